@@ -1,0 +1,1 @@
+"""How a read happens: plan it over the whole chain of tensors, execute bottom up, assemble the result."""

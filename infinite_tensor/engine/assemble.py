@@ -1,0 +1,133 @@
+"""From selections to result tensors."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from infinite_tensor.engine.execute import run
+from infinite_tensor.engine.node import Node
+from infinite_tensor.engine.plan import Accesses, build, horizons
+from infinite_tensor.indexing import Selection
+from infinite_tensor.tilestore.contract import Access
+from infinite_tensor.window import Index, IntArray
+
+_BLOCK_BYTES = 16 * 2**20
+"""A larger read is carried out block by block, so that upstream windows are let go early."""
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A part of one result, small enough to be worked on at once."""
+
+    start: Index
+    stop: Index
+    out: torch.Tensor
+
+
+def read(node: Node, selections: Sequence[Selection]) -> list[torch.Tensor]:
+    """Compute what is missing of all selections in one plan, and return what they select."""
+    spec = node.spec
+    boxes = [torch.empty(s.shape, dtype=spec.dtype, device=spec.device) for s in selections]
+    blocks = [block for s, box in zip(selections, boxes, strict=True) for block in _blocks(node, s, box)]
+    if blocks:
+        _fill(node, blocks)
+    return [selection.pick(box) for selection, box in zip(selections, boxes, strict=True)]
+
+
+def _fill(node: Node, blocks: list[_Block]) -> None:
+    starts = np.array([block.start for block in blocks], dtype=np.int64)
+    stops = np.array([block.stop for block in blocks], dtype=np.int64)
+    steps = _steps(blocks)
+    horizon = horizons(node, starts, stops) if len(steps) > 1 else {}
+    with Accesses() as accesses:
+        access = accesses.of(node)
+        for step in steps:
+            missing = access.add(starts[step.start : step.stop], stops[step.start : step.stop])
+            if len(missing):
+                run(build(node, missing, accesses))
+            for number in step:
+                access.read(blocks[number].start, blocks[number].out)
+            if step.stop < len(blocks):
+                for held, held_access in accesses.items():
+                    held_access.keep(horizon[held][step.stop].tolist())
+
+
+def _steps(blocks: list[_Block]) -> list[range]:
+    """Runs of neighbouring blocks, each about as large as one block may be."""
+    steps, first, size = [], 0, 0
+    for number, block in enumerate(blocks):
+        size += block.out.nbytes
+        if size >= _BLOCK_BYTES or number == len(blocks) - 1:
+            steps.append(range(first, number + 1))
+            first, size = number + 1, 0
+    return steps
+
+
+def _blocks(node: Node, selection: Selection, box: torch.Tensor) -> Iterator[_Block]:
+    """The selection cut into bands along its first long dimension, at the borders of windows."""
+    if box.numel() == 0:
+        return
+    window = node.spec.definition.output_window
+    long = [d for d, extent in enumerate(box.shape) if window.followed[d] is not None and extent > window.stride[d]]
+    if box.nbytes <= _BLOCK_BYTES or not long:
+        yield _Block(selection.start, selection.stop, box)
+        return
+    d = long[0]
+    stride, offset = window.stride[d], window.offset[d]
+    rows = max(1, _BLOCK_BYTES * box.shape[d] // box.nbytes)
+    rows = max(stride, rows // stride * stride)
+    start, end = selection.start[d], selection.stop[d]
+    cut = start
+    while cut < end:
+        following = min(end, (cut - offset) // rows * rows + rows + offset)
+        low, high = list(selection.start), list(selection.stop)
+        low[d], high[d] = cut, following
+        yield _Block(tuple(low), tuple(high), box.narrow(d, cut - start, following - cut))
+        cut = following
+
+
+def stream(node: Node, selections: Iterable[Selection]) -> Iterator[list[torch.Tensor]]:
+    """Read selections in order, in full batches, yielding those that are ready after each batch."""
+    with Accesses() as accesses:
+        access = accesses.of(node)
+        waiting: deque[tuple[Selection, int]] = deque()
+        pending = np.empty((0, len(node.spec.shape)), dtype=np.int64)
+        done = 0
+        for selection in selections:
+            missing = access.add(np.array([selection.start]), np.array([selection.stop]))
+            pending = np.concatenate([pending, missing])
+            waiting.append((selection, done + len(pending)))
+            full = len(pending) // node.batching.largest * node.batching.largest
+            _compute(node, pending[:full], access)
+            pending, done = pending[full:], done + full
+            if waiting[0][1] <= done:
+                yield _read_ready(node, access, waiting, done)
+        _compute(node, pending, access)
+        if waiting:
+            yield _read_ready(node, access, waiting, done + len(pending))
+
+
+def _compute(node: Node, windows: IntArray, access: Access) -> None:
+    if len(windows):
+        with Accesses() as accesses:
+            accesses.lend(node, access)
+            run(build(node, windows, accesses))
+
+
+def _read_ready(node: Node, access: Access, waiting: deque[tuple[Selection, int]], done: int) -> list[torch.Tensor]:
+    """Read the leading selections whose windows are all done, and let go of what only they needed."""
+    results = []
+    while waiting and waiting[0][1] <= done:
+        selection, _ = waiting.popleft()
+        box = torch.empty(selection.shape, dtype=node.spec.dtype, device=node.spec.device)
+        if box.numel():
+            access.read(selection.start, box)
+        results.append(selection.pick(box))
+    starts = [selection.start for selection, _ in waiting]
+    access.keep([min(column) for column in zip(*starts, strict=True)] if starts else None)
+    return results

@@ -1,0 +1,163 @@
+"""Which windows a read must compute, over the whole chain of tensors, each once."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from infinite_tensor.engine.node import Input, Node, consumers_first
+from infinite_tensor.errors import RegionError, TileAccessError
+from infinite_tensor.tilestore.contract import Access
+from infinite_tensor.validate import outside_arg
+from infinite_tensor.window import UNBOUNDED, IntArray
+
+
+@dataclass(frozen=True)
+class Level:
+    """One tensor's part of a plan.
+
+    Attributes
+    ----------
+    node : Node
+        The tensor.
+    access : Access
+        Its store's view of this read.
+    windows : int64 array of shape (N, ndim)
+        The windows to compute, in the order in which they run.
+    sources : tuple of (Access, int64 array of shape (N, ndim of the arg))
+        Per arg, where it is read from, and the first pixel of each window's region.
+    """
+
+    node: Node
+    access: Access
+    windows: IntArray
+    sources: tuple[tuple[Access, IntArray], ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that must run to have some windows of a tensor, each level before those it reads from."""
+
+    levels: tuple[Level, ...]
+
+
+class Accesses:
+    """The accesses of one read, one per tensor; they are closed together."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._of: dict[Node, Access] = {}
+
+    def of(self, node: Node) -> Access:
+        """The access to `node`, opened when it is first asked for."""
+        if node not in self._of:
+            self._of[node] = self._stack.enter_context(node.store.access(node.spec))
+        return self._of[node]
+
+    def items(self) -> list[tuple[Node, Access]]:
+        """The tensors accessed so far."""
+        return list(self._of.items())
+
+    def lend(self, node: Node, access: Access) -> None:
+        """Use an access that outlives this read."""
+        self._of[node] = access
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._of.clear()
+        self._stack.__exit__(kind, error, trace)
+
+
+def build(root: Node, windows: IntArray, accesses: Accesses) -> Plan:
+    """Plan the computation of `windows` of `root`, which its access in `accesses` reported missing.
+
+    Raises
+    ------
+    TileAccessError
+        If windows are missing of a tensor that has no ``f``.
+    RegionError
+        If an arg window reaches outside a finite dimension of its arg.
+    """
+    levels: list[Level] = []
+    wanted: dict[Node, list[tuple[IntArray, IntArray]]] = {}
+    for node in consumers_first(root):
+        if node is not root:
+            if node not in wanted:
+                continue
+            starts, stops = (np.concatenate(ends) for ends in zip(*wanted[node], strict=True))
+            windows = accesses.of(node).add(starts, stops)
+        if not len(windows):
+            continue
+        if node.f is None:
+            raise _unavailable(node, windows)
+        sources = []
+        for at, upstream in enumerate(node.inputs):
+            starts = _arg_starts(node, at, upstream, windows)
+            extents = np.array(upstream.window.size, dtype=np.int64)
+            wanted.setdefault(upstream.node, []).append((starts, starts + extents))
+            sources.append((accesses.of(upstream.node), starts))
+        levels.append(Level(node, accesses.of(node), windows, tuple(sources)))
+    return Plan(tuple(levels))
+
+
+def horizons(root: Node, starts: IntArray, stops: IntArray) -> dict[Node, IntArray]:
+    """How far back each tensor is still needed, while regions of `root` are read one after the other.
+
+    For each tensor of the chain an array of shape (N, ndim): entry n is a pixel before which, in every
+    dimension, nothing is read for the regions from n on, wherever they need computing.
+    """
+    reach: dict[Node, tuple[IntArray, IntArray]] = {root: (starts, stops)}
+    for node in consumers_first(root):
+        low, high = node.spec.grid.boxes(*reach[node])
+        for upstream in node.inputs:
+            first = _affine(upstream, low)
+            last = _affine(upstream, np.maximum(high - 1, low)) + np.array(upstream.window.size)
+            known = reach.get(upstream.node, (first, last))
+            reach[upstream.node] = np.minimum(known[0], first), np.maximum(known[1], last)
+    return {node: np.minimum.accumulate(first[::-1], axis=0)[::-1] for node, (first, _) in reach.items()}
+
+
+def _affine(upstream: Input, windows: IntArray) -> IntArray:
+    """The first pixel that each window of the consumer reads of its arg."""
+    w = upstream.window
+    columns = [
+        np.full(len(windows), offset, dtype=np.int64) if k is None else windows[:, k] * stride + offset
+        for k, stride, offset in zip(w.followed, w.stride, w.offset, strict=True)
+    ]
+    return np.stack(columns, axis=1)
+
+
+def _arg_starts(node: Node, at: int, upstream: Input, windows: IntArray) -> IntArray:
+    """`_affine`, with each region checked to lie inside the finite dimensions of the arg."""
+    window, shape = upstream.window, upstream.node.spec.shape
+    for d, (k, extent) in enumerate(zip(window.followed, shape, strict=True)):
+        first, last = (0, 0) if k is None else (int(windows[:, k].min()), int(windows[:, k].max()))
+        low = first * window.stride[d] + window.offset[d]
+        high = last * window.stride[d] + window.offset[d] + window.size[d]
+        if extent is not None and (low < 0 or high > extent):
+            raise outside_arg(node.spec.tensor_id, at, upstream.node.spec.tensor_id, d, low, high, extent)
+        if max(-low, high) >= UNBOUNDED:
+            raise RegionError(
+                f"args_windows[{at}] of tensor {node.spec.tensor_id!r} reaches pixels {low} .. {high} in dimension "
+                f"{d}, beyond what 64-bit integers hold"
+            )
+    return _affine(upstream, windows)
+
+
+def _unavailable(node: Node, windows: IntArray) -> TileAccessError:
+    spec = node.spec
+    starts = spec.grid.starts(windows)
+    low, high = starts.min(axis=0), starts.max(axis=0) + np.array(spec.definition.output_window.size)
+    region = ", ".join(f"{a}:{b}" for a, b in zip(low.tolist(), high.tolist(), strict=True))
+    return TileAccessError(
+        f"tensor {spec.tensor_id!r} was opened without f, and {len(windows)} windows within [{region}] are not "
+        "stored; open it with f=... to compute them"
+    )

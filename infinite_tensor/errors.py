@@ -1,0 +1,47 @@
+"""Every exception and warning of the library.
+
+All exceptions derive from `InfiniteTensorError`; each one is also the builtin that callers
+would catch anyway, so ``except ValueError`` and ``except OSError`` work.
+"""
+
+from __future__ import annotations
+
+
+class InfiniteTensorError(Exception):
+    """Base of every exception of this library."""
+
+
+class ValidationError(InfiniteTensorError, ValueError):
+    """What was given does not fit what is expected: an argument, a definition, a result of ``f``."""
+
+
+class RegionError(ValidationError, IndexError):
+    """What stands between the brackets selects no region of the tensor."""
+
+
+class ShapeMismatchError(ValidationError):
+    """``f`` returned a wrong number of tensors, or one of a wrong shape."""
+
+
+class DtypeMismatchError(ValidationError):
+    """``f`` returned a tensor of another dtype than the InfiniteTensor was declared with."""
+
+
+class DeviceMismatchError(ValidationError):
+    """``f`` returned a tensor on another device than the InfiniteTensor was declared with."""
+
+
+class TileAccessError(InfiniteTensorError):
+    """A region is not stored, and there is no ``f`` at hand to compute it."""
+
+
+class StoreError(InfiniteTensorError, OSError):
+    """A store could not be opened, read or written. What it holds already is unharmed; retry works."""
+
+
+class FunctionChangedWarning(UserWarning):
+    """``f`` looks different from the one that computed what is stored; the stored values are used."""
+
+
+class DamagedDataWarning(UserWarning):
+    """A stored object failed its checksum or did not decode; it is recomputed where ``f`` is at hand."""

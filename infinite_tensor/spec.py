@@ -1,0 +1,64 @@
+"""What a store must know of a tensor to keep its windows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+
+from infinite_tensor.blend import Blender
+from infinite_tensor.definition import Blend, Definition, Number
+from infinite_tensor.window import Index, Shape, WindowGrid
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A definition, bound to the functions and the device of this process.
+
+    Attributes
+    ----------
+    tensor_id : str
+        The name under which a store keeps the tensor.
+    definition : Definition
+        What decides its values.
+    device : torch.device
+        Where ``f`` returns windows and where reads return regions.
+    blend : callable or None
+        The function that ``definition.blend`` names.
+    blend_init : number or None
+        What a pixel holds before its first window.
+    tile_size : tuple of int or None
+        The tiles it must have, where it was stored before; None leaves that to the store.
+    """
+
+    tensor_id: str
+    definition: Definition
+    device: torch.device
+    blend: Blend | None = None
+    blend_init: Number | None = None
+    tile_size: Index | None = None
+
+    @property
+    def shape(self) -> Shape:
+        """Shape of the tensor, None for an unbounded dimension."""
+        return self.definition.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Element type."""
+        return self.definition.dtype
+
+    @cached_property
+    def grid(self) -> WindowGrid:
+        """The windows of the tensor."""
+        return WindowGrid(self.definition.output_window, self.shape)
+
+    @cached_property
+    def blender(self) -> Blender:
+        """Folds windows into blocks of pixels."""
+        return Blender(self.grid, self.dtype, self.blend, self.blend_init)
+
+    def moved(self, device: torch.device, dtype: torch.dtype) -> TensorSpec:
+        """The same tensor on another device, in another dtype."""
+        return replace(self, device=device, definition=self.definition.with_dtype(dtype))

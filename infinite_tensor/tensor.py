@@ -1,0 +1,373 @@
+"""`InfiniteTensor`: an immutable tensor with unbounded dimensions, computed on demand."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from infinite_tensor.blend import check_blend
+from infinite_tensor.definition import (
+    ArgDefinition,
+    Blend,
+    Definition,
+    Json,
+    Number,
+    blend_name,
+    functions_of,
+    json_scalar,
+    json_value,
+)
+from infinite_tensor.engine.assemble import read, stream
+from infinite_tensor.engine.node import Batching, Input, Node
+from infinite_tensor.errors import ValidationError
+from infinite_tensor.indexing import parse
+from infinite_tensor.spec import TensorSpec
+from infinite_tensor.tilestore import MemoryTileStore, TileStore
+from infinite_tensor.validate import (
+    check_args,
+    check_output_window,
+    checked_device,
+    checked_dtype,
+    checked_id,
+    checked_shape,
+    move_target,
+)
+from infinite_tensor.window import Shape, TensorWindow, WindowGrid
+
+
+class InfiniteTensor:
+    """A tensor whose dimensions may be unbounded, defined by a deterministic function over windows.
+
+    A read computes the windows that intersect the region and are not stored yet, stores them, and
+    returns a plain `torch.Tensor`.
+
+    Parameters
+    ----------
+    shape : tuple of (int or None)
+        Extent per dimension in pixels; None for an unbounded one, which has negative coordinates too.
+    f : callable
+        ``f(ctx, *regions) -> tensor`` computes one window. `ctx` is the window index, a tuple of ints with
+        one entry per dimension; `regions` are the parts of `args` that `args_windows` select. It must
+        return a tensor of shape ``output_window.size``, of `dtype`, on `device`, and always the same one
+        for the same `ctx`. It runs under `torch.no_grad`. With a `batch_size` it is given lists and returns
+        a list or one stacked tensor.
+    output_window : TensorWindow
+        Which pixels a window covers. Windows that would reach past a finite dimension do not exist.
+    args : sequence of InfiniteTensor, optional
+        Upstream tensors. They may live in other stores, dtypes and devices; nothing is converted.
+    args_windows : sequence of TensorWindow, optional
+        One per arg: the region that `f` is given of it, in coordinates of this tensor's `ctx`.
+    dtype : torch.dtype
+        Element type; any of bool, the integers, the floats and the complex types.
+    device : torch.device or str
+        Where `f` returns its windows and reads return their results.
+    tile_store : TileStore, optional
+        Where windows are kept. Default: a fresh `MemoryTileStore` without limits.
+    tensor_id : str, optional
+        The name under which the store finds the tensor again. Default: a random one.
+    batch_size : int or tuple of int, optional
+        Most windows in one call of `f`; a tuple lists the sizes that are allowed, and contains 1.
+    blend : callable, optional
+        Elementwise ``blend(existing, incoming) -> combined`` for pixels that several windows cover,
+        applied in lexicographic order of window index. Default: the sum.
+    blend_init : number, optional
+        What a pixel holds before its first window, and where there is none. Default: 0.
+    version : JSON value, optional
+        Your word for what `f` is: a number, or the settings of a world. Stored and compared.
+
+    Raises
+    ------
+    ValidationError
+        If an argument does not fit, or the store holds another tensor under `tensor_id`.
+
+    Examples
+    --------
+    >>> t = InfiniteTensor((None, None), lambda ctx: torch.full((2, 2), float(sum(ctx))), TensorWindow((2, 2)))
+    >>> t[-1:3, 0]
+    tensor([-1.,  0.,  0.,  1.])
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int | None],
+        f: Callable[..., Any],
+        output_window: TensorWindow,
+        args: Sequence[InfiniteTensor] | None = None,
+        args_windows: Sequence[TensorWindow] | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        tile_store: TileStore | None = None,
+        tensor_id: str | None = None,
+        batch_size: int | tuple[int, ...] | None = None,
+        blend: Blend | None = None,
+        blend_init: Number | None = None,
+        version: object = None,
+    ) -> None:
+        if not callable(f):
+            raise ValidationError(f"f must be callable, got {f!r}")
+        if tile_store is not None and not isinstance(tile_store, TileStore):
+            raise ValidationError(f"tile_store must be a TileStore, got {tile_store!r}")
+        batching = Batching.of(batch_size)
+        name = str(uuid.uuid4()) if tensor_id is None else checked_id(tensor_id)
+        shape, dtype, device = checked_shape(shape), checked_dtype(dtype), checked_device(device)
+        check_output_window(output_window, shape)
+        args, windows = _checked_args(args, args_windows)
+        check_args(name, WindowGrid(output_window, shape), args, windows)
+        check_blend(blend, dtype, device)
+        definition = Definition(
+            shape=shape,
+            dtype=dtype,
+            output_window=output_window,
+            args=arg_definitions(args, windows),
+            blend=blend_name(blend),
+            blend_init=json_scalar("blend_init", blend_init, dtype),
+            version=json_value("version", version),
+            functions=functions_of(f, blend, tuple(arg._spec.definition.functions for arg in args)),
+        )
+        spec = TensorSpec(name, definition, device, blend, blend_init)
+        self._bind(
+            spec, MemoryTileStore() if tile_store is None else tile_store, f, batching, args, tensor_id is not None
+        )
+
+    def _bind(
+        self,
+        spec: TensorSpec,
+        store: TileStore,
+        f: Callable[..., Any] | None,
+        batching: Batching,
+        args: tuple[InfiniteTensor, ...],
+        named: bool,
+    ) -> None:
+        store.register(spec)
+        self._args: tuple[InfiniteTensor, ...] = args
+        self._named = named
+        windows = [arg.window for arg in spec.definition.args]
+        inputs = tuple(Input(arg._node, window) for arg, window in zip(args, windows, strict=False))
+        self._node: Node = Node(spec, store, f, batching, inputs)
+
+    @property
+    def _spec(self) -> TensorSpec:
+        return self._node.spec
+
+    @property
+    def shape(self) -> Shape:
+        """Extent per dimension, None for an unbounded one."""
+        return self._spec.shape
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Element type."""
+        return self._spec.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where ``f`` returns windows and reads return results."""
+        return self._spec.device
+
+    @property
+    def f(self) -> Callable[..., Any] | None:
+        """The function that computes windows; None where the tensor was opened without one."""
+        return self._node.f
+
+    @property
+    def args(self) -> tuple[InfiniteTensor, ...]:
+        """Upstream tensors."""
+        return self._args
+
+    @property
+    def args_windows(self) -> tuple[TensorWindow, ...]:
+        """The window through which each arg is read."""
+        return tuple(arg.window for arg in self._spec.definition.args)
+
+    @property
+    def output_window(self) -> TensorWindow:
+        """Which pixels a window covers."""
+        return self._spec.definition.output_window
+
+    @property
+    def batch_size(self) -> int | tuple[int, ...] | None:
+        """Most windows in one call of ``f``, or the allowed numbers."""
+        return self._node.batching.given
+
+    @property
+    def blend(self) -> Blend | None:
+        """How overlapping windows are combined; None sums."""
+        return self._spec.blend
+
+    @property
+    def blend_init(self) -> Number | None:
+        """What a pixel holds before its first window; None is 0."""
+        return self._spec.blend_init
+
+    @property
+    def version(self) -> Json:
+        """The version that was given, as JSON holds it."""
+        return self._spec.definition.version
+
+    @property
+    def tensor_id(self) -> str:
+        """The name under which the store keeps this tensor."""
+        return self._spec.tensor_id
+
+    uuid = tensor_id
+
+    @property
+    def tile_store(self) -> TileStore:
+        """Where windows are kept."""
+        return self._node.store
+
+    def dim(self) -> int:
+        """Number of dimensions, as `torch.Tensor.dim`."""
+        return self.ndim
+
+    def size(self, dim: int | None = None) -> Shape | int | None:
+        """The shape, or its entry `dim`, as `torch.Tensor.size`."""
+        if dim is None:
+            return self.shape
+        if not -self.ndim <= dim < self.ndim:
+            raise IndexError(f"dimension {dim} is out of range for a tensor with {self.ndim} dimensions")
+        return self.shape[dim]
+
+    def __getitem__(self, indices: object) -> Any:
+        """Read a region, or a list of regions in one plan.
+
+        Parameters
+        ----------
+        indices : int, slice, Ellipsis or tuple of them, or a list of such regions
+            A negative number is a coordinate in an unbounded dimension and counts from the end in a finite
+            one. A slice over an unbounded dimension needs both ends; steps may be negative. A step picks
+            from the pixels that the slice spans: all of its windows are computed.
+
+        Returns
+        -------
+        torch.Tensor or list of torch.Tensor
+            Pixels of `dtype` on `device` that share no memory with anything else.
+
+        Raises
+        ------
+        RegionError
+            (an IndexError) If `indices` is no region of this tensor.
+        TileAccessError
+            If pixels are missing and the tensor was opened without ``f``.
+        """
+        if isinstance(indices, list):
+            return read(self._node, [parse(region, self.shape) for region in indices])
+        return read(self._node, [parse(indices, self.shape)])[0]
+
+    def iter_regions(self, regions: Iterable[object]) -> Iterator[list[torch.Tensor]]:
+        """Read regions one after the other, in full batches, and yield them as they are ready.
+
+        Parameters
+        ----------
+        regions : iterable
+            Regions as `tensor[...]` takes them; `sl` writes them. Drawn only as needed, so it may be endless.
+
+        Yields
+        ------
+        list of torch.Tensor
+            The next regions that are ready; concatenated they equal ``tensor[list(regions)]``. Only what
+            the regions in progress need is held.
+        """
+        return stream(self._node, (parse(region, self.shape) for region in regions))
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """Move to another device or dtype, in place; takes what `torch.Tensor.to` takes.
+
+        What the store keeps is converted with it. From now on ``f`` must return the new dtype and device.
+
+        Raises
+        ------
+        TypeError
+            If an argument is unknown or given twice, and for ``copy=True``.
+        ValidationError
+            If the store cannot convert what it keeps; nothing has changed then.
+        """
+        if args and isinstance(args[0], InfiniteTensor):
+            args = (torch.empty(0, dtype=args[0].dtype, device=args[0].device), *args[1:])
+        device, dtype = move_target(self.device, self.dtype, args, kwargs)
+        if (device, dtype) != (self.device, self.dtype):
+            json_scalar("blend_init", self.blend_init, dtype)
+            check_blend(self.blend, dtype, device)
+            moved = self._spec.moved(device, dtype)
+            self.tile_store.migrate(self._spec, moved)
+            self._node.spec = moved
+        return self
+
+    def clear_cache(self) -> None:
+        """Drop from memory what can be had again, after storing what is pending."""
+        self.tile_store.clear_cache(self.tensor_id)
+
+    def to_json(self) -> dict[str, Json]:
+        """The definition: what decides the values, and the fingerprints of the functions, as JSON."""
+        return self._spec.definition.to_json()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        """Flush the store. It stays open: other tensors may share it."""
+        self.tile_store.flush()
+
+    def __repr__(self) -> str:
+        parts = [f"shape={self.shape}", f"dtype={self.dtype}"]
+        if self.device.type != "cpu":
+            parts.append(f"device={str(self.device)!r}")
+        parts += [f"tensor_id={self.tensor_id!r}", f"output_window={self.output_window!r}"]
+        if self.args:
+            parts.append(f"args={[arg.tensor_id for arg in self.args]}")
+        return f"InfiniteTensor({', '.join(parts)}, tile_store={self.tile_store!r})"
+
+    def __len__(self) -> int:
+        extent = self.shape[0]
+        if extent is None:
+            raise TypeError("len() of an InfiniteTensor whose dimension 0 is unbounded")
+        return extent
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        self._check_finite("iterate over")
+        return (self[i] for i in range(len(self)))
+
+    def __contains__(self, value: object) -> bool:
+        self._check_finite("search")
+        return bool((self[...] == value).any())
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        self._check_finite("make an array of")
+        if copy is False:
+            raise ValueError("an InfiniteTensor cannot be an array without a copy")
+        array: npt.NDArray[Any] = self[...].numpy(force=True)
+        return array if dtype is None else array.astype(np.dtype(dtype), copy=False)
+
+    def _check_finite(self, action: str) -> None:
+        for d, extent in enumerate(self.shape):
+            if extent is None:
+                raise TypeError(f"cannot {action} an InfiniteTensor: dimension {d} is unbounded; read a region of it")
+
+
+def _checked_args(args: Any, windows: Any) -> tuple[tuple[InfiniteTensor, ...], tuple[Any, ...]]:
+    for name, value in (("args", args), ("args_windows", windows)):
+        if value is not None and not isinstance(value, list | tuple):
+            raise ValidationError(f"{name} must be a tuple or list, got {value!r}")
+    tensors = tuple(args or ())
+    for at, arg in enumerate(tensors):
+        if not isinstance(arg, InfiniteTensor):
+            raise ValidationError(f"args[{at}] must be an InfiniteTensor, got {arg!r}")
+    return tensors, tuple(windows or ())
+
+
+def arg_definitions(args: Sequence[InfiniteTensor], windows: Sequence[TensorWindow]) -> tuple[ArgDefinition, ...]:
+    """What a definition says of its args."""
+    return tuple(
+        ArgDefinition(window, arg._spec.definition.digest, arg.tensor_id if arg._named else None)
+        for arg, window in zip(args, windows, strict=True)
+    )

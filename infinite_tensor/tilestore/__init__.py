@@ -1,0 +1,6 @@
+"""Stores keep the windows of tensors: in memory here, on disk and object storage in `persistent`."""
+
+from infinite_tensor.tilestore.contract import Access, TensorInfo, TileStore
+from infinite_tensor.tilestore.memory import MemoryTileStore
+
+__all__ = ["Access", "MemoryTileStore", "TensorInfo", "TileStore"]

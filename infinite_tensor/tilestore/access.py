@@ -1,0 +1,130 @@
+"""One read's view of one tensor in a persistent store: the tiles it touches."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from infinite_tensor.blend import Array, as_array
+from infinite_tensor.tilestore.cache import Entry, Record
+from infinite_tensor.tilestore.contract import Access
+from infinite_tensor.tilestore.partial import TileInProgress
+from infinite_tensor.window import Index, IntArray, points_of_boxes, unique_points
+
+if TYPE_CHECKING:
+    from infinite_tensor.tilestore.persistent import PersistentTileStore
+
+
+class TileAccess(Access):
+    """Holds complete tiles by reference, and pins those in progress so that they stay in the cache."""
+
+    def __init__(self, store: PersistentTileStore, record: Record) -> None:
+        self._store = store
+        self._record = record
+        self._tiles: dict[Index, Entry] = {}
+        self._pending: set[Index] = set()
+
+    def add(self, starts: IntArray, stops: IntArray) -> IntArray:
+        """Fetch the tiles of the regions; see `Access.add`."""
+        grid, tiles = self._record.spec.grid, self._record.layout.grid
+        points, owner = points_of_boxes(*tiles.boxes(starts, stops))
+        self._fetch(map(tuple, unique_points(points).tolist()))
+        indices = list(map(tuple, points.tolist()))
+        open_pairs = np.array([isinstance(self._tiles[tile], TileInProgress) for tile in indices], dtype=bool)
+        if not open_pairs.any():
+            return np.empty((0, grid.ndim), dtype=np.int64)
+        size = np.array(self._record.layout.tile_shape, dtype=np.int64)
+        tile_starts = points[open_pairs] * size
+        low = np.maximum(starts[owner[open_pairs]], tile_starts)
+        high = np.minimum(stops[owner[open_pairs]], tile_starts + size)
+        windows, pair = points_of_boxes(*grid.boxes(low, high))
+        missing = unique_points(windows[self._unknown(windows, pair, np.flatnonzero(open_pairs), indices)])
+        if self._pending:
+            asked = [index in self._pending for index in map(tuple, missing.tolist())]
+            missing = missing[~np.array(asked, dtype=bool)]
+        self._pending.update(map(tuple, missing.tolist()))
+        return missing
+
+    def _unknown(
+        self, windows: IntArray, pair: IntArray, open_pairs: IntArray, indices: list[Index]
+    ) -> npt.NDArray[np.bool_]:
+        """Which of the windows, each wanted for one tile, that tile does not hold."""
+        entries = [self._tiles[indices[number]] for number in open_pairs.tolist()]
+        begun = np.array([isinstance(entry, TileInProgress) and not entry.empty for entry in entries], dtype=bool)
+        unknown = np.ones(len(windows), dtype=bool)
+        for number in np.flatnonzero(begun[pair]).tolist():
+            entry = entries[pair[number]]
+            assert isinstance(entry, TileInProgress)
+            unknown[number] = not entry.has(tuple(windows[number].tolist()))
+        return unknown
+
+    def deposit(self, indices: Sequence[Index], outputs: Sequence[Array]) -> None:
+        """Cut the windows at the borders of tiles, and blend each piece into its tile."""
+        grid, tiles = self._record.spec.grid, self._record.layout.grid
+        starts = grid.starts(np.array(indices, dtype=np.int64))
+        low, high = tiles.boxes(starts, starts + np.array(grid.window.size, dtype=np.int64))
+        touched = [list(_box(a, b)) for a, b in zip(low.tolist(), high.tolist(), strict=True)]
+        self._fetch(tile for tiles_of_window in touched for tile in tiles_of_window)
+        arrays = [as_array(output.cpu()) if isinstance(output, torch.Tensor) else output for output in outputs]
+        with self._store._tiles.lock:
+            changed: dict[Index, TileInProgress] = {}
+            for index, array, start, window_tiles in zip(indices, arrays, starts.tolist(), touched, strict=True):
+                for tile in window_tiles:
+                    entry = self._tiles[tile]
+                    if isinstance(entry, TileInProgress) and not entry.complete:
+                        entry.add(index, array, start)
+                        changed[tile] = entry
+            self._store._changed(self._record, changed.values())
+        self._pending.difference_update(indices)
+        self._store._tiles.throttle()
+
+    def read(self, start: Sequence[int], out: torch.Tensor) -> None:
+        """Copy the region from its tiles."""
+        block = out if out.device.type == "cpu" else torch.empty(out.shape, dtype=out.dtype)
+        target, layout = as_array(block), self._record.layout
+        stop = [a + n for a, n in zip(start, out.shape, strict=True)]
+        low, high = layout.grid.box(start, stop)
+        for tile in _box(low, high):
+            begin = layout.start(tile)
+            a = [max(p, q) for p, q in zip(start, begin, strict=True)]
+            b = [min(p, q + n) for p, q, n in zip(stop, begin, layout.tile_shape, strict=True)]
+            entry = self._tiles[tile]
+            if isinstance(entry, TileInProgress):
+                with self._store._tiles.lock:
+                    entry.read(target, start, a, b)
+            else:
+                to = tuple([slice(p - s, q - s) for p, q, s in zip(a, b, start, strict=True)])
+                of = tuple([slice(p - s, q - s) for p, q, s in zip(a, b, begin, strict=True)])
+                target[to] = as_array(entry)[of]
+        if block is not out:
+            out.copy_(block)
+
+    def keep(self, start: Sequence[int] | None) -> None:
+        """Let go of the tiles that end before `start`."""
+        layout = self._record.layout
+        gone = [
+            tile
+            for tile in self._tiles
+            if start is None or any(end <= begin for end, begin in zip(layout.stop(tile), start, strict=True))
+        ]
+        pinned = [tile for tile in gone if isinstance(self._tiles.pop(tile), TileInProgress)]
+        self._store._tiles.unpin(self._store, self._record, pinned)
+
+    def close(self) -> None:
+        """Let go of all tiles."""
+        self.keep(None)
+
+    def _fetch(self, tiles: Iterable[Index]) -> None:
+        """Hold these tiles as well."""
+        wanted = [tile for tile in dict.fromkeys(tiles) if tile not in self._tiles]
+        if wanted:
+            self._tiles.update(self._store._tiles.fetch(self._store, self._record, wanted))
+
+
+def _box(low: Sequence[int], high: Sequence[int]) -> Iterator[Index]:
+    return itertools.product(*map(range, low, high))

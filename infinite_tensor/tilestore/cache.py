@@ -1,0 +1,257 @@
+"""The tiles of a persistent store in memory: decoded ones, those in progress, those on their way to storage."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, TypeAlias, TypeVar
+
+import torch
+
+from infinite_tensor.errors import StoreError
+from infinite_tensor.spec import TensorSpec
+from infinite_tensor.tilestore.layout import TileLayout
+from infinite_tensor.tilestore.lru import LRU
+from infinite_tensor.tilestore.partial import PartialTile, TileInProgress
+from infinite_tensor.tilestore.writer import Writer
+from infinite_tensor.window import Index
+
+Key: TypeAlias = tuple[str, Index]
+Entry: TypeAlias = torch.Tensor | TileInProgress
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Record:
+    """A tensor that is registered with a persistent store, and how it is cut into tiles."""
+
+    spec: TensorSpec
+    layout: TileLayout
+
+
+class Storage(Protocol):
+    """The part of a backend that moves tiles; see `PersistentTileStore`."""
+
+    def _read_tiles(self, tensor_id: str, tile_indices: Sequence[Index], /) -> list[torch.Tensor | None]: ...
+    def _write_tiles(self, tensor_id: str, tiles: Mapping[Index, torch.Tensor], /) -> None: ...
+    def _read_partials(self, tensor_id: str, tile_indices: Sequence[Index], /) -> list[PartialTile | None]: ...
+    def _write_partials(self, tensor_id: str, partials: Mapping[Index, PartialTile | None], /) -> None: ...
+
+
+class TileCache:
+    """An LRU of tiles over a background writer over storage.
+
+    Entries are complete tiles (tensors, never changed) and tiles in progress. A tile in progress that a
+    read has pinned stays; another one that is evicted is stored first. What waits to be stored is found in
+    the writer.
+
+    The storage is passed to each call that may use it, so that the cache does not keep a store alive.
+
+    Parameters
+    ----------
+    entries : LRU
+        Empty, with the limits.
+    flush_interval : float
+        Seconds after which tiles in progress are stored, looked at as they change.
+    read_only : bool
+        Nothing is ever stored; what is evicted is gone.
+    """
+
+    def __init__(self, entries: LRU[Key, Entry], flush_interval: float, read_only: bool) -> None:
+        self.lock = threading.RLock()
+        self.entries = entries
+        self.flush_interval = flush_interval
+        self._read_only = read_only
+        self._writer: Writer[Key, TileInProgress] = Writer()
+        self._pins: Counter[Key] = Counter()
+        self._dirty_since: float | None = None
+
+    def fetch(self, storage: Storage, record: Record, tiles: Sequence[Index]) -> dict[Index, Entry]:
+        """Tiles from memory or storage; those in progress are pinned until `unpin`."""
+        with self.lock:
+            found = {tile: self._known((record.spec.tensor_id, tile)) for tile in tiles}
+        loaded = self._load(storage, record, [tile for tile, entry in found.items() if entry is None])
+        with self.lock:
+            for tile, entry in loaded.items():
+                # Another thread may have loaded it meanwhile: a tile in progress exists once.
+                known = self._known((record.spec.tensor_id, tile))
+                found[tile] = self._enter(storage, record, tile, entry) if known is None else known
+            entries = {tile: entry for tile, entry in found.items() if entry is not None}
+            for tile, entry in entries.items():
+                if isinstance(entry, TileInProgress):
+                    self._pins[record.spec.tensor_id, tile] += 1
+            self._evict(storage)
+        return entries
+
+    def unpin(self, storage: Storage, record: Record, tiles: Iterable[Index]) -> None:
+        """End what `fetch` began for tiles in progress."""
+        with self.lock:
+            for tile in tiles:
+                key = (record.spec.tensor_id, tile)
+                self._pins[key] -= 1
+                if not self._pins[key]:
+                    del self._pins[key]
+            self._evict(storage)
+
+    def changed(self, storage: Storage, record: Record, tiles: Iterable[TileInProgress]) -> None:
+        """Windows have come into these tiles: send the complete ones to storage."""
+        with self.lock:
+            for tile in tiles:
+                self._enter(storage, record, tile.tile, tile)
+            self._evict(storage)
+            due = self._dirty_since is not None and time.monotonic() - self._dirty_since > self.flush_interval
+        if due:
+            self.submit_partials(storage)
+
+    def throttle(self) -> None:
+        """Wait while too much waits to be stored. Not to be called with the lock held."""
+        self._writer.throttle()
+
+    def submit_partials(self, storage: Storage) -> None:
+        """Send every tile in progress to storage."""
+        with self.lock:
+            self._dirty_since = None
+            for key, entry in self.entries.items():
+                if isinstance(entry, TileInProgress) and entry.dirty and not self._read_only:
+                    self._submit(storage, key, entry)
+
+    def flush(self, storage: Storage) -> None:
+        """Store everything; what failed before is tried again. See `failure` for the outcome."""
+        self._writer.retry(partial(self._write, storage))
+        self.submit_partials(storage)
+        self._writer.drain()
+
+    def failure(self) -> Exception | None:
+        """What a background write has failed with since the last call, or None."""
+        return self._writer.failure()
+
+    def forget(self, tensor_id: str) -> None:
+        """Drop everything of a tensor, stored or not."""
+        self._writer.cancel(lambda key: key[0] == tensor_id)
+        self._drop(lambda key, _entry: key[0] == tensor_id)
+
+    def drop_stored(self, tensor_id: str | None = None) -> None:
+        """Drop, after a flush, the tiles of one tensor or of all that can be read back."""
+        self._drop(
+            lambda key, entry: (
+                (tensor_id is None or key[0] == tensor_id)
+                and not (isinstance(entry, TileInProgress) and (entry.dirty or key in self._pins))
+            )
+        )
+
+    def _drop(self, matches: Callable[[Key, Entry], bool]) -> None:
+        with self.lock:
+            for key, entry in self.entries.items():
+                if matches(key, entry):
+                    self.entries.pop(key)
+
+    def _known(self, key: Key) -> Entry | None:
+        entry = self.entries.get(key)
+        if entry is None:
+            entry = self._writer.pending(key)
+            if isinstance(entry, TileInProgress):
+                entry = entry.finished() if entry.complete else entry
+                self._put(key, entry)
+        return entry
+
+    def _enter(self, storage: Storage, record: Record, tile: Index, entry: Entry) -> Entry:
+        key = (record.spec.tensor_id, tile)
+        if isinstance(entry, TileInProgress) and entry.complete and entry.total:
+            if not self._read_only:
+                self._submit(storage, key, entry)
+            entry = entry.finished()
+        elif isinstance(entry, TileInProgress) and entry.dirty and self._dirty_since is None:
+            self._dirty_since = time.monotonic()
+        self._put(key, entry)
+        return entry
+
+    def _put(self, key: Key, entry: Entry) -> None:
+        self.entries.put(key, entry, entry.nbytes)
+
+    def _submit(self, storage: Storage, key: Key, tile: TileInProgress) -> None:
+        self._writer.submit(key, tile, partial(self._write, storage))
+
+    def _evict(self, storage: Storage) -> None:
+        self.entries.evict(lambda key, entry: self._release(storage, key, entry))
+
+    def _release(self, storage: Storage, key: Key, entry: Entry) -> bool:
+        if isinstance(entry, TileInProgress):
+            if key in self._pins:
+                return False
+            if entry.dirty and not self._read_only:
+                self._submit(storage, key, entry)
+        return True
+
+    def _load(self, storage: Storage, record: Record, tiles: Sequence[Index]) -> dict[Index, Entry]:
+        """Tiles from storage; those that are not complete there come in progress."""
+        tensor_id = record.spec.tensor_id
+        if not tiles:
+            return {}
+        with stored_errors(storage, "read", tensor_id, tiles):
+            chunks = dict(zip(tiles, storage._read_tiles(tensor_id, tiles), strict=True))
+            absent = [tile for tile, chunk in chunks.items() if chunk is None]
+            partials = dict(zip(absent, storage._read_partials(tensor_id, absent), strict=True)) if absent else {}
+            # Another process completes a tile by writing its chunk and then deleting the partial: only a chunk
+            # that is still absent after its partial was found absent is missing.
+            unknown = [tile for tile, part in partials.items() if part is None]
+            if unknown:
+                chunks.update(zip(unknown, storage._read_tiles(tensor_id, unknown), strict=True))
+        loaded: dict[Index, Entry] = {}
+        for tile, chunk in chunks.items():
+            if chunk is not None:
+                loaded[tile] = chunk
+                continue
+            loaded[tile] = begun = TileInProgress(record.spec, record.layout, tile)
+            part = partials.get(tile)
+            if part is not None:
+                begun.merge(part)
+        return loaded
+
+    def _write(self, storage: Storage, jobs: Mapping[Key, TileInProgress]) -> None:
+        """Runs on the writer's thread."""
+        by_tensor: dict[str, dict[Index, TileInProgress]] = {}
+        for (tensor_id, tile), job in jobs.items():
+            by_tensor.setdefault(tensor_id, {})[tile] = job
+        for tensor_id, tiles in by_tensor.items():
+            with self.lock:
+                complete = {tile: job.finished() for tile, job in tiles.items() if job.complete}
+                parts = {tile: job.unstored() for tile, job in tiles.items() if tile not in complete}
+            with stored_errors(storage, "store", tensor_id, list(tiles)):
+                if complete:
+                    storage._write_tiles(tensor_id, complete)
+                changes: dict[Index, PartialTile | None] = {tile: part for tile, part in parts.items() if part}
+                changes.update((tile, None) for tile in complete if tiles[tile].logged)
+                if changes:
+                    storage._write_partials(tensor_id, changes)
+            with self.lock:
+                for tile, part in parts.items():
+                    if part is not None:
+                        tiles[tile].mark_stored(part)
+
+
+class stored_errors:  # noqa: N801  (reads as a statement: ``with stored_errors(...)``)
+    """Turns what storage raises into a StoreError that names store, tensor and tile."""
+
+    def __init__(self, storage: object, action: str, tensor_id: str, tiles: Sequence[Index] = ()) -> None:
+        self._storage = storage
+        self._action = action
+        self._tensor_id = tensor_id
+        self._tiles = tiles
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, StoreError):
+            what = f"tensor {self._tensor_id!r}"
+            if self._tiles:
+                more = f" and {len(self._tiles) - 1} more" if len(self._tiles) > 1 else ""
+                what = f"tile {self._tiles[0]}{more} of {what}"
+            raise StoreError(
+                f"{self._storage!r} could not {self._action} {what}: {type(error).__name__}: {error}. "
+                "Nothing stored is harmed; what was to be stored is kept in memory, try again"
+            ) from error

@@ -1,0 +1,236 @@
+"""The contract between the engine and a store: `TileStore`, and `Access`, one read's view of one tensor."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import torch
+
+from infinite_tensor.blend import Array
+from infinite_tensor.compat import OldSpelling
+from infinite_tensor.definition import Blend, Definition, differences
+from infinite_tensor.errors import StoreError, ValidationError
+from infinite_tensor.spec import TensorSpec
+from infinite_tensor.window import Index, IntArray
+
+if TYPE_CHECKING:
+    from infinite_tensor.tensor import InfiniteTensor
+
+
+class Access(ABC):
+    """What one read needs of one tensor, held until its last use.
+
+    A read adds the regions it wants, deposits the windows that were missing, and then reads the regions.
+    What an access holds it holds by itself, so the limits of the store's cache never get in the way of a
+    read that is in progress.
+    """
+
+    @abstractmethod
+    def add(self, starts: IntArray, stops: IntArray) -> IntArray:
+        """Look up what is stored of regions ``[start, stop)``, and say which windows must be computed.
+
+        Parameters
+        ----------
+        starts, stops : int64 array of shape (N, ndim)
+            The regions in pixels.
+
+        Returns
+        -------
+        int64 array of shape (M, ndim)
+            Indices of the windows that are neither stored nor asked for by this access before, in
+            lexicographic order.
+        """
+
+    @abstractmethod
+    def deposit(self, indices: Sequence[Index], outputs: Sequence[Array]) -> None:
+        """Store finished windows. `outputs` are the store's to keep: fresh, contiguous, checked."""
+
+    @abstractmethod
+    def read(self, start: Sequence[int], out: torch.Tensor) -> None:
+        """Write the pixels from `start` on into `out`; the region was added and all its windows are there."""
+
+    @abstractmethod
+    def keep(self, start: Sequence[int] | None) -> None:
+        """Let go of what lies before pixel `start` in any dimension: no later region begins before it.
+
+        None lets go of everything. What is let go of is looked up again when it is added again.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of everything; the limits of the cache hold again."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """What a store knows of one tensor.
+
+    Attributes
+    ----------
+    tensor_id : str
+        Its id.
+    definition : dict
+        What decides its values and its layout, as stored.
+    tiles_complete, tiles_partial : int
+        Tiles whose pixels are all final, and tiles of which some windows are still missing.
+    bytes_stored : int
+        Size of all that is stored, in bytes.
+    location : str
+        Where its tiles are: the path of the Zarr array within the store, say.
+    """
+
+    tensor_id: str
+    definition: dict[str, Any]
+    tiles_complete: int
+    tiles_partial: int
+    bytes_stored: int
+    location: str
+
+
+class TileStore(OldSpelling, ABC):
+    """Keeps the windows of any number of tensors, each under its id.
+
+    One store object may be used from many threads. A closed store raises StoreError; ``with store:``
+    opens it again, and closes it at the end.
+    """
+
+    opener: ClassVar[Callable[..., InfiniteTensor]]
+    """Set by `infinite_tensor.reopen`, which stands above the stores and builds on them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._closed = False
+
+    @abstractmethod
+    def register(self, spec: TensorSpec) -> None:
+        """Make a tensor known.
+
+        Raises
+        ------
+        ValidationError
+            If its id is taken by a tensor with another definition.
+        """
+
+    @abstractmethod
+    def access(self, spec: TensorSpec) -> Access:
+        """Begin a read of a tensor; it is registered again if it has been cleared since."""
+
+    @abstractmethod
+    def migrate(self, spec: TensorSpec, moved: TensorSpec) -> None:
+        """Carry what is kept of `spec` over to another device or dtype; all of it or nothing."""
+
+    @abstractmethod
+    def clear_cache(self, tensor_id: str) -> None:
+        """Drop from memory what can be had again, after storing what is pending."""
+
+    @abstractmethod
+    def clear_tensor(self, tensor_id: str) -> None:
+        """Delete everything of a tensor. An id that is not known is no error."""
+
+    @abstractmethod
+    def tensor_ids(self) -> list[str]:
+        """Ids of all tensors in the store, sorted."""
+
+    @abstractmethod
+    def tensor_definition(self, tensor_id: str) -> dict[str, Any]:
+        """The definition of one tensor as JSON; StoreError if there is none of that id."""
+
+    @abstractmethod
+    def tensor_info(self, tensor_id: str) -> TensorInfo:
+        """What is known and stored of one tensor; StoreError if there is none of that id."""
+
+    def flush(self) -> None:
+        """Return when everything finished so far is stored."""
+        self._check_open()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Flush, then let go of memory and files. Closing twice is no error."""
+
+    def open(
+        self,
+        tensor_id: str,
+        f: Callable[..., Any] | None = None,
+        args: Sequence[InfiniteTensor] | None = None,
+        *,
+        blend: Blend | None = None,
+        batch_size: int | tuple[int, ...] | None = None,
+        device: torch.device | str = "cpu",
+    ) -> InfiniteTensor:
+        """Reopen a tensor from its id alone.
+
+        Without `f` the stored part is readable; a read that needs more raises TileAccessError. Upstream
+        tensors that were given ids and live in this store are reopened with it; `args` replaces them.
+
+        Parameters
+        ----------
+        tensor_id : str
+            Its id, one of `tensor_ids`.
+        f : callable, optional
+            Computes the windows that are missing.
+        args : sequence of InfiniteTensor, optional
+            The upstream tensors that `f` is given.
+        blend : callable, optional
+            The blend; needed to compute where it is none of torch's own elementwise functions.
+        batch_size, device
+            As for `InfiniteTensor`.
+
+        Raises
+        ------
+        StoreError
+            If the store holds no tensor of that id.
+        ValidationError
+            If `args` are not what the tensor was computed from.
+        """
+        return TileStore.opener(self, tensor_id, f, args, blend, batch_size, device)
+
+    def __enter__(self) -> Self:
+        with self._lock:
+            if self._closed:
+                self._resume()
+                self._closed = False
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _resume(self) -> None:
+        """Get a closed store ready for use again."""
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreError(f"{self!r} is closed; open it again with `with store:`")
+
+
+def check_same(tensor_id: str, stored: Definition, given: Definition, store: object) -> None:
+    """ValidationError that lists every differing field, unless both definitions give the same values."""
+    if stored.digest != given.digest:
+        raise mismatch(tensor_id, differences(stored.values(), given.values()), store)
+
+
+def unknown_tensor(tensor_id: str, known: Sequence[str], store: object) -> StoreError:
+    """The error for an id that a store does not hold."""
+    return StoreError(f"{store!r} holds no tensor {tensor_id!r}; it holds {list(known)}")
+
+
+def mismatch(tensor_id: str, lines: Sequence[str], store: object) -> ValidationError:
+    """The error for an id that is taken by a tensor with another definition."""
+    listed = "".join(f"\n  {line}" for line in lines)
+    return ValidationError(
+        f"{store!r} already holds a tensor {tensor_id!r} with another definition:{listed}\n"
+        "Give the new tensor another tensor_id, or delete the stored one with "
+        f"store.clear_tensor({tensor_id!r})."
+    )

@@ -1,0 +1,74 @@
+"""How a tensor is cut into tiles."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from infinite_tensor.errors import ValidationError
+from infinite_tensor.window import Index, Shape, TensorWindow, WindowGrid, as_index
+
+
+def tile_shape_of(shape: Shape, tile_size: object) -> Index:
+    """The tile that `tile_size` means on a tensor of `shape`, one extent in pixels per dimension.
+
+    Parameters
+    ----------
+    shape : tuple of (int or None)
+        Shape of the tensor.
+    tile_size : int or tuple of int
+        An int for every unbounded dimension (every dimension, where none is unbounded), one int per
+        unbounded dimension, or one int per dimension. Finite dimensions that are not named stay whole, and
+        no tile is larger than a finite dimension.
+
+    Raises
+    ------
+    ValidationError
+        If it is none of these.
+    """
+    tiled = [d for d, extent in enumerate(shape) if extent is None] or list(range(len(shape)))
+    single = as_index(tile_size)
+    if single is not None:
+        sizes = dict.fromkeys(tiled, single)
+    elif isinstance(tile_size, tuple | list) and len(tile_size) in (len(tiled), len(shape)):
+        dims: Sequence[int] = range(len(shape)) if len(tile_size) == len(shape) else tiled
+        sizes = {d: as_index(size) or 0 for d, size in zip(dims, tile_size, strict=True)}
+    else:
+        raise ValidationError(
+            f"tile_size must be an int, one int per unbounded dimension ({len(tiled)}) or one per dimension "
+            f"({len(shape)}) of shape {shape}, got {tile_size!r}"
+        )
+    if min(sizes.values()) < 1:
+        raise ValidationError(f"tile_size must hold positive ints only, got {tile_size!r}")
+    tile = []
+    for d, extent in enumerate(shape):
+        if extent is None:
+            tile.append(sizes[d])
+        else:
+            tile.append(min(sizes.get(d, extent), extent))
+    return tuple(tile)
+
+
+class TileLayout:
+    """The tiles of one tensor: tile ``i`` covers ``[i*size, (i+1)*size)`` per dimension.
+
+    The last tile of a finite dimension may reach past its end.
+    """
+
+    def __init__(self, shape: Shape, tile_shape: Index, dtype: torch.dtype) -> None:
+        self.shape = shape
+        self.tile_shape = tile_shape
+        self.dtype = dtype
+        self.grid = WindowGrid(TensorWindow(tile_shape), (None,) * len(shape))
+        self.tile_bytes = math.prod(tile_shape) * dtype.itemsize
+
+    def start(self, tile: Index) -> Index:
+        """The first pixel of a tile."""
+        return tuple([i * n for i, n in zip(tile, self.tile_shape, strict=True)])
+
+    def stop(self, tile: Index) -> Index:
+        """The pixel after the last one of a tile that lies inside the tensor."""
+        ends = [(i + 1) * n for i, n in zip(tile, self.tile_shape, strict=True)]
+        return tuple([e if extent is None else min(e, extent) for e, extent in zip(ends, self.shape, strict=True)])

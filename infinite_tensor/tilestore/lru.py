@@ -1,0 +1,93 @@
+"""A mapping that forgets what was used least recently once it holds more than it may."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from typing import Generic, TypeVar
+
+from infinite_tensor.errors import ValidationError
+from infinite_tensor.window import as_index
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class LRU(Generic[K, V]):
+    """Values with a size in bytes, in order of use.
+
+    Parameters
+    ----------
+    max_bytes, max_items : int or None
+        Limits; None is no limit.
+
+    Not safe for threads: the owner holds a lock.
+    """
+
+    def __init__(self, max_bytes: int | None = None, max_items: int | None = None) -> None:
+        self.max_bytes = max_bytes
+        self.max_items = max_items
+        self.total_bytes = 0
+        self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._entries
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(list(self._entries))
+
+    def items(self) -> Iterator[tuple[K, V]]:
+        """Keys and values, least recently used first, as they are now."""
+        return iter([(key, value) for key, (value, _) in self._entries.items()])
+
+    def get(self, key: K) -> V | None:
+        """The value of `key`, now the most recently used, or None."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        self._entries.move_to_end(key)
+        return entry[0]
+
+    def put(self, key: K, value: V, size: int) -> None:
+        """Keep `value`, replacing what `key` held. Call `evict` to make the limits hold."""
+        self.pop(key)
+        self._entries[key] = (value, size)
+        self.total_bytes += size
+
+    def pop(self, key: K) -> V | None:
+        """Forget `key` without asking; its value or None."""
+        entry = self._entries.pop(key, None)
+        if entry is None:
+            return None
+        self.total_bytes -= entry[1]
+        return entry[0]
+
+    def evict(self, release: Callable[[K, V], bool] = lambda _key, _value: True) -> None:
+        """Forget the least recently used values until the limits hold.
+
+        ``release(key, value)`` is asked before; False keeps the value, which is asked for again at the next
+        eviction. A value stays until `release` has returned.
+        """
+        if not self._over():
+            return
+        for key, value in self.items():
+            if not self._over():
+                return
+            if release(key, value):
+                self.pop(key)
+
+    def _over(self) -> bool:
+        return (self.max_bytes is not None and self.total_bytes > self.max_bytes) or (
+            self.max_items is not None and len(self._entries) > self.max_items
+        )
+
+
+def check_limit(name: str, value: object) -> int | None:
+    """`value` as a cache limit: a positive int, or None for no limit; else ValidationError."""
+    number = as_index(value)
+    if value is not None and (number is None or number < 1):
+        raise ValidationError(f"{name} must be a positive int, or None for no limit, got {value!r}")
+    return number

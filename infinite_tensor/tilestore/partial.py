@@ -1,0 +1,269 @@
+"""Tiles of which some windows are still missing: as a value to store, and in progress in memory."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+
+from infinite_tensor.blend import Array, as_array, as_tensor
+from infinite_tensor.definition import dtype_name, dtype_of
+from infinite_tensor.spec import TensorSpec
+from infinite_tensor.tilestore.layout import TileLayout
+from infinite_tensor.window import Index
+
+
+@dataclass(frozen=True)
+class PartialTile:
+    """What is known of one tile.
+
+    Attributes
+    ----------
+    prefix : torch.Tensor or None
+        The tile with its first windows, in lexicographic order, blended in.
+    prefix_length : int
+        How many windows `prefix` holds.
+    pieces : mapping of window index to torch.Tensor
+        The part inside the tile of each later window that is known.
+    """
+
+    prefix: torch.Tensor | None = None
+    prefix_length: int = 0
+    pieces: Mapping[Index, torch.Tensor] = field(default_factory=dict)
+
+    @staticmethod
+    def merged(parts: Iterable[PartialTile]) -> PartialTile | None:
+        """All that several parts know: the longest prefix, and the pieces of all. None for no parts."""
+        known = list(parts)
+        if not known:
+            return None
+        longest = max(known, key=lambda part: part.prefix_length)
+        pieces = {index: piece for part in known for index, piece in part.pieces.items()}
+        return PartialTile(longest.prefix, longest.prefix_length, pieces)
+
+    def to_bytes(self, place: str) -> bytes:
+        """The part as safetensors, with a digest over its content and `place`, the name of its tile."""
+        tensors = {_piece_name(index): piece for index, piece in self.pieces.items()}
+        if self.prefix is not None:
+            tensors[_PREFIX] = self.prefix
+        dtype = next(iter(tensors.values())).dtype if tensors else torch.uint8
+        # safetensors knows no complex128; bytes carry every dtype.
+        raw = {name: tensor.contiguous().view(torch.uint8) for name, tensor in tensors.items()}
+        metadata = {"dtype": dtype_name(dtype), "prefix_length": str(self.prefix_length)}
+        return safetensors.torch.save(raw, metadata | {"digest": _digest(place, metadata, raw)})
+
+    @classmethod
+    def from_bytes(cls, data: bytes, place: str) -> PartialTile:
+        """The part that `to_bytes` wrote for `place`; ValueError if it is damaged or another tile's."""
+        try:
+            raw = safetensors.torch.load(data)
+            header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+            metadata = dict(header["__metadata__"])
+            if metadata.pop("digest") != _digest(place, metadata, raw):
+                raise ValueError("its content does not match its digest")
+            dtype = dtype_of(metadata["dtype"])
+            tensors = {name: tensor.view(dtype) for name, tensor in raw.items()}
+            prefix = tensors.pop(_PREFIX, None)
+            pieces = {_index_of(name): piece for name, piece in tensors.items()}
+            return cls(prefix, int(metadata["prefix_length"]), pieces)
+        except (SafetensorError, KeyError, RuntimeError, ValueError, TypeError, OverflowError) as error:
+            raise ValueError(f"damaged partial tile {place}: {error}") from error
+
+
+_PREFIX = "prefix"
+
+
+def _piece_name(index: Index) -> str:
+    return "piece " + ",".join(map(str, index))
+
+
+def _index_of(name: str) -> Index:
+    return tuple(int(part) for part in name.removeprefix("piece ").split(","))
+
+
+def _digest(place: str, metadata: Mapping[str, str], raw: Mapping[str, torch.Tensor]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for text in (place, metadata["dtype"], metadata["prefix_length"]):
+        digest.update(f"{text}\0".encode())
+    for name in sorted(raw):
+        digest.update(f"{name} {tuple(raw[name].shape)}\0".encode())
+        digest.update(raw[name].numpy().data)
+    return digest.hexdigest()
+
+
+class TileInProgress:
+    """A tile that windows are being blended into.
+
+    Windows arrive in any order. The longest run of first ones is blended at once, the others wait as
+    loose pieces, so every pixel is blended in lexicographic order and heavy overlap takes little memory.
+    Not safe for threads: the store holds a lock.
+    """
+
+    def __init__(self, spec: TensorSpec, layout: TileLayout, tile: Index) -> None:
+        self.tile = tile
+        self.start = layout.start(tile)
+        self.logged = False
+        self._spec = spec
+        self._layout = layout
+        low, high = spec.grid.box(self.start, layout.stop(tile))
+        self._low = low
+        self._widths = [b - a for a, b in zip(low, high, strict=True)]
+        self.total = math.prod(self._widths)
+        self._prefix: Array | None = None
+        self._prefix_length = 0
+        self._pieces: dict[int, Array] = {}
+        self._piece_bytes = 0
+        self._stored_prefix = 0
+        self._stored_pieces: set[int] = set()
+
+    @property
+    def complete(self) -> bool:
+        """Whether every window that covers the tile is blended in."""
+        return self._prefix_length == self.total
+
+    @property
+    def dirty(self) -> bool:
+        """Whether something has come in since the last `mark_stored`."""
+        return self._prefix_length > self._stored_prefix or not self._pieces.keys() <= self._stored_pieces
+
+    @property
+    def empty(self) -> bool:
+        """Whether no window is known yet."""
+        return not self._prefix_length and not self._pieces
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that the tile takes, in bytes."""
+        return self._piece_bytes + (0 if self._prefix is None else self._layout.tile_bytes)
+
+    def has(self, index: Index) -> bool:
+        """Whether window `index` is known."""
+        rank = self._rank(index)
+        return rank < self._prefix_length or rank in self._pieces
+
+    def add(self, index: Index, window: Array, window_start: Sequence[int]) -> None:
+        """Take in the part of `window`, which starts at pixel `window_start`, that lies in this tile.
+
+        The window must be the caller's to give away; it is kept where all of it lies in the tile.
+        """
+        rank = self._rank(index)
+        if rank < self._prefix_length or rank in self._pieces:
+            return
+        if rank == self._prefix_length:
+            self._fold(index, window, window_start)
+            self._absorb()
+        else:
+            self._keep(rank, self._piece_of(window, window_start))
+
+    def merge(self, partial: PartialTile) -> None:
+        """Take in what a store knows of the tile."""
+        self.logged = True
+        if partial.prefix is not None and partial.prefix_length > self._prefix_length:
+            self._prefix = as_array(partial.prefix.clone())
+            self._prefix_length = partial.prefix_length
+            self._stored_prefix = partial.prefix_length
+            for rank in [rank for rank in self._pieces if rank < self._prefix_length]:
+                self._piece_bytes -= self._pieces.pop(rank).nbytes
+        for index, piece in partial.pieces.items():
+            rank = self._rank(index)
+            self._stored_pieces.add(rank)
+            if rank >= self._prefix_length and rank not in self._pieces:
+                self._keep(rank, as_array(piece))
+        self._absorb()
+
+    def read(self, target: Array, target_start: Sequence[int], low: Sequence[int], high: Sequence[int]) -> None:
+        """Blend the pixels ``[low, high)`` of the tile into `target`, all of whose windows are known."""
+        to = tuple([slice(a - s, b - s) for a, b, s in zip(low, high, target_start, strict=True)])
+        of = tuple([slice(a - s, b - s) for a, b, s in zip(low, high, self.start, strict=True)])
+        block = target[to]
+        if self._prefix is not None:
+            block[...] = self._prefix[of]
+        else:
+            self._spec.blender.blank(as_tensor(block))
+        if self._pieces:
+            box = self._spec.grid.box(low, high)
+            for index in itertools.product(*map(range, *box)):
+                piece = self._pieces.get(self._rank(index))
+                if piece is not None:
+                    self._spec.blender.fold(block, low, piece, self._piece_start(index), index)
+
+    def finished(self) -> torch.Tensor:
+        """The tile, complete."""
+        assert self.complete
+        assert self._prefix is not None
+        return as_tensor(self._prefix)
+
+    def unstored(self) -> PartialTile | None:
+        """What has come in since the last `mark_stored`, or None."""
+        ranks = self._pieces.keys() - self._stored_pieces
+        grown = self._prefix_length > self._stored_prefix
+        if not ranks and not grown:
+            return None
+        pieces = {self._index(rank): as_tensor(self._pieces[rank]) for rank in sorted(ranks)}
+        prefix = as_tensor(self._prefix).clone() if grown and self._prefix is not None else None
+        return PartialTile(prefix, self._prefix_length if grown else 0, pieces)
+
+    def mark_stored(self, partial: PartialTile) -> None:
+        """What `unstored` returned has been stored."""
+        self.logged = True
+        self._stored_prefix = max(self._stored_prefix, partial.prefix_length)
+        self._stored_pieces.update(map(self._rank, partial.pieces))
+
+    def _rank(self, index: Index) -> int:
+        """The place of a window among those that cover the tile, in lexicographic order."""
+        rank = 0
+        for i, low, width in zip(index, self._low, self._widths, strict=True):
+            rank = rank * width + i - low
+        return rank
+
+    def _index(self, rank: int) -> Index:
+        index = []
+        for low, width in zip(reversed(self._low), reversed(self._widths), strict=True):
+            rank, i = divmod(rank, width)
+            index.append(low + i)
+        return tuple(reversed(index))
+
+    def _piece_start(self, index: Index) -> list[int]:
+        return [max(a, b) for a, b in zip(self.start, self._spec.grid.window.start(index), strict=True)]
+
+    def _piece_of(self, window: Array, window_start: Sequence[int]) -> Array:
+        """A copy of what lies in this tile, or the window itself where that is all of it."""
+        inside = []
+        for a, n, b, m in zip(self.start, self._layout.tile_shape, window_start, window.shape, strict=True):
+            inside.append(slice(max(a, b) - b, min(a + n, b + m) - b))
+        piece = window[tuple(inside)]
+        if piece.shape == window.shape:
+            return window
+        return piece.copy() if isinstance(piece, np.ndarray) else piece.clone()
+
+    def _keep(self, rank: int, piece: Array) -> None:
+        self._pieces[rank] = piece
+        self._piece_bytes += piece.nbytes
+
+    def _fold(self, index: Index, piece: Array, piece_start: Sequence[int]) -> None:
+        if self._prefix is None:
+            blank = torch.empty(self._layout.tile_shape, dtype=self._layout.dtype)
+            self._spec.blender.blank(blank)
+            self._prefix = as_array(blank)
+        self._spec.blender.fold(self._prefix, self.start, piece, piece_start, index)
+        self._prefix_length += 1
+
+    def _absorb(self) -> None:
+        """Blend the loose pieces that have come to be next."""
+        for piece in self._next_pieces():
+            index = self._index(self._prefix_length)
+            self._fold(index, piece, self._piece_start(index))
+
+    def _next_pieces(self) -> Iterator[Array]:
+        while self._prefix_length in self._pieces:
+            piece = self._pieces.pop(self._prefix_length)
+            self._piece_bytes -= piece.nbytes
+            yield piece

@@ -1,0 +1,278 @@
+"""What is common to stores that outlive the process: registration, tiles in memory, their way to storage.
+
+A tile is missing, then partial, then complete. A complete tile is final: every window that covers it has
+been blended in. Backends differ only in the seven methods from `_read_definition` on, which move bytes.
+"""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from infinite_tensor.definition import Definition, changed_functions, differences
+from infinite_tensor.errors import FunctionChangedWarning, StoreError, ValidationError
+from infinite_tensor.spec import TensorSpec
+from infinite_tensor.tilestore.access import TileAccess
+from infinite_tensor.tilestore.at_exit import flush_at_exit
+from infinite_tensor.tilestore.cache import Record, TileCache, stored_errors
+from infinite_tensor.tilestore.contract import Access, TensorInfo, TileStore, check_same, mismatch, unknown_tensor
+from infinite_tensor.tilestore.layout import TileLayout, tile_shape_of
+from infinite_tensor.tilestore.lru import LRU, check_limit
+from infinite_tensor.tilestore.partial import PartialTile, TileInProgress
+from infinite_tensor.window import Index
+
+__all__ = ["PartialTile", "PersistentTileStore", "TensorInfo"]
+
+FORMAT = 1
+"""Version of what is stored; a store written in a later format is refused."""
+
+
+class PersistentTileStore(TileStore):
+    """Base of stores that keep tiles outside of the process.
+
+    Parameters
+    ----------
+    tile_size : int or tuple of int
+        Extent of a tile in pixels: an int for every unbounded dimension, one int per unbounded dimension
+        (finite ones stay whole), or one int per dimension.
+    cache_size_bytes : int or None
+        Limit of the cache of tiles in memory, in bytes.
+    cache_size_tiles : int or None
+        Limit of the cache in tiles.
+    flush_interval : float
+        Seconds after which windows of incomplete tiles are stored, looked at as windows arrive.
+    read_only : bool
+        Serve what is stored, compute the rest into memory only.
+
+    Authors of a backend implement the seven methods from `_read_definition` on; the suite in
+    `infinite_tensor.tilestore.testing` tells whether they hold. They are called from several threads, never
+    two at a time for writing, and raise OSError where storage fails.
+    """
+
+    def __init__(
+        self,
+        tile_size: int | Sequence[int] = 512,
+        cache_size_bytes: int | None = 100 * 2**20,
+        cache_size_tiles: int | None = None,
+        *,
+        flush_interval: float = 30.0,
+        read_only: bool = False,
+    ) -> None:
+        super().__init__()
+        self.tile_size = tile_size
+        self.read_only = read_only
+        self._records: dict[str, Record] = {}
+        self._tile_sizes: dict[str, int | Sequence[int]] = {}
+        limits = check_limit("cache_size_bytes", cache_size_bytes), check_limit("cache_size_tiles", cache_size_tiles)
+        self._tiles = TileCache(LRU(*limits), flush_interval, read_only)
+        flush_at_exit(self)
+
+    # What a backend supplies.
+
+    @abstractmethod
+    def _read_definition(self, tensor_id: str) -> dict[str, Any] | None:
+        """The definition that was written for a tensor, or None."""
+
+    @abstractmethod
+    def _write_definition(self, tensor_id: str, definition: dict[str, Any]) -> None:
+        """Create a tensor. Where another process has just created it, leave that one's definition."""
+
+    @abstractmethod
+    def _delete_tensor(self, tensor_id: str) -> None:
+        """Delete everything of a tensor, the definition first. One that does not exist is no error."""
+
+    @abstractmethod
+    def _read_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[torch.Tensor | None]:
+        """The complete tiles, in the order asked for; None where there is none.
+
+        A tile that is stored but damaged is None too, with a `DamagedDataWarning`.
+        """
+
+    @abstractmethod
+    def _write_tiles(self, tensor_id: str, tiles: Mapping[Index, torch.Tensor]) -> None:
+        """Store complete tiles, each atomically; one that is there already is replaced by an equal one."""
+
+    @abstractmethod
+    def _read_partials(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[PartialTile | None]:
+        """All that was written of the partial tiles, merged (`PartialTile.merged`); None where nothing was."""
+
+    @abstractmethod
+    def _write_partials(self, tensor_id: str, partials: Mapping[Index, PartialTile | None]) -> None:
+        """Add to what is stored of partial tiles; None deletes all of it. Never loses what another wrote."""
+
+    # What a backend may override.
+
+    def _bind_tensor(self, tensor_id: str, definition: Mapping[str, Any]) -> None:
+        """Called when a tensor is registered, with its definition as `_read_definition` returned it."""
+
+    def _list_tensors(self) -> list[str]:
+        """Ids of all tensors that are stored."""
+        raise NotImplementedError(f"{type(self).__name__} does not list its tensors")
+
+    def _describe_tensor(self, tensor_id: str, definition: dict[str, Any]) -> TensorInfo:
+        """What is stored of a tensor."""
+        raise NotImplementedError(f"{type(self).__name__} does not describe its tensors")
+
+    def _flush_backend(self) -> None:
+        """Bring what was written to where a crash of the process cannot harm it."""
+
+    def _close_backend(self) -> None:
+        """Let go of files and connections."""
+
+    # The contract with the engine.
+
+    def register(self, spec: TensorSpec) -> None:
+        """Find the tensor in storage, or create it there."""
+        with self._lock:
+            self._check_open()
+            known = self._records.get(spec.tensor_id)
+            if known is None:
+                self._records[spec.tensor_id] = self._register_stored(spec)
+            else:
+                check_same(spec.tensor_id, known.spec.definition, spec.definition, self)
+
+    def access(self, spec: TensorSpec) -> Access:
+        """Begin a read of a tensor; raises what a background write has failed with since the last call."""
+        self._raise_failure()
+        self.register(spec)
+        return TileAccess(self, self._records[spec.tensor_id])
+
+    def migrate(self, spec: TensorSpec, moved: TensorSpec) -> None:
+        """A device may change, tiles are kept on the CPU; a dtype is part of what is stored."""
+        if moved.dtype != spec.dtype:
+            raise ValidationError(
+                f"{self!r} stores tensor {spec.tensor_id!r} as {spec.dtype}: it cannot become {moved.dtype}. "
+                "Make a new tensor with another tensor_id, or clear_tensor this one first"
+            )
+
+    def clear_cache(self, tensor_id: str) -> None:
+        """Store what is pending, then drop the tensor's tiles from memory."""
+        self.flush()
+        self._tiles.drop_stored(tensor_id)
+
+    def clear_tensor(self, tensor_id: str) -> None:
+        """Delete everything of a tensor, in memory and in storage."""
+        self._check_open()
+        if self.read_only:
+            raise ValidationError(f"{self!r} is read-only: it cannot clear tensor {tensor_id!r}")
+        with self._lock:
+            self._records.pop(tensor_id, None)
+            self._tiles.forget(tensor_id)
+            with stored_errors(self, "delete", tensor_id):
+                self._delete_tensor(tensor_id)
+
+    def tensor_ids(self) -> list[str]:
+        """Ids of all tensors in the store, sorted."""
+        self._check_open()
+        return sorted({*self._list_tensors(), *self._records})
+
+    def tensor_definition(self, tensor_id: str) -> dict[str, Any]:
+        """The definition of one tensor as it is stored."""
+        self._check_open()
+        stored = self._read_definition(tensor_id)
+        if stored is None:
+            raise unknown_tensor(tensor_id, self.tensor_ids(), self)
+        return stored
+
+    def tensor_info(self, tensor_id: str) -> TensorInfo:
+        """What is stored of one tensor, after a flush."""
+        self.flush()
+        return self._describe_tensor(tensor_id, self.tensor_definition(tensor_id))
+
+    def flush(self) -> None:
+        """Return when everything finished so far is stored.
+
+        Raises
+        ------
+        StoreError
+            If something could not be stored. It stays in memory; the next flush tries again.
+        """
+        self._check_open()
+        if self.read_only:
+            return
+        self._tiles.flush(self)
+        self._raise_failure()
+        with stored_errors(self, "flush", "any"):
+            self._flush_backend()
+
+    def close(self) -> None:
+        """Flush, then let go of memory and files. Closing twice is no error."""
+        if self._closed:
+            return
+        self.flush()
+        with self._lock:
+            self._closed = True
+            self._tiles.drop_stored()
+            self._records.clear()
+            self._close_backend()
+
+    def _flush_at_exit(self) -> None:
+        if not self._closed:
+            self.flush()
+
+    def __del__(self) -> None:
+        # No I/O here: what is pending goes to the writer, whose thread keeps this store alive until it is stored.
+        if not getattr(self, "_closed", True) and not self.read_only:
+            self._tiles.submit_partials(self)
+
+    def _changed(self, record: Record, tiles: Iterable[TileInProgress]) -> None:
+        """Windows have come into these tiles of a read; of no use to others where the tensor was cleared since."""
+        if self._records.get(record.spec.tensor_id) is record:
+            self._tiles.changed(self, record, tiles)
+
+    def _raise_failure(self) -> None:
+        self._check_open()
+        failure = self._tiles.failure()
+        if failure is not None:
+            raise failure
+
+    def _register_stored(self, spec: TensorSpec) -> Record:
+        """Compare the tensor with what is stored under its id, or create it there."""
+        tensor_id = spec.tensor_id
+        tile_size = spec.tile_size or self._tile_sizes.get(tensor_id, self.tile_size)
+        tile_shape = tile_shape_of(spec.shape, tile_size)
+        given: dict[str, Any] = {
+            "format": FORMAT,
+            "tensor_id": tensor_id,
+            **spec.definition.to_json(),
+            "tile_size": list(tile_shape),
+        }
+        with stored_errors(self, "register", tensor_id):
+            stored = self._read_definition(tensor_id)
+            if stored is None and not self.read_only:
+                self._write_definition(tensor_id, given)
+                # Another process may have been first; its definition holds.
+                stored = self._read_definition(tensor_id)
+        if stored is not None:
+            self._check_stored(spec, stored, given)
+            with stored_errors(self, "open", tensor_id):
+                self._bind_tensor(tensor_id, stored)
+        return Record(spec, TileLayout(spec.shape, tile_shape, spec.dtype))
+
+    def _check_stored(self, spec: TensorSpec, stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+        tensor_id = spec.tensor_id
+        if stored.get("format", FORMAT) > FORMAT:
+            raise StoreError(
+                f"{self!r}: tensor {tensor_id!r} is stored in format {stored['format']}, this version reads up to {FORMAT}; "
+                "upgrade infinite-tensor"
+            )
+        definition = Definition.from_json(stored)
+        before = {**definition.values(), "tile_size": stored["tile_size"]}
+        now = {**spec.definition.values(), "tile_size": given["tile_size"]}
+        lines = differences(before, now)
+        if lines:
+            raise mismatch(tensor_id, lines, self)
+        for name in changed_functions(definition.functions, spec.definition.functions):
+            warnings.warn(
+                f"{_CHANGED[name]} of tensor {tensor_id!r} is not the one that {self!r} was filled with. Stored values "
+                f"are used as they are; to compute anew, give version=... or call store.clear_tensor({tensor_id!r})",
+                FunctionChangedWarning,
+                stacklevel=6,
+            )
+
+
+_CHANGED = {"f": "f", "blend": "The blend", "upstream": "A function upstream"}

@@ -1,0 +1,127 @@
+"""Checks of what a user gives an `InfiniteTensor`: each says what was given and what was expected."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from infinite_tensor.definition import DTYPES
+from infinite_tensor.errors import RegionError, ValidationError
+from infinite_tensor.window import UNBOUNDED, Shape, TensorWindow, WindowGrid, as_index
+
+
+def checked_shape(shape: object) -> Shape:
+    """`shape` as a tuple of positive ints and None."""
+    if not isinstance(shape, Sequence) or isinstance(shape, str) or not shape:
+        raise ValidationError(
+            f"shape must be a tuple of positive ints and None, with at least one entry, got {shape!r}"
+        )
+    extents = [None if extent is None else as_index(extent) for extent in shape]
+    for given, extent in zip(shape, extents, strict=True):
+        if given is not None and (extent is None or extent < 1):
+            raise ValidationError(f"shape must hold positive ints and None only, got {shape!r}")
+    return tuple(extents)
+
+
+def checked_dtype(dtype: object) -> torch.dtype:
+    """`dtype`, if it is one that every store can hold."""
+    if not isinstance(dtype, torch.dtype) or dtype not in DTYPES:
+        raise ValidationError(f"dtype must be one of {', '.join(map(str, DTYPES))}, got {dtype!r}")
+    return dtype
+
+
+def checked_device(device: object) -> torch.device:
+    """`device` as torch places tensors on it: ``cuda`` becomes ``cuda:0``."""
+    if not isinstance(device, torch.device | str | int) or isinstance(device, bool):
+        raise ValidationError(f"device must be a torch.device or a str, got {device!r}")
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError, TypeError, ValueError) as error:
+        raise ValidationError(f"device {device!r} cannot be used: {error}") from error
+
+
+def checked_id(tensor_id: object) -> str:
+    """`tensor_id`, if it is a str that can be stored."""
+    if not isinstance(tensor_id, str) or not tensor_id:
+        raise ValidationError(f"tensor_id must be a non-empty str, got {tensor_id!r}")
+    try:
+        tensor_id.encode()
+    except UnicodeEncodeError as error:
+        raise ValidationError(f"tensor_id {tensor_id!r} is not valid Unicode: {error}") from error
+    return tensor_id
+
+
+def check_output_window(window: object, shape: Shape) -> None:
+    """The output window has one entry per dimension, and follows coordinates that exist."""
+    if not isinstance(window, TensorWindow):
+        raise ValidationError(f"output_window must be a TensorWindow, got {window!r}")
+    if window.ndim != len(shape):
+        raise ValidationError(f"output_window has {window.ndim} dimensions, the shape {shape} has {len(shape)}")
+    _check_followed("output_window", window, len(shape))
+
+
+def check_args(tensor_id: str, grid: WindowGrid, args: Sequence[Any], windows: Sequence[object]) -> None:
+    """Each arg has a window of its dimensions that stays inside its finite dimensions, as far as known now.
+
+    `args` are known to be InfiniteTensors; `grid` are the windows of the tensor that reads them.
+    """
+    if len(args) != len(windows):
+        raise ValidationError(
+            f"args_windows must have one TensorWindow per arg: {len(args)} args, {len(windows)} windows"
+        )
+    for at, (arg, window) in enumerate(zip(args, windows, strict=True)):
+        if not isinstance(window, TensorWindow):
+            raise ValidationError(f"args_windows[{at}] must be a TensorWindow, got {window!r}")
+        if window.ndim != len(arg.shape):
+            raise ValidationError(f"args_windows[{at}] has {window.ndim} dimensions, args[{at}] has shape {arg.shape}")
+        _check_followed(f"args_windows[{at}]", window, grid.ndim)
+        _check_known_extents(tensor_id, grid, at, arg, window)
+
+
+def _check_followed(name: str, window: TensorWindow, coordinates: int) -> None:
+    for d, k in enumerate(window.followed):
+        if k is not None and k >= coordinates:
+            raise ValidationError(
+                f"{name}: dimension {d} follows window coordinate {k}, but there are {coordinates}, "
+                f"0 to {coordinates - 1}; give a dimension_map"
+            )
+
+
+def _check_known_extents(tensor_id: str, grid: WindowGrid, at: int, arg: Any, window: TensorWindow) -> None:
+    for d, (k, extent) in enumerate(zip(window.followed, arg.shape, strict=True)):
+        first, last = (0, 0) if k is None else (grid.first[k], grid.last[k])
+        if extent is None or first <= -UNBOUNDED or last >= UNBOUNDED or first > last:
+            continue
+        low = first * window.stride[d] + window.offset[d]
+        high = last * window.stride[d] + window.offset[d] + window.size[d]
+        if low < 0 or high > extent:
+            raise outside_arg(tensor_id, at, arg.tensor_id, d, low, high, extent)
+
+
+def outside_arg(tensor_id: str, at: int, arg_id: str, d: int, low: int, high: int, extent: int) -> RegionError:
+    """The error for an arg window that leaves a finite dimension of its arg."""
+    return RegionError(
+        f"args_windows[{at}] of tensor {tensor_id!r} reads pixels [{low}, {high}) in dimension {d} of {arg_id!r}, "
+        f"which ends at [0, {extent}); change the window, or pad inside f"
+    )
+
+
+def move_target(
+    device: torch.device, dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[torch.device, torch.dtype]:
+    """Where ``.to(*args, **kwargs)`` would bring a tensor that is now on `device` in `dtype`.
+
+    torch itself reads the arguments, so all its forms work and its TypeErrors come through.
+    """
+    flags = [arg for arg in args if isinstance(arg, bool)]
+    if kwargs.get("copy") or (len(flags) > 1 and flags[1]):
+        raise TypeError("to() moves an InfiniteTensor in place: copy=True is not possible")
+    if "memory_format" in kwargs:
+        raise TypeError("to() of an InfiniteTensor takes no memory_format")
+    for arg in args:
+        if not (arg is None or isinstance(arg, torch.Tensor | torch.device | torch.dtype | str | int)):
+            raise TypeError(f"to() takes a device, a dtype or a tensor, got {type(arg).__name__} {arg!r}")
+    moved = torch.empty(0, dtype=dtype, device=device).to(*args, **kwargs)
+    return moved.device, checked_dtype(moved.dtype)
