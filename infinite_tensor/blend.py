@@ -64,8 +64,17 @@ class Blender:
         self._parts: dict[tuple[bool, ...], tuple[list[_Box], list[_Box]]] = {}
 
     def blank(self, tensor: torch.Tensor) -> None:
-        """Set every pixel of `tensor` to what it holds where no window covers it."""
+        """Set every pixel of `tensor` to what it holds before its first window."""
         tensor.fill_(0 if self._init is None else self._init)
+
+    def prepare(self, tensor: torch.Tensor, start: Sequence[int]) -> None:
+        """`blank` for a tensor that begins at pixel `start` and that all its windows will now be folded into.
+
+        Needless, and left out, where every pixel is copied from its first window.
+        """
+        stop = [a + n for a, n in zip(start, tensor.shape, strict=True)]
+        if not (self._sums_from_first and self._grid.covers(start, stop)):
+            self.blank(tensor)
 
     def fold(
         self, target: Array, target_start: Sequence[int], source: Array, source_start: Sequence[int], index: Index

@@ -16,7 +16,7 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.fingerprint import PYTHON, fingerprint
 from infinite_tensor.window import Shape, TensorWindow
 
-Json: TypeAlias = "None | bool | int | float | str | list[Json] | dict[str, Json]"
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 Number: TypeAlias = "bool | int | float | complex"
 Blend: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -277,7 +277,8 @@ class UnknownBlend:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def __call__(self, existing: torch.Tensor, incoming: torch.Tensor) -> torch.Tensor:
+    def __call__(self, *_blocks: torch.Tensor) -> torch.Tensor:
+        """Raise ValidationError: there is nothing to call."""
         raise ValidationError(f"this needs the blend {self.name!r}; give it to store.open(..., blend=...)")
 
 

@@ -127,3 +127,4 @@ def _bind(
 
 
 TileStore.opener = staticmethod(open_tensor)
+TileStore.tensor_type = InfiniteTensor

@@ -123,5 +123,9 @@ def move_target(
     for arg in args:
         if not (arg is None or isinstance(arg, torch.Tensor | torch.device | torch.dtype | str | int)):
             raise TypeError(f"to() takes a device, a dtype or a tensor, got {type(arg).__name__} {arg!r}")
-    moved = torch.empty(0, dtype=dtype, device=device).to(*args, **kwargs)
-    return moved.device, checked_dtype(moved.dtype)
+    moved = torch.empty(0, dtype=dtype).to(*args, **kwargs)
+    names_device = kwargs.get("device") is not None or any(
+        isinstance(arg, torch.Tensor | torch.device | str | int) and not isinstance(arg, bool)
+        for arg in (*args, kwargs.get("other"))
+    )
+    return moved.device if names_device else device, checked_dtype(moved.dtype)

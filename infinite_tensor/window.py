@@ -248,6 +248,25 @@ class WindowGrid:
             high[outside] = low[outside]
         return low, np.maximum(low, high)
 
+    def indices(self, starts: IntArray, stops: IntArray) -> list[Index]:
+        """The windows that intersect any of N regions, each once, in lexicographic order."""
+        if len(starts) == 1:
+            return list(itertools.product(*map(range, *self.box(starts[0].tolist(), stops[0].tolist()))))
+        points, _ = points_of_boxes(*self.boxes(starts, stops))
+        return list(map(tuple, unique_points(points).tolist()))
+
+    def covers(self, start: Sequence[int], stop: Sequence[int]) -> bool:
+        """Whether windows leave no pixel of the region uncovered. Where coordinates are shared, False is a maybe."""
+        low, high = self.box(start, stop)
+        for (k, size, stride, offset, _), a, b in zip(self._dimensions(), start, stop, strict=True):
+            c, count = (0, 1) if k is None else (low[k], high[k] - low[k])
+            if count > 1 and (stride > size or self.window.followed.count(k) > 1):
+                return False
+            begin = offset + (0 if k is None else c * stride)
+            if count < 1 or begin > a or begin + (count - 1) * stride + size < b:
+                return False
+        return True
+
     def starts(self, indices: IntArray) -> IntArray:
         """The first pixels of many windows: (N, coordinates) in, (N, ndim) out."""
         return np.stack(

@@ -11,8 +11,9 @@ import numpy.typing as npt
 import torch
 
 from infinite_tensor.blend import Array, as_array
-from infinite_tensor.tilestore.cache import Entry, Record
+from infinite_tensor.tilestore.cache import Entry
 from infinite_tensor.tilestore.contract import Access
+from infinite_tensor.tilestore.layout import Record
 from infinite_tensor.tilestore.partial import TileInProgress
 from infinite_tensor.window import Index, IntArray, points_of_boxes, unique_points
 
@@ -32,12 +33,13 @@ class TileAccess(Access):
     def add(self, starts: IntArray, stops: IntArray) -> IntArray:
         """Fetch the tiles of the regions; see `Access.add`."""
         grid, tiles = self._record.spec.grid, self._record.layout.grid
+        touched = tiles.indices(starts, stops)
+        self._fetch(touched)
+        if not any(isinstance(self._tiles[tile], TileInProgress) for tile in touched):
+            return np.empty((0, grid.ndim), dtype=np.int64)
         points, owner = points_of_boxes(*tiles.boxes(starts, stops))
-        self._fetch(map(tuple, unique_points(points).tolist()))
         indices = list(map(tuple, points.tolist()))
         open_pairs = np.array([isinstance(self._tiles[tile], TileInProgress) for tile in indices], dtype=bool)
-        if not open_pairs.any():
-            return np.empty((0, grid.ndim), dtype=np.int64)
         size = np.array(self._record.layout.tile_shape, dtype=np.int64)
         tile_starts = points[open_pairs] * size
         low = np.maximum(starts[owner[open_pairs]], tile_starts)

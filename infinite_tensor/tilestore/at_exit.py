@@ -28,7 +28,7 @@ def _flush_all() -> None:
     for store in list(_alive):
         try:
             store._flush_at_exit()
-        except Exception:
+        except Exception:  # noqa: BLE001
             # Nobody is left to catch it; the other stores still want their turn.
             traceback.print_exc()
 

@@ -6,15 +6,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeAlias, TypeVar
 
 import torch
 
 from infinite_tensor.errors import StoreError
-from infinite_tensor.spec import TensorSpec
-from infinite_tensor.tilestore.layout import TileLayout
+from infinite_tensor.tilestore.layout import Record
 from infinite_tensor.tilestore.lru import LRU
 from infinite_tensor.tilestore.partial import PartialTile, TileInProgress
 from infinite_tensor.tilestore.writer import Writer
@@ -23,14 +21,6 @@ from infinite_tensor.window import Index
 Key: TypeAlias = tuple[str, Index]
 Entry: TypeAlias = torch.Tensor | TileInProgress
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Record:
-    """A tensor that is registered with a persistent store, and how it is cut into tiles."""
-
-    spec: TensorSpec
-    layout: TileLayout
 
 
 class Storage(Protocol):
@@ -205,7 +195,7 @@ class TileCache:
             if chunk is not None:
                 loaded[tile] = chunk
                 continue
-            loaded[tile] = begun = TileInProgress(record.spec, record.layout, tile)
+            loaded[tile] = begun = TileInProgress(record, tile)
             part = partials.get(tile)
             if part is not None:
                 begun.merge(part)

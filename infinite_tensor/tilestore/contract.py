@@ -109,6 +109,7 @@ class TileStore(OldSpelling, ABC):
     """Set by `infinite_tensor.reopen`, which stands above the stores and builds on them."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._lock = threading.RLock()
         self._closed = False
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from infinite_tensor.errors import ValidationError
+from infinite_tensor.spec import TensorSpec
 from infinite_tensor.window import Index, Shape, TensorWindow, WindowGrid, as_index
 
 
@@ -49,6 +51,14 @@ def tile_shape_of(shape: Shape, tile_size: object) -> Index:
         else:
             tile.append(min(sizes.get(d, extent), extent))
     return tuple(tile)
+
+
+@dataclass
+class Record:
+    """A tensor that is registered with a persistent store, and how it is cut into tiles."""
+
+    spec: TensorSpec
+    layout: TileLayout
 
 
 class TileLayout:

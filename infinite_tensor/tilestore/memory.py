@@ -15,7 +15,7 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.spec import TensorSpec
 from infinite_tensor.tilestore.contract import Access, TensorInfo, TileStore, check_same, unknown_tensor
 from infinite_tensor.tilestore.lru import LRU, check_limit
-from infinite_tensor.window import Index, IntArray, points_of_boxes, unique_points
+from infinite_tensor.window import Index, IntArray
 
 
 class MemoryTileStore(TileStore):
@@ -130,6 +130,12 @@ class MemoryTileStore(TileStore):
             self._specs.clear()
             self._closed = True
 
+    def _registered(self) -> list[str]:
+        return self.tensor_ids()
+
+    def _limit_cache(self, limit: int | None) -> None:
+        self.cache_size_bytes = None if limit is None else max(limit, 1)
+
     def __repr__(self) -> str:
         limits = [f"cache_size_bytes={self.cache_size_bytes}"] if self.cache_size_bytes is not None else []
         if self.cache_size_windows is not None:
@@ -166,8 +172,7 @@ class _MemoryAccess(Access):
     def add(self, starts: IntArray, stops: IntArray) -> IntArray:
         """Look up the windows of the regions; see `Access.add`."""
         grid = self._spec.grid
-        points, _ = points_of_boxes(*grid.boxes(starts, stops))
-        needed = list(map(tuple, unique_points(points).tolist()))
+        needed = grid.indices(starts, stops)
         if self._held or self._pending:
             needed = [index for index in needed if index not in self._held and index not in self._pending]
         found = self._store._take(self._spec.tensor_id, needed)
@@ -186,7 +191,7 @@ class _MemoryAccess(Access):
     def read(self, start: Sequence[int], out: torch.Tensor) -> None:
         """Blend the windows of a region into `out`."""
         blender, grid = self._spec.blender, self._spec.grid
-        blender.blank(out)
+        blender.prepare(out, start)
         target, window = as_array(out), grid.window
         low, high = grid.box(start, [a + n for a, n in zip(start, out.shape, strict=True)])
         for index in itertools.product(*map(range, low, high)):

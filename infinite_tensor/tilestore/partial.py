@@ -16,8 +16,7 @@ from safetensors import SafetensorError
 
 from infinite_tensor.blend import Array, as_array, as_tensor
 from infinite_tensor.definition import dtype_name, dtype_of
-from infinite_tensor.spec import TensorSpec
-from infinite_tensor.tilestore.layout import TileLayout
+from infinite_tensor.tilestore.layout import Record
 from infinite_tensor.window import Index
 
 
@@ -107,13 +106,12 @@ class TileInProgress:
     Not safe for threads: the store holds a lock.
     """
 
-    def __init__(self, spec: TensorSpec, layout: TileLayout, tile: Index) -> None:
+    def __init__(self, record: Record, tile: Index) -> None:
         self.tile = tile
-        self.start = layout.start(tile)
+        self.start = record.layout.start(tile)
         self.logged = False
-        self._spec = spec
-        self._layout = layout
-        low, high = spec.grid.box(self.start, layout.stop(tile))
+        self._record = record
+        low, high = record.spec.grid.box(self.start, record.layout.stop(tile))
         self._low = low
         self._widths = [b - a for a, b in zip(low, high, strict=True)]
         self.total = math.prod(self._widths)
@@ -142,7 +140,7 @@ class TileInProgress:
     @property
     def nbytes(self) -> int:
         """Memory that the tile takes, in bytes."""
-        return self._piece_bytes + (0 if self._prefix is None else self._layout.tile_bytes)
+        return self._piece_bytes + (0 if self._prefix is None else self._record.layout.tile_bytes)
 
     def has(self, index: Index) -> bool:
         """Whether window `index` is known."""
@@ -187,13 +185,13 @@ class TileInProgress:
         if self._prefix is not None:
             block[...] = self._prefix[of]
         else:
-            self._spec.blender.blank(as_tensor(block))
+            self._record.spec.blender.prepare(as_tensor(block), low)
         if self._pieces:
-            box = self._spec.grid.box(low, high)
+            box = self._record.spec.grid.box(low, high)
             for index in itertools.product(*map(range, *box)):
                 piece = self._pieces.get(self._rank(index))
                 if piece is not None:
-                    self._spec.blender.fold(block, low, piece, self._piece_start(index), index)
+                    self._record.spec.blender.fold(block, low, piece, self._piece_start(index), index)
 
     def finished(self) -> torch.Tensor:
         """The tile, complete."""
@@ -232,12 +230,12 @@ class TileInProgress:
         return tuple(reversed(index))
 
     def _piece_start(self, index: Index) -> list[int]:
-        return [max(a, b) for a, b in zip(self.start, self._spec.grid.window.start(index), strict=True)]
+        return [max(a, b) for a, b in zip(self.start, self._record.spec.grid.window.start(index), strict=True)]
 
     def _piece_of(self, window: Array, window_start: Sequence[int]) -> Array:
         """A copy of what lies in this tile, or the window itself where that is all of it."""
         inside = []
-        for a, n, b, m in zip(self.start, self._layout.tile_shape, window_start, window.shape, strict=True):
+        for a, n, b, m in zip(self.start, self._record.layout.tile_shape, window_start, window.shape, strict=True):
             inside.append(slice(max(a, b) - b, min(a + n, b + m) - b))
         piece = window[tuple(inside)]
         if piece.shape == window.shape:
@@ -250,10 +248,10 @@ class TileInProgress:
 
     def _fold(self, index: Index, piece: Array, piece_start: Sequence[int]) -> None:
         if self._prefix is None:
-            blank = torch.empty(self._layout.tile_shape, dtype=self._layout.dtype)
-            self._spec.blender.blank(blank)
-            self._prefix = as_array(blank)
-        self._spec.blender.fold(self._prefix, self.start, piece, piece_start, index)
+            tile = torch.empty(self._record.layout.tile_shape, dtype=self._record.layout.dtype)
+            self._record.spec.blender.blank(tile)
+            self._prefix = as_array(tile)
+        self._record.spec.blender.fold(self._prefix, self.start, piece, piece_start, index)
         self._prefix_length += 1
 
     def _absorb(self) -> None:

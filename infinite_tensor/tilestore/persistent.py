@@ -13,14 +13,15 @@ from typing import Any
 
 import torch
 
-from infinite_tensor.definition import Definition, changed_functions, differences
+from infinite_tensor.compat import accepts_old_keywords
+from infinite_tensor.definition import Definition, UnknownBlend, changed_functions, differences
 from infinite_tensor.errors import FunctionChangedWarning, StoreError, ValidationError
 from infinite_tensor.spec import TensorSpec
 from infinite_tensor.tilestore.access import TileAccess
 from infinite_tensor.tilestore.at_exit import flush_at_exit
-from infinite_tensor.tilestore.cache import Record, TileCache, stored_errors
+from infinite_tensor.tilestore.cache import TileCache, stored_errors
 from infinite_tensor.tilestore.contract import Access, TensorInfo, TileStore, check_same, mismatch, unknown_tensor
-from infinite_tensor.tilestore.layout import TileLayout, tile_shape_of
+from infinite_tensor.tilestore.layout import Record, TileLayout, tile_shape_of
 from infinite_tensor.tilestore.lru import LRU, check_limit
 from infinite_tensor.tilestore.partial import PartialTile, TileInProgress
 from infinite_tensor.window import Index
@@ -53,6 +54,7 @@ class PersistentTileStore(TileStore):
     two at a time for writing, and raise OSError where storage fails.
     """
 
+    @accepts_old_keywords
     def __init__(
         self,
         tile_size: int | Sequence[int] = 512,
@@ -132,8 +134,11 @@ class PersistentTileStore(TileStore):
             known = self._records.get(spec.tensor_id)
             if known is None:
                 self._records[spec.tensor_id] = self._register_stored(spec)
-            else:
-                check_same(spec.tensor_id, known.spec.definition, spec.definition, self)
+                return
+            check_same(spec.tensor_id, known.spec.definition, spec.definition, self)
+            if isinstance(known.spec.blend, UnknownBlend):
+                # Opened for reading before; now there is the blend to go on with.
+                known.spec = spec
 
     def access(self, spec: TensorSpec) -> Access:
         """Begin a read of a tensor; raises what a background write has failed with since the last call."""
@@ -210,6 +215,12 @@ class PersistentTileStore(TileStore):
             self._records.clear()
             self._close_backend()
 
+    def _registered(self) -> list[str]:
+        return list(self._records)
+
+    def _set_tile_size(self, tensor_id: str, tile_size: int | Sequence[int]) -> None:
+        self._tile_sizes[tensor_id] = tile_size
+
     def _flush_at_exit(self) -> None:
         if not self._closed:
             self.flush()
@@ -257,8 +268,8 @@ class PersistentTileStore(TileStore):
         tensor_id = spec.tensor_id
         if stored.get("format", FORMAT) > FORMAT:
             raise StoreError(
-                f"{self!r}: tensor {tensor_id!r} is stored in format {stored['format']}, this version reads up to {FORMAT}; "
-                "upgrade infinite-tensor"
+                f"{self!r}: tensor {tensor_id!r} is stored in format {stored['format']}, this version reads up to "
+                f"{FORMAT}; upgrade infinite-tensor"
             )
         definition = Definition.from_json(stored)
         before = {**definition.values(), "tile_size": stored["tile_size"]}

@@ -99,7 +99,7 @@ class Writer(Generic[K, J]):
             failure = None
             try:
                 write(self._writing)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  (kept for whoever reads or flushes next)
                 failure = error
             self._end(failure)
 

@@ -17,6 +17,7 @@ from zarr.codecs import Crc32cCodec, ZstdCodec
 from zarr.core.sync import sync
 
 from infinite_tensor.blend import as_array
+from infinite_tensor.compat import accepts_old_keywords
 from infinite_tensor.definition import dtype_of, scalar_from_json
 from infinite_tensor.errors import DamagedDataWarning, StoreError
 from infinite_tensor.indexing import COORDINATE_LIMIT
@@ -100,6 +101,7 @@ class ZarrTileStore(PersistentTileStore):
     >>> store.close()
     """
 
+    @accepts_old_keywords
     def __init__(
         self,
         target: str | os.PathLike[str] | Store,
@@ -132,6 +134,8 @@ class ZarrTileStore(PersistentTileStore):
             self._open_root_in(self.mode)
         except StoreError:
             raise
+        except FileNotFoundError as error:
+            raise StoreError(f"{self!r}: there is no store; mode 'a' or 'w' creates one") from error
         except OSError as error:
             raise StoreError(f"{self!r} cannot be opened: {type(error).__name__}: {error}") from error
 
@@ -312,7 +316,7 @@ def _group(attributes: Mapping[str, Any]) -> bytes:
 
 
 def _attributes(document: bytes, where: str) -> dict[str, Any] | None:
-    """This library's attributes of a group; None where it has none."""
+    """The attributes of this library in a group; None where it has none."""
     try:
         found = json.loads(document)["attributes"].get(_ATTRIBUTE)
     except (ValueError, KeyError, AttributeError, TypeError) as error:
@@ -345,5 +349,6 @@ def _from_stored(block: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tenso
 
 
 def _fill_value(definition: Mapping[str, Any], dtype: torch.dtype) -> object:
-    fill = torch.tensor([scalar_from_json(definition["blend_init"]) or 0]).to(dtype)
+    init = scalar_from_json(definition["blend_init"])
+    fill = torch.tensor([0 if init is None else init], dtype=dtype)
     return _to_stored(fill)[0].item()

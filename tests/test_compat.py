@@ -1,0 +1,96 @@
+"""The spelling of version 0.2 works, and says what the new one is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from infinite_tensor import (
+    HDF5TileStore,
+    InfiniteTensor,
+    MemoryTileStore,
+    TensorWindow,
+    TileStore,
+    ValidationError,
+    ZarrTileStore,
+)
+
+WINDOW = TensorWindow((4, 4))
+STORES: list[Callable[[Path], TileStore]] = [
+    lambda _path: MemoryTileStore(),
+    lambda path: ZarrTileStore(path / "s"),
+    lambda path: HDF5TileStore(path / "s.h5"),
+]
+
+
+def f(ctx: tuple[int, ...]) -> torch.Tensor:
+    return torch.full((4, 4), float(sum(ctx)))
+
+
+@pytest.mark.parametrize("make", STORES)
+def test_get_or_create_makes_a_tensor_once(make: Callable[[Path], TileStore], tmp_path: Path) -> None:
+    store = make(tmp_path)
+    with pytest.warns(DeprecationWarning, match="get_or_create is deprecated; use InfiniteTensor"):
+        t = store.get_or_create("t", (None, None), f, WINDOW, tile_size=8)
+    assert t[0:8, 4].tolist() == [1] * 4 + [2] * 4
+    with pytest.warns(DeprecationWarning, match="get_or_create"):
+        again = store.get_or_create("t", (None, None), f, WINDOW, tile_size=8)
+    assert again is t
+    with pytest.warns(DeprecationWarning, match="get_or_create"), pytest.raises(ValidationError, match="stride"):
+        store.get_or_create("t", (None, None), f, TensorWindow((4, 4), stride=2), tile_size=8)
+
+
+@pytest.mark.parametrize("make", STORES)
+def test_get_or_create_chains(make: Callable[[Path], TileStore], tmp_path: Path) -> None:
+    store = make(tmp_path)
+    with pytest.warns(DeprecationWarning, match="get_or_create"):
+        base = store.get_or_create(None, (None, None), f, WINDOW)
+        both = store.get_or_create(
+            7, (None, None), lambda c, a: [x + 1 for x in a], WINDOW, args=(base,), args_windows=(WINDOW,), batch_size=2
+        )
+    assert both.tensor_id == "7"
+    assert both[0:8, 0].tolist() == [1] * 4 + [2] * 4
+
+
+def test_tile_size_holds_for_one_tensor_and_direct_ignores_it(tmp_path: Path) -> None:
+    store = ZarrTileStore(tmp_path, tile_size=16)
+    with pytest.warns(DeprecationWarning, match="get_or_create"):
+        store.get_or_create("a", (None, None), f, WINDOW, tile_size=8)
+        store.get_or_create("b", (None, None), f, WINDOW, tile_size=8, cache_method="direct")
+    assert [store.tensor_info(name).definition["tile_size"] for name in "ab"] == [[8, 8], [16, 16]]
+
+
+def test_cache_limit_bounds_a_memory_store() -> None:
+    def limit_after(**options: object) -> int | None:
+        store = MemoryTileStore()
+        with pytest.warns(DeprecationWarning, match="get_or_create"):
+            store.get_or_create("t", (None, None), f, WINDOW, **options)  # type: ignore[arg-type]
+        return store.cache_size_bytes
+
+    assert limit_after() is None
+    assert limit_after(cache_method="direct") == 10 * 2**20
+    assert limit_after(cache_method="direct", cache_limit=None) is None
+    assert limit_after(cache_method="direct", cache_limit=4096) == 4096
+    for wrong in ({"cache_method": "other"}, {"cache_limit": -1}):
+        with pytest.raises(ValidationError, match="cache_"):
+            limit_after(**wrong)
+
+
+@pytest.mark.parametrize("make", STORES)
+def test_clear_direct_caches(make: Callable[[Path], TileStore], tmp_path: Path) -> None:
+    store = make(tmp_path)
+    t = InfiniteTensor((None, None), f, WINDOW, tile_store=store)
+    before = t[0:4, 0:4]
+    with pytest.warns(DeprecationWarning, match=r"use store.clear_cache"):
+        store.clear_direct_caches()
+    assert torch.equal(t[0:4, 0:4], before)
+
+
+@pytest.mark.parametrize("make", [ZarrTileStore, HDF5TileStore])
+def test_tile_cache_size_is_cache_size_tiles(make: type[TileStore], tmp_path: Path) -> None:
+    with pytest.warns(DeprecationWarning, match="use cache_size_tiles="):
+        store = make(tmp_path / "s", tile_cache_size=3)  # type: ignore[call-arg]
+    assert store._tiles.entries.max_items == 3  # type: ignore[attr-defined]

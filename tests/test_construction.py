@@ -1,0 +1,131 @@
+"""Wrong input is named: what was given, what was expected."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from infinite_tensor import InfiniteTensor, InfiniteTensorError, MemoryTileStore, TensorWindow, ValidationError
+from infinite_tensor.tilestore.layout import tile_shape_of
+
+WINDOW = TensorWindow((4, 4))
+
+
+def base() -> InfiniteTensor:
+    return InfiniteTensor((None, None), lambda _ctx: torch.zeros(4, 4), WINDOW)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"shape": ()}, "shape must be a tuple"),
+        ({"shape": 4}, "shape must be a tuple"),
+        ({"shape": (None, 0)}, "positive ints and None"),
+        ({"shape": (None, 2.5)}, "positive ints and None"),
+        ({"shape": (None, True)}, "positive ints and None"),
+        ({"shape": (None,)}, "output_window has 2 dimensions"),
+        ({"f": None}, "f must be callable, got None"),
+        ({"output_window": (4, 4)}, "output_window must be a TensorWindow"),
+        ({"output_window": TensorWindow((4, 4), dimension_map=(0, 2))}, "follows window coordinate 2"),
+        ({"dtype": "float32"}, "dtype must be one of"),
+        ({"dtype": torch.qint8}, "dtype must be one of"),
+        ({"device": "gpu"}, "device 'gpu'"),
+        ({"device": 1.5}, "device must be"),
+        ({"tensor_id": ""}, "non-empty str"),
+        ({"tensor_id": 7}, "non-empty str, got 7"),
+        ({"tensor_id": "\ud800"}, "not valid Unicode"),
+        ({"tile_store": "store.zarr"}, "tile_store must be a TileStore"),
+        ({"args": 3}, "args must be a tuple or list"),
+        ({"args": [torch.zeros(4, 4)], "args_windows": [WINDOW]}, r"args\[0\] must be an InfiniteTensor"),
+        ({"args": [base()]}, "1 args, 0 windows"),
+        ({"args": [base()], "args_windows": [WINDOW, WINDOW]}, "1 args, 2 windows"),
+        ({"args": [base()], "args_windows": [None]}, r"args_windows\[0\] must be a TensorWindow"),
+        ({"args": [base()], "args_windows": [TensorWindow((4,))]}, r"args_windows\[0\] has 1 dimensions"),
+        (
+            {"args": [base()], "args_windows": [TensorWindow((4, 4), dimension_map=(2, 0))]},
+            r"args_windows\[0\]: dimension 0 follows window coordinate 2",
+        ),
+        ({"batch_size": 0}, "batch_size must be a positive int"),
+        ({"batch_size": (2, 4)}, "contain 1"),
+        ({"blend": 3}, "blend must be callable"),
+        ({"blend": lambda a, b: (a + b).double()}, "blend must map"),
+        ({"blend": lambda a, _b: a.sum()}, "blend must map"),
+        ({"blend": torch.maximum, "dtype": torch.complex64}, "does not work on torch.complex64"),
+        ({"blend": torch.maximum, "dtype": torch.uint16}, "does not work on torch.uint16"),
+        ({"blend_init": "0"}, "blend_init must be a number"),
+        ({"blend_init": 0.5, "dtype": torch.int32}, "blend_init 0.5 does not fit torch.int32"),
+        ({"version": object()}, "version must be a JSON value"),
+    ],
+)
+def test_a_wrong_argument_is_refused(change: dict[str, Any], said: str) -> None:
+    arguments: dict[str, Any] = {"shape": (None, None), "f": lambda _ctx: torch.zeros(4, 4), "output_window": WINDOW}
+    with pytest.raises(ValidationError, match=said) as caught:
+        InfiniteTensor(**(arguments | change))
+    assert isinstance(caught.value, ValueError)
+    assert isinstance(caught.value, InfiniteTensorError)
+
+
+def test_a_refused_tensor_leaves_no_trace_in_its_store() -> None:
+    store = MemoryTileStore()
+    with pytest.raises(ValidationError):
+        InfiniteTensor((None, None), base, WINDOW, tile_store=store, tensor_id="t", blend_init="x")  # type: ignore[arg-type]
+    assert store.tensor_ids() == []
+
+
+@pytest.mark.parametrize(
+    ("shape", "tile_size", "tile"),
+    [
+        ((None, None), 8, (8, 8)),
+        ((3, None, None), 8, (3, 8, 8)),
+        ((3, None, None), (8, 4), (3, 8, 4)),
+        ((30, None, None), (2, 8, 4), (2, 8, 4)),
+        ((30, 40), 8, (8, 8)),
+        ((30, 4), 8, (8, 4)),
+        ((30, 40), (7, 100), (7, 40)),
+        ((None, 5), (8,), (8, 5)),
+    ],
+)
+def test_tile_size_in_its_forms(shape: tuple[int | None, ...], tile_size: object, tile: tuple[int, ...]) -> None:
+    assert tile_shape_of(shape, tile_size) == tile
+
+
+@pytest.mark.parametrize("tile_size", [0, -1, True, 2.5, "8", (8,), (8, 8, 8, 8), (8, 0), (8, None), None])
+def test_other_tile_sizes_are_refused(tile_size: object) -> None:
+    with pytest.raises(ValidationError, match="tile_size"):
+        tile_shape_of((3, None, None), tile_size)
+
+
+def test_repr_says_what_it_is() -> None:
+    t = InfiniteTensor((3, None), lambda _ctx: torch.zeros(3, 4), TensorWindow((3, 4), stride=2), tensor_id="map")
+    assert repr(t) == (
+        "InfiniteTensor(shape=(3, None), dtype=torch.float32, tensor_id='map', "
+        "output_window=TensorWindow((3, 4), stride=(2, 2)), tile_store=MemoryTileStore())"
+    )
+
+
+def test_properties_give_back_what_was_given() -> None:
+    def f(_ctx: object, _region: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(4, 4)
+
+    source = base()
+    store = MemoryTileStore()
+    t = InfiniteTensor(
+        [None, 8],
+        f,
+        WINDOW,
+        args=[source],
+        args_windows=[WINDOW],
+        tile_store=store,
+        tensor_id="x",
+        batch_size=(4, 1),
+        blend=torch.maximum,
+        blend_init=-1,
+        version={"seed": 1},
+    )
+    assert (t.shape, t.f, t.args, t.args_windows, t.output_window) == ((None, 8), f, (source,), (WINDOW,), WINDOW)
+    assert (t.tensor_id, t.uuid, t.tile_store, t.batch_size) == ("x", "x", store, (1, 4))
+    assert (t.blend, t.blend_init, t.version) == (torch.maximum, -1, {"seed": 1})
+    assert (t.dtype, t.device) == (torch.float32, torch.device("cpu"))
+    assert base().tensor_id != base().tensor_id

@@ -1,0 +1,152 @@
+"""``t.to(...)``: device and dtype change in place, with what is stored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from infinite_tensor import (
+    DtypeMismatchError,
+    InfiniteTensor,
+    MemoryTileStore,
+    TensorWindow,
+    TileStore,
+    ValidationError,
+    ZarrTileStore,
+)
+
+
+class Typed:
+    def __init__(self) -> None:
+        self.calls = 0
+        self.dtype = torch.float32
+        self.device = "cpu"
+
+    def __call__(self, ctx: tuple[int, ...]) -> torch.Tensor:
+        self.calls += 1
+        return torch.full((4,), float(ctx[0]) + 0.5, dtype=self.dtype, device=self.device)
+
+
+def made(f: Typed, store: TileStore | None = None, **options: Any) -> InfiniteTensor:
+    return InfiniteTensor((None,), f, TensorWindow((4,)), tile_store=store, **options)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [
+        ((torch.float64,), {}),
+        (("cpu", torch.float64), {}),
+        ((torch.device("cpu"), torch.float64, True), {}),
+        ((torch.zeros(1, dtype=torch.float64),), {}),
+        ((), {"dtype": torch.float64}),
+        ((), {"device": "cpu", "dtype": torch.float64, "non_blocking": True}),
+        ((None, torch.float64), {"copy": False}),
+    ],
+)
+def test_every_form_that_torch_takes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    f = Typed()
+    t = made(f)
+    before = t[0:8]
+    assert t.to(*args, **kwargs) is t
+    assert t.dtype == torch.float64
+    assert torch.equal(t[0:8], before.double())
+    assert f.calls == 2
+
+
+def test_another_infinite_tensor_is_a_target() -> None:
+    other = InfiniteTensor((None,), Typed(), TensorWindow((4,)), dtype=torch.int16)
+    assert made(Typed()).to(other).dtype == torch.int16
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [
+        (("cpu", "cpu"), {}),
+        (("cpu",), {"device": "cpu"}),
+        ((torch.float64,), {"dtype": torch.float64}),
+        ((), {"colour": 1}),
+        ((3.5,), {}),
+        ((torch.float64,), {"copy": True}),
+        ((torch.float64, False, True), {}),
+        ((), {"memory_format": torch.contiguous_format}),
+    ],
+)
+def test_what_torch_refuses_is_a_type_error(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    t = made(Typed())
+    with pytest.raises(TypeError):
+        t.to(*args, **kwargs)
+    assert t.dtype == torch.float32
+
+
+def test_from_then_on_f_must_return_the_new_dtype() -> None:
+    f = Typed()
+    t = made(f).to(torch.float64)
+    with pytest.raises(DtypeMismatchError):
+        t[0:4]
+    f.dtype = torch.float64
+    assert t[0:4].tolist() == [0.5] * 4
+
+
+def test_a_move_that_cannot_be_changes_nothing() -> None:
+    t = made(Typed(), blend_init=float("inf"))
+    before = t[0:4]
+    with pytest.raises(ValidationError, match="does not fit torch.int32"):
+        t.to(torch.int32)
+    with pytest.raises(ValidationError, match="dtype must be one of"):
+        t.to(torch.float8_e4m3fn)
+    assert t.dtype == torch.float32
+    assert torch.equal(t[0:4], before)
+
+
+def test_a_move_that_fails_midway_is_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    f = Typed()
+    t = made(f)
+    before = t[0:8]
+
+    def failing(*_args: object) -> TileStore:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr("infinite_tensor.tilestore.memory.as_tensor", failing)
+    with pytest.raises(MemoryError):
+        t.to(torch.float64)
+    monkeypatch.undo()
+    assert t.dtype == torch.float32
+    assert torch.equal(t[0:8], before)
+    assert f.calls == 2
+
+
+def test_a_persistent_store_keeps_its_dtype_and_follows_a_device(tmp_path: Path) -> None:
+    f = Typed()
+    t = made(f, ZarrTileStore(tmp_path / "s", tile_size=8), tensor_id="t")
+    before = t[0:8]
+    with pytest.raises(ValidationError, match=r"torch.float32.*cannot become torch.float64"):
+        t.to(torch.float64)
+    assert (t.dtype, t.device.type) == (torch.float32, "cpu")
+    t.to("meta")
+    assert t.device.type == "meta"
+    t.to("cpu")
+    assert torch.equal(t[0:8], before)
+    assert f.calls == 2
+
+
+def test_one_id_on_two_devices_is_refused_and_pointed_to_move() -> None:
+    store = MemoryTileStore()
+    made(Typed(), store, tensor_id="t")
+    with pytest.raises(ValidationError, match=r"kept on cpu, given meta; move it with tensor.to"):
+        made(Typed(), store, tensor_id="t", device="meta")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a cuda device")
+def test_a_cuda_tensor_reads_and_stores_like_one_on_the_cpu(tmp_path: Path) -> None:
+    for store in (MemoryTileStore(), ZarrTileStore(tmp_path / "s", tile_size=8)):
+        f = Typed()
+        f.device = "cuda"
+        t = made(f, store, tensor_id="t", device="cuda")
+        on_device = t[-3:9]
+        assert on_device.device.type == "cuda"
+        t.to("cpu")
+        assert torch.equal(t[-3:9], on_device.cpu())
+        assert f.calls == 4

@@ -1,0 +1,376 @@
+"""What a persistent store keeps, and when."""
+
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import zarr
+from zarr.storage import MemoryStore
+
+from infinite_tensor import (
+    FunctionChangedWarning,
+    HDF5TileStore,
+    InfiniteTensor,
+    StoreError,
+    TensorWindow,
+    TileAccessError,
+    ValidationError,
+    ZarrTileStore,
+    open_store,
+)
+from infinite_tensor.tilestore.persistent import PersistentTileStore
+
+Make = Callable[..., PersistentTileStore]
+
+
+@pytest.fixture(params=["zarr", "hdf5"])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
+    """Opens one store again and again."""
+    kind, name = (ZarrTileStore, "s.zarr") if request.param == "zarr" else (HDF5TileStore, "s.h5")
+    return lambda **options: kind(tmp_path / name, **({"tile_size": 8} | options))  # type: ignore[arg-type]
+
+
+class Counted:
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, ...]] = []
+
+    def __call__(self, ctx: tuple[int, ...]) -> torch.Tensor:
+        self.calls.append(ctx)
+        return torch.full((4, 4), 100.0 * ctx[0] + ctx[1])
+
+
+def overlapping(store: PersistentTileStore, f: Callable[..., torch.Tensor], **options: Any) -> InfiniteTensor:
+    window = TensorWindow((4, 4), stride=3)
+    return InfiniteTensor((None, None), f, window, tile_store=store, tensor_id="t", **options)
+
+
+def test_partial_tiles_survive_a_close(make: Make) -> None:
+    f = Counted()
+    with make() as store:
+        expected = overlapping(store, f)[-3:5, 1:3]
+        assert store.tensor_info("t").tiles_partial > 0
+    calls = len(f.calls)
+    with make() as store:
+        assert torch.equal(overlapping(store, f)[-3:5, 1:3], expected)
+    assert len(f.calls) == calls
+
+
+def test_reads_in_many_sessions_complete_a_tile_with_the_bits_of_one(make: Make, tmp_path: Path) -> None:
+    f = Counted()
+    for x in (6, 0, 3, 5, 0):
+        with make() as store:
+            overlapping(store, f)[0:8, x : x + 2]
+    assert len(f.calls) == len(set(f.calls))
+    with make() as store:
+        t = overlapping(store, f)
+        pixels = t[0:8, 0:8]
+        info = store.tensor_info("t")
+    assert info.tiles_complete >= 1
+    whole = overlapping(ZarrTileStore(tmp_path / "other", tile_size=64), Counted())
+    assert torch.equal(pixels, whole[0:8, 0:8])
+
+
+def test_cache_limits_of_one_tile_lose_nothing(make: Make) -> None:
+    f = Counted()
+    with make(cache_size_tiles=1) as store:
+        t = overlapping(store, f)
+        for y in range(-20, 20, 3):
+            t[y : y + 3, -9:9]
+        assert len(store._tiles.entries) <= 1
+        t[-20:20, -9:9]
+    assert len(f.calls) == len(set(f.calls))
+
+
+def test_flush_makes_everything_visible_to_another_store(tmp_path: Path) -> None:
+    store = ZarrTileStore(tmp_path, tile_size=8)
+    f = Counted()
+    expected = overlapping(store, f)[0:5, 0:5]
+    store.flush()
+    assert torch.equal(ZarrTileStore(tmp_path, mode="r").open("t")[0:5, 0:5], expected)
+
+
+def test_windows_do_not_wait_longer_than_the_flush_interval(tmp_path: Path) -> None:
+    store = ZarrTileStore(tmp_path, tile_size=8, flush_interval=0.0)
+    t = overlapping(store, Counted())
+    t[0:2, 0:2]
+    t[0:2, 3:5]
+    store._tiles._writer.drain()
+    assert ZarrTileStore(tmp_path, mode="r").open("t")[0:2, 0:2].shape == (2, 2)
+
+
+@pytest.mark.parametrize("end", ["", "del t, store", "store.close()", "t = store = None; import gc; gc.collect()"])
+@pytest.mark.parametrize("kind", ["zarr", "h5"])
+def test_what_a_process_leaves_behind_is_complete(tmp_path: Path, end: str, kind: str) -> None:
+    target = tmp_path / f"s.{kind}"
+    code = (
+        "import sys, torch\n"
+        "from infinite_tensor import InfiniteTensor, TensorWindow, open_store\n"
+        "store = open_store(sys.argv[1], tile_size=8)\n"
+        "f = lambda ctx: torch.full((4, 4), float(sum(ctx)))\n"
+        "t = InfiniteTensor((None, None), f, TensorWindow((4, 4), stride=3), tile_store=store, tensor_id='t')\n"
+        f"t[-9:9, 0:3]\n{end}\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(target)], check=True, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("", "")
+    with open_store(target, mode="r") as store:
+        assert store.open("t")[-9:9, 0:3].shape == (18, 3)
+
+
+def test_a_dropped_store_hands_its_data_to_the_writer(tmp_path: Path) -> None:
+    store = ZarrTileStore(tmp_path, tile_size=8)
+    t = overlapping(store, Counted())
+    t[0:2, 0:2]
+    writer = store._tiles._writer
+    del t, store
+    gc.collect()
+    writer.drain()
+    assert ZarrTileStore(tmp_path, mode="r").open("t")[0:2, 0:2].shape == (2, 2)
+
+
+def test_a_read_only_store_serves_what_is_stored_and_computes_the_rest_in_memory(make: Make, tmp_path: Path) -> None:
+    f = Counted()
+    with make() as store:
+        overlapping(store, f)[0:5, 0:5]
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    f.calls.clear()
+    with make(mode="r") as store:
+        t = overlapping(store, f)
+        t[0:5, 0:5]
+        assert f.calls == []
+        t[20:30, 20:30]
+        new = InfiniteTensor((4, 4), lambda _c: torch.ones(4, 4), TensorWindow((4, 4)), tile_store=store)
+        assert new[...].unique().tolist() == [1]
+        with pytest.raises(ValidationError, match="read-only"):
+            store.clear_tensor("t")
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_without_f_the_stored_part_is_readable_and_the_rest_is_named(make: Make) -> None:
+    with make() as store:
+        overlapping(store, Counted())[0:6, 0:6]
+    with make() as store:
+        t = store.open("t")
+        assert t.f is None
+        assert t[3:6, 0:6].shape == (3, 6)
+        with pytest.raises(TileAccessError, match=r"'t' was opened without f.*\[99:103, -3:4\].*f=\.\.\."):
+            t[100:102, 0:1]
+
+
+def test_a_chain_reopens_from_the_id_of_its_end(make: Make) -> None:
+    with make() as store:
+        base = overlapping(store, Counted())
+        top = InfiniteTensor(
+            (None, None),
+            lambda _ctx, a: a * 2,
+            TensorWindow((4, 4)),
+            args=(base,),
+            args_windows=(TensorWindow((4, 4)),),
+            tile_store=store,
+            tensor_id="top",
+        )
+        expected = top[0:4, 0:4]
+    with make() as store:
+        again = store.open("top")
+        assert torch.equal(again[0:4, 0:4], expected)
+        assert again.args[0].tensor_id == "t"
+        assert torch.equal(again.args[0][0:4, 0:4] * 2, expected)
+        source = store.open("t", f=Counted())
+        longer = store.open("top", f=lambda _ctx, a: a * 2, args=[source])
+        assert longer[0:8, 0:4].shape == (8, 4)
+        with pytest.raises(ValidationError, match=r"args\[0\].digest"):
+            store.open("top", args=[again])
+
+
+def test_a_changed_function_warns_and_a_changed_version_is_refused(make: Make) -> None:
+    with make() as store:
+        overlapping(store, lambda _ctx: torch.ones(4, 4), version={"seed": 1})[0:4, 0:4]
+    with make() as store:
+        with pytest.warns(FunctionChangedWarning, match=r"f of tensor 't' is not the one.*version="):
+            t = overlapping(store, lambda _ctx: torch.zeros(4, 4), version={"seed": 1})
+        assert t[0:4, 0:4].unique().tolist() != [0]
+    with make() as store, pytest.raises(ValidationError, match="version.seed: stored 1, given 2"):
+        overlapping(store, lambda _ctx: torch.ones(4, 4), version={"seed": 2})
+    with make() as store, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        overlapping(store, lambda _ctx: torch.ones(4, 4), version={"seed": 1})
+
+
+def test_another_tile_size_is_refused_but_open_takes_the_stored_one(make: Make) -> None:
+    with make() as store:
+        overlapping(store, Counted())[0:8, 0:8]
+    with make(tile_size=16) as store:
+        with pytest.raises(ValidationError, match=r"tile_size: stored \[8, 8\], given \[16, 16\]"):
+            overlapping(store, Counted())
+        assert store.open("t")[0:8, 0:8].shape == (8, 8)
+
+
+def test_finite_dimensions_can_be_tiled_too(make: Make) -> None:
+    f = Counted()
+    with make(tile_size=(3, 5)) as store:
+        t = InfiniteTensor((10, 12), f, TensorWindow((4, 4), stride=2), tile_store=store, tensor_id="t")
+        expected = t[...]
+        assert store.tensor_info("t").definition["tile_size"] == [3, 5]
+        assert store.tensor_info("t").tiles_complete == 12
+    with make(tile_size=(3, 5)) as store:
+        assert torch.equal(store.open("t")[...], expected)
+
+
+def test_modes(make: Make, tmp_path: Path) -> None:
+    for mode in ("r", "r+"):
+        with pytest.raises(StoreError, match="there is no"):
+            make(mode=mode)
+    with pytest.raises(ValidationError, match="mode must be one of r, r\\+, a, w, w-, got 'x'"):
+        make(mode="x")
+    with make(mode="w-") as store:
+        overlapping(store, Counted())[0:4, 0:4]
+    with pytest.raises(StoreError, match="already"):
+        make(mode="w-")
+    with make(mode="r+") as store:
+        assert store.tensor_ids() == ["t"]
+    store = make(mode="w")
+    assert store.tensor_ids() == []
+    overlapping(store, Counted())
+    store.close()
+    with store:
+        assert store.tensor_ids() == ["t"]
+
+
+def test_mode_w_does_not_delete_what_is_not_ours(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(StoreError, match="not of this library"):
+        ZarrTileStore(tmp_path, mode="w")
+    zarr.create_group(tmp_path / "theirs")
+    for mode in ("a", "w"):
+        with pytest.raises(StoreError, match="not of this library"):
+            ZarrTileStore(tmp_path / "theirs", mode=mode)
+    (tmp_path / "note.h5").write_text("not HDF5 at all")
+    for mode in ("a", "w"):
+        with pytest.raises(StoreError):
+            HDF5TileStore(tmp_path / "note.h5", mode=mode)
+    assert (tmp_path / "thesis.txt").read_text() == "years of work"
+    assert (tmp_path / "note.h5").read_text() == "not HDF5 at all"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_plain_zarr_reads_a_complete_tile_where_the_origin_says(tmp_path: Path, dtype: torch.dtype) -> None:
+    with ZarrTileStore(tmp_path, tile_size=8) as store:
+        t = InfiniteTensor(
+            (None, 3, None),
+            lambda ctx: torch.full((4, 3, 4), 10 * ctx[0] + ctx[2], dtype=dtype),
+            TensorWindow((4, 3, 4)),
+            dtype=dtype,
+            tile_store=store,
+            tensor_id="a map",
+        )
+        pixels = t[-8:0, :, 8:16]
+        info = store.tensor_info("a map")
+    array = zarr.open_array(tmp_path, path=info.location, mode="r")
+    y, _, x = info.definition["origin"]
+    stored = np.asarray(array[y - 8 : y, :, x + 8 : x + 16])
+    expected = pixels.view(torch.uint16) if dtype is torch.bfloat16 else pixels
+    assert np.array_equal(stored, expected.numpy())
+    group = json.loads((tmp_path / info.location).parent.joinpath("zarr.json").read_text())
+    assert group["attributes"]["infinite_tensor"]["tensor_id"] == "a map"
+
+
+def test_a_zarr_store_object_is_a_target() -> None:
+    memory = MemoryStore()
+    with ZarrTileStore(memory, tile_size=8) as store:
+        expected = overlapping(store, Counted())[0:4, 0:4]
+    with ZarrTileStore(memory, mode="r") as store:
+        assert torch.equal(store.open("t")[0:4, 0:4], expected)
+
+
+def test_open_store_picks_the_backend(tmp_path: Path) -> None:
+    for name in ("a.h5", "A.HDF5"):
+        with open_store(tmp_path / name) as store:
+            assert isinstance(store, HDF5TileStore)
+    for target in (tmp_path / "b", f"file://{tmp_path}/c", f"memory://{tmp_path}"):
+        with open_store(target, tile_size=8) as store:
+            assert isinstance(store, ZarrTileStore)
+    assert (tmp_path / "c" / "zarr.json").is_file()
+
+
+def test_credentials_are_never_shown(tmp_path: Path) -> None:
+    store = ZarrTileStore(f"memory://key:secret@{tmp_path}", storage_options={"skip_instance_cache": True})
+    assert "secret" not in repr(store)
+    assert "skip_instance_cache" not in repr(store)
+
+
+def test_a_damaged_tile_is_recomputed_with_a_warning(tmp_path: Path) -> None:
+    f = Counted()
+    with ZarrTileStore(tmp_path, tile_size=8) as store:
+        t = overlapping(store, f)
+        expected = t[0:8, 0:8]
+        location = store.tensor_info("t").location
+    chunk = max(
+        (path for path in (tmp_path / location / "c").rglob("*") if path.is_file()), key=lambda p: p.stat().st_size
+    )
+    chunk.write_bytes(chunk.read_bytes()[:-1] + b"?")
+    with ZarrTileStore(tmp_path, tile_size=8) as store:
+        with pytest.warns(match="is damaged"):
+            assert torch.equal(overlapping(store, f)[0:8, 0:8], expected)
+        assert torch.equal(overlapping(store, f)[0:8, 0:8], expected)
+
+
+def test_a_failed_write_is_reported_once_named_and_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(ZarrTileStore):
+        full = True
+
+        def _write_tiles(self, tensor_id: str, tiles: Any) -> None:
+            if self.full:
+                raise OSError(28, "No space left on device")
+            super()._write_tiles(tensor_id, tiles)
+
+    store = Full(tmp_path, tile_size=8)
+    f = Counted()
+    t = overlapping(store, f)
+    expected = t[-1:9, -1:9]
+    with pytest.raises(StoreError, match=r"(?s)could not store tile \(0, 0\).*'t'.*No space left"):
+        store.flush()
+    assert torch.equal(t[-1:9, -1:9], expected)
+    monkeypatch.setattr(Full, "full", False)
+    store.flush()
+    assert len(f.calls) == len(set(f.calls))
+    assert torch.equal(ZarrTileStore(tmp_path, mode="r").open("t")[-1:9, -1:9], expected)
+
+
+def test_import_is_light() -> None:
+    code = (
+        "import sys, torch, time\nbegin = time.perf_counter()\nimport infinite_tensor\n"
+        "print(time.perf_counter() - begin, *[name for name in ('zarr', 'h5py') if name in sys.modules])"
+    )
+    runs = [
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+        for _ in range(3)
+    ]
+    assert all(len(run) == 1 for run in runs)
+    assert min(float(run[0]) for run in runs) < 0.05
+
+
+def test_a_tensor_opened_without_its_blend_goes_on_once_the_blend_is_there(make: Make) -> None:
+    def halved(existing: torch.Tensor, incoming: torch.Tensor) -> torch.Tensor:
+        return existing * 0.5 + incoming
+
+    f = Counted()
+    with make() as store:
+        expected = overlapping(store, f, blend=halved)[0:8, 0:8]
+        store.clear_tensor("t")
+        overlapping(store, f, blend=halved)[0:8, 0:2]
+    with make() as store:
+        stored = store.open("t")
+        with pytest.raises(ValidationError, match="needs the blend .*halved"):
+            stored[0:2, 0:2]
+        with pytest.raises(ValidationError, match="give it as blend="):
+            store.open("t", f=f)
+        assert torch.equal(store.open("t", f=f, blend=halved)[0:8, 0:8], expected)

@@ -1,0 +1,183 @@
+"""What identifies a stored tensor."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from infinite_tensor import InfiniteTensor, TensorWindow, ValidationError
+from infinite_tensor.definition import Definition, blend_of, differences, json_scalar, json_value, scalar_from_json
+from infinite_tensor.fingerprint import fingerprint
+
+WINDOW = TensorWindow((4,))
+
+
+def tensor(**options: Any) -> InfiniteTensor:
+    return InfiniteTensor((None,), lambda _ctx: torch.zeros(4), WINDOW, **options)
+
+
+def test_definition_survives_json() -> None:
+    base = tensor(tensor_id="base", version={"seed": 3})
+    t = tensor(args=[base], args_windows=[WINDOW], blend=torch.maximum, blend_init=-math.inf)
+    stored = json.loads(json.dumps(t.to_json(), allow_nan=False))
+    assert Definition.from_json(stored) == t._spec.definition
+    assert stored["blend_init"] == "-Infinity"
+    assert stored["args"][0]["tensor_id"] == "base"
+
+
+def test_a_generated_id_is_no_part_of_the_definition() -> None:
+    one, other = (tensor(args=[tensor()], args_windows=[WINDOW]) for _ in range(2))
+    assert one._spec.definition.digest == other._spec.definition.digest
+
+
+def test_a_change_far_upstream_is_a_change_here() -> None:
+    def chain(version: int) -> str:
+        t = tensor(version=version)
+        for _ in range(3):
+            t = tensor(args=[t], args_windows=[WINDOW])
+        return t._spec.definition.digest
+
+    assert chain(1) == chain(1) != chain(2)
+
+
+def test_batch_size_and_device_are_no_part_of_the_definition() -> None:
+    assert tensor(batch_size=4).to_json().keys() == tensor().to_json().keys()
+    assert tensor(batch_size=4)._spec.definition.digest == tensor()._spec.definition.digest
+
+
+def test_differences_name_every_field_and_key() -> None:
+    stored: dict[str, Any] = {"dtype": "float32", "version": {"seed": 1, "name": "a"}, "args": [{"digest": "x"}], "blend_init": "NaN"}
+    given: dict[str, Any] = {
+        "dtype": "int8",
+        "version": {"seed": 2, "name": "a", "new": 0},
+        "args": [{"digest": "y"}],
+        "blend_init": "NaN",
+    }
+    assert differences(stored, given) == [
+        "dtype: stored 'float32', given 'int8'",
+        "version.seed: stored 1, given 2",
+        "version.new: stored nothing, given 0",
+        "args[0].digest: stored 'x', given 'y'",
+    ]
+
+
+def test_version_takes_json_only() -> None:
+    assert json_value("version", {"a": (1, math.nan)}) == {"a": [1, "NaN"]}
+    for wrong in ({1: 2}, {"a": object()}, {1, 2}):
+        with pytest.raises(ValidationError, match="version"):
+            json_value("version", wrong)
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        (0.5, torch.int8),
+        (300, torch.uint8),
+        (-1, torch.uint16),
+        (math.inf, torch.int64),
+        (1j, torch.float32),
+        ("0", torch.float32),
+    ],
+)
+def test_a_blend_init_that_does_not_fit_is_refused(value: object, dtype: torch.dtype) -> None:
+    with pytest.raises(ValidationError, match="blend_init"):
+        json_scalar("blend_init", value, dtype)
+
+
+@pytest.mark.parametrize("value", [0.25, math.inf, -math.inf, 3, True, 1 + 2j])
+def test_scalars_survive_json(value: complex) -> None:
+    dtype = torch.complex64 if isinstance(value, complex) else torch.float64
+    stored = json.loads(json.dumps(json_scalar("x", value, dtype), allow_nan=False))
+    assert scalar_from_json(stored) == value
+
+
+def test_an_int_and_a_float_of_one_value_are_the_same_blend_init() -> None:
+    assert json_scalar("x", 1, torch.float32) == json_scalar("x", 1.0, torch.float32)
+
+
+def test_only_blends_of_torch_come_back_from_their_name() -> None:
+    assert blend_of("torch._VariableFunctionsClass.maximum") is torch.maximum
+    with pytest.raises(ValidationError, match=r"os\.system"):
+        blend_of("os.system")(torch.zeros(1), torch.zeros(1))  # type: ignore[misc]
+
+
+# Fingerprints.
+
+
+def adding(n: float) -> Callable[[float], float]:
+    return lambda x: x + n
+
+
+FACTOR = 2
+
+
+def helper(x: float) -> float:
+    return x * FACTOR
+
+
+def calls_helper(x: float) -> float:
+    return helper(x)
+
+
+def test_equal_code_has_an_equal_fingerprint() -> None:
+    assert fingerprint(adding(1)) == fingerprint(adding(1))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (lambda x: torch.sin(x), lambda x: torch.cos(x)),  # noqa: PLW0108  (names are what differs)
+        (lambda x: x + 1, lambda x: x + 2),
+        (lambda x, y=1: x + y, lambda x, y=2: x + y),
+        (adding(1), adding(2)),
+        (functools.partial(helper, 1), functools.partial(helper, 2)),
+        (lambda x: x in {1, 2}, lambda x: x in {1, 3}),
+        (lambda x: (lambda: x + 1)(), lambda x: (lambda: x + 2)()),  # noqa: PLC3002
+    ],
+)
+def test_different_code_has_a_different_fingerprint(one: Callable[..., Any], other: Callable[..., Any]) -> None:
+    assert fingerprint(one) != fingerprint(other)
+
+
+def test_a_function_that_is_named_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = fingerprint(calls_helper)
+    monkeypatch.setattr(sys.modules[__name__], "FACTOR", 3)
+    assert fingerprint(calls_helper) != before
+
+
+def test_locks_modules_and_weights_do_not_count() -> None:
+    def around(lock: object, weight: torch.Tensor) -> Callable[[], object]:
+        return lambda: (lock, weight, torch)
+
+    assert fingerprint(around(threading.Lock(), torch.zeros(2))) == fingerprint(around(threading.Lock(), torch.ones(3)))
+
+
+def test_recursion_ends() -> None:
+    def loop(n: int) -> int:
+        return loop(n - 1) if n else 0
+
+    assert fingerprint(loop) == fingerprint(loop)
+
+
+def test_a_fingerprint_is_the_same_in_every_process() -> None:
+    code = (
+        "from infinite_tensor.fingerprint import fingerprint\n"
+        "def g(x, names=frozenset({'a', 'b', 'c'})):\n    return [y for y in x if y in {'p', 'q', 'r'}]\n"
+        "print(fingerprint(g))"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, check=True, capture_output=True, text=True
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    assert len(found) == 1

@@ -1,0 +1,94 @@
+"""What may stand between brackets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from infinite_tensor import RegionError, sl
+from infinite_tensor.indexing import COORDINATE_LIMIT, parse
+
+UNBOUNDED = (None, None)
+FINITE = (10, 8)
+
+
+@pytest.mark.parametrize(
+    "index", [np.s_[3], np.s_[-1, 2:5], np.s_[...], np.s_[..., -3:], np.s_[8:1:-3, ::-1], np.s_[4:4], np.s_[-99:99, 7]]
+)
+def test_finite_dimensions_behave_as_in_torch(index: Any) -> None:
+    pixels = np.arange(80).reshape(FINITE)
+    selection = parse(index, FINITE)
+    box = pixels[tuple(slice(a, b) for a, b in zip(selection.start, selection.stop, strict=True))]
+    picked = selection.pick(torch.from_numpy(box.copy()))
+    assert torch.equal(picked, torch.from_numpy(np.ascontiguousarray(pixels[index])))
+
+
+def test_negative_numbers_are_coordinates_where_unbounded() -> None:
+    selection = parse(sl[-5, -3:2], UNBOUNDED)
+    assert (selection.start, selection.stop, selection.squeezed) == ((-5, -3), (-4, 2), (0,))
+
+
+def test_negative_step_spans_the_same_pixels_as_a_range() -> None:
+    selection = parse(sl[10:0:-3, 0:1], UNBOUNDED)
+    assert (selection.start[0], selection.stop[0]) == (1, 11)
+    assert selection.pick(torch.arange(1, 11)[:, None])[:, 0].tolist() == list(range(10, 0, -3))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64, torch.bfloat16, torch.bool])
+def test_reversal_works_for_every_dtype(dtype: torch.dtype) -> None:
+    pixels = torch.tensor([0, 1, 1]).to(dtype)
+    picked = parse(sl[2::-1], (3,)).pick(pixels)
+    assert picked.dtype == dtype
+    assert picked.to(torch.int64).tolist() == [1, 1, 0]
+
+
+def test_anything_with_index_is_an_int() -> None:
+    assert parse((np.int64(3), torch.tensor(-2)), UNBOUNDED).start == (3, -2)
+    assert parse(sl[torch.tensor(1) : np.int32(4)], (None,)).stop == (4,)
+
+
+@pytest.mark.parametrize(
+    ("index", "shape", "said"),
+    [
+        (sl[:], (None,), "dimension 0 is unbounded.*got :"),
+        (sl[0:3, 4:], UNBOUNDED, "dimension 1 is unbounded.*got 4:"),
+        (3, UNBOUNDED, "dimension 1 is unbounded"),
+        (sl[0, 0, 0], UNBOUNDED, "too many indices"),
+        (sl[..., ...], UNBOUNDED, "one Ellipsis"),
+        (True, (None,), "cannot index with bool"),
+        (torch.tensor(True), (None,), "cannot index with Tensor"),
+        (torch.tensor([1, 2]), (None,), "supported are ints"),
+        (np.array([True]), (None,), "supported are ints"),
+        (None, (None,), "cannot index with NoneType"),
+        (1.0, (None,), "cannot index with float"),
+        ("a", (None,), "cannot index with str"),
+        (sl[0:1.5], (None,), "a slice takes ints"),
+        (sl[0:4:0], (None,), "step cannot be zero"),
+        (10, (10,), "out of range for dimension 0 with size 10"),
+        (-11, (10,), "out of range"),
+        (COORDINATE_LIMIT + 1, (None,), r"beyond the limit of 2\*\*51"),
+        (sl[-COORDINATE_LIMIT - 1 : 0], (None,), "beyond the limit"),
+    ],
+)
+def test_other_indices_are_refused(index: object, shape: tuple[int | None, ...], said: str) -> None:
+    with pytest.raises(RegionError, match=said) as caught:
+        parse(index, shape)
+    assert isinstance(caught.value, IndexError)
+
+
+def test_the_limits_themselves_can_be_read() -> None:
+    assert parse(sl[COORDINATE_LIMIT], (None,)).start == (COORDINATE_LIMIT,)
+    assert parse(sl[-COORDINATE_LIMIT], (None,)).start == (-COORDINATE_LIMIT,)
+
+
+def test_what_is_picked_is_no_view_of_a_larger_block() -> None:
+    box = torch.zeros(1000)
+    assert parse(sl[0:1000:10], (None,)).pick(box).untyped_storage().nbytes() <= 400
+
+
+def test_sl_always_gives_a_tuple() -> None:
+    assert sl[0:4] == (slice(0, 4),)
+    assert sl[0:4, 5] == (slice(0, 4), 5)

@@ -1,0 +1,118 @@
+"""Geometry: which windows cover which pixels."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from infinite_tensor import TensorWindow, ValidationError
+from infinite_tensor.window import WindowGrid, as_index, points_of_boxes, unique_points
+
+
+def test_stride_defaults_to_size_and_offset_to_zero() -> None:
+    window = TensorWindow((4, 6))
+    assert window.stride == (4, 6)
+    assert window.offset == (0, 0)
+
+
+def test_int_stride_and_offset_are_broadcast() -> None:
+    window = TensorWindow((4, 6), stride=2, offset=-1)
+    assert (window.stride, window.offset) == ((2, 2), (-1, -1))
+
+
+def test_bounds_of_negative_window_index() -> None:
+    assert TensorWindow((4,), stride=3, offset=1).get_bounds((-2,)) == (slice(-5, -1),)
+
+
+def test_dimensions_that_share_a_coordinate_move_together() -> None:
+    window = TensorWindow((4, 2), stride=(4, 1), dimension_map=(0, 0))
+    assert window.get_bounds((3, 0)) == (slice(12, 16), slice(3, 5))
+
+
+def test_unmapped_dimension_stays_at_its_offset() -> None:
+    window = TensorWindow((3, 4), offset=(2, 0), dimension_map=(None, 1))
+    assert window.get_bounds((9, 2)) == (slice(2, 5), slice(8, 12))
+
+
+def test_intersecting_windows_come_in_lexicographic_order() -> None:
+    window = TensorWindow((4, 4), stride=2)
+    found = list(window.intersecting_windows((slice(0, 2), slice(-1, 1))))
+    assert found == sorted(found) == [(y, x) for y in (-1, 0) for x in (-2, -1, 0)]
+
+
+def test_windows_that_reach_past_a_finite_dimension_do_not_exist() -> None:
+    window = TensorWindow((4,), stride=3, offset=-1)
+    assert list(window.intersecting_windows((slice(0, 10),), (10,))) == [(1,), (2,)]
+
+
+def test_a_window_larger_than_a_finite_dimension_does_not_exist() -> None:
+    assert list(TensorWindow((4,)).intersecting_windows((slice(0, 3),), (3,))) == []
+
+
+def test_an_unmapped_dimension_that_misses_the_region_leaves_no_window() -> None:
+    window = TensorWindow((2, 4), dimension_map=(None, 1))
+    assert list(window.intersecting_windows((slice(5, 6), slice(0, 4)))) == []
+
+
+def test_windows_are_equal_and_hashed_by_value() -> None:
+    assert TensorWindow((4, 4), 2) == TensorWindow([4, 4], (2, 2), 0)
+    assert len({TensorWindow((4, 4)), TensorWindow((4, 4), stride=4)}) == 1
+    assert TensorWindow((4, 4)) != TensorWindow((4, 4), 3)
+
+
+def test_dict_round_trip() -> None:
+    window = TensorWindow((4, 2), (3, 1), (-1, 5), (1, None))
+    assert TensorWindow.from_dict(window.to_dict()) == window
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((4,), "window size must be a tuple"),
+        (((),), "at least one entry"),
+        (((0, 4),), "positive ints"),
+        (((4.0,),), "positive ints"),
+        (((True,),), "positive ints"),
+        (((4,), 0), "window stride"),
+        (((4,), (1, 1)), "one entry per entry of size"),
+        (((4,), 1, 0.5), "window offset"),
+        (((4,), 1, 0, (0, 1)), "dimension_map"),
+        (((4,), 1, 0, (-1,)), "dimension_map"),
+    ],
+)
+def test_bad_windows_are_refused(arguments: tuple[object, ...], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        TensorWindow(*arguments)  # type: ignore[arg-type]
+
+
+def test_many_boxes_give_what_one_box_gives() -> None:
+    window = TensorWindow((5, 3, 2), (2, 4, 1), (1, -7, 0), (2, 0, 0))
+    grid = WindowGrid(window, (None, 40, None))
+    rng = np.random.default_rng(0)
+    starts = rng.integers(-30, 30, (200, 3))
+    stops = starts + rng.integers(0, 9, (200, 3))
+    low, high = grid.boxes(starts, stops)
+    for n in range(200):
+        one = [range(a, b) for a, b in zip(*grid.box(starts[n].tolist(), stops[n].tolist()), strict=True)]
+        many = [range(a, b) for a, b in zip(low[n].tolist(), high[n].tolist(), strict=True)]
+        assert list(itertools.product(*one)) == list(itertools.product(*many))
+
+
+def test_points_of_boxes_name_their_box() -> None:
+    low, high = np.array([[0, 5], [2, 2], [1, 0]]), np.array([[2, 6], [2, 9], [2, 2]])
+    points, owner = points_of_boxes(low, high)
+    assert points.tolist() == [[0, 5], [1, 5], [1, 0], [1, 1]]
+    assert owner.tolist() == [0, 0, 2, 2]
+
+
+@pytest.mark.parametrize("spread", [3, 1000, 2**40, 2**61])
+def test_unique_points_are_sorted_however_far_apart(spread: int) -> None:
+    rows = np.random.default_rng(1).integers(-3, 4, (60, 2)) * spread
+    assert list(map(tuple, unique_points(rows).tolist())) == sorted(set(map(tuple, rows.tolist())))
+
+
+def test_only_exact_integers_are_indices() -> None:
+    assert as_index(np.int64(3)) == 3
+    assert [as_index(value) for value in (True, np.True_, 3.0, "3", None, np.array([3]))] == [None] * 6
