@@ -202,7 +202,7 @@ def json_scalar(name: str, value: object, dtype: torch.dtype) -> Json:
     """
     if value is None:
         return None
-    if not isinstance(value, bool | int | float | complex):
+    if not isinstance(value, int | float | complex) or (isinstance(value, bool) and dtype is not torch.bool):
         raise ValidationError(f"{name} must be a number or None, got {value!r}")
     held = _as_dtype(name, value, dtype)
     if isinstance(held, complex):

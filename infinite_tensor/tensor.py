@@ -102,7 +102,7 @@ class InfiniteTensor:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         tile_store: TileStore | None = None,
-        tensor_id: str | None = None,
+        tensor_id: str | uuid.UUID | None = None,
         batch_size: int | tuple[int, ...] | None = None,
         blend: Blend | None = None,
         blend_init: Number | None = None,
@@ -308,8 +308,11 @@ class InfiniteTensor:
         self.tile_store.clear_cache(self.tensor_id)
 
     def to_json(self) -> dict[str, Json]:
-        """The definition: what decides the values, and the fingerprints of the functions, as JSON."""
-        return self._spec.definition.to_json()
+        """The definition, as JSON: what decides the values, and the fingerprints of the functions.
+
+        The device, which is no part of what a store compares, is told as well.
+        """
+        return self._spec.definition.to_json() | {"device": str(self.device)}
 
     def __enter__(self) -> Self:
         return self

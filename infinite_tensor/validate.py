@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from uuid import UUID
 
 import torch
 
@@ -43,7 +44,9 @@ def checked_device(device: object) -> torch.device:
 
 
 def checked_id(tensor_id: object) -> str:
-    """`tensor_id`, if it is a str that can be stored."""
+    """`tensor_id`, if it is a str that can be stored; a UUID stands for its str."""
+    if isinstance(tensor_id, UUID):
+        return str(tensor_id)
     if not isinstance(tensor_id, str) or not tensor_id:
         raise ValidationError(f"tensor_id must be a non-empty str, got {tensor_id!r}")
     try:
@@ -120,8 +123,9 @@ def move_target(
         raise TypeError("to() moves an InfiniteTensor in place: copy=True is not possible")
     if "memory_format" in kwargs:
         raise TypeError("to() of an InfiniteTensor takes no memory_format")
-    for arg in args:
-        if not (arg is None or isinstance(arg, torch.Tensor | torch.device | torch.dtype | str | int)):
+    for arg in (*args[:1], kwargs.get("device")):
+        known = arg is None or isinstance(arg, torch.Tensor | torch.device | torch.dtype | str | int)
+        if not known or isinstance(arg, bool):
             raise TypeError(f"to() takes a device, a dtype or a tensor, got {type(arg).__name__} {arg!r}")
     moved = torch.empty(0, dtype=dtype).to(*args, **kwargs)
     names_device = kwargs.get("device") is not None or any(

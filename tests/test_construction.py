@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
 import pytest
@@ -129,3 +130,9 @@ def test_properties_give_back_what_was_given() -> None:
     assert (t.blend, t.blend_init, t.version) == (torch.maximum, -1, {"seed": 1})
     assert (t.dtype, t.device) == (torch.float32, torch.device("cpu"))
     assert base().tensor_id != base().tensor_id
+
+
+def test_a_uuid_stands_for_its_str() -> None:
+    name = uuid.uuid4()
+    t = InfiniteTensor((None, None), lambda _ctx: torch.zeros(4, 4), WINDOW, tensor_id=name)
+    assert t.tensor_id == str(name)

@@ -69,6 +69,8 @@ def test_another_infinite_tensor_is_a_target() -> None:
         ((torch.float64,), {"dtype": torch.float64}),
         ((), {"colour": 1}),
         ((3.5,), {}),
+        ((True,), {}),
+        ((), {"device": False}),
         ((torch.float64,), {"copy": True}),
         ((torch.float64, False, True), {}),
         ((), {"memory_format": torch.contiguous_format}),
