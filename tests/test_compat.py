@@ -49,7 +49,13 @@ def test_get_or_create_chains(make: Callable[[Path], TileStore], tmp_path: Path)
     with pytest.warns(DeprecationWarning, match="get_or_create"):
         base = store.get_or_create(None, (None, None), f, WINDOW)
         both = store.get_or_create(
-            7, (None, None), lambda c, a: [x + 1 for x in a], WINDOW, args=(base,), args_windows=(WINDOW,), batch_size=2
+            7,
+            (None, None),
+            lambda _contexts, a: [x + 1 for x in a],
+            WINDOW,
+            args=(base,),
+            args_windows=(WINDOW,),
+            batch_size=2,
         )
     assert both.tensor_id == "7"
     assert both[0:8, 0].tolist() == [1] * 4 + [2] * 4

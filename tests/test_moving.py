@@ -95,7 +95,7 @@ def test_from_then_on_f_must_return_the_new_dtype() -> None:
 def test_a_move_that_cannot_be_changes_nothing() -> None:
     t = made(Typed(), blend_init=float("inf"))
     before = t[0:4]
-    with pytest.raises(ValidationError, match="does not fit torch.int32"):
+    with pytest.raises(ValidationError, match=r"does not fit torch.int32"):
         t.to(torch.int32)
     with pytest.raises(ValidationError, match="dtype must be one of"):
         t.to(torch.float8_e4m3fn)

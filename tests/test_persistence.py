@@ -198,11 +198,22 @@ def test_a_changed_function_warns_and_a_changed_version_is_refused(make: Make) -
         with pytest.warns(FunctionChangedWarning, match=r"f of tensor 't' is not the one.*version="):
             t = overlapping(store, lambda _ctx: torch.zeros(4, 4), version={"seed": 1})
         assert t[0:4, 0:4].unique().tolist() != [0]
-    with make() as store, pytest.raises(ValidationError, match="version.seed: stored 1, given 2"):
+    with make() as store, pytest.raises(ValidationError, match=r"version.seed: stored 1, given 2"):
         overlapping(store, lambda _ctx: torch.ones(4, 4), version={"seed": 2})
     with make() as store, warnings.catch_warnings():
         warnings.simplefilter("error")
         overlapping(store, lambda _ctx: torch.ones(4, 4), version={"seed": 1})
+
+
+def test_a_changed_function_warns_also_on_the_store_that_was_just_filled(make: Make) -> None:
+    store = make()
+    overlapping(store, lambda _ctx: torch.ones(4, 4))[0:4, 0:4]
+    with pytest.warns(FunctionChangedWarning) as caught:
+        other = overlapping(store, lambda _ctx: torch.zeros(4, 4))
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        other[0:8, 0:8]
 
 
 def test_another_tile_size_is_refused_but_open_takes_the_stored_one(make: Make) -> None:
@@ -225,11 +236,11 @@ def test_finite_dimensions_can_be_tiled_too(make: Make) -> None:
         assert torch.equal(store.open("t")[...], expected)
 
 
-def test_modes(make: Make, tmp_path: Path) -> None:
+def test_modes(make: Make) -> None:
     for mode in ("r", "r+"):
         with pytest.raises(StoreError, match="there is no"):
             make(mode=mode)
-    with pytest.raises(ValidationError, match="mode must be one of r, r\\+, a, w, w-, got 'x'"):
+    with pytest.raises(ValidationError, match=r"mode must be one of r, r\+, a, w, w-, got 'x'"):
         make(mode="x")
     with make(mode="w-") as store:
         overlapping(store, Counted())[0:4, 0:4]
@@ -369,7 +380,7 @@ def test_a_tensor_opened_without_its_blend_goes_on_once_the_blend_is_there(make:
         overlapping(store, f, blend=halved)[0:8, 0:2]
     with make() as store:
         stored = store.open("t")
-        with pytest.raises(ValidationError, match="needs the blend .*halved"):
+        with pytest.raises(ValidationError, match=r"needs the blend .*halved"):
             stored[0:2, 0:2]
         with pytest.raises(ValidationError, match="give it as blend="):
             store.open("t", f=f)

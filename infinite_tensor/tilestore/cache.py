@@ -226,7 +226,7 @@ class TileCache:
 class stored_errors:  # noqa: N801  (reads as a statement: ``with stored_errors(...)``)
     """Turns what storage raises into a StoreError that names store, tensor and tile."""
 
-    def __init__(self, storage: object, action: str, tensor_id: str, tiles: Sequence[Index] = ()) -> None:
+    def __init__(self, storage: object, action: str, tensor_id: str | None, tiles: Sequence[Index] = ()) -> None:
         self._storage = storage
         self._action = action
         self._tensor_id = tensor_id
@@ -237,7 +237,7 @@ class stored_errors:  # noqa: N801  (reads as a statement: ``with stored_errors(
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, Exception) and not isinstance(error, StoreError):
-            what = f"tensor {self._tensor_id!r}"
+            what = "its backend" if self._tensor_id is None else f"tensor {self._tensor_id!r}"
             if self._tiles:
                 more = f" and {len(self._tiles) - 1} more" if len(self._tiles) > 1 else ""
                 what = f"tile {self._tiles[0]}{more} of {what}"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -13,8 +14,8 @@ import torch
 
 from infinite_tensor.blend import Array
 from infinite_tensor.compat import OldSpelling
-from infinite_tensor.definition import Blend, Definition, differences
-from infinite_tensor.errors import StoreError, ValidationError
+from infinite_tensor.definition import Blend, Definition, changed_functions, differences
+from infinite_tensor.errors import FunctionChangedWarning, StoreError, ValidationError
 from infinite_tensor.spec import TensorSpec
 from infinite_tensor.window import Index, IntArray
 
@@ -220,6 +221,23 @@ def check_same(tensor_id: str, stored: Definition, given: Definition, store: obj
     """ValidationError that lists every differing field, unless both definitions give the same values."""
     if stored.digest != given.digest:
         raise mismatch(tensor_id, differences(stored.values(), given.values()), store)
+
+
+def warn_of_changes(tensor_id: str, stored: Mapping[str, str], given: Mapping[str, str], store: object) -> None:
+    """FunctionChangedWarning for each function that is not the one of the stored values.
+
+    To be called by `TileStore.register` itself, so that the warning points at the line that made the tensor.
+    """
+    for name in changed_functions(stored, given):
+        warnings.warn(
+            f"{_FUNCTIONS[name]} of tensor {tensor_id!r} is not the one that {store!r} was filled with. Stored values "
+            f"are used as they are; to compute anew, give version=... or call store.clear_tensor({tensor_id!r})",
+            FunctionChangedWarning,
+            stacklevel=5,
+        )
+
+
+_FUNCTIONS = {"f": "f", "blend": "The blend", "upstream": "A function upstream"}
 
 
 def unknown_tensor(tensor_id: str, known: Sequence[str], store: object) -> StoreError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -55,10 +55,21 @@ def tile_shape_of(shape: Shape, tile_size: object) -> Index:
 
 @dataclass
 class Record:
-    """A tensor that is registered with a persistent store, and how it is cut into tiles."""
+    """A tensor that is registered with a persistent store.
+
+    Attributes
+    ----------
+    spec : TensorSpec
+        What is stored; another one of the same definition may take its place.
+    layout : TileLayout
+        How it is cut into tiles.
+    functions : mapping of str to str
+        Fingerprints of the functions that computed what is stored.
+    """
 
     spec: TensorSpec
     layout: TileLayout
+    functions: Mapping[str, str]
 
 
 class TileLayout:

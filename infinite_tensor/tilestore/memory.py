@@ -13,7 +13,14 @@ import torch
 from infinite_tensor.blend import Array, as_array, as_tensor
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.spec import TensorSpec
-from infinite_tensor.tilestore.contract import Access, TensorInfo, TileStore, check_same, unknown_tensor
+from infinite_tensor.tilestore.contract import (
+    Access,
+    TensorInfo,
+    TileStore,
+    check_same,
+    unknown_tensor,
+    warn_of_changes,
+)
 from infinite_tensor.tilestore.lru import LRU, check_limit
 from infinite_tensor.window import Index, IntArray
 
@@ -21,15 +28,15 @@ from infinite_tensor.window import Index, IntArray
 class MemoryTileStore(TileStore):
     """Keeps windows in memory, in one cache for all its tensors, least recently used first out.
 
+    A read in progress keeps the windows it needs until their last use, so a read may exceed the limits
+    and still finish; afterwards they hold.
+
     Parameters
     ----------
     cache_size_bytes : int, optional
         Limit in bytes for all windows together. None: no limit.
     cache_size_windows : int, optional
         Limit in windows. None: no limit.
-
-    A read in progress keeps the windows it needs until their last use, so a read may exceed the limits
-    and still finish; afterwards they hold.
     """
 
     def __init__(self, cache_size_bytes: int | None = None, cache_size_windows: int | None = None) -> None:
@@ -60,23 +67,20 @@ class MemoryTileStore(TileStore):
         """Make a tensor known; one of the same id and definition shares its windows."""
         with self._lock:
             self._check_open()
-            known = self._specs.setdefault(spec.tensor_id, spec)
-            check_same(spec.tensor_id, known.definition, spec.definition, self)
-            if known.device != spec.device:
-                raise ValidationError(
-                    f"tensor {spec.tensor_id!r} is already kept on {known.device}, given {spec.device}; "
-                    "move it with tensor.to(device)"
-                )
+            known = self._known(spec)
+            warn_of_changes(spec.tensor_id, known.definition.functions, spec.definition.functions, self)
 
     def access(self, spec: TensorSpec) -> Access:
         """Begin a read of a tensor."""
-        self.register(spec)
-        return _MemoryAccess(self, spec)
+        with self._lock:
+            self._check_open()
+            return _MemoryAccess(self, self._known(spec))
 
     def migrate(self, spec: TensorSpec, moved: TensorSpec) -> None:
         """Convert all windows of a tensor; they replace the old ones once every one is converted."""
         with self._lock:
-            self.register(spec)
+            self._check_open()
+            self._known(spec)
             converted = [
                 (key, as_array(as_tensor(array).to(moved.device, moved.dtype)))
                 for key, array in self._windows.items()
@@ -142,6 +146,17 @@ class MemoryTileStore(TileStore):
             limits.append(f"cache_size_windows={self.cache_size_windows}")
         return f"MemoryTileStore({', '.join(limits)})"
 
+    def _known(self, spec: TensorSpec) -> TensorSpec:
+        """The tensor as it is kept; from now on if it is new."""
+        known = self._specs.setdefault(spec.tensor_id, spec)
+        check_same(spec.tensor_id, known.definition, spec.definition, self)
+        if known.device != spec.device:
+            raise ValidationError(
+                f"tensor {spec.tensor_id!r} is already kept on {known.device}, given {spec.device}; "
+                "move it with tensor.to(device)"
+            )
+        return known
+
     def _take(self, tensor_id: str, indices: Sequence[Index]) -> dict[Index, Array]:
         """Those of the windows that are in memory."""
         with self._lock:
@@ -165,7 +180,7 @@ class _MemoryAccess(Access):
 
     def __init__(self, store: MemoryTileStore, spec: TensorSpec) -> None:
         self._store = store
-        self._spec = store._specs.get(spec.tensor_id, spec)
+        self._spec = spec
         self._held: dict[Index, Array] = {}
         self._pending: set[Index] = set()
 

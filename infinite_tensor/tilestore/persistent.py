@@ -6,7 +6,6 @@ been blended in. Backends differ only in the seven methods from `_read_definitio
 
 from __future__ import annotations
 
-import warnings
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -14,13 +13,21 @@ from typing import Any
 import torch
 
 from infinite_tensor.compat import accepts_old_keywords
-from infinite_tensor.definition import Definition, UnknownBlend, changed_functions, differences
-from infinite_tensor.errors import FunctionChangedWarning, StoreError, ValidationError
+from infinite_tensor.definition import Definition, UnknownBlend, differences
+from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.spec import TensorSpec
 from infinite_tensor.tilestore.access import TileAccess
 from infinite_tensor.tilestore.at_exit import flush_at_exit
 from infinite_tensor.tilestore.cache import TileCache, stored_errors
-from infinite_tensor.tilestore.contract import Access, TensorInfo, TileStore, check_same, mismatch, unknown_tensor
+from infinite_tensor.tilestore.contract import (
+    Access,
+    TensorInfo,
+    TileStore,
+    check_same,
+    mismatch,
+    unknown_tensor,
+    warn_of_changes,
+)
 from infinite_tensor.tilestore.layout import Record, TileLayout, tile_shape_of
 from infinite_tensor.tilestore.lru import LRU, check_limit
 from infinite_tensor.tilestore.partial import PartialTile, TileInProgress
@@ -35,6 +42,10 @@ FORMAT = 1
 class PersistentTileStore(TileStore):
     """Base of stores that keep tiles outside of the process.
 
+    Authors of a backend implement the seven methods from `_read_definition` on; the suite in
+    `infinite_tensor.tilestore.testing` tells whether they hold. They are called from several threads, though
+    tiles and partial tiles are written by one thread at a time, and raise OSError where storage fails.
+
     Parameters
     ----------
     tile_size : int or tuple of int
@@ -48,10 +59,6 @@ class PersistentTileStore(TileStore):
         Seconds after which windows of incomplete tiles are stored, looked at as windows arrive.
     read_only : bool
         Serve what is stored, compute the rest into memory only.
-
-    Authors of a backend implement the seven methods from `_read_definition` on; the suite in
-    `infinite_tensor.tilestore.testing` tells whether they hold. They are called from several threads, never
-    two at a time for writing, and raise OSError where storage fails.
     """
 
     @accepts_old_keywords
@@ -131,20 +138,14 @@ class PersistentTileStore(TileStore):
         """Find the tensor in storage, or create it there."""
         with self._lock:
             self._check_open()
-            known = self._records.get(spec.tensor_id)
-            if known is None:
-                self._records[spec.tensor_id] = self._register_stored(spec)
-                return
-            check_same(spec.tensor_id, known.spec.definition, spec.definition, self)
-            if isinstance(known.spec.blend, UnknownBlend):
-                # Opened for reading before; now there is the blend to go on with.
-                known.spec = spec
+            record = self._record_of(spec)
+            warn_of_changes(spec.tensor_id, record.functions, spec.definition.functions, self)
 
     def access(self, spec: TensorSpec) -> Access:
         """Begin a read of a tensor; raises what a background write has failed with since the last call."""
         self._raise_failure()
-        self.register(spec)
-        return TileAccess(self, self._records[spec.tensor_id])
+        with self._lock:
+            return TileAccess(self, self._record_of(spec))
 
     def migrate(self, spec: TensorSpec, moved: TensorSpec) -> None:
         """A device may change, tiles are kept on the CPU; a dtype is part of what is stored."""
@@ -178,7 +179,11 @@ class PersistentTileStore(TileStore):
     def tensor_definition(self, tensor_id: str) -> dict[str, Any]:
         """The definition of one tensor as it is stored."""
         self._check_open()
-        stored = self._read_definition(tensor_id)
+        with stored_errors(self, "read", tensor_id):
+            stored = self._read_definition(tensor_id)
+        if stored is None and tensor_id in self._records:
+            record = self._records[tensor_id]
+            stored = {**record.spec.definition.to_json(), "tile_size": list(record.layout.tile_shape)}
         if stored is None:
             raise unknown_tensor(tensor_id, self.tensor_ids(), self)
         return stored
@@ -201,7 +206,7 @@ class PersistentTileStore(TileStore):
             return
         self._tiles.flush(self)
         self._raise_failure()
-        with stored_errors(self, "flush", "any"):
+        with stored_errors(self, "flush", None):
             self._flush_backend()
 
     def close(self) -> None:
@@ -241,7 +246,17 @@ class PersistentTileStore(TileStore):
         if failure is not None:
             raise failure
 
-    def _register_stored(self, spec: TensorSpec) -> Record:
+    def _record_of(self, spec: TensorSpec) -> Record:
+        record = self._records.get(spec.tensor_id)
+        if record is None:
+            record = self._records[spec.tensor_id] = self._find_or_create(spec)
+        check_same(spec.tensor_id, record.spec.definition, spec.definition, self)
+        if isinstance(record.spec.blend, UnknownBlend):
+            # Opened for reading before; now there is the blend to go on with.
+            record.spec = spec
+        return record
+
+    def _find_or_create(self, spec: TensorSpec) -> Record:
         """Compare the tensor with what is stored under its id, or create it there."""
         tensor_id = spec.tensor_id
         tile_size = spec.tile_size or self._tile_sizes.get(tensor_id, self.tile_size)
@@ -258,13 +273,17 @@ class PersistentTileStore(TileStore):
                 self._write_definition(tensor_id, given)
                 # Another process may have been first; its definition holds.
                 stored = self._read_definition(tensor_id)
+        functions = spec.definition.functions
         if stored is not None:
-            self._check_stored(spec, stored, given)
+            functions = self._checked_functions(spec, stored, given)
             with stored_errors(self, "open", tensor_id):
                 self._bind_tensor(tensor_id, stored)
-        return Record(spec, TileLayout(spec.shape, tile_shape, spec.dtype))
+        return Record(spec, TileLayout(spec.shape, tile_shape, spec.dtype), functions)
 
-    def _check_stored(self, spec: TensorSpec, stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    def _checked_functions(
+        self, spec: TensorSpec, stored: Mapping[str, Any], given: Mapping[str, Any]
+    ) -> Mapping[str, str]:
+        """The functions that computed what is stored; ValidationError where the definition is another one."""
         tensor_id = spec.tensor_id
         if stored.get("format", FORMAT) > FORMAT:
             raise StoreError(
@@ -277,13 +296,4 @@ class PersistentTileStore(TileStore):
         lines = differences(before, now)
         if lines:
             raise mismatch(tensor_id, lines, self)
-        for name in changed_functions(definition.functions, spec.definition.functions):
-            warnings.warn(
-                f"{_CHANGED[name]} of tensor {tensor_id!r} is not the one that {self!r} was filled with. Stored values "
-                f"are used as they are; to compute anew, give version=... or call store.clear_tensor({tensor_id!r})",
-                FunctionChangedWarning,
-                stacklevel=6,
-            )
-
-
-_CHANGED = {"f": "f", "blend": "The blend", "upstream": "A function upstream"}
+        return definition.functions

@@ -50,7 +50,7 @@ class ChunkCodec:
         """The block of each stored form, or what is wrong with it."""
         try:
             return self._decode(stored)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  (codecs raise what they please on damaged data)
             if len(stored) == 1:
                 return [error]
             # One of many is damaged: find out which.

@@ -72,6 +72,8 @@ class _Place:
 class ZarrTileStore(PersistentTileStore):
     """Keeps tensors in a Zarr store (format 3), each as a group with one array of complete tiles.
 
+    Any number of processes may read and write one store without a lock.
+
     Parameters
     ----------
     target : str, path or zarr Store
@@ -85,10 +87,12 @@ class ZarrTileStore(PersistentTileStore):
         Passed to fsspec. Kept in memory only, never shown.
     compressors : zarr codec, sequence of them, "auto" or None
         How new tensors are compressed. A CRC-32C always follows.
-    cache_size_bytes, cache_size_tiles, flush_interval
-        See `PersistentTileStore`.
-
-    Any number of processes may read and write one store without a lock.
+    cache_size_bytes : int or None
+        Limit of the cache of tiles in memory, in bytes.
+    cache_size_tiles : int or None
+        Limit of the cache in tiles.
+    flush_interval : float
+        Seconds after which windows of incomplete tiles are stored, looked at as windows arrive.
 
     Examples
     --------

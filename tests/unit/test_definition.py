@@ -55,7 +55,12 @@ def test_batch_size_and_device_are_no_part_of_the_definition() -> None:
 
 
 def test_differences_name_every_field_and_key() -> None:
-    stored: dict[str, Any] = {"dtype": "float32", "version": {"seed": 1, "name": "a"}, "args": [{"digest": "x"}], "blend_init": "NaN"}
+    stored: dict[str, Any] = {
+        "dtype": "float32",
+        "version": {"seed": 1, "name": "a"},
+        "args": [{"digest": "x"}],
+        "blend_init": "NaN",
+    }
     given: dict[str, Any] = {
         "dtype": "int8",
         "version": {"seed": 2, "name": "a", "new": 0},
