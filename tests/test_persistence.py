@@ -37,7 +37,7 @@ Make = Callable[..., PersistentTileStore]
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
     """Opens one store again and again."""
     kind, name = (ZarrTileStore, "s.zarr") if request.param == "zarr" else (HDF5TileStore, "s.h5")
-    return lambda **options: kind(tmp_path / name, **({"tile_size": 8} | options))  # type: ignore[arg-type]
+    return lambda **options: kind(tmp_path / name, **({"tile_size": 8} | options))
 
 
 class Counted:

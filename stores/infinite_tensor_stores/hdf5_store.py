@@ -1,5 +1,322 @@
-from infinite_tensor.tilestore.persistent import PersistentTileStore
+"""Tiles in one HDF5 file: a group per tensor, each tile a slot of one dataset."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import threading
+import warnings
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from infinite_tensor.compat import accepts_old_keywords
+from infinite_tensor.compat import accepts_old_keywords
+from infinite_tensor.definition import dtype_of
+from infinite_tensor.errors import DamagedDataWarning, StoreError, ValidationError
+from infinite_tensor.tilestore.contract import TensorInfo
+from infinite_tensor.tilestore.partial import PartialTile
+from infinite_tensor.tilestore.persistent import FORMAT, PersistentTileStore
+from infinite_tensor.window import Index
+from infinite_tensor_stores.dtypes import from_stored, to_stored
+from infinite_tensor_stores.hdf5_slots import SharedFile, TensorGroup, import_h5py
+from infinite_tensor_stores.names import name_of
+from infinite_tensor_stores.targets import check_mode, local_path, shown
+
+_ATTRIBUTE = "infinite_tensor_format"
+
+_files: weakref.WeakValueDictionary[tuple[int, int], SharedFile] = weakref.WeakValueDictionary()
+_files_lock = threading.Lock()
 
 
 class HDF5TileStore(PersistentTileStore):
-    pass
+    """Keeps tensors in one HDF5 file.
+
+    One process at a time: HDF5 locks the file. Within a process, stores that name the same file share it, and
+    the last one that is closed closes it. What is in the file after `flush` or `close` stays; what came later
+    may be lost when the process is killed, and a kill in the middle of a write can harm the file, which
+    `ZarrTileStore` is safe from. A process that is forked from one with an open store can read, but not write.
+
+    Parameters
+    ----------
+    filepath : str or path
+        The file, also as a ``file://`` URL.
+    mode : str
+        ``a`` opens or creates, ``r+`` opens, ``r`` opens and never writes, ``w`` deletes what is there and
+        creates, ``w-`` creates and fails where something is.
+    compression : str, int or None
+        How new tensors are compressed, as h5py names it; None stores tiles as they are.
+    compression_opts : object
+        The setting of `compression`, as h5py takes it.
+    tile_size : int or tuple of int
+        Extent of a tile, which is a chunk; see `PersistentTileStore`.
+    cache_size_bytes : int or None
+        Limit of the cache of tiles in memory, in bytes.
+    cache_size_tiles : int or None
+        Limit of the cache in tiles.
+    flush_interval : float
+        Seconds after which windows of incomplete tiles are stored, looked at as windows arrive. As often, looked
+        at as something is stored, the file is brought up to date as by `flush`.
+
+    Raises
+    ------
+    ImportError
+        If h5py is not installed.
+    StoreError
+        If the file cannot be opened.
+
+    Examples
+    --------
+    >>> store = HDF5TileStore("map.h5", mode="w", tile_size=64)
+    >>> t = InfiniteTensor(
+    ...     (None, None), lambda ctx: torch.ones(64, 64), TensorWindow((64, 64)), tile_store=store, tensor_id="map"
+    ... )
+    >>> float(t[-100:100, 0:50].sum())
+    10000.0
+    >>> store.close()
+    """
+
+    @accepts_old_keywords
+    @accepts_old_keywords
+    def __init__(
+        self,
+        filepath: str | os.PathLike[str],
+        mode: str = "a",
+        compression: Any = "gzip",
+        compression_opts: Any = 4,
+        tile_size: int | Sequence[int] = 512,
+        cache_size_bytes: int | None = 100 * 2**20,
+        cache_size_tiles: int | None = None,
+        *,
+        flush_interval: float = 30.0,
+    ) -> None:
+        if not isinstance(filepath, str | os.PathLike):
+            raise ValidationError(f"filepath must be a path or a file:// URL, got {filepath!r}")
+        self.filepath = filepath
+        self.mode = check_mode(mode)
+        self._path = local_path(os.fspath(filepath)).absolute()
+        self._h5py = import_h5py()
+        self._filters = self._checked_filters(compression, compression_opts)
+        self._groups: dict[str, TensorGroup] = {}
+        self._file: SharedFile | None = None
+        super().__init__(
+            tile_size, cache_size_bytes, cache_size_tiles, flush_interval=flush_interval, read_only=mode == "r"
+        )
+        self._open_file(self.mode)
+
+    def __repr__(self) -> str:
+        return f"HDF5TileStore({shown(self.filepath)!r}, mode={self.mode!r})"
+
+    def _checked_filters(self, compression: Any, options: Any) -> dict[str, Any]:
+        filters = {} if compression is None else {"compression": compression}
+        if isinstance(compression, str | int) and compression not in ("lzf", *range(10)):
+            filters["compression_opts"] = options
+        try:
+            with self._h5py.File("filters", "w", driver="core", backing_store=False) as scratch:
+                scratch.create_dataset("tiles", shape=(1,), chunks=(1,), dtype="u1", **filters)
+        except (ValueError, TypeError) as error:
+            raise ValidationError(f"compression {compression!r} with {options!r} does not work: {error}") from error
+        return filters
+
+    # The file.
+
+    def _open_file(self, mode: str) -> None:
+        try:
+            with _files_lock:
+                self._file = self._shared(mode) or self._opened(mode)
+                self._file.users.add(self)
+        except StoreError:
+            raise
+        except BlockingIOError as error:
+            raise StoreError(f"{self!r} is open in another process; HDF5 serves one at a time ({error})") from error
+        except (OSError, RuntimeError, ValueError) as error:
+            kept = "; mode 'w' deletes nothing that is not of this library" if mode == "w" else ""
+            raise StoreError(f"{self!r} cannot be opened: {type(error).__name__}: {error}{kept}") from error
+
+    def _shared(self, mode: str) -> SharedFile | None:
+        """The file as another store of this process has it open."""
+        shared = _files.get(_identity(self._path)) if self._path.exists() else None
+        if shared is None or not shared.h5:
+            return None
+        if mode in ("w", "w-"):
+            raise StoreError(f"{self!r} is open in this process; close it first, or use mode 'a'")
+        if mode != "r" and not shared.writable:
+            raise StoreError(f"{self!r} is open in this process with mode 'r'; close it first")
+        return shared
+
+    def _opened(self, mode: str) -> SharedFile:
+        exists = self._path.exists()
+        # A file without content, as tempfile makes it, holds nothing that could be lost.
+        blank = not exists or (self._path.is_file() and not self._path.stat().st_size)
+        if mode in ("r", "r+") and not exists:
+            raise StoreError(f"{self!r}: there is no file; mode 'a' or 'w' creates one")
+        if mode == "w-" and exists:
+            raise StoreError(f"{self!r}: there is something already; mode 'a' opens it, 'w' deletes it")
+        if not blank:
+            h5 = self._h5py.File(self._path, "r" if mode in ("r", "w") else "r+")
+            self._check_ours(h5)
+        if blank or mode == "w":
+            if not blank:
+                h5.close()
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            h5 = self._h5py.File(self._path, "w" if exists else "x")
+            h5.attrs[_ATTRIBUTE] = FORMAT
+            h5.flush()
+        file = _files[_identity(self._path)] = SharedFile(h5, mode != "r")
+        return file
+
+    def _check_ours(self, h5: Any) -> None:
+        stored = h5.attrs.get(_ATTRIBUTE)
+        if stored is None:
+            h5.close()
+            raise StoreError(f"{self!r}: there is an HDF5 file that is not of this library; choose another path")
+        if stored > FORMAT:
+            h5.close()
+            raise StoreError(f"{self!r} has format {stored}, this version reads up to {FORMAT}")
+
+    def _resume(self) -> None:
+        self._open_file("r" if self.read_only else "a")
+
+    def _opened_file(self) -> SharedFile:
+        if self._file is None:
+            raise StoreError(f"{self!r} is closed; open it again with `with store:`")
+        return self._file
+
+    def _flush_backend(self) -> None:
+        if self._file is not None:
+            self._file.flush()
+
+    def _close_backend(self) -> None:
+        self._groups.clear()
+        file, self._file = self._file, None
+        if file is not None:
+            with _files_lock:
+                file.release(self)
+
+    # Definitions.
+
+    def _read_definition(self, tensor_id: str) -> dict[str, Any] | None:
+        file, name = self._opened_file(), name_of(tensor_id)
+        with file.lock:
+            return self._definition_in(file.h5[name], tensor_id) if name in file.h5 else None
+
+    def _definition_in(self, group: Any, tensor_id: str | None = None) -> dict[str, Any] | None:
+        try:
+            if "definition" not in group:
+                return None
+            found = json.loads(group["definition"][()])
+        except (OSError, RuntimeError, KeyError, ValueError) as error:
+            raise StoreError(f"{self!r}: {group.name} cannot be read ({error}); it may be damaged") from error
+        if not isinstance(found, dict) or (tensor_id is not None and found.get("tensor_id") != tensor_id):
+            raise StoreError(f"{self!r}: {group.name} does not define tensor {tensor_id!r}; it may be damaged")
+        return found
+
+    def _write_definition(self, tensor_id: str, definition: dict[str, Any]) -> None:
+        file, name = self._writable(), name_of(tensor_id)
+        dtype = to_stored(torch.empty(0, dtype=dtype_of(definition["dtype"]))).dtype
+        with file.lock:
+            if name in file.h5 and "definition" in file.h5[name]:
+                return
+            file.delete(name)
+            identified = {**definition, "incarnation": secrets.token_hex(8)}
+            TensorGroup.create(file.h5.create_group(name), identified, dtype, self._filters)
+
+    def _bind_tensor(self, tensor_id: str, definition: Mapping[str, Any]) -> None:
+        self._groups[tensor_id] = self._opened_file().group(name_of(tensor_id), definition)
+
+    def _delete_tensor(self, tensor_id: str) -> None:
+        self._groups.pop(tensor_id, None)
+        self._writable().delete(name_of(tensor_id))
+
+    # Tiles. The lock is held for one batch at a time, so that reads and background writes take turns.
+
+    def _read_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[torch.Tensor | None]:
+        file, group = self._opened_file(), self._groups.get(tensor_id)
+        tiles: list[torch.Tensor | None] = [None] * len(tile_indices)
+        if group is None:
+            return tiles
+        for begin in range(0, len(tile_indices), group.batch):
+            batch = tile_indices[begin : begin + group.batch]
+            with file.lock:
+                blocks = group.read(batch)
+            for number, block in enumerate(blocks, begin):
+                if isinstance(block, Exception):
+                    self._warn(f"tile {tile_indices[number]} of tensor {tensor_id!r} is damaged ({block})")
+                elif block is not None:
+                    tiles[number] = from_stored(block, group.dtype)
+        return tiles
+
+    def _write_tiles(self, tensor_id: str, tiles: Mapping[Index, torch.Tensor]) -> None:
+        file, group = self._writable(), self._groups[tensor_id]
+        indices = list(tiles)
+        for begin in range(0, len(indices), group.batch):
+            batch = indices[begin : begin + group.batch]
+            with file.lock:
+                group.write({tile: to_stored(tiles[tile]) for tile in batch})
+        file.flush(older_than=self._tiles.flush_interval)
+
+    def _read_partials(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[PartialTile | None]:
+        file, group = self._opened_file(), self._groups.get(tensor_id)
+        if group is None:
+            return [None] * len(tile_indices)
+        with file.lock:
+            logs = [group.read_log(tile) for tile in tile_indices]
+        found = zip(tile_indices, logs, strict=True)
+        return [PartialTile.merged(self._parts_in(group.place(tile), log)) for tile, log in found]
+
+    def _parts_in(self, place: str, log: Sequence[bytes | Exception]) -> list[PartialTile]:
+        parts = []
+        for number, data in enumerate(log):
+            if isinstance(data, Exception):
+                self._warn(f"part {number} of partial tile {place} is damaged ({data})")
+                continue
+            try:
+                parts.append(PartialTile.from_bytes(data, place))
+            except ValueError as error:
+                self._warn(f"part {number}: {error}")
+        return parts
+
+    def _write_partials(self, tensor_id: str, partials: Mapping[Index, PartialTile | None]) -> None:
+        file, group = self._writable(), self._groups[tensor_id]
+        for tile, partial in partials.items():
+            with file.lock:
+                if partial is None:
+                    group.finish(tile)
+                else:
+                    group.append(tile, partial.to_bytes(group.place(tile)))
+        file.flush(older_than=self._tiles.flush_interval)
+
+    def _writable(self) -> SharedFile:
+        file = self._opened_file()
+        if file.process != os.getpid():
+            raise StoreError(
+                f"{self!r} was opened before this process was forked: two processes that write harm the file"
+            )
+        return file
+
+    def _warn(self, what: str) -> None:
+        warnings.warn(f"{self!r}: {what}; it is treated as missing", DamagedDataWarning, stacklevel=2)
+
+    # What can be told of the store.
+
+    def _list_tensors(self) -> list[str]:
+        file = self._opened_file()
+        with file.lock:
+            found = [self._definition_in(file.h5[name]) for name in file.h5 if name.startswith("t-")]
+        return [definition["tensor_id"] for definition in found if definition is not None]
+
+    def _describe_tensor(self, tensor_id: str, definition: dict[str, Any]) -> TensorInfo:
+        file, name = self._opened_file(), name_of(tensor_id)
+        with file.lock:
+            complete, partial, stored = file.group(name, definition).describe()
+        return TensorInfo(tensor_id, definition, complete, partial, stored, f"/{name}/tiles")
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    """What a file is, by whatever path it is named."""
+    status = path.stat()
+    return status.st_dev, status.st_ino

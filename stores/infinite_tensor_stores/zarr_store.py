@@ -10,13 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from zarr.abc.store import Store
 from zarr.codecs import Crc32cCodec, ZstdCodec
 from zarr.core.sync import sync
 
-from infinite_tensor.blend import as_array
 from infinite_tensor.compat import accepts_old_keywords
 from infinite_tensor.definition import dtype_of, scalar_from_json
 from infinite_tensor.errors import DamagedDataWarning, StoreError
@@ -25,8 +23,9 @@ from infinite_tensor.tilestore.contract import TensorInfo
 from infinite_tensor.tilestore.partial import PartialTile
 from infinite_tensor.tilestore.persistent import FORMAT, PersistentTileStore
 from infinite_tensor.window import Index
-from infinite_tensor_stores.locate import check_mode, shown, zarr_store
+from infinite_tensor_stores.dtypes import from_stored, stored_dtype, to_stored
 from infinite_tensor_stores.names import name_of
+from infinite_tensor_stores.targets import check_mode, shown, zarr_store
 from infinite_tensor_stores.zarr_chunks import (
     ChunkCodec,
     array_document,
@@ -182,7 +181,7 @@ class ZarrTileStore(PersistentTileStore):
         extents, origin = _extents(definition["shape"], definition["tile_size"])
         dtype = dtype_of(definition["dtype"])
         document = array_document(
-            extents, definition["tile_size"], _stored_dtype(dtype), _fill_value(definition, dtype), self._codecs()
+            extents, definition["tile_size"], stored_dtype(dtype), _fill_value(definition, dtype), self._codecs()
         )
         put_many(self._store, {f"{name}/tiles-{incarnation}/zarr.json": document})
         attributes = {**definition, "incarnation": incarnation, "origin": origin}
@@ -234,12 +233,12 @@ class ZarrTileStore(PersistentTileStore):
             if isinstance(block, Exception):
                 self._warn(f"tile {tile_indices[number]} of tensor {tensor_id!r} is damaged ({block})")
             else:
-                tiles[number] = _from_stored(block, place.dtype)
+                tiles[number] = from_stored(block, place.dtype)
         return tiles
 
     def _write_tiles(self, tensor_id: str, tiles: Mapping[Index, torch.Tensor]) -> None:
         place = self._places[tensor_id]
-        encoded = place.codec.encode([_to_stored(tile) for tile in tiles.values()])
+        encoded = place.codec.encode([to_stored(tile) for tile in tiles.values()])
         put_many(self._store, dict(zip(map(place.chunk, tiles), encoded, strict=True)))
 
     def _read_partials(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[PartialTile | None]:
@@ -337,22 +336,7 @@ def _extents(shape: Sequence[int | None], tile: Sequence[int]) -> tuple[list[int
     return [extent or 2 * half for extent, half in zip(shape, middle, strict=True)], middle
 
 
-def _stored_dtype(dtype: torch.dtype) -> str:
-    return "uint16" if dtype is torch.bfloat16 else str(dtype).removeprefix("torch.")
-
-
-def _to_stored(tile: torch.Tensor) -> np.ndarray[Any, Any]:
-    """A tile as zarr's numpy takes it: bfloat16, which it lacks, as its bits."""
-    array: np.ndarray[Any, Any] = as_array(tile.view(torch.uint16) if tile.dtype is torch.bfloat16 else tile)
-    return array
-
-
-def _from_stored(block: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor:
-    tile = torch.from_numpy(block if block.flags.writeable else block.copy())
-    return tile.view(dtype) if dtype is torch.bfloat16 else tile
-
-
 def _fill_value(definition: Mapping[str, Any], dtype: torch.dtype) -> object:
     init = scalar_from_json(definition["blend_init"])
     fill = torch.tensor([0 if init is None else init], dtype=dtype)
-    return _to_stored(fill)[0].item()
+    return to_stored(fill)[0].item()

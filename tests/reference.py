@@ -1,0 +1,140 @@
+"""The brute-force oracle: what a chain of tensors is, and which windows a read may compute.
+
+It shares no code with the library, and tries every candidate window instead of solving for the ones that
+matter. `TensorWindow` is used as a record of four tuples only.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+
+from infinite_tensor import TensorWindow
+
+Index: TypeAlias = tuple[int, ...]
+Box: TypeAlias = tuple[Index, Index]
+"""First pixel, and the one after the last, per dimension."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One tensor of a chain. ``args`` are the numbers of earlier stages, with the windows they are read through."""
+
+    shape: tuple[int | None, ...]
+    dtype: torch.dtype
+    window: TensorWindow
+    f: Callable[..., torch.Tensor]
+    args: tuple[tuple[int, TensorWindow], ...] = ()
+    blend: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+    blend_init: complex | None = None
+
+
+class TooManyWindows(Exception):  # noqa: N818  (no error: the read is left out)
+    """A read would need more windows than the test has time for."""
+
+
+def start_of(window: TensorWindow, index: Sequence[int]) -> Index:
+    """The first pixel of one window."""
+    follows = range(len(window.size)) if window.dimension_map is None else window.dimension_map
+    return tuple(
+        offset if k is None else index[k] * stride + offset
+        for k, stride, offset in zip(follows, window.stride, window.offset, strict=True)
+    )
+
+
+def windows_over(shape: Sequence[int | None], window: TensorWindow, box: Box) -> list[Index]:
+    """Indices of the windows that share a pixel with `box`, in lexicographic order."""
+    candidates: list[Iterable[int]] = [[0] for _ in shape]
+    follows = range(len(shape)) if window.dimension_map is None else window.dimension_map
+    for d, k in enumerate(follows):
+        if k is not None:
+            first, last = (end - window.offset[d] for end in (box[0][d] - window.size[d], box[1][d]))
+            candidates[k] = range(first // window.stride[d] - 1, last // window.stride[d] + 2)
+    return [index for index in itertools.product(*candidates) if _exists_over(shape, window, box, index)]
+
+
+def _exists_over(shape: Sequence[int | None], window: TensorWindow, box: Box, index: Index) -> bool:
+    for first, size, extent, low, high in zip(start_of(window, index), window.size, shape, *box, strict=True):
+        if extent is not None and (first < 0 or first + size > extent):
+            return False
+        if low >= high or first >= high or first + size <= low:
+            return False
+    return True
+
+
+class Reference:
+    """The true values of a chain of stages, each of which reads earlier ones only."""
+
+    def __init__(self, stages: Sequence[Stage]) -> None:
+        self.stages = stages
+        self._windows: dict[tuple[int, Index], torch.Tensor] = {}
+
+    def window(self, number: int, index: Index) -> torch.Tensor:
+        """What ``f`` of a stage returns for one window."""
+        if (number, index) not in self._windows:
+            stage = self.stages[number]
+            regions = [self.region(upstream, _box_at(window, index))[0] for upstream, window in stage.args]
+            self._windows[number, index] = stage.f(index, *regions)
+        return self._windows[number, index]
+
+    def region(self, number: int, box: Box) -> tuple[torch.Tensor, torch.Tensor]:
+        """Pixels of a stage, and which of them are plain copies: of `blend_init`, 0, or of one window."""
+        stage = self.stages[number]
+        shape = [high - low for low, high in zip(*box, strict=True)]
+        pixels = torch.full(shape, 0 if stage.blend_init is None else stage.blend_init, dtype=stage.dtype)
+        count = torch.zeros(shape, dtype=torch.int64)
+        for index in windows_over(stage.shape, stage.window, box):
+            start = start_of(stage.window, index)
+            to = tuple(
+                slice(max(0, s - low), s + n - low) for s, n, low in zip(start, stage.window.size, box[0], strict=True)
+            )
+            of = tuple(slice(max(0, low - s), high - s) for s, low, high in zip(start, *box, strict=True))
+            pixels[to] = _combined(stage, pixels[to], self.window(number, index)[of], count[to] == 0)
+            count[to] += 1
+        return pixels, count <= (1 if stage.blend is None and stage.blend_init is None else 0)
+
+    def missing(
+        self, number: int, boxes: Iterable[Box], known: Sequence[set[Index]], limit: int = 2**63
+    ) -> list[set[Index]]:
+        """Per stage, the windows that reads of `boxes` must compute where those in `known` are stored.
+
+        TooManyWindows where they are more than `limit`.
+        """
+        needed: list[set[Index]] = [set() for _ in self.stages]
+        wanted: list[set[Box]] = [set() for _ in self.stages]
+        wanted[number].update(boxes)
+        for n in range(number, -1, -1):
+            stage = self.stages[n]
+            for box in wanted[n]:
+                needed[n].update(set(windows_over(stage.shape, stage.window, box)) - known[n])
+                if sum(map(len, needed)) > limit:
+                    raise TooManyWindows
+            for upstream, window in stage.args:
+                wanted[upstream].update(_box_at(window, index) for index in needed[n])
+        return needed
+
+
+def _box_at(window: TensorWindow, index: Index) -> Box:
+    start = start_of(window, index)
+    return start, tuple(first + size for first, size in zip(start, window.size, strict=True))
+
+
+def _combined(stage: Stage, existing: torch.Tensor, incoming: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
+    """One step of the fold over the windows; `first` marks the pixels that no earlier window covers."""
+    if stage.blend is not None:
+        return stage.blend(existing.clone(), incoming.clone())
+    if stage.blend_init is not None:
+        return added(existing, incoming)
+    return torch.where(first, incoming, added(existing, incoming))
+
+
+def added(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """``a + b``, also for the kinds for which torch's addition is missing or mixes real and imaginary parts."""
+    if a.dtype.is_complex:
+        return torch.view_as_complex(torch.view_as_real(a) + torch.view_as_real(b))
+    signed = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}.get(a.dtype)
+    return a + b if signed is None else (a.view(signed) + b.view(signed)).view(a.dtype)

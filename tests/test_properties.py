@@ -1,0 +1,263 @@
+"""Every store, every history of reads: the bits of the brute-force reference, and no call of ``f`` too many.
+
+How many cases run is said in `tests/conftest.py`.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import fsspec  # type: ignore[import-untyped]
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given, note
+
+from infinite_tensor import HDF5TileStore, InfiniteTensor, MemoryTileStore, TileStore, ZarrTileStore
+from infinite_tensor.engine import assemble
+from tests.dict_store import DictTileStore
+from tests.reference import Box, Index, Reference, Stage, TooManyWindows
+from tests.worlds import Forget, Read, Selection, World, worlds
+
+MOST_WINDOWS = 150
+"""A read that needs more is left out: the reference takes its time."""
+
+
+class Recorded:
+    """``f`` as the library gets it: counts its calls, hands out one buffer again and again, spoils its args."""
+
+    def __init__(self, stage: Stage, batch_size: int | tuple[int, ...] | None) -> None:
+        self.stage = stage
+        self.batch_size = batch_size
+        self.calls: Counter[Index] = Counter()
+        self.buffer = torch.empty(stage.window.size, dtype=stage.dtype)
+
+    def __call__(self, ctx: Any, *regions: Any) -> Any:
+        if self.batch_size is None:
+            return self.buffer.copy_(self.window(ctx, regions))
+        allowed = self.batch_size if isinstance(self.batch_size, tuple) else range(1, self.batch_size + 1)
+        assert len(ctx) in allowed
+        outputs = [self.window(index, each) for index, *each in zip(ctx, *regions, strict=True)]
+        return torch.stack(outputs) if isinstance(self.batch_size, tuple) else outputs
+
+    def window(self, ctx: Index, regions: Sequence[torch.Tensor]) -> torch.Tensor:
+        self.calls[ctx] += 1
+        output = self.stage.f(ctx, *regions)
+        for region in regions:
+            region.zero_()
+        return output
+
+
+class History:
+    """A world on stores of one kind, beside its reference."""
+
+    def __init__(self, world: World, open_store: Callable[..., TileStore], *, persistent: bool, bounded: bool) -> None:
+        self.world = world
+        self.open_store = open_store
+        self.persistent = persistent
+        self.bounded = bounded
+        self.reference = Reference(world.stages)
+        self.known: list[set[Index]] = [set() for _ in world.stages]
+        self.functions = [Recorded(s, n) for s, n in zip(world.stages, world.batch_sizes, strict=True)]
+        elsewhere = () if bounded else world.elsewhere
+        self.elsewhere: dict[int, TileStore] = {n: MemoryTileStore() for n in elsewhere}
+        self.stores = [self._open(n) for n in range(len(world.tile_sizes))]
+        self.tensors: list[InfiniteTensor] = []
+        self.build(opens=False)
+
+    def _open(self, number: int) -> TileStore:
+        return self.open_store(number, tile_size=self.world.tile_sizes[number], **self.world.options)
+
+    def store_of(self, stage: int) -> TileStore:
+        return self.elsewhere.get(stage, self.stores[stage if len(self.stores) > 1 else 0])
+
+    def build(self, *, opens: bool) -> None:
+        tensors: list[InfiniteTensor] = []
+        for number, (stage, function) in enumerate(zip(self.world.stages, self.functions, strict=True)):
+            store, args = self.store_of(number), [tensors[n] for n, _ in stage.args]
+            name = f"stage {number}"
+            # What was cleared and not read since is not there to be opened.
+            if opens and name in store.tensor_ids():
+                tensors.append(
+                    store.open(name, function, args, blend=stage.blend, batch_size=self.world.batch_sizes[number])
+                )
+                continue
+            tensors.append(
+                InfiniteTensor(
+                    stage.shape,
+                    function,
+                    stage.window,
+                    args,
+                    [window for _, window in stage.args],
+                    dtype=stage.dtype,
+                    tile_store=store,
+                    tensor_id=name,
+                    batch_size=self.world.batch_sizes[number],
+                    blend=stage.blend,
+                    blend_init=stage.blend_init,
+                )
+            )
+        self.tensors = tensors
+
+    def reopen(self, how: str) -> None:
+        if self.persistent:
+            for store in self.stores:
+                store.close()
+            self.stores = [self._open(n) for n in range(len(self.stores))]
+        self.build(opens=how == "open")
+
+    def forget(self, action: Forget) -> None:
+        tensor = self.tensors[action.stage]
+        if action.what == "clear_cache":
+            tensor.clear_cache()
+        else:
+            tensor.tile_store.clear_tensor(tensor.tensor_id)
+        if action.what == "clear_tensor" or isinstance(tensor.tile_store, MemoryTileStore):
+            self.known[action.stage].clear()
+
+    def read(self, action: Read) -> None:
+        groups = [[s] for s in action.selections] if action.how == "one" else [list(action.selections)]
+        for group in groups:
+            self._read(action.stage, action.how, group)
+
+    def _read(self, stage: int, how: str, selections: list[Selection]) -> None:
+        boxes = [box for box in map(box_of, selections) if box is not None]
+        try:
+            expected = self.reference.missing(stage, boxes, self.known, MOST_WINDOWS)
+        except TooManyWindows:
+            return
+        before = [Counter(function.calls) for function in self.functions]
+        results = _results(self.tensors[stage], how, [s.expression for s in selections])
+        calls = [function.calls - earlier for function, earlier in zip(self.functions, before, strict=True)]
+        self._check_calls(calls, expected, once=how != "iter")
+        assert len(results) == len(selections)
+        for selection, result in zip(selections, results, strict=True):
+            note(f"stage {stage}, {selection.expression}")
+            self._check_values(stage, selection, result)
+            # A result shares no memory with what is stored: the next reads show it.
+            result.zero_()
+
+    def _check_calls(self, calls: list[Counter[Index]], expected: list[set[Index]], *, once: bool) -> None:
+        for number, (made, wanted) in enumerate(zip(calls, expected, strict=True)):
+            if not self.bounded:
+                assert made == Counter(wanted), f"stage {number}"
+                self.known[number] |= wanted
+            else:
+                assert set(made) <= wanted, f"stage {number}"
+                assert not once or made <= Counter(wanted), f"stage {number}"
+
+    def _check_values(self, number: int, selection: Selection, result: torch.Tensor) -> None:
+        stage = self.world.stages[number]
+        lengths = [1 if isinstance(pixels, int) else len(pixels) for pixels in selection.pixels]
+        kept = [n for n, pixels in zip(lengths, selection.pixels, strict=True) if not isinstance(pixels, int)]
+        assert result.dtype == stage.dtype
+        assert result.shape == torch.Size(kept)
+        box = box_of(selection)
+        if box is None:
+            return
+        values, copied = self.reference.region(number, box)
+        ranges = [range(p, p + 1) if isinstance(p, int) else p for p in selection.pixels]
+        picked = np.ix_(*([p - low for p in pixels] for pixels, low in zip(ranges, box[0], strict=True)))
+        mask = torch.from_numpy(copied.numpy()[picked])
+        expected = settled_bits(stage, values, copied)[picked]
+        np.testing.assert_array_equal(settled_bits(stage, result.reshape(lengths), mask), expected)
+
+
+def box_of(selection: Selection) -> Box | None:
+    """The box that a selection spans, None for an empty one."""
+    ranges = [range(p, p + 1) if isinstance(p, int) else p for p in selection.pixels]
+    if not all(ranges):
+        return None
+    return tuple(min(r) for r in ranges), tuple(max(r) + 1 for r in ranges)
+
+
+def _results(tensor: InfiniteTensor, how: str, expressions: list[object]) -> list[torch.Tensor]:
+    if how == "one":
+        return [tensor[expressions[0]]]
+    if how == "list":
+        return list(tensor[expressions])
+    return [result for ready in tensor.iter_regions(iter(expressions)) for result in ready]
+
+
+def settled_bits(stage: Stage, values: torch.Tensor, copied: torch.Tensor) -> npt.NDArray[np.uint8]:
+    """The bytes of each pixel. Where there was arithmetic, what processors leave open is made equal.
+
+    Which NaN a sum of two NaN is, and which of 0.0 and -0.0 is the larger, differs between the vector and the
+    scalar instructions of one processor.
+    """
+    if values.dtype.is_complex:
+        values, copied = torch.view_as_real(values), copied.unsqueeze(-1)
+    if values.dtype.is_floating_point:
+        values = torch.where(~copied & values.isnan(), torch.nan, values)
+        if stage.blend in (torch.maximum, torch.minimum):
+            values = torch.where(~copied & (values == 0), 0.0, values)
+    bits: npt.NDArray[np.uint8] = values.contiguous().unsqueeze(-1).view(torch.uint8).numpy()
+    return bits
+
+
+def _play(world: World, history: History) -> None:
+    for action in world.actions:
+        if isinstance(action, Read):
+            history.read(action)
+        elif isinstance(action, Forget):
+            history.forget(action)
+        else:
+            history.reopen(action.how)
+
+
+def _close(stores: Iterable[TileStore]) -> None:
+    for store in stores:
+        store.close()
+
+
+def _run(world: World, open_store: Callable[..., TileStore], *, persistent: bool = True, bounded: bool = False) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assemble, "_BLOCK_BYTES", world.block_bytes)
+        history = History(world, open_store, persistent=persistent, bounded=bounded)
+        try:
+            _play(world, history)
+        finally:
+            _close(history.stores)
+
+
+@given(worlds())
+def test_memory_store(world: World) -> None:
+    _run(world, lambda *_, **__: MemoryTileStore(), persistent=False)
+
+
+@given(worlds())
+def test_memory_store_with_limits(world: World) -> None:
+    limit = world.options["cache_size_tiles"] or 3
+    open_store = lambda *_, **__: MemoryTileStore(world.options["cache_size_bytes"], limit)  # noqa: E731
+    _run(world, open_store, persistent=False, bounded=True)
+
+
+@given(worlds())
+def test_zarr_store_in_a_directory(world: World) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        _run(world, lambda number, **options: ZarrTileStore(Path(folder, str(number)), **options))
+
+
+@given(worlds())
+def test_zarr_store_behind_a_url(world: World) -> None:
+    try:
+        _run(world, lambda number, **options: ZarrTileStore(f"memory://properties/{number}", **options))
+    finally:
+        fsspec.filesystem("memory").rm("/properties", recursive=True)
+
+
+@given(worlds())
+def test_hdf5_store(world: World) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        _run(world, lambda number, **options: HDF5TileStore(Path(folder, f"{number}.h5"), **options))
+
+
+@given(worlds())
+def test_dict_store(world: World) -> None:
+    storages: list[dict[Any, Any]] = [{} for _ in world.stages]
+    _run(world, lambda number, **options: DictTileStore(storages[number], **options))
