@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from infinite_tensor.compat import accepts_old_keywords
-from infinite_tensor.compat import accepts_old_keywords
 from infinite_tensor.definition import dtype_of
 from infinite_tensor.errors import DamagedDataWarning, StoreError, ValidationError
 from infinite_tensor.tilestore.contract import TensorInfo
