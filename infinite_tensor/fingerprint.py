@@ -93,7 +93,7 @@ class _Walk:
                 yield "empty cell"
         for name in _names_of(function.__code__):
             named = function.__globals__.get(name)
-            if isinstance(named, types.FunctionType | functools.partial | bool | int | float | complex | str):
+            if isinstance(named, types.FunctionType | functools.partial):
                 yield name
                 yield from self.parts(named)
 

@@ -385,3 +385,35 @@ def test_a_tensor_opened_without_its_blend_goes_on_once_the_blend_is_there(make:
         with pytest.raises(ValidationError, match="give it as blend="):
             store.open("t", f=f)
         assert torch.equal(store.open("t", f=f, blend=halved)[0:8, 0:8], expected)
+
+
+def test_a_store_that_is_garbage_in_a_cycle_is_stored_before_exit(tmp_path: Path) -> None:
+    code = (
+        "import gc, sys, torch\n"
+        "from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore\n"
+        "store = ZarrTileStore(sys.argv[1], tile_size=64)\n"
+        "f = lambda ctx: torch.full((4, 4), float(sum(ctx)))\n"
+        "t = InfiniteTensor((None, None), f, TensorWindow((4, 4), stride=3), tile_store=store, tensor_id='t')\n"
+        "t[0:50, 0:50]\n"
+        "cycle = [store, t]\ncycle.append(cycle)\ndel store, t, cycle\ngc.collect()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, capture_output=True, text=True)
+    assert done.stderr == ""
+    assert ZarrTileStore(tmp_path, mode="r").open("t")[0:50, 0:50].shape == (50, 50)
+
+
+def test_what_a_read_hands_in_after_its_tensor_was_cleared_is_not_stored(make: Make) -> None:
+    store = make()
+
+    def clears(ctx: tuple[int, ...]) -> torch.Tensor:
+        if ctx == (1, 1):
+            store.clear_tensor("t")
+            overlapping(store, lambda _ctx: torch.full((4, 4), 7.0), version="new")
+        return torch.ones(4, 4)
+
+    overlapping(store, clears, version="old")[0:8, 0:8]
+    store.flush()
+    info = store.tensor_info("t")
+    assert (info.tiles_complete, info.tiles_partial) == (0, 0)
+    new = overlapping(store, lambda _ctx: torch.full((4, 4), 7.0), version="new")
+    assert new[1, 1] == 7

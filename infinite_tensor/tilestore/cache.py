@@ -18,7 +18,7 @@ from infinite_tensor.tilestore.partial import PartialTile, TileInProgress
 from infinite_tensor.tilestore.writer import Writer
 from infinite_tensor.window import Index
 
-Key: TypeAlias = tuple[str, Index]
+Key: TypeAlias = tuple[Record, Index]
 Entry: TypeAlias = torch.Tensor | TileInProgress
 T = TypeVar("T")
 
@@ -30,6 +30,7 @@ class Storage(Protocol):
     def _write_tiles(self, tensor_id: str, tiles: Mapping[Index, torch.Tensor], /) -> None: ...
     def _read_partials(self, tensor_id: str, tile_indices: Sequence[Index], /) -> list[PartialTile | None]: ...
     def _write_partials(self, tensor_id: str, partials: Mapping[Index, PartialTile | None], /) -> None: ...
+    def _is_current(self, record: Record, /) -> bool: ...
 
 
 class TileCache:
@@ -63,17 +64,17 @@ class TileCache:
     def fetch(self, storage: Storage, record: Record, tiles: Sequence[Index]) -> dict[Index, Entry]:
         """Tiles from memory or storage; those in progress are pinned until `unpin`."""
         with self.lock:
-            found = {tile: self._known((record.spec.tensor_id, tile)) for tile in tiles}
+            found = {tile: self._known((record, tile)) for tile in tiles}
         loaded = self._load(storage, record, [tile for tile, entry in found.items() if entry is None])
         with self.lock:
             for tile, entry in loaded.items():
                 # Another thread may have loaded it meanwhile: a tile in progress exists once.
-                known = self._known((record.spec.tensor_id, tile))
+                known = self._known((record, tile))
                 found[tile] = self._enter(storage, record, tile, entry) if known is None else known
             entries = {tile: entry for tile, entry in found.items() if entry is not None}
             for tile, entry in entries.items():
                 if isinstance(entry, TileInProgress):
-                    self._pins[record.spec.tensor_id, tile] += 1
+                    self._pins[record, tile] += 1
             self._evict(storage)
         return entries
 
@@ -81,7 +82,7 @@ class TileCache:
         """End what `fetch` began for tiles in progress."""
         with self.lock:
             for tile in tiles:
-                key = (record.spec.tensor_id, tile)
+                key = (record, tile)
                 self._pins[key] -= 1
                 if not self._pins[key]:
                     del self._pins[key]
@@ -119,16 +120,19 @@ class TileCache:
         """What a background write has failed with since the last call, or None."""
         return self._writer.failure()
 
-    def forget(self, tensor_id: str) -> None:
-        """Drop everything of a tensor, stored or not."""
-        self._writer.cancel(lambda key: key[0] == tensor_id)
-        self._drop(lambda key, _entry: key[0] == tensor_id)
+    def forget(self, record: Record) -> None:
+        """Drop everything of a tensor, stored or not, after the end of a write that is under way.
+
+        It is no longer current: what a read that is in progress still hands in is not written.
+        """
+        self._writer.cancel(lambda key: key[0] is record)
+        self._drop(lambda key, _entry: key[0] is record)
 
     def drop_stored(self, tensor_id: str | None = None) -> None:
         """Drop, after a flush, the tiles of one tensor or of all that can be read back."""
         self._drop(
             lambda key, entry: (
-                (tensor_id is None or key[0] == tensor_id)
+                (tensor_id is None or key[0].spec.tensor_id == tensor_id)
                 and not (isinstance(entry, TileInProgress) and (entry.dirty or key in self._pins))
             )
         )
@@ -149,7 +153,7 @@ class TileCache:
         return entry
 
     def _enter(self, storage: Storage, record: Record, tile: Index, entry: Entry) -> Entry:
-        key = (record.spec.tensor_id, tile)
+        key = (record, tile)
         if isinstance(entry, TileInProgress) and entry.complete and entry.total:
             if not self._read_only:
                 self._submit(storage, key, entry)
@@ -203,10 +207,11 @@ class TileCache:
 
     def _write(self, storage: Storage, jobs: Mapping[Key, TileInProgress]) -> None:
         """Runs on the writer's thread."""
-        by_tensor: dict[str, dict[Index, TileInProgress]] = {}
-        for (tensor_id, tile), job in jobs.items():
-            by_tensor.setdefault(tensor_id, {})[tile] = job
-        for tensor_id, tiles in by_tensor.items():
+        by_record: dict[Record, dict[Index, TileInProgress]] = {}
+        for (record, tile), job in jobs.items():
+            by_record.setdefault(record, {})[tile] = job
+        for record, tiles in filter(lambda item: storage._is_current(item[0]), by_record.items()):
+            tensor_id = record.spec.tensor_id
             with self.lock:
                 complete = {tile: job.finished() for tile, job in tiles.items() if job.complete}
                 parts = {tile: job.unstored() for tile, job in tiles.items() if tile not in complete}

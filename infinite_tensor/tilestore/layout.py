@@ -53,7 +53,7 @@ def tile_shape_of(shape: Shape, tile_size: object) -> Index:
     return tuple(tile)
 
 
-@dataclass
+@dataclass(eq=False)
 class Record:
     """A tensor that is registered with a persistent store.
 

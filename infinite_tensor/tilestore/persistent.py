@@ -6,6 +6,7 @@ been blended in. Backends differ only in the seven methods from `_read_definitio
 
 from __future__ import annotations
 
+import sys
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -166,8 +167,9 @@ class PersistentTileStore(TileStore):
         if self.read_only:
             raise ValidationError(f"{self!r} is read-only: it cannot clear tensor {tensor_id!r}")
         with self._lock:
-            self._records.pop(tensor_id, None)
-            self._tiles.forget(tensor_id)
+            record = self._records.pop(tensor_id, None)
+            if record is not None:
+                self._tiles.forget(record)
             with stored_errors(self, "delete", tensor_id):
                 self._delete_tensor(tensor_id)
 
@@ -232,13 +234,18 @@ class PersistentTileStore(TileStore):
 
     def __del__(self) -> None:
         # No I/O here: what is pending goes to the writer, whose thread keeps this store alive until it is stored.
-        if not getattr(self, "_closed", True) and not self.read_only:
+        if not getattr(self, "_closed", True) and not self.read_only and not sys.is_finalizing():
             self._tiles.submit_partials(self)
+            # The garbage collector may have forgotten that exit must wait for this.
+            flush_at_exit(self)
 
     def _changed(self, record: Record, tiles: Iterable[TileInProgress]) -> None:
         """Windows have come into these tiles of a read; of no use to others where the tensor was cleared since."""
-        if self._records.get(record.spec.tensor_id) is record:
+        if self._is_current(record):
             self._tiles.changed(self, record, tiles)
+
+    def _is_current(self, record: Record) -> bool:
+        return self._records.get(record.spec.tensor_id) is record
 
     def _raise_failure(self) -> None:
         self._check_open()

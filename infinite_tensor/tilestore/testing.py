@@ -441,7 +441,7 @@ class PersistentStoreTests:
             other[0:1, 0:1]
             calls = len(f.calls)
             tensor.clear_cache()
-            assert {key[0] for key in store._tiles.entries} == {"other"}
+            assert {record.spec.tensor_id for record, _ in store._tiles.entries} == {"other"}
             assert _same_bits(tensor[0:7, 0:7], expected)
         assert len(f.calls) == calls
 

@@ -123,11 +123,11 @@ def adding(n: float) -> Callable[[float], float]:
     return lambda x: x + n
 
 
-FACTOR = 2
+count = 0
 
 
 def helper(x: float) -> float:
-    return x * FACTOR
+    return x * 2
 
 
 def calls_helper(x: float) -> float:
@@ -156,8 +156,19 @@ def test_different_code_has_a_different_fingerprint(one: Callable[..., Any], oth
 
 def test_a_function_that_is_named_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     before = fingerprint(calls_helper)
-    monkeypatch.setattr(sys.modules[__name__], "FACTOR", 3)
+    monkeypatch.setattr(sys.modules[__name__], "helper", lambda x: x * 3)
     assert fingerprint(calls_helper) != before
+
+
+def test_a_global_that_is_counted_up_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    def counts(x: float) -> float:
+        global count  # noqa: PLW0603
+        count += 1
+        return x
+
+    before = fingerprint(counts)
+    monkeypatch.setattr(sys.modules[__name__], "count", 5)
+    assert fingerprint(counts) == before
 
 
 def test_locks_modules_and_weights_do_not_count() -> None:
