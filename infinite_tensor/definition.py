@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import cmath
 import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias, cast
 
+import numpy as np
 import torch
 
 from infinite_tensor.errors import ValidationError
@@ -127,10 +129,6 @@ class Definition:
         except (KeyError, TypeError) as error:
             raise ValidationError(f"not the definition of a tensor: {error!r} in {dict(stored)!r}") from error
 
-    def with_dtype(self, dtype: torch.dtype) -> Definition:
-        """The same tensor in another dtype."""
-        return replace(self, dtype=dtype)
-
 
 def differences(stored: Mapping[str, Json], given: Mapping[str, Json]) -> list[str]:
     """One line for each field in which two definitions differ, with both values."""
@@ -187,7 +185,7 @@ def json_value(name: str, value: object) -> Json:
 
 
 def _json_number(number: float) -> Json:
-    if math.isfinite(number):
+    if isinstance(number, int) or math.isfinite(number):
         return number
     return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
 
@@ -202,6 +200,8 @@ def json_scalar(name: str, value: object, dtype: torch.dtype) -> Json:
     """
     if value is None:
         return None
+    if isinstance(value, np.generic):
+        value = value.item()
     if not isinstance(value, int | float | complex) or (isinstance(value, bool) and dtype is not torch.bool):
         raise ValidationError(f"{name} must be a number or None, got {value!r}")
     held = _as_dtype(name, value, dtype)
@@ -212,10 +212,13 @@ def json_scalar(name: str, value: object, dtype: torch.dtype) -> Json:
 
 def _as_dtype(name: str, value: Number, dtype: torch.dtype) -> Number:
     try:
-        held: Number = torch.tensor(value, dtype=dtype).item()
+        held: Number = torch.tensor(value, dtype=dtype, device="cpu").item()
     except (RuntimeError, OverflowError, TypeError, ValueError) as error:
         raise ValidationError(f"{name} {value!r} does not fit {dtype}: {error}") from error
-    exact = dtype.is_floating_point or dtype.is_complex or held == value
+    if dtype.is_floating_point or dtype.is_complex:
+        exact = cmath.isfinite(held) or not cmath.isfinite(value)
+    else:
+        exact = held == value
     if not exact or (isinstance(value, complex) and not dtype.is_complex):
         raise ValidationError(f"{name} {value!r} does not fit {dtype}, which would hold {held!r}")
     return held

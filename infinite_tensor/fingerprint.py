@@ -103,9 +103,12 @@ class _Walk:
         yield f"{kind.__module__}.{kind.__qualname__}"
         if isinstance(value, types.BuiltinFunctionType):
             yield value.__qualname__
+        if hasattr(value, "__wrapped__"):
+            yield from self.parts(value.__wrapped__)
         for method in ("__call__", "forward"):
-            code = kind.__dict__.get(method)
-            if isinstance(code, types.FunctionType):
+            code = getattr(kind, method, None)
+            # What torch itself does when a module is called is no part of the user's function.
+            if isinstance(code, types.FunctionType) and not (code.__module__ or "").startswith("torch."):
                 yield from self.parts(code)
 
 

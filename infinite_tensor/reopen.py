@@ -23,7 +23,7 @@ from infinite_tensor.spec import TensorSpec
 from infinite_tensor.tensor import InfiniteTensor, arg_definitions
 from infinite_tensor.tilestore import TileStore
 from infinite_tensor.tilestore.contract import check_same
-from infinite_tensor.validate import checked_device
+from infinite_tensor.validate import checked_device, checked_id
 
 
 def open_tensor(
@@ -36,6 +36,9 @@ def open_tensor(
     device: torch.device | str,
 ) -> InfiniteTensor:
     """`TileStore.open`; see there."""
+    if f is not None and not callable(f):
+        raise ValidationError(f"f must be callable or None, got {f!r}")
+    tensor_id = checked_id(tensor_id)
     definition = Definition.from_json(store.tensor_definition(tensor_id))
     upstream = tuple(args) if args is not None else _open_args(store, tensor_id, definition)
     if args is not None:

@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 
 from infinite_tensor.blend import Blender
-from infinite_tensor.definition import Blend, Definition, Number
+from infinite_tensor.definition import Blend, Definition, Number, json_scalar
 from infinite_tensor.window import Index, Shape, WindowGrid
 
 
@@ -61,4 +61,6 @@ class TensorSpec:
 
     def moved(self, device: torch.device, dtype: torch.dtype) -> TensorSpec:
         """The same tensor on another device, in another dtype."""
-        return replace(self, device=device, definition=self.definition.with_dtype(dtype))
+        blend_init = json_scalar("blend_init", self.blend_init, dtype)
+        definition = replace(self.definition, dtype=dtype, blend_init=blend_init)
+        return replace(self, device=device, definition=definition)

@@ -276,7 +276,7 @@ class InfiniteTensor:
         ------
         list of torch.Tensor
             The next regions that are ready; concatenated they equal ``tensor[list(regions)]``. Only what
-            the regions in progress need is held.
+            the regions in progress need is held; of tensors upstream, what their stores keep.
         """
         return stream(self._node, (parse(region, self.shape) for region in regions))
 
@@ -292,11 +292,10 @@ class InfiniteTensor:
         ValidationError
             If the store cannot convert what it keeps; nothing has changed then.
         """
-        if args and isinstance(args[0], InfiniteTensor):
-            args = (torch.empty(0, dtype=args[0].dtype, device=args[0].device), *args[1:])
+        args = tuple(_as_target(arg) for arg in args)
+        kwargs = {name: _as_target(arg) for name, arg in kwargs.items()}
         device, dtype = move_target(self.device, self.dtype, args, kwargs)
         if (device, dtype) != (self.device, self.dtype):
-            json_scalar("blend_init", self.blend_init, dtype)
             check_blend(self.blend, dtype, device)
             moved = self._spec.moved(device, dtype)
             self.tile_store.migrate(self._spec, moved)
@@ -355,6 +354,11 @@ class InfiniteTensor:
         for d, extent in enumerate(self.shape):
             if extent is None:
                 raise TypeError(f"cannot {action} an InfiniteTensor: dimension {d} is unbounded; read a region of it")
+
+
+def _as_target(arg: Any) -> Any:
+    """What stands for an InfiniteTensor as an argument of `torch.Tensor.to`."""
+    return torch.empty(0, dtype=arg.dtype, device=arg.device) if isinstance(arg, InfiniteTensor) else arg
 
 
 def _checked_args(args: Any, windows: Any) -> tuple[tuple[InfiniteTensor, ...], tuple[Any, ...]]:

@@ -10,7 +10,7 @@ import torch
 
 from infinite_tensor.definition import DTYPES
 from infinite_tensor.errors import RegionError, ValidationError
-from infinite_tensor.window import UNBOUNDED, Shape, TensorWindow, WindowGrid, as_index
+from infinite_tensor.window import LARGEST, UNBOUNDED, Shape, TensorWindow, WindowGrid, as_index
 
 
 def checked_shape(shape: object) -> Shape:
@@ -21,8 +21,8 @@ def checked_shape(shape: object) -> Shape:
         )
     extents = [None if extent is None else as_index(extent) for extent in shape]
     for given, extent in zip(shape, extents, strict=True):
-        if given is not None and (extent is None or extent < 1):
-            raise ValidationError(f"shape must hold positive ints and None only, got {shape!r}")
+        if given is not None and (extent is None or not 1 <= extent <= LARGEST):
+            raise ValidationError(f"shape must hold positive ints up to 2**53 and None only, got {shape!r}")
     return tuple(extents)
 
 
@@ -130,6 +130,6 @@ def move_target(
     moved = torch.empty(0, dtype=dtype).to(*args, **kwargs)
     names_device = kwargs.get("device") is not None or any(
         isinstance(arg, torch.Tensor | torch.device | str | int) and not isinstance(arg, bool)
-        for arg in (*args, kwargs.get("other"))
+        for arg in (*args, kwargs.get("tensor"))
     )
     return moved.device if names_device else device, checked_dtype(moved.dtype)

@@ -27,6 +27,10 @@ UNBOUNDED = 2**62
 """Stands for infinity in interval arithmetic; leaves room for sums within int64."""
 
 
+LARGEST = 2**53
+"""Sizes, strides and offsets are exact in every store's metadata, and leave room for products within int64."""
+
+
 def as_index(value: object) -> int | None:
     """The exact integer that `value` stands for (anything with ``__index__`` but no bool), or None."""
     if type(value) is int:
@@ -50,6 +54,8 @@ def _integers(name: str, value: object, dims: int | None, minimum: int | None) -
     if dims is not None and len(numbers) != dims:
         raise ValidationError(f"{name} must have one entry per entry of size ({dims}), got {value!r}")
     for number in numbers:
+        if number is not None and abs(number) > LARGEST:
+            raise ValidationError(f"{name} must stay within 2**53, got {value!r}")
         if number is None or (minimum is not None and number < minimum):
             kind = "positive ints" if minimum == 1 else "ints"
             raise ValidationError(f"{name} must hold {kind} only, got {value!r}")
@@ -104,7 +110,8 @@ class TensorWindow:
         put(self, "size", sizes)
         put(self, "stride", sizes if stride is None else _integers("window stride", stride, dims, 1))
         put(self, "offset", (0,) * dims if offset is None else _integers("window offset", offset, dims, None))
-        put(self, "dimension_map", None if dimension_map is None else _checked_map(dimension_map, dims))
+        mapped = None if dimension_map is None else _checked_map(dimension_map, dims)
+        put(self, "dimension_map", None if mapped == tuple(range(dims)) else mapped)
 
     @property
     def ndim(self) -> int:
@@ -128,6 +135,14 @@ class TensorWindow:
             offset if k is None else window_index[k] * stride + offset
             for k, stride, offset in zip(self.followed, self.stride, self.offset, strict=True)
         )
+
+    def starts(self, indices: IntArray) -> IntArray:
+        """`start` for many windows: (N, coordinates) in, (N, ndim) out."""
+        columns = [
+            np.full(len(indices), offset, dtype=np.int64) if k is None else indices[:, k] * stride + offset
+            for k, stride, offset in zip(self.followed, self.stride, self.offset, strict=True)
+        ]
+        return np.stack(columns, axis=1)
 
     def intersecting_windows(self, pixel_slices: Sequence[slice], tensor_shape: Shape | None = None) -> Iterator[Index]:
         """Yield the indices of all windows that intersect a region, in lexicographic order.
@@ -170,7 +185,7 @@ class TensorWindow:
 
 
 def _checked_map(dimension_map: Sequence[int | None], dims: int) -> tuple[int | None, ...]:
-    if len(dimension_map) != dims:
+    if not isinstance(dimension_map, Sequence) or len(dimension_map) != dims:
         raise ValidationError(f"dimension_map must have one entry per entry of size ({dims}), got {dimension_map!r}")
     entries: list[int | None] = []
     for entry in dimension_map:
@@ -269,13 +284,7 @@ class WindowGrid:
 
     def starts(self, indices: IntArray) -> IntArray:
         """The first pixels of many windows: (N, coordinates) in, (N, ndim) out."""
-        return np.stack(
-            [
-                np.full(len(indices), offset, dtype=np.int64) if k is None else indices[:, k] * stride + offset
-                for k, _, stride, offset, _ in self._dimensions()
-            ],
-            axis=1,
-        )
+        return self.window.starts(indices)
 
     @cached_property
     def overlap_free(self) -> bool:

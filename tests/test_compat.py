@@ -44,6 +44,24 @@ def test_get_or_create_makes_a_tensor_once(make: Callable[[Path], TileStore], tm
 
 
 @pytest.mark.parametrize("make", STORES)
+def test_get_or_create_after_a_clear_makes_another_tensor(make: Callable[[Path], TileStore], tmp_path: Path) -> None:
+    store = make(tmp_path)
+    with pytest.warns(DeprecationWarning, match="get_or_create"):
+        old = store.get_or_create("t", (None, None), f, WINDOW)
+        store.clear_tensor("t")
+        new = store.get_or_create("t", (8, None), f, WINDOW)
+    assert (old.shape, new.shape) == ((None, None), (8, None))
+
+
+def test_get_or_create_with_another_tile_size_is_refused(tmp_path: Path) -> None:
+    store = ZarrTileStore(tmp_path)
+    with pytest.warns(DeprecationWarning, match="get_or_create"):
+        store.get_or_create("t", (None, None), f, WINDOW, tile_size=8)
+        with pytest.raises(ValidationError, match=r"tile_size: stored \[8, 8\], given \[16, 16\]"):
+            store.get_or_create("t", (None, None), f, WINDOW, tile_size=16)
+
+
+@pytest.mark.parametrize("make", STORES)
 def test_get_or_create_chains(make: Callable[[Path], TileStore], tmp_path: Path) -> None:
     store = make(tmp_path)
     with pytest.warns(DeprecationWarning, match="get_or_create"):

@@ -23,9 +23,9 @@ def base() -> InfiniteTensor:
     [
         ({"shape": ()}, "shape must be a tuple"),
         ({"shape": 4}, "shape must be a tuple"),
-        ({"shape": (None, 0)}, "positive ints and None"),
-        ({"shape": (None, 2.5)}, "positive ints and None"),
-        ({"shape": (None, True)}, "positive ints and None"),
+        ({"shape": (None, 0)}, r"positive ints up to 2\*\*53 and None"),
+        ({"shape": (None, 2.5)}, r"positive ints up to 2\*\*53 and None"),
+        ({"shape": (None, True)}, r"positive ints up to 2\*\*53 and None"),
         ({"shape": (None,)}, "output_window has 2 dimensions"),
         ({"f": None}, "f must be callable, got None"),
         ({"output_window": (4, 4)}, "output_window must be a TensorWindow"),

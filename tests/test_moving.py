@@ -59,6 +59,15 @@ def test_every_form_that_torch_takes(args: tuple[Any, ...], kwargs: dict[str, An
 def test_another_infinite_tensor_is_a_target() -> None:
     other = InfiniteTensor((None,), Typed(), TensorWindow((4,)), dtype=torch.int16)
     assert made(Typed()).to(other).dtype == torch.int16
+    assert made(Typed()).to(tensor=other).dtype == torch.int16
+
+
+def test_a_moved_tensor_is_the_one_that_is_built_with_the_new_dtype() -> None:
+    store = MemoryTileStore()
+    InfiniteTensor(
+        (None,), Typed(), TensorWindow((4,)), dtype=torch.float64, blend_init=0.1, tile_store=store, tensor_id="t"
+    ).to(torch.float32)
+    made(Typed(), store, blend_init=0.1, tensor_id="t")
 
 
 @pytest.mark.parametrize(

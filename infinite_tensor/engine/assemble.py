@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from infinite_tensor.window import Index, IntArray
 
 _BLOCK_BYTES = 16 * 2**20
 """A larger read is carried out block by block, so that upstream windows are let go early."""
+_MOST_WAITING = 1024
+"""Regions of a stream that wait for a batch to fill."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class _Block:
     out: torch.Tensor
 
 
+@torch.inference_mode(mode=False)
 def read(node: Node, selections: Sequence[Selection]) -> list[torch.Tensor]:
     """Compute what is missing of all selections in one plan, and return what they select."""
     spec = node.spec
@@ -46,15 +50,25 @@ def _fill(node: Node, blocks: list[_Block]) -> None:
     horizon = horizons(node, starts, stops) if len(steps) > 1 else {}
     with Accesses() as accesses:
         access = accesses.of(node)
+        pending = np.empty((0, len(node.spec.shape)), dtype=np.int64)
+        due: deque[tuple[range, int]] = deque()
+        done = 0
         for step in steps:
             missing = access.add(starts[step.start : step.stop], stops[step.start : step.stop])
-            if len(missing):
-                run(build(node, missing, accesses))
-            for number in step:
-                access.read(blocks[number].start, blocks[number].out)
-            if step.stop < len(blocks):
+            pending = np.concatenate([pending, missing])
+            due.append((step, done + len(pending)))
+            # What does not fill a batch waits for the next step.
+            count = len(pending) if step is steps[-1] else node.batching.full(len(pending))
+            if count:
+                run(build(node, pending[:count], accesses))
+                pending, done = pending[count:], done + count
+            while due and due[0][1] <= done:
+                for number in due.popleft()[0]:
+                    access.read(blocks[number].start, blocks[number].out)
+            if step is not steps[-1]:
+                unread = due[0][0].start if due else step.stop
                 for held, held_access in accesses.items():
-                    held_access.keep(horizon[held][step.stop].tolist())
+                    held_access.keep(horizon[held][unread].tolist())
 
 
 def _steps(blocks: list[_Block]) -> list[range]:
@@ -91,22 +105,27 @@ def _blocks(node: Node, selection: Selection, box: torch.Tensor) -> Iterator[_Bl
         cut = following
 
 
+@torch.inference_mode(mode=False)
 def stream(node: Node, selections: Iterable[Selection]) -> Iterator[list[torch.Tensor]]:
     """Read selections in order, in full batches, yielding those that are ready after each batch."""
     with Accesses() as accesses:
         access = accesses.of(node)
         waiting: deque[tuple[Selection, int]] = deque()
         pending = np.empty((0, len(node.spec.shape)), dtype=np.int64)
-        done = 0
+        done = waiting_bytes = 0
         for selection in selections:
             missing = access.add(np.array([selection.start]), np.array([selection.stop]))
             pending = np.concatenate([pending, missing])
             waiting.append((selection, done + len(pending)))
-            full = len(pending) // node.batching.largest * node.batching.largest
-            _compute(node, pending[:full], access)
-            pending, done = pending[full:], done + full
+            waiting_bytes += math.prod(selection.shape) * node.spec.dtype.itemsize
+            # Stored regions behind one window that does not fill a batch must not pile up.
+            crowded = len(waiting) >= _MOST_WAITING or waiting_bytes >= _BLOCK_BYTES
+            count = len(pending) if crowded else node.batching.full(len(pending))
+            _compute(node, pending[:count], access)
+            pending, done = pending[count:], done + count
             if waiting[0][1] <= done:
                 yield _read_ready(node, access, waiting, done)
+                waiting_bytes = sum(math.prod(s.shape) for s, _ in waiting) * node.spec.dtype.itemsize
         _compute(node, pending, access)
         if waiting:
             yield _read_ready(node, access, waiting, done + len(pending))

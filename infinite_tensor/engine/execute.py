@@ -26,7 +26,8 @@ _DEPOSIT_SECONDS = 0.05
 
 def run(plan: Plan) -> None:
     """Compute and store every window of the plan; under `torch.no_grad`, as ``f`` expects."""
-    with torch.no_grad():
+    # A tensor that is born in inference mode could not be blended into later.
+    with torch.inference_mode(mode=False), torch.no_grad():
         for level in reversed(plan.levels):
             _run_level(level)
 
@@ -127,6 +128,8 @@ def _checked(node: Node, output: object) -> torch.Tensor:
     spec = node.spec
     if not isinstance(output, torch.Tensor):
         raise ValidationError(f"f must return a torch.Tensor, got {type(output).__name__}: {output!r:.80}")
+    if output.layout is not torch.strided:
+        raise ValidationError(f"f must return a dense tensor, got one of layout {output.layout}")
     size = spec.definition.output_window.size
     if output.shape != size:
         raise ShapeMismatchError(f"f returned shape {tuple(output.shape)}, the output window has size {size}")

@@ -15,20 +15,20 @@ from infinite_tensor.window import TensorWindow, as_index
 
 @dataclass(frozen=True)
 class Batching:
-    """How many windows a call of ``f`` takes: ``sizes`` are the allowed numbers, ascending.
-
-    Raises
-    ------
-    ValidationError
-        If `given` is neither None, a positive int, nor a tuple of positive ints that contains 1.
-    """
+    """How many windows a call of ``f`` takes: ``sizes`` are the allowed numbers, ascending."""
 
     given: int | tuple[int, ...] | None
     sizes: tuple[int, ...]
 
     @classmethod
     def of(cls, given: object) -> Batching:
-        """From the ``batch_size`` that a user gave."""
+        """From the ``batch_size`` that a user gave.
+
+        Raises
+        ------
+        ValidationError
+            If it is neither None, a positive int, nor a tuple of positive ints that contains 1.
+        """
         if given is None:
             return cls(None, (1,))
         if isinstance(given, tuple | list):
@@ -46,6 +46,10 @@ class Batching:
     def largest(self) -> int:
         """Most windows that one call takes."""
         return self.sizes[-1]
+
+    def full(self, count: int) -> int:
+        """How many of `count` windows fill the largest calls."""
+        return count - count % self.largest
 
     def split(self, count: int) -> list[int]:
         """Sizes of the fewest calls that take `count` windows, large ones first."""
@@ -101,6 +105,13 @@ class Node:
     f: Callable[..., Any] | None
     batching: Batching
     inputs: tuple[Input, ...]
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both are the same stored tensor: built twice, it is computed once."""
+        return isinstance(other, Node) and self.store is other.store and self.spec.tensor_id == other.spec.tensor_id
+
+    def __hash__(self) -> int:
+        return hash((id(self.store), self.spec.tensor_id))
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,14 @@ from typing import Self
 import numpy as np
 
 from infinite_tensor.engine.node import Input, Node, consumers_first
-from infinite_tensor.errors import RegionError, TileAccessError
+from infinite_tensor.errors import RegionError, TileAccessError, ValidationError
+from infinite_tensor.indexing import COORDINATE_LIMIT
 from infinite_tensor.tilestore.contract import Access
 from infinite_tensor.validate import outside_arg
-from infinite_tensor.window import UNBOUNDED, IntArray
+from infinite_tensor.window import IntArray
+
+_REACH = 2 * COORDINATE_LIMIT
+"""Halos may reach a little beyond the last pixel that can be read."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,7 @@ def build(root: Node, windows: IntArray, accesses: Accesses) -> Plan:
         if node.f is None:
             raise _unavailable(node, windows)
         sources = []
+        _check_inputs(node)
         for at, upstream in enumerate(node.inputs):
             starts = _arg_starts(node, at, upstream, windows)
             extents = np.array(upstream.window.size, dtype=np.int64)
@@ -106,6 +111,16 @@ def build(root: Node, windows: IntArray, accesses: Accesses) -> Plan:
             sources.append((accesses.of(upstream.node), starts))
         levels.append(Level(node, accesses.of(node), windows, tuple(sources)))
     return Plan(tuple(levels))
+
+
+def _check_inputs(node: Node) -> None:
+    """What is stored for good was computed from the args that its definition names, not from what they became."""
+    for at, (upstream, arg) in enumerate(zip(node.inputs, node.spec.definition.args, strict=True)):
+        if node.store.outlives_process and upstream.node.spec.definition.digest != arg.digest:
+            raise ValidationError(
+                f"args[{at}] of tensor {node.spec.tensor_id!r} has been moved to {upstream.node.spec.dtype} since; "
+                f"{node.store!r} holds what was computed before: move it back, or build a new tensor on it"
+            )
 
 
 def horizons(root: Node, starts: IntArray, stops: IntArray) -> dict[Node, IntArray]:
@@ -118,25 +133,15 @@ def horizons(root: Node, starts: IntArray, stops: IntArray) -> dict[Node, IntArr
     for node in consumers_first(root):
         low, high = node.spec.grid.boxes(*reach[node])
         for upstream in node.inputs:
-            first = _affine(upstream, low)
-            last = _affine(upstream, np.maximum(high - 1, low)) + np.array(upstream.window.size)
+            first = upstream.window.starts(low)
+            last = upstream.window.starts(np.maximum(high - 1, low)) + np.array(upstream.window.size)
             known = reach.get(upstream.node, (first, last))
             reach[upstream.node] = np.minimum(known[0], first), np.maximum(known[1], last)
     return {node: np.minimum.accumulate(first[::-1], axis=0)[::-1] for node, (first, _) in reach.items()}
 
 
-def _affine(upstream: Input, windows: IntArray) -> IntArray:
-    """The first pixel that each window of the consumer reads of its arg."""
-    w = upstream.window
-    columns = [
-        np.full(len(windows), offset, dtype=np.int64) if k is None else windows[:, k] * stride + offset
-        for k, stride, offset in zip(w.followed, w.stride, w.offset, strict=True)
-    ]
-    return np.stack(columns, axis=1)
-
-
 def _arg_starts(node: Node, at: int, upstream: Input, windows: IntArray) -> IntArray:
-    """`_affine`, with each region checked to lie inside the finite dimensions of the arg."""
+    """The first pixel that each window reads of an arg, whose finite dimensions hold all of its region."""
     window, shape = upstream.window, upstream.node.spec.shape
     for d, (k, extent) in enumerate(zip(window.followed, shape, strict=True)):
         first, last = (0, 0) if k is None else (int(windows[:, k].min()), int(windows[:, k].max()))
@@ -144,12 +149,12 @@ def _arg_starts(node: Node, at: int, upstream: Input, windows: IntArray) -> IntA
         high = last * window.stride[d] + window.offset[d] + window.size[d]
         if extent is not None and (low < 0 or high > extent):
             raise outside_arg(node.spec.tensor_id, at, upstream.node.spec.tensor_id, d, low, high, extent)
-        if max(-low, high) >= UNBOUNDED:
+        if max(-low, high) > _REACH:
             raise RegionError(
-                f"args_windows[{at}] of tensor {node.spec.tensor_id!r} reaches pixels {low} .. {high} in dimension "
-                f"{d}, beyond what 64-bit integers hold"
+                f"args_windows[{at}] of tensor {node.spec.tensor_id!r} reaches pixels {low} .. {high - 1} in dimension "
+                f"{d} of {upstream.node.spec.tensor_id!r}, beyond the limit of 2**51 in either direction"
             )
-    return _affine(upstream, windows)
+    return window.starts(windows)
 
 
 def _unavailable(node: Node, windows: IntArray) -> TileAccessError:

@@ -87,7 +87,7 @@ class TileAccess(Access):
 
     def read(self, start: Sequence[int], out: torch.Tensor) -> None:
         """Copy the region from its tiles."""
-        block = out if out.device.type == "cpu" else torch.empty(out.shape, dtype=out.dtype)
+        block = out if out.device.type == "cpu" else torch.empty(out.shape, dtype=out.dtype, device="cpu")
         target, layout = as_array(block), self._record.layout
         stop = [a + n for a, n in zip(start, out.shape, strict=True)]
         low, high = layout.grid.box(start, stop)
@@ -123,6 +123,7 @@ class TileAccess(Access):
 
     def _fetch(self, tiles: Iterable[Index]) -> None:
         """Hold these tiles as well."""
+        self._store._check_open()
         wanted = [tile for tile in dict.fromkeys(tiles) if tile not in self._tiles]
         if wanted:
             self._tiles.update(self._store._tiles.fetch(self._store, self._record, wanted))

@@ -194,6 +194,9 @@ class TileCache:
             unknown = [tile for tile, part in partials.items() if part is None]
             if unknown:
                 chunks.update(zip(unknown, storage._read_tiles(tensor_id, unknown), strict=True))
+        if not storage._is_current(record):
+            # Cleared while this read is in progress: what is there now is not of this tensor.
+            return {tile: TileInProgress(record, tile) for tile in tiles}
         loaded: dict[Index, Entry] = {}
         for tile, chunk in chunks.items():
             if chunk is not None:
@@ -246,7 +249,9 @@ class stored_errors:  # noqa: N801  (reads as a statement: ``with stored_errors(
             if self._tiles:
                 more = f" and {len(self._tiles) - 1} more" if len(self._tiles) > 1 else ""
                 what = f"tile {self._tiles[0]}{more} of {what}"
+            kept = ""
+            if self._action in ("store", "flush"):
+                kept = ". Nothing stored is harmed; what was to be stored is kept in memory, flush to try again"
             raise StoreError(
-                f"{self._storage!r} could not {self._action} {what}: {type(error).__name__}: {error}. "
-                "Nothing stored is harmed; what was to be stored is kept in memory, try again"
+                f"{self._storage!r} could not {self._action} {what}: {type(error).__name__}: {error}{kept}"
             ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
 from abc import ABC, abstractmethod
@@ -105,6 +106,9 @@ class TileStore(OldSpelling, ABC):
     One store object may be used from many threads. A closed store raises StoreError; ``with store:``
     opens it again, and closes it at the end.
     """
+
+    outlives_process: ClassVar[bool] = False
+    """Whether another process may find again what is stored, so that it must stay true to its definition."""
 
     opener: ClassVar[Callable[..., InfiniteTensor]]
     """Set by `infinite_tensor.reopen`, which stands above the stores and builds on them."""
@@ -224,17 +228,22 @@ def check_same(tensor_id: str, stored: Definition, given: Definition, store: obj
 
 
 def warn_of_changes(tensor_id: str, stored: Mapping[str, str], given: Mapping[str, str], store: object) -> None:
-    """FunctionChangedWarning for each function that is not the one of the stored values.
-
-    To be called by `TileStore.register` itself, so that the warning points at the line that made the tensor.
-    """
+    """FunctionChangedWarning for each function that is not the one of the stored values."""
     for name in changed_functions(stored, given):
         warnings.warn(
             f"{_FUNCTIONS[name]} of tensor {tensor_id!r} is not the one that {store!r} was filled with. Stored values "
             f"are used as they are; to compute anew, give version=... or call store.clear_tensor({tensor_id!r})",
             FunctionChangedWarning,
-            stacklevel=5,
+            stacklevel=_level_of_caller(),
         )
+
+
+def _level_of_caller() -> int:
+    """The stacklevel of the line outside of this package that made the tensor."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("infinite_tensor."):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 _FUNCTIONS = {"f": "f", "blend": "The blend", "upstream": "A function upstream"}

@@ -157,18 +157,20 @@ class MemoryTileStore(TileStore):
             )
         return known
 
-    def _take(self, tensor_id: str, indices: Sequence[Index]) -> dict[Index, Array]:
+    def _take(self, spec: TensorSpec, indices: Sequence[Index]) -> dict[Index, Array]:
         """Those of the windows that are in memory."""
         with self._lock:
             self._check_open()
-            found = {index: self._windows.get((tensor_id, index)) for index in indices}
+            if self._specs.get(spec.tensor_id) is not spec:
+                # Cleared or moved while the read was in progress: what is there now is not of this tensor.
+                return {}
+            found = {index: self._windows.get((spec.tensor_id, index)) for index in indices}
         return {index: array for index, array in found.items() if array is not None}
 
     def _put(self, spec: TensorSpec, arrays: dict[Index, Array]) -> None:
         with self._lock:
             self._check_open()
             if self._specs.get(spec.tensor_id) is not spec:
-                # Cleared or moved while the read was in progress: the read goes on with what it holds.
                 return
             for index, array in arrays.items():
                 self._windows.put((spec.tensor_id, index), array, array.nbytes)
@@ -190,7 +192,7 @@ class _MemoryAccess(Access):
         needed = grid.indices(starts, stops)
         if self._held or self._pending:
             needed = [index for index in needed if index not in self._held and index not in self._pending]
-        found = self._store._take(self._spec.tensor_id, needed)
+        found = self._store._take(self._spec, needed)
         self._held.update(found)
         missing = [index for index in needed if index not in found]
         self._pending.update(missing)

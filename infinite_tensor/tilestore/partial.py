@@ -155,11 +155,15 @@ class TileInProgress:
         rank = self._rank(index)
         if rank < self._prefix_length or rank in self._pieces:
             return
-        if rank == self._prefix_length:
+        if rank > self._prefix_length:
+            self._keep(rank, self._piece_of(window, window_start))
+            return
+        try:
             self._fold(index, window, window_start)
             self._absorb()
-        else:
-            self._keep(rank, self._piece_of(window, window_start))
+        except BaseException:
+            self._forget()
+            raise
 
     def merge(self, partial: PartialTile) -> None:
         """Take in what a store knows of the tile."""
@@ -248,11 +252,17 @@ class TileInProgress:
 
     def _fold(self, index: Index, piece: Array, piece_start: Sequence[int]) -> None:
         if self._prefix is None:
-            tile = torch.empty(self._record.layout.tile_shape, dtype=self._record.layout.dtype)
+            tile = torch.empty(self._record.layout.tile_shape, dtype=self._record.layout.dtype, device="cpu")
             self._record.spec.blender.blank(tile)
             self._prefix = as_array(tile)
         self._record.spec.blender.fold(self._prefix, self.start, piece, piece_start, index)
         self._prefix_length += 1
+
+    def _forget(self) -> None:
+        """Start anew: a fold that was interrupted may have blended some pixels and not others."""
+        self._prefix, self._prefix_length, self._stored_prefix = None, 0, 0
+        self._pieces, self._piece_bytes = {}, 0
+        self._stored_pieces = set()
 
     def _absorb(self) -> None:
         """Blend the loose pieces that have come to be next."""

@@ -62,6 +62,8 @@ class PersistentTileStore(TileStore):
         Serve what is stored, compute the rest into memory only.
     """
 
+    outlives_process = True
+
     @accepts_old_keywords
     def __init__(
         self,
@@ -72,13 +74,15 @@ class PersistentTileStore(TileStore):
         flush_interval: float = 30.0,
         read_only: bool = False,
     ) -> None:
+        limits = check_limit("cache_size_bytes", cache_size_bytes), check_limit("cache_size_tiles", cache_size_tiles)
+        if isinstance(flush_interval, bool) or not isinstance(flush_interval, int | float) or flush_interval < 0:
+            raise ValidationError(f"flush_interval must be a number of seconds from 0, got {flush_interval!r}")
+        self._tiles = TileCache(LRU(*limits), flush_interval, read_only)
         super().__init__()
         self.tile_size = tile_size
         self.read_only = read_only
         self._records: dict[str, Record] = {}
         self._tile_sizes: dict[str, int | Sequence[int]] = {}
-        limits = check_limit("cache_size_bytes", cache_size_bytes), check_limit("cache_size_tiles", cache_size_tiles)
-        self._tiles = TileCache(LRU(*limits), flush_interval, read_only)
         flush_at_exit(self)
 
     # What a backend supplies.
@@ -193,7 +197,10 @@ class PersistentTileStore(TileStore):
     def tensor_info(self, tensor_id: str) -> TensorInfo:
         """What is stored of one tensor, after a flush."""
         self.flush()
-        return self._describe_tensor(tensor_id, self.tensor_definition(tensor_id))
+        definition = self.tensor_definition(tensor_id)
+        if self._read_definition(tensor_id) is None:
+            return TensorInfo(tensor_id, definition, 0, 0, 0, "memory")
+        return self._describe_tensor(tensor_id, definition)
 
     def flush(self) -> None:
         """Return when everything finished so far is stored.
@@ -258,6 +265,10 @@ class PersistentTileStore(TileStore):
         if record is None:
             record = self._records[spec.tensor_id] = self._find_or_create(spec)
         check_same(spec.tensor_id, record.spec.definition, spec.definition, self)
+        wanted = spec.tile_size or self._tile_sizes.get(spec.tensor_id)
+        tile, given = record.layout.tile_shape, tile_shape_of(spec.shape, wanted or record.layout.tile_shape)
+        if given != tile:
+            raise mismatch(spec.tensor_id, [f"tile_size: stored {list(tile)}, given {list(given)}"], self)
         if isinstance(record.spec.blend, UnknownBlend):
             # Opened for reading before; now there is the blend to go on with.
             record.spec = spec

@@ -91,8 +91,8 @@ class Writer(Generic[K, J]):
 
     def _start(self, write: Write[K, J]) -> None:
         if not self._busy:
-            self._busy = True
             threading.Thread(target=self._work, args=(write,), name="infinite_tensor-writer", daemon=True).start()
+            self._busy = True
 
     def _work(self, write: Write[K, J]) -> None:
         while self._begin():

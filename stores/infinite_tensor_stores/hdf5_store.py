@@ -80,7 +80,6 @@ class HDF5TileStore(PersistentTileStore):
     """
 
     @accepts_old_keywords
-    @accepts_old_keywords
     def __init__(
         self,
         filepath: str | os.PathLike[str],
@@ -216,7 +215,7 @@ class HDF5TileStore(PersistentTileStore):
 
     def _write_definition(self, tensor_id: str, definition: dict[str, Any]) -> None:
         file, name = self._writable(), name_of(tensor_id)
-        dtype = to_stored(torch.empty(0, dtype=dtype_of(definition["dtype"]))).dtype
+        dtype = to_stored(torch.empty(0, dtype=dtype_of(definition["dtype"]), device="cpu")).dtype
         with file.lock:
             if name in file.h5 and "definition" in file.h5[name]:
                 return

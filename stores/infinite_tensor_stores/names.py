@@ -16,6 +16,9 @@ def name_of(tensor_id: str) -> str:
     """
     encoded = tensor_id.encode()
     name = "t-" + "".join(chr(byte) if byte in _SAFE else f"={byte:02X}" for byte in encoded)
+    if name.endswith("."):
+        # Windows drops a final dot.
+        name = f"{name[:-1]}=2E"
     if len(name) <= _LONGEST:
         return name
     return f"{name[:48]}={hashlib.sha256(encoded).hexdigest()}"

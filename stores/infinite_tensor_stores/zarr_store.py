@@ -254,7 +254,8 @@ class ZarrTileStore(PersistentTileStore):
                     logs[tile].append(part)
             growing = [tile for tile, part in zip(growing, parts, strict=True) if part is not None]
         for tile, log in logs.items():
-            self._parts[place.partial(tile)] = len(log)
+            if log:
+                self._parts[place.partial(tile)] = len(log)
         return [PartialTile.merged(self._parts_in(place, tile, logs[tile])) for tile in tile_indices]
 
     def _parts_in(self, place: _Place, tile: Index, log: Sequence[bytes]) -> list[PartialTile]:
@@ -305,12 +306,22 @@ class ZarrTileStore(PersistentTileStore):
         chunks = sync(keys(f"{name}/tiles-{incarnation}/c/"))
         parts = sync(keys(f"{name}/partial-{incarnation}/"))
         sizes = concurrently(self._store.getsize, [*chunks, *parts])
-        partial = {key.rsplit("/", 1)[0] for key in parts}
+        origin, size = definition["origin"], definition["tile_size"]
+        complete = {key.split("/c/", 1)[1] for key in chunks}
+        # A log that another process has left behind does not make a complete tile partial.
+        logs = {key.split("/")[-2] for key in parts}
+        partial = {log for log in logs if _chunk_of(log, origin, size) not in complete}
         return TensorInfo(tensor_id, definition, len(chunks), len(partial), sum(sizes), f"{name}/tiles-{incarnation}")
 
     def _close_backend(self) -> None:
         self._places.clear()
         self._parts.clear()
+
+
+def _chunk_of(log: str, origin: Sequence[int], size: Sequence[int]) -> str:
+    """The end of a chunk's key for the folder that the log of its tile lies in."""
+    tile = [int(i) for i in log.split(".")[1:]]
+    return "/".join(str(i + o // n) for i, o, n in zip(tile, origin, size, strict=True))
 
 
 def _group(attributes: Mapping[str, Any]) -> bytes:
@@ -338,5 +349,5 @@ def _extents(shape: Sequence[int | None], tile: Sequence[int]) -> tuple[list[int
 
 def _fill_value(definition: Mapping[str, Any], dtype: torch.dtype) -> object:
     init = scalar_from_json(definition["blend_init"])
-    fill = torch.tensor([0 if init is None else init], dtype=dtype)
+    fill = torch.tensor([0 if init is None else init], dtype=dtype, device="cpu")
     return to_stored(fill)[0].item()

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -91,6 +92,7 @@ def test_version_takes_json_only() -> None:
         (math.inf, torch.int64),
         (1j, torch.float32),
         (True, torch.float32),
+        (1e300, torch.float32),
         ("0", torch.float32),
     ],
 )
@@ -104,6 +106,14 @@ def test_scalars_survive_json(value: complex) -> None:
     dtype = torch.complex64 if isinstance(value, complex) else torch.float64
     stored = json.loads(json.dumps(json_scalar("x", value, dtype), allow_nan=False))
     assert scalar_from_json(stored) == value
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    assert json_scalar("x", np.float32(0.5), torch.float32) == 0.5
+
+
+def test_an_int_of_any_size_is_json() -> None:
+    assert json_value("version", 10**400) == 10**400
 
 
 def test_an_int_and_a_float_of_one_value_are_the_same_blend_init() -> None:
@@ -176,6 +186,25 @@ def test_locks_modules_and_weights_do_not_count() -> None:
         return lambda: (lock, weight, torch)
 
     assert fingerprint(around(threading.Lock(), torch.zeros(2))) == fingerprint(around(threading.Lock(), torch.ones(3)))
+
+
+class Base:
+    def __call__(self, ctx: object) -> object:
+        return ctx
+
+
+class Derived(Base):
+    pass
+
+
+def test_an_inherited_call_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = fingerprint(Derived())
+    monkeypatch.setattr(Base, "__call__", lambda _self, _ctx: None)
+    assert fingerprint(Derived()) != before
+
+
+def test_a_cached_function_is_looked_into() -> None:
+    assert fingerprint(functools.lru_cache(helper)) != fingerprint(functools.lru_cache(calls_helper))
 
 
 def test_recursion_ends() -> None:

@@ -62,6 +62,10 @@ def test_windows_are_equal_and_hashed_by_value() -> None:
     assert TensorWindow((4, 4)) != TensorWindow((4, 4), 3)
 
 
+def test_a_map_that_changes_nothing_is_no_map() -> None:
+    assert TensorWindow((4, 4), dimension_map=(0, 1)) == TensorWindow((4, 4))
+
+
 def test_dict_round_trip() -> None:
     window = TensorWindow((4, 2), (3, 1), (-1, 5), (1, None))
     assert TensorWindow.from_dict(window.to_dict()) == window
@@ -80,6 +84,8 @@ def test_dict_round_trip() -> None:
         (((4,), 1, 0.5), "window offset"),
         (((4,), 1, 0, (0, 1)), "dimension_map"),
         (((4,), 1, 0, (-1,)), "dimension_map"),
+        (((4,), 1, 0, 0), "dimension_map"),
+        (((4,), 2**70), r"stay within 2\*\*53"),
     ],
 )
 def test_bad_windows_are_refused(arguments: tuple[object, ...], said: str) -> None:

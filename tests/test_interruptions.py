@@ -1,0 +1,212 @@
+"""Reads that are interrupted, and stores that change under a read."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from infinite_tensor import (
+    InfiniteTensor,
+    MemoryTileStore,
+    StoreError,
+    TensorWindow,
+    TileStore,
+    ValidationError,
+    ZarrTileStore,
+    sl,
+)
+from infinite_tensor.blend import Blender
+from infinite_tensor.tilestore.writer import Writer
+
+OVERLAP = TensorWindow((4,), stride=2)
+
+
+def ones(_ctx: tuple[int, ...]) -> torch.Tensor:
+    return torch.ones(4)
+
+
+@pytest.mark.parametrize("interrupted", range(1, 7))
+def test_ctrl_c_in_the_middle_of_a_blend_leaves_no_wrong_pixel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted: int
+) -> None:
+    store = ZarrTileStore(tmp_path, tile_size=8)
+    t = InfiniteTensor((None,), ones, OVERLAP, tile_store=store, tensor_id="t")
+    fold, folds = Blender.fold, 0
+
+    def interrupts(self: Blender, *args: Any) -> None:
+        nonlocal folds
+        folds += 1
+        fold(self, *args)
+        if folds == interrupted:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Blender, "fold", interrupts)
+    with pytest.raises(KeyboardInterrupt):
+        t[0:16]
+    monkeypatch.undo()
+    assert t[0:16].tolist() == [2.0] * 16
+    store.close()
+    assert ZarrTileStore(tmp_path, mode="r").open("t")[0:16].tolist() == [2.0] * 16
+
+
+@pytest.mark.parametrize(
+    "make", [lambda _path: MemoryTileStore(), lambda path: ZarrTileStore(path, tile_size=8)], ids=["memory", "zarr"]
+)
+def test_a_read_goes_on_with_its_own_tensor_when_the_id_is_made_anew(
+    make: Callable[[Path], TileStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("infinite_tensor.engine.assemble._BLOCK_BYTES", 16)
+    store = make(tmp_path)
+    replaced = False
+
+    def replaces(_ctx: tuple[int, ...]) -> torch.Tensor:
+        nonlocal replaced
+        if not replaced:
+            replaced = True
+            store.clear_tensor("t")
+            new = InfiniteTensor(
+                (None,),
+                lambda _c: torch.full((4,), 9.0),
+                TensorWindow((4,)),
+                tile_store=store,
+                tensor_id="t",
+                version=2,
+            )
+            new[0:32]
+        return torch.ones(4)
+
+    old = InfiniteTensor((None,), replaces, TensorWindow((4,)), tile_store=store, tensor_id="t", version=1)
+    assert old[0:32].unique().tolist() == [1]
+    with pytest.raises(ValidationError, match="version: stored 2, given 1"):
+        old[0:4]
+
+
+def test_a_stream_over_a_closed_store_says_so(tmp_path: Path) -> None:
+    store = ZarrTileStore(tmp_path, tile_size=4)
+    calls = []
+
+    def f(ctx: tuple[int, ...]) -> torch.Tensor:
+        calls.append(ctx)
+        return torch.ones(4)
+
+    t = InfiniteTensor((None,), f, TensorWindow((4,)), tile_store=store, tensor_id="t")
+    stream = t.iter_regions(sl[x : x + 4] for x in range(0, 16, 4))
+    next(stream)
+    store.close()
+    with pytest.raises(StoreError, match="closed"):
+        next(stream)
+    assert calls == [(0,)]
+
+
+def test_stored_regions_do_not_pile_up_behind_a_batch_that_never_fills(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("infinite_tensor.engine.assemble._MOST_WAITING", 5)
+    t = InfiniteTensor((None,), lambda contexts: torch.ones(len(contexts), 4), TensorWindow((4,)), batch_size=4)
+    t[8:12]
+
+    def regions() -> Any:
+        yield sl[0:4]
+        while True:
+            yield sl[8:12]
+
+    assert len(next(t.iter_regions(regions()))) == 5
+
+
+def test_an_abandoned_stream_leaves_everything_usable(tmp_path: Path) -> None:
+    store = ZarrTileStore(tmp_path, tile_size=4, cache_size_tiles=1)
+    t = InfiniteTensor((None,), ones, OVERLAP, tile_store=store, tensor_id="t")
+    stream = t.iter_regions(sl[x : x + 4] for x in range(0, 400, 4))
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]
+    assert not store._tiles._pins
+    assert t[0:40].unique().tolist() == [2]
+
+
+def test_a_writer_whose_thread_cannot_start_can_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(_self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    written: dict[str, torch.Tensor] = {}
+    writer: Writer[str, torch.Tensor] = Writer()
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    with pytest.raises(RuntimeError, match="can't start"):
+        writer.submit("a", torch.ones(1), written.update)
+    monkeypatch.undo()
+    writer.retry(written.update)
+    writer.drain()
+    assert list(written) == ["a"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_reads_in_inference_mode_leave_ordinary_tensors(tmp_path: Path, dtype: torch.dtype) -> None:
+    for store in (MemoryTileStore(), ZarrTileStore(tmp_path / str(dtype), tile_size=16)):
+        t = InfiniteTensor((None,), lambda _c: torch.ones(4, dtype=dtype), OVERLAP, dtype=dtype, tile_store=store)
+        with torch.inference_mode():
+            first = t[0:8]
+            streamed = next(t.iter_regions([sl[0:8]]))[0]
+        assert not first.is_inference()
+        assert not streamed.is_inference()
+        assert t[0:16].unique().tolist() == [2]
+
+
+def test_a_default_device_does_not_reach_into_a_store(tmp_path: Path) -> None:
+    with torch.device("meta"):
+        store = ZarrTileStore(tmp_path, tile_size=8)
+        t = InfiniteTensor((None,), lambda _c: torch.ones(4, device="cpu"), OVERLAP, tile_store=store, blend_init=0)
+        pixels = t[0:16]
+    assert pixels.tolist() == [2] * 16
+
+
+def test_a_stored_tensor_does_not_mix_what_its_arg_was_with_what_it_became(tmp_path: Path) -> None:
+    dtype = torch.float64
+    source = InfiniteTensor((None,), lambda _c: torch.ones(4, dtype=dtype), TensorWindow((4,)), dtype=dtype)
+
+    def make(store: TileStore) -> InfiniteTensor:
+        return InfiniteTensor(
+            (None,),
+            lambda _c, a: a.float(),
+            TensorWindow((4,)),
+            args=[source],
+            args_windows=[TensorWindow((4,))],
+            tile_store=store,
+        )
+
+    stored, kept = make(ZarrTileStore(tmp_path)), make(MemoryTileStore())
+    stored[0:4]
+    dtype = torch.float32
+    source.to(dtype)
+    with pytest.raises(ValidationError, match=r"args\[0\] .* has been moved to torch.float32"):
+        stored[4:8]
+    assert kept[4:8].tolist() == [1] * 4
+
+
+def test_one_tensor_that_was_built_twice_is_computed_once() -> None:
+    store, calls = MemoryTileStore(cache_size_windows=1), []
+
+    def f(ctx: tuple[int, ...]) -> torch.Tensor:
+        calls.append(ctx)
+        return torch.ones(4)
+
+    twins = [InfiniteTensor((None,), f, TensorWindow((4,)), tile_store=store, tensor_id="t") for _ in range(2)]
+    both = InfiniteTensor(
+        (None,), lambda _c, a, b: a + b, TensorWindow((4,)), args=twins, args_windows=[TensorWindow((4,))] * 2
+    )
+    assert both[0:40].unique().tolist() == [2]
+    assert len(calls) == len(set(calls)) == 10
+
+
+def test_batches_are_filled_across_the_blocks_of_a_large_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("infinite_tensor.engine.assemble._BLOCK_BYTES", 3 * 16)
+    sizes: list[int] = []
+
+    def f(contexts: list[tuple[int, ...]]) -> torch.Tensor:
+        sizes.append(len(contexts))
+        return torch.stack([torch.full((4,), float(x)) for (x,) in contexts])
+
+    t = InfiniteTensor((None,), f, TensorWindow((4,)), batch_size=8, tile_store=MemoryTileStore(cache_size_windows=1))
+    assert t[0:84].tolist() == [float(x // 4) for x in range(84)]
+    assert sizes == [8, 8, 5]
