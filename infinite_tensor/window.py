@@ -273,12 +273,14 @@ class WindowGrid:
     def covers(self, start: Sequence[int], stop: Sequence[int]) -> bool:
         """Whether windows leave no pixel of the region uncovered. Where coordinates are shared, False is a maybe."""
         low, high = self.box(start, stop)
+        if any(a >= b for a, b in zip(low, high, strict=True)):
+            return False
         for (k, size, stride, offset, _), a, b in zip(self._dimensions(), start, stop, strict=True):
             c, count = (0, 1) if k is None else (low[k], high[k] - low[k])
             if count > 1 and (stride > size or self.window.followed.count(k) > 1):
                 return False
             begin = offset + (0 if k is None else c * stride)
-            if count < 1 or begin > a or begin + (count - 1) * stride + size < b:
+            if begin > a or begin + (count - 1) * stride + size < b:
                 return False
         return True
 

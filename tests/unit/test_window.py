@@ -106,6 +106,39 @@ def test_many_boxes_give_what_one_box_gives() -> None:
         assert list(itertools.product(*one)) == list(itertools.product(*many))
 
 
+@pytest.mark.parametrize(
+    ("window", "shape"),
+    [
+        (TensorWindow((3, 4), stride=2), (None, None)),
+        (TensorWindow((3, 4), stride=(4, 4)), (None, None)),
+        (TensorWindow((3, 2), stride=2, offset=1), (9, 8)),
+        (TensorWindow((3, 2), stride=1, dimension_map=(0, 0)), (None, None)),
+        (TensorWindow((2, 3), offset=(1, 0), dimension_map=(None, 1)), (None, None)),
+        (TensorWindow((2, 3), offset=(-1, 0), dimension_map=(None, 1)), (2, None)),
+    ],
+)
+def test_what_is_said_to_be_covered_is_covered(window: TensorWindow, shape: tuple[int | None, ...]) -> None:
+    grid = WindowGrid(window, shape)
+    said = 0
+    for start in itertools.product(range(4), repeat=2):
+        for extent in itertools.product(range(1, 5), repeat=2):
+            stop = [a + n for a, n in zip(start, extent, strict=True)]
+            covered = np.zeros(extent, dtype=bool)
+            low, high = grid.box(start, stop)
+            for index in itertools.product(*map(range, low, high)):
+                begin = window.start(index)
+                covered[
+                    tuple(
+                        slice(max(b - a, 0), max(b + n - a, 0))
+                        for a, b, n in zip(start, begin, window.size, strict=True)
+                    )
+                ] = True
+            said += grid.covers(start, stop)
+            assert covered.all() or not grid.covers(start, stop)
+            assert grid.covers(start, stop) or not covered.all() or window.dimension_map == (0, 0)
+    assert said or shape == (2, None) or window.dimension_map == (0, 0)
+
+
 def test_points_of_boxes_name_their_box() -> None:
     low, high = np.array([[0, 5], [2, 2], [1, 0]]), np.array([[2, 6], [2, 9], [2, 2]])
     points, owner = points_of_boxes(low, high)
