@@ -122,6 +122,14 @@ async def delete_folder(store: Store, prefix: str) -> None:
     await store.delete_dir(prefix)
 
 
+async def delete_parts(store: Store, prefix: str, count: int) -> None:
+    """Delete the objects ``prefix/0`` to ``prefix/count-1``, the last first, without a listing."""
+    for number in reversed(range(count)):
+        await store.delete(f"{prefix}/{number}")
+    if isinstance(store, LocalStore):
+        await delete_folder(store, prefix)
+
+
 def concurrently(call: Callable[[T], Awaitable[R]], arguments: Iterable[T]) -> list[R]:
     """Run ``call(argument)`` for all arguments on zarr's event loop, a bounded number at a time."""
 

@@ -32,6 +32,7 @@ from infinite_tensor_stores.zarr_chunks import (
     concurrently,
     create,
     delete_folder,
+    delete_parts,
     get_many,
     put_many,
 )
@@ -273,8 +274,7 @@ class ZarrTileStore(PersistentTileStore):
         async def write(item: tuple[Index, PartialTile | None]) -> None:
             prefix = place.partial(item[0])
             if item[1] is None:
-                await delete_folder(self._store, prefix)
-                self._parts.pop(prefix, None)
+                await delete_parts(self._store, prefix, self._parts.pop(prefix, 0))
                 return
             data, number = item[1].to_bytes(prefix), self._parts.get(prefix, 0)
             # Another process may have added parts: take the next number that is free.
