@@ -21,7 +21,7 @@ from infinite_tensor.errors import (
 )
 from infinite_tensor.indexing import sl
 from infinite_tensor.tensor import InfiniteTensor
-from infinite_tensor.tilestore import MemoryTileStore, TensorInfo, TileStore
+from infinite_tensor.tilestore import Damage, Garbage, MemoryTileStore, TensorInfo, TileStore
 from infinite_tensor.window import TensorWindow
 
 if TYPE_CHECKING:
@@ -36,10 +36,12 @@ _PERSISTENT = ("HDF5TileStore", "ZarrTileStore", "open_store")
 """Imported when first used, so that `import infinite_tensor` loads neither zarr nor h5py."""
 
 __all__ = [
+    "Damage",
     "DamagedDataWarning",
     "DeviceMismatchError",
     "DtypeMismatchError",
     "FunctionChangedWarning",
+    "Garbage",
     "HDF5TileStore",
     "InfiniteTensor",
     "InfiniteTensorError",

@@ -1,6 +1,6 @@
 """Stores keep the windows of tensors: in memory here, on disk and object storage in `persistent`."""
 
-from infinite_tensor.tilestore.contract import Access, TensorInfo, TileStore
+from infinite_tensor.tilestore.contract import Access, Damage, Garbage, TensorInfo, TileStore
 from infinite_tensor.tilestore.memory import MemoryTileStore
 
-__all__ = ["Access", "MemoryTileStore", "TensorInfo", "TileStore"]
+__all__ = ["Access", "Damage", "Garbage", "MemoryTileStore", "TensorInfo", "TileStore"]

@@ -100,6 +100,37 @@ class TensorInfo:
     location: str
 
 
+@dataclass(frozen=True)
+class Damage:
+    """Something stored that is not what was written there.
+
+    Attributes
+    ----------
+    kind : str
+        ``definition``, ``array`` (the metadata of the tensor's array), ``tile`` (a complete one) or ``partial``
+        (a part of the log of a partial tile).
+    tile : tuple of int or None
+        The tile's index, where it is one.
+    location : str
+        Where it is within the store.
+    reason : str
+        What is wrong with it.
+    """
+
+    kind: str
+    tile: Index | None
+    location: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Garbage:
+    """What `TileStore.gc` has deleted: how many stored objects, and their size in bytes."""
+
+    objects: int = 0
+    bytes: int = 0
+
+
 class TileStore(OldSpelling, ABC):
     """Keeps the windows of any number of tensors, each under its id.
 
@@ -155,6 +186,37 @@ class TileStore(OldSpelling, ABC):
     @abstractmethod
     def tensor_info(self, tensor_id: str) -> TensorInfo:
         """What is known and stored of one tensor; StoreError if there is none of that id."""
+
+    def verify(self, tensor_id: str, *, repair: bool = False) -> list[Damage]:  # noqa: ARG002  (nothing decays in memory)
+        """Read everything that is stored of a tensor, and list what is damaged.
+
+        Parameters
+        ----------
+        tensor_id : str
+            Its id.
+        repair : bool
+            Drop what is damaged, so that it is computed again when it is needed; mend what can be mended.
+
+        Returns
+        -------
+        list of Damage
+            Empty where everything is as it was written.
+
+        Raises
+        ------
+        StoreError
+            If the store holds no tensor of that id, or cannot be read.
+        """
+        self.tensor_definition(tensor_id)
+        return []
+
+    def gc(self) -> Garbage:
+        """Delete what no tensor of the store refers to: leavings of processes that were killed or cleared a tensor.
+
+        Other processes may go on reading and filling the store; none should be creating tensors meanwhile.
+        """
+        self._check_open()
+        return Garbage()
 
     def flush(self) -> None:
         """Return when everything finished so far is stored."""

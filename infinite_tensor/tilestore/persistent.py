@@ -22,6 +22,8 @@ from infinite_tensor.tilestore.at_exit import flush_at_exit
 from infinite_tensor.tilestore.cache import TileCache, stored_errors
 from infinite_tensor.tilestore.contract import (
     Access,
+    Damage,
+    Garbage,
     TensorInfo,
     TileStore,
     check_same,
@@ -131,6 +133,14 @@ class PersistentTileStore(TileStore):
         """What is stored of a tensor."""
         raise NotImplementedError(f"{type(self).__name__} does not describe its tensors")
 
+    def _verify_tensor(self, tensor_id: str, *, repair: bool) -> list[Damage]:
+        """What is damaged of all that is stored of a tensor; dropped, where it is to be repaired."""
+        raise NotImplementedError(f"{type(self).__name__} does not verify its tensors")
+
+    def _collect_garbage(self) -> Garbage:
+        """Delete what no definition refers to, and the logs of complete tiles."""
+        raise NotImplementedError(f"{type(self).__name__} does not collect garbage")
+
     def _flush_backend(self) -> None:
         """Bring what was written to where a crash of the process cannot harm it."""
 
@@ -201,6 +211,26 @@ class PersistentTileStore(TileStore):
         if self._read_definition(tensor_id) is None:
             return TensorInfo(tensor_id, definition, 0, 0, 0, "memory")
         return self._describe_tensor(tensor_id, definition)
+
+    def verify(self, tensor_id: str, *, repair: bool = False) -> list[Damage]:
+        """Read everything that is stored of a tensor, after a flush, and list what is damaged."""
+        if repair and self.read_only:
+            raise ValidationError(f"{self!r} is read-only: it cannot repair tensor {tensor_id!r}")
+        self.flush()
+        with stored_errors(self, "verify", tensor_id):
+            found = self._verify_tensor(tensor_id, repair=repair)
+        if repair and found:
+            self._tiles.drop_stored(tensor_id)
+        return found
+
+    def gc(self) -> Garbage:
+        """Delete, after a flush, what no tensor of the store refers to."""
+        self._check_open()
+        if self.read_only:
+            raise ValidationError(f"{self!r} is read-only: it cannot collect garbage")
+        self.flush()
+        with stored_errors(self, "clean", None):
+            return self._collect_garbage()
 
     def flush(self) -> None:
         """Return when everything finished so far is stored.

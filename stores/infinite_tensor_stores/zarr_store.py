@@ -26,9 +26,8 @@ from infinite_tensor.window import Index
 from infinite_tensor_stores.dtypes import from_stored, stored_dtype, to_stored
 from infinite_tensor_stores.names import name_of
 from infinite_tensor_stores.targets import check_mode, shown, zarr_store
-from infinite_tensor_stores.zarr_chunks import (
-    ChunkCodec,
-    array_document,
+from infinite_tensor_stores.zarr_chunks import ChunkCodec, array_document
+from infinite_tensor_stores.zarr_objects import (
     concurrently,
     create,
     delete_folder,
