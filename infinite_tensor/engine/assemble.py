@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from infinite_tensor.engine.claims import CLAIMS
 from infinite_tensor.engine.execute import run
 from infinite_tensor.engine.node import Node
-from infinite_tensor.engine.plan import Accesses, build, horizons
+from infinite_tensor.engine.plan import Accesses, horizons
 from infinite_tensor.indexing import Selection
 from infinite_tensor.tilestore.contract import Access
 from infinite_tensor.window import Index, IntArray
@@ -48,19 +49,18 @@ def _fill(node: Node, blocks: list[_Block]) -> None:
     stops = np.array([block.stop for block in blocks], dtype=np.int64)
     steps = _steps(blocks)
     horizon = horizons(node, starts, stops) if len(steps) > 1 else {}
-    with Accesses() as accesses:
+    with Accesses(CLAIMS.reader()) as accesses:
         access = accesses.of(node)
         pending = np.empty((0, len(node.spec.shape)), dtype=np.int64)
         due: deque[tuple[range, int]] = deque()
         done = 0
         for step in steps:
-            missing = access.add(starts[step.start : step.stop], stops[step.start : step.stop])
-            pending = np.concatenate([pending, missing])
+            pending = _joined(pending, access.add(starts[step.start : step.stop], stops[step.start : step.stop]))
             due.append((step, done + len(pending)))
             # What does not fill a batch waits for the next step.
             count = len(pending) if step is steps[-1] else node.batching.full(len(pending))
             if count:
-                run(build(node, pending[:count], accesses))
+                run(node, pending[:count], accesses)
                 pending, done = pending[count:], done + count
             while due and due[0][1] <= done:
                 for number in due.popleft()[0]:
@@ -108,34 +108,43 @@ def _blocks(node: Node, selection: Selection, box: torch.Tensor) -> Iterator[_Bl
 @torch.inference_mode(mode=False)
 def stream(node: Node, selections: Iterable[Selection]) -> Iterator[list[torch.Tensor]]:
     """Read selections in order, in full batches, yielding those that are ready after each batch."""
-    with Accesses() as accesses:
+    with Accesses(CLAIMS.reader()) as accesses:
         access = accesses.of(node)
         waiting: deque[tuple[Selection, int]] = deque()
         pending = np.empty((0, len(node.spec.shape)), dtype=np.int64)
         done = waiting_bytes = 0
         for selection in selections:
-            missing = access.add(np.array([selection.start]), np.array([selection.stop]))
-            pending = np.concatenate([pending, missing])
+            pending = _joined(pending, access.add(np.array([selection.start]), np.array([selection.stop])))
             waiting.append((selection, done + len(pending)))
             waiting_bytes += math.prod(selection.shape) * node.spec.dtype.itemsize
             # Stored regions behind one window that does not fill a batch must not pile up.
             crowded = len(waiting) >= _MOST_WAITING or waiting_bytes >= _BLOCK_BYTES
             count = len(pending) if crowded else node.batching.full(len(pending))
-            _compute(node, pending[:count], access)
+            _compute(node, pending[:count], accesses)
             pending, done = pending[count:], done + count
             if waiting[0][1] <= done:
                 yield _read_ready(node, access, waiting, done)
                 waiting_bytes = sum(math.prod(s.shape) for s, _ in waiting) * node.spec.dtype.itemsize
-        _compute(node, pending, access)
+        _compute(node, pending, accesses)
         if waiting:
             yield _read_ready(node, access, waiting, done + len(pending))
 
 
-def _compute(node: Node, windows: IntArray, access: Access) -> None:
+def _compute(node: Node, windows: IntArray, outer: Accesses) -> None:
+    """Run windows of a stream, which holds nothing of the tensors upstream between its batches."""
     if len(windows):
-        with Accesses() as accesses:
-            accesses.lend(node, access)
-            run(build(node, windows, accesses))
+        with Accesses(outer.reader) as accesses:
+            accesses.lend(node, outer.of(node))
+            run(node, windows, accesses)
+
+
+def _joined(pending: IntArray, missing: IntArray) -> IntArray:
+    """`pending`, followed by what is `missing` beside it."""
+    if not len(pending):
+        return missing
+    known = set(map(tuple, pending.tolist()))
+    fresh = [index not in known for index in map(tuple, missing.tolist())]
+    return np.concatenate([pending, missing[np.array(fresh, dtype=bool)]])
 
 
 def _read_ready(node: Node, access: Access, waiting: deque[tuple[Selection, int]], done: int) -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Running a plan: sources first, in batches."""
+"""Computing what is missing: sources first, in batches."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from infinite_tensor.blend import Array, as_array
+from infinite_tensor.engine.claims import CLAIMS, Claim
 from infinite_tensor.engine.node import Input, Node
-from infinite_tensor.engine.plan import Level, Plan
+from infinite_tensor.engine.plan import Accesses, build
 from infinite_tensor.errors import (
     DeviceMismatchError,
     DtypeMismatchError,
@@ -18,36 +19,56 @@ from infinite_tensor.errors import (
     ValidationError,
 )
 from infinite_tensor.tilestore.contract import Access
-from infinite_tensor.window import Index
+from infinite_tensor.window import Index, IntArray
 
 _DEPOSIT_BYTES = 2**20
 _DEPOSIT_SECONDS = 0.05
 
 
-def run(plan: Plan) -> None:
-    """Compute and store every window of the plan; under `torch.no_grad`, as ``f`` expects."""
+def run(root: Node, windows: IntArray, accesses: Accesses) -> None:
+    """Return when `windows` of `root`, which its access reported missing, are there.
+
+    They are computed, with all that they need and that is missing too, sources first; what another read is
+    computing already is waited for. ``f`` runs under `torch.no_grad`.
+    """
     # A tensor that is born in inference mode could not be blended into later.
     with torch.inference_mode(mode=False), torch.no_grad():
-        for level in reversed(plan.levels):
-            _run_level(level)
+        _run(root, windows, accesses)
 
 
-def _run_level(level: Level) -> None:
-    outbox = _Outbox(level)
-    indices = list(map(tuple, level.windows.tolist()))
+def _run(root: Node, windows: IntArray, accesses: Accesses) -> None:
+    with CLAIMS.share(build(root, windows, accesses), accesses.reader) as stages:
+        for stage in stages:
+            awaited = list(stage.others)
+            for claim in stage.claims:
+                awaited += _run_level(claim)
+            for node, others in awaited:
+                CLAIMS.wait(node, others)
+                # Where whoever was computing them has failed, or was needed here, it is this read's turn.
+                missing = others[accesses.of(node).absent(others)]
+                if len(missing):
+                    _run(node, missing, accesses)
+
+
+def _run_level(claim: Claim) -> list[tuple[Node, IntArray]]:
+    """Compute what has been claimed; returns what had to be given up."""
+    level, done = claim.level, 0
+    outbox = _Outbox(claim)
     starts = [starts.tolist() for _, starts in level.sources]
-    done = 0
     try:
-        for count in level.node.batching.split(len(indices)):
+        for count in level.node.batching.split(len(claim.indices)):
+            if not CLAIMS.begin(claim, count):
+                return [(level.node, level.windows[done:])]
             numbers = slice(done, done + count)
             arguments = [
                 [_region(upstream, access, start) for start in column[numbers]]
                 for upstream, (access, _), column in zip(level.node.inputs, level.sources, starts, strict=True)
             ]
-            outbox.put(indices[numbers], call(level.node, indices[numbers], arguments))
+            outbox.put(claim.indices[numbers], call(level.node, claim.indices[numbers], arguments))
             done += count
     finally:
         outbox.send()
+    return []
 
 
 def _region(upstream: Input, access: Access, start: Sequence[int]) -> torch.Tensor:
@@ -60,8 +81,9 @@ def _region(upstream: Input, access: Access, start: Sequence[int]) -> torch.Tens
 class _Outbox:
     """Gathers finished windows, so that a store is handed many at a time, though never late."""
 
-    def __init__(self, level: Level) -> None:
-        self._level = level
+    def __init__(self, claim: Claim) -> None:
+        self._claim = claim
+        claim.send = self.send
         self._indices: list[Index] = []
         self._arrays: list[Array] = []
         self._bytes = 0
@@ -77,10 +99,12 @@ class _Outbox:
             self.send()
 
     def send(self) -> None:
+        """Store what has been gathered."""
         indices, arrays = self._indices, self._arrays
         self._indices, self._arrays, self._bytes = [], [], 0
         if indices:
-            self._level.access.deposit(indices, arrays)
+            self._claim.level.access.deposit(indices, arrays)
+            CLAIMS.store(self._claim, len(indices))
         self._sent = time.monotonic()
 
 

@@ -98,6 +98,8 @@ class Node:
         How many windows a call of `f` takes.
     inputs : tuple of Input
         The upstream tensors, each with the window through which it is read.
+    depth : int
+        Length of the longest chain upstream of it; 0 where it reads no other tensor.
     """
 
     spec: TensorSpec
@@ -106,9 +108,17 @@ class Node:
     batching: Batching
     inputs: tuple[Input, ...]
 
+    def __post_init__(self) -> None:
+        self.depth: int = max((upstream.node.depth + 1 for upstream in self.inputs), default=0)
+
     def __eq__(self, other: object) -> bool:
         """Whether both are the same stored tensor: built twice, it is computed once."""
-        return isinstance(other, Node) and self.store is other.store and self.spec.tensor_id == other.spec.tensor_id
+        return self is other or (
+            isinstance(other, Node)
+            and self.store is other.store
+            and self.spec.tensor_id == other.spec.tensor_id
+            and self.spec.definition.digest == other.spec.definition.digest
+        )
 
     def __hash__(self) -> int:
         return hash((id(self.store), self.spec.tensor_id))

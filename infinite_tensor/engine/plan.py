@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 import numpy as np
+import numpy.typing as npt
 
 from infinite_tensor.engine.node import Input, Node, consumers_first
 from infinite_tensor.errors import RegionError, TileAccessError, ValidationError
@@ -41,6 +43,17 @@ class Level:
     windows: IntArray
     sources: tuple[tuple[Access, IntArray], ...]
 
+    def part(self, mask: npt.NDArray[np.bool_]) -> Level:
+        """Some of the windows."""
+        sources = tuple((access, starts[mask]) for access, starts in self.sources)
+        return Level(self.node, self.access, self.windows[mask], sources)
+
+    def needed_by(self, consumers: Sequence[Level]) -> npt.NDArray[np.bool_]:
+        """Which of the windows some levels read from."""
+        regions = _regions(consumers, self.node)
+        needed = set() if regions is None else set(self.node.spec.grid.indices(*regions))
+        return np.array([index in needed for index in map(tuple, self.windows.tolist())], dtype=bool)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -49,10 +62,27 @@ class Plan:
     levels: tuple[Level, ...]
 
 
+@dataclass
+class Reader:
+    """One read, as seen beside others.
+
+    Attributes
+    ----------
+    begun : int
+        How often something had been stored in this process when it began.
+    own_events : int
+        How often it has stored something itself.
+    """
+
+    begun: int
+    own_events: int = 0
+
+
 class Accesses:
     """The accesses of one read, one per tensor; they are closed together."""
 
-    def __init__(self) -> None:
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
         self._stack = ExitStack()
         self._of: dict[Node, Access] = {}
 
@@ -91,26 +121,34 @@ def build(root: Node, windows: IntArray, accesses: Accesses) -> Plan:
         If an arg window reaches outside a finite dimension of its arg.
     """
     levels: list[Level] = []
-    wanted: dict[Node, list[tuple[IntArray, IntArray]]] = {}
     for node in consumers_first(root):
         if node is not root:
-            if node not in wanted:
+            regions = _regions(levels, node)
+            if regions is None:
                 continue
-            starts, stops = (np.concatenate(ends) for ends in zip(*wanted[node], strict=True))
-            windows = accesses.of(node).add(starts, stops)
+            windows = accesses.of(node).add(*regions)
         if not len(windows):
             continue
         if node.f is None:
             raise _unavailable(node, windows)
-        sources = []
         _check_inputs(node)
-        for at, upstream in enumerate(node.inputs):
-            starts = _arg_starts(node, at, upstream, windows)
-            extents = np.array(upstream.window.size, dtype=np.int64)
-            wanted.setdefault(upstream.node, []).append((starts, starts + extents))
-            sources.append((accesses.of(upstream.node), starts))
-        levels.append(Level(node, accesses.of(node), windows, tuple(sources)))
+        sources = tuple(
+            (accesses.of(upstream.node), _arg_starts(node, at, upstream, windows))
+            for at, upstream in enumerate(node.inputs)
+        )
+        levels.append(Level(node, accesses.of(node), windows, sources))
     return Plan(tuple(levels))
+
+
+def _regions(consumers: Sequence[Level], node: Node) -> tuple[IntArray, IntArray] | None:
+    """Start and stop of the regions that some levels read of a tensor, or None."""
+    starts, stops = [], []
+    for level in consumers:
+        for upstream, (_, begin) in zip(level.node.inputs, level.sources, strict=True):
+            if upstream.node == node:
+                starts.append(begin)
+                stops.append(begin + np.array(upstream.window.size, dtype=np.int64))
+    return (np.concatenate(starts), np.concatenate(stops)) if starts else None
 
 
 def _check_inputs(node: Node) -> None:

@@ -28,7 +28,6 @@ class TileAccess(Access):
         self._store = store
         self._record = record
         self._tiles: dict[Index, Entry] = {}
-        self._pending: set[Index] = set()
 
     def add(self, starts: IntArray, stops: IntArray) -> IntArray:
         """Fetch the tiles of the regions; see `Access.add`."""
@@ -45,12 +44,29 @@ class TileAccess(Access):
         low = np.maximum(starts[owner[open_pairs]], tile_starts)
         high = np.minimum(stops[owner[open_pairs]], tile_starts + size)
         windows, pair = points_of_boxes(*grid.boxes(low, high))
-        missing = unique_points(windows[self._unknown(windows, pair, np.flatnonzero(open_pairs), indices)])
-        if self._pending:
-            asked = [index in self._pending for index in map(tuple, missing.tolist())]
-            missing = missing[~np.array(asked, dtype=bool)]
-        self._pending.update(map(tuple, missing.tolist()))
-        return missing
+        return unique_points(windows[self._unknown(windows, pair, np.flatnonzero(open_pairs), indices)])
+
+    def absent(self, windows: IntArray) -> npt.NDArray[np.bool_]:
+        """Look again at the tiles in progress, which all reads share; see `Access.absent`."""
+        low, high = self._tiles_of(windows)
+        with self._store._tiles.lock:
+            return np.array(
+                [
+                    any(self._lacks(tile, index) for tile in _box(a, b))
+                    for index, a, b in zip(map(tuple, windows.tolist()), low.tolist(), high.tolist(), strict=True)
+                ],
+                dtype=bool,
+            )
+
+    def _lacks(self, tile: Index, window: Index) -> bool:
+        entry = self._tiles.get(tile)
+        return isinstance(entry, TileInProgress) and not entry.has(window)
+
+    def _tiles_of(self, windows: IntArray) -> tuple[IntArray, IntArray]:
+        """First tile of each window per dimension, and the one after the last."""
+        grid = self._record.spec.grid
+        starts = grid.starts(windows)
+        return self._record.layout.grid.boxes(starts, starts + np.array(grid.window.size, dtype=np.int64))
 
     def _unknown(
         self, windows: IntArray, pair: IntArray, open_pairs: IntArray, indices: list[Index]
@@ -59,17 +75,18 @@ class TileAccess(Access):
         entries = [self._tiles[indices[number]] for number in open_pairs.tolist()]
         begun = np.array([isinstance(entry, TileInProgress) and not entry.empty for entry in entries], dtype=bool)
         unknown = np.ones(len(windows), dtype=bool)
-        for number in np.flatnonzero(begun[pair]).tolist():
-            entry = entries[pair[number]]
-            assert isinstance(entry, TileInProgress)
-            unknown[number] = not entry.has(tuple(windows[number].tolist()))
+        with self._store._tiles.lock:
+            for number in np.flatnonzero(begun[pair]).tolist():
+                entry = entries[pair[number]]
+                assert isinstance(entry, TileInProgress)
+                unknown[number] = not entry.has(tuple(windows[number].tolist()))
         return unknown
 
     def deposit(self, indices: Sequence[Index], outputs: Sequence[Array]) -> None:
         """Cut the windows at the borders of tiles, and blend each piece into its tile."""
-        grid, tiles = self._record.spec.grid, self._record.layout.grid
-        starts = grid.starts(np.array(indices, dtype=np.int64))
-        low, high = tiles.boxes(starts, starts + np.array(grid.window.size, dtype=np.int64))
+        windows = np.array(indices, dtype=np.int64)
+        starts = self._record.spec.grid.starts(windows)
+        low, high = self._tiles_of(windows)
         touched = [list(_box(a, b)) for a, b in zip(low.tolist(), high.tolist(), strict=True)]
         self._fetch(tile for tiles_of_window in touched for tile in tiles_of_window)
         arrays = [as_array(output.cpu()) if isinstance(output, torch.Tensor) else output for output in outputs]
@@ -82,7 +99,6 @@ class TileAccess(Access):
                         entry.add(index, array, start)
                         changed[tile] = entry
             self._store._changed(self._record, changed.values())
-        self._pending.difference_update(indices)
         self._store._tiles.throttle()
 
     def read(self, start: Sequence[int], out: torch.Tensor) -> None:

@@ -59,24 +59,58 @@ class TileCache:
         self._read_only = read_only
         self._writer: Writer[Key, TileInProgress] = Writer()
         self._pins: Counter[Key] = Counter()
+        self._loading: set[Key] = set()
+        self._loaded = threading.Condition(self.lock)
         self._dirty_since: float | None = None
 
-    def fetch(self, storage: Storage, record: Record, tiles: Sequence[Index]) -> dict[Index, Entry]:
-        """Tiles from memory or storage; those in progress are pinned until `unpin`."""
-        with self.lock:
-            found = {tile: self._known((record, tile)) for tile in tiles}
-        loaded = self._load(storage, record, [tile for tile, entry in found.items() if entry is None])
-        with self.lock:
-            for tile, entry in loaded.items():
-                # Another thread may have loaded it meanwhile: a tile in progress exists once.
-                known = self._known((record, tile))
-                found[tile] = self._enter(storage, record, tile, entry) if known is None else known
-            entries = {tile: entry for tile, entry in found.items() if entry is not None}
-            for tile, entry in entries.items():
-                if isinstance(entry, TileInProgress):
-                    self._pins[record, tile] += 1
-            self._evict(storage)
+    def fetch(self, storage: Storage, record: Record, tiles: Iterable[Index]) -> dict[Index, Entry]:
+        """Tiles from memory or storage; those in progress are pinned until `unpin`.
+
+        A tile that another thread is loading already is waited for: it is in progress once, and read once.
+        """
+        entries: dict[Index, Entry] = {}
+        wanted = list(tiles)
+        try:
+            while wanted:
+                wanted = self._fetch_some(storage, record, wanted, entries)
+        except BaseException:
+            self.unpin(storage, record, [tile for tile, entry in entries.items() if isinstance(entry, TileInProgress)])
+            raise
         return entries
+
+    def _fetch_some(
+        self, storage: Storage, record: Record, wanted: Sequence[Index], entries: dict[Index, Entry]
+    ) -> list[Index]:
+        """Put those of the tiles into `entries` that no other thread is loading; returns the others, loaded now."""
+        with self.lock:
+            unknown = [tile for tile in wanted if not self._take(record, tile, entries)]
+            mine = [tile for tile in unknown if (record, tile) not in self._loading]
+            self._loading.update((record, tile) for tile in mine)
+        try:
+            loaded = self._load(storage, record, mine)
+            with self.lock:
+                for tile, entry in loaded.items():
+                    self._enter(storage, record, tile, entry)
+                    self._take(record, tile, entries)
+                self._evict(storage)
+        finally:
+            with self.lock:
+                self._loading.difference_update((record, tile) for tile in mine)
+                self._loaded.notify_all()
+        theirs = [tile for tile in unknown if tile not in entries]
+        with self.lock:
+            self._loaded.wait_for(lambda: self._loading.isdisjoint((record, tile) for tile in theirs))
+        return theirs
+
+    def _take(self, record: Record, tile: Index, entries: dict[Index, Entry]) -> bool:
+        """Put a tile that is in memory into `entries`, pinned if it is in progress; whether it is."""
+        entry = self._known((record, tile))
+        if entry is None:
+            return False
+        entries[tile] = entry
+        if isinstance(entry, TileInProgress):
+            self._pins[record, tile] += 1
+        return True
 
     def unpin(self, storage: Storage, record: Record, tiles: Iterable[Index]) -> None:
         """End what `fetch` began for tiles in progress."""

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from infinite_tensor.blend import Array
@@ -44,8 +46,14 @@ class Access(ABC):
         Returns
         -------
         int64 array of shape (M, ndim)
-            Indices of the windows that are neither stored nor asked for by this access before, in
-            lexicographic order.
+            Indices of the windows that are not stored, in lexicographic order.
+        """
+
+    @abstractmethod
+    def absent(self, windows: IntArray) -> npt.NDArray[np.bool_]:
+        """Look again for windows that `add` reported: which are still not there.
+
+        Without input or output. What other reads deposit of these from now on is held here too.
         """
 
     @abstractmethod

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from infinite_tensor.blend import Array, as_array, as_tensor
@@ -46,6 +47,7 @@ class MemoryTileStore(TileStore):
             check_limit("cache_size_windows", cache_size_windows),
         )
         self._specs: dict[str, TensorSpec] = {}
+        self._awaited: dict[tuple[str, Index], list[_MemoryAccess]] = {}
 
     @property
     def cache_size_bytes(self) -> int | None:
@@ -174,7 +176,27 @@ class MemoryTileStore(TileStore):
                 return
             for index, array in arrays.items():
                 self._windows.put((spec.tensor_id, index), array, array.nbytes)
+                for access in self._awaited.pop((spec.tensor_id, index), ()):
+                    access._held[index] = array
             self._windows.evict()
+
+    def _await(self, access: _MemoryAccess, spec: TensorSpec, indices: Sequence[Index]) -> dict[Index, Array]:
+        """Those of the windows that are in memory; the others are handed to `access` when they come."""
+        with self._lock:
+            found = self._take(spec, indices)
+            for index in indices:
+                if index not in found:
+                    self._awaited.setdefault((spec.tensor_id, index), []).append(access)
+                    access._awaited.add((spec.tensor_id, index))
+        return found
+
+    def _await_no_more(self, access: _MemoryAccess) -> None:
+        with self._lock:
+            for key in access._awaited & self._awaited.keys():
+                rest = [other for other in self._awaited[key] if other is not access]
+                self._awaited[key] = rest
+                if not rest:
+                    del self._awaited[key]
 
 
 class _MemoryAccess(Access):
@@ -184,25 +206,30 @@ class _MemoryAccess(Access):
         self._store = store
         self._spec = spec
         self._held: dict[Index, Array] = {}
-        self._pending: set[Index] = set()
+        self._awaited: set[tuple[str, Index]] = set()
 
     def add(self, starts: IntArray, stops: IntArray) -> IntArray:
         """Look up the windows of the regions; see `Access.add`."""
         grid = self._spec.grid
         needed = grid.indices(starts, stops)
-        if self._held or self._pending:
-            needed = [index for index in needed if index not in self._held and index not in self._pending]
+        if self._held:
+            needed = [index for index in needed if index not in self._held]
         found = self._store._take(self._spec, needed)
         self._held.update(found)
         missing = [index for index in needed if index not in found]
-        self._pending.update(missing)
         return np.array(missing, dtype=np.int64).reshape(len(missing), grid.ndim)
+
+    def absent(self, windows: IntArray) -> npt.NDArray[np.bool_]:
+        """Look in the cache again; see `Access.absent`."""
+        indices = list(map(tuple, windows.tolist()))
+        needed = [index for index in indices if index not in self._held]
+        self._held.update(self._store._await(self, self._spec, needed))
+        return np.array([index not in self._held for index in indices], dtype=bool)
 
     def deposit(self, indices: Sequence[Index], outputs: Sequence[Array]) -> None:
         """Keep the windows, here and in the cache."""
         arrays = dict(zip(indices, outputs, strict=True))
         self._held.update(arrays)
-        self._pending.difference_update(arrays)
         self._store._put(self._spec, arrays)
 
     def read(self, start: Sequence[int], out: torch.Tensor) -> None:
@@ -225,3 +252,5 @@ class _MemoryAccess(Access):
     def close(self) -> None:
         """Drop all windows."""
         self._held.clear()
+        if self._awaited:
+            self._store._await_no_more(self)

@@ -1,0 +1,360 @@
+"""Many threads over one chain: each window is computed once, nobody waits for what he does not need."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from infinite_tensor import (
+    HDF5TileStore,
+    InfiniteTensor,
+    MemoryTileStore,
+    TensorWindow,
+    TileStore,
+    ValidationError,
+    ZarrTileStore,
+)
+from tests.reference import Index, Reference, Stage
+from tests.worlds import WindowFunction, subtract
+
+THREADS = 16
+LIMIT = 30.0
+"""Seconds after which a test takes threads to be stuck."""
+
+KINDS = ["memory", "zarr", "zarr-small", "hdf5"]
+
+STAGES = (
+    Stage((None, None), torch.float32, TensorWindow((6, 6), (4, 4)), WindowFunction(0, (6, 6), torch.float32)),
+    Stage(
+        (None, None),
+        torch.float64,
+        TensorWindow((5, 5)),
+        WindowFunction(1, (5, 5), torch.float64),
+        args=((0, TensorWindow((7, 7), (5, 5), (-1, -1))),),
+    ),
+    Stage(
+        (None, None),
+        torch.float32,
+        TensorWindow((8, 8), (5, 5)),
+        WindowFunction(2, (8, 8), torch.float32),
+        # A diamond: the second arg is what the first is computed from.
+        args=((1, TensorWindow((9, 9), (5, 5), (-2, 0))), (0, TensorWindow((4, 4), (5, 5)))),
+        blend=subtract,
+    ),
+)
+
+
+def make_store(kind: str, path: Path) -> TileStore:
+    if kind == "memory":
+        return MemoryTileStore()
+    if kind == "hdf5":
+        return HDF5TileStore(path / "s.h5", tile_size=8)
+    # The small cache throws out what one thread has while others still need it.
+    return ZarrTileStore(path / "s.zarr", tile_size=8, cache_size_tiles=2 if kind == "zarr-small" else None)
+
+
+class Flaky:
+    """Counts the calls that return; every so often one raises instead."""
+
+    def __init__(self, f: Callable[..., torch.Tensor], seed: int | None) -> None:
+        self.f = f
+        self.calls: Counter[Index] = Counter()
+        self.raised = 0
+        self._random = None if seed is None else random.Random(seed)  # noqa: S311
+
+    def __call__(self, ctx: Index, *regions: torch.Tensor) -> torch.Tensor:
+        if self._random is not None and self._random.random() < 0.1:
+            self.raised += 1
+            raise Unlucky
+        # Long enough in numpy without the lock of the interpreter for other threads to come in between.
+        np.sort(np.arange(20_000)[::-1])
+        self.calls[ctx] += 1
+        return self.f(ctx, *regions)
+
+
+class Unlucky(Exception):  # noqa: N818
+    """What a flaky ``f`` raises."""
+
+
+def build(store: TileStore, seed: int | None) -> tuple[list[InfiniteTensor], list[Flaky]]:
+    tensors: list[InfiniteTensor] = []
+    functions = [Flaky(stage.f, None if seed is None else seed + n) for n, stage in enumerate(STAGES)]
+    for number, (stage, function) in enumerate(zip(STAGES, functions, strict=True)):
+        tensors.append(
+            InfiniteTensor(
+                stage.shape,
+                function,
+                stage.window,
+                [tensors[n] for n, _ in stage.args],
+                [window for _, window in stage.args],
+                dtype=stage.dtype,
+                tile_store=store,
+                tensor_id=f"stage {number}",
+                blend=stage.blend,
+            )
+        )
+    return tensors, functions
+
+
+def together(work: Callable[[int], Any], count: int = THREADS) -> list[Any]:
+    """The results of ``work(0)`` to ``work(count - 1)``, run at the same time."""
+    with ThreadPoolExecutor(count) as pool:
+        return results(pool.submit(work, number) for number in range(count))
+
+
+def results(futures: Any) -> list[Any]:
+    return [future.result(timeout=LIMIT) for future in list(futures)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", [None, 1, 2])
+def test_sixteen_threads_compute_each_window_once(kind: str, seed: int | None, tmp_path: Path) -> None:
+    store = make_store(kind, tmp_path)
+    tensors, functions = build(store, seed)
+    start = threading.Barrier(THREADS)
+
+    def work(number: int) -> list[tuple[int, tuple[Index, Index], torch.Tensor]]:
+        chance, found = random.Random(number), []  # noqa: S311
+        start.wait()
+        for _ in range(6):
+            stage = chance.choice([2, 2, 2, 1, 0])
+            low = (chance.randrange(-20, 20), chance.randrange(-20, 20))
+            high = (low[0] + chance.randrange(1, 20), low[1] + chance.randrange(1, 20))
+            while True:
+                try:
+                    pixels = tensors[stage][low[0] : high[0], low[1] : high[1]]
+                    break
+                except Unlucky:
+                    continue
+            found.append((stage, (low, high), pixels))
+        return found
+
+    found = [each for several in together(work) for each in several]
+    store.close()
+    for function in functions:
+        assert function.calls.total() == len(function.calls)
+    assert seed is None or sum(function.raised for function in functions) > 0
+    reference = Reference(STAGES)
+    for stage, box, pixels in found:
+        assert torch.equal(torch.nan_to_num(pixels), torch.nan_to_num(reference.region(stage, box)[0]))
+
+
+def test_two_reads_of_one_slow_window_call_f_once_and_both_get_it() -> None:
+    calls, going, go_on = [], threading.Event(), threading.Event()
+
+    def f(ctx: Index) -> torch.Tensor:
+        calls.append(ctx)
+        going.set()
+        assert go_on.wait(LIMIT)
+        return torch.full((4,), 7.0)
+
+    t = InfiniteTensor((None,), f, TensorWindow((4,)), tile_store=MemoryTileStore(cache_size_windows=1))
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(lambda: t[0:4])
+        assert going.wait(LIMIT)
+        second = pool.submit(lambda: t[2:4])
+        release_when_waiting(go_on)
+        assert [first.result(LIMIT).tolist(), second.result(LIMIT).tolist()] == [[7.0] * 4, [7.0] * 2]
+    assert calls == [(0,)]
+
+
+def release_when_waiting(go_on: threading.Event, waiters: int = 1) -> None:
+    """Set `go_on` once that many reads wait for windows of others."""
+    from infinite_tensor.engine.claims import CLAIMS  # noqa: PLC0415
+
+    deadline = threading.Event()
+    for _ in range(int(LIMIT * 100)):
+        if len(CLAIMS._waits) >= waiters:
+            go_on.set()
+            return
+        deadline.wait(0.01)
+    pytest.fail("no read waits")
+
+
+@pytest.mark.parametrize("kind", ["memory", "zarr"])
+def test_a_read_served_from_the_cache_does_not_wait_for_a_slow_f(kind: str, tmp_path: Path) -> None:
+    going, go_on = threading.Event(), threading.Event()
+
+    def f(ctx: Index) -> torch.Tensor:
+        if ctx[0] > 3:
+            going.set()
+            assert go_on.wait(LIMIT)
+        return torch.full((4,), float(ctx[0]))
+
+    # One tile holds all windows: the slow ones and those that are known.
+    store = MemoryTileStore() if kind == "memory" else ZarrTileStore(tmp_path, tile_size=64)
+    t = InfiniteTensor((None,), f, TensorWindow((4,)), tile_store=store)
+    t[0:16]
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(lambda: t[0:32])
+        assert going.wait(LIMIT)
+        assert t[2:14].unique().tolist() == [0, 1, 2, 3]
+        assert not slow.done()
+        go_on.set()
+        assert slow.result(LIMIT).unique().tolist() == list(range(8))
+
+
+def test_who_waited_for_an_f_that_raised_computes_the_window_himself() -> None:
+    going, go_on = threading.Event(), threading.Event()
+    outcomes: list[Callable[[], torch.Tensor]] = [lambda: torch.ones(4)]
+
+    def f(_ctx: Index) -> torch.Tensor:
+        if not going.is_set():
+            going.set()
+            assert go_on.wait(LIMIT)
+            raise Unlucky
+        return outcomes[0]()
+
+    source = InfiniteTensor((None,), f, TensorWindow((4,)))
+    t = InfiniteTensor(
+        (None,), lambda _c, region: region + 1, TensorWindow((4,)), args=[source], args_windows=[TensorWindow((4,))]
+    )
+    with ThreadPoolExecutor(2) as pool:
+        first: Future[torch.Tensor] = pool.submit(lambda: t[0:4])
+        assert going.wait(LIMIT)
+        second = pool.submit(lambda: t[0:4])
+        release_when_waiting(go_on)
+        with pytest.raises(Unlucky):
+            first.result(LIMIT)
+        assert second.result(LIMIT).tolist() == [2] * 4
+
+
+def test_an_f_may_read_another_tensor() -> None:
+    heights = InfiniteTensor((None,), lambda ctx: torch.full((4,), float(ctx[0])), TensorWindow((4,)))
+
+    def f(ctx: Index) -> torch.Tensor:
+        return heights[4 * ctx[0] - 4 : 4 * ctx[0] + 4].sum().expand(4)
+
+    t = InfiniteTensor((None,), f, TensorWindow((4,)))
+    found = together(lambda number: t[number : 40 + number])
+    assert all(pixels[0:4].shape == (4,) for pixels in found)
+    assert found[0].tolist() == [4.0 * (x // 4 - 1 + x // 4) for x in range(40)]
+
+
+def test_an_f_may_read_windows_of_its_own_tensor_that_have_their_turn_later() -> None:
+    calls: Counter[Index] = Counter()
+
+    def f(ctx: Index) -> torch.Tensor:
+        calls[ctx] += 1
+        return torch.ones(1) if ctx[0] >= 5 else t[ctx[0] + 1 : ctx[0] + 2] + 1
+
+    t = InfiniteTensor((None,), f, TensorWindow((1,)), batch_size=None)
+    assert t[0:8].tolist() == [6, 5, 4, 3, 2, 1, 1, 1]
+    assert calls.total() == len(calls) == 8
+
+
+def test_a_window_that_needs_itself_is_an_error() -> None:
+    def f(ctx: Index) -> torch.Tensor:
+        return t[ctx[0] : ctx[0] + 1]
+
+    t = InfiniteTensor((None,), f, TensorWindow((1,)), tensor_id="snake")
+    with pytest.raises(ValidationError, match=r"window \(3,\) of tensor 'snake' would need itself"):
+        t[3:4]
+
+
+def test_windows_of_two_threads_that_need_each_other_are_an_error() -> None:
+    both = threading.Barrier(2, timeout=LIMIT)
+    waited: set[str] = set()
+
+    def meet(name: str) -> None:
+        # The first time each is computed, both threads are inside of their f.
+        if name not in waited:
+            waited.add(name)
+            both.wait()
+
+    def a(_ctx: Index) -> torch.Tensor:
+        meet("a")
+        return second[0:1]
+
+    def b(_ctx: Index) -> torch.Tensor:
+        meet("b")
+        return first[0:1]
+
+    first = InfiniteTensor((None,), a, TensorWindow((1,)), tensor_id="first")
+    second = InfiniteTensor((None,), b, TensorWindow((1,)), tensor_id="second")
+    with ThreadPoolExecutor(2) as pool:
+        reads = [pool.submit(lambda: first[0:1]), pool.submit(lambda: second[0:1])]
+        errors = [read.exception(timeout=LIMIT) for read in reads]
+    assert all(isinstance(error, ValidationError) and "would need itself" in str(error) for error in errors)
+
+
+def test_threads_that_only_seem_to_wait_for_each_other_both_finish() -> None:
+    both = threading.Barrier(2, timeout=LIMIT)
+    waited: set[str] = set()
+    calls: Counter[tuple[str, Index]] = Counter()
+
+    def meet(name: str) -> None:
+        if name not in waited:
+            waited.add(name)
+            both.wait()
+
+    def a(ctx: Index) -> torch.Tensor:
+        calls["a", ctx] += 1
+        if ctx[0] == 1:
+            return torch.full((1,), 5.0)
+        meet("a")
+        return second[0:1] + 1
+
+    def b(ctx: Index) -> torch.Tensor:
+        calls["b", ctx] += 1
+        meet("b")
+        # The thread that reads first[0:2] has claimed window 1 as well, and waits for this very window.
+        return first[1:2] + 1
+
+    first = InfiniteTensor((None,), a, TensorWindow((1,)))
+    second = InfiniteTensor((None,), b, TensorWindow((1,)))
+    with ThreadPoolExecutor(2) as pool:
+        reads = [pool.submit(lambda: first[0:2]), pool.submit(lambda: second[0:1])]
+        pixels = [read.result(timeout=LIMIT).tolist() for read in reads]
+    assert pixels == [[7.0, 5.0], [6.0]]
+    assert calls.total() == len(calls) == 3
+
+
+def test_reads_that_meet_fill_their_batches_with_allowed_sizes_only() -> None:
+    sizes: Counter[int] = Counter()
+    calls: Counter[Index] = Counter()
+
+    def f(contexts: Sequence[Index]) -> torch.Tensor:
+        sizes[len(contexts)] += 1
+        calls.update(contexts)
+        np.sort(np.arange(50_000)[::-1])
+        return torch.stack([torch.full((4,), float(x)) for (x,) in contexts])
+
+    t = InfiniteTensor((None,), f, TensorWindow((4,)), batch_size=(1, 4))
+    start = threading.Barrier(THREADS)
+
+    def work(number: int) -> torch.Tensor:
+        start.wait()
+        return t[8 * number : 8 * number + 150]
+
+    for number, pixels in enumerate(together(work)):
+        assert pixels.tolist() == [float(x // 4) for x in range(8 * number, 8 * number + 150)]
+    assert set(sizes) <= {1, 4}
+    assert calls.total() == len(calls)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_streams_and_reads_share_their_work(kind: str, tmp_path: Path) -> None:
+    store = make_store(kind, tmp_path)
+    tensors, functions = build(store, None)
+    regions = [(slice(x, x + 6), slice(0, 9)) for x in range(-12, 12, 4)]
+
+    def work(number: int) -> list[torch.Tensor]:
+        if number % 2:
+            return list(tensors[2][regions])
+        return [pixels for ready in tensors[2].iter_regions(regions) for pixels in ready]
+
+    found = together(work, 8)
+    store.close()
+    assert functions[2].calls.total() == len(functions[2].calls)
+    for several in found[1:]:
+        assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(several, found[0], strict=True))
