@@ -40,6 +40,11 @@ def as_array(tensor: torch.Tensor) -> Array:
     return tensor
 
 
+def copied(array: Array) -> Array:
+    """A contiguous copy."""
+    return array.copy() if isinstance(array, np.ndarray) else array.clone(memory_format=torch.contiguous_format)
+
+
 class Blender:
     """Folds windows of one tensor into blocks of pixels.
 
@@ -65,7 +70,13 @@ class Blender:
 
     def blank(self, tensor: torch.Tensor) -> None:
         """Set every pixel of `tensor` to what it holds before its first window."""
-        tensor.fill_(0 if self._init is None else self._init)
+        # numpy fills without threads, which would not be there in a forked process.
+        array = as_array(tensor)
+        init = 0 if self._init is None else self._init
+        if isinstance(array, np.ndarray):
+            array.fill(init)
+        else:
+            array.fill_(init)
 
     def prepare(self, tensor: torch.Tensor, start: Sequence[int]) -> None:
         """`blank` for a tensor that begins at pixel `start` and that all its windows will now be folded into.
@@ -126,7 +137,7 @@ class Blender:
 
     def _combined(self, blend: Blend, existing: Array, incoming: Array) -> Array:
         # Copies, so that a blend which writes into its arguments harms nothing that is stored.
-        a, b = (torch.from_numpy(x.copy()) if isinstance(x, np.ndarray) else x.clone() for x in (existing, incoming))
+        a, b = (as_tensor(copied(block)) for block in (existing, incoming))
         shape = a.shape
         combined = blend(a, b)
         if not isinstance(combined, torch.Tensor) or combined.dtype != self._dtype or combined.shape != shape:

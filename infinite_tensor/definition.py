@@ -6,6 +6,7 @@ import cmath
 import hashlib
 import json
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -47,9 +48,9 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def dtype_of(name: str) -> torch.dtype:
-    """``torch.float32`` for ``"float32"``; ValidationError for a name that is no supported dtype."""
-    if name not in _DTYPE_NAMES:
+def dtype_of(name: object) -> torch.dtype:
+    """``torch.float32`` for ``"float32"``; ValidationError for what is no name of a supported dtype."""
+    if not isinstance(name, str) or name not in _DTYPE_NAMES:
         raise ValidationError(f"unknown dtype {name!r}; supported are {', '.join(_DTYPE_NAMES)}")
     return _DTYPE_NAMES[name]
 
@@ -102,32 +103,11 @@ class Definition:
         return hashlib.sha256(_canonical(self.values()).encode()).hexdigest()
 
     def to_json(self) -> dict[str, Json]:
-        """Everything, as JSON; `from_json` reads it back."""
+        """Everything, as JSON; `infinite_tensor.tilestore.stored` reads it back."""
         stored = self.values()
         for entry, arg in zip(stored["args"], self.args, strict=True):  # type: ignore[arg-type]
             entry["tensor_id"] = arg.tensor_id  # type: ignore[index, call-overload]
         return stored | {"functions": dict(self.functions)}
-
-    @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> Definition:
-        """The definition that `to_json` described; ValidationError if it is not one."""
-        try:
-            args = tuple(
-                ArgDefinition(TensorWindow.from_dict(a["window"]), a["digest"], a.get("tensor_id"))
-                for a in stored["args"]
-            )
-            return cls(
-                shape=tuple(stored["shape"]),
-                dtype=dtype_of(stored["dtype"]),
-                output_window=TensorWindow.from_dict(stored["output_window"]),
-                args=args,
-                blend=stored["blend"],
-                blend_init=stored["blend_init"],
-                version=stored["version"],
-                functions=dict(stored["functions"]),
-            )
-        except (KeyError, TypeError) as error:
-            raise ValidationError(f"not the definition of a tensor: {error!r} in {dict(stored)!r}") from error
 
 
 def differences(stored: Mapping[str, Json], given: Mapping[str, Json]) -> list[str]:
@@ -162,26 +142,40 @@ def _canonical(value: object) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def json_value(name: str, value: object) -> Json:
+DEEPEST_JSON = 100
+"""How deep lists and dicts may lie in each other: what recurses over them must come to an end."""
+
+_LARGEST_INT = 10**4000
+"""Python refuses to write and to read an int of more than 4300 digits."""
+
+
+def json_value(name: str, value: object, deepest: int = DEEPEST_JSON) -> Json:
     """`value` as JSON holds it: tuples become lists, non-finite numbers the strings NaN and Infinity.
 
     Raises
     ------
     ValidationError
-        If JSON has no form for it.
+        If JSON has no form for it, it lies more than `deepest` levels deep, or an int has over 4000 digits.
     """
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int | float):
+        if isinstance(value, int) and abs(value) > _LARGEST_INT:
+            raise ValidationError(f"{name} must hold ints of up to 4000 digits")
         return _json_number(value)
-    if isinstance(value, list | tuple):
-        return [json_value(f"{name}[{i}]", item) for i, item in enumerate(value)]
-    if isinstance(value, Mapping):
-        for key in value:
-            if not isinstance(key, str):
-                raise ValidationError(f"{name} must have str keys, as in JSON, got {key!r}")
-        return {key: json_value(f"{name}.{key}", item) for key, item in value.items()}
-    raise ValidationError(f"{name} must be a JSON value (None, bool, number, str, list, dict), got {value!r}")
+    if not isinstance(value, list | tuple | Mapping):
+        raise ValidationError(f"{name} must be a JSON value (None, bool, number, str, list, dict), got {value!r}")
+    if not deepest:
+        raise ValidationError(f"{name:.80} lies too deep: lists and dicts may nest {DEEPEST_JSON} levels")
+    if not isinstance(value, Mapping):
+        return [json_value(f"{name}[{i}]", item, deepest - 1) for i, item in enumerate(value)]
+    for key in value:
+        if not isinstance(key, str):
+            raise ValidationError(f"{name} must have str keys, as in JSON, got {key!r}")
+    return {key: json_value(f"{name}.{key}", item, deepest - 1) for key, item in value.items()}
+
+
+_NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def _json_number(number: float) -> Json:
@@ -224,16 +218,21 @@ def _as_dtype(name: str, value: Number, dtype: torch.dtype) -> Number:
     return held
 
 
-def scalar_from_json(stored: Json) -> Number | None:
-    """The pixel value that `json_scalar` wrote."""
-    if stored is None or isinstance(stored, bool | int | float):
+def scalar_from_json(stored: object) -> Number | None:
+    """The pixel value that `json_scalar` wrote; ValidationError for what it cannot have written."""
+    if stored is None or isinstance(stored, bool):
         return stored
-    if isinstance(stored, list):
-        real, imaginary = (float(part) for part in stored)  # type: ignore[arg-type]
-        return complex(real, imaginary)
-    if isinstance(stored, str):
+    if isinstance(stored, list) and len(stored) == 2:
+        return complex(*map(_real_from_json, stored))
+    return stored if isinstance(stored, int) else _real_from_json(stored)
+
+
+def _real_from_json(stored: object) -> float:
+    if isinstance(stored, str) and stored in _NON_FINITE:
+        return _NON_FINITE[stored]
+    if isinstance(stored, int | float) and abs(stored) <= sys.float_info.max:
         return float(stored)
-    raise ValidationError(f"not a number: {stored!r}")
+    raise ValidationError(f"not a number: {stored!r:.200}")
 
 
 def blend_name(blend: Blend | None) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from infinite_tensor.blend import check_blend
 from infinite_tensor.definition import (
     Blend,
     Definition,
@@ -23,7 +24,9 @@ from infinite_tensor.spec import TensorSpec
 from infinite_tensor.tensor import InfiniteTensor, arg_definitions
 from infinite_tensor.tilestore import TileStore
 from infinite_tensor.tilestore.contract import check_same
-from infinite_tensor.validate import checked_device, checked_id
+from infinite_tensor.tilestore.stored import StoredTensor
+from infinite_tensor.validate import check_args, checked_device, checked_id
+from infinite_tensor.window import WindowGrid
 
 
 def open_tensor(
@@ -39,8 +42,9 @@ def open_tensor(
     if f is not None and not callable(f):
         raise ValidationError(f"f must be callable or None, got {f!r}")
     tensor_id = checked_id(tensor_id)
-    definition = Definition.from_json(store.tensor_definition(tensor_id))
-    upstream = tuple(args) if args is not None else _open_args(store, tensor_id, definition)
+    stored = _stored(store, tensor_id)
+    definition = stored.definition
+    upstream = tuple(args) if args is not None else _open_args(store, tensor_id, stored)
     if args is not None:
         _check_given(store, tensor_id, definition, upstream)
     if f is not None and len(upstream) < len(definition.args):
@@ -48,7 +52,11 @@ def open_tensor(
             f"tensor {tensor_id!r} is computed from {[arg.tensor_id for arg in definition.args]} "
             f"(None: an unnamed tensor), which {store!r} does not hold; give them as args=..."
         )
-    return _bind(store, tensor_id, definition, f, upstream, blend, batch_size, checked_device(device))
+    return _bind(store, tensor_id, stored, f, upstream, blend, batch_size, checked_device(device))
+
+
+def _stored(store: TileStore, tensor_id: str) -> StoredTensor:
+    return StoredTensor.of(store, tensor_id, store.tensor_definition(tensor_id))
 
 
 def _check_given(store: TileStore, tensor_id: str, definition: Definition, args: tuple[InfiniteTensor, ...]) -> None:
@@ -61,38 +69,41 @@ def _check_given(store: TileStore, tensor_id: str, definition: Definition, args:
     check_same(tensor_id, definition, replace(definition, args=arg_definitions(args, windows)), store)
 
 
-def _open_args(store: TileStore, tensor_id: str, definition: Definition) -> tuple[InfiniteTensor, ...]:
+def _open_args(store: TileStore, tensor_id: str, stored: StoredTensor) -> tuple[InfiniteTensor, ...]:
     """Open the args that the store holds, theirs first; a loop instead of recursion, for deep chains."""
     opened: dict[str, InfiniteTensor] = {}
-    definitions = {tensor_id: definition}
-    path = [tensor_id]
+    found = {tensor_id: stored}
+    held = {tensor_id: _held_args(store, found, tensor_id)}
+    path = [(tensor_id, iter(held[tensor_id]))]
     while True:
-        name = path[-1]
-        waiting = [key for key in _held_args(store, definitions, name) if key not in opened]
-        if waiting:
-            if waiting[0] in path:
-                raise StoreError(f"{store!r}: tensor {waiting[0]!r} is stored as upstream of itself")
-            path.append(waiting[0])
+        name, rest = path[-1]
+        waiting = next((key for key in rest if key not in opened), None)
+        if waiting is not None:
+            if waiting in held:
+                raise StoreError(f"{store!r}: tensor {waiting!r} is stored as upstream of itself")
+            held[waiting] = _held_args(store, found, waiting)
+            path.append((waiting, iter(held[waiting])))
             continue
-        found = tuple(opened[key] for key in _held_args(store, definitions, name))
-        args = found if len(found) == len(definitions[name].args) else ()
+        args = tuple(opened[key] for key in held[name])
+        if len(args) != len(found[name].definition.args):
+            args = ()
         path.pop()
         if not path:
             return args
-        opened[name] = _bind(store, name, definitions[name], None, args, None, None, torch.device("cpu"))
+        opened[name] = _bind(store, name, found[name], None, args, None, None, torch.device("cpu"))
 
 
-def _held_args(store: TileStore, definitions: dict[str, Definition], name: str) -> list[str]:
+def _held_args(store: TileStore, found: dict[str, StoredTensor], name: str) -> list[str]:
     """Ids of those args of a stored tensor that the store still holds as they were."""
     held = []
-    for arg in definitions[name].args:
+    for arg in found[name].definition.args:
         key = arg.tensor_id
-        if key is not None and key not in definitions:
+        if key is not None and key not in found:
             try:
-                definitions[key] = Definition.from_json(store.tensor_definition(key))
+                found[key] = _stored(store, key)
             except StoreError:
                 continue
-        if key is not None and definitions[key].digest == arg.digest:
+        if key is not None and found[key].definition.digest == arg.digest:
             held.append(key)
     return held
 
@@ -100,30 +111,28 @@ def _held_args(store: TileStore, definitions: dict[str, Definition], name: str) 
 def _bind(
     store: TileStore,
     tensor_id: str,
-    definition: Definition,
+    stored: StoredTensor,
     f: Callable[..., Any] | None,
     args: tuple[InfiniteTensor, ...],
     blend: Blend | None,
     batch_size: int | tuple[int, ...] | None,
     device: torch.device,
 ) -> InfiniteTensor:
+    definition = stored.definition
     used = blend if blend is not None else blend_of(definition.blend)
     if f is not None and isinstance(used, UnknownBlend):
         raise ValidationError(f"tensor {tensor_id!r} is blended by {used.name!r}; give it as blend=...")
     if blend is not None:
         check_same(tensor_id, definition, replace(definition, blend=blend_name(blend)), store)
+    if not isinstance(used, UnknownBlend):
+        check_blend(used, definition.dtype, device)
+    if args:
+        grid = WindowGrid(definition.output_window, definition.shape)
+        check_args(tensor_id, grid, args, [arg.window for arg in definition.args])
     if f is not None:
         functions = functions_of(f, blend, tuple(arg._spec.definition.functions for arg in args))
         definition = replace(definition, functions=functions)
-    tile_size = store.tensor_definition(tensor_id).get("tile_size")
-    spec = TensorSpec(
-        tensor_id,
-        definition,
-        device,
-        used,
-        scalar_from_json(definition.blend_init),
-        None if tile_size is None else tuple(tile_size),
-    )
+    spec = TensorSpec(tensor_id, definition, device, used, scalar_from_json(definition.blend_init), stored.tile_size)
     tensor = InfiniteTensor.__new__(InfiniteTensor)
     tensor._bind(spec, store, f, Batching.of(batch_size), args, named=True)
     return tensor

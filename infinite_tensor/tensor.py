@@ -26,6 +26,7 @@ from infinite_tensor.engine.assemble import read, stream
 from infinite_tensor.engine.node import Batching, Input, Node
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.indexing import parse
+from infinite_tensor.pickling import reduced
 from infinite_tensor.spec import TensorSpec
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
 from infinite_tensor.validate import (
@@ -312,6 +313,13 @@ class InfiniteTensor:
         The device, which is no part of what a store compares, is told as well.
         """
         return self._spec.definition.to_json() | {"device": str(self.device)}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by reference: the store's target, the id and definition, and `f`, which must be picklable itself.
+
+        A memory store comes without its windows.
+        """
+        return reduced(self)
 
     def __enter__(self) -> Self:
         return self

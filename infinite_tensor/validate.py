@@ -10,7 +10,7 @@ import torch
 
 from infinite_tensor.definition import DTYPES
 from infinite_tensor.errors import RegionError, ValidationError
-from infinite_tensor.window import LARGEST, UNBOUNDED, Shape, TensorWindow, WindowGrid, as_index
+from infinite_tensor.window import LARGEST, MOST_OVERLAP, UNBOUNDED, Shape, TensorWindow, WindowGrid, as_index
 
 
 def checked_shape(shape: object) -> Shape:
@@ -57,12 +57,18 @@ def checked_id(tensor_id: object) -> str:
 
 
 def check_output_window(window: object, shape: Shape) -> None:
-    """The output window has one entry per dimension, and follows coordinates that exist."""
+    """The output window has one entry per dimension, follows coordinates that exist, and overlaps within reason."""
     if not isinstance(window, TensorWindow):
         raise ValidationError(f"output_window must be a TensorWindow, got {window!r}")
     if window.ndim != len(shape):
         raise ValidationError(f"output_window has {window.ndim} dimensions, the shape {shape} has {len(shape)}")
-    _check_followed("output_window", window, len(shape))
+    check_followed("output_window", window, len(shape))
+    overlap = WindowGrid(window, shape).overlap
+    if overlap > MOST_OVERLAP:
+        raise ValidationError(
+            f"output_window {window!r} puts {overlap} windows over one pixel, more than {MOST_OVERLAP}; give it a "
+            "larger stride"
+        )
 
 
 def check_args(tensor_id: str, grid: WindowGrid, args: Sequence[Any], windows: Sequence[object]) -> None:
@@ -79,11 +85,12 @@ def check_args(tensor_id: str, grid: WindowGrid, args: Sequence[Any], windows: S
             raise ValidationError(f"args_windows[{at}] must be a TensorWindow, got {window!r}")
         if window.ndim != len(arg.shape):
             raise ValidationError(f"args_windows[{at}] has {window.ndim} dimensions, args[{at}] has shape {arg.shape}")
-        _check_followed(f"args_windows[{at}]", window, grid.ndim)
+        check_followed(f"args_windows[{at}]", window, grid.ndim)
         _check_known_extents(tensor_id, grid, at, arg, window)
 
 
-def _check_followed(name: str, window: TensorWindow, coordinates: int) -> None:
+def check_followed(name: str, window: TensorWindow, coordinates: int) -> None:
+    """The dimensions of a window follow coordinates of the consumer's ctx, of which there are `coordinates`."""
     for d, k in enumerate(window.followed):
         if k is not None and k >= coordinates:
             raise ValidationError(

@@ -8,6 +8,7 @@ to a tensor's shape, and `points_of_boxes` turns many boxes into their points wi
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,15 @@ UNBOUNDED = 2**62
 
 LARGEST = 2**53
 """Sizes, strides and offsets are exact in every store's metadata, and leave room for products within int64."""
+
+MOST_DIMENSIONS = 32
+"""numpy and HDF5 have limits of that kind too, of 64 and 32."""
+
+MOST_OVERLAP = 2**20
+"""Windows over one pixel: all of them must be there before it is complete."""
+
+MOST_POINTS = 2**25
+"""Windows or tiles that are worked on at once; more would fill the memory with their indices alone."""
 
 
 def as_index(value: object) -> int | None:
@@ -105,6 +115,8 @@ class TensorWindow:
         sizes = _integers("window size", size, None, 1)
         if not sizes:
             raise ValidationError("window size must have at least one entry, got ()")
+        if len(sizes) > MOST_DIMENSIONS:
+            raise ValidationError(f"window size must have at most {MOST_DIMENSIONS} entries, got {len(sizes)}")
         dims = len(sizes)
         put = object.__setattr__
         put(self, "size", sizes)
@@ -170,7 +182,9 @@ class TensorWindow:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TensorWindow:
-        """The window that `to_dict` described."""
+        """The window that `to_dict` described; ValidationError if it is none."""
+        if not isinstance(data, Mapping) or "size" not in data:
+            raise ValidationError(f"a window must be a dict with a size, got {data!r:.200}")
         return cls(data["size"], data.get("stride"), data.get("offset"), data.get("dimension_map"))
 
     def __repr__(self) -> str:
@@ -266,7 +280,9 @@ class WindowGrid:
     def indices(self, starts: IntArray, stops: IntArray) -> list[Index]:
         """The windows that intersect any of N regions, each once, in lexicographic order."""
         if len(starts) == 1:
-            return list(itertools.product(*map(range, *self.box(starts[0].tolist(), stops[0].tolist()))))
+            low, high = self.box(starts[0].tolist(), stops[0].tolist())
+            _check_count(math.prod(b - a for a, b in zip(low, high, strict=True)))
+            return list(itertools.product(*map(range, low, high)))
         points, _ = points_of_boxes(*self.boxes(starts, stops))
         return list(map(tuple, unique_points(points).tolist()))
 
@@ -289,6 +305,15 @@ class WindowGrid:
         return self.window.starts(indices)
 
     @cached_property
+    def overlap(self) -> int:
+        """At most how many windows cover one pixel."""
+        counts = [max(0, last - first + 1) for first, last in zip(self.first, self.last, strict=True)]
+        for k, size, stride, _, _ in self._dimensions():
+            if k is not None:
+                counts[k] = min(counts[k], -(-size // stride))
+        return math.prod(counts)
+
+    @cached_property
     def overlap_free(self) -> bool:
         """Whether no pixel is covered by two windows."""
         separated = {k for k, size, stride, _, _ in self._dimensions() if k is not None and stride >= size}
@@ -300,9 +325,16 @@ def points_of_boxes(low: IntArray, high: IntArray) -> tuple[IntArray, IntArray]:
     """All integer points of N half-open boxes: the points (P, ndim) and the box (P,) each belongs to.
 
     Points come box by box, in lexicographic order within each.
+
+    Raises
+    ------
+    ValidationError
+        If they are more than fit into memory.
     """
     count, ndim = low.shape
     widths = np.maximum(high - low, 0)
+    # As floats, which do not wrap around.
+    _check_count(float(widths.prod(axis=1, dtype=np.float64).sum()))
     volumes = widths.prod(axis=1)
     owner = np.repeat(np.arange(count), volumes)
     rank = np.arange(len(owner)) - np.repeat(np.cumsum(volumes) - volumes, volumes)
@@ -311,6 +343,14 @@ def points_of_boxes(low: IntArray, high: IntArray) -> tuple[IntArray, IntArray]:
         rank, points[:, d] = np.divmod(rank, widths[owner, d])
     points += low[owner]
     return points, owner
+
+
+def _check_count(count: float) -> None:
+    if count > MOST_POINTS:
+        raise ValidationError(
+            f"this needs {count:.3g} windows or tiles at once, more than {MOST_POINTS}; read a smaller region, or use "
+            "a larger stride or tile_size"
+        )
 
 
 def unique_points(points: IntArray) -> IntArray:

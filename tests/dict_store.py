@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
 
+from infinite_tensor import DamagedDataWarning
+from infinite_tensor.tilestore import Damage, Garbage
 from infinite_tensor.tilestore.persistent import PartialTile, PersistentTileStore, TensorInfo
 
 Index: TypeAlias = tuple[int, ...]
 
 
 class DictTileStore(PersistentTileStore):
-    """Keeps tiles as entries of `storage`, which outlives the store object."""
+    """Keeps tiles as entries of `storage`, which outlives the store object.
+
+    An entry is a log of parts; that of a complete tile holds one, which is the whole tile.
+    """
 
     def __init__(self, storage: dict[Any, Any], **options: Any) -> None:
         self.storage = storage
@@ -36,34 +42,66 @@ class DictTileStore(PersistentTileStore):
             del self.storage[key]
 
     def _read_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[torch.Tensor | None]:
-        found = [self.storage.get((tensor_id, "tile", tile)) for tile in tile_indices]
-        return [None if tile is None else tile.clone() for tile in found]
+        found = [self._read_log((tensor_id, "tile", tile)) for tile in tile_indices]
+        return [None if tile is None else tile.prefix for tile in found]
 
     def _write_tiles(self, tensor_id: str, tiles: Mapping[Index, torch.Tensor]) -> None:
         for tile, pixels in tiles.items():
-            self.storage[tensor_id, "tile", tile] = pixels.clone()
+            key = (tensor_id, "tile", tile)
+            self.storage[key] = (PartialTile(pixels).to_bytes(str(key)),)
 
     def _read_partials(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[PartialTile | None]:
-        logs = [self.storage.get((tensor_id, "partial", tile), ()) for tile in tile_indices]
-        return [
-            PartialTile.merged(PartialTile.from_bytes(part, f"{tensor_id} {tile}") for part in log)
-            for tile, log in zip(tile_indices, logs, strict=True)
-        ]
+        return [self._read_log((tensor_id, "partial", tile)) for tile in tile_indices]
 
     def _write_partials(self, tensor_id: str, partials: Mapping[Index, PartialTile | None]) -> None:
         for tile, part in partials.items():
+            key = (tensor_id, "partial", tile)
             if part is None:
-                self.storage.pop((tensor_id, "partial", tile), None)
+                self.storage.pop(key, None)
             else:
-                log = self.storage.get((tensor_id, "partial", tile), ())
-                self.storage[tensor_id, "partial", tile] = (*log, part.to_bytes(f"{tensor_id} {tile}"))
+                self.storage[key] = (*self.storage.get(key, ()), part.to_bytes(str(key)))
+
+    def _read_log(self, key: tuple[str, str, Index]) -> PartialTile | None:
+        parts = []
+        for part in self.storage.get(key, ()):
+            try:
+                parts.append(PartialTile.from_bytes(part, str(key)))
+            except ValueError as error:
+                warnings.warn(f"{self!r}: {error}; it is treated as missing", DamagedDataWarning, stacklevel=2)
+        return PartialTile.merged(parts)
 
     def _list_tensors(self) -> list[str]:
         return [key[0] for key in list(self.storage) if key[1] == "definition"]
 
     def _describe_tensor(self, tensor_id: str, definition: dict[str, Any]) -> TensorInfo:
-        mine = {key: value for key, value in list(self.storage.items()) if key[0] == tensor_id}
-        tiles = [value for key, value in mine.items() if key[1] == "tile"]
-        logs = [value for key, value in mine.items() if key[1] == "partial"]
-        size = sum(tile.nbytes for tile in tiles) + sum(len(part) for log in logs for part in log)
-        return TensorInfo(tensor_id, definition, len(tiles), len(logs), size, "memory")
+        mine = {key: log for key, log in list(self.storage.items()) if key[0] == tensor_id and log}
+        logs = {key: log for key, log in mine.items() if key[1] != "definition"}
+        complete = sum(key[1] == "tile" for key in logs)
+        size = sum(len(part) for log in logs.values() for part in log)
+        return TensorInfo(tensor_id, definition, complete, len(logs) - complete, size, "memory")
+
+    def _verify_tensor(self, tensor_id: str, *, repair: bool) -> list[Damage]:
+        self.tensor_definition(tensor_id)
+        found = []
+        for key, log in list(self.storage.items()):
+            if key[0] != tensor_id or key[1] == "definition":
+                continue
+            for part in log:
+                try:
+                    PartialTile.from_bytes(part, str(key))
+                except ValueError as error:
+                    found.append(Damage(key[1], key[2], str(key), str(error)))
+                    if repair:
+                        self.storage[key] = tuple(other for other in self.storage[key] if other is not part)
+        return found
+
+    def _collect_garbage(self) -> Garbage:
+        logs = [key for key in self.storage if key[1] != "definition"]
+        complete = {(key[0], key[2]) for key in logs if key[1] == "tile" and self.storage[key]}
+        garbage = [
+            key
+            for key in logs
+            if (key[0], "definition") not in self.storage or (key[1] == "partial" and (key[0], key[2]) in complete)
+        ]
+        sizes = [sum(map(len, self.storage.pop(key))) for key in garbage]
+        return Garbage(len(garbage), sum(sizes))

@@ -5,17 +5,35 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import h5py
 import pytest
+import zarr
+from zarr.core.buffer import default_buffer_prototype
+from zarr.core.sync import sync
 from zarr.storage import MemoryStore
 
 from infinite_tensor import HDF5TileStore, ZarrTileStore
 from infinite_tensor.tilestore.testing import PersistentStoreTests
 from tests.dict_store import DictTileStore
 
+Index = tuple[int, ...]
+
 
 class _ZarrTests(PersistentStoreTests):
     def open_store(self, location: Any, **options: Any) -> ZarrTileStore:
         return ZarrTileStore(location, **options)
+
+    def damage_tile(self, location: Any, tensor_id: str, tile: Index) -> None:
+        root = zarr.open_group(location, mode="r+", zarr_format=3)
+        definition: Any = root[f"t-{tensor_id}"].attrs["infinite_tensor"]
+        at = zip(tile, definition["origin"], definition["tile_size"], strict=True)
+        chunk = "/".join(str(i + origin // size) for i, origin, size in at)
+        key, prototype = f"t-{tensor_id}/tiles-{definition['incarnation']}/c/{chunk}", default_buffer_prototype()
+        found = sync(root.store.get(key, prototype))
+        assert found is not None
+        data = bytearray(found.to_bytes())
+        data[len(data) // 2] ^= 0x10
+        sync(root.store.set(key, prototype.buffer.from_bytes(bytes(data))))
 
 
 class TestZarrInADirectory(_ZarrTests):
@@ -38,6 +56,14 @@ class TestHDF5(PersistentStoreTests):
     def open_store(self, location: Any, **options: Any) -> HDF5TileStore:
         return HDF5TileStore(location, **options)
 
+    def damage_tile(self, location: Any, tensor_id: str, tile: Index) -> None:
+        with h5py.File(location, "r+") as file:
+            group = file[f"t-{tensor_id}"]
+            (slot,) = [n for n, row in enumerate(group["index"][()].tolist()) if (*tile,) == (*row[:-1],)]
+            pixels = group["tiles"][slot]
+            pixels.view("u1")[0, 0] ^= 0x10
+            group["tiles"][slot] = pixels
+
 
 class TestDict(PersistentStoreTests):
     @pytest.fixture
@@ -46,3 +72,7 @@ class TestDict(PersistentStoreTests):
 
     def open_store(self, location: Any, **options: Any) -> DictTileStore:
         return DictTileStore(location, **options)
+
+    def damage_tile(self, location: Any, tensor_id: str, tile: Index) -> None:
+        (part,) = location[tensor_id, "tile", tile]
+        location[tensor_id, "tile", tile] = (part[:-1] + bytes([part[-1] ^ 0x10]),)

@@ -6,9 +6,10 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -23,8 +24,11 @@ from infinite_tensor import (
     ValidationError,
     ZarrTileStore,
 )
+from infinite_tensor.engine.claims import CLAIMS
 from tests.reference import Index, Reference, Stage
 from tests.worlds import WindowFunction, subtract
+
+T = TypeVar("T")
 
 THREADS = 16
 LIMIT = 30.0
@@ -105,14 +109,23 @@ def build(store: TileStore, seed: int | None) -> tuple[list[InfiniteTensor], lis
     return tensors, functions
 
 
-def together(work: Callable[[int], Any], count: int = THREADS) -> list[Any]:
+def started(work: Callable[[], T]) -> Future[T]:
+    """Runs `work` on a thread of its own, which does not keep the tests from ending where it is stuck."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001  (raised again by result())
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def together(work: Callable[[int], T], count: int = THREADS) -> list[T]:
     """The results of ``work(0)`` to ``work(count - 1)``, run at the same time."""
-    with ThreadPoolExecutor(count) as pool:
-        return results(pool.submit(work, number) for number in range(count))
-
-
-def results(futures: Any) -> list[Any]:
-    return [future.result(timeout=LIMIT) for future in list(futures)]
+    return [future.result(LIMIT) for future in [started(partial(work, number)) for number in range(count)]]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -122,7 +135,7 @@ def test_sixteen_threads_compute_each_window_once(kind: str, seed: int | None, t
     tensors, functions = build(store, seed)
     start = threading.Barrier(THREADS)
 
-    def work(number: int) -> list[tuple[int, tuple[Index, Index], torch.Tensor]]:
+    def work(number: int) -> list[tuple[int, tuple[Index, Index], Any]]:
         chance, found = random.Random(number), []  # noqa: S311
         start.wait()
         for _ in range(6):
@@ -158,25 +171,22 @@ def test_two_reads_of_one_slow_window_call_f_once_and_both_get_it() -> None:
         return torch.full((4,), 7.0)
 
     t = InfiniteTensor((None,), f, TensorWindow((4,)), tile_store=MemoryTileStore(cache_size_windows=1))
-    with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(lambda: t[0:4])
-        assert going.wait(LIMIT)
-        second = pool.submit(lambda: t[2:4])
-        release_when_waiting(go_on)
-        assert [first.result(LIMIT).tolist(), second.result(LIMIT).tolist()] == [[7.0] * 4, [7.0] * 2]
+    first = started(lambda: t[0:4])
+    assert going.wait(LIMIT)
+    second = started(lambda: t[2:4])
+    wait_until_a_read_waits()
+    go_on.set()
+    assert [first.result(LIMIT).tolist(), second.result(LIMIT).tolist()] == [[7.0] * 4, [7.0] * 2]
     assert calls == [(0,)]
 
 
-def release_when_waiting(go_on: threading.Event, waiters: int = 1) -> None:
-    """Set `go_on` once that many reads wait for windows of others."""
-    from infinite_tensor.engine.claims import CLAIMS  # noqa: PLC0415
-
-    deadline = threading.Event()
+def wait_until_a_read_waits() -> None:
+    """Return once a read waits for windows of others."""
+    never = threading.Event()
     for _ in range(int(LIMIT * 100)):
-        if len(CLAIMS._waits) >= waiters:
-            go_on.set()
+        if CLAIMS._waits:
             return
-        deadline.wait(0.01)
+        never.wait(0.01)
     pytest.fail("no read waits")
 
 
@@ -194,13 +204,36 @@ def test_a_read_served_from_the_cache_does_not_wait_for_a_slow_f(kind: str, tmp_
     store = MemoryTileStore() if kind == "memory" else ZarrTileStore(tmp_path, tile_size=64)
     t = InfiniteTensor((None,), f, TensorWindow((4,)), tile_store=store)
     t[0:16]
-    with ThreadPoolExecutor(1) as pool:
-        slow = pool.submit(lambda: t[0:32])
-        assert going.wait(LIMIT)
-        assert t[2:14].unique().tolist() == [0, 1, 2, 3]
-        assert not slow.done()
-        go_on.set()
-        assert slow.result(LIMIT).unique().tolist() == list(range(8))
+    slow = started(lambda: t[0:32])
+    assert going.wait(LIMIT)
+    assert t[2:14].unique().tolist() == [0, 1, 2, 3]
+    assert not slow.done()
+    go_on.set()
+    assert slow.result(LIMIT).unique().tolist() == list(range(8))
+
+
+def test_a_small_read_need_not_wait_for_a_large_one_that_has_begun() -> None:
+    calls: Counter[Index] = Counter()
+    going, go_on = threading.Event(), threading.Event()
+
+    def f(ctx: Index) -> torch.Tensor:
+        calls[ctx] += 1
+        if ctx == (0,):
+            going.set()
+            assert go_on.wait(LIMIT)
+        return torch.full((4,), float(ctx[0]))
+
+    source = InfiniteTensor((None,), f, TensorWindow((4,)))
+    t = InfiniteTensor(
+        (None,), lambda _c, region: region, TensorWindow((4,)), args=[source], args_windows=[TensorWindow((4,))]
+    )
+    large = started(lambda: t[0:400])
+    assert going.wait(LIMIT)
+    assert started(lambda: t[320:330]).result(LIMIT).tolist() == [float(x // 4) for x in range(320, 330)]
+    assert not large.done()
+    go_on.set()
+    assert large.result(LIMIT).tolist() == [float(x // 4) for x in range(400)]
+    assert calls.total() == len(calls) == 100
 
 
 def test_who_waited_for_an_f_that_raised_computes_the_window_himself() -> None:
@@ -218,20 +251,20 @@ def test_who_waited_for_an_f_that_raised_computes_the_window_himself() -> None:
     t = InfiniteTensor(
         (None,), lambda _c, region: region + 1, TensorWindow((4,)), args=[source], args_windows=[TensorWindow((4,))]
     )
-    with ThreadPoolExecutor(2) as pool:
-        first: Future[torch.Tensor] = pool.submit(lambda: t[0:4])
-        assert going.wait(LIMIT)
-        second = pool.submit(lambda: t[0:4])
-        release_when_waiting(go_on)
-        with pytest.raises(Unlucky):
-            first.result(LIMIT)
-        assert second.result(LIMIT).tolist() == [2] * 4
+    first: Future[torch.Tensor] = started(lambda: t[0:4])
+    assert going.wait(LIMIT)
+    second = started(lambda: t[0:4])
+    wait_until_a_read_waits()
+    go_on.set()
+    with pytest.raises(Unlucky):
+        first.result(LIMIT)
+    assert second.result(LIMIT).tolist() == [2] * 4
 
 
 def test_an_f_may_read_another_tensor() -> None:
     heights = InfiniteTensor((None,), lambda ctx: torch.full((4,), float(ctx[0])), TensorWindow((4,)))
 
-    def f(ctx: Index) -> torch.Tensor:
+    def f(ctx: Index) -> Any:
         return heights[4 * ctx[0] - 4 : 4 * ctx[0] + 4].sum().expand(4)
 
     t = InfiniteTensor((None,), f, TensorWindow((4,)))
@@ -253,7 +286,7 @@ def test_an_f_may_read_windows_of_its_own_tensor_that_have_their_turn_later() ->
 
 
 def test_a_window_that_needs_itself_is_an_error() -> None:
-    def f(ctx: Index) -> torch.Tensor:
+    def f(ctx: Index) -> Any:
         return t[ctx[0] : ctx[0] + 1]
 
     t = InfiniteTensor((None,), f, TensorWindow((1,)), tensor_id="snake")
@@ -271,19 +304,18 @@ def test_windows_of_two_threads_that_need_each_other_are_an_error() -> None:
             waited.add(name)
             both.wait()
 
-    def a(_ctx: Index) -> torch.Tensor:
+    def a(_ctx: Index) -> Any:
         meet("a")
         return second[0:1]
 
-    def b(_ctx: Index) -> torch.Tensor:
+    def b(_ctx: Index) -> Any:
         meet("b")
         return first[0:1]
 
     first = InfiniteTensor((None,), a, TensorWindow((1,)), tensor_id="first")
     second = InfiniteTensor((None,), b, TensorWindow((1,)), tensor_id="second")
-    with ThreadPoolExecutor(2) as pool:
-        reads = [pool.submit(lambda: first[0:1]), pool.submit(lambda: second[0:1])]
-        errors = [read.exception(timeout=LIMIT) for read in reads]
+    reads = [started(lambda: first[0:1]), started(lambda: second[0:1])]
+    errors = [read.exception(timeout=LIMIT) for read in reads]
     assert all(isinstance(error, ValidationError) and "would need itself" in str(error) for error in errors)
 
 
@@ -297,14 +329,14 @@ def test_threads_that_only_seem_to_wait_for_each_other_both_finish() -> None:
             waited.add(name)
             both.wait()
 
-    def a(ctx: Index) -> torch.Tensor:
+    def a(ctx: Index) -> Any:
         calls["a", ctx] += 1
         if ctx[0] == 1:
             return torch.full((1,), 5.0)
         meet("a")
         return second[0:1] + 1
 
-    def b(ctx: Index) -> torch.Tensor:
+    def b(ctx: Index) -> Any:
         calls["b", ctx] += 1
         meet("b")
         # The thread that reads first[0:2] has claimed window 1 as well, and waits for this very window.
@@ -312,11 +344,35 @@ def test_threads_that_only_seem_to_wait_for_each_other_both_finish() -> None:
 
     first = InfiniteTensor((None,), a, TensorWindow((1,)))
     second = InfiniteTensor((None,), b, TensorWindow((1,)))
-    with ThreadPoolExecutor(2) as pool:
-        reads = [pool.submit(lambda: first[0:2]), pool.submit(lambda: second[0:1])]
-        pixels = [read.result(timeout=LIMIT).tolist() for read in reads]
+    reads = [started(lambda: first[0:2]), started(lambda: second[0:1])]
+    pixels = [read.result(timeout=LIMIT).tolist() for read in reads]
     assert pixels == [[7.0, 5.0], [6.0]]
     assert calls.total() == len(calls) == 3
+
+
+def test_an_old_read_takes_what_a_young_one_that_waits_for_it_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The old read claims one window after the other, and the young one comes in before the next.
+    monkeypatch.setattr("infinite_tensor.engine.assemble._BLOCK_BYTES", 4)
+    calls: Counter[tuple[str, Index]] = Counter()
+    young: list[Future[torch.Tensor]] = []
+
+    def a(ctx: Index) -> Any:
+        calls["a", ctx] += 1
+        return second[0:2].sum().reshape(1)
+
+    def b(ctx: Index) -> torch.Tensor:
+        calls["b", ctx] += 1
+        if ctx == (0,):
+            monkeypatch.undo()
+            young.append(started(lambda: second[-1:2]))
+            wait_until_a_read_waits()
+        return first[0:1] if ctx == (-1,) else torch.ones(1)
+
+    first = InfiniteTensor((None,), a, TensorWindow((1,)))
+    second = InfiniteTensor((None,), b, TensorWindow((1,)), batch_size=None)
+    assert started(lambda: first[0:1]).result(LIMIT).tolist() == [2.0]
+    assert young[0].result(LIMIT).tolist() == [2.0, 1.0, 1.0]
+    assert calls.total() == len(calls) == 4
 
 
 def test_reads_that_meet_fill_their_batches_with_allowed_sizes_only() -> None:
@@ -332,7 +388,7 @@ def test_reads_that_meet_fill_their_batches_with_allowed_sizes_only() -> None:
     t = InfiniteTensor((None,), f, TensorWindow((4,)), batch_size=(1, 4))
     start = threading.Barrier(THREADS)
 
-    def work(number: int) -> torch.Tensor:
+    def work(number: int) -> Any:
         start.wait()
         return t[8 * number : 8 * number + 150]
 

@@ -1,19 +1,21 @@
 """Single flight: of all reads of this process, one computes a window, and the others wait for it.
 
-A read claims the windows of its whole plan at once, and leaves out what others have claimed, with all that
-is upstream of it. It then goes up the chain by depth, from tensors that read no other to the one that is
-read: at each depth it first computes what it has claimed, and then waits for what others have. So a read
-that waits holds back nothing that lies as deep, and two reads cannot wait for each other.
+A read claims the windows of its whole plan at once. What others have claimed it leaves out, with all that is
+upstream of it. It goes up the chain by depth, from tensors that read no other to the one that is read, and at
+each depth first computes what it has claimed, then turns to what it left out: of windows that an older read
+has not begun it takes over half, so that a small read need not wait for a large one; what is in the making it
+waits for.
 
-Only an ``f`` that reads another tensor itself can break that rule. Where a wait would close a circle, claims
-on windows that have not been begun are given up; if none are left, a window needs itself.
+So a thread waits only while another one is at work, unless an ``f`` reads a tensor itself. Where such waits
+close a circle of threads, windows that have not been begun change hands too; if there are none, a window needs
+itself.
 """
 
 from __future__ import annotations
 
-import os
+import itertools
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,44 +25,86 @@ import numpy as np
 from infinite_tensor.engine.node import Node
 from infinite_tensor.engine.plan import Level, Plan, Reader
 from infinite_tensor.errors import ValidationError
+from infinite_tensor.forking import renew_in_children
 from infinite_tensor.window import Index, IntArray
 
 
 class Claim:
-    """Windows that a read has set out to compute, in this order.
+    """Windows of one tensor that a read has set out to compute, in order. Used with the lock of `Claims` held.
 
-    Those before `stored` are stored; those before `begun` are in the making; those from `end` on have been
-    given up, and belong to whoever claims them next.
+    Attributes
+    ----------
+    level : Level
+        What was claimed.
+    indices : list of tuple of int
+        Its windows.
+    reader : Reader
+        The read.
+    thread : int
+        The thread that it runs on.
+    lost : set of int
+        Places in `indices` of the windows that another read has taken over.
+    send : callable
+        Stores what has been computed and waits to be stored.
     """
 
     def __init__(self, level: Level, reader: Reader) -> None:
         self.level = level
+        self.indices: list[Index] = list(map(tuple, level.windows.tolist()))
         self.reader = reader
         self.thread = threading.get_ident()
-        self.indices: list[Index] = list(map(tuple, level.windows.tolist()))
-        self.stored = self.begun = 0
-        self.end = len(self.indices)
+        self.lost: set[int] = set()
         self.send: Callable[[], None] = lambda: None
-        self._ranks: dict[Index, int] | None = None
+        self._making: set[Index] = set()
+        self._places: dict[Index, int] | None = None
+        self._plan(list(range(len(self.indices))))
 
-    def holds(self, index: Index) -> bool:
-        """Whether others must wait for this window."""
-        return self.stored <= self._rank(index) < self.end
+    def _plan(self, left: list[int]) -> None:
+        self._left, self._next = left, 0
+        self._sizes = deque(self.level.node.batching.split(len(left)))
+
+    def begin(self) -> list[int]:
+        """Places of the windows for the next call of ``f``, which are in the making from now on; none at the end."""
+        if not self._sizes:
+            return []
+        batch = self._left[self._next : self._next + self._sizes.popleft()]
+        self._next += len(batch)
+        self._making.update([self.indices[place] for place in batch])
+        return batch
+
+    def end(self, indices: Sequence[Index]) -> None:
+        """These windows are stored."""
+        self._making.difference_update(indices)
+
+    def lose(self, indices: Sequence[Index]) -> None:
+        """These windows, which have not been begun, are another read's now."""
+        gone = {self._place(index) for index in indices}
+        self.lost |= gone
+        self._plan([place for place in self._left[self._next :] if place not in gone])
 
     def makes(self, index: Index) -> bool:
-        """Whether this window is in the making."""
-        return self.stored <= self._rank(index) < self.begun
+        """Whether this window has been begun and is not stored yet."""
+        return index in self._making
 
-    def _rank(self, index: Index) -> int:
+    def waits(self, index: Index) -> bool:
+        """Whether this window has not been begun."""
+        place = self._place(index)
+        return self._next < len(self._left) and place >= self._left[self._next] and place not in self.lost
+
+    def holds(self, index: Index) -> bool:
+        """Whether this window is this claim's."""
+        return self.makes(index) or self.waits(index)
+
+    def _place(self, index: Index) -> int:
         # Only asked for where reads meet.
-        if self._ranks is None:
-            self._ranks = {index: rank for rank, index in enumerate(self.indices)}
-        return self._ranks.get(index, -1)
+        if self._places is None:
+            self._places = {index: place for place, index in enumerate(self.indices)}
+        return self._places.get(index, -1)
 
 
 @dataclass
 class Stage:
-    """What a read does at one depth: compute what it has claimed, then wait for what others have."""
+    """What a read does at one depth: compute what it has claimed, then turn to what others have."""
 
     claims: list[Claim] = field(default_factory=list)
     others: list[tuple[Node, IntArray]] = field(default_factory=list)
@@ -68,7 +112,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class _Wait:
-    """What a thread is waiting for."""
+    """What a thread is waiting for: windows in the making."""
 
     node: Node
     indices: Sequence[Index]
@@ -78,11 +122,12 @@ class Claims:
     """Who computes what in this process."""
 
     def __init__(self) -> None:
-        self.renew()
-        os.register_at_fork(after_in_child=self.renew)
+        self._numbers = itertools.count()
+        self._renew_after_fork()
+        renew_in_children(self)
 
-    def renew(self) -> None:
-        """Forget every read: in a forked child there are none."""
+    def _renew_after_fork(self) -> None:
+        # In a forked child there are no reads but the one that forked, if any, which stands alone.
         self._changed = threading.Condition()
         self._active: dict[Node, list[Claim]] = {}
         self._waits: dict[int, _Wait] = {}
@@ -91,7 +136,7 @@ class Claims:
     def reader(self) -> Reader:
         """A read that begins now."""
         with self._changed:
-            return Reader(self._events)
+            return Reader(next(self._numbers), self._events)
 
     @contextmanager
     def share(self, plan: Plan, reader: Reader) -> Iterator[list[Stage]]:
@@ -110,41 +155,42 @@ class Claims:
         finally:
             self._release(claims)
 
-    def begin(self, claim: Claim, count: int) -> bool:
-        """Whether the next `count` windows are still this claim's to compute."""
+    def begin(self, claim: Claim) -> list[int]:
+        """Places of the windows that a claim computes next; none at its end."""
         with self._changed:
-            if claim.begun == claim.end:
-                return False
-            claim.begun += count
-            return True
+            return claim.begin()
 
-    def store(self, claim: Claim, count: int) -> None:
-        """The next `count` windows have been stored."""
+    def end(self, claim: Claim, indices: Sequence[Index]) -> None:
+        """Windows of a claim have been stored."""
         with self._changed:
-            claim.stored += count
+            claim.end(indices)
             claim.reader.own_events += 1
             self._events += 1
             self._changed.notify_all()
 
-    def wait(self, node: Node, windows: IntArray) -> None:
-        """Return when nobody is computing any of these windows; they are then stored, or nobody has managed to.
+    def turn(self, node: Node, windows: IntArray, reader: Reader) -> list[Index]:
+        """Which of these missing windows a read may compute itself by now; waits for a change where it may none.
 
         Raises
         ------
         ValidationError
             If one of them is in the making by whoever waits, so that it would need itself.
         """
-        thread = threading.get_ident()
+        thread, indices = threading.get_ident(), list(map(tuple, windows.tolist()))
         self._send_all(thread)
-        indices = [tuple(index) for index in windows.tolist()]
         with self._changed:
-            try:
-                while indices := [index for index in indices if self._holder(node, index)]:
-                    self._waits[thread] = _Wait(node, indices)
-                    if not self._break_circle(thread):
+            holders = {index: self._holder(node, index) for index in indices}
+            free = [index for index, claim in holders.items() if claim is None]
+            if not free:
+                free = self._take_over({index: claim for index, claim in holders.items() if claim}, reader)
+            if not free:
+                self._waits[thread] = _Wait(node, indices)
+                try:
+                    if not self._open_circle(thread):
                         self._changed.wait()
-            finally:
-                self._waits.pop(thread, None)
+                finally:
+                    del self._waits[thread]
+            return free
 
     def _met(self, plan: Plan, reader: Reader) -> bool:
         """Whether another read may have stored what this plan found missing, or is computing it."""
@@ -167,13 +213,20 @@ class Claims:
                 levels.append(level.part(wanted))
         return levels, others
 
+    def _take_over(self, holders: dict[Index, Claim], reader: Reader) -> list[Index]:
+        """Half of the windows that older reads have not begun. Only younger reads take: no window goes to and fro."""
+        older = [i for i, claim in holders.items() if claim.reader.number < reader.number and claim.waits(i)]
+        taken = older[len(older) // 2 :]
+        for claim in {holders[index] for index in taken}:
+            claim.lose([index for index in taken if holders[index] is claim])
+        return taken
+
     def _release(self, claims: Sequence[Claim]) -> None:
         with self._changed:
             for claim in claims:
-                active = self._active[claim.level.node]
-                active.remove(claim)
-                if not active:
-                    del self._active[claim.level.node]
+                active = [other for other in self._active.pop(claim.level.node, ()) if other is not claim]
+                if active:
+                    self._active[claim.level.node] = active
             self._changed.notify_all()
 
     def _holder(self, node: Node, index: Index) -> Claim | None:
@@ -186,14 +239,19 @@ class Claims:
         for claim in mine:
             claim.send()
 
-    def _break_circle(self, thread: int) -> bool:
-        """Give up a claim, if `thread` waits in a circle of threads that wait for each other; whether it does."""
+    def _open_circle(self, thread: int) -> bool:
+        """Whether `thread` would wait for itself; then windows that nobody has begun are free for who needs them."""
         circle = self._circle(thread)
         for waiter, holder in circle:
-            claims = [claim for claim in self._held_up_by(waiter) if claim.thread == holder]
-            if not any(claim.makes(index) for claim in claims for index in self._waits[waiter].indices):
-                for claim in claims:
-                    claim.end = claim.begun
+            wait = self._waits[waiter]
+            held = [
+                (claim, [index for index in wait.indices if claim.holds(index)])
+                for claim in self._active.get(wait.node, ())
+                if claim.thread == holder
+            ]
+            if not any(claim.makes(index) for claim, indices in held for index in indices):
+                for claim, indices in held:
+                    claim.lose(indices)
                 self._changed.notify_all()
                 return True
         if circle:
@@ -210,9 +268,7 @@ class Claims:
         stack = [start]
         while stack:
             waiter = stack.pop()
-            for holder in {claim.thread for claim in self._held_up_by(waiter)}:
-                if holder in came_from:
-                    continue
+            for holder in self._held_up_by(waiter) - came_from.keys():
                 came_from[holder] = waiter
                 stack.append(holder)
         circle, holder = [], start
@@ -223,12 +279,13 @@ class Claims:
                 return circle
         return []
 
-    def _held_up_by(self, thread: int) -> list[Claim]:
+    def _held_up_by(self, thread: int) -> set[int]:
+        """The threads that hold windows which `thread` waits for."""
         wait = self._waits.get(thread)
         if wait is None:
-            return []
+            return set()
         active = self._active.get(wait.node, ())
-        return [claim for claim in active if any(claim.holds(index) for index in wait.indices)]
+        return {claim.thread for claim in active if any(claim.holds(index) for index in wait.indices)}
 
 
 def _stages(claims: Sequence[Claim], others: Sequence[tuple[Node, IntArray]]) -> list[Stage]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from infinite_tensor.blend import Array, as_array
+from infinite_tensor.blend import Array, as_array, copied
 from infinite_tensor.engine.claims import CLAIMS, Claim
 from infinite_tensor.engine.node import Input, Node
 from infinite_tensor.engine.plan import Accesses, build
@@ -39,36 +39,35 @@ def run(root: Node, windows: IntArray, accesses: Accesses) -> None:
 def _run(root: Node, windows: IntArray, accesses: Accesses) -> None:
     with CLAIMS.share(build(root, windows, accesses), accesses.reader) as stages:
         for stage in stages:
-            awaited = list(stage.others)
             for claim in stage.claims:
-                awaited += _run_level(claim)
-            for node, others in awaited:
-                CLAIMS.wait(node, others)
-                # Where whoever was computing them has failed, or was needed here, it is this read's turn.
-                missing = others[accesses.of(node).absent(others)]
-                if len(missing):
-                    _run(node, missing, accesses)
+                _run_level(claim)
+            lost = [(claim.level.node, claim.level.windows[sorted(claim.lost)]) for claim in stage.claims]
+            for node, others in (*stage.others, *lost):
+                _await(node, others, accesses)
 
 
-def _run_level(claim: Claim) -> list[tuple[Node, IntArray]]:
-    """Compute what has been claimed; returns what had to be given up."""
-    level, done = claim.level, 0
-    outbox = _Outbox(claim)
+def _await(node: Node, windows: IntArray, accesses: Accesses) -> None:
+    """Return when windows that other reads set out to compute are there; computes what they leave to this one."""
+    access = accesses.of(node)
+    while len(windows := windows[access.absent(windows)]):
+        mine = CLAIMS.turn(node, windows, accesses.reader)
+        if mine:
+            _run(node, np.array(sorted(mine), dtype=np.int64), accesses)
+
+
+def _run_level(claim: Claim) -> None:
+    level, outbox = claim.level, _Outbox(claim)
     starts = [starts.tolist() for _, starts in level.sources]
     try:
-        for count in level.node.batching.split(len(claim.indices)):
-            if not CLAIMS.begin(claim, count):
-                return [(level.node, level.windows[done:])]
-            numbers = slice(done, done + count)
+        while batch := CLAIMS.begin(claim):
+            indices = [claim.indices[place] for place in batch]
             arguments = [
-                [_region(upstream, access, start) for start in column[numbers]]
+                [_region(upstream, access, column[place]) for place in batch]
                 for upstream, (access, _), column in zip(level.node.inputs, level.sources, starts, strict=True)
             ]
-            outbox.put(claim.indices[numbers], call(level.node, claim.indices[numbers], arguments))
-            done += count
+            outbox.put(indices, call(level.node, indices, arguments))
     finally:
         outbox.send()
-    return []
 
 
 def _region(upstream: Input, access: Access, start: Sequence[int]) -> torch.Tensor:
@@ -91,7 +90,7 @@ class _Outbox:
 
     def put(self, indices: Sequence[Index], outputs: Sequence[torch.Tensor]) -> None:
         # Copied at once: f may hand out the same buffer again at its next call.
-        arrays = [_copy(output) for output in outputs]
+        arrays = [copied(as_array(output)) for output in outputs]
         self._indices += indices
         self._arrays += arrays
         self._bytes += sum(array.nbytes for array in arrays)
@@ -104,13 +103,8 @@ class _Outbox:
         self._indices, self._arrays, self._bytes = [], [], 0
         if indices:
             self._claim.level.access.deposit(indices, arrays)
-            CLAIMS.store(self._claim, len(indices))
+            CLAIMS.end(self._claim, indices)
         self._sent = time.monotonic()
-
-
-def _copy(output: torch.Tensor) -> Array:
-    array = as_array(output)
-    return array.copy() if isinstance(array, np.ndarray) else array.clone(memory_format=torch.contiguous_format)
 
 
 def call(node: Node, indices: list[Index], arguments: list[list[torch.Tensor]]) -> Sequence[torch.Tensor]:

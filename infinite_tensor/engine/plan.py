@@ -68,12 +68,15 @@ class Reader:
 
     Attributes
     ----------
+    number : int
+        Reads that began later have larger ones.
     begun : int
         How often something had been stored in this process when it began.
     own_events : int
         How often it has stored something itself.
     """
 
+    number: int
     begun: int
     own_events: int = 0
 

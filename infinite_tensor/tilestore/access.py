@@ -44,7 +44,10 @@ class TileAccess(Access):
         low = np.maximum(starts[owner[open_pairs]], tile_starts)
         high = np.minimum(stops[owner[open_pairs]], tile_starts + size)
         windows, pair = points_of_boxes(*grid.boxes(low, high))
-        return unique_points(windows[self._unknown(windows, pair, np.flatnonzero(open_pairs), indices)])
+        missing = unique_points(windows[self._unknown(windows, pair, np.flatnonzero(open_pairs), indices)])
+        if len(missing):
+            self._store._tiles.make_room(self._store)
+        return missing
 
     def absent(self, windows: IntArray) -> npt.NDArray[np.bool_]:
         """Look again at the tiles in progress, which all reads share; see `Access.absent`."""
@@ -99,7 +102,7 @@ class TileAccess(Access):
                         entry.add(index, array, start)
                         changed[tile] = entry
             self._store._changed(self._record, changed.values())
-        self._store._tiles.throttle()
+        self._store._tiles.make_room(self._store)
 
     def read(self, start: Sequence[int], out: torch.Tensor) -> None:
         """Copy the region from its tiles."""

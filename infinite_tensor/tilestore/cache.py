@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -11,10 +12,10 @@ from typing import Protocol, TypeAlias, TypeVar
 
 import torch
 
-from infinite_tensor.errors import StoreError
+from infinite_tensor.errors import DamagedDataWarning, StoreError
 from infinite_tensor.tilestore.layout import Record
 from infinite_tensor.tilestore.lru import LRU
-from infinite_tensor.tilestore.partial import PartialTile, TileInProgress
+from infinite_tensor.tilestore.partial import DamagedPartialError, PartialTile, TileInProgress
 from infinite_tensor.tilestore.writer import Writer
 from infinite_tensor.window import Index
 
@@ -53,10 +54,19 @@ class TileCache:
     """
 
     def __init__(self, entries: LRU[Key, Entry], flush_interval: float, read_only: bool) -> None:
-        self.lock = threading.RLock()
         self.entries = entries
         self.flush_interval = flush_interval
         self._read_only = read_only
+        self.renew()
+
+    def renew(self) -> None:
+        """Begin with what may be shared with a process that this one was forked from: the complete tiles.
+
+        What waits to be stored is the parent's to store. Its tiles in progress may have been in the middle
+        of a change.
+        """
+        self.lock = threading.RLock()
+        self.entries.recount(keep=lambda entry: not isinstance(entry, TileInProgress))
         self._writer: Writer[Key, TileInProgress] = Writer()
         self._pins: Counter[Key] = Counter()
         self._loading: set[Key] = set()
@@ -115,8 +125,8 @@ class TileCache:
     def unpin(self, storage: Storage, record: Record, tiles: Iterable[Index]) -> None:
         """End what `fetch` began for tiles in progress."""
         with self.lock:
-            for tile in tiles:
-                key = (record, tile)
+            # A read that goes on in a forked child has no pins there.
+            for key in [(record, tile) for tile in tiles if (record, tile) in self._pins]:
                 self._pins[key] -= 1
                 if not self._pins[key]:
                     del self._pins[key]
@@ -132,8 +142,19 @@ class TileCache:
         if due:
             self.submit_partials(storage)
 
-    def throttle(self) -> None:
-        """Wait while too much waits to be stored. Not to be called with the lock held."""
+    def make_room(self, storage: Storage) -> None:
+        """Wait while too much waits to be stored. Not to be called with the lock held.
+
+        Raises
+        ------
+        StoreError
+            If too much could not be stored, and still cannot be.
+        """
+        if self._writer.stuck():
+            self._writer.retry(partial(self._write, storage))
+            self._writer.drain()
+            if self._writer.stuck():
+                raise self._writer.failure() or StoreError(f"{storage!r} is full of what it could not store")
         self._writer.throttle()
 
     def submit_partials(self, storage: Storage) -> None:
@@ -170,6 +191,11 @@ class TileCache:
                 and not (isinstance(entry, TileInProgress) and (entry.dirty or key in self._pins))
             )
         )
+
+    def drop(self) -> None:
+        """Drop everything, stored or not."""
+        self._writer.cancel(lambda _key: True)
+        self._drop(lambda _key, _entry: True)
 
     def _drop(self, matches: Callable[[Key, Entry], bool]) -> None:
         with self.lock:
@@ -220,14 +246,14 @@ class TileCache:
         if not tiles:
             return {}
         with stored_errors(storage, "read", tensor_id, tiles):
-            chunks = dict(zip(tiles, storage._read_tiles(tensor_id, tiles), strict=True))
+            chunks = _chunks(storage, record, tiles)
             absent = [tile for tile, chunk in chunks.items() if chunk is None]
             partials = dict(zip(absent, storage._read_partials(tensor_id, absent), strict=True)) if absent else {}
             # Another process completes a tile by writing its chunk and then deleting the partial: only a chunk
             # that is still absent after its partial was found absent is missing.
             unknown = [tile for tile, part in partials.items() if part is None]
             if unknown:
-                chunks.update(zip(unknown, storage._read_tiles(tensor_id, unknown), strict=True))
+                chunks |= _chunks(storage, record, unknown)
         if not storage._is_current(record):
             # Cleared while this read is in progress: what is there now is not of this tensor.
             return {tile: TileInProgress(record, tile) for tile in tiles}
@@ -239,30 +265,57 @@ class TileCache:
             loaded[tile] = begun = TileInProgress(record, tile)
             part = partials.get(tile)
             if part is not None:
-                begun.merge(part)
+                try:
+                    begun.merge(part)
+                except DamagedPartialError as error:
+                    _warn_of_damage(storage, f"what is stored of tile {tile} of tensor {tensor_id!r} has {error}")
         return loaded
 
     def _write(self, storage: Storage, jobs: Mapping[Key, TileInProgress]) -> None:
-        """Runs on the writer's thread."""
+        """Runs on the writer's thread. A tensor that cannot be stored holds up no other."""
         by_record: dict[Record, dict[Index, TileInProgress]] = {}
         for (record, tile), job in jobs.items():
             by_record.setdefault(record, {})[tile] = job
+        failure = None
         for record, tiles in filter(lambda item: storage._is_current(item[0]), by_record.items()):
-            tensor_id = record.spec.tensor_id
-            with self.lock:
-                complete = {tile: job.finished() for tile, job in tiles.items() if job.complete}
-                parts = {tile: job.unstored() for tile, job in tiles.items() if tile not in complete}
-            with stored_errors(storage, "store", tensor_id, list(tiles)):
-                if complete:
-                    storage._write_tiles(tensor_id, complete)
-                changes: dict[Index, PartialTile | None] = {tile: part for tile, part in parts.items() if part}
-                changes.update((tile, None) for tile in complete if tiles[tile].logged)
-                if changes:
-                    storage._write_partials(tensor_id, changes)
-            with self.lock:
-                for tile, part in parts.items():
-                    if part is not None:
-                        tiles[tile].mark_stored(part)
+            try:
+                self._write_tensor(storage, record.spec.tensor_id, tiles)
+            except StoreError as error:
+                failure = error
+        if failure is not None:
+            raise failure
+
+    def _write_tensor(self, storage: Storage, tensor_id: str, tiles: Mapping[Index, TileInProgress]) -> None:
+        with self.lock:
+            complete = {tile: job.finished() for tile, job in tiles.items() if job.complete}
+            parts = {tile: job.unstored() for tile, job in tiles.items() if tile not in complete}
+        with stored_errors(storage, "store", tensor_id, list(tiles)):
+            if complete:
+                storage._write_tiles(tensor_id, complete)
+            changes: dict[Index, PartialTile | None] = {tile: part for tile, part in parts.items() if part}
+            changes.update((tile, None) for tile in complete if tiles[tile].logged)
+            if changes:
+                storage._write_partials(tensor_id, changes)
+        with self.lock:
+            for tile, part in parts.items():
+                if part is not None:
+                    tiles[tile].mark_stored(part)
+
+
+def _chunks(storage: Storage, record: Record, tiles: Sequence[Index]) -> dict[Index, torch.Tensor | None]:
+    """The complete tiles in storage, None where there is none that can be one."""
+    tensor_id, layout = record.spec.tensor_id, record.layout
+    chunks = dict(zip(tiles, storage._read_tiles(tensor_id, tiles), strict=True))
+    for tile, chunk in chunks.items():
+        if chunk is not None and (chunk.dtype != layout.dtype or chunk.shape != layout.tile_shape):
+            found, wanted = f"{chunk.dtype} {tuple(chunk.shape)}", f"{layout.dtype} {layout.tile_shape}"
+            _warn_of_damage(storage, f"tile {tile} of tensor {tensor_id!r} is {found}, not {wanted}")
+            chunks[tile] = None
+    return chunks
+
+
+def _warn_of_damage(storage: Storage, what: str) -> None:
+    warnings.warn(f"{storage!r}: {what}; it is treated as missing", DamagedDataWarning, stacklevel=2)
 
 
 class stored_errors:  # noqa: N801  (reads as a statement: ``with stored_errors(...)``)

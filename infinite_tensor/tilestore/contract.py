@@ -19,6 +19,7 @@ from infinite_tensor.blend import Array
 from infinite_tensor.compat import OldSpelling
 from infinite_tensor.definition import Blend, Definition, changed_functions, differences
 from infinite_tensor.errors import FunctionChangedWarning, StoreError, ValidationError
+from infinite_tensor.forking import renew_in_children
 from infinite_tensor.spec import TensorSpec
 from infinite_tensor.window import Index, IntArray
 
@@ -156,6 +157,10 @@ class TileStore(OldSpelling, ABC):
         super().__init__()
         self._lock = threading.RLock()
         self._closed = False
+        renew_in_children(self)
+
+    def _renew_after_fork(self) -> None:
+        self._lock = threading.RLock()
 
     @abstractmethod
     def register(self, spec: TensorSpec) -> None:
@@ -166,6 +171,10 @@ class TileStore(OldSpelling, ABC):
         ValidationError
             If its id is taken by a tensor with another definition.
         """
+
+    def placed(self, spec: TensorSpec) -> TensorSpec:
+        """`spec` with the tiles that the tensor has here, so that another store object gives it the same."""
+        return spec
 
     @abstractmethod
     def access(self, spec: TensorSpec) -> Access:
@@ -231,8 +240,15 @@ class TileStore(OldSpelling, ABC):
         self._check_open()
 
     @abstractmethod
-    def close(self) -> None:
-        """Flush, then let go of memory and files. Closing twice is no error."""
+    def close(self, *, discard: bool = False) -> None:
+        """Flush, then let go of memory and files. Closing twice is no error.
+
+        Parameters
+        ----------
+        discard : bool
+            Give up what cannot be stored. Without it, a store that cannot be flushed raises StoreError and
+            stays open.
+        """
 
     def open(
         self,

@@ -53,6 +53,10 @@ def tile_shape_of(shape: Shape, tile_size: object) -> Index:
     return tuple(tile)
 
 
+LARGEST_TILE_BYTES = 2**31 - 1
+"""What the common compressors take as one buffer."""
+
+
 @dataclass(eq=False)
 class Record:
     """A tensor that is registered with a persistent store.
@@ -75,7 +79,7 @@ class Record:
 class TileLayout:
     """The tiles of one tensor: tile ``i`` covers ``[i*size, (i+1)*size)`` per dimension.
 
-    The last tile of a finite dimension may reach past its end.
+    The last tile of a finite dimension may reach past its end. ValidationError for tiles of 2 GiB and more.
     """
 
     def __init__(self, shape: Shape, tile_shape: Index, dtype: torch.dtype) -> None:
@@ -84,6 +88,11 @@ class TileLayout:
         self.dtype = dtype
         self.grid = WindowGrid(TensorWindow(tile_shape), (None,) * len(shape))
         self.tile_bytes = math.prod(tile_shape) * dtype.itemsize
+        if self.tile_bytes > LARGEST_TILE_BYTES:
+            raise ValidationError(
+                f"a tile of {tile_shape} {dtype} would have {self.tile_bytes} bytes, and may have "
+                f"{LARGEST_TILE_BYTES}; give a smaller tile_size, or one int per dimension to tile finite ones too"
+            )
 
     def start(self, tile: Index) -> Index:
         """The first pixel of a tile."""

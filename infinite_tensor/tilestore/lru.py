@@ -79,6 +79,11 @@ class LRU(Generic[K, V]):
             if release(key, value):
                 self.pop(key)
 
+    def recount(self, keep: Callable[[V], bool] = lambda _value: True) -> None:
+        """Drop what `keep` refuses, and add up sizes anew, after a fork in the middle of a change."""
+        self._entries = OrderedDict((key, entry) for key, entry in self._entries.items() if keep(entry[0]))
+        self.total_bytes = sum(size for _, size in self._entries.values())
+
     def _over(self) -> bool:
         return (self.max_bytes is not None and self.total_bytes > self.max_bytes) or (
             self.max_items is not None and len(self._entries) > self.max_items

@@ -41,13 +41,13 @@ class MemoryTileStore(TileStore):
     """
 
     def __init__(self, cache_size_bytes: int | None = None, cache_size_windows: int | None = None) -> None:
-        super().__init__()
         self._windows: LRU[tuple[str, Index], Array] = LRU(
             check_limit("cache_size_bytes", cache_size_bytes),
             check_limit("cache_size_windows", cache_size_windows),
         )
         self._specs: dict[str, TensorSpec] = {}
         self._awaited: dict[tuple[str, Index], list[_MemoryAccess]] = {}
+        super().__init__()
 
     @property
     def cache_size_bytes(self) -> int | None:
@@ -128,7 +128,7 @@ class MemoryTileStore(TileStore):
             sizes = [array.nbytes for key, array in self._windows.items() if key[0] == tensor_id]
             return TensorInfo(tensor_id, definition, len(sizes), 0, sum(sizes), "memory")
 
-    def close(self) -> None:
+    def close(self, *, discard: bool = False) -> None:  # noqa: ARG002  (there is nothing that could not be stored)
         """Forget everything."""
         with self._lock:
             for key in self._windows:
@@ -142,11 +142,20 @@ class MemoryTileStore(TileStore):
     def _limit_cache(self, limit: int | None) -> None:
         self.cache_size_bytes = None if limit is None else max(limit, 1)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the limits, not the windows."""
+        return type(self), (self.cache_size_bytes, self.cache_size_windows)
+
     def __repr__(self) -> str:
         limits = [f"cache_size_bytes={self.cache_size_bytes}"] if self.cache_size_bytes is not None else []
         if self.cache_size_windows is not None:
             limits.append(f"cache_size_windows={self.cache_size_windows}")
         return f"MemoryTileStore({', '.join(limits)})"
+
+    def _renew_after_fork(self) -> None:
+        super()._renew_after_fork()
+        self._windows.recount()
+        self._awaited = {}
 
     def _known(self, spec: TensorSpec) -> TensorSpec:
         """The tensor as it is kept; from now on if it is new."""

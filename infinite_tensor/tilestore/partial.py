@@ -9,15 +9,19 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
-from infinite_tensor.blend import Array, as_array, as_tensor
+from infinite_tensor.blend import Array, as_array, as_tensor, copied
 from infinite_tensor.definition import dtype_name, dtype_of
+from infinite_tensor.errors import StoreError
 from infinite_tensor.tilestore.layout import Record
 from infinite_tensor.window import Index
+
+
+class DamagedPartialError(ValueError):
+    """What is stored of a partial tile cannot be what was written there."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,7 @@ class PartialTile:
 
     @classmethod
     def from_bytes(cls, data: bytes, place: str) -> PartialTile:
-        """The part that `to_bytes` wrote for `place`; ValueError if it is damaged or another tile's."""
+        """The part that `to_bytes` wrote for `place`; DamagedPartialError if it is damaged or another tile's."""
         try:
             raw = safetensors.torch.load(data)
             header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
@@ -74,7 +78,7 @@ class PartialTile:
             pieces = {_index_of(name): piece for name, piece in tensors.items()}
             return cls(prefix, int(metadata["prefix_length"]), pieces)
         except (SafetensorError, KeyError, RuntimeError, ValueError, TypeError, OverflowError) as error:
-            raise ValueError(f"damaged partial tile {place}: {error}") from error
+            raise DamagedPartialError(f"damaged partial tile {place}: {error}") from error
 
 
 _PREFIX = "prefix"
@@ -85,7 +89,10 @@ def _piece_name(index: Index) -> str:
 
 
 def _index_of(name: str) -> Index:
-    return tuple(int(part) for part in name.removeprefix("piece ").split(","))
+    index = tuple(int(part) for part in name.removeprefix("piece ").split(","))
+    if _piece_name(index) != name:
+        raise ValueError(f"{name!r} names no piece")
+    return index
 
 
 def _digest(place: str, metadata: Mapping[str, str], raw: Mapping[str, torch.Tensor]) -> str:
@@ -166,10 +173,11 @@ class TileInProgress:
             raise
 
     def merge(self, partial: PartialTile) -> None:
-        """Take in what a store knows of the tile."""
+        """Take in what a store knows of the tile; DamagedPartialError, and nothing taken in, if it does not fit."""
         self.logged = True
+        self._check_fits(partial)
         if partial.prefix is not None and partial.prefix_length > self._prefix_length:
-            self._prefix = as_array(partial.prefix.clone())
+            self._prefix = copied(as_array(partial.prefix))
             self._prefix_length = partial.prefix_length
             self._stored_prefix = partial.prefix_length
             for rank in [rank for rank in self._pieces if rank < self._prefix_length]:
@@ -210,7 +218,7 @@ class TileInProgress:
         if not ranks and not grown:
             return None
         pieces = {self._index(rank): as_tensor(self._pieces[rank]) for rank in sorted(ranks)}
-        prefix = as_tensor(self._prefix).clone() if grown and self._prefix is not None else None
+        prefix = as_tensor(copied(self._prefix)) if grown and self._prefix is not None else None
         return PartialTile(prefix, self._prefix_length if grown else 0, pieces)
 
     def mark_stored(self, partial: PartialTile) -> None:
@@ -218,6 +226,27 @@ class TileInProgress:
         self.logged = True
         self._stored_prefix = max(self._stored_prefix, partial.prefix_length)
         self._stored_pieces.update(map(self._rank, partial.pieces))
+
+    def _check_fits(self, partial: PartialTile) -> None:
+        """A digest tells that a part is as it was written, not that it was this tile it was written for."""
+        length = partial.prefix_length
+        if not 0 <= length <= self.total or (partial.prefix is None) is (length > 0):
+            raise DamagedPartialError(f"a prefix of {length} windows, of the {self.total} that cover the tile")
+        if partial.prefix is not None:
+            self._check_block("prefix", partial.prefix, self._record.layout.tile_shape)
+        for index, piece in partial.pieces.items():
+            inside = len(index) == len(self._low) and all(
+                0 <= i - low < width for i, low, width in zip(index, self._low, self._widths, strict=True)
+            )
+            if not inside:
+                raise DamagedPartialError(f"a piece of window {index}, which does not cover the tile")
+            bounds = zip(self._piece_start(index), self._piece_stop(index), strict=True)
+            self._check_block(f"piece of window {index}", piece, tuple([b - a for a, b in bounds]))
+
+    def _check_block(self, name: str, block: torch.Tensor, shape: Index) -> None:
+        dtype = self._record.layout.dtype
+        if block.dtype != dtype or block.shape != shape:
+            raise DamagedPartialError(f"a {name} of {block.dtype} {tuple(block.shape)}, not {dtype} {shape}")
 
     def _rank(self, index: Index) -> int:
         """The place of a window among those that cover the tile, in lexicographic order."""
@@ -236,6 +265,11 @@ class TileInProgress:
     def _piece_start(self, index: Index) -> list[int]:
         return [max(a, b) for a, b in zip(self.start, self._record.spec.grid.window.start(index), strict=True)]
 
+    def _piece_stop(self, index: Index) -> list[int]:
+        layout, window = self._record.layout, self._record.spec.grid.window
+        ends = zip(self.start, layout.tile_shape, window.start(index), window.size, strict=True)
+        return [min(a + n, b + m) for a, n, b, m in ends]
+
     def _piece_of(self, window: Array, window_start: Sequence[int]) -> Array:
         """A copy of what lies in this tile, or the window itself where that is all of it."""
         inside = []
@@ -244,7 +278,7 @@ class TileInProgress:
         piece = window[tuple(inside)]
         if piece.shape == window.shape:
             return window
-        return piece.copy() if isinstance(piece, np.ndarray) else piece.clone()
+        return copied(piece)
 
     def _keep(self, rank: int, piece: Array) -> None:
         self._pieces[rank] = piece
@@ -252,11 +286,21 @@ class TileInProgress:
 
     def _fold(self, index: Index, piece: Array, piece_start: Sequence[int]) -> None:
         if self._prefix is None:
-            tile = torch.empty(self._record.layout.tile_shape, dtype=self._record.layout.dtype, device="cpu")
+            tile = self._allocated()
             self._record.spec.blender.blank(tile)
             self._prefix = as_array(tile)
         self._record.spec.blender.fold(self._prefix, self.start, piece, piece_start, index)
         self._prefix_length += 1
+
+    def _allocated(self) -> torch.Tensor:
+        layout = self._record.layout
+        try:
+            return torch.empty(layout.tile_shape, dtype=layout.dtype, device="cpu")
+        except RuntimeError as error:
+            raise StoreError(
+                f"no memory for tile {self.tile} of tensor {self._record.spec.tensor_id!r}, which has "
+                f"{layout.tile_bytes} bytes: {error}; a smaller tile_size needs less"
+            ) from error
 
     def _forget(self) -> None:
         """Start anew: a fold that was interrupted may have blended some pixels and not others."""

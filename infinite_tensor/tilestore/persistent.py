@@ -9,12 +9,13 @@ from __future__ import annotations
 import sys
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from infinite_tensor.compat import accepts_old_keywords
-from infinite_tensor.definition import Definition, UnknownBlend, differences
+from infinite_tensor.definition import UnknownBlend, differences
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.spec import TensorSpec
 from infinite_tensor.tilestore.access import TileAccess
@@ -34,12 +35,10 @@ from infinite_tensor.tilestore.contract import (
 from infinite_tensor.tilestore.layout import Record, TileLayout, tile_shape_of
 from infinite_tensor.tilestore.lru import LRU, check_limit
 from infinite_tensor.tilestore.partial import PartialTile, TileInProgress
+from infinite_tensor.tilestore.stored import FORMAT, StoredTensor
 from infinite_tensor.window import Index
 
-__all__ = ["PartialTile", "PersistentTileStore", "TensorInfo"]
-
-FORMAT = 1
-"""Version of what is stored; a store written in a later format is refused."""
+__all__ = ["FORMAT", "PartialTile", "PersistentTileStore", "TensorInfo"]
 
 
 class PersistentTileStore(TileStore):
@@ -156,6 +155,11 @@ class PersistentTileStore(TileStore):
             record = self._record_of(spec)
             warn_of_changes(spec.tensor_id, record.functions, spec.definition.functions, self)
 
+    def placed(self, spec: TensorSpec) -> TensorSpec:
+        """`spec` with its tile size, which another store object may have another default for."""
+        with self._lock:
+            return replace(spec, tile_size=self._record_of(spec).layout.tile_shape)
+
     def access(self, spec: TensorSpec) -> Access:
         """Begin a read of a tensor; raises what a background write has failed with since the last call."""
         self._raise_failure()
@@ -190,7 +194,12 @@ class PersistentTileStore(TileStore):
     def tensor_ids(self) -> list[str]:
         """Ids of all tensors in the store, sorted."""
         self._check_open()
-        return sorted({*self._list_tensors(), *self._records})
+        with stored_errors(self, "list", None):
+            found = self._list_tensors()
+        for name in found:
+            if not isinstance(name, str):
+                raise StoreError(f"{self!r} holds {name!r:.200} as a tensor_id, which is no str; it may be damaged")
+        return sorted({*found, *self._records})
 
     def tensor_definition(self, tensor_id: str) -> dict[str, Any]:
         """The definition of one tensor as it is stored."""
@@ -202,15 +211,17 @@ class PersistentTileStore(TileStore):
             stored = {**record.spec.definition.to_json(), "tile_size": list(record.layout.tile_shape)}
         if stored is None:
             raise unknown_tensor(tensor_id, self.tensor_ids(), self)
+        StoredTensor.of(self, tensor_id, stored)
         return stored
 
     def tensor_info(self, tensor_id: str) -> TensorInfo:
         """What is stored of one tensor, after a flush."""
         self.flush()
         definition = self.tensor_definition(tensor_id)
-        if self._read_definition(tensor_id) is None:
-            return TensorInfo(tensor_id, definition, 0, 0, 0, "memory")
-        return self._describe_tensor(tensor_id, definition)
+        with stored_errors(self, "describe", tensor_id):
+            if self._read_definition(tensor_id) is None:
+                return TensorInfo(tensor_id, definition, 0, 0, 0, "memory")
+            return self._describe_tensor(tensor_id, definition)
 
     def verify(self, tensor_id: str, *, repair: bool = False) -> list[Damage]:
         """Read everything that is stored of a tensor, after a flush, and list what is damaged."""
@@ -248,13 +259,19 @@ class PersistentTileStore(TileStore):
         with stored_errors(self, "flush", None):
             self._flush_backend()
 
-    def close(self) -> None:
+    def close(self, *, discard: bool = False) -> None:
         """Flush, then let go of memory and files. Closing twice is no error."""
         if self._closed:
             return
-        self.flush()
+        try:
+            self.flush()
+        except StoreError:
+            if not discard:
+                raise
         with self._lock:
             self._closed = True
+            if discard:
+                self._tiles.drop()
             self._tiles.drop_stored()
             self._records.clear()
             self._close_backend()
@@ -268,6 +285,19 @@ class PersistentTileStore(TileStore):
     def _flush_at_exit(self) -> None:
         if not self._closed:
             self.flush()
+
+    def _options(self) -> dict[str, Any]:
+        """What a store that is to be like this one is made with."""
+        return {
+            "tile_size": self.tile_size,
+            "cache_size_bytes": self._tiles.entries.max_bytes,
+            "cache_size_tiles": self._tiles.entries.max_items,
+            "flush_interval": self._tiles.flush_interval,
+        }
+
+    def _renew_after_fork(self) -> None:
+        super()._renew_after_fork()
+        self._tiles.renew()
 
     def __del__(self) -> None:
         # No I/O here: what is pending goes to the writer, whose thread keeps this store alive until it is stored.
@@ -308,12 +338,12 @@ class PersistentTileStore(TileStore):
         """Compare the tensor with what is stored under its id, or create it there."""
         tensor_id = spec.tensor_id
         tile_size = spec.tile_size or self._tile_sizes.get(tensor_id, self.tile_size)
-        tile_shape = tile_shape_of(spec.shape, tile_size)
+        layout = TileLayout(spec.shape, tile_shape_of(spec.shape, tile_size), spec.dtype)
         given: dict[str, Any] = {
             "format": FORMAT,
             "tensor_id": tensor_id,
             **spec.definition.to_json(),
-            "tile_size": list(tile_shape),
+            "tile_size": list(layout.tile_shape),
         }
         with stored_errors(self, "register", tensor_id):
             stored = self._read_definition(tensor_id)
@@ -321,27 +351,21 @@ class PersistentTileStore(TileStore):
                 self._write_definition(tensor_id, given)
                 # Another process may have been first; its definition holds.
                 stored = self._read_definition(tensor_id)
+                if stored is None:
+                    raise StoreError(f"{self!r}: tensor {tensor_id!r} was created and is gone again; try once more")
         functions = spec.definition.functions
         if stored is not None:
-            functions = self._checked_functions(spec, stored, given)
+            functions = self._checked_functions(spec, layout, stored)
             with stored_errors(self, "open", tensor_id):
                 self._bind_tensor(tensor_id, stored)
-        return Record(spec, TileLayout(spec.shape, tile_shape, spec.dtype), functions)
+        return Record(spec, layout, functions)
 
-    def _checked_functions(
-        self, spec: TensorSpec, stored: Mapping[str, Any], given: Mapping[str, Any]
-    ) -> Mapping[str, str]:
+    def _checked_functions(self, spec: TensorSpec, layout: TileLayout, stored: object) -> Mapping[str, str]:
         """The functions that computed what is stored; ValidationError where the definition is another one."""
-        tensor_id = spec.tensor_id
-        if stored.get("format", FORMAT) > FORMAT:
-            raise StoreError(
-                f"{self!r}: tensor {tensor_id!r} is stored in format {stored['format']}, this version reads up to "
-                f"{FORMAT}; upgrade infinite-tensor"
-            )
-        definition = Definition.from_json(stored)
-        before = {**definition.values(), "tile_size": stored["tile_size"]}
-        now = {**spec.definition.values(), "tile_size": given["tile_size"]}
+        found = StoredTensor.of(self, spec.tensor_id, stored)
+        before: dict[str, Any] = {**found.definition.values(), "tile_size": list(found.tile_size or ())}
+        now: dict[str, Any] = {**spec.definition.values(), "tile_size": list(layout.tile_shape)}
         lines = differences(before, now)
         if lines:
-            raise mismatch(tensor_id, lines, self)
-        return definition.functions
+            raise mismatch(spec.tensor_id, lines, self)
+        return found.definition.functions

@@ -22,9 +22,15 @@ import pytest
 import torch
 
 from infinite_tensor.definition import DTYPES, dtype_name
-from infinite_tensor.errors import FunctionChangedWarning, StoreError, TileAccessError, ValidationError
+from infinite_tensor.errors import (
+    DamagedDataWarning,
+    FunctionChangedWarning,
+    StoreError,
+    TileAccessError,
+    ValidationError,
+)
 from infinite_tensor.tensor import InfiniteTensor
-from infinite_tensor.tilestore import MemoryTileStore
+from infinite_tensor.tilestore import Garbage, MemoryTileStore
 from infinite_tensor.tilestore.persistent import PartialTile, PersistentTileStore
 from infinite_tensor.window import Index, TensorWindow
 
@@ -134,6 +140,22 @@ class PersistentStoreTests:
     def location(self, tmp_path: Path) -> Any:
         """A place that no other test uses and where nothing is yet; a path below `tmp_path` unless overridden."""
         return tmp_path / "store"
+
+    def damage_tile(self, location: Any, tensor_id: str, tile: Index) -> None:
+        """Change what is stored of a complete tile, behind the back of the store.
+
+        Override it to have `verify` tested. No store is open on `location` meanwhile.
+
+        Parameters
+        ----------
+        location : object
+            Where the store is.
+        tensor_id : str
+            A tensor in it.
+        tile : tuple of int
+            One of its complete tiles.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not say how a tile is damaged")
 
     def _open(self, location: Any, **options: Any) -> PersistentTileStore:
         return self.open_store(location, **{"tile_size": _TILE, **options})
@@ -382,6 +404,79 @@ class PersistentStoreTests:
         assert (filled.tiles_complete, filled.tiles_partial) == (4, 12)
         assert filled.bytes_stored > 0
         assert filled.definition["tensor_id"] == "ü/b"
+
+    # Looking after what is stored.
+
+    def test_what_was_written_verifies(self, location: Any) -> None:
+        """Complete and partial tiles, of a tensor that this store object knows and of one that it does not."""
+        with self._verifying(location) as store:
+            _tensor(store, _Ramp())[0:10, 0:10]
+            assert store.verify("t") == []
+        with self._open(location) as store:
+            assert store.verify("t") == []
+            assert store.verify("t", repair=True) == []
+            with pytest.raises(StoreError, match="no tensor 'x'"):
+                store.verify("x")
+
+    def test_a_damaged_tile_is_missing_and_listed_and_a_repair_drops_it(self, location: Any) -> None:
+        """The others stay; once it is written again, nothing is damaged."""
+        if type(self).damage_tile is PersistentStoreTests.damage_tile:
+            pytest.skip("nothing tells how to damage a tile")
+        tiles: dict[Index, torch.Tensor] = {(0, j): _pixels(torch.float32, _TILE, _TILE, seed=j) for j in range(-2, 2)}
+        with self._verifying(location) as store:
+            _declare(store)
+            store._write_tiles("t", tiles)
+        self.damage_tile(location, "t", (0, -1))
+        with self._open(location) as store:
+            _declare(store)
+            with pytest.warns(DamagedDataWarning):
+                assert store._read_tiles("t", [(0, -1)]) == [None]
+            for repair in (False, True):
+                (damage,) = store.verify("t", repair=repair)
+                assert (damage.kind, damage.tile) == ("tile", (0, -1))
+        with self._open(location) as store:
+            _declare(store)
+            assert store.verify("t") == []
+            for tile, found in zip(tiles, store._read_tiles("t", list(tiles)), strict=True):
+                assert _same_bits(found, None if tile == (0, -1) else tiles[tile])
+            store._write_tiles("t", {(0, -1): tiles[0, -1]})
+        with self._open(location) as store:
+            _declare(store)
+            assert store.verify("t") == []
+            assert _same_bits(store._read_tiles("t", [(0, -1)])[0], tiles[0, -1])
+
+    def test_garbage_goes_and_what_is_in_use_stays(self, location: Any) -> None:
+        """The log of a tile that is complete is garbage."""
+        ones = torch.ones(_TILE, _TILE)
+        with self._open(location) as store:
+            if type(store)._collect_garbage is PersistentTileStore._collect_garbage:
+                pytest.skip("this backend collects no garbage")
+            f = _Ramp()
+            expected = _tensor(store, f)[0:10, 0:10]
+            calls = len(f.calls)
+            _declare(store, "other")
+            for length in (1, 2):
+                store._write_partials("other", {(0, 0): PartialTile(ones, length), (0, 1): PartialTile(ones, length)})
+            store._write_tiles("other", {(0, 0): ones})
+        with self._open(location) as store:
+            collected = store.gc()
+            assert collected.objects in (1, 2)
+            assert collected.bytes > 0
+            assert store.gc() == Garbage()
+        with self._open(location) as store:
+            assert _same_bits(_tensor(store, f)[0:10, 0:10], expected)
+            _declare(store, "other")
+            assert store._read_partials("other", [(0, 0)]) == [None]
+            assert store._read_partials("other", [(0, 1)]) != [None]
+            assert _same_bits(store._read_tiles("other", [(0, 0)])[0], ones)
+        assert len(f.calls) == calls
+
+    def _verifying(self, location: Any) -> PersistentTileStore:
+        store = self._open(location)
+        if type(store)._verify_tensor is PersistentTileStore._verify_tensor:
+            store.close()
+            pytest.skip("this backend does not verify")
+        return store
 
     # The life of a tensor.
 

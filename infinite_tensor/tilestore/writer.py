@@ -63,12 +63,18 @@ class Writer(Generic[K, J]):
             return failure
 
     def retry(self, write: Write[K, J]) -> None:
-        """Queue again what failed."""
+        """Queue again what failed; only what goes wrong from now on is told by `failure`."""
         with self._changed:
             self._queued = self._failed | self._queued
             self._failed = {}
+            self._failure = None
             if self._queued:
                 self._start(write)
+
+    def stuck(self) -> bool:
+        """Whether what could not be stored takes as much memory as may wait at all."""
+        with self._changed:
+            return sum(job.nbytes for job in self._failed.values()) > _QUEUE_BYTES
 
     def throttle(self) -> None:
         """Return when the jobs that wait take a bounded amount of memory."""

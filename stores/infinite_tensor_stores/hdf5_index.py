@@ -11,6 +11,8 @@ import numpy.typing as npt
 from infinite_tensor.window import Index, IntArray
 
 _MERGE_ABOVE = 4096
+_ABSENT = -1
+_UNKNOWN = -2
 
 
 class TileIndex:
@@ -30,28 +32,49 @@ class TileIndex:
     def __init__(self, tiles: IntArray, slots: IntArray) -> None:
         self._newest: dict[Index, int] = {}
         self._keys, self._slots = _sorted(_keys(tiles), slots)
+        self._length = len(slots)
 
     def __len__(self) -> int:
-        return len(self._slots) + len(self._newest)
+        return self._length
 
     def find(self, tiles: Sequence[Index]) -> IntArray:
         """The slot of each tile, or -1."""
-        slots = np.array([self._newest.get(tile, -1) for tile in tiles], dtype=np.int64)
-        rest = np.flatnonzero(slots < 0)
-        if len(rest) and len(self._slots):
+        slots = np.array([self._newest.get(tile, _UNKNOWN) for tile in tiles], dtype=np.int64)
+        rest = np.flatnonzero(slots == _UNKNOWN)
+        if not len(self._slots):
+            slots[rest] = _ABSENT
+        elif len(rest):
             keys = _keys(np.array([tiles[number] for number in rest.tolist()], dtype=np.int64))
             at = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
-            slots[rest] = np.where(self._keys[at] == keys, self._slots[at], -1)
+            slots[rest] = np.where(self._keys[at] == keys, self._slots[at], _ABSENT)
         return slots
 
-    def add(self, tiles: Sequence[Index], slots: Sequence[int]) -> None:
-        """Enter tiles that are not there."""
+    def tiles_in(self, slots: Sequence[int]) -> list[Index]:
+        """The tiles that these slots hold."""
+        wanted = set(slots)
+        found = [tile for tile, slot in self._newest.items() if slot in wanted]
+        keys = self._keys[np.isin(self._slots, slots)]
+        raw = np.frombuffer(keys.tobytes(), dtype=">u8").astype(np.uint64) ^ np.uint64(1 << 63)
+        rows = raw.view(np.int64).reshape(len(keys), -1).tolist() if len(keys) else []
+        return found + [tile for tile in map(tuple, rows) if tile not in self._newest]
+
+    def put(self, tiles: Sequence[Index], slots: Sequence[int]) -> None:
+        """Enter tiles, or give other slots to those that are there; -1 takes a tile out."""
+        before = int(np.count_nonzero(self.find(tiles) != _ABSENT))
+        self._length += int(np.count_nonzero(np.array(slots) != _ABSENT)) - before
         self._newest.update(zip(tiles, slots, strict=True))
         if len(self._newest) > max(_MERGE_ABOVE, len(self._slots) // 16):
-            keys = _keys(np.array(list(self._newest), dtype=np.int64))
-            newest = np.fromiter(self._newest.values(), dtype=np.int64)
-            self._keys, self._slots = _sorted(np.concatenate([self._keys, keys]), np.concatenate([self._slots, newest]))
-            self._newest = {}
+            self._merge()
+
+    def _merge(self) -> None:
+        """Bring the newest entries into the sorted arrays."""
+        keys = _keys(np.array(list(self._newest), dtype=np.int64))
+        slots = np.fromiter(self._newest.values(), dtype=np.int64)
+        kept = ~np.isin(self._keys, keys)
+        there = slots != _ABSENT
+        merged = np.concatenate([self._keys[kept], keys[there]]), np.concatenate([self._slots[kept], slots[there]])
+        self._keys, self._slots = _sorted(*merged)
+        self._newest = {}
 
 
 def _keys(tiles: IntArray) -> npt.NDArray[Any]:

@@ -1,9 +1,10 @@
-"""What lies in an HDF5 file: complete tiles in slots of one dataset, partial tiles as a log of small ones.
+"""What lies in the group of one tensor in an HDF5 file: complete tiles in slots, and the log of partial ones.
 
 HDF5 cannot hold a dataset of 2**52 by 2**52 pixels, and a dataset per tile is slow. So tiles lie one behind
 the other, each a chunk of its own, and a table beside them tells which tile a slot holds:
 
     <group>/definition      JSON
+    <group>/copy            the same, to restore a damaged one from
     <group>/tiles           (slots, *tile)
     <group>/index           int64 (slots, ndim + 1): tile index, then checksum; -1 in an unused slot
     <group>/partial/<i,j#n> uint8: part n of the log of partial tile (i, j)
@@ -12,27 +13,28 @@ the other, each a chunk of its own, and a table beside them tells which tile a s
 from __future__ import annotations
 
 import json
-import math
-import os
 import struct
-import threading
-import time
-import weakref
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
-from itertools import count
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from infinite_tensor.definition import dtype_of
-from infinite_tensor.errors import StoreError
+from infinite_tensor.tilestore.contract import Damage
+from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.window import Index, IntArray
+from infinite_tensor_stores.documents import checked, layout_of, parsed
+from infinite_tensor_stores.dtypes import stored_dtype
 from infinite_tensor_stores.hdf5_index import TileIndex
+from infinite_tensor_stores.hdf5_log import PartLog
+from infinite_tensor_stores.names import name_of
 
 Block: TypeAlias = npt.NDArray[Any]
+
+DEFINITION = "definition"
+COPY = "copy"
 
 _BATCH_BYTES = 2**20
 _UNUSED = -1
@@ -48,40 +50,48 @@ class TensorGroup:
     definition : mapping
         The tensor's definition, with its incarnation.
 
+    Raises
+    ------
+    ValueError
+        If the group does not hold what the definition says.
+
     After `let_go` it holds nothing, and what is still written to it is dropped. Not safe for threads: the
     owner holds a lock.
     """
 
     def __init__(self, group: Any, definition: Mapping[str, Any]) -> None:
+        _, layout = layout_of(definition)
         self.name = group.name
+        self.layout = layout
         self.incarnation = definition["incarnation"]
+        self.batch = max(1, _BATCH_BYTES // layout.tile_bytes)
         self._seed = zlib.crc32(self.incarnation.encode())
-        self._tile_shape = tuple(definition["tile_size"])
-        ndim = len(self._tile_shape)
         self._data, self._table = _uncached(group, "tiles"), group["index"]
-        if self._data.shape[1:] != self._tile_shape or self._table.shape[1:] != (ndim + 1,):
-            raise StoreError(f"group {self.name} does not hold tiles of shape {self._tile_shape}; it may be damaged")
-        self._log = group["partial"]
-        self.dtype = dtype_of(definition["dtype"])
-        self.batch = max(1, _BATCH_BYTES // (math.prod(self._tile_shape) * self.dtype.itemsize))
+        self._check_datasets(layout)
         rows = self._table[: self._data.shape[0]]
-        self._checksums: IntArray = rows[:, ndim].copy()
+        self._checksums: IntArray = rows[:, -1].copy()
         used = np.flatnonzero(self._checksums != _UNUSED)
-        self._index = TileIndex(rows[used, :ndim], used)
+        self._index = TileIndex(rows[used, :-1], used)
         self._end = int(used[-1]) + 1 if len(used) else 0
         self._vacant: list[int] = np.setdiff1d(np.arange(self._end), used, assume_unique=True).tolist()
-        self._parts: dict[Index, int] = {}
-        for name in self._log:
-            tile, number = _parse(name)
-            self._parts[tile] = max(self._parts.get(tile, 0), number + 1)
-        logged = list(self._parts)
-        complete = self._index.find(logged) >= 0
-        self._finished = {tile for tile, done in zip(logged, complete.tolist(), strict=True) if done}
+        self.log = PartLog(group["partial"], f"{self.name}/partial-{self.incarnation}")
+        logged = self.log.tiles()
+        complete = (self._index.find(logged) >= 0).tolist()
+        self.log.finish(tile for tile, done in zip(logged, complete, strict=True) if done)
+
+    def _check_datasets(self, layout: TileLayout) -> None:
+        wanted = np.dtype(stored_dtype(layout.dtype)), layout.tile_shape
+        if (self._data.dtype, self._data.shape[1:]) != wanted:
+            raise ValueError(f"{self._data.name} holds {self._data.dtype} of {self._data.shape[1:]}, not {wanted}")
+        if (self._table.dtype, self._table.shape[1:]) != (np.dtype(np.int64), (len(layout.tile_shape) + 1,)):
+            raise ValueError(f"{self._table.name} holds {self._table.dtype} of shape {self._table.shape}")
 
     @staticmethod
-    def create(group: Any, definition: Mapping[str, Any], dtype: np.dtype[Any], filters: Mapping[str, Any]) -> None:
+    def create(group: Any, definition: Mapping[str, Any], filters: Mapping[str, Any]) -> None:
         """Fill an empty group. The definition comes last: without it the rest is garbage."""
-        tile, row = tuple(definition["tile_size"]), len(definition["tile_size"]) + 1
+        _, layout = layout_of(definition)
+        tile, row = layout.tile_shape, len(layout.tile_shape) + 1
+        dtype = stored_dtype(layout.dtype)
         group.create_dataset(
             "tiles", shape=(0, *tile), maxshape=(None, *tile), chunks=(1, *tile), dtype=dtype, **filters
         )
@@ -89,15 +99,13 @@ class TensorGroup:
             "index", shape=(0, row), maxshape=(None, row), chunks=(256, row), dtype=np.int64, fillvalue=_UNUSED
         )
         group.create_group("partial")
-        group.create_dataset("definition", data=np.bytes_(json.dumps(definition, allow_nan=False)))
-
-    def place(self, tile: Index) -> str:
-        """What names a partial tile of this tensor, and of no other."""
-        return f"{self.name}/partial-{self.incarnation}/{','.join(map(str, tile))}"
+        for name in (COPY, DEFINITION):
+            put_definition(group, name, definition)
 
     def let_go(self) -> None:
         """Close the datasets of a tensor that is being cleared: HDF5 frees their space only then."""
-        self._data = self._table = self._log = None
+        self._data = self._table = None
+        self.log.let_go()
 
     # Complete tiles.
 
@@ -121,7 +129,9 @@ class TensorGroup:
     def _read_run(self, first: int, length: int) -> list[Block | Exception]:
         try:
             blocks = self._data[first : first + length]
-        except (OSError, RuntimeError) as error:
+        except MemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001  (h5py raises what it pleases on a damaged file)
             if length == 1:
                 return [error]
             # One of many is damaged: find out which.
@@ -130,17 +140,19 @@ class TensorGroup:
         return [block.copy() for block in blocks] if length > 1 else [blocks[0]]
 
     def write(self, tiles: Mapping[Index, Block]) -> None:
-        """Store tiles, new ones in slots that are free, others in the slots that they have."""
+        """Store tiles, each in a slot that is free; one that was there already leaves its slot.
+
+        A slot that is damaged, or met a full disk, may not take what is written to it.
+        """
         if self._data is None:
             return
         indices, blocks = list(tiles), list(tiles.values())
-        slots = self._index.find(indices)
-        fresh = np.flatnonzero(slots < 0)
-        reused = self._vacant[: len(fresh)]
-        end = self._end + len(fresh) - len(reused)
-        slots[fresh] = [*reused, *range(self._end, end)]
+        before = self._index.find(indices)
+        reused = self._vacant[: len(tiles)]
+        end = self._end + len(tiles) - len(reused)
+        slots = np.array([*reused, *range(self._end, end)], dtype=np.int64)
         self._grow(end)
-        # Taken even if the write fails: HDF5 may refuse to write again a chunk that met a full disk.
+        # Taken even if the write fails: the next attempt takes others.
         del self._vacant[: len(reused)]
         self._end = end
         checksums = [self._checksum(index, block) for index, block in zip(indices, blocks, strict=True)]
@@ -153,7 +165,16 @@ class TensorGroup:
         for first, run in runs:
             self._table[first : first + len(run)] = rows[run]
         self._checksums[slots] = checksums
-        self._index.add([indices[number] for number in fresh], slots[fresh].tolist())
+        self._index.put(indices, slots.tolist())
+        self._free(before[before >= 0])
+
+    def _free(self, slots: IntArray) -> None:
+        """Let other tiles have these slots."""
+        slots = np.sort(slots)
+        for run in _runs(slots):
+            self._table[int(slots[run][0]) : int(slots[run][-1]) + 1] = _UNUSED
+        self._checksums[slots] = _UNUSED
+        self._vacant.extend({slot for slot in slots.tolist() if slot < self._end} - set(self._vacant))
 
     def _grow(self, end: int) -> None:
         """Make room; slots that are not written take no space in the file."""
@@ -170,106 +191,47 @@ class TensorGroup:
             np.ascontiguousarray(block).data, zlib.crc32(struct.pack(f"<{len(tile)}q", *tile), self._seed)
         )
 
-    # Partial tiles.
+    # What can be told of it.
 
-    def read_log(self, tile: Index) -> list[bytes | Exception]:
-        """The parts that are stored of a partial tile, or what is wrong with them."""
-        if self._log is None or tile in self._finished:
+    def damages(self, first: int, *, repair: bool) -> list[Damage]:
+        """What is damaged in the slots of one batch from `first` on; marked unused, where it is to be repaired."""
+        if self._data is None:
             return []
-        parts: list[bytes | Exception] = []
-        for number in range(self._parts.get(tile, 0)):
-            try:
-                parts.append(self._log[_part(tile, number)][()].tobytes())
-            except (OSError, RuntimeError, KeyError) as error:
-                parts.append(error)
-        return parts
+        stop = min(first + self.batch, self._data.shape[0], self._table.shape[0])
+        rows = self._table[first:stop]
+        used = np.flatnonzero(rows[:, -1] != _UNUSED)
+        found, damaged = [], []
+        for run in _runs(used):
+            blocks = self._read_run(first + int(used[run][0]), len(used[run]))
+            for number, block in zip(used[run].tolist(), blocks, strict=True):
+                tile = tuple(rows[number, :-1].tolist())
+                reason = self._wrong_with(tile, block, rows[number, -1])
+                if reason is not None:
+                    found.append(Damage("tile", tile, f"{self.name}/tiles[{first + number}]", reason))
+                    damaged.append(first + number)
+        if repair and damaged:
+            self._drop(damaged)
+        return found
 
-    def append(self, tile: Index, part: bytes) -> None:
-        """Add a part to the log of a partial tile."""
-        if self._log is None:
-            return
-        if tile in self._finished:
-            self._delete(tile)
-        # A store of this process that was dropped may still be adding parts: take the next number that is free.
-        number = next(n for n in count(self._parts.get(tile, 0)) if _part(tile, n) not in self._log)
-        self._log.create_dataset(_part(tile, number), data=np.frombuffer(part, dtype=np.uint8))
-        self._parts[tile] = number + 1
+    def _wrong_with(self, tile: Index, block: Block | Exception, checksum: int) -> str | None:
+        if isinstance(block, Exception):
+            return str(block)
+        return None if checksum == self._checksum(tile, block) else "its checksum does not match"
 
-    def finish(self, tile: Index) -> None:
-        """Delete the log of a partial tile, as `prune` is called next."""
-        if tile in self._parts:
-            self._finished.add(tile)
+    def _drop(self, slots: list[int]) -> None:
+        """Free slots, whatever tiles the index in the file and the one in memory have them hold."""
+        self._free(np.array(slots, dtype=np.int64))
+        tiles = self._index.tiles_in(slots)
+        self._index.put(tiles, [_UNUSED] * len(tiles))
 
-    def prune(self) -> None:
-        """Delete the logs that are finished, once what took their place is safely in the file.
-
-        Their space is used again at once: a kill would else find neither the log nor the complete tile.
-        """
-        if self._log is not None:
-            for tile in list(self._finished):
-                self._delete(tile)
-
-    def _delete(self, tile: Index) -> None:
-        for number in range(self._parts.pop(tile)):
-            if _part(tile, number) in self._log:
-                del self._log[_part(tile, number)]
-        self._finished.discard(tile)
+    def slots(self) -> range:
+        """Where the batches of slots begin."""
+        return range(0, 0 if self._data is None else self._data.shape[0], self.batch)
 
     def describe(self) -> tuple[int, int, int]:
         """How many tiles are complete, how many partial, and the bytes that all of it takes."""
-        logs = sum(part.id.get_storage_size() for part in self._log.values())
-        stored = self._data.id.get_storage_size() + self._table.id.get_storage_size() + logs
-        return len(self._index), len(self._parts) - len(self._finished), stored
-
-
-class SharedFile:
-    """An open HDF5 file, shared by all stores of this process that name it: two would write over each other."""
-
-    def __init__(self, h5: Any, writable: bool) -> None:
-        self.h5 = h5
-        self.writable = writable
-        self.lock = threading.RLock()
-        self.groups: dict[str, TensorGroup] = {}
-        self.users: weakref.WeakSet[object] = weakref.WeakSet()
-        self.process = os.getpid()
-        self._flushed = time.monotonic()
-
-    def group(self, name: str, definition: Mapping[str, Any]) -> TensorGroup:
-        """The tiles of the tensor in group `name`."""
-        with self.lock:
-            known = self.groups.get(name)
-            if known is None or known.incarnation != definition["incarnation"]:
-                known = self.groups[name] = TensorGroup(self.h5[name], definition)
-            return known
-
-    def delete(self, name: str) -> None:
-        """Delete a group, its definition first: without it the rest is garbage."""
-        with self.lock:
-            if name not in self.h5:
-                return
-            if "definition" in self.h5[name]:
-                del self.h5[name]["definition"]
-                self.flush()
-            known = self.groups.pop(name, None)
-            if known is not None:
-                known.let_go()
-            del self.h5[name]
-
-    def flush(self, older_than: float = 0.0) -> None:
-        """Bring everything into the file, unless that was done less than `older_than` seconds ago."""
-        with self.lock:
-            if self.process == os.getpid() and time.monotonic() - self._flushed >= older_than:
-                self.h5.flush()
-                for group in self.groups.values():
-                    group.prune()
-                self._flushed = time.monotonic()
-
-    def release(self, user: object) -> None:
-        """Close the file if nobody else uses it."""
-        with self.lock:
-            self.users.discard(user)
-            if not self.users:
-                self.h5.close()
+        stored = self._data.id.get_storage_size() + self._table.id.get_storage_size() + self.log.size()
+        return len(self._index), len(self.log), stored
 
 
 def import_h5py() -> Any:
@@ -294,10 +256,22 @@ def _runs(slots: IntArray) -> Iterator[slice]:
     return (slice(a, b) for a, b in zip([0, *ends], ends, strict=False) if a < b)
 
 
-def _part(tile: Index, number: int) -> str:
-    return f"{','.join(map(str, tile))}#{number}"
+def put_definition(group: Any, name: str, definition: Mapping[str, Any]) -> None:
+    """Write a definition into the group of its tensor, in place of one that may be there."""
+    if name in group:
+        del group[name]
+    group.create_dataset(name, data=np.bytes_(json.dumps(definition, allow_nan=False)))
 
 
-def _parse(name: str) -> tuple[Index, int]:
-    tile, _, number = name.partition("#")
-    return tuple(int(i) for i in tile.split(",")), int(number)
+def definition_in(group: Any, name: str = DEFINITION) -> dict[str, Any] | None:
+    """The definition in the group of a tensor, None where there is none; ValueError if it is damaged."""
+    if name not in group:
+        return None
+    try:
+        document = bytes(group[name][()])
+    except Exception as error:  # (h5py raises what it pleases on a damaged file)
+        raise ValueError(f"it cannot be read: {error}") from error
+    definition = checked(parsed(document))
+    if name_of(definition["tensor_id"]) != group.name.removeprefix("/"):
+        raise ValueError(f"it defines tensor {definition['tensor_id']!r}")
+    return definition

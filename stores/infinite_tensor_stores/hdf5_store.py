@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import threading
@@ -15,15 +14,18 @@ from typing import Any
 import torch
 
 from infinite_tensor.compat import accepts_old_keywords
-from infinite_tensor.definition import dtype_of
 from infinite_tensor.errors import DamagedDataWarning, StoreError, ValidationError
-from infinite_tensor.tilestore.contract import TensorInfo
+from infinite_tensor.tilestore.contract import Damage, Garbage, TensorInfo
 from infinite_tensor.tilestore.partial import PartialTile
 from infinite_tensor.tilestore.persistent import FORMAT, PersistentTileStore
 from infinite_tensor.window import Index
+from infinite_tensor_stores.documents import sealed
 from infinite_tensor_stores.dtypes import from_stored, to_stored
-from infinite_tensor_stores.hdf5_slots import SharedFile, TensorGroup, import_h5py
-from infinite_tensor_stores.names import name_of
+from infinite_tensor_stores.hdf5_file import SharedFile
+from infinite_tensor_stores.hdf5_slots import DEFINITION, TensorGroup, definition_in, import_h5py
+from infinite_tensor_stores.hdf5_space import check_room, reserve
+from infinite_tensor_stores.hdf5_verify import damages, looked_over
+from infinite_tensor_stores.names import id_of, name_of
 from infinite_tensor_stores.targets import check_mode, local_path, shown
 
 _ATTRIBUTE = "infinite_tensor_format"
@@ -161,6 +163,8 @@ class HDF5TileStore(PersistentTileStore):
             if not blank:
                 h5.close()
             self._path.parent.mkdir(parents=True, exist_ok=True)
+            if blank:
+                check_room(self._path.parent)
             h5 = self._h5py.File(self._path, "w" if exists else "x")
             h5.attrs[_ATTRIBUTE] = FORMAT
             h5.flush()
@@ -199,29 +203,25 @@ class HDF5TileStore(PersistentTileStore):
 
     def _read_definition(self, tensor_id: str) -> dict[str, Any] | None:
         file, name = self._opened_file(), name_of(tensor_id)
-        with file.lock:
-            return self._definition_in(file.h5[name], tensor_id) if name in file.h5 else None
-
-    def _definition_in(self, group: Any, tensor_id: str | None = None) -> dict[str, Any] | None:
         try:
-            if "definition" not in group:
-                return None
-            found = json.loads(group["definition"][()])
-        except (OSError, RuntimeError, KeyError, ValueError) as error:
-            raise StoreError(f"{self!r}: {group.name} cannot be read ({error}); it may be damaged") from error
-        if not isinstance(found, dict) or (tensor_id is not None and found.get("tensor_id") != tensor_id):
-            raise StoreError(f"{self!r}: {group.name} does not define tensor {tensor_id!r}; it may be damaged")
-        return found
+            with file.lock:
+                return definition_in(file.h5[name]) if name in file.h5 else None
+        except ValueError as error:
+            raise StoreError(
+                f"{self!r}: the definition of tensor {tensor_id!r}, /{name}/{DEFINITION}, is damaged ({error}); "
+                f"verify({tensor_id!r}, repair=True) restores it where it can, clear_tensor({tensor_id!r}) deletes "
+                "all of the tensor"
+            ) from error
 
     def _write_definition(self, tensor_id: str, definition: dict[str, Any]) -> None:
         file, name = self._writable(), name_of(tensor_id)
-        dtype = to_stored(torch.empty(0, dtype=dtype_of(definition["dtype"]), device="cpu")).dtype
         with file.lock:
-            if name in file.h5 and "definition" in file.h5[name]:
+            if name in file.h5 and DEFINITION in file.h5[name]:
                 return
+            reserve(file.h5, 0)
             file.delete(name)
-            identified = {**definition, "incarnation": secrets.token_hex(8)}
-            TensorGroup.create(file.h5.create_group(name), identified, dtype, self._filters)
+            identified = sealed({**definition, "incarnation": secrets.token_hex(8)})
+            TensorGroup.create(file.h5.create_group(name), identified, self._filters)
 
     def _bind_tensor(self, tensor_id: str, definition: Mapping[str, Any]) -> None:
         self._groups[tensor_id] = self._opened_file().group(name_of(tensor_id), definition)
@@ -245,7 +245,7 @@ class HDF5TileStore(PersistentTileStore):
                 if isinstance(block, Exception):
                     self._warn(f"tile {tile_indices[number]} of tensor {tensor_id!r} is damaged ({block})")
                 elif block is not None:
-                    tiles[number] = from_stored(block, group.dtype)
+                    tiles[number] = from_stored(block, group.layout.dtype)
         return tiles
 
     def _write_tiles(self, tensor_id: str, tiles: Mapping[Index, torch.Tensor]) -> None:
@@ -254,6 +254,7 @@ class HDF5TileStore(PersistentTileStore):
         for begin in range(0, len(indices), group.batch):
             batch = indices[begin : begin + group.batch]
             with file.lock:
+                reserve(file.h5, len(batch) * group.layout.tile_bytes)
                 group.write({tile: to_stored(tiles[tile]) for tile in batch})
         file.flush(older_than=self._tiles.flush_interval)
 
@@ -262,9 +263,9 @@ class HDF5TileStore(PersistentTileStore):
         if group is None:
             return [None] * len(tile_indices)
         with file.lock:
-            logs = [group.read_log(tile) for tile in tile_indices]
+            logs = [group.log.read(tile) for tile in tile_indices]
         found = zip(tile_indices, logs, strict=True)
-        return [PartialTile.merged(self._parts_in(group.place(tile), log)) for tile, log in found]
+        return [PartialTile.merged(self._parts_in(group.log.place(tile), log)) for tile, log in found]
 
     def _parts_in(self, place: str, log: Sequence[bytes | Exception]) -> list[PartialTile]:
         parts = []
@@ -283,9 +284,11 @@ class HDF5TileStore(PersistentTileStore):
         for tile, partial in partials.items():
             with file.lock:
                 if partial is None:
-                    group.finish(tile)
+                    group.log.finish([tile])
                 else:
-                    group.append(tile, partial.to_bytes(group.place(tile)))
+                    part = partial.to_bytes(group.log.place(tile))
+                    reserve(file.h5, len(part))
+                    group.log.append(tile, part)
         file.flush(older_than=self._tiles.flush_interval)
 
     def _writable(self) -> SharedFile:
@@ -304,14 +307,44 @@ class HDF5TileStore(PersistentTileStore):
     def _list_tensors(self) -> list[str]:
         file = self._opened_file()
         with file.lock:
-            found = [self._definition_in(file.h5[name]) for name in file.h5 if name.startswith("t-")]
-        return [definition["tensor_id"] for definition in found if definition is not None]
+            names = [name for name in file.h5 if name.startswith("t-")]
+            found = [self._id_in(file.h5[name], name) for name in names]
+        return [tensor_id for tensor_id in found if tensor_id is not None]
+
+    def _id_in(self, group: Any, name: str) -> str | None:
+        try:
+            definition = definition_in(group)
+        except (ValueError, StoreError) as error:
+            tensor_id = id_of(name)
+            if tensor_id is None:
+                self._warn(f"/{name}/{DEFINITION} is damaged ({error}), and does not tell which tensor it defined")
+            return tensor_id
+        return None if definition is None else str(definition["tensor_id"])
 
     def _describe_tensor(self, tensor_id: str, definition: dict[str, Any]) -> TensorInfo:
         file, name = self._opened_file(), name_of(tensor_id)
         with file.lock:
             complete, partial, stored = file.group(name, definition).describe()
         return TensorInfo(tensor_id, definition, complete, partial, stored, f"/{name}/tiles")
+
+    def _verify_tensor(self, tensor_id: str, *, repair: bool) -> list[Damage]:
+        file, name = (self._writable if repair else self._opened_file)(), name_of(tensor_id)
+        with file.lock:
+            if repair:
+                reserve(file.h5, 0)
+            known = name in file.h5 and DEFINITION in file.h5[name]
+        if not known:
+            self.tensor_definition(tensor_id)
+            return []
+        found, group = looked_over(file, name, repair=repair)
+        if group is not None:
+            found += damages(file, group, repair=repair)
+        elif repair:
+            self.clear_tensor(tensor_id)
+        return found
+
+    def _collect_garbage(self) -> Garbage:
+        return self._writable().collect_garbage()
 
 
 def _identity(path: Path) -> tuple[int, int]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import re
 
 _SAFE = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789._-")
 _LONGEST = 120
+_ESCAPED = re.compile(rb"=([0-9A-F]{2})")
 
 
 def name_of(tensor_id: str) -> str:
     """A file name for `tensor_id`, distinct for distinct ids also where case does not count.
 
     Bytes of its UTF-8 that are lower-case letters, digits, dot, underscore or hyphen stay; all others become
-    ``=XX``. What would be longer than 120 bytes is cut short and made distinct by a SHA-256.
+    ``=XX``. What would be longer than 120 bytes is cut short and ends in ``==``, which no other name contains, and
+    a SHA-256.
     """
     encoded = tensor_id.encode()
     name = "t-" + "".join(chr(byte) if byte in _SAFE else f"={byte:02X}" for byte in encoded)
@@ -21,4 +24,14 @@ def name_of(tensor_id: str) -> str:
         name = f"{name[:-1]}=2E"
     if len(name) <= _LONGEST:
         return name
-    return f"{name[:48]}={hashlib.sha256(encoded).hexdigest()}"
+    return f"{name[:48]}=={hashlib.sha256(encoded).hexdigest()}"
+
+
+def id_of(name: str) -> str | None:
+    """The id that `name_of` made `name` of; None if it does not tell."""
+    try:
+        encoded = _ESCAPED.sub(lambda found: bytes.fromhex(found[1].decode()), name.removeprefix("t-").encode())
+        tensor_id = encoded.decode()
+    except ValueError:
+        return None
+    return tensor_id if name_of(tensor_id) == name else None

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import os
+from copy import copy
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from fsspec.core import url_to_fs
 from zarr.abc.store import Store
 from zarr.storage import FsspecStore, LocalStore
 
 from infinite_tensor.errors import StoreError, ValidationError
+from infinite_tensor_stores.masking import Mask, without_logins
+from infinite_tensor_stores.remote import RemoteStore
 
+DEFAULT_TIMEOUT = 15.0
 MODES = ("r", "r+", "a", "w", "w-")
+
+_S3 = ("s3://", "s3a://")
 
 
 def check_mode(mode: object) -> str:
@@ -32,34 +39,92 @@ def local_path(target: str) -> Path:
     return Path(unquote(parts.netloc + parts.path))
 
 
-def zarr_store(target: object, storage_options: dict[str, Any] | None, read_only: bool) -> Store:
-    """The zarr Store for a path, an fsspec URL or a Store."""
+def check_timeout(timeout: object) -> float:
+    """`timeout`, if it is a number of seconds to wait."""
+    number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+    if not number or not 0 < timeout < float("inf"):  # type: ignore[operator]
+        raise ValidationError(f"timeout must be a number of seconds above 0, got {timeout!r}")
+    return float(timeout)  # type: ignore[arg-type]
+
+
+def zarr_store(
+    target: object, storage_options: dict[str, Any] | None, read_only: bool, timeout: float = DEFAULT_TIMEOUT
+) -> Store:
+    """The zarr Store for a path, an fsspec URL or a Store.
+
+    Called again with the same arguments in a forked or spawned process, it is the same store there: with
+    connections, and an event loop to use them on, of that process.
+
+    Parameters
+    ----------
+    target : str, path or zarr Store
+        What a user may give as the place of a `ZarrTileStore`.
+    storage_options : dict or None
+        Passed to fsspec.
+    read_only : bool
+        Whether writing is refused.
+    timeout : float
+        Seconds within which S3 is reported when it does not answer.
+
+    Raises
+    ------
+    ValidationError
+        If `target` is none of these.
+    StoreError
+        If it cannot be a store. No credential is shown.
+    ImportError
+        If a package is missing; the message says which extra brings it.
+    """
     if isinstance(target, Store):
         if storage_options:
             raise ValidationError("storage_options go with a URL; a zarr Store has its own")
-        return target.with_read_only(True) if read_only and not target.read_only else target
+        store = target.with_read_only(True) if read_only and not target.read_only else target
+        # A subclass may do what only its author knows.
+        return _of_file_system(store) if type(store) is FsspecStore else store
     if not isinstance(target, str | os.PathLike):
         raise ValidationError(f"target must be a path, an fsspec URL or a zarr Store, got {target!r}")
     url = os.fspath(target)
     if "://" not in url or url.startswith(("file://", "local://")):
         # LocalStore creates files exclusively, which zarr's fsspec store over file:// cannot.
         return LocalStore(local_path(url).absolute(), read_only=read_only)
+    return _of_url(url, storage_options or {}, read_only, timeout)
+
+
+def _of_url(url: str, storage_options: dict[str, Any], read_only: bool, timeout: float) -> Store:
+    mask = Mask(url, storage_options)
     try:
         # A cached listing would hide what another process has written.
-        options = {"use_listings_cache": False, **(storage_options or {})}
-        return FsspecStore.from_url(url, storage_options=options, read_only=read_only)
+        options = {"use_listings_cache": False, **storage_options}
+        if not url.startswith(_S3):
+            plain = FsspecStore.from_url(url, storage_options=options, read_only=read_only)
+            return RemoteStore(plain.fs, plain.path, mask, read_only=read_only)
+        # An instance that others share would have their time-outs, and be connected on their event loop.
+        fs, path = url_to_fs(url, asynchronous=True, skip_instance_cache=True, **options)
+        return _s3_store(fs, path, mask, read_only, timeout)
     except ImportError as error:
-        extra = '; pip install "infinite-tensor[s3]"' if url.startswith("s3") else ""
+        extra = '; pip install "infinite-tensor[s3]"' if url.startswith(_S3) else ""
         raise ImportError(f"{shown(url)} needs another package: {error}{extra}") from error
-    except (ValueError, OSError) as error:
-        raise StoreError(f"cannot open {shown(url)}: {error}") from error
+    except Exception as error:  # noqa: BLE001  (each file system has errors of its own)
+        failure = mask.error(error)
+    raise StoreError(f"cannot open {shown(url)}: {type(failure).__name__}: {failure}") from failure
+
+
+def _of_file_system(store: FsspecStore) -> Store:
+    # In a forked child the file system is made anew: what it is connected to is the parent's.
+    fs = store.fs if store.fs._pid == os.getpid() else copy(store.fs)
+    mask = Mask(store.path, fs.storage_options)
+    if "s3" in fs.protocol:
+        return _s3_store(fs, store.path, mask, store.read_only, None)
+    return RemoteStore(fs, store.path, mask, read_only=store.read_only)
+
+
+def _s3_store(fs: Any, path: str, mask: Mask, read_only: bool, timeout: float | None) -> Store:
+    # The packages of the extra are there only if somebody uses them.
+    from infinite_tensor_stores.s3 import S3Store  # noqa: PLC0415
+
+    return S3Store(fs, path, mask, read_only=read_only, timeout=timeout)
 
 
 def shown(target: object) -> str:
     """`target` for messages, without credentials that a URL may hold."""
-    if isinstance(target, Store):
-        return str(target)
-    text = os.fspath(target) if isinstance(target, str | os.PathLike) else repr(target)
-    scheme, separator, rest = text.partition("://")
-    head, slash, tail = rest.partition("/")
-    return f"{scheme}{separator}{head.rpartition('@')[2]}{slash}{tail}" if separator else text
+    return without_logins(os.fspath(target) if isinstance(target, str | os.PathLike) else str(target))

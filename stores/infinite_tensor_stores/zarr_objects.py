@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from operator import itemgetter
+from typing import Generic, TypeVar
 
 from zarr.abc.store import Store
 from zarr.core.buffer import Buffer, default_buffer_prototype
 from zarr.core.sync import sync
-from zarr.storage import FsspecStore, LocalStore
+from zarr.storage import LocalStore
+
+from infinite_tensor_stores.remote import RemoteStore
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 PROTOTYPE = default_buffer_prototype()
 
-_CONCURRENCY = 16
+_CONCURRENCY = 32
+"""Requests of one call at a time; and that many failures in a row mean that all would fail."""
+_RETRIES = 2
 
 
 def get_many(store: Store, keys: Sequence[str]) -> list[bytes | None]:
@@ -33,29 +38,38 @@ def put_many(store: Store, objects: Mapping[str, bytes]) -> None:
     """Write each object, whether or not it exists."""
 
     async def put(item: tuple[str, bytes]) -> None:
-        await store.set(item[0], PROTOTYPE.buffer.from_bytes(item[1]))
+        data = PROTOTYPE.buffer.from_bytes(item[1])
+        await _insisted(store, lambda: store.set(item[0], data), FileNotFoundError)
 
     concurrently(put, list(objects.items()))
 
 
 async def create(store: Store, key: str, data: bytes) -> bool:
     """Write an object unless it exists; whether it is ours. Atomic wherever the storage can."""
-    if isinstance(store, FsspecStore):
-        try:
-            await store.fs._pipe_file(f"{store.path}/{key}", data, mode="create")
-        except FileExistsError:
-            return False
+    buffer = PROTOTYPE.buffer.from_bytes(data)
+    if not isinstance(store, RemoteStore):
+        await _insisted(store, lambda: store.set_if_not_exists(key, buffer), FileNotFoundError)
+    elif await store.create(key, data):
         return True
-    await store.set_if_not_exists(key, PROTOTYPE.buffer.from_bytes(data))
+    # An attempt whose answer was lost may have written it, and then another one has found it.
     found = await store.get(key, PROTOTYPE)
     return found is not None and bytes_of(found) == data
 
 
 async def delete_folder(store: Store, prefix: str) -> None:
     """Delete everything below `prefix`; nothing there is no error."""
-    if isinstance(store, LocalStore) and not await asyncio.to_thread((store.root / prefix).exists):
+    await _insisted(store, lambda: store.delete_dir(prefix), OSError)
+
+
+async def _insisted(store: Store, action: Callable[[], Awaitable[None]], harmless: type[OSError]) -> None:
+    """Change files, again if another process has deleted or added some of them meanwhile."""
+    for _ in range(_RETRIES if isinstance(store, LocalStore) else 0):
+        try:
+            await action()
+        except harmless:
+            continue
         return
-    await store.delete_dir(prefix)
+    await action()
 
 
 async def delete_parts(store: Store, prefix: str, count: int) -> None:
@@ -67,18 +81,67 @@ async def delete_parts(store: Store, prefix: str, count: int) -> None:
 
 
 def concurrently(call: Callable[[T], Awaitable[R]], arguments: Iterable[T]) -> list[R]:
-    """Run ``call(argument)`` for all arguments on zarr's event loop, a bounded number at a time."""
+    """Run ``call(argument)`` for all arguments on zarr's event loop, a bounded number at a time.
 
-    async def run() -> list[R]:
-        gate = asyncio.Semaphore(_CONCURRENCY)
+    Where some fail, the others are carried out all the same, unless so many fail one after the other that the
+    storage itself must be out of order. The first error is raised when none is in progress any more.
+    """
+    return sync(_Wave(call, list(arguments)).run())
 
-        async def one(argument: T) -> R:
-            async with gate:
-                return await call(argument)
 
-        return await asyncio.gather(*map(one, arguments))
+class _OutOfOrderError(Exception):
+    """The storage fails so often that asking it further is of no use."""
 
-    return sync(run())
+
+class _Wave(Generic[T, R]):
+    """Calls of which a bounded number is in progress at a time."""
+
+    def __init__(self, call: Callable[[T], Awaitable[R]], arguments: Sequence[T]) -> None:
+        self._call = call
+        self._waiting = iter(enumerate(arguments))
+        self._workers = min(_CONCURRENCY, len(arguments))
+        self._results: dict[int, R] = {}
+        self._errors: list[Exception] = []
+        self._failed_in_a_row = 0
+
+    async def run(self) -> list[R]:
+        """The results, in the order of the arguments."""
+        try:
+            async with asyncio.TaskGroup() as workers:
+                for _ in range(self._workers):
+                    workers.create_task(self._work())
+        except* _OutOfOrderError:
+            # It has ended the other workers too.
+            pass
+        if self._errors:
+            raise self._errors[0]
+        return [result for _, result in sorted(self._results.items(), key=itemgetter(0))]
+
+    async def _work(self) -> None:
+        for number, argument in self._waiting:
+            try:
+                self._results[number] = await self._call(argument)
+                self._failed_in_a_row = 0
+            except asyncio.CancelledError as error:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                # Nobody has cancelled it but the storage itself.
+                self._failed(ConnectionError("the storage has cancelled the request"), error)
+            except Exception as error:
+                self._failed(error, error)
+
+    def _failed(self, failure: Exception, cause: BaseException) -> None:
+        self._errors.append(failure)
+        self._failed_in_a_row += 1
+        if self._failed_in_a_row == _CONCURRENCY:
+            raise _OutOfOrderError from cause
+
+
+def disconnect(store: Store) -> None:
+    """Close the connections that a store holds; it opens new ones when it is used again."""
+    if isinstance(store, RemoteStore):
+        sync(store.disconnect())
 
 
 def bytes_of(buffer: Buffer | None) -> bytes:

@@ -2,70 +2,52 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from zarr.abc.store import Store
-from zarr.codecs import Crc32cCodec, ZstdCodec
 from zarr.core.sync import sync
+from zarr.storage import LocalStore
 
 from infinite_tensor.compat import accepts_old_keywords
-from infinite_tensor.definition import dtype_of, scalar_from_json
 from infinite_tensor.errors import DamagedDataWarning, StoreError
-from infinite_tensor.indexing import COORDINATE_LIMIT
-from infinite_tensor.tilestore.contract import TensorInfo
+from infinite_tensor.tilestore.contract import Damage, Garbage, TensorInfo
 from infinite_tensor.tilestore.partial import PartialTile
 from infinite_tensor.tilestore.persistent import FORMAT, PersistentTileStore
 from infinite_tensor.window import Index
+from infinite_tensor_stores.documents import layout_of, sealed
 from infinite_tensor_stores.dtypes import from_stored, stored_dtype, to_stored
-from infinite_tensor_stores.names import name_of
-from infinite_tensor_stores.targets import check_mode, shown, zarr_store
-from infinite_tensor_stores.zarr_chunks import ChunkCodec, array_document
+from infinite_tensor_stores.names import id_of, name_of
+from infinite_tensor_stores.targets import DEFAULT_TIMEOUT, check_mode, check_timeout, shown, zarr_store
+from infinite_tensor_stores.zarr_chunks import ChunkCodec, codecs_of
+from infinite_tensor_stores.zarr_garbage import Sweep
+from infinite_tensor_stores.zarr_layout import (
+    DOCUMENT,
+    Place,
+    array_bytes,
+    array_document,
+    attributes_in,
+    definition_in,
+    group_document,
+    incarnation_of,
+    origin_of,
+)
+from infinite_tensor_stores.zarr_listing import children, described
 from infinite_tensor_stores.zarr_objects import (
     concurrently,
     create,
     delete_folder,
     delete_parts,
+    disconnect,
     get_many,
     put_many,
 )
-
-_ATTRIBUTE = "infinite_tensor"
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Where the tiles of one registered tensor are.
-
-    The incarnation is fixed when the tensor is registered: whoever goes on writing after the id was cleared
-    and made anew writes beside the new tensor, never into it.
-    """
-
-    name: str
-    incarnation: str
-    origin: Index
-    dtype: torch.dtype
-    tile_shape: Index
-    codec: ChunkCodec
-
-    @property
-    def array(self) -> str:
-        return f"{self.name}/tiles-{self.incarnation}"
-
-    def chunk(self, tile: Index) -> str:
-        """Key of a complete tile."""
-        chunk = [i + o // n for i, o, n in zip(tile, self.origin, self.tile_shape, strict=True)]
-        return f"{self.array}/{self.codec.key(chunk)}"
-
-    def partial(self, tile: Index) -> str:
-        """Prefix of the log of a partial tile."""
-        return f"{self.name}/partial-{self.incarnation}/0.{'.'.join(map(str, tile))}"
+from infinite_tensor_stores.zarr_verify import damages, looked_over
 
 
 class ZarrTileStore(PersistentTileStore):
@@ -84,8 +66,12 @@ class ZarrTileStore(PersistentTileStore):
         Extent of a tile, which is a chunk; see `PersistentTileStore`.
     storage_options : dict, optional
         Passed to fsspec. Kept in memory only, never shown.
+    timeout : float
+        Seconds within which S3 is reported when it is down or hangs, attempts to reach it again included. What
+        `storage_options` say of time-outs and retries wins. Other storages have options of their own.
     compressors : zarr codec, sequence of them, "auto" or None
-        How new tensors are compressed. A CRC-32C always follows.
+        How new tensors are compressed. A CRC-32C always follows. Where the last one is Zstandard, as with "auto",
+        a tile is also bound to its place: damage by which one takes the place of another is found only there.
     cache_size_bytes : int or None
         Limit of the cache of tiles in memory, in bytes.
     cache_size_tiles : int or None
@@ -112,6 +98,7 @@ class ZarrTileStore(PersistentTileStore):
         mode: str = "a",
         tile_size: int | Sequence[int] = 512,
         storage_options: dict[str, Any] | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
         compressors: Any = "auto",
         cache_size_bytes: int | None = 100 * 2**20,
         cache_size_tiles: int | None = None,
@@ -121,157 +108,207 @@ class ZarrTileStore(PersistentTileStore):
         self.mode = check_mode(mode)
         self._compressors = compressors
         read_only = mode == "r"
-        self._store = zarr_store(target, storage_options, read_only)
-        self._places: dict[str, _Place] = {}
+        self._storage_options = storage_options
+        self._timeout = check_timeout(timeout)
+        self._opened = zarr_store(target, storage_options, read_only, self._timeout)
+        self._process = os.getpid()
+        # Fixed when a tensor is registered: whoever goes on writing after the id was cleared and made anew writes
+        # beside the new tensor, never into it.
+        self._places: dict[str, tuple[Place, ChunkCodec]] = {}
         self._parts: dict[str, int] = {}
         super().__init__(
             tile_size, cache_size_bytes, cache_size_tiles, flush_interval=flush_interval, read_only=read_only
         )
-        self._open_root()
+        self._open_root(self.mode)
 
     def __repr__(self) -> str:
         return f"ZarrTileStore({shown(self.target)!r}, mode={self.mode!r})"
 
-    def _open_root(self) -> None:
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by reference: the target and the options, its credentials too; never what waits to be stored."""
+        own = {
+            "storage_options": self._storage_options,
+            "timeout": self._timeout,
+            "compressors": self._compressors,
+        }
+        mode = "r" if self.read_only else "r+"
+        return partial(type(self), mode=mode, **own, **self._options()), (self.target,)
+
+    @property
+    def _store(self) -> Store:
+        """The zarr Store; in a forked child a new one, since connections do not survive a fork."""
+        if self._process != os.getpid():
+            self._opened = zarr_store(self.target, self._storage_options, self.read_only, self._timeout)
+            self._process = os.getpid()
+        return self._opened
+
+    def _open_root(self, mode: str) -> None:
         try:
-            self._open_root_in(self.mode)
+            self._open_root_in(mode)
         except StoreError:
             raise
         except FileNotFoundError as error:
             raise StoreError(f"{self!r}: there is no store; mode 'a' or 'w' creates one") from error
-        except OSError as error:
+        except Exception as error:
             raise StoreError(f"{self!r} cannot be opened: {type(error).__name__}: {error}") from error
 
     def _open_root_in(self, mode: str) -> None:
-        document = get_many(self._store, ["zarr.json"])[0]
-        ours = None if document is None else _attributes(document, f"{self!r}: zarr.json")
+        document = get_many(self._store, [DOCUMENT])[0]
+        ours = None if document is None else self._root_in(document)
         if document is not None and ours is None:
             raise StoreError(f"{self!r}: there is a Zarr hierarchy that is not of this library; choose another path")
-        if ours is not None and ours.get("format", FORMAT) > FORMAT:
+        if ours is not None and ours["format"] > FORMAT:
             raise StoreError(f"{self!r} has format {ours['format']}, this version reads up to {FORMAT}")
         if mode in ("r", "r+") and ours is None:
             raise StoreError(f"{self!r}: there is no store; mode 'a' or 'w' creates one")
         if mode == "w-" and (ours is not None or not sync(self._store.is_empty(""))):
             raise StoreError(f"{self!r}: there is something already; mode 'a' opens it, 'w' deletes it")
+        if mode != "r":
+            self._check_writable()
         if mode == "w" and ours is not None:
             sync(self._store.clear())
             ours = None
         elif mode == "w" and not sync(self._store.is_empty("")):
             raise StoreError(f"{self!r}: what is there is not of this library, so mode 'w' does not delete it")
         if ours is None:
-            sync(create(self._store, "zarr.json", _group({"format": FORMAT})))
+            sync(create(self._store, DOCUMENT, group_document({"format": FORMAT})))
+
+    def _check_writable(self) -> None:
+        """A folder tells at once that it cannot be written to; elsewhere the first write does."""
+        root = self._store.root if isinstance(self._store, LocalStore) else None
+        if root is not None and root.exists() and not os.access(root, os.W_OK):
+            raise StoreError(
+                f"{self!r} cannot be opened: its folder cannot be written to; mode 'r' reads what is there"
+            )
+
+    def _root_in(self, document: bytes) -> dict[str, Any] | None:
+        try:
+            ours = attributes_in(document)
+            if ours is not None and (not isinstance(ours.get("format"), int) or ours["format"] < 1):
+                raise ValueError(f"its format is {ours.get('format')!r}")
+        except ValueError as error:
+            raise StoreError(
+                f"{self!r}: {DOCUMENT} of the store is damaged ({error}). It holds nothing but the version of the "
+                "store: delete it, and open the store with mode 'a'"
+            ) from error
+        return ours
 
     def _resume(self) -> None:
-        self._open_root_in("r" if self.read_only else "a")
+        self._open_root("r" if self.read_only else "a")
 
     # Definitions.
 
     def _read_definition(self, tensor_id: str) -> dict[str, Any] | None:
-        document = get_many(self._store, [f"{name_of(tensor_id)}/zarr.json"])[0]
-        return None if document is None else self._definition_in(document, name_of(tensor_id), tensor_id)
-
-    def _definition_in(self, document: bytes, name: str, tensor_id: str | None = None) -> dict[str, Any]:
-        attributes = _attributes(document, f"{self!r}: {name}/zarr.json")
-        if attributes is None or (tensor_id is not None and attributes.get("tensor_id") != tensor_id):
-            raise StoreError(f"{self!r}: {name}/zarr.json does not define tensor {tensor_id!r}; it may be damaged")
-        return attributes
+        name = name_of(tensor_id)
+        root, document = get_many(self._store, [DOCUMENT, f"{name}/{DOCUMENT}"])
+        if document is None:
+            self._check_root(root)
+        try:
+            return None if document is None else definition_in(document, name)
+        except ValueError as error:
+            raise StoreError(
+                f"{self!r}: the definition of tensor {tensor_id!r}, {name}/{DOCUMENT}, is damaged ({error}); "
+                f"verify({tensor_id!r}, repair=True) restores it where it can, clear_tensor({tensor_id!r}) deletes "
+                "all of the tensor"
+            ) from error
 
     def _write_definition(self, tensor_id: str, definition: dict[str, Any]) -> None:
-        name, incarnation = name_of(tensor_id), secrets.token_hex(8)
-        extents, origin = _extents(definition["shape"], definition["tile_size"])
-        dtype = dtype_of(definition["dtype"])
-        document = array_document(
-            extents, definition["tile_size"], stored_dtype(dtype), _fill_value(definition, dtype), self._codecs()
+        name, (_, layout) = name_of(tensor_id), layout_of(definition)
+        place = Place.of(
+            sealed(
+                {
+                    **definition,
+                    "incarnation": secrets.token_hex(8),
+                    "origin": list(origin_of(layout.shape, layout.tile_shape)),
+                    "codecs": codecs_of(stored_dtype(layout.dtype), layout.tile_shape, self._compressors),
+                }
+            )
         )
-        put_many(self._store, {f"{name}/tiles-{incarnation}/zarr.json": document})
-        attributes = {**definition, "incarnation": incarnation, "origin": origin}
-        if not sync(create(self._store, f"{name}/zarr.json", _group(attributes))):
-            sync(delete_folder(self._store, f"{name}/tiles-{incarnation}"))
-
-    def _codecs(self) -> tuple[Any, ...]:
-        if isinstance(self._compressors, str) and self._compressors == "auto":
-            return ZstdCodec(level=1), Crc32cCodec()
-        if self._compressors is None:
-            return (Crc32cCodec(),)
-        chosen = self._compressors if isinstance(self._compressors, Sequence) else (self._compressors,)
-        return (*chosen, Crc32cCodec())
+        put_many(self._store, {f"{place.array}/{DOCUMENT}": array_bytes(place.definition)})
+        if not sync(create(self._store, f"{name}/{DOCUMENT}", group_document(place.definition))):
+            winner = self._read_definition(tensor_id)
+            # Storage may have hidden for a moment that the definition is ours.
+            if winner is not None and winner["incarnation"] != place.definition["incarnation"]:
+                sync(delete_folder(self._store, place.array))
 
     def _bind_tensor(self, tensor_id: str, definition: Mapping[str, Any]) -> None:
-        name, incarnation = name_of(tensor_id), definition["incarnation"]
-        document = get_many(self._store, [f"{name}/tiles-{incarnation}/zarr.json"])[0]
-        if document is None:
-            raise StoreError(f"{self!r}: the array of tensor {tensor_id!r} is gone; clear_tensor it to start anew")
-        self._places[tensor_id] = _Place(
-            name,
-            incarnation,
-            tuple(definition["origin"]),
-            dtype_of(definition["dtype"]),
-            tuple(definition["tile_size"]),
-            ChunkCodec(document),
-        )
+        self._places[tensor_id] = Place.of(definition), ChunkCodec(array_document(definition))
 
     def _delete_tensor(self, tensor_id: str) -> None:
         name = name_of(tensor_id)
-        stored = self._read_definition(tensor_id)
         self._places.pop(tensor_id, None)
-        if stored is not None:
-            # The definition first: without it the rest is garbage, whatever happens to this process.
-            sync(self._store.delete(f"{name}/zarr.json"))
+        (document,) = get_many(self._store, [f"{name}/{DOCUMENT}"])
+        if document is None:
+            return
+        try:
+            incarnations = {definition_in(document, name)["incarnation"]}
+        except ValueError:
+            incarnations = {incarnation_of(folder) for folder in children(self._store, name)} - {None}
+        # The definition first: without it the rest is garbage, whatever happens to this process.
+        sync(self._store.delete(f"{name}/{DOCUMENT}"))
+        for incarnation in incarnations:
             for kind in ("tiles", "partial"):
-                sync(delete_folder(self._store, f"{name}/{kind}-{stored['incarnation']}"))
+                sync(delete_folder(self._store, f"{name}/{kind}-{incarnation}"))
 
     # Tiles.
 
     def _read_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[torch.Tensor | None]:
-        place = self._places.get(tensor_id)
-        if place is None:
+        bound = self._places.get(tensor_id)
+        if bound is None:
             return [None] * len(tile_indices)
-        stored = get_many(self._store, [place.chunk(tile) for tile in tile_indices])
+        place, codec = bound
+        keys = [place.chunk(tile) for tile in tile_indices]
+        stored = get_many(self._store, keys)
         present = [number for number, data in enumerate(stored) if data is not None]
         tiles: list[torch.Tensor | None] = [None] * len(tile_indices)
-        for number, block in zip(present, place.codec.decode([stored[n] or b"" for n in present]), strict=True):
+        blocks = codec.decode([stored[number] or b"" for number in present], [keys[number] for number in present])
+        for number, block in zip(present, blocks, strict=True):
             if isinstance(block, Exception):
                 self._warn(f"tile {tile_indices[number]} of tensor {tensor_id!r} is damaged ({block})")
             else:
-                tiles[number] = from_stored(block, place.dtype)
+                tiles[number] = from_stored(block, place.layout.dtype)
         return tiles
 
     def _write_tiles(self, tensor_id: str, tiles: Mapping[Index, torch.Tensor]) -> None:
-        place = self._places[tensor_id]
-        encoded = place.codec.encode([to_stored(tile) for tile in tiles.values()])
-        put_many(self._store, dict(zip(map(place.chunk, tiles), encoded, strict=True)))
+        place, codec = self._places[tensor_id]
+        keys = list(map(place.chunk, tiles))
+        encoded = codec.encode(list(map(to_stored, tiles.values())), keys)
+        self._check_place(tensor_id, place, *get_many(self._store, [place.group]))
+        put_many(self._store, dict(zip(keys, encoded, strict=True)))
 
     def _read_partials(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[PartialTile | None]:
-        place = self._places.get(tensor_id)
-        if place is None:
+        bound = self._places.get(tensor_id)
+        if bound is None:
             return [None] * len(tile_indices)
+        place, _ = bound
+        document, *found = get_many(self._store, [place.group, *(f"{place.log(tile)}/0" for tile in tile_indices)])
+        self._check_place(tensor_id, place, document)
         logs: dict[Index, list[bytes]] = {tile: [] for tile in tile_indices}
-        growing = list(tile_indices)
-        while growing:
-            parts = get_many(self._store, [f"{place.partial(tile)}/{len(logs[tile])}" for tile in growing])
-            for tile, part in zip(growing, parts, strict=True):
-                if part is not None:
-                    logs[tile].append(part)
-            growing = [tile for tile, part in zip(growing, parts, strict=True) if part is not None]
+        grown = dict(zip(tile_indices, found, strict=True))
+        while grown := {tile: part for tile, part in grown.items() if part is not None}:
+            for tile, part in grown.items():
+                logs[tile].append(part)
+            found = get_many(self._store, [f"{place.log(tile)}/{len(logs[tile])}" for tile in grown])
+            grown = dict(zip(grown, found, strict=True))
         for tile, log in logs.items():
             if log:
-                self._parts[place.partial(tile)] = len(log)
+                self._parts[place.log(tile)] = len(log)
         return [PartialTile.merged(self._parts_in(place, tile, logs[tile])) for tile in tile_indices]
 
-    def _parts_in(self, place: _Place, tile: Index, log: Sequence[bytes]) -> list[PartialTile]:
+    def _parts_in(self, place: Place, tile: Index, log: Sequence[bytes]) -> list[PartialTile]:
         parts = []
         for number, data in enumerate(log):
             try:
-                parts.append(PartialTile.from_bytes(data, place.partial(tile)))
+                parts.append(PartialTile.from_bytes(data, place.log(tile)))
             except ValueError as error:
                 self._warn(f"part {number}: {error}")
         return parts
 
     def _write_partials(self, tensor_id: str, partials: Mapping[Index, PartialTile | None]) -> None:
-        place = self._places[tensor_id]
+        place, _ = self._places[tensor_id]
 
         async def write(item: tuple[Index, PartialTile | None]) -> None:
-            prefix = place.partial(item[0])
+            prefix = place.log(item[0])
             if item[1] is None:
                 await delete_parts(self._store, prefix, self._parts.pop(prefix, 0))
                 return
@@ -281,7 +318,35 @@ class ZarrTileStore(PersistentTileStore):
                 number += 1
             self._parts[prefix] = number + 1
 
+        self._check_place(tensor_id, place, *get_many(self._store, [place.group]))
         concurrently(write, partials.items())
+
+    def _check_place(self, tensor_id: str, place: Place, document: bytes | None) -> None:
+        """StoreError if `document`, found where the tensor's definition was, no longer defines what lies at `place`."""
+        bound = self._places.get(tensor_id)
+        if bound is None or bound[0] is not place:
+            # Cleared here, in the meantime: the caller knows.
+            return
+        if document is None:
+            raise StoreError(
+                f"{self!r}: tensor {tensor_id!r} is gone: it has been cleared, or the whole store has vanished. "
+                f"clear_tensor({tensor_id!r}) drops what is left of it in memory; then build it again, in the store "
+                "opened anew if that has vanished"
+            )
+        try:
+            found = attributes_in(document)
+        except ValueError:
+            # Damaged, which `verify` reports.
+            return
+        if found is not None and found.get("incarnation") != place.definition["incarnation"]:
+            raise StoreError(
+                f"{self!r}: tensor {tensor_id!r} has been cleared and made anew by somebody else; "
+                "open the store again to go on with the new one"
+            )
+
+    def _check_root(self, document: bytes | None) -> None:
+        if document is None:
+            raise StoreError(f"{self!r}: the store has vanished since it was opened; open it again to start anew")
 
     def _warn(self, what: str) -> None:
         warnings.warn(f"{self!r}: {what}; it is treated as missing", DamagedDataWarning, stacklevel=2)
@@ -289,64 +354,47 @@ class ZarrTileStore(PersistentTileStore):
     # What can be told of the store.
 
     def _list_tensors(self) -> list[str]:
-        async def names() -> list[str]:
-            return [name async for name in self._store.list_dir("") if name.startswith("t-")]
+        names = [name for name in children(self._store, "") if name.startswith("t-")]
+        root, *documents = get_many(self._store, [DOCUMENT, *(f"{name}/{DOCUMENT}" for name in names)])
+        self._check_root(root)
+        present = [(name, data) for name, data in zip(names, documents, strict=True) if data is not None]
+        found = [self._id_in(data, name) for name, data in present]
+        return [tensor_id for tensor_id in found if tensor_id is not None]
 
-        found = sync(names())
-        documents = zip(found, get_many(self._store, [f"{name}/zarr.json" for name in found]), strict=True)
-        return [self._definition_in(data, name)["tensor_id"] for name, data in documents if data is not None]
+    def _id_in(self, document: bytes, name: str) -> str | None:
+        try:
+            return str(definition_in(document, name)["tensor_id"])
+        except (ValueError, StoreError) as error:
+            tensor_id = id_of(name)
+            if tensor_id is None:
+                self._warn(f"{name}/{DOCUMENT} is damaged ({error}), and does not tell which tensor it defined")
+            return tensor_id
 
-    def _describe_tensor(self, tensor_id: str, definition: dict[str, Any]) -> TensorInfo:
-        name, incarnation = name_of(tensor_id), definition["incarnation"]
+    def _describe_tensor(self, tensor_id: str, definition: dict[str, Any]) -> TensorInfo:  # noqa: ARG002  (the definition names it)
+        return described(self._store, Place.of(definition))
 
-        async def keys(prefix: str) -> list[str]:
-            return [key async for key in self._store.list_prefix(prefix)]
+    def _verify_tensor(self, tensor_id: str, *, repair: bool) -> list[Damage]:
+        name = name_of(tensor_id)
+        (document,) = get_many(self._store, [f"{name}/{DOCUMENT}"])
+        if document is None:
+            self.tensor_definition(tensor_id)
+            return []
+        found, place = looked_over(self._store, name, document, repair=repair)
+        if place is not None:
+            found += damages(self._store, place, repair=repair)
+        elif repair:
+            self.clear_tensor(tensor_id)
+        return found
 
-        chunks = sync(keys(f"{name}/tiles-{incarnation}/c/"))
-        parts = sync(keys(f"{name}/partial-{incarnation}/"))
-        sizes = concurrently(self._store.getsize, [*chunks, *parts])
-        origin, size = definition["origin"], definition["tile_size"]
-        complete = {key.split("/c/", 1)[1] for key in chunks}
-        # A log that another process has left behind does not make a complete tile partial.
-        logs = {key.split("/")[-2] for key in parts}
-        partial = {log for log in logs if _chunk_of(log, origin, size) not in complete}
-        return TensorInfo(tensor_id, definition, len(chunks), len(partial), sum(sizes), f"{name}/tiles-{incarnation}")
+    def _collect_garbage(self) -> Garbage:
+        self._check_root(*get_many(self._store, [DOCUMENT]))
+        sweep = Sweep(self._store)
+        collected = sweep.run()
+        for log in sweep.logs:
+            self._parts.pop(log, None)
+        return collected
 
     def _close_backend(self) -> None:
         self._places.clear()
         self._parts.clear()
-
-
-def _chunk_of(log: str, origin: Sequence[int], size: Sequence[int]) -> str:
-    """The end of a chunk's key for the folder that the log of its tile lies in."""
-    tile = [int(i) for i in log.split(".")[1:]]
-    return "/".join(str(i + o // n) for i, o, n in zip(tile, origin, size, strict=True))
-
-
-def _group(attributes: Mapping[str, Any]) -> bytes:
-    document = {"zarr_format": 3, "node_type": "group", "attributes": {_ATTRIBUTE: attributes}}
-    return json.dumps(document, indent=2, allow_nan=False).encode()
-
-
-def _attributes(document: bytes, where: str) -> dict[str, Any] | None:
-    """The attributes of this library in a group; None where it has none."""
-    try:
-        found = json.loads(document)["attributes"].get(_ATTRIBUTE)
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise StoreError(f"{where} is not the metadata of a Zarr group ({error}); it may be damaged") from error
-    return found if isinstance(found, dict) else None
-
-
-def _extents(shape: Sequence[int | None], tile: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Extent of the array per dimension, and the array index of pixel 0: in the middle, on a tile's border."""
-    middle = [
-        0 if extent is not None else -(-COORDINATE_LIMIT // size) * size
-        for extent, size in zip(shape, tile, strict=True)
-    ]
-    return [extent or 2 * half for extent, half in zip(shape, middle, strict=True)], middle
-
-
-def _fill_value(definition: Mapping[str, Any], dtype: torch.dtype) -> object:
-    init = scalar_from_json(definition["blend_init"])
-    fill = torch.tensor([0 if init is None else init], dtype=dtype, device="cpu")
-    return to_stored(fill)[0].item()
+        disconnect(self._store)

@@ -16,8 +16,9 @@ import pytest
 import torch
 
 from infinite_tensor import InfiniteTensor, TensorWindow, ValidationError
-from infinite_tensor.definition import Definition, blend_of, differences, json_scalar, json_value, scalar_from_json
+from infinite_tensor.definition import blend_of, differences, json_scalar, json_value, scalar_from_json
 from infinite_tensor.fingerprint import fingerprint
+from infinite_tensor.tilestore.stored import definition_of
 
 WINDOW = TensorWindow((4,))
 
@@ -30,7 +31,7 @@ def test_definition_survives_json() -> None:
     base = tensor(tensor_id="base", version={"seed": 3})
     t = tensor(args=[base], args_windows=[WINDOW], blend=torch.maximum, blend_init=-math.inf)
     stored = json.loads(json.dumps(t.to_json(), allow_nan=False))
-    assert Definition.from_json(stored) == t._spec.definition
+    assert definition_of(stored) == t._spec.definition
     assert stored["blend_init"] == "-Infinity"
     assert stored["args"][0]["tensor_id"] == "base"
 

@@ -139,6 +139,34 @@ def test_what_is_said_to_be_covered_is_covered(window: TensorWindow, shape: tupl
     assert said or shape == (2, None) or window.dimension_map == (0, 0)
 
 
+@pytest.mark.parametrize(
+    ("window", "shape", "most"),
+    [
+        (TensorWindow((3, 4), stride=2), (None, None), 4),
+        (TensorWindow((7, 4), stride=(2, 3)), (None, None), 8),
+        (TensorWindow((3, 4), stride=(4, 4)), (None, None), 1),
+        (TensorWindow((7, 7), stride=1), (9, None), 21),
+        (TensorWindow((9, 9), stride=1), (8, None), 0),
+        (TensorWindow((6, 2), stride=1, dimension_map=(0, 0)), (None, None), 2),
+        (TensorWindow((2, 6), stride=1, dimension_map=(None, 1)), (2, None), 6),
+    ],
+)
+def test_the_overlap_is_the_most_windows_over_one_pixel(
+    window: TensorWindow, shape: tuple[int | None, ...], most: int
+) -> None:
+    grid = WindowGrid(window, shape)
+    assert grid.overlap == most
+    pixels = itertools.product(*(range(9 if extent is None else extent) for extent in shape))
+    counts = [len(list(window.intersecting_windows([slice(a, a + 1) for a in pixel], shape))) for pixel in pixels]
+    assert max(counts) == most
+
+
+@pytest.mark.parametrize("stored", [None, [], "w", {}, {"stride": [1]}, {"size": None}, {"size": [2], "offset": {}}])
+def test_what_is_no_stored_window_is_refused(stored: object) -> None:
+    with pytest.raises(ValidationError, match="window"):
+        TensorWindow.from_dict(stored)  # type: ignore[arg-type]
+
+
 def test_points_of_boxes_name_their_box() -> None:
     low, high = np.array([[0, 5], [2, 2], [1, 0]]), np.array([[2, 6], [2, 9], [2, 2]])
     points, owner = points_of_boxes(low, high)

@@ -1,0 +1,155 @@
+"""What a store says of a tensor, checked before anything is made of it: it may be damaged, or an attacker's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from infinite_tensor.definition import (
+    DEEPEST_JSON,
+    ArgDefinition,
+    Definition,
+    Json,
+    dtype_of,
+    json_scalar,
+    json_value,
+    scalar_from_json,
+)
+from infinite_tensor.errors import StoreError, ValidationError
+from infinite_tensor.tilestore.layout import TileLayout, tile_shape_of
+from infinite_tensor.validate import check_followed, check_output_window, checked_id, checked_shape
+from infinite_tensor.window import Index, Shape, TensorWindow, as_index
+
+FORMAT = 1
+"""Version of what is stored; what a later version has stored is refused."""
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A definition as a store holds it.
+
+    Attributes
+    ----------
+    definition : Definition
+        What decides the values.
+    tile_size : tuple of int or None
+        Extent of its tiles per dimension; None in a store that has none.
+    """
+
+    definition: Definition
+    tile_size: Index | None
+
+    @classmethod
+    def from_json(cls, stored: object) -> StoredTensor:
+        """What `stored` describes. Nothing in it is trusted, executed or imported, and nothing is allocated for it.
+
+        Raises
+        ------
+        ValidationError
+            If it is nothing that a tensor can have been stored as.
+        StoreError
+            If it is in the format of a later version.
+        """
+        fields = _fields("it", json_value("definition", stored, DEEPEST_JSON + 1))
+        version = as_index(fields.get("format", FORMAT))
+        if version is None or version < 1:
+            raise ValidationError(f"format must be a positive int, got {fields['format']!r:.200}")
+        if version > FORMAT:
+            raise StoreError(f"it has format {version}, this version reads up to {FORMAT}; upgrade infinite-tensor")
+        definition = definition_of(fields)
+        return cls(definition, _tile_size(definition, fields.get("tile_size")))
+
+    @classmethod
+    def of(cls, store: object, tensor_id: str, stored: object) -> StoredTensor:
+        """`from_json` of what `store` holds as the definition of `tensor_id`; StoreError for whatever is wrong."""
+        what = f"{store!r}: what is stored as the definition of tensor {tensor_id!r}"
+        try:
+            found = cls.from_json(stored)
+            name = stored.get("tensor_id", tensor_id) if isinstance(stored, Mapping) else tensor_id
+            if name != tensor_id:
+                raise ValidationError(f"it defines tensor {name!r:.200}")
+        except StoreError as error:
+            raise StoreError(f"{what} cannot be read: {error}") from error
+        except ValidationError as error:
+            raise StoreError(
+                f"{what} is none: {error!s:.1000}. It may be damaged; clear_tensor({tensor_id!r}) deletes it"
+            ) from error
+        return found
+
+
+def definition_of(fields: Mapping[str, Any]) -> Definition:
+    """The definition that `Definition.to_json` described.
+
+    Raises
+    ------
+    ValidationError
+        If it is not one that an `InfiniteTensor` can have.
+    """
+    shape, dtype = checked_shape(_field(fields, "shape")), dtype_of(_field(fields, "dtype"))
+    window = TensorWindow.from_dict(_field(fields, "output_window"))
+    check_output_window(window, shape)
+    blend = _field(fields, "blend")
+    if blend is not None and not isinstance(blend, str):
+        raise ValidationError(f"blend must be a name or None, got {blend!r}")
+    functions = _fields("functions", _field(fields, "functions"))
+    if not all(isinstance(digest, str) for digest in functions.values()):
+        raise ValidationError(f"functions must hold digests, got {functions!r}")
+    return Definition(
+        shape=shape,
+        dtype=dtype,
+        output_window=window,
+        args=tuple(_arg(at, arg, shape) for at, arg in enumerate(_list("args", _field(fields, "args")))),
+        blend=blend,
+        blend_init=_blend_init(_field(fields, "blend_init"), dtype),
+        version=json_value("version", _field(fields, "version")),
+        functions=functions,
+    )
+
+
+def _field(fields: Mapping[str, Any], name: str) -> Any:
+    if name not in fields:
+        raise ValidationError(f"{name} is missing")
+    return fields[name]
+
+
+def _fields(name: str, value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValidationError(f"{name} must be a dict, got {value!r:.200}")
+    return value
+
+
+def _list(name: str, value: object) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValidationError(f"{name} must be a list, got {value!r:.200}")
+    return value
+
+
+def _arg(at: int, stored: object, shape: Shape) -> ArgDefinition:
+    arg = _fields(f"args[{at}]", stored)
+    window = TensorWindow.from_dict(_field(arg, "window"))
+    check_followed(f"args[{at}].window", window, len(shape))
+    digest, tensor_id = _field(arg, "digest"), arg.get("tensor_id")
+    if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+        raise ValidationError(f"args[{at}].digest must be 64 hexadecimal digits, got {digest!r:.200}")
+    return ArgDefinition(window, digest, None if tensor_id is None else checked_id(tensor_id))
+
+
+def _blend_init(stored: Json, dtype: torch.dtype) -> Json:
+    return json_scalar("blend_init", scalar_from_json(stored), dtype)
+
+
+def _tile_size(definition: Definition, stored: object) -> Index | None:
+    if stored is None:
+        return None
+    tile = tile_shape_of(definition.shape, _list("tile_size", stored))
+    if list(tile) != stored:
+        raise ValidationError(
+            f"tile_size must be the extents of a tile of shape {definition.shape}, got {stored!r:.200}"
+        )
+    return TileLayout(definition.shape, tile, definition.dtype).tile_shape

@@ -1,0 +1,78 @@
+"""Definitions as stores write them: JSON that carries a digest of itself, so that damage never passes for truth."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from infinite_tensor.definition import Definition
+from infinite_tensor.tilestore.layout import TileLayout
+from infinite_tensor.tilestore.stored import StoredTensor
+
+_INCARNATION = re.compile(r"[0-9a-f]{16}")
+
+
+def parsed(document: bytes) -> dict[str, Any]:
+    """The JSON object in `document`; ValueError for anything else, however it is nested or encoded."""
+    try:
+        found = json.loads(document)
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"it holds a {type(found).__name__}, not an object")  # noqa: TRY004  (what it holds is a value)
+    return found
+
+
+def sealed(definition: Mapping[str, Any]) -> dict[str, Any]:
+    """`definition` with its digest, for `checked`."""
+    return {**definition, "digest": _digest(definition)}
+
+
+def checked(found: object, tensor_id: str | None = None) -> dict[str, Any]:
+    """A definition as `sealed` returned it.
+
+    Parameters
+    ----------
+    found : object
+        What was found in its place.
+    tensor_id : str, optional
+        The tensor that it must define; None for any.
+
+    Raises
+    ------
+    ValueError
+        If it is damaged, or not one at all.
+    StoreError
+        If it is intact, and in a format of a later version.
+    """
+    if not isinstance(found, dict) or "digest" not in found:
+        raise ValueError("there is no definition of a tensor")
+    if found["digest"] != _digest(found):
+        raise ValueError("its content does not match its digest")
+    if not isinstance(found.get("tensor_id"), str) or tensor_id not in (None, found["tensor_id"]):
+        raise ValueError(f"it defines tensor {found.get('tensor_id')!r:.200}")
+    layout_of(found)
+    if not isinstance(found.get("incarnation"), str) or not _INCARNATION.fullmatch(found["incarnation"]):
+        raise ValueError(f"its incarnation is {found.get('incarnation')!r:.200}, not 16 hexadecimal digits")
+    return found
+
+
+def layout_of(definition: Mapping[str, Any]) -> tuple[Definition, TileLayout]:
+    """What a definition says of a tensor and of its tiles; errors as of `StoredTensor.from_json`."""
+    stored = StoredTensor.from_json(definition)
+    if stored.tile_size is None:
+        raise ValueError("its tile_size is missing")
+    tensor = stored.definition
+    return tensor, TileLayout(tensor.shape, stored.tile_size, tensor.dtype)
+
+
+def _digest(definition: Mapping[str, Any]) -> str:
+    try:
+        fields = {key: value for key, value in definition.items() if key != "digest"}
+        canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
+    return hashlib.sha256(canonical.encode()).hexdigest()

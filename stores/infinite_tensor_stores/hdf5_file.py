@@ -1,0 +1,104 @@
+"""An open HDF5 file, and what is shared by the stores of a process that name it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from infinite_tensor.errors import StoreError
+from infinite_tensor.tilestore.contract import Garbage
+from infinite_tensor_stores.hdf5_slots import DEFINITION, TensorGroup, definition_in
+from infinite_tensor_stores.hdf5_space import give_back
+
+
+class SharedFile:
+    """An open HDF5 file, shared by all stores of this process that name it: two would write over each other."""
+
+    def __init__(self, h5: Any, writable: bool) -> None:
+        self.h5 = h5
+        self.writable = writable
+        self.lock = threading.RLock()
+        self.groups: dict[str, TensorGroup] = {}
+        self.users: weakref.WeakSet[object] = weakref.WeakSet()
+        self.process = os.getpid()
+        self._flushed = time.monotonic()
+
+    def group(self, name: str, definition: Mapping[str, Any]) -> TensorGroup:
+        """The tiles of the tensor in group `name`."""
+        with self.lock:
+            known = self.groups.get(name)
+            if known is None or known.incarnation != definition["incarnation"]:
+                known = self.groups[name] = TensorGroup(self.h5[name], definition)
+            return known
+
+    def delete(self, name: str) -> None:
+        """Delete a group, its definition first: without it the rest is garbage."""
+        with self.lock:
+            if name not in self.h5:
+                return
+            if DEFINITION in self.h5[name]:
+                del self.h5[name][DEFINITION]
+                self.flush()
+            known = self.groups.pop(name, None)
+            if known is not None:
+                known.let_go()
+            del self.h5[name]
+
+    def collect_garbage(self) -> Garbage:
+        """Delete groups without a definition, and the logs of complete tiles."""
+        with self.lock:
+            parts = size = 0
+            for name in [name for name in self.h5 if name.startswith("t-")]:
+                if DEFINITION not in self.h5[name]:
+                    sizes = _sizes(self.h5[name])
+                    self.delete(name)
+                    pruned = len(sizes), sum(sizes)
+                else:
+                    pruned = self._prune(name)
+                parts, size = parts + pruned[0], size + pruned[1]
+            self.flush()
+            return Garbage(parts, size)
+
+    def _prune(self, name: str) -> tuple[int, int]:
+        try:
+            definition = definition_in(self.h5[name])
+        except (ValueError, StoreError):
+            # To be verified, not to be cleaned.
+            return 0, 0
+        assert definition is not None
+        group = self.group(name, definition)
+        self.h5.flush()
+        return group.log.prune()
+
+    def flush(self, older_than: float = 0.0) -> None:
+        """Bring everything into the file, unless that was done less than `older_than` seconds ago."""
+        with self.lock:
+            if self.process == os.getpid() and time.monotonic() - self._flushed >= older_than:
+                self.h5.flush()
+                for group in self.groups.values():
+                    group.log.prune()
+                give_back(self.h5)
+                self._flushed = time.monotonic()
+
+    def release(self, user: object) -> None:
+        """Close the file if nobody else uses it."""
+        with self.lock:
+            self.users.discard(user)
+            if not self.users:
+                self.h5.close()
+
+
+def _sizes(group: Any) -> list[int]:
+    """The bytes that each dataset in a group takes."""
+    sizes: list[int] = []
+
+    def look_at(_name: str, item: Any) -> None:
+        if hasattr(item, "dtype"):
+            sizes.append(item.id.get_storage_size())
+
+    group.visititems(look_at)
+    return sizes

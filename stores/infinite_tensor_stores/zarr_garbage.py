@@ -1,0 +1,92 @@
+"""Deleting what no definition of a Zarr store refers to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zarr.abc.store import Store
+from zarr.core.sync import sync
+
+from infinite_tensor.errors import StoreError
+from infinite_tensor.tilestore.contract import Garbage
+from infinite_tensor_stores.zarr_layout import DOCUMENT, Place, definition_in, incarnation_of, is_temporary
+from infinite_tensor_stores.zarr_listing import children, pages, sizes_of, temporary_files_in
+from infinite_tensor_stores.zarr_objects import concurrently, delete_folder, get_many
+
+
+class Sweep:
+    """Deletes garbage and counts it. What does not have a name of our layout is left alone.
+
+    Attributes
+    ----------
+    logs : list of str
+        Prefixes of the logs that were deleted.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.logs: list[str] = []
+        self._store = store
+        self._objects = 0
+        self._bytes = 0
+
+    def run(self) -> Garbage:
+        """Go over the whole store."""
+        for name in children(self._store, ""):
+            if name.startswith("t-"):
+                self._sweep_incarnations(name)
+                self._sweep_logs(name)
+        if temporary_files_in(self._store):
+            for keys in pages(self._store, ""):
+                left_over = [key for key in keys if is_temporary(key)]
+                self._count(left_over)
+                concurrently(self._store.delete, left_over)
+        return Garbage(self._objects, self._bytes)
+
+    def _sweep_incarnations(self, name: str) -> None:
+        for folder in children(self._store, name):
+            incarnation, prefix = incarnation_of(folder), f"{name}/{folder}"
+            if incarnation is None or self._in_use(name, incarnation):
+                continue
+            counted = self._objects, self._bytes
+            for keys in pages(self._store, prefix):
+                self._count(keys)
+            # Counting may have taken long.
+            if self._in_use(name, incarnation):
+                self._objects, self._bytes = counted
+            else:
+                sync(delete_folder(self._store, prefix))
+
+    def _sweep_logs(self, name: str) -> None:
+        """Delete the logs of complete tiles."""
+        try:
+            definition = self._definition(name)
+        except (ValueError, StoreError):
+            return
+        if definition is None:
+            return
+        place = Place.of(definition)
+        for keys in pages(self._store, place.logs):
+            parts = [(key, part[0]) for key in keys if (part := place.tile_of_part(key)) is not None]
+            tiles = list(dict.fromkeys(tile for _, tile in parts))
+            exist = concurrently(self._store.exists, map(place.chunk, tiles))
+            complete = {tile for tile, there in zip(tiles, exist, strict=True) if there}
+            self._count([key for key, tile in parts if tile in complete])
+            finished = list(map(place.log, complete))
+            concurrently(lambda log: delete_folder(self._store, log), finished)
+            self.logs += finished
+
+    def _in_use(self, name: str, incarnation: str) -> bool:
+        """Whether the definition of a group names this incarnation, or cannot be read to the end."""
+        try:
+            definition = self._definition(name)
+        except (ValueError, StoreError):
+            return True
+        return definition is not None and definition["incarnation"] == incarnation
+
+    def _definition(self, name: str) -> dict[str, object] | None:
+        (document,) = get_many(self._store, [f"{name}/{DOCUMENT}"])
+        return None if document is None else definition_in(document, name)
+
+    def _count(self, keys: Sequence[str]) -> None:
+        self._objects += len(keys)
+        self._bytes += sum(sizes_of(self._store, list(keys)))

@@ -1,0 +1,189 @@
+"""Where the objects of a tensor lie in a Zarr hierarchy, and what its two ``zarr.json`` say."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from infinite_tensor.definition import Definition, Json, json_scalar, scalar_from_json
+from infinite_tensor.indexing import COORDINATE_LIMIT
+from infinite_tensor.tilestore.layout import TileLayout
+from infinite_tensor.window import Index
+from infinite_tensor_stores.documents import checked, layout_of, parsed
+from infinite_tensor_stores.dtypes import stored_dtype, to_stored
+from infinite_tensor_stores.names import name_of
+
+ATTRIBUTE = "infinite_tensor"
+DOCUMENT = "zarr.json"
+
+_FOLDER = re.compile(r"(tiles|partial)-(?P<incarnation>[0-9a-f]{16})")
+_LONGEST_LOG = 10**6
+_TEMPORARY = re.compile(r"[^/]*\.[0-9a-f]{32}\.partial")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the tiles of one incarnation of a tensor are.
+
+    Attributes
+    ----------
+    name : str
+        The tensor's group.
+    definition : mapping
+        What defines it.
+    layout : TileLayout
+        How the tensor is cut into tiles, each of which is a chunk.
+    origin : tuple of int
+        Index of pixel 0 in the array, in pixels per dimension.
+    """
+
+    name: str
+    definition: Mapping[str, Any]
+    layout: TileLayout
+    origin: Index
+
+    @classmethod
+    def of(cls, definition: Mapping[str, Any]) -> Place:
+        """The place that a definition means; ValueError where it makes no sense."""
+        _, layout = layout_of(definition)
+        origin = origin_of(layout.shape, layout.tile_shape)
+        if definition.get("origin") != list(origin):
+            raise ValueError(f"its origin is {definition.get('origin')!r:.200}, not {list(origin)}")
+        return cls(name_of(definition["tensor_id"]), definition, layout, origin)
+
+    @property
+    def group(self) -> str:
+        """Key of the document that holds the definition."""
+        return f"{self.name}/{DOCUMENT}"
+
+    @property
+    def array(self) -> str:
+        """The folder of the array of complete tiles."""
+        return f"{self.name}/tiles-{self.definition['incarnation']}"
+
+    @property
+    def logs(self) -> str:
+        """The folder of the logs of partial tiles."""
+        return f"{self.name}/partial-{self.definition['incarnation']}"
+
+    def chunk(self, tile: Index) -> str:
+        """Key of a complete tile."""
+        chunk = [i + o // n for i, o, n in zip(tile, self.origin, self.layout.tile_shape, strict=True)]
+        return f"{self.array}/c/{'/'.join(map(str, chunk))}"
+
+    def log(self, tile: Index) -> str:
+        """Prefix of the log of a partial tile, which also names the tile in its parts."""
+        return f"{self.logs}/0.{'.'.join(map(str, tile))}"
+
+    def tile_of_chunk(self, key: str) -> Index | None:
+        """The tile whose chunk has this key; None if it is no chunk of this array."""
+        chunk = _ints(key.removeprefix(f"{self.array}/c/").split("/"))
+        if chunk is None or len(chunk) != len(self.origin):
+            return None
+        tile = tuple([i - o // n for i, o, n in zip(chunk, self.origin, self.layout.tile_shape, strict=True)])
+        return tile if self.chunk(tile) == key else None
+
+    def tile_of_part(self, key: str) -> tuple[Index, int] | None:
+        """The partial tile whose log has a part of this key, and the part's number; None if it is no such key."""
+        log, _, end = key.removeprefix(f"{self.logs}/").rpartition("/")
+        tile, number = _ints(log.split(".")), _ints([end])
+        if tile is None or len(tile) != len(self.origin) + 1 or number is None or not 0 <= number[0] < _LONGEST_LOG:
+            return None
+        return (tile[1:], number[0]) if f"{self.log(tile[1:])}/{number[0]}" == key else None
+
+
+def origin_of(shape: Sequence[int | None], tile: Sequence[int]) -> Index:
+    """The array index of pixel 0: in the middle of an unbounded dimension, on a tile's border."""
+    return tuple(
+        [
+            0 if extent is not None else -(-COORDINATE_LIMIT // size) * size
+            for extent, size in zip(shape, tile, strict=True)
+        ]
+    )
+
+
+def group_document(attributes: Mapping[str, Any], damaged: bytes = b"") -> bytes:
+    """The ``zarr.json`` of a group that holds `attributes`, and what users have added to the one it replaces."""
+    try:
+        found = parsed(damaged).get("attributes")
+    except ValueError:
+        found = None
+    others = found if isinstance(found, dict) else {}
+    return _dumped({"zarr_format": 3, "node_type": "group", "attributes": {**others, ATTRIBUTE: attributes}})
+
+
+def attributes_in(document: bytes, node: str = "group") -> dict[str, Any] | None:
+    """The attributes of this library in a ``zarr.json``, None where it has none; ValueError if it is damaged."""
+    found = parsed(document)
+    attributes = found.get("attributes")
+    if found.get("zarr_format") != 3 or found.get("node_type") != node or not isinstance(attributes, dict):
+        raise ValueError(f"it is not the metadata of a Zarr {node}")
+    ours = attributes.get(ATTRIBUTE)
+    if ours is not None and not isinstance(ours, dict):
+        raise ValueError(f"its attribute {ATTRIBUTE!r} is {ours!r}")
+    return ours
+
+
+def definition_in(document: bytes, name: str, node: str = "group") -> dict[str, Any]:
+    """The definition in the ``zarr.json`` of group `name`, or of an array in it; ValueError if it is damaged."""
+    definition = checked(attributes_in(document, node))
+    if name_of(definition["tensor_id"]) != name:
+        raise ValueError(f"it defines tensor {definition['tensor_id']!r}")
+    Place.of(definition)
+    return definition
+
+
+def array_document(definition: Mapping[str, Any]) -> dict[str, Any]:
+    """The ``zarr.json`` of the array of complete tiles, for other readers: all of it follows from the definition."""
+    tensor, layout = layout_of(definition)
+    middle = origin_of(layout.shape, layout.tile_shape)
+    return {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": [2 * half if extent is None else extent for extent, half in zip(layout.shape, middle, strict=True)],
+        "data_type": stored_dtype(tensor.dtype),
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(layout.tile_shape)}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "fill_value": _fill_value(tensor),
+        "codecs": definition.get("codecs"),
+        "attributes": {ATTRIBUTE: dict(definition)},
+    }
+
+
+def array_bytes(definition: Mapping[str, Any]) -> bytes:
+    """`array_document` as it is stored."""
+    return _dumped(array_document(definition))
+
+
+def is_temporary(key: str) -> bool:
+    """Whether an object is what zarr's LocalStore writes before it renames it, left behind by a process that ended."""
+    return _TEMPORARY.fullmatch(key.rpartition("/")[2]) is not None
+
+
+def incarnation_of(folder: str) -> str | None:
+    """The incarnation whose tiles or logs a folder of a tensor holds; None if it is no such folder."""
+    found = _FOLDER.fullmatch(folder)
+    return None if found is None else found["incarnation"]
+
+
+def _dumped(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document, indent=2, allow_nan=False).encode()
+
+
+def _fill_value(tensor: Definition) -> Json:
+    init = scalar_from_json(tensor.blend_init)
+    fill = torch.tensor([0 if init is None else init], dtype=tensor.dtype, device="cpu")
+    dtype = torch.uint16 if tensor.dtype is torch.bfloat16 else tensor.dtype
+    return json_scalar("blend_init", to_stored(fill)[0].item(), dtype)
+
+
+def _ints(parts: Sequence[str]) -> Index | None:
+    try:
+        return tuple([int(part) for part in parts])
+    except ValueError:
+        return None

@@ -1,0 +1,95 @@
+"""Listing what a zarr Store holds, in pages, while other processes add and delete."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterator
+from itertools import islice
+from pathlib import Path
+
+from zarr.abc.store import Store
+from zarr.core.sync import sync
+from zarr.storage import LocalStore, WrapperStore
+
+from infinite_tensor.tilestore.contract import TensorInfo
+from infinite_tensor.window import Index
+from infinite_tensor_stores.zarr_layout import Place
+from infinite_tensor_stores.zarr_objects import concurrently
+
+_PAGE = 1000
+
+
+def pages(store: Store, prefix: str, length: int = _PAGE) -> Iterator[list[str]]:
+    """The keys of all objects below a folder (all there are, for ``""``), up to `length` at a time."""
+    if isinstance(store, LocalStore):
+        keys = _walked(store.root, prefix)
+    else:
+        keys = _listed(store.list_prefix(f"{prefix}/" if prefix else ""))
+    while page := list(islice(keys, length)):
+        yield page
+
+
+def children(store: Store, prefix: str) -> list[str]:
+    """Names of the objects and folders right below a folder."""
+
+    async def names() -> list[str]:
+        return [name.rstrip("/") async for name in store.list_dir(prefix)]
+
+    return sync(names())
+
+
+def sizes_of(store: Store, keys: list[str]) -> list[int]:
+    """Size of each object in bytes, 0 where it has gone meanwhile."""
+
+    async def size(key: str) -> int:
+        try:
+            return await store.getsize(key)
+        except FileNotFoundError:
+            return 0
+
+    return concurrently(size, keys)
+
+
+def described(store: Store, place: Place) -> TensorInfo:
+    """What is stored of the tensor at `place`."""
+    complete, stored = 0, 0
+    for keys in pages(store, f"{place.array}/c"):
+        chunks = [key for key in keys if place.tile_of_chunk(key) is not None]
+        complete += len(chunks)
+        stored += sum(sizes_of(store, chunks))
+    logs: set[Index] = set()
+    for keys in pages(store, place.logs):
+        parts = {key: part[0] for key in keys if (part := place.tile_of_part(key)) is not None}
+        logs.update(parts.values())
+        stored += sum(sizes_of(store, list(parts)))
+    # A log that another process has left behind does not make a complete tile partial.
+    partial = concurrently(store.exists, map(place.chunk, logs)).count(False)
+    definition = dict(place.definition)
+    return TensorInfo(definition["tensor_id"], definition, complete, partial, stored, place.array)
+
+
+def temporary_files_in(store: Store) -> bool:
+    """Whether processes that were killed may have left files behind that stand for no object."""
+    while isinstance(store, WrapperStore):
+        store = store._store
+    return isinstance(store, LocalStore)
+
+
+def _walked(root: Path, prefix: str) -> Iterator[str]:
+    # Unlike zarr's own listing, os.walk minds no folder that another process deletes meanwhile.
+    for folder, _, names in os.walk(root / prefix):
+        within = Path(folder).relative_to(root).as_posix()
+        yield from (name if within == "." else f"{within}/{name}" for name in names)
+
+
+def _listed(keys: AsyncIterator[str]) -> Iterator[str]:
+    async def some() -> list[str]:
+        found = []
+        async for key in keys:
+            found.append(key)
+            if len(found) == _PAGE:
+                break
+        return found
+
+    while page := sync(some()):
+        yield from page

@@ -1,0 +1,143 @@
+"""Looking for damage in what is stored of one tensor in a Zarr store, and mending it.
+
+Everything is listed, fetched and decoded in pages, so memory stays bounded however much there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from zarr.abc.store import Store
+
+from infinite_tensor.tilestore.contract import Damage
+from infinite_tensor.tilestore.partial import PartialTile
+from infinite_tensor.window import Index
+from infinite_tensor_stores.documents import parsed
+from infinite_tensor_stores.zarr_chunks import ChunkCodec, normal_form
+from infinite_tensor_stores.zarr_layout import (
+    DOCUMENT,
+    Place,
+    array_bytes,
+    array_document,
+    attributes_in,
+    definition_in,
+    group_document,
+    incarnation_of,
+)
+from infinite_tensor_stores.zarr_listing import children, pages
+from infinite_tensor_stores.zarr_objects import concurrently, create, get_many, put_many
+
+_PAGE_BYTES = 2**26
+_PAGE_TILES = 256
+
+
+def looked_over(store: Store, name: str, document: bytes, *, repair: bool) -> tuple[list[Damage], Place | None]:
+    """What is damaged of the definition of a tensor, and its place, if that can be told."""
+    try:
+        return [], Place.of(definition_in(document, name))
+    except ValueError as error:
+        found = [Damage("definition", None, f"{name}/{DOCUMENT}", str(error))]
+    definition = _intact_copy(store, name)
+    if definition is None:
+        return found, None
+    if repair:
+        put_many(store, {f"{name}/{DOCUMENT}": group_document(definition, document)})
+    return found, Place.of(definition)
+
+
+def damages(store: Store, place: Place, *, repair: bool) -> Iterator[Damage]:
+    """What is damaged of the array, the complete tiles and the partial tiles at `place`; mended as it is found."""
+    codec = ChunkCodec(array_document(place.definition))
+    yield from _in_array(store, place, repair=repair)
+    yield from _in_tiles(store, place, codec, repair=repair)
+    yield from _in_logs(store, place, repair=repair)
+
+
+def _intact_copy(store: Store, name: str) -> dict[str, object] | None:
+    """The definition of a tensor as the attributes of its arrays hold it; None if there is not exactly one."""
+    folders = [folder for folder in children(store, name) if folder.startswith("tiles-") and incarnation_of(folder)]
+    documents = get_many(store, [f"{name}/{folder}/{DOCUMENT}" for folder in folders])
+    found = []
+    for folder, document in zip(folders, documents, strict=True):
+        try:
+            definition = definition_in(document or b"", name, "array")
+        except ValueError:
+            continue
+        if definition["incarnation"] == incarnation_of(folder):
+            found.append(definition)
+    return found[0] if len(found) == 1 else None
+
+
+def _in_array(store: Store, place: Place, *, repair: bool) -> Iterator[Damage]:
+    key = f"{place.array}/{DOCUMENT}"
+    try:
+        (document,) = get_many(store, [key])
+        if document is None:
+            raise ValueError("it is missing")
+        if attributes_in(document, "array") != place.definition:
+            raise ValueError("it holds another definition than the group")
+        found, expected = normal_form(parsed(document)), normal_form(array_document(place.definition))
+        differing = [field for field, value in expected.items() if field != "attributes" and found.get(field) != value]
+        if differing:
+            raise ValueError(f"what the definition says differs in {', '.join(differing)}")
+    except ValueError as error:
+        yield Damage("array", None, key, str(error))
+        if repair:
+            put_many(store, {key: array_bytes(place.definition)})
+
+
+def _in_tiles(store: Store, place: Place, codec: ChunkCodec, *, repair: bool) -> Iterator[Damage]:
+    for keys in pages(store, f"{place.array}/c", _page_length(place)):
+        chunks = [(key, tile) for key in keys if (tile := place.tile_of_chunk(key)) is not None]
+        stored = get_many(store, [key for key, _ in chunks])
+        present = [(key, tile, data) for (key, tile), data in zip(chunks, stored, strict=True) if data is not None]
+        blocks = codec.decode([data for *_, data in present], [key for key, *_ in present])
+        damaged = []
+        for (key, tile, _), block in zip(present, blocks, strict=True):
+            if isinstance(block, Exception):
+                damaged.append(key)
+                yield Damage("tile", tile, key, str(block))
+        if repair:
+            concurrently(store.delete, damaged)
+
+
+def _in_logs(store: Store, place: Place, *, repair: bool) -> Iterator[Damage]:
+    numbers: dict[Index, set[int]] = {}
+    for keys in pages(store, place.logs, _page_length(place)):
+        parts = [(key, *part) for key in keys if (part := place.tile_of_part(key)) is not None]
+        mended = {}
+        for (key, tile, number), data in zip(parts, get_many(store, [key for key, *_ in parts]), strict=True):
+            if data is None:
+                continue
+            numbers.setdefault(tile, set()).add(number)
+            try:
+                PartialTile.from_bytes(data, place.log(tile))
+            except ValueError as error:
+                yield Damage("partial", tile, key, str(error))
+                mended[key] = _nothing(place, tile)
+        if repair:
+            put_many(store, mended)
+    yield from _gaps(store, place, numbers, repair=repair)
+
+
+def _gaps(store: Store, place: Place, numbers: dict[Index, set[int]], *, repair: bool) -> Iterator[Damage]:
+    """Parts that are missing, so that later ones of the log are not read."""
+    missing = {tile: sorted(set(range(max(found))) - found) for tile, found in numbers.items()}
+    gaps = [tile for tile, absent in missing.items() if absent]
+    # A process that has completed a tile is deleting its log, or will not miss it.
+    complete = concurrently(store.exists, [place.chunk(tile) for tile in gaps])
+    for tile in (tile for tile, done in zip(gaps, complete, strict=True) if not done):
+        for number in missing[tile]:
+            key = f"{place.log(tile)}/{number}"
+            yield Damage("partial", tile, key, "it is missing, so that later parts are not read")
+            if repair:
+                concurrently(lambda key: create(store, key, _nothing(place, tile)), [key])  # noqa: B023  (runs now)
+
+
+def _nothing(place: Place, tile: Index) -> bytes:
+    """A part that says nothing, in the place of a damaged one: a log is read up to the first part that is missing."""
+    return PartialTile().to_bytes(place.log(tile))
+
+
+def _page_length(place: Place) -> int:
+    return max(1, min(_PAGE_TILES, _PAGE_BYTES // place.layout.tile_bytes))

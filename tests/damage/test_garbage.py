@@ -1,0 +1,268 @@
+"""What `gc` deletes, and what it leaves alone."""
+
+from __future__ import annotations
+
+import json
+import threading
+import uuid
+from pathlib import Path
+from typing import Any
+
+import h5py
+import pytest
+import torch
+from zarr.core.buffer import Buffer, default_buffer_prototype
+from zarr.core.sync import sync
+from zarr.storage import LocalStore, MemoryStore, WrapperStore
+
+from infinite_tensor import HDF5TileStore, InfiniteTensor, TensorWindow, ValidationError, ZarrTileStore
+from infinite_tensor.tilestore import Garbage
+from infinite_tensor.tilestore.persistent import PersistentTileStore
+from infinite_tensor_stores.zarr_listing import pages
+from infinite_tensor_stores.zarr_objects import create, put_many
+
+EMPTY = Garbage(0, 0)
+
+
+def a_tensor(store: PersistentTileStore, name: str = "t") -> InfiniteTensor:
+    return InfiniteTensor(
+        (None, None),
+        lambda ctx: torch.full((4, 4), 100.0 * ctx[0] + ctx[1]),
+        TensorWindow((4, 4), stride=3),
+        tile_store=store,
+        tensor_id=name,
+    )
+
+
+def filled(store: PersistentTileStore) -> torch.Tensor:
+    """Complete and partial tiles, in a store that is closed then."""
+    with store:
+        pixels: torch.Tensor = a_tensor(store)[0:9, 0:9]
+    return pixels
+
+
+def files(path: Path) -> dict[str, bytes]:
+    return {file.relative_to(path).as_posix(): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def written(path: Path, *names: str) -> dict[str, bytes]:
+    """Write files of 10 bytes below `path`."""
+    for name in names:
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(b"0123456789")
+    return dict.fromkeys(names, b"0123456789")
+
+
+def test_temporary_files_of_killed_processes_count_for_nothing_and_are_deleted(tmp_path: Path) -> None:
+    expected = filled(ZarrTileStore(tmp_path, tile_size=8))
+    intact = files(tmp_path)
+    with ZarrTileStore(tmp_path) as store:
+        info = store.tensor_info("t")
+    temporary = {f"{name.removesuffix('.json')}.{uuid.uuid4().hex}.partial" for name in intact}
+    temporary |= {f"t-new/zarr.{uuid.uuid4().hex}.partial"}
+    written(tmp_path, *temporary)
+    with ZarrTileStore(tmp_path) as store:
+        assert store.tensor_info("t") == info
+        assert store.tensor_ids() == ["t"]
+        assert store.verify("t") == []
+        assert store.gc() == Garbage(len(temporary), 10 * len(temporary))
+        assert store.gc() == EMPTY
+        assert torch.equal(store.open("t")[0:9, 0:9], expected)
+    assert files(tmp_path) == intact
+
+
+def test_what_no_definition_refers_to_is_deleted_and_what_is_not_ours_stays(tmp_path: Path) -> None:
+    filled(ZarrTileStore(tmp_path, tile_size=8))
+    old, other = "0123456789abcdef", "fedcba9876543210"
+    ours = files(tmp_path)
+    ours |= written(
+        tmp_path,
+        "notes.txt",
+        "theirs/zarr.json",
+        "t-t/notes.txt",
+        "t-t/tiles-old/c/0/0",
+        "t-noted/notes.txt",
+        "t-noted/tiles-0123/zarr.json",
+        "t-file",
+    )
+    garbage = written(
+        tmp_path,
+        f"t-t/tiles-{old}/zarr.json",
+        f"t-t/tiles-{old}/c/1/2",
+        f"t-t/partial-{old}/0.0.0/0",
+        f"t-noted/partial-{other}/0.0.0/0",
+        f"t-gone/tiles-{other}/zarr.json",
+    )
+    with ZarrTileStore(tmp_path) as store:
+        assert store.gc() == Garbage(len(garbage), 10 * len(garbage))
+        assert store.gc() == EMPTY
+    assert files(tmp_path) == ours
+
+
+def test_a_tensor_whose_definition_is_damaged_is_left_to_verify(tmp_path: Path) -> None:
+    expected = filled(ZarrTileStore(tmp_path, tile_size=8))
+    group = tmp_path / "t-t" / "zarr.json"
+    group.write_bytes(group.read_bytes()[:-100])
+    before = files(tmp_path)
+    with ZarrTileStore(tmp_path) as store:
+        assert store.gc() == EMPTY
+        assert files(tmp_path) == before
+        assert len(store.verify("t", repair=True)) == 1
+        assert torch.equal(store.open("t")[0:9, 0:9], expected)
+
+
+def test_the_log_of_a_complete_tile_is_deleted_and_the_tensor_goes_on(tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path, tile_size=8) as store:
+        expected = a_tensor(store)[0:9, 0:9]
+        store.flush()
+        (log,) = (tmp_path / "t-t").glob("partial-*")
+        left_behind = written(log, "0.0.0/0", "0.0.0/2")
+        assert store.gc() == Garbage(len(left_behind), 10 * len(left_behind))
+        assert not (log / "0.0.0").exists()
+        assert torch.equal(a_tensor(store)[0:9, 0:9], expected)
+        assert a_tensor(store)[0:16, 0:16].shape == (16, 16)
+    with ZarrTileStore(tmp_path, mode="r") as store:
+        assert torch.equal(store.open("t")[0:9, 0:9], expected)
+        assert store.verify("t") == []
+
+
+@pytest.mark.parametrize("kind", ["url", "zarr store", "wrapped directory"])
+def test_every_kind_of_storage_is_swept(tmp_path: Path, kind: str) -> None:
+    targets: dict[str, Any] = {
+        "url": f"memory://{tmp_path}",
+        "zarr store": MemoryStore(),
+        "wrapped directory": WrapperStore(LocalStore(tmp_path)),
+    }
+    expected = filled(ZarrTileStore(targets[kind], tile_size=8))
+    with ZarrTileStore(targets[kind]) as store:
+        put_many(store._store, {"t-t/tiles-0123456789abcdef/c/0/0": b"12345", "t-x/notes.txt": b"1"})
+        assert store.gc() == Garbage(1, 5)
+        assert store.gc() == EMPTY
+        assert torch.equal(store.open("t")[0:9, 0:9], expected)
+    if kind == "wrapped directory":
+        written(tmp_path, f"zarr.{uuid.uuid4().hex}.partial")
+        with ZarrTileStore(targets[kind]) as store:
+            assert store.gc() == Garbage(1, 10)
+
+
+def test_a_tensor_that_comes_to_be_while_its_folder_is_counted_stays(tmp_path: Path) -> None:
+    expected = filled(ZarrTileStore(tmp_path, tile_size=8))
+    group = tmp_path / "t-t" / "zarr.json"
+    definition = group.read_bytes()
+    group.unlink()
+    before = files(tmp_path)
+
+    class Slow(LocalStore):
+        async def getsize(self, key: str) -> int:
+            group.write_bytes(definition)
+            return await super().getsize(key)
+
+    with ZarrTileStore(Slow(tmp_path)) as store:
+        assert store.gc() == EMPTY
+        assert torch.equal(store.open("t")[0:9, 0:9], expected)
+    assert files(tmp_path).keys() == {*before, "t-t/zarr.json"}
+
+
+def test_a_store_is_filled_while_it_is_swept(tmp_path: Path) -> None:
+    """Files that another process is writing, and folders that it deletes, do no harm to either."""
+    done = threading.Event()
+    failures: list[BaseException] = []
+
+    def sweep() -> None:
+        try:
+            with ZarrTileStore(tmp_path, tile_size=8) as store:
+                while not done.is_set():
+                    store.gc()
+        except BaseException as error:  # noqa: BLE001  (shown by the test)
+            failures.append(error)
+
+    with ZarrTileStore(tmp_path, tile_size=8) as store:
+        a_tensor(store)
+    thread = threading.Thread(target=sweep)
+    thread.start()
+    try:
+        with ZarrTileStore(tmp_path, tile_size=8) as store:
+            tensor = a_tensor(store)
+            for y in range(0, 96, 3):
+                tensor[y : y + 3, 0:24]
+                store.flush()
+            expected = tensor[0:96, 0:24]
+    finally:
+        done.set()
+        thread.join()
+    assert failures == []
+    with ZarrTileStore(tmp_path, mode="r") as store:
+        assert store.verify("t") == []
+        assert torch.equal(store.open("t")[0:96, 0:24], expected)
+
+
+def test_a_write_whose_temporary_file_was_swept_is_written_again(tmp_path: Path) -> None:
+    class Swept(LocalStore):
+        def __init__(self, root: Path, *, read_only: bool = False) -> None:
+            super().__init__(root, read_only=read_only)
+            self.left = 2
+
+        async def _set(self, key: str, value: Buffer, exclusive: bool = False) -> None:
+            if self.left:
+                self.left -= 1
+                raise FileNotFoundError(key)
+            await super()._set(key, value, exclusive)
+
+    put_many(Swept(tmp_path), {"a": b"1"})
+    assert sync(create(Swept(tmp_path), "b", b"2"))
+    assert files(tmp_path) == {"a": b"1", "b": b"2"}
+    never = Swept(tmp_path)
+    never.left = 10**6
+    with pytest.raises(FileNotFoundError):
+        put_many(never, {"c": b"3"})
+
+
+def test_a_read_only_store_collects_nothing(tmp_path: Path) -> None:
+    filled(ZarrTileStore(tmp_path / "z", tile_size=8))
+    filled(HDF5TileStore(tmp_path / "h.h5", tile_size=8))
+    for store in (ZarrTileStore(tmp_path / "z", mode="r"), HDF5TileStore(tmp_path / "h.h5", mode="r")):
+        with store, pytest.raises(ValidationError, match="read-only"):
+            store.gc()
+
+
+def test_a_group_without_a_definition_is_deleted_from_an_hdf5_file(tmp_path: Path) -> None:
+    path = tmp_path / "s.h5"
+    expected = filled(HDF5TileStore(path, tile_size=8))
+    with h5py.File(path, "r+") as file:
+        file.copy("t-t", "t-killed")
+        del file["t-killed/definition"]
+        parts = len(file["t-killed/partial"])
+        file["notes"] = [1, 2, 3]
+    with HDF5TileStore(path) as store:
+        collected = store.gc()
+        assert collected.objects == parts + 3
+        assert collected.bytes > 0
+        assert store.gc() == EMPTY
+        assert torch.equal(store.open("t")[0:9, 0:9], expected)
+    with h5py.File(path, "r") as file:
+        assert set(file) == {"t-t", "notes"}
+
+
+def test_a_damaged_definition_keeps_a_tensor_in_an_hdf5_file(tmp_path: Path) -> None:
+    path = tmp_path / "s.h5"
+    expected = filled(HDF5TileStore(path, tile_size=8))
+    with h5py.File(path, "r+") as file:
+        definition = json.loads(file["t-t/definition"][()])
+        del file["t-t/definition"]
+        file["t-t/definition"] = json.dumps({**definition, "version": "damaged"})
+    with HDF5TileStore(path) as store:
+        assert store.gc() == EMPTY
+        assert len(store.verify("t", repair=True)) == 1
+        assert torch.equal(store.open("t")[0:9, 0:9], expected)
+
+
+def test_a_page_of_a_listing_holds_as_many_keys_as_asked_for(tmp_path: Path) -> None:
+    names = set(written(tmp_path, *(f"a/{i}/{j}" for i in range(4) for j in range(5)), "b/1"))
+    for store in (LocalStore(tmp_path), WrapperStore(LocalStore(tmp_path))):
+        found = list(pages(store, "a", 7))
+        assert [len(page) for page in found] == [7, 7, 6]
+        assert {key for page in found for key in page} == names - {"b/1"}
+        assert {key for page in pages(store, "") for key in page} == names
+        assert list(pages(store, "missing")) == []
+    memory = MemoryStore({"ab/1": default_buffer_prototype().buffer.from_bytes(b"1")})
+    assert list(pages(memory, "a")) == []

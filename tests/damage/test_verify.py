@@ -1,0 +1,485 @@
+"""What `verify` lists, and what it mends."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import h5py
+import numpy as np
+import pytest
+import torch
+import zarr
+
+from infinite_tensor import (
+    DamagedDataWarning,
+    HDF5TileStore,
+    InfiniteTensor,
+    StoreError,
+    TensorWindow,
+    ValidationError,
+    ZarrTileStore,
+)
+from infinite_tensor.tilestore.persistent import PersistentTileStore
+
+Make: TypeAlias = Callable[..., PersistentTileStore]
+
+
+class Counted:
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, ...]] = []
+
+    def __call__(self, ctx: tuple[int, ...]) -> torch.Tensor:
+        self.calls.append(ctx)
+        return torch.full((4, 4), 100.0 * ctx[0] + ctx[1])
+
+
+def a_tensor(store: PersistentTileStore, f: Counted, name: str = "t", **options: Any) -> InfiniteTensor:
+    window = TensorWindow((4, 4), stride=3)
+    return InfiniteTensor((None, None), f, window, tile_store=store, tensor_id=name, **options)
+
+
+def filled(store: PersistentTileStore, name: str = "t") -> torch.Tensor:
+    """Complete and partial tiles, in a store that is closed then."""
+    with store:
+        pixels: torch.Tensor = a_tensor(store, Counted(), name)[0:9, 0:9]
+    return pixels
+
+
+def zarr_at(path: Path, **options: Any) -> ZarrTileStore:
+    return ZarrTileStore(path / "s.zarr", tile_size=8, **options)
+
+
+def hdf5_at(path: Path, **options: Any) -> HDF5TileStore:
+    return HDF5TileStore(path / "s.h5", tile_size=8, **options)
+
+
+def group_of(path: Path, name: str = "t") -> Path:
+    return path / "s.zarr" / f"t-{name}" / "zarr.json"
+
+
+def array_of(path: Path, name: str = "t") -> Path:
+    (found,) = group_of(path, name).parent.glob("tiles-*/zarr.json")
+    return found
+
+
+def flip(path: Path, text: bytes) -> None:
+    """Change one byte of a file, within the only place where `text` stands."""
+    before, after = path.read_bytes().split(text)
+    path.write_bytes(before + bytes([text[0] ^ 1]) + text[1:] + after)
+
+
+def rewritten(path: Path, **changed: Any) -> None:
+    """Change fields of the definition in a group's metadata, as an attacker would: with a digest that fits."""
+    group = json.loads(path.read_text())
+    fields = {**group["attributes"]["infinite_tensor"], **changed}
+    del fields["digest"]
+    canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"))
+    fields["digest"] = hashlib.sha256(canonical.encode()).hexdigest()
+    group["attributes"]["infinite_tensor"] = fields
+    path.write_text(json.dumps(group))
+
+
+@pytest.fixture(params=["zarr", "hdf5"])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
+    at = zarr_at if request.param == "zarr" else hdf5_at
+    return lambda **options: at(tmp_path, **options)
+
+
+# Any store.
+
+
+def test_a_read_only_store_verifies_and_refuses_to_repair(make: Make) -> None:
+    filled(make())
+    with make(mode="r") as store:
+        assert store.verify("t") == []
+        with pytest.raises(ValidationError, match="read-only"):
+            store.verify("t", repair=True)
+
+
+def test_a_tensor_that_is_only_in_memory_has_no_damage(make: Make) -> None:
+    filled(make())
+    with make(mode="r") as store:
+        a_tensor(store, Counted(), "new")
+        assert store.verify("new") == []
+        with pytest.raises(StoreError, match="no tensor 'unknown'"):
+            store.verify("unknown")
+
+
+# The definition.
+
+
+def _damage_definition(path: Path) -> None:
+    _change(path, group_of, "definition")
+
+
+def _damage_copy(path: Path) -> None:
+    _change(path, array_of, "copy")
+
+
+def _change(path: Path, document_of: Callable[[Path], Path], name: str) -> None:
+    """Make a definition one of another tensor that could well exist."""
+    true, false = b'"blend_init": null', b'"blend_init": 9.25'
+    if (path / "s.zarr").exists():
+        text = document_of(path).read_bytes()
+        assert true in text
+        document_of(path).write_bytes(text.replace(true, false))
+        return
+    with h5py.File(path / "s.h5", "r+") as file:
+        text = bytes(file["t-t"][name][()])
+        assert true in text
+        del file["t-t"][name]
+        file["t-t"][name] = np.bytes_(text.replace(true, false))
+
+
+def test_a_damaged_definition_is_an_error_that_says_what_to_do(make: Make, tmp_path: Path) -> None:
+    filled(make())
+    _damage_definition(tmp_path)
+    with make() as store:
+        for use in (lambda: a_tensor(store, Counted()), lambda: store.open("t"), lambda: store.tensor_info("t")):
+            with pytest.raises(StoreError, match=r"'t'.*damaged.*verify\('t', repair=True\).*clear_tensor\('t'\)"):
+                use()
+        assert store.tensor_ids() == ["t"]
+
+
+def test_a_damaged_definition_is_restored_from_its_copy_and_nothing_is_computed_again(
+    make: Make, tmp_path: Path
+) -> None:
+    expected = filled(make())
+    _damage_definition(tmp_path)
+    with make() as store:
+        assert [damage.kind for damage in store.verify("t")] == ["definition"]
+        assert [damage.kind for damage in store.verify("t", repair=True)] == ["definition"]
+        assert store.verify("t") == []
+    f = Counted()
+    with make() as store:
+        assert torch.equal(a_tensor(store, f)[0:9, 0:9], expected)
+    assert f.calls == []
+
+
+def test_a_definition_that_cannot_be_restored_is_dropped_and_the_tensor_starts_anew(make: Make, tmp_path: Path) -> None:
+    expected = filled(make())
+    filled(make(), "other")
+    _damage_definition(tmp_path)
+    _damage_copy(tmp_path)
+    with make() as store:
+        assert "definition" in {damage.kind for damage in store.verify("t", repair=True)}
+        assert store.tensor_ids() == ["other"]
+        assert torch.equal(a_tensor(store, Counted())[0:9, 0:9], expected)
+        assert store.verify("t") == []
+        assert store.verify("other") == []
+
+
+def test_a_tensor_with_a_damaged_definition_can_be_cleared(make: Make, tmp_path: Path) -> None:
+    filled(make())
+    _damage_definition(tmp_path)
+    with make() as store:
+        store.clear_tensor("t")
+        assert store.tensor_ids() == []
+        assert store.gc().objects == 0
+
+
+def test_a_damaged_copy_is_written_anew(make: Make, tmp_path: Path) -> None:
+    expected = filled(make())
+    _damage_copy(tmp_path)
+    with make() as store:
+        assert torch.equal(store.open("t")[0:9, 0:9], expected)
+        assert len(store.verify("t", repair=True)) == 1
+        assert store.verify("t") == []
+
+
+def test_what_users_add_to_the_attributes_is_legal_and_survives_a_repair(tmp_path: Path) -> None:
+    filled(zarr_at(tmp_path))
+    for path in (group_of(tmp_path).parent, array_of(tmp_path).parent):
+        zarr.open(path, mode="r+").attrs["units"] = "metres"
+    with zarr_at(tmp_path) as store:
+        assert store.verify("t") == []
+    flip(group_of(tmp_path), b"blend_init")
+    with zarr_at(tmp_path) as store:
+        assert len(store.verify("t", repair=True)) == 1
+        assert store.verify("t") == []
+    group = zarr.open_group(group_of(tmp_path).parent, mode="r")
+    assert group.attrs["units"] == "metres"
+
+
+def test_of_two_copies_neither_is_taken(tmp_path: Path) -> None:
+    filled(zarr_at(tmp_path))
+    kept = array_of(tmp_path)
+    left_behind = kept.read_bytes(), kept.parent.name
+    with zarr_at(tmp_path) as store:
+        store.clear_tensor("t")
+    filled(zarr_at(tmp_path))
+    old = group_of(tmp_path).parent / left_behind[1] / "zarr.json"
+    old.parent.mkdir()
+    old.write_bytes(left_behind[0])
+    group_of(tmp_path).write_bytes(b"{")
+    with zarr_at(tmp_path) as store:
+        assert [damage.kind for damage in store.verify("t", repair=True)] == ["definition"]
+        assert store.tensor_ids() == []
+
+
+def test_damage_to_the_metadata_of_the_array_never_changes_what_is_read(tmp_path: Path) -> None:
+    expected = filled(zarr_at(tmp_path))
+    document = array_of(tmp_path)
+    intact = json.loads(document.read_text())
+    wrong: list[dict[str, Any]] = [
+        {"fill_value": 7.0},
+        {"codecs": intact["codecs"][:1]},
+        {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [4, 4]}}},
+        {"data_type": "int32"},
+        {"shape": [8, 8]},
+        {"attributes": {}},
+        {"node_type": "group"},
+    ]
+    for damaged in [b"", b"\xff", b"[" * 100_000, *(json.dumps({**intact, **change}).encode() for change in wrong)]:
+        document.write_bytes(damaged)
+        with zarr_at(tmp_path) as store:
+            assert torch.equal(store.open("t")[0:9, 0:9], expected)
+            assert [damage.kind for damage in store.verify("t", repair=True)] == ["array"]
+        assert json.loads(document.read_text()) == intact
+    document.unlink()
+    with zarr_at(tmp_path) as store:
+        assert torch.equal(store.open("t")[0:9, 0:9], expected)
+        assert [damage.reason for damage in store.verify("t", repair=True)] == ["it is missing"]
+    assert json.loads(document.read_text()) == intact
+
+
+HOSTILE: dict[str, dict[str, Any]] = {
+    "path as incarnation": {"incarnation": "x/../../../victim"},
+    "long incarnation": {"incarnation": "0" * 17},
+    "number as incarnation": {"incarnation": 16},
+    "origin elsewhere": {"origin": [0, 0]},
+    "no origin": {"origin": None},
+    "no tile": {"tile_size": None},
+    "negative tile": {"tile_size": [-8, 8]},
+    "huge tile": {"tile_size": [2**40, 2**40]},
+    "other tensor": {"tensor_id": "x"},
+    "no tensor": {"tensor_id": None},
+    "shape as text": {"shape": "None"},
+    "format as text": {"format": "1"},
+}
+
+
+@pytest.mark.parametrize("changed", HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_definition_is_a_store_error_and_its_repair_stays_inside_the_store(
+    tmp_path: Path, changed: dict[str, Any]
+) -> None:
+    filled(zarr_at(tmp_path))
+    victim = tmp_path / "victim" / "thesis.txt"
+    victim.parent.mkdir()
+    victim.write_text("years of work")
+    rewritten(group_of(tmp_path), **changed)
+    array_of(tmp_path).unlink()
+    (group_of(tmp_path).parent / "tiles-x").mkdir()
+    with zarr_at(tmp_path) as store:
+        with pytest.raises(StoreError, match="damaged"):
+            store.open("t")
+        with pytest.raises(StoreError, match="damaged"):
+            a_tensor(store, Counted())
+        assert store.gc().objects == 0
+        assert [damage.kind for damage in store.verify("t", repair=True)] == ["definition"]
+        assert store.tensor_ids() == []
+    assert victim.read_text() == "years of work"
+
+
+@pytest.mark.parametrize("document", [b"[" * 100_000, b'{"a":' * 100_000, b"\xff\xfe\xfd", b"null", b"9" * 5000, b""])
+def test_a_definition_that_is_no_json_of_ours_is_a_store_error(tmp_path: Path, document: bytes) -> None:
+    filled(zarr_at(tmp_path))
+    group_of(tmp_path).write_bytes(document)
+    with zarr_at(tmp_path) as store:
+        with pytest.raises(StoreError, match="damaged"):
+            store.open("t")
+        assert [damage.kind for damage in store.verify("t")] == ["definition"]
+
+
+CODECS: dict[str, Any] = {
+    "none": None,
+    "text": "zstd",
+    "empty": [],
+    "unknown": [{"name": "bytes"}, {"name": "from the future"}, {"name": "crc32c"}],
+    "no checksum": [{"name": "bytes", "configuration": {"endian": "little"}}],
+    "a filter": [{"name": "transpose", "configuration": {"order": [1, 0]}}, {"name": "bytes"}, {"name": "crc32c"}],
+    "nonsense": [{"name": "bytes"}, {"name": "zstd", "configuration": {"level": "x"}}, {"name": "crc32c"}],
+    "shards": [{"name": "sharding_indexed", "configuration": {}}, {"name": "crc32c"}],
+}
+
+
+@pytest.mark.parametrize("codecs", CODECS.values(), ids=CODECS)
+def test_codecs_that_are_not_known_here_are_a_store_error_and_no_damage(tmp_path: Path, codecs: Any) -> None:
+    filled(zarr_at(tmp_path))
+    rewritten(group_of(tmp_path), codecs=codecs)
+    before = group_of(tmp_path).read_bytes()
+    with zarr_at(tmp_path) as store:
+        for use in (lambda: store.open("t"), lambda: store.verify("t", repair=True)):
+            with pytest.raises(StoreError, match="codecs"):
+                use()
+    assert group_of(tmp_path).read_bytes() == before
+
+
+def test_a_tensor_of_a_later_format_is_neither_opened_nor_repaired_nor_swept(tmp_path: Path) -> None:
+    filled(zarr_at(tmp_path))
+    rewritten(group_of(tmp_path), format=2, incarnation="another kind")
+    before = sorted(path for path in tmp_path.rglob("*") if path.is_file())
+    with zarr_at(tmp_path) as store:
+        for use in (lambda: store.open("t"), lambda: store.verify("t", repair=True)):
+            with pytest.raises(StoreError, match="format 2"):
+                use()
+        assert store.tensor_ids() == ["t"]
+        assert store.gc().objects == 0
+    assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == before
+
+
+def test_a_damaged_definition_whose_folder_does_not_tell_the_id_is_listed_with_a_warning(tmp_path: Path) -> None:
+    with zarr_at(tmp_path) as store:
+        a_tensor(store, Counted(), "ü" * 100)
+        a_tensor(store, Counted(), "Ünlisted")
+    for folder in (tmp_path / "s.zarr").glob("t-*"):
+        flip(folder / "zarr.json", b"blend_init")
+    with zarr_at(tmp_path) as store:
+        with pytest.warns(DamagedDataWarning, match="does not tell"):
+            assert store.tensor_ids() == ["Ünlisted"]
+        assert len(store.verify("ü" * 100, repair=True)) == 1
+        assert len(store.verify("Ünlisted", repair=True)) == 1
+        assert store.tensor_ids() == ["Ünlisted", "ü" * 100]
+
+
+# Partial tiles.
+
+
+def test_a_log_with_a_part_missing_is_listed_and_its_repair_brings_later_parts_back(tmp_path: Path) -> None:
+    f = Counted()
+    for x in (0, 3, 6):
+        with zarr_at(tmp_path) as store:
+            a_tensor(store, f)[0:1, x : x + 1]
+    (part,) = group_of(tmp_path).parent.glob("partial-*/0.0.0/0")
+    assert (part.parent / "1").exists()
+    part.unlink()
+    with zarr_at(tmp_path) as store:
+        (damage,) = store.verify("t", repair=True)
+        assert (damage.kind, damage.tile, damage.reason) == (
+            "partial",
+            (0, 0),
+            "it is missing, so that later parts are not read",
+        )
+        assert store.verify("t") == []
+    before = len(f.calls)
+    with zarr_at(tmp_path) as store:
+        a_tensor(store, f)[0:1, 6:7]
+    assert len(f.calls) == before
+
+
+def test_a_damaged_part_gives_way_to_one_that_says_nothing(tmp_path: Path) -> None:
+    f = Counted()
+    # Windows that are not the first ones of the tile, so that each part holds its own only.
+    first, second = (slice(0, 1), slice(6, 7)), (slice(4, 5), slice(4, 5))
+    for region in (first, second):
+        with zarr_at(tmp_path) as store:
+            a_tensor(store, f)[region]
+    (part,) = group_of(tmp_path).parent.glob("partial-*/0.0.0/0")
+    part.write_bytes(part.read_bytes()[:-1])
+    with zarr_at(tmp_path) as store:
+        assert [damage.kind for damage in store.verify("t", repair=True)] == ["partial"]
+    calls = list(f.calls)
+    with zarr_at(tmp_path) as store:
+        tensor = a_tensor(store, f)
+        tensor[second]
+        assert f.calls == calls
+        tensor[first]
+    assert f.calls != calls
+
+
+def test_names_that_are_not_of_the_layout_are_no_damage(tmp_path: Path) -> None:
+    filled(zarr_at(tmp_path))
+    array, logs = array_of(tmp_path).parent, next(group_of(tmp_path).parent.glob("partial-*"))
+    for name in ("c/notes.txt", "c/1/2/3", "c/01/2", "c/-0/1"):
+        (array / name).parent.mkdir(parents=True, exist_ok=True)
+        (array / name).write_text("mine")
+    for name in ("0.0.0/one", "0.0.0/9999999", "0.0/0", "x/0", "0.00.0/0", "0.0.0/-1"):
+        (logs / name).parent.mkdir(parents=True, exist_ok=True)
+        (logs / name).write_text("mine")
+    with zarr_at(tmp_path) as store:
+        info = store.tensor_info("t")
+        assert store.verify("t", repair=True) == []
+        assert (info.tiles_complete, info.tiles_partial) == (1, 8)
+    assert (array / "c/notes.txt").read_text() == "mine"
+
+
+# The slots of an HDF5 file.
+
+
+def _slots(path: Path) -> dict[tuple[int, ...], int]:
+    with h5py.File(path / "s.h5", "r") as file:
+        rows = file["t-t/index"][()].tolist()
+    return {tuple(row[:-1]): slot for slot, row in enumerate(rows) if row[-1] != -1}
+
+
+def test_a_damaged_slot_is_left_for_another_one(tmp_path: Path) -> None:
+    expected = filled(hdf5_at(tmp_path))
+    (slot,) = _slots(tmp_path).values()
+    with h5py.File(tmp_path / "s.h5", "r+") as file:
+        file["t-t/tiles"][slot] = 0
+    with hdf5_at(tmp_path) as store:
+        with pytest.warns(DamagedDataWarning, match="checksum"):
+            assert torch.equal(a_tensor(store, Counted())[0:9, 0:9], expected)
+        store.flush()
+        assert store.verify("t") == []
+        assert torch.equal(store.open("t")[0:9, 0:9], expected)
+    (other,) = _slots(tmp_path).values()
+    assert other != slot
+
+
+def test_a_slot_that_a_repair_has_freed_is_used_again(tmp_path: Path) -> None:
+    filled(hdf5_at(tmp_path))
+    (slot,) = _slots(tmp_path).values()
+    with h5py.File(tmp_path / "s.h5", "r+") as file:
+        file["t-t/tiles"][slot] = 0
+    with hdf5_at(tmp_path) as store:
+        (damage,) = store.verify("t", repair=True)
+        assert (damage.kind, damage.tile, damage.location) == ("tile", (0, 0), f"/t-t/tiles[{slot}]")
+        assert store.tensor_info("t").tiles_complete == 0
+        assert _unused(store, "t")
+        a_tensor(store, Counted())[0:8, 0:8]
+    assert _slots(tmp_path) == {(0, 0): slot}
+
+
+def _unused(store: HDF5TileStore, tensor_id: str) -> bool:
+    a_tensor(store, Counted())
+    return store._read_tiles(tensor_id, [(0, 0)]) == [None]
+
+
+def test_a_tensor_whose_datasets_are_gone_is_listed_and_dropped(tmp_path: Path) -> None:
+    expected = filled(hdf5_at(tmp_path))
+    with h5py.File(tmp_path / "s.h5", "r+") as file:
+        del file["t-t/tiles"]
+        file["t-t/tiles"] = np.zeros((1, 3, 3))
+    with hdf5_at(tmp_path) as store:
+        with pytest.raises(StoreError, match="'t'"):
+            a_tensor(store, Counted())
+        assert [damage.kind for damage in store.verify("t", repair=True)] == ["array"]
+        assert store.tensor_ids() == []
+        assert torch.equal(a_tensor(store, Counted())[0:9, 0:9], expected)
+
+
+def test_an_error_that_is_kept_leaves_the_file_to_other_threads(tmp_path: Path) -> None:
+    expected = filled(hdf5_at(tmp_path))
+    with h5py.File(tmp_path / "s.h5", "r+") as file:
+        file["t-t/partial/7,7#0"] = h5py.SoftLink("/nowhere")
+    found: list[torch.Tensor] = []
+    with hdf5_at(tmp_path) as store:
+        with pytest.raises(StoreError) as kept:
+            store.tensor_info("t")
+        reader = threading.Thread(target=lambda: found.append(store.open("t")[0:9, 0:9]), daemon=True)
+        reader.start()
+        reader.join(20)
+        waiting = reader.is_alive()
+        # Lets go of whatever the error keeps, so that a failure is one and no hang.
+        del kept
+        gc.collect()
+        reader.join()
+    assert not waiting
+    assert torch.equal(found[0], expected)

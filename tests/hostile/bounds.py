@@ -1,0 +1,29 @@
+"""What a hostile store may cost whoever opens it."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+SECONDS = 5.0
+"""Of processor time, which a busy machine does not lengthen."""
+
+BYTES = 2**30
+"""By which the most memory that this process has ever held may grow."""
+
+
+@contextmanager
+def bounded() -> Iterator[None]:
+    """Fails if the block takes more than `SECONDS` or `BYTES`."""
+    begun, held = time.process_time(), _most_memory()
+    yield
+    assert time.process_time() - begun < SECONDS
+    assert _most_memory() - held < BYTES
+
+
+def _most_memory() -> int:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

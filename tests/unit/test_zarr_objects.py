@@ -1,0 +1,94 @@
+"""Many requests at once, some of which fail."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from zarr.core.sync import sync
+from zarr.storage import MemoryStore
+
+from infinite_tensor_stores.zarr_objects import concurrently, create, get_many
+
+
+def test_results_come_in_the_order_of_the_arguments() -> None:
+    async def late(number: int) -> int:
+        await asyncio.sleep(0.001 * (number * 7 % 5))
+        return number
+
+    assert concurrently(late, range(200)) == list(range(200))
+    assert concurrently(late, []) == []
+
+
+def test_a_result_may_be_none() -> None:
+    assert get_many(MemoryStore(), ["a", "b"]) == [None, None]
+
+
+def test_a_request_that_fails_takes_no_other_with_it() -> None:
+    done: list[int] = []
+
+    async def some_fail(number: int) -> None:
+        await asyncio.sleep(0.001)
+        if number % 20 == 3:
+            raise OSError(f"number {number}")
+        done.append(number)
+
+    with pytest.raises(OSError, match="number 3"):
+        concurrently(some_fail, range(200))
+    assert sorted(done) == [number for number in range(200) if number % 20 != 3]
+
+
+def test_no_request_is_in_progress_when_an_error_is_raised() -> None:
+    running = 0
+
+    async def one_fails(number: int) -> None:
+        nonlocal running
+        running += 1
+        try:
+            await asyncio.sleep(0 if number == 0 else 0.02)
+            if number == 0:
+                raise OSError("first")
+        finally:
+            running -= 1
+
+    with pytest.raises(OSError, match="first"):
+        concurrently(one_fails, range(10))
+    assert running == 0
+
+
+def test_storage_that_answers_nothing_is_not_asked_for_everything() -> None:
+    asked: list[int] = []
+    ended: list[int] = []
+
+    async def refuse(number: int) -> None:
+        asked.append(number)
+        try:
+            if number == 5:
+                await asyncio.Event().wait()
+            await asyncio.sleep(0)
+            raise ConnectionError("down")
+        finally:
+            ended.append(number)
+
+    with pytest.raises(ConnectionError, match="down"):
+        concurrently(refuse, range(10_000))
+    assert len(asked) < 200
+    assert sorted(ended) == sorted(asked), "also the one that hangs has been ended"
+
+
+def test_a_request_that_the_storage_cancels_is_an_error() -> None:
+    async def cancelled(number: int) -> int:
+        if number == 2:
+            raise asyncio.CancelledError
+        return number
+
+    with pytest.raises(ConnectionError, match="the storage has cancelled the request"):
+        concurrently(cancelled, range(5))
+
+
+def test_an_object_that_is_there_is_not_created_but_recognised() -> None:
+    store = MemoryStore()
+    assert sync(create(store, "a", b"mine"))
+    assert not sync(create(store, "a", b"yours"))
+    assert sync(create(store, "a", b"mine"))
+    assert get_many(store, ["a"]) == [b"mine"]
