@@ -37,8 +37,11 @@ MOST_DIMENSIONS = 32
 MOST_OVERLAP = 2**20
 """Windows over one pixel: all of them must be there before it is complete."""
 
-MOST_POINTS = 2**25
-"""Windows or tiles that are worked on at once; more would fill the memory with their indices alone."""
+MOST_AT_ONCE = 2**23
+"""Windows or tiles that are worked on at once; the indices of more would fill the memory."""
+
+MOST_PAIRS = 2**25
+"""Windows, each counted once for every region that needs it: rows of arrays, which take less memory."""
 
 
 def as_index(value: object) -> int | None:
@@ -281,7 +284,7 @@ class WindowGrid:
         """The windows that intersect any of N regions, each once, in lexicographic order."""
         if len(starts) == 1:
             low, high = self.box(starts[0].tolist(), stops[0].tolist())
-            _check_count(math.prod(b - a for a, b in zip(low, high, strict=True)))
+            _check_count(math.prod(b - a for a, b in zip(low, high, strict=True)), MOST_AT_ONCE)
             return list(itertools.product(*map(range, low, high)))
         points, _ = points_of_boxes(*self.boxes(starts, stops))
         return list(map(tuple, unique_points(points).tolist()))
@@ -334,7 +337,7 @@ def points_of_boxes(low: IntArray, high: IntArray) -> tuple[IntArray, IntArray]:
     count, ndim = low.shape
     widths = np.maximum(high - low, 0)
     # As floats, which do not wrap around.
-    _check_count(float(widths.prod(axis=1, dtype=np.float64).sum()))
+    _check_count(float(widths.prod(axis=1, dtype=np.float64).sum()), MOST_PAIRS)
     volumes = widths.prod(axis=1)
     owner = np.repeat(np.arange(count), volumes)
     rank = np.arange(len(owner)) - np.repeat(np.cumsum(volumes) - volumes, volumes)
@@ -345,16 +348,16 @@ def points_of_boxes(low: IntArray, high: IntArray) -> tuple[IntArray, IntArray]:
     return points, owner
 
 
-def _check_count(count: float) -> None:
-    if count > MOST_POINTS:
+def _check_count(count: float, most: int) -> None:
+    if count > most:
         raise ValidationError(
-            f"this needs {count:.3g} windows or tiles at once, more than {MOST_POINTS}; read a smaller region, or use "
+            f"this needs {count:.3g} windows or tiles at once, more than {most}; read a smaller region, or use "
             "a larger stride or tile_size"
         )
 
 
 def unique_points(points: IntArray) -> IntArray:
-    """The distinct rows of `points`, in lexicographic order."""
+    """The distinct rows of `points`, in lexicographic order; ValidationError if they are too many to work on."""
     if len(points) < 2:
         return points
     low = points.min(axis=0)
@@ -363,7 +366,9 @@ def unique_points(points: IntArray) -> IntArray:
     for width in widths:
         volume *= width
     if volume >= UNBOUNDED:
-        return np.unique(points, axis=0)
+        points = np.unique(points, axis=0)
+        _check_count(len(points), MOST_AT_ONCE)
+        return points
     keys = np.ravel_multi_index(tuple((points - low).T), widths)
     if volume <= 8 * len(points) + 1024:
         seen = np.zeros(volume, dtype=bool)
@@ -371,6 +376,7 @@ def unique_points(points: IntArray) -> IntArray:
         keys = np.flatnonzero(seen)
     else:
         keys = np.unique(keys)
+    _check_count(len(keys), MOST_AT_ONCE)
     points = np.stack(np.unravel_index(keys, widths), axis=1).astype(np.int64)
     points += low
     return points

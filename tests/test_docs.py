@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import pkgutil
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -70,10 +73,12 @@ def check(test: doctest.DocTest) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_blocks_of_a_page_run_in_order(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {"__name__": "__page__"}
+    # A module of that name, so that what a page defines can be pickled.
+    module = ModuleType("__page__")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
     for block in blocks_of(page):
         if block.reason is None:
-            block.run(names)
+            block.run(module.__dict__)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -106,3 +111,17 @@ def test_example_in_a_docstring_runs(name: str, tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize("kind", [infinite_tensor.InfiniteTensor, infinite_tensor.TensorWindow])
 def test_what_everybody_uses_has_an_example(kind: type) -> None:
     assert f"{kind.__module__}.{kind.__qualname__}" in EXAMPLES
+
+
+def test_every_promise_is_held_by_a_test_that_exists() -> None:
+    page = (ROOT / "docs" / "promises.md").read_text(encoding="utf-8")
+    rows = [row for row in page.splitlines() if row.startswith("|") and not row.startswith(("|---", "| what happens"))]
+    assert len(rows) > 20
+    for row in rows:
+        held_by = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", row)
+        assert held_by, row
+        for path, name in held_by:
+            module = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+            names = {node.name for node in ast.walk(module) if isinstance(node, ast.FunctionDef)}
+            assert any(each.startswith("test_") for each in names)
+            assert not name or name in names, row

@@ -16,7 +16,15 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from infinite_tensor import InfiniteTensor, MemoryTileStore, StoreError, TensorWindow, TileStore, ZarrTileStore
+from infinite_tensor import (
+    HDF5TileStore,
+    InfiniteTensor,
+    MemoryTileStore,
+    StoreError,
+    TensorWindow,
+    TileStore,
+    ZarrTileStore,
+)
 from tests.reference import Index
 
 LIMIT = 60.0
@@ -167,6 +175,23 @@ def test_forks_in_the_middle_of_reads_by_other_threads_leave_children_that_work(
             thread.join()
 
 
+def test_a_forked_child_reads_an_hdf5_file_and_is_refused_to_write(tmp_path: Path) -> None:
+    store = HDF5TileStore(tmp_path / "s.h5", tile_size=16)
+    t = make(store)
+    t[0:48, 0:48]
+    store.flush()
+    store.clear_cache("source")
+
+    def work() -> None:
+        assert torch.equal(t[0:48, 0:48], EXPECTED[0:48, 0:48])
+        t[100:132, 0:32]
+        with pytest.raises(StoreError, match="opened before this process was forked"):
+            store.flush()
+
+    in_child(work)
+    store.close()
+
+
 def test_an_f_may_fork() -> None:
     def f(ctx: Index) -> torch.Tensor:
         in_child(lambda: None)
@@ -282,6 +307,15 @@ class TestPickling:
             make(store)
         again = pickle.loads(pickle.dumps(ZarrTileStore(tmp_path, mode="r")))  # noqa: S301
         assert again.read_only
+
+    def test_an_hdf5_file_that_is_closed_is_opened_by_the_other_process(self, tmp_path: Path) -> None:
+        store = HDF5TileStore(tmp_path / "s.h5", compression="gzip", compression_opts=2, tile_size=16)
+        expected = make(store)[0:16, 0:16]
+        data = pickle.dumps(store)
+        store.close()
+        again = pickle.loads(data)  # noqa: S301
+        assert again._filters == store._filters
+        assert torch.equal(again.open("shifted")[0:16, 0:16], expected)
 
     def test_a_tensor_in_memory_comes_without_its_windows(self) -> None:
         t = make(MemoryTileStore(cache_size_windows=50))

@@ -135,7 +135,7 @@ def test_sixteen_threads_compute_each_window_once(kind: str, seed: int | None, t
     tensors, functions = build(store, seed)
     start = threading.Barrier(THREADS)
 
-    def work(number: int) -> list[tuple[int, tuple[Index, Index], Any]]:
+    def work(number: int) -> list[Any]:
         chance, found = random.Random(number), []  # noqa: S311
         start.wait()
         for _ in range(6):

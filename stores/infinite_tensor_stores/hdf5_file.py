@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from infinite_tensor.errors import StoreError
+from infinite_tensor.forking import renew_in_children
 from infinite_tensor.tilestore.contract import Garbage
 from infinite_tensor_stores.hdf5_slots import DEFINITION, TensorGroup, definition_in
 from infinite_tensor_stores.hdf5_space import give_back
@@ -26,6 +27,10 @@ class SharedFile:
         self.users: weakref.WeakSet[object] = weakref.WeakSet()
         self.process = os.getpid()
         self._flushed = time.monotonic()
+        renew_in_children(self)
+
+    def _renew_after_fork(self) -> None:
+        self.lock = threading.RLock()
 
     def group(self, name: str, definition: Mapping[str, Any]) -> TensorGroup:
         """The tiles of the tensor in group `name`."""
@@ -90,6 +95,18 @@ class SharedFile:
             self.users.discard(user)
             if not self.users:
                 self.h5.close()
+
+
+class OpenFiles:
+    """The files that are open in this process, by device and inode. To be used with `lock` held."""
+
+    def __init__(self) -> None:
+        self.known: weakref.WeakValueDictionary[tuple[int, int], SharedFile] = weakref.WeakValueDictionary()
+        self._renew_after_fork()
+        renew_in_children(self)
+
+    def _renew_after_fork(self) -> None:
+        self.lock = threading.Lock()
 
 
 def _sizes(group: Any) -> list[int]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import secrets
-import threading
 import warnings
-import weakref
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,10 @@ from infinite_tensor.errors import DamagedDataWarning, StoreError, ValidationErr
 from infinite_tensor.tilestore.contract import Damage, Garbage, TensorInfo
 from infinite_tensor.tilestore.partial import PartialTile
 from infinite_tensor.tilestore.persistent import FORMAT, PersistentTileStore
-from infinite_tensor.window import Index
+from infinite_tensor.window import Index, as_index
 from infinite_tensor_stores.documents import sealed
 from infinite_tensor_stores.dtypes import from_stored, to_stored
-from infinite_tensor_stores.hdf5_file import SharedFile
+from infinite_tensor_stores.hdf5_file import OpenFiles, SharedFile
 from infinite_tensor_stores.hdf5_slots import DEFINITION, TensorGroup, definition_in, import_h5py
 from infinite_tensor_stores.hdf5_space import check_room, reserve
 from infinite_tensor_stores.hdf5_verify import damages, looked_over
@@ -30,8 +29,7 @@ from infinite_tensor_stores.targets import check_mode, local_path, shown
 
 _ATTRIBUTE = "infinite_tensor_format"
 
-_files: weakref.WeakValueDictionary[tuple[int, int], SharedFile] = weakref.WeakValueDictionary()
-_files_lock = threading.Lock()
+_files = OpenFiles()
 
 
 class HDF5TileStore(PersistentTileStore):
@@ -108,6 +106,12 @@ class HDF5TileStore(PersistentTileStore):
         )
         self._open_file(self.mode)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by reference: the path and the options. Another process opens the file once this one has closed it."""
+        compression = self._filters.get("compression"), self._filters.get("compression_opts")
+        mode = "r" if self.read_only else "r+"
+        return partial(type(self), **self._options()), (self.filepath, mode, *compression)
+
     def __repr__(self) -> str:
         return f"HDF5TileStore({shown(self.filepath)!r}, mode={self.mode!r})"
 
@@ -126,20 +130,20 @@ class HDF5TileStore(PersistentTileStore):
 
     def _open_file(self, mode: str) -> None:
         try:
-            with _files_lock:
+            with _files.lock:
                 self._file = self._shared(mode) or self._opened(mode)
                 self._file.users.add(self)
         except StoreError:
             raise
         except BlockingIOError as error:
             raise StoreError(f"{self!r} is open in another process; HDF5 serves one at a time ({error})") from error
-        except (OSError, RuntimeError, ValueError) as error:
+        except Exception as error:  # (h5py raises what it pleases on a damaged file)
             kept = "; mode 'w' deletes nothing that is not of this library" if mode == "w" else ""
             raise StoreError(f"{self!r} cannot be opened: {type(error).__name__}: {error}{kept}") from error
 
     def _shared(self, mode: str) -> SharedFile | None:
         """The file as another store of this process has it open."""
-        shared = _files.get(_identity(self._path)) if self._path.exists() else None
+        shared = _files.known.get(_identity(self._path)) if self._path.exists() else None
         if shared is None or not shared.h5:
             return None
         if mode in ("w", "w-"):
@@ -168,17 +172,21 @@ class HDF5TileStore(PersistentTileStore):
             h5 = self._h5py.File(self._path, "w" if exists else "x")
             h5.attrs[_ATTRIBUTE] = FORMAT
             h5.flush()
-        file = _files[_identity(self._path)] = SharedFile(h5, mode != "r")
+        file = _files.known[_identity(self._path)] = SharedFile(h5, mode != "r")
         return file
 
     def _check_ours(self, h5: Any) -> None:
-        stored = h5.attrs.get(_ATTRIBUTE)
-        if stored is None:
+        try:
+            stored = h5.attrs.get(_ATTRIBUTE)
+            if stored is None:
+                raise StoreError(f"{self!r}: there is an HDF5 file that is not of this library; choose another path")
+            if as_index(stored) is None or stored < 1:
+                raise StoreError(f"{self!r} has format {stored!r}, which is none; it may be damaged")
+            if stored > FORMAT:
+                raise StoreError(f"{self!r} has format {stored}, this version reads up to {FORMAT}")
+        except BaseException:
             h5.close()
-            raise StoreError(f"{self!r}: there is an HDF5 file that is not of this library; choose another path")
-        if stored > FORMAT:
-            h5.close()
-            raise StoreError(f"{self!r} has format {stored}, this version reads up to {FORMAT}")
+            raise
 
     def _resume(self) -> None:
         self._open_file("r" if self.read_only else "a")
@@ -196,7 +204,7 @@ class HDF5TileStore(PersistentTileStore):
         self._groups.clear()
         file, self._file = self._file, None
         if file is not None:
-            with _files_lock:
+            with _files.lock:
                 file.release(self)
 
     # Definitions.
@@ -281,14 +289,14 @@ class HDF5TileStore(PersistentTileStore):
 
     def _write_partials(self, tensor_id: str, partials: Mapping[Index, PartialTile | None]) -> None:
         file, group = self._writable(), self._groups[tensor_id]
-        for tile, partial in partials.items():
+        for tile, part in partials.items():
             with file.lock:
-                if partial is None:
+                if part is None:
                     group.log.finish([tile])
                 else:
-                    part = partial.to_bytes(group.log.place(tile))
-                    reserve(file.h5, len(part))
-                    group.log.append(tile, part)
+                    data = part.to_bytes(group.log.place(tile))
+                    reserve(file.h5, len(data))
+                    group.log.append(tile, data)
         file.flush(older_than=self._tiles.flush_interval)
 
     def _writable(self) -> SharedFile:

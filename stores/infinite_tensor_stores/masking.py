@@ -25,7 +25,7 @@ _HARMLESS = frozenset(
 """Options that say where a storage is and how to speak to it; every other text may be a credential."""
 
 # A password may hold a slash as it is; what follows a host and its port is no password.
-_LOGIN = re.compile(r"(?<=://)(?:[^/\s:@\[]+:(?!\d+(?:/|\s|$))\S*|[^/?#\s]*)@")
+_LOGIN = re.compile(r"(?<=://)(?:[^/\s:@\[]+:(?!:|\d+(?:/|\s|$))(?:(?!::)\S)*|[^/?#\s]*)@")
 _QUERY = re.compile(r"(?<=://)([^\s?\"'<>]*)\?[^\s\"'<>)\]]*")
 _VALUE = re.compile(r"=([^&#\s]*)")
 

@@ -172,7 +172,8 @@ def incarnation_of(folder: str) -> str | None:
 
 
 def _dumped(document: Mapping[str, Any]) -> bytes:
-    return json.dumps(document, indent=2, allow_nan=False).encode()
+    # NaN may stand in the attributes of users; zarr writes it too.
+    return json.dumps(document, indent=2).encode()
 
 
 def _fill_value(tensor: Definition) -> Json:

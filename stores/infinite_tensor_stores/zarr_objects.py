@@ -128,7 +128,7 @@ class _Wave(Generic[T, R]):
                     raise
                 # Nobody has cancelled it but the storage itself.
                 self._failed(ConnectionError("the storage has cancelled the request"), error)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  (raised when the others are done)
                 self._failed(error, error)
 
     def _failed(self, failure: Exception, cause: BaseException) -> None:

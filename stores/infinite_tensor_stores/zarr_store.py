@@ -12,13 +12,12 @@ from typing import Any
 import torch
 from zarr.abc.store import Store
 from zarr.core.sync import sync
-from zarr.storage import LocalStore
 
 from infinite_tensor.compat import accepts_old_keywords
 from infinite_tensor.errors import DamagedDataWarning, StoreError
 from infinite_tensor.tilestore.contract import Damage, Garbage, TensorInfo
 from infinite_tensor.tilestore.partial import PartialTile
-from infinite_tensor.tilestore.persistent import FORMAT, PersistentTileStore
+from infinite_tensor.tilestore.persistent import PersistentTileStore
 from infinite_tensor.window import Index
 from infinite_tensor_stores.documents import layout_of, sealed
 from infinite_tensor_stores.dtypes import from_stored, stored_dtype, to_stored
@@ -47,6 +46,7 @@ from infinite_tensor_stores.zarr_objects import (
     get_many,
     put_many,
 )
+from infinite_tensor_stores.zarr_root import open_root
 from infinite_tensor_stores.zarr_verify import damages, looked_over
 
 
@@ -119,7 +119,7 @@ class ZarrTileStore(PersistentTileStore):
         super().__init__(
             tile_size, cache_size_bytes, cache_size_tiles, flush_interval=flush_interval, read_only=read_only
         )
-        self._open_root(self.mode)
+        open_root(self._store, self.mode, self)
 
     def __repr__(self) -> str:
         return f"ZarrTileStore({shown(self.target)!r}, mode={self.mode!r})"
@@ -142,59 +142,8 @@ class ZarrTileStore(PersistentTileStore):
             self._process = os.getpid()
         return self._opened
 
-    def _open_root(self, mode: str) -> None:
-        try:
-            self._open_root_in(mode)
-        except StoreError:
-            raise
-        except FileNotFoundError as error:
-            raise StoreError(f"{self!r}: there is no store; mode 'a' or 'w' creates one") from error
-        except Exception as error:
-            raise StoreError(f"{self!r} cannot be opened: {type(error).__name__}: {error}") from error
-
-    def _open_root_in(self, mode: str) -> None:
-        document = get_many(self._store, [DOCUMENT])[0]
-        ours = None if document is None else self._root_in(document)
-        if document is not None and ours is None:
-            raise StoreError(f"{self!r}: there is a Zarr hierarchy that is not of this library; choose another path")
-        if ours is not None and ours["format"] > FORMAT:
-            raise StoreError(f"{self!r} has format {ours['format']}, this version reads up to {FORMAT}")
-        if mode in ("r", "r+") and ours is None:
-            raise StoreError(f"{self!r}: there is no store; mode 'a' or 'w' creates one")
-        if mode == "w-" and (ours is not None or not sync(self._store.is_empty(""))):
-            raise StoreError(f"{self!r}: there is something already; mode 'a' opens it, 'w' deletes it")
-        if mode != "r":
-            self._check_writable()
-        if mode == "w" and ours is not None:
-            sync(self._store.clear())
-            ours = None
-        elif mode == "w" and not sync(self._store.is_empty("")):
-            raise StoreError(f"{self!r}: what is there is not of this library, so mode 'w' does not delete it")
-        if ours is None:
-            sync(create(self._store, DOCUMENT, group_document({"format": FORMAT})))
-
-    def _check_writable(self) -> None:
-        """A folder tells at once that it cannot be written to; elsewhere the first write does."""
-        root = self._store.root if isinstance(self._store, LocalStore) else None
-        if root is not None and root.exists() and not os.access(root, os.W_OK):
-            raise StoreError(
-                f"{self!r} cannot be opened: its folder cannot be written to; mode 'r' reads what is there"
-            )
-
-    def _root_in(self, document: bytes) -> dict[str, Any] | None:
-        try:
-            ours = attributes_in(document)
-            if ours is not None and (not isinstance(ours.get("format"), int) or ours["format"] < 1):
-                raise ValueError(f"its format is {ours.get('format')!r}")
-        except ValueError as error:
-            raise StoreError(
-                f"{self!r}: {DOCUMENT} of the store is damaged ({error}). It holds nothing but the version of the "
-                "store: delete it, and open the store with mode 'a'"
-            ) from error
-        return ours
-
     def _resume(self) -> None:
-        self._open_root("r" if self.read_only else "a")
+        open_root(self._store, "r" if self.read_only else "a", self)
 
     # Definitions.
 

@@ -49,7 +49,9 @@ def survives(store_at: Open, hits: Sequence[Hit], expected: dict[str, Any]) -> N
         listed = _verified(store, repair=False)
     if outcome.error is None:
         assert same_bits(outcome.result, expected)
-        assert outcome.warned or not any(_met(name, damage) for name, damage in listed)
+        # A damaged index may speak of a tile in a slot that is not the tile's.
+        misled = any(hit.location.endswith("/index") for hit in hits)
+        assert outcome.warned or misled or not any(_met(name, damage) for name, damage in listed)
     else:
         assert "definition" in {hit.kind for hit in hits}
         assert "damaged" in str(outcome.error)
@@ -180,7 +182,7 @@ def _zarr_rounds(intact: Path, tmp_path: Path, expected: dict[str, Any], seed: i
 
 
 def test_300_random_damages_of_a_zarr_store(zarr_store: Path, tmp_path: Path, expected: dict[str, Any]) -> None:
-    _zarr_rounds(zarr_store, tmp_path, expected, 1, 300, 8)
+    _zarr_rounds(zarr_store, tmp_path, expected, 1, 300, 12)
 
 
 @pytest.mark.slow
@@ -281,7 +283,7 @@ def _hdf5_rounds(intact: Path, tmp_path: Path, expected: dict[str, Any], seed: i
 
 
 def test_random_damages_of_what_an_hdf5_file_holds(hdf5_file: Path, tmp_path: Path, expected: dict[str, Any]) -> None:
-    _hdf5_rounds(hdf5_file, tmp_path, expected, 1, 20, 5)
+    _hdf5_rounds(hdf5_file, tmp_path, expected, 1, 15, 5)
 
 
 @pytest.mark.slow

@@ -196,7 +196,7 @@ def test_a_damaged_copy_is_written_anew(make: Make, tmp_path: Path) -> None:
 def test_what_users_add_to_the_attributes_is_legal_and_survives_a_repair(tmp_path: Path) -> None:
     filled(zarr_at(tmp_path))
     for path in (group_of(tmp_path).parent, array_of(tmp_path).parent):
-        zarr.open(path, mode="r+").attrs["units"] = "metres"
+        zarr.open(path, mode="r+").attrs.update({"units": "metres", "missing": float("nan")})
     with zarr_at(tmp_path) as store:
         assert store.verify("t") == []
     flip(group_of(tmp_path), b"blend_init")
@@ -346,6 +346,33 @@ def test_a_damaged_definition_whose_folder_does_not_tell_the_id_is_listed_with_a
         assert len(store.verify("ü" * 100, repair=True)) == 1
         assert len(store.verify("Ünlisted", repair=True)) == 1
         assert store.tensor_ids() == ["Ünlisted", "ü" * 100]
+
+
+@pytest.mark.parametrize("stored", [0, -3, 2, "1", [1, 2], 1.5])
+def test_an_hdf5_file_of_an_unknown_format_is_a_store_error(tmp_path: Path, stored: Any) -> None:
+    expected = filled(hdf5_at(tmp_path))
+    with h5py.File(tmp_path / "s.h5", "r+") as file:
+        file.attrs["infinite_tensor_format"] = stored
+    with pytest.raises(StoreError, match="format"):
+        hdf5_at(tmp_path)
+    with h5py.File(tmp_path / "s.h5", "r+") as file:
+        file.attrs["infinite_tensor_format"] = 1
+    with hdf5_at(tmp_path) as store:
+        assert torch.equal(store.open("t")[0:9, 0:9], expected)
+
+
+@pytest.mark.parametrize("stored", [0, "1", None])
+def test_a_zarr_store_of_an_unknown_format_is_an_error_that_says_what_to_do(tmp_path: Path, stored: Any) -> None:
+    expected = filled(zarr_at(tmp_path))
+    root = tmp_path / "s.zarr" / "zarr.json"
+    root.write_text(
+        json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {"infinite_tensor": {"format": stored}}})
+    )
+    with pytest.raises(StoreError, match=r"damaged.*delete it, and open the store with mode 'a'"):
+        zarr_at(tmp_path)
+    root.unlink()
+    with zarr_at(tmp_path) as store:
+        assert torch.equal(store.open("t")[0:9, 0:9], expected)
 
 
 # Partial tiles.

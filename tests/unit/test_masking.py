@@ -102,7 +102,7 @@ def test_a_credential_in_a_cause_a_context_or_a_note_is_found() -> None:
 
     mask = Mask("s3://b/x", {"secret": "hunter2secret"})
     for fail in (caused, in_context, noted):
-        with pytest.raises(OSError, match="caused|in context|noted") as told:
+        with pytest.raises(OSError, match=r"caused|in context|noted") as told:
             fail()
         text = "".join(traceback.format_exception(mask.error(told.value)))
         assert "OSError" in text
