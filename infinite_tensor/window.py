@@ -34,7 +34,7 @@ LARGEST = 2**53
 MOST_DIMENSIONS = 32
 """numpy and HDF5 have limits of that kind too, of 64 and 32."""
 
-MOST_OVERLAP = 2**20
+MOST_OVERLAP = 2**17
 """Windows over one pixel: all of them must be there before it is complete."""
 
 MOST_AT_ONCE = 2**23

@@ -248,12 +248,12 @@ class TileCache:
         with stored_errors(storage, "read", tensor_id, tiles):
             chunks = _chunks(storage, record, tiles)
             absent = [tile for tile, chunk in chunks.items() if chunk is None]
-            partials = dict(zip(absent, storage._read_partials(tensor_id, absent), strict=True)) if absent else {}
-            # Another process completes a tile by writing its chunk and then deleting the partial: only a chunk
-            # that is still absent after its partial was found absent is missing.
-            unknown = [tile for tile, part in partials.items() if part is None]
-            if unknown:
-                chunks |= _chunks(storage, record, unknown)
+            partials: dict[Index, PartialTile | None] = {}
+            if absent:
+                partials = dict(zip(absent, storage._read_partials(tensor_id, absent), strict=True))
+                # Another process completes a tile by writing its chunk and then deleting its partial, maybe while
+                # that is being read: only a chunk that is still absent now was absent then.
+                chunks |= _chunks(storage, record, absent)
         if not storage._is_current(record):
             # Cleared while this read is in progress: what is there now is not of this tensor.
             return {tile: TileInProgress(record, tile) for tile in tiles}

@@ -48,6 +48,13 @@ class RemoteStore(FsspecStore):
                 return False
             return True
 
+    async def list_sizes(self, prefix: str) -> AsyncIterator[tuple[str, int]]:
+        """The keys that begin with `prefix`, a folder, with the size of each object in bytes."""
+        with self._discreet():
+            found = await self.fs._find(f"{self.path}/{prefix}", detail=True)
+            for path, entry in found.items():
+                yield path.removeprefix(f"{self.path}/"), entry["size"]
+
     async def disconnect(self) -> None:
         """Close connections that nobody else uses."""
 

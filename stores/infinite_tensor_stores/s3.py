@@ -117,9 +117,14 @@ class S3Store(RemoteStore):
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
         """The keys that begin with `prefix`."""
+        async for key, _ in self.list_sizes(prefix):
+            yield key
+
+    async def list_sizes(self, prefix: str) -> AsyncIterator[tuple[str, int]]:
+        """The keys that begin with `prefix`, with the size of each object in bytes."""
         async for page in self._pages(prefix):
             for found in page.get("Contents", ()):
-                yield found["Key"].removeprefix(self._root)
+                yield found["Key"].removeprefix(self._root), found["Size"]
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
         """The names of what is right below a folder."""
@@ -131,7 +136,7 @@ class S3Store(RemoteStore):
 
     async def getsize_prefix(self, prefix: str) -> int:
         """Size of all objects that begin with `prefix` in bytes."""
-        return sum([found["Size"] async for page in self._pages(prefix) for found in page.get("Contents", ())])
+        return sum([size async for _, size in self.list_sizes(prefix)])
 
     async def disconnect(self) -> None:
         """Close connections that nobody else uses; the next operation opens new ones."""

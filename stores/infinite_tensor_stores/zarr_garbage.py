@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 
 from zarr.abc.store import Store
 from zarr.core.sync import sync
@@ -10,7 +10,7 @@ from zarr.core.sync import sync
 from infinite_tensor.errors import StoreError
 from infinite_tensor.tilestore.contract import Garbage
 from infinite_tensor_stores.zarr_layout import DOCUMENT, Place, definition_in, incarnation_of, is_temporary
-from infinite_tensor_stores.zarr_listing import children, pages, sizes_of, temporary_files_in
+from infinite_tensor_stores.zarr_listing import children, pages, sized_pages, sizes_of, temporary_files_in
 from infinite_tensor_stores.zarr_objects import concurrently, delete_folder, get_many
 
 
@@ -38,7 +38,7 @@ class Sweep:
         if temporary_files_in(self._store):
             for keys in pages(self._store, ""):
                 left_over = [key for key in keys if is_temporary(key)]
-                self._count(left_over)
+                self._count(sizes_of(self._store, left_over))
                 concurrently(self._store.delete, left_over)
         return Garbage(self._objects, self._bytes)
 
@@ -48,8 +48,8 @@ class Sweep:
             if incarnation is None or self._in_use(name, incarnation):
                 continue
             counted = self._objects, self._bytes
-            for keys in pages(self._store, prefix):
-                self._count(keys)
+            for sizes in sized_pages(self._store, prefix):
+                self._count(sizes.values())
             # Counting may have taken long.
             if self._in_use(name, incarnation):
                 self._objects, self._bytes = counted
@@ -65,12 +65,12 @@ class Sweep:
         if definition is None:
             return
         place = Place.of(definition)
-        for keys in pages(self._store, place.logs):
-            parts = [(key, part[0]) for key in keys if (part := place.tile_of_part(key)) is not None]
+        for sizes in sized_pages(self._store, place.logs):
+            parts = [(key, part[0]) for key in sizes if (part := place.tile_of_part(key)) is not None]
             tiles = list(dict.fromkeys(tile for _, tile in parts))
             exist = concurrently(self._store.exists, map(place.chunk, tiles))
             complete = {tile for tile, there in zip(tiles, exist, strict=True) if there}
-            self._count([key for key, tile in parts if tile in complete])
+            self._count([sizes[key] for key, tile in parts if tile in complete])
             finished = list(map(place.log, complete))
             concurrently(lambda log: delete_folder(self._store, log), finished)
             self.logs += finished
@@ -87,6 +87,6 @@ class Sweep:
         (document,) = get_many(self._store, [f"{name}/{DOCUMENT}"])
         return None if document is None else definition_in(document, name)
 
-    def _count(self, keys: Sequence[str]) -> None:
-        self._objects += len(keys)
-        self._bytes += sum(sizes_of(self._store, list(keys)))
+    def _count(self, sizes: Collection[int]) -> None:
+        self._objects += len(sizes)
+        self._bytes += sum(sizes)

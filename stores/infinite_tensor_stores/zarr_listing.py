@@ -6,6 +6,7 @@ import os
 from collections.abc import AsyncIterator, Iterator
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 from zarr.abc.store import Store
 from zarr.core.sync import sync
@@ -13,8 +14,11 @@ from zarr.storage import LocalStore, WrapperStore
 
 from infinite_tensor.tilestore.contract import TensorInfo
 from infinite_tensor.window import Index
+from infinite_tensor_stores.remote import RemoteStore
 from infinite_tensor_stores.zarr_layout import Place
 from infinite_tensor_stores.zarr_objects import concurrently
+
+T = TypeVar("T")
 
 _PAGE = 1000
 
@@ -38,6 +42,18 @@ def children(store: Store, prefix: str) -> list[str]:
     return sync(names())
 
 
+def sized_pages(store: Store, prefix: str) -> Iterator[dict[str, int]]:
+    """The keys of all objects below a folder with their sizes in bytes, 0 for one that has gone meanwhile."""
+    if isinstance(store, RemoteStore):
+        # A listing tells the sizes, which otherwise take a request each.
+        listed = _listed(store.list_sizes(f"{prefix}/"))
+        while page := dict(islice(listed, _PAGE)):
+            yield page
+    else:
+        for keys in pages(store, prefix):
+            yield dict(zip(keys, sizes_of(store, keys), strict=True))
+
+
 def sizes_of(store: Store, keys: list[str]) -> list[int]:
     """Size of each object in bytes, 0 where it has gone meanwhile."""
 
@@ -53,15 +69,15 @@ def sizes_of(store: Store, keys: list[str]) -> list[int]:
 def described(store: Store, place: Place) -> TensorInfo:
     """What is stored of the tensor at `place`."""
     complete, stored = 0, 0
-    for keys in pages(store, f"{place.array}/c"):
-        chunks = [key for key in keys if place.tile_of_chunk(key) is not None]
+    for sizes in sized_pages(store, f"{place.array}/c"):
+        chunks = [size for key, size in sizes.items() if place.tile_of_chunk(key) is not None]
         complete += len(chunks)
-        stored += sum(sizes_of(store, chunks))
+        stored += sum(chunks)
     logs: set[Index] = set()
-    for keys in pages(store, place.logs):
-        parts = {key: part[0] for key in keys if (part := place.tile_of_part(key)) is not None}
+    for sizes in sized_pages(store, place.logs):
+        parts = {key: part[0] for key in sizes if (part := place.tile_of_part(key)) is not None}
         logs.update(parts.values())
-        stored += sum(sizes_of(store, list(parts)))
+        stored += sum(sizes[key] for key in parts)
     # A log that another process has left behind does not make a complete tile partial.
     partial = concurrently(store.exists, map(place.chunk, logs)).count(False)
     definition = dict(place.definition)
@@ -82,11 +98,11 @@ def _walked(root: Path, prefix: str) -> Iterator[str]:
         yield from (name if within == "." else f"{within}/{name}" for name in names)
 
 
-def _listed(keys: AsyncIterator[str]) -> Iterator[str]:
-    async def some() -> list[str]:
+def _listed(entries: AsyncIterator[T]) -> Iterator[T]:
+    async def some() -> list[T]:
         found = []
-        async for key in keys:
-            found.append(key)
+        async for entry in entries:
+            found.append(entry)
             if len(found) == _PAGE:
                 break
         return found

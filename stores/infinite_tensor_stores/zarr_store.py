@@ -290,7 +290,7 @@ class ZarrTileStore(PersistentTileStore):
         if found is not None and found.get("incarnation") != place.definition["incarnation"]:
             raise StoreError(
                 f"{self!r}: tensor {tensor_id!r} has been cleared and made anew by somebody else; "
-                "open the store again to go on with the new one"
+                "close(discard=True) this store, and open it again to go on with the new one"
             )
 
     def _check_root(self, document: bytes | None) -> None:

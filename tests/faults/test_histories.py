@@ -1,0 +1,146 @@
+"""Random histories over storage that fails: right bits or a StoreError, and all is well once it stops failing.
+
+How many cases run is said in `tests/conftest.py`.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import event, given, note
+from hypothesis import strategies as st
+from zarr.abc.store import Store
+from zarr.storage import LocalStore, MemoryStore
+
+from infinite_tensor import DamagedDataWarning, StoreError, ZarrTileStore
+from infinite_tensor.engine import assemble
+from tests.faults.faulty_store import READS, SILENT, Faults, FaultyStore
+from tests.reference import Index
+from tests.test_properties import History, box_of
+from tests.worlds import Forget, Read, Selection, World, worlds
+
+_PATIENCE = 4
+"""How often something is tried before storage works for it, or before it is given up."""
+
+# Where nothing raises, more of what is truncated and hidden comes to be blended.
+_faults = st.builds(
+    Faults, st.integers(0, 2**32), st.sampled_from([0.02, 0.1, 0.3]), st.sampled_from([READS, SILENT, SILENT])
+)
+
+
+class FaultyHistory(History):
+    """A history in which whatever touches storage may raise a StoreError, and nothing else."""
+
+    def __init__(self, world: World, storages: Sequence[Store], faults: Faults) -> None:
+        self.faults = faults
+        # "Bounded": what was stored may be hidden or truncated, so that no window is known not to be needed.
+        super().__init__(
+            world, lambda number, **options: self._opened(storages[number], options), persistent=True, bounded=True
+        )
+
+    def _opened(self, storage: Store, options: dict[str, Any]) -> ZarrTileStore:
+        opened: list[ZarrTileStore] = []
+        self._insist("open", lambda: opened.append(ZarrTileStore(FaultyStore(storage, self.faults), **options)))
+        return opened[0]
+
+    def build(self, *, opens: bool) -> None:
+        self._insist("build", lambda: super(FaultyHistory, self).build(opens=opens))
+
+    def reopen(self, how: str) -> None:
+        for store in self.stores:
+            # One that does not close is given up: what it still holds is stored later, or never.
+            self._try_hard("close", store.close)
+        self.stores = [self._open(number) for number in range(len(self.stores))]
+        self.build(opens=how == "open")
+
+    def forget(self, action: Forget) -> None:
+        self._attempt(action.what, lambda: super(FaultyHistory, self).forget(action))
+
+    def _read(self, stage: int, how: str, selections: list[Selection]) -> None:
+        before = [Counter(function.calls) for function in self.functions]
+        if not self._attempt("read", lambda: super(FaultyHistory, self)._read(stage, how, selections)):
+            boxes = [box for box in map(box_of, selections) if box is not None]
+            planned = self.reference.missing(stage, boxes, self.known)
+            calls = [function.calls - earlier for function, earlier in zip(self.functions, before, strict=True)]
+            self._check_calls(calls, planned, once=False)
+
+    def _check_calls(self, calls: list[Counter[Index]], expected: list[set[Index]], *, once: bool) -> None:
+        # What is hidden while a read goes on may be computed twice by this read.
+        super()._check_calls(calls, expected, once=once and not self.faults.injected)
+
+    def settle(self) -> None:
+        """From now on storage works: nothing raises, all is right, and what is flushed is not computed again."""
+        for store in self.stores:
+            # A write that is under way may still fail.
+            self._attempt("flush", store.flush)
+        self.faults.stop()
+        for store in self.stores:
+            store.flush()
+        self._read_all()
+        super().reopen("rebuild")
+        before = [Counter(function.calls) for function in self.functions]
+        self._read_all()
+        assert [function.calls for function in self.functions] == before
+
+    def _read_all(self) -> None:
+        for action in self.world.actions:
+            if isinstance(action, Read):
+                self.read(action)
+
+    def _attempt(self, what: str, action: Callable[[], object]) -> bool:
+        """Do it, and tell whether it was done. Once storage works, nothing may raise."""
+        try:
+            action()
+        except StoreError as error:
+            if self.faults.stopped:
+                raise
+            event(f"{what} raised")
+            note(f"{what}: {error}")
+            return False
+        return True
+
+    def _try_hard(self, what: str, action: Callable[[], object]) -> bool:
+        return any(self._attempt(what, action) for _ in range(_PATIENCE))
+
+    def _insist(self, what: str, action: Callable[[], object]) -> None:
+        """Try again and again, at last with storage that works."""
+        if not self._try_hard(what, action):
+            with self.faults.paused():
+                action()
+
+
+def _play(world: World, storages: Sequence[Store], faults: Faults) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assemble, "_BLOCK_BYTES", world.block_bytes)
+        with warnings.catch_warnings(record=True) as damages:
+            warnings.simplefilter("always", DamagedDataWarning)
+            history = FaultyHistory(world, storages, faults)
+            for action in world.actions:
+                if isinstance(action, Read):
+                    history.read(action)
+                    history.forget(Forget(action.stage, "clear_cache"))
+                    history.read(action)
+                elif isinstance(action, Forget):
+                    history.forget(action)
+                else:
+                    history.reopen(action.how)
+        assert not damages or faults.injected["truncate"]
+        history.settle()
+        for store in history.stores:
+            store.close()
+
+
+@given(worlds(), _faults)
+def test_objects_in_memory(world: World, faults: Faults) -> None:
+    _play(world, [MemoryStore() for _ in world.stages], faults)
+
+
+@given(worlds(), _faults)
+def test_files(world: World, faults: Faults) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        _play(world, [LocalStore(f"{folder}/{number}") for number, _ in enumerate(world.stages)], faults)

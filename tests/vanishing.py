@@ -1,0 +1,104 @@
+"""What holds of a place of any kind that is deleted, or given to another tensor, under an open store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from infinite_tensor import InfiniteTensor, StoreError, TensorWindow, ZarrTileStore
+
+GONE = "tensor 't' is gone: it has been cleared, or the whole store has vanished"
+VANISHED = "the store has vanished since it was opened; open it again"
+
+
+class VanishingPlaceTests:
+    """A subclass says how to open, delete and list a place of its kind."""
+
+    def open(self, **options: Any) -> ZarrTileStore:
+        raise NotImplementedError
+
+    def delete(self) -> None:
+        """Delete all that is stored, as somebody else would."""
+        raise NotImplementedError
+
+    def keys(self) -> list[str]:
+        """What is stored now."""
+        raise NotImplementedError
+
+    def test_it_is_no_store_full_of_missing_tiles(self) -> None:
+        store, t = self.filled()
+        self.delete()
+        for _ in range(2):
+            with pytest.raises(StoreError, match=GONE):
+                t[100:108]
+        assert t[0:16:4].tolist() == [0, 1, 2, 3], "what is in memory is served all the same"
+        assert self.keys() == []
+        store.close()
+
+    @pytest.mark.parametrize("complete", [True, False])
+    def test_nothing_is_written_into_it(self, complete: bool) -> None:
+        store, t = self.filled()
+        t[96:100]
+        self.delete()
+        if complete:
+            t[100:104]
+        for _ in range(2):
+            with pytest.raises(StoreError, match=GONE):
+                store.flush()
+        assert self.keys() == []
+        store.clear_tensor("t")
+        store.close()
+        assert self.keys() == []
+
+    def test_nothing_can_be_told_of_it(self) -> None:
+        store, _ = self.filled()
+        self.delete()
+        for question in (store.tensor_ids, lambda: store.tensor_info("t"), lambda: store.verify("t"), store.gc):
+            with pytest.raises(StoreError, match=VANISHED):
+                question()
+        with pytest.raises(StoreError, match=VANISHED):
+            halves(store, "new")
+        assert self.keys() == []
+
+    def test_it_can_be_opened_anew(self) -> None:
+        _, t = self.filled()
+        self.delete()
+        with self.open(tile_size=8) as store:
+            assert halves(store)[100:108].tolist() == [25] * 4 + [26] * 4
+        with pytest.raises(StoreError, match="tensor 't' has been cleared and made anew by somebody else"):
+            t[200:208]
+
+    def test_what_another_process_has_made_anew_is_left_alone(self) -> None:
+        store, t = self.filled()
+        t[96:100]
+        with self.open(tile_size=8) as other:
+            other.clear_tensor("t")
+            halves(other)
+            before = self.keys()
+            with pytest.raises(StoreError, match="tensor 't' has been cleared and made anew by somebody else"):
+                store.flush()
+            assert self.keys() == before
+            with pytest.raises(StoreError, match=r"close\(discard=True\) this store, and open it again"):
+                t[100:108]
+            store.close(discard=True)
+            assert self.keys() == before
+
+    def filled(self) -> tuple[ZarrTileStore, InfiniteTensor]:
+        store = self.open(tile_size=8)
+        t = halves(store)
+        t[0:16]
+        store.flush()
+        return store, t
+
+
+def halves(store: ZarrTileStore, tensor_id: str = "t") -> InfiniteTensor:
+    """Two windows to a tile, each full of its index."""
+    return InfiniteTensor(
+        (None,),
+        lambda ctx: torch.full((4,), float(ctx[0])),
+        TensorWindow((4,)),
+        tile_store=store,
+        tensor_id=tensor_id,
+    )
