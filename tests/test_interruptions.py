@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +136,20 @@ def test_a_writer_whose_thread_cannot_start_can_be_tried_again(monkeypatch: pyte
     with pytest.raises(RuntimeError, match="can't start"):
         writer.submit("a", torch.ones(1), written.update)
     monkeypatch.undo()
+    writer.retry(written.update)
+    writer.drain()
+    assert list(written) == ["a"]
+
+
+def test_a_backend_that_ends_its_thread_does_not_leave_anybody_waiting() -> None:
+    def ends(_jobs: Mapping[str, torch.Tensor]) -> None:
+        raise SystemExit
+
+    written: dict[str, torch.Tensor] = {}
+    writer: Writer[str, torch.Tensor] = Writer()
+    writer.submit("a", torch.ones(1), ends)
+    writer.drain()
+    assert isinstance(writer.failure(), StoreError)
     writer.retry(written.update)
     writer.drain()
     assert list(written) == ["a"]

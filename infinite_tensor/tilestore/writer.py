@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable, Hashable, Mapping
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
+from infinite_tensor.errors import StoreError
+
 
 class Job(Protocol):
     """Something to store, which takes memory until then."""
@@ -102,11 +104,13 @@ class Writer(Generic[K, J]):
 
     def _work(self, write: Write[K, J]) -> None:
         while self._begin():
-            failure = None
+            failure: Exception | None = None
             try:
                 write(self._writing)
             except Exception as error:  # noqa: BLE001  (kept for whoever reads or flushes next)
                 failure = error
+            except BaseException as error:  # noqa: BLE001  (a thread that ends here would be waited for)
+                failure = StoreError(f"what was to be stored in the background was stopped by {error!r}")
             self._end(failure)
 
     def _begin(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Generic, TypeVar
@@ -57,8 +58,12 @@ async def create(store: Store, key: str, data: bytes) -> bool:
 
 
 async def delete_folder(store: Store, prefix: str) -> None:
-    """Delete everything below `prefix`; nothing there is no error."""
-    await _insisted(store, lambda: store.delete_dir(prefix), OSError)
+    """Delete everything below `prefix`; nothing there is no error, nor is what another process goes on adding."""
+    try:
+        await _insisted(store, lambda: store.delete_dir(prefix), OSError)
+    except OSError as error:
+        if error.errno != errno.ENOTEMPTY:
+            raise
 
 
 async def _insisted(store: Store, action: Callable[[], Awaitable[None]], harmless: type[OSError]) -> None:

@@ -160,6 +160,12 @@ def _outcome(act: Callable[[], object]) -> str:
     return "stored"
 
 
+def clear(path: Path, tensor_id: str) -> None:
+    """Delete a tensor."""
+    with open_chain_store(path) as store:
+        store.clear_tensor(tensor_id)
+
+
 def read_stored_plain(path: Path, tensor_id: str, box: Box) -> list[float]:
     """The values of a stored part of a plain tensor, opened without ``f``."""
     with open_chain_store(path, mode="r") as store:

@@ -9,7 +9,7 @@ import pytest
 from tests.processes.chain import open_chain_store
 from tests.processes.files import Files
 from tests.processes.fork_server import Paused, Team
-from tests.processes.members import flush, keep_open, plain, read_plain, write_plain, write_until_refused
+from tests.processes.members import clear, flush, keep_open, plain, read_plain, write_plain, write_until_refused
 from tests.processes.moments import Moment
 
 EVERYWHERE = (slice(-40, 40), slice(-40, 40))
@@ -64,6 +64,21 @@ def test_a_tensor_may_be_replaced_at_any_step_of_another_process(tmp_path: Path,
             assert old.go_on() in OUTCOMES
         store.clear_cache("t")
         assert new[EVERYWHERE].unique().tolist() == [2]
+        store.gc()
+    assert Files(tmp_path).leavings == []
+
+
+def test_a_tensor_is_cleared_although_another_process_adds_to_it_meanwhile(tmp_path: Path) -> None:
+    log = r"/partial-\w+/0\.0\.0"
+    adds, deletes = Moment("write", rf"{log}/0\."), Moment("os.rmdir", rf"{log}$")
+    with (
+        Paused(tmp_path, adds, write_plain, tmp_path, "t", 1, ((0, 0), (5, 5))) as old,
+        Paused(tmp_path, deletes, clear, tmp_path, "t") as clearing,
+    ):
+        assert old.go_on() in OUTCOMES
+        clearing.go_on()
+    with open_chain_store(tmp_path) as store:
+        assert plain(store, "t", 2)[EVERYWHERE].unique().tolist() == [2]
         store.gc()
     assert Files(tmp_path).leavings == []
 
