@@ -356,6 +356,12 @@ def test_a_failed_write_is_reported_once_named_and_retried(tmp_path: Path, monke
     assert torch.equal(ZarrTileStore(tmp_path, mode="r").open("t")[-1:9, -1:9], expected)
 
 
+def test_a_folder_that_cannot_be_made_is_not_told_to_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match="cannot be opened: NotADirectoryError"):
+        ZarrTileStore(tmp_path / "file" / "store")
+
+
 def test_import_is_light() -> None:
     code = (
         "import sys, torch, time\nbegin = time.process_time()\nimport infinite_tensor\n"

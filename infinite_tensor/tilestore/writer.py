@@ -6,8 +6,6 @@ import threading
 from collections.abc import Callable, Hashable, Mapping
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
-from infinite_tensor.errors import StoreError
-
 
 class Job(Protocol):
     """Something to store, which takes memory until then."""
@@ -104,13 +102,11 @@ class Writer(Generic[K, J]):
 
     def _work(self, write: Write[K, J]) -> None:
         while self._begin():
-            failure: Exception | None = None
+            failure = None
             try:
                 write(self._writing)
             except Exception as error:  # noqa: BLE001  (kept for whoever reads or flushes next)
                 failure = error
-            except BaseException as error:  # noqa: BLE001  (a thread that ends here would be waited for)
-                failure = StoreError(f"what was to be stored in the background was stopped by {error!r}")
             self._end(failure)
 
     def _begin(self) -> bool:
@@ -126,5 +122,9 @@ class Writer(Generic[K, J]):
             if failure is not None:
                 self._failure = failure
                 self._failed |= {key: job for key, job in self._writing.items() if key not in self._queued}
+                if isinstance(failure.__cause__, TimeoutError | ConnectionError):
+                    # Nothing gets through: the others would only take longer to fail as well.
+                    self._failed |= self._queued
+                    self._queued = {}
             self._writing = {}
             self._changed.notify_all()

@@ -36,9 +36,9 @@ def open_root(store: Store, mode: str, owner: object) -> None:
         _open(store, mode, owner)
     except StoreError:
         raise
-    except FileNotFoundError as error:
-        raise StoreError(f"{owner!r}: there is no store; mode 'a' or 'w' creates one") from error
     except Exception as error:
+        if isinstance(error, FileNotFoundError) and mode in ("r", "r+"):
+            raise StoreError(f"{owner!r}: there is no store; mode 'a' or 'w' creates one") from error
         raise StoreError(f"{owner!r} cannot be opened: {type(error).__name__}: {error}") from error
 
 
