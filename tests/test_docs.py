@@ -122,6 +122,6 @@ def test_every_promise_is_held_by_a_test_that_exists() -> None:
         assert held_by, row
         for path, name in held_by:
             module = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-            names = {node.name for node in ast.walk(module) if isinstance(node, ast.FunctionDef)}
-            assert any(each.startswith("test_") for each in names)
+            names = {node.name for node in ast.walk(module) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+            assert any(each.startswith(("test_", "Test")) for each in names)
             assert not name or name in names, row

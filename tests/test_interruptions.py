@@ -141,6 +141,48 @@ def test_a_writer_whose_thread_cannot_start_can_be_tried_again(monkeypatch: pyte
     assert list(written) == ["a"]
 
 
+def test_a_read_never_shows_a_tile_that_another_read_has_dropped(tmp_path: Path) -> None:
+    store, fails = ZarrTileStore(tmp_path, tile_size=16), False
+
+    def blend(existing: torch.Tensor, incoming: torch.Tensor) -> torch.Tensor:
+        if fails:
+            raise ArithmeticError
+        return existing + incoming
+
+    source = InfiniteTensor((None,), ones, OVERLAP, tile_store=store, tensor_id="source", blend=blend)
+    source[0:6]
+
+    def f(ctx: tuple[int, ...], region: torch.Tensor) -> torch.Tensor:
+        nonlocal fails
+        if ctx == (0,):
+            fails = True
+            with pytest.raises(ArithmeticError):
+                source[-4:8]
+            fails = False
+        return region
+
+    t = InfiniteTensor((None,), f, TensorWindow((2,)), args=[source], args_windows=[TensorWindow((2,))])
+    with pytest.raises(StoreError, match="dropped while it was being read"):
+        t[0:6]
+    assert t[0:6].tolist() == [2] * 6
+
+
+def test_a_flush_is_no_success_because_another_thread_was_told_of_the_failure() -> None:
+    def fails(_jobs: Mapping[str, torch.Tensor]) -> None:
+        raise OSError("no space")
+
+    written: dict[str, torch.Tensor] = {}
+    writer: Writer[str, torch.Tensor] = Writer()
+    writer.submit("a", torch.ones(1), fails)
+    writer.drain()
+    assert str(writer.failure()) == str(writer.unstored()) == "no space"
+    assert writer.failure() is None
+    assert str(writer.unstored()) == "no space"
+    writer.retry(written.update)
+    writer.drain()
+    assert writer.unstored() is None
+
+
 def test_a_backend_that_ends_its_thread_does_not_leave_anybody_waiting() -> None:
     def ends(_jobs: Mapping[str, torch.Tensor]) -> None:
         raise SystemExit

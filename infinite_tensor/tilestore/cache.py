@@ -166,10 +166,15 @@ class TileCache:
                     self._submit(storage, key, entry)
 
     def flush(self, storage: Storage) -> None:
-        """Store everything; what failed before is tried again. See `failure` for the outcome."""
+        """Store everything, or raise; what failed before is tried again."""
         self._writer.retry(partial(self._write, storage))
         self.submit_partials(storage)
         self._writer.drain()
+        # Another thread may have been told of the failure, which is no reason to take it for a success here.
+        failure = self._writer.unstored()
+        if failure is not None:
+            self._writer.failure()
+            raise failure
 
     def failure(self) -> Exception | None:
         """What a background write has failed with since the last call, or None."""
@@ -282,6 +287,9 @@ class TileCache:
                 self._write_tensor(storage, record.spec.tensor_id, tiles)
             except StoreError as error:
                 failure = error
+                if isinstance(error.__cause__, TimeoutError | ConnectionError):
+                    # Nothing gets through: the other tensors would only take longer to fail as well.
+                    break
         if failure is not None:
             raise failure
 

@@ -128,6 +128,7 @@ class TileInProgress:
         self._piece_bytes = 0
         self._stored_prefix = 0
         self._stored_pieces: set[int] = set()
+        self._forgotten = False
 
     @property
     def complete(self) -> bool:
@@ -193,6 +194,8 @@ class TileInProgress:
         """Blend the pixels ``[low, high)`` of the tile into `target`, all of whose windows are known."""
         to = tuple([slice(a - s, b - s) for a, b, s in zip(low, high, target_start, strict=True)])
         of = tuple([slice(a - s, b - s) for a, b, s in zip(low, high, self.start, strict=True)])
+        if self._forgotten:
+            self._check_known(low, high)
         block = target[to]
         if self._prefix is not None:
             block[...] = self._prefix[of]
@@ -307,6 +310,15 @@ class TileInProgress:
         self._prefix, self._prefix_length, self._stored_prefix = None, 0, 0
         self._pieces, self._piece_bytes = {}, 0
         self._stored_pieces = set()
+        self._forgotten = True
+
+    def _check_known(self, low: Sequence[int], high: Sequence[int]) -> None:
+        box = self._record.spec.grid.box(low, high)
+        if not all(self.has(index) for index in itertools.product(*map(range, *box))):
+            raise StoreError(
+                f"tile {self.tile} of tensor {self._record.spec.tensor_id!r} was dropped while it was being read, as "
+                "another read was interrupted, or its blend raised, in the middle of a change; read again"
+            )
 
     def _absorb(self) -> None:
         """Blend the loose pieces that have come to be next."""

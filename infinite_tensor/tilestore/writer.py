@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable, Hashable, Mapping
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
+from infinite_tensor.errors import StoreError
+
 
 class Job(Protocol):
     """Something to store, which takes memory until then."""
@@ -39,6 +41,7 @@ class Writer(Generic[K, J]):
         self._writing: dict[K, J] = {}
         self._failed: dict[K, J] = {}
         self._failure: Exception | None = None
+        self._reason: Exception | None = None
         self._busy = False
 
     def submit(self, key: K, job: J, write: Write[K, J]) -> None:
@@ -61,6 +64,11 @@ class Writer(Generic[K, J]):
         with self._changed:
             failure, self._failure = self._failure, None
             return failure
+
+    def unstored(self) -> Exception | None:
+        """Why what is still kept could not be stored, told before or not; None where nothing is kept."""
+        with self._changed:
+            return self._reason if self._failed else None
 
     def retry(self, write: Write[K, J]) -> None:
         """Queue again what failed; only what goes wrong from now on is told by `failure`."""
@@ -102,11 +110,13 @@ class Writer(Generic[K, J]):
 
     def _work(self, write: Write[K, J]) -> None:
         while self._begin():
-            failure = None
+            failure: Exception | None = None
             try:
                 write(self._writing)
             except Exception as error:  # noqa: BLE001  (kept for whoever reads or flushes next)
                 failure = error
+            except BaseException as error:  # noqa: BLE001  (a thread that ends here would be waited for)
+                failure = StoreError(f"what was to be stored in the background was stopped by {error!r}")
             self._end(failure)
 
     def _begin(self) -> bool:
@@ -120,7 +130,7 @@ class Writer(Generic[K, J]):
     def _end(self, failure: Exception | None) -> None:
         with self._changed:
             if failure is not None:
-                self._failure = failure
+                self._failure = self._reason = failure
                 self._failed |= {key: job for key, job in self._writing.items() if key not in self._queued}
                 if isinstance(failure.__cause__, TimeoutError | ConnectionError):
                     # Nothing gets through: the others would only take longer to fail as well.

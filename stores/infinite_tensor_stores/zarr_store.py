@@ -143,7 +143,7 @@ class ZarrTileStore(PersistentTileStore):
         return self._opened
 
     def _resume(self) -> None:
-        open_root(self._store, "r" if self.read_only else "a", self)
+        open_root(self._store, "a" if self.mode in ("w", "w-") else self.mode, self)
 
     # Definitions.
 
