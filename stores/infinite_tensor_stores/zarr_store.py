@@ -68,7 +68,8 @@ class ZarrTileStore(PersistentTileStore):
         Passed to fsspec. Kept in memory only, never shown.
     timeout : float
         Seconds within which S3 is reported when it is down or hangs, attempts to reach it again included. What
-        `storage_options` say of time-outs and retries wins. Other storages have options of their own.
+        `storage_options` say of time-outs and retries wins. Other storages, and a zarr Store that is given as
+        `target`, have options of their own.
     compressors : zarr codec, sequence of them, "auto" or None
         How new tensors are compressed. A CRC-32C always follows. Where the last one is Zstandard, as with "auto",
         a tile is also bound to its place: damage by which one takes the place of another is found only there.
