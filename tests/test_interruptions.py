@@ -126,19 +126,30 @@ def test_an_abandoned_stream_leaves_everything_usable(tmp_path: Path) -> None:
     assert t[0:40].unique().tolist() == [2]
 
 
+class Recorder:
+    """Stores jobs of a Writer in a dict."""
+
+    def __init__(self) -> None:
+        self.written: dict[str, torch.Tensor] = {}
+
+    def write(self, jobs: Mapping[str, torch.Tensor]) -> list[StoreError]:
+        self.written |= jobs
+        return []
+
+
 def test_a_writer_whose_thread_cannot_start_can_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_thread(_self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    written: dict[str, torch.Tensor] = {}
+    recorder = Recorder()
     writer: Writer[str, torch.Tensor] = Writer()
     monkeypatch.setattr(threading.Thread, "start", no_thread)
     with pytest.raises(RuntimeError, match="can't start"):
-        writer.submit("a", torch.ones(1), written.update)
+        writer.submit("a", torch.ones(1), recorder.write)
     monkeypatch.undo()
-    writer.retry(written.update)
+    writer.retry(recorder.write)
     writer.drain()
-    assert list(written) == ["a"]
+    assert list(recorder.written) == ["a"]
 
 
 def test_a_read_never_shows_a_tile_that_another_read_has_dropped(tmp_path: Path) -> None:
@@ -168,33 +179,33 @@ def test_a_read_never_shows_a_tile_that_another_read_has_dropped(tmp_path: Path)
 
 
 def test_a_flush_is_no_success_because_another_thread_was_told_of_the_failure() -> None:
-    def fails(_jobs: Mapping[str, torch.Tensor]) -> None:
-        raise OSError("no space")
+    def fails(_jobs: Mapping[str, torch.Tensor]) -> list[StoreError]:
+        return [StoreError("no space")]
 
-    written: dict[str, torch.Tensor] = {}
+    recorder = Recorder()
     writer: Writer[str, torch.Tensor] = Writer()
     writer.submit("a", torch.ones(1), fails)
     writer.drain()
     assert str(writer.failure()) == str(writer.unstored()) == "no space"
     assert writer.failure() is None
     assert str(writer.unstored()) == "no space"
-    writer.retry(written.update)
+    writer.retry(recorder.write)
     writer.drain()
     assert writer.unstored() is None
 
 
 def test_a_backend_that_ends_its_thread_does_not_leave_anybody_waiting() -> None:
-    def ends(_jobs: Mapping[str, torch.Tensor]) -> None:
+    def ends(_jobs: Mapping[str, torch.Tensor]) -> list[StoreError]:
         raise SystemExit
 
-    written: dict[str, torch.Tensor] = {}
+    recorder = Recorder()
     writer: Writer[str, torch.Tensor] = Writer()
     writer.submit("a", torch.ones(1), ends)
     writer.drain()
     assert isinstance(writer.failure(), StoreError)
-    writer.retry(written.update)
+    writer.retry(recorder.write)
     writer.drain()
-    assert list(written) == ["a"]
+    assert list(recorder.written) == ["a"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

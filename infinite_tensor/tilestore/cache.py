@@ -8,30 +8,24 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import torch
 
 from infinite_tensor.errors import DamagedDataWarning, StoreError
+from infinite_tensor.tilestore.failures import stored_errors
 from infinite_tensor.tilestore.layout import Record
 from infinite_tensor.tilestore.lru import LRU
 from infinite_tensor.tilestore.partial import DamagedPartialError, PartialTile, TileInProgress
 from infinite_tensor.tilestore.writer import Writer
 from infinite_tensor.window import Index
 
+if TYPE_CHECKING:
+    from infinite_tensor.tilestore.persistent import PersistentTileStore
+
 Key: TypeAlias = tuple[Record, Index]
 Entry: TypeAlias = torch.Tensor | TileInProgress
 T = TypeVar("T")
-
-
-class Storage(Protocol):
-    """The part of a backend that moves tiles; see `PersistentTileStore`."""
-
-    def _read_tiles(self, tensor_id: str, tile_indices: Sequence[Index], /) -> list[torch.Tensor | None]: ...
-    def _write_tiles(self, tensor_id: str, tiles: Mapping[Index, torch.Tensor], /) -> None: ...
-    def _read_partials(self, tensor_id: str, tile_indices: Sequence[Index], /) -> list[PartialTile | None]: ...
-    def _write_partials(self, tensor_id: str, partials: Mapping[Index, PartialTile | None], /) -> None: ...
-    def _is_current(self, record: Record, /) -> bool: ...
 
 
 class TileCache:
@@ -57,6 +51,7 @@ class TileCache:
         self.entries = entries
         self.flush_interval = flush_interval
         self._read_only = read_only
+        self._writer: Writer[Key, TileInProgress] = Writer()
         self.renew()
 
     def renew(self) -> None:
@@ -67,13 +62,13 @@ class TileCache:
         """
         self.lock = threading.RLock()
         self.entries.recount(keep=lambda entry: not isinstance(entry, TileInProgress))
-        self._writer: Writer[Key, TileInProgress] = Writer()
+        self._writer.renew()
         self._pins: Counter[Key] = Counter()
         self._loading: set[Key] = set()
         self._loaded = threading.Condition(self.lock)
         self._dirty_since: float | None = None
 
-    def fetch(self, storage: Storage, record: Record, tiles: Iterable[Index]) -> dict[Index, Entry]:
+    def fetch(self, storage: PersistentTileStore, record: Record, tiles: Iterable[Index]) -> dict[Index, Entry]:
         """Tiles from memory or storage; those in progress are pinned until `unpin`.
 
         A tile that another thread is loading already is waited for: it is in progress once, and read once.
@@ -89,7 +84,7 @@ class TileCache:
         return entries
 
     def _fetch_some(
-        self, storage: Storage, record: Record, wanted: Sequence[Index], entries: dict[Index, Entry]
+        self, storage: PersistentTileStore, record: Record, wanted: Sequence[Index], entries: dict[Index, Entry]
     ) -> list[Index]:
         """Put those of the tiles into `entries` that no other thread is loading; returns the others, loaded now."""
         with self.lock:
@@ -122,7 +117,7 @@ class TileCache:
             self._pins[record, tile] += 1
         return True
 
-    def unpin(self, storage: Storage, record: Record, tiles: Iterable[Index]) -> None:
+    def unpin(self, storage: PersistentTileStore, record: Record, tiles: Iterable[Index]) -> None:
         """End what `fetch` began for tiles in progress."""
         with self.lock:
             # A read that goes on in a forked child has no pins there.
@@ -132,7 +127,7 @@ class TileCache:
                     del self._pins[key]
             self._evict(storage)
 
-    def changed(self, storage: Storage, record: Record, tiles: Iterable[TileInProgress]) -> None:
+    def changed(self, storage: PersistentTileStore, record: Record, tiles: Iterable[TileInProgress]) -> None:
         """Windows have come into these tiles: send the complete ones to storage."""
         with self.lock:
             for tile in tiles:
@@ -142,7 +137,7 @@ class TileCache:
         if due:
             self.submit_partials(storage)
 
-    def make_room(self, storage: Storage) -> None:
+    def make_room(self, storage: PersistentTileStore) -> None:
         """Wait while too much waits to be stored. Not to be called with the lock held.
 
         Raises
@@ -157,7 +152,7 @@ class TileCache:
                 raise self._writer.failure() or StoreError(f"{storage!r} is full of what it could not store")
         self._writer.throttle()
 
-    def submit_partials(self, storage: Storage) -> None:
+    def submit_partials(self, storage: PersistentTileStore) -> None:
         """Send every tile in progress to storage."""
         with self.lock:
             self._dirty_since = None
@@ -165,7 +160,7 @@ class TileCache:
                 if isinstance(entry, TileInProgress) and entry.dirty and not self._read_only:
                     self._submit(storage, key, entry)
 
-    def flush(self, storage: Storage) -> None:
+    def flush(self, storage: PersistentTileStore) -> None:
         """Store everything, or raise; what failed before is tried again."""
         self._writer.retry(partial(self._write, storage))
         self.submit_partials(storage)
@@ -176,7 +171,7 @@ class TileCache:
             self._writer.failure()
             raise failure
 
-    def failure(self) -> Exception | None:
+    def failure(self) -> StoreError | None:
         """What a background write has failed with since the last call, or None."""
         return self._writer.failure()
 
@@ -217,7 +212,7 @@ class TileCache:
                 self._put(key, entry)
         return entry
 
-    def _enter(self, storage: Storage, record: Record, tile: Index, entry: Entry) -> Entry:
+    def _enter(self, storage: PersistentTileStore, record: Record, tile: Index, entry: Entry) -> Entry:
         key = (record, tile)
         if isinstance(entry, TileInProgress) and entry.complete and entry.total:
             if not self._read_only:
@@ -231,13 +226,13 @@ class TileCache:
     def _put(self, key: Key, entry: Entry) -> None:
         self.entries.put(key, entry, entry.nbytes)
 
-    def _submit(self, storage: Storage, key: Key, tile: TileInProgress) -> None:
+    def _submit(self, storage: PersistentTileStore, key: Key, tile: TileInProgress) -> None:
         self._writer.submit(key, tile, partial(self._write, storage))
 
-    def _evict(self, storage: Storage) -> None:
+    def _evict(self, storage: PersistentTileStore) -> None:
         self.entries.evict(lambda key, entry: self._release(storage, key, entry))
 
-    def _release(self, storage: Storage, key: Key, entry: Entry) -> bool:
+    def _release(self, storage: PersistentTileStore, key: Key, entry: Entry) -> bool:
         if isinstance(entry, TileInProgress):
             if key in self._pins:
                 return False
@@ -245,7 +240,7 @@ class TileCache:
                 self._submit(storage, key, entry)
         return True
 
-    def _load(self, storage: Storage, record: Record, tiles: Sequence[Index]) -> dict[Index, Entry]:
+    def _load(self, storage: PersistentTileStore, record: Record, tiles: Sequence[Index]) -> dict[Index, Entry]:
         """Tiles from storage; those that are not complete there come in progress."""
         tensor_id = record.spec.tensor_id
         if not tiles:
@@ -276,24 +271,25 @@ class TileCache:
                     _warn_of_damage(storage, f"what is stored of tile {tile} of tensor {tensor_id!r} has {error}")
         return loaded
 
-    def _write(self, storage: Storage, jobs: Mapping[Key, TileInProgress]) -> None:
+    def _write(self, storage: PersistentTileStore, jobs: Mapping[Key, TileInProgress]) -> Sequence[StoreError]:
         """Runs on the writer's thread. A tensor that cannot be stored holds up no other."""
         by_record: dict[Record, dict[Index, TileInProgress]] = {}
         for (record, tile), job in jobs.items():
             by_record.setdefault(record, {})[tile] = job
-        failure = None
+        failures = []
         for record, tiles in filter(lambda item: storage._is_current(item[0]), by_record.items()):
             try:
                 self._write_tensor(storage, record.spec.tensor_id, tiles)
             except StoreError as error:
-                failure = error
+                failures.append(error)
                 if isinstance(error.__cause__, TimeoutError | ConnectionError):
                     # Nothing gets through: the other tensors would only take longer to fail as well.
                     break
-        if failure is not None:
-            raise failure
+        return failures
 
-    def _write_tensor(self, storage: Storage, tensor_id: str, tiles: Mapping[Index, TileInProgress]) -> None:
+    def _write_tensor(
+        self, storage: PersistentTileStore, tensor_id: str, tiles: Mapping[Index, TileInProgress]
+    ) -> None:
         with self.lock:
             complete = {tile: job.finished() for tile, job in tiles.items() if job.complete}
             parts = {tile: job.unstored() for tile, job in tiles.items() if tile not in complete}
@@ -310,7 +306,7 @@ class TileCache:
                     tiles[tile].mark_stored(part)
 
 
-def _chunks(storage: Storage, record: Record, tiles: Sequence[Index]) -> dict[Index, torch.Tensor | None]:
+def _chunks(storage: PersistentTileStore, record: Record, tiles: Sequence[Index]) -> dict[Index, torch.Tensor | None]:
     """The complete tiles in storage, None where there is none that can be one."""
     tensor_id, layout = record.spec.tensor_id, record.layout
     chunks = dict(zip(tiles, storage._read_tiles(tensor_id, tiles), strict=True))
@@ -322,31 +318,5 @@ def _chunks(storage: Storage, record: Record, tiles: Sequence[Index]) -> dict[In
     return chunks
 
 
-def _warn_of_damage(storage: Storage, what: str) -> None:
+def _warn_of_damage(storage: PersistentTileStore, what: str) -> None:
     warnings.warn(f"{storage!r}: {what}; it is treated as missing", DamagedDataWarning, stacklevel=2)
-
-
-class stored_errors:  # noqa: N801  (reads as a statement: ``with stored_errors(...)``)
-    """Turns what storage raises into a StoreError that names store, tensor and tile."""
-
-    def __init__(self, storage: object, action: str, tensor_id: str | None, tiles: Sequence[Index] = ()) -> None:
-        self._storage = storage
-        self._action = action
-        self._tensor_id = tensor_id
-        self._tiles = tiles
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, StoreError):
-            what = "its backend" if self._tensor_id is None else f"tensor {self._tensor_id!r}"
-            if self._tiles:
-                more = f" and {len(self._tiles) - 1} more" if len(self._tiles) > 1 else ""
-                what = f"tile {self._tiles[0]}{more} of {what}"
-            kept = ""
-            if self._action in ("store", "flush"):
-                kept = ". Nothing stored is harmed; what was to be stored is kept in memory, flush to try again"
-            raise StoreError(
-                f"{self._storage!r} could not {self._action} {what}: {type(error).__name__}: {error}{kept}"
-            ) from error

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -115,7 +115,7 @@ class Damage:
 
     Attributes
     ----------
-    kind : str
+    kind : {"definition", "array", "tile", "partial"}
         ``definition``, ``array`` (the metadata of the tensor's array), ``tile`` (a complete one) or ``partial``
         (a part of the log of a partial tile).
     tile : tuple of int or None
@@ -126,7 +126,7 @@ class Damage:
         What is wrong with it.
     """
 
-    kind: str
+    kind: Literal["definition", "array", "tile", "partial"]
     tile: Index | None
     location: str
     reason: str
@@ -206,6 +206,9 @@ class TileStore(OldSpelling, ABC):
 
     def verify(self, tensor_id: str, *, repair: bool = False) -> list[Damage]:  # noqa: ARG002  (nothing decays in memory)
         """Read everything that is stored of a tensor, and list what is damaged.
+
+        Other processes may go on meanwhile. A damaged tile that one of them has just replaced may be dropped all
+        the same by a repair, and is then computed once more.
 
         Parameters
         ----------

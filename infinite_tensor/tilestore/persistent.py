@@ -1,18 +1,15 @@
 """What is common to stores that outlive the process: registration, tiles in memory, their way to storage.
 
 A tile is missing, then partial, then complete. A complete tile is final: every window that covers it has
-been blended in. Backends differ only in the seven methods from `_read_definition` on, which move bytes.
+been blended in. What differs between storages is in `Backend`.
 """
 
 from __future__ import annotations
 
 import sys
-from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
-
-import torch
 
 from infinite_tensor.compat import accepts_old_keywords
 from infinite_tensor.definition import UnknownBlend, differences
@@ -20,7 +17,8 @@ from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.spec import TensorSpec
 from infinite_tensor.tilestore.access import TileAccess
 from infinite_tensor.tilestore.at_exit import flush_at_exit
-from infinite_tensor.tilestore.cache import TileCache, stored_errors
+from infinite_tensor.tilestore.backend import Backend
+from infinite_tensor.tilestore.cache import TileCache
 from infinite_tensor.tilestore.contract import (
     Access,
     Damage,
@@ -32,21 +30,17 @@ from infinite_tensor.tilestore.contract import (
     unknown_tensor,
     warn_of_changes,
 )
+from infinite_tensor.tilestore.failures import stored_errors
 from infinite_tensor.tilestore.layout import Record, TileLayout, tile_shape_of
 from infinite_tensor.tilestore.lru import LRU, check_limit
 from infinite_tensor.tilestore.partial import PartialTile, TileInProgress
 from infinite_tensor.tilestore.stored import FORMAT, StoredTensor
-from infinite_tensor.window import Index
 
 __all__ = ["FORMAT", "PartialTile", "PersistentTileStore", "TensorInfo"]
 
 
-class PersistentTileStore(TileStore):
-    """Base of stores that keep tiles outside of the process.
-
-    Authors of a backend implement the seven methods from `_read_definition` on; the suite in
-    `infinite_tensor.tilestore.testing` tells whether they hold. They are called from several threads, though
-    tiles and partial tiles are written by one thread at a time, and raise OSError where storage fails.
+class PersistentTileStore(TileStore, Backend):
+    """Base of stores that keep tiles outside of the process: what a backend adds is the methods of `Backend`.
 
     Parameters
     ----------
@@ -85,66 +79,6 @@ class PersistentTileStore(TileStore):
         self._records: dict[str, Record] = {}
         self._tile_sizes: dict[str, int | Sequence[int]] = {}
         flush_at_exit(self)
-
-    # What a backend supplies.
-
-    @abstractmethod
-    def _read_definition(self, tensor_id: str) -> dict[str, Any] | None:
-        """The definition that was written for a tensor, or None."""
-
-    @abstractmethod
-    def _write_definition(self, tensor_id: str, definition: dict[str, Any]) -> None:
-        """Create a tensor. Where another process has just created it, leave that one's definition."""
-
-    @abstractmethod
-    def _delete_tensor(self, tensor_id: str) -> None:
-        """Delete everything of a tensor, the definition first. One that does not exist is no error."""
-
-    @abstractmethod
-    def _read_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[torch.Tensor | None]:
-        """The complete tiles, in the order asked for; None where there is none.
-
-        A tile that is stored but damaged is None too, with a `DamagedDataWarning`.
-        """
-
-    @abstractmethod
-    def _write_tiles(self, tensor_id: str, tiles: Mapping[Index, torch.Tensor]) -> None:
-        """Store complete tiles, each atomically; one that is there already is replaced by an equal one."""
-
-    @abstractmethod
-    def _read_partials(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[PartialTile | None]:
-        """All that was written of the partial tiles, merged (`PartialTile.merged`); None where nothing was."""
-
-    @abstractmethod
-    def _write_partials(self, tensor_id: str, partials: Mapping[Index, PartialTile | None]) -> None:
-        """Add to what is stored of partial tiles; None deletes all of it. Never loses what another wrote."""
-
-    # What a backend may override.
-
-    def _bind_tensor(self, tensor_id: str, definition: Mapping[str, Any]) -> None:
-        """Called when a tensor is registered, with its definition as `_read_definition` returned it."""
-
-    def _list_tensors(self) -> list[str]:
-        """Ids of all tensors that are stored."""
-        raise NotImplementedError(f"{type(self).__name__} does not list its tensors")
-
-    def _describe_tensor(self, tensor_id: str, definition: dict[str, Any]) -> TensorInfo:
-        """What is stored of a tensor."""
-        raise NotImplementedError(f"{type(self).__name__} does not describe its tensors")
-
-    def _verify_tensor(self, tensor_id: str, *, repair: bool) -> list[Damage]:
-        """What is damaged of all that is stored of a tensor; dropped, where it is to be repaired."""
-        raise NotImplementedError(f"{type(self).__name__} does not verify its tensors")
-
-    def _collect_garbage(self) -> Garbage:
-        """Delete what no definition refers to, and the logs of complete tiles."""
-        raise NotImplementedError(f"{type(self).__name__} does not collect garbage")
-
-    def _flush_backend(self) -> None:
-        """Bring what was written to where a crash of the process cannot harm it."""
-
-    def _close_backend(self) -> None:
-        """Let go of files and connections."""
 
     # The contract with the engine.
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Mapping
+import warnings
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from infinite_tensor.errors import StoreError
+from infinite_tensor.tilestore.failures import combined
 
 
 class Job(Protocol):
@@ -19,7 +21,8 @@ class Job(Protocol):
 
 K = TypeVar("K", bound=Hashable)
 J = TypeVar("J", bound=Job)
-Write: TypeAlias = Callable[[Mapping[K, J]], None]
+Write: TypeAlias = Callable[[Mapping[K, J]], Sequence[StoreError]]
+"""Stores the jobs; what it returns says what went wrong."""
 
 _BATCH_JOBS = 64
 _QUEUE_BYTES = 32 * 2**20
@@ -29,79 +32,92 @@ class Writer(Generic[K, J]):
     """A queue of jobs, at most one per key, and the thread that works it off.
 
     A later job for a key takes the place of one that has not begun. Jobs of a write that fails are kept:
-    `pending` still finds them, `failure` says once what went wrong, and `retry` queues them again.
+    `pending` still finds them, `failure` says once what went wrong, and `retry` queues them again. A writer that is
+    dropped with such jobs warns that they are lost.
 
     The function that writes comes with each job. The thread holds it, and so keeps its owner alive, until
     the queue is empty; the writer itself does not.
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self.renew()
+
+    def renew(self) -> None:
+        """Begin with no jobs: in a process that was forked, they are the parent's."""
+        # Entered by itself: a Ctrl-C in the Python code of a Condition would leave it held.
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._queued: dict[K, J] = {}
         self._writing: dict[K, J] = {}
         self._failed: dict[K, J] = {}
-        self._failure: Exception | None = None
-        self._reason: Exception | None = None
+        self._untold: list[StoreError] = []
+        self._reasons: list[StoreError] = []
         self._busy = False
 
     def submit(self, key: K, job: J, write: Write[K, J]) -> None:
         """Queue a job."""
-        with self._changed:
+        with self._lock:
             self._failed.pop(key, None)
             self._queued[key] = job
             self._start(write)
 
     def pending(self, key: K) -> J | None:
         """The newest job for `key` that is not stored yet, or None."""
-        with self._changed:
+        with self._lock:
             for jobs in (self._queued, self._writing, self._failed):
                 if key in jobs:
                     return jobs[key]
             return None
 
-    def failure(self) -> Exception | None:
+    def failure(self) -> StoreError | None:
         """What went wrong since the last call, or None."""
-        with self._changed:
-            failure, self._failure = self._failure, None
-            return failure
+        with self._lock:
+            untold, self._untold = self._untold, []
+        return combined(untold) if untold else None
 
-    def unstored(self) -> Exception | None:
+    def unstored(self) -> StoreError | None:
         """Why what is still kept could not be stored, told before or not; None where nothing is kept."""
-        with self._changed:
-            return self._reason if self._failed else None
+        with self._lock:
+            return combined(self._reasons) if self._failed else None
 
     def retry(self, write: Write[K, J]) -> None:
         """Queue again what failed; only what goes wrong from now on is told by `failure`."""
-        with self._changed:
+        with self._lock:
             self._queued = self._failed | self._queued
             self._failed = {}
-            self._failure = None
+            self._untold, self._reasons = [], []
             if self._queued:
                 self._start(write)
 
     def stuck(self) -> bool:
         """Whether what could not be stored takes as much memory as may wait at all."""
-        with self._changed:
+        with self._lock:
             return sum(job.nbytes for job in self._failed.values()) > _QUEUE_BYTES
 
     def throttle(self) -> None:
         """Return when the jobs that wait take a bounded amount of memory."""
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: sum(job.nbytes for job in self._queued.values()) <= _QUEUE_BYTES)
 
     def drain(self) -> None:
         """Return when every job is stored or has failed."""
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: not self._queued and not self._writing)
 
     def cancel(self, matches: Callable[[K], bool]) -> None:
         """Forget the jobs whose keys match, after the end of a write that is under way."""
-        with self._changed:
+        with self._lock:
             for key in filter(matches, list(self._queued)):
                 del self._queued[key]
             self._changed.wait_for(lambda: not any(map(matches, self._writing)))
             for key in filter(matches, list(self._failed)):
                 del self._failed[key]
+
+    def __del__(self) -> None:
+        if self._failed:
+            warnings.warn(
+                f"{len(self._failed)} tiles are lost: {combined(self._reasons)}", RuntimeWarning, stacklevel=1
+            )
 
     def _start(self, write: Write[K, J]) -> None:
         if not self._busy:
@@ -110,31 +126,31 @@ class Writer(Generic[K, J]):
 
     def _work(self, write: Write[K, J]) -> None:
         while self._begin():
-            failure: Exception | None = None
             try:
-                write(self._writing)
-            except Exception as error:  # noqa: BLE001  (kept for whoever reads or flushes next)
-                failure = error
+                failures = write(self._writing)
             except BaseException as error:  # noqa: BLE001  (a thread that ends here would be waited for)
-                failure = StoreError(f"what was to be stored in the background was stopped by {error!r}")
-            self._end(failure)
+                stopped = StoreError(f"what was to be stored in the background was stopped by {error!r}")
+                stopped.__cause__ = error
+                failures = [stopped]
+            self._end(failures)
 
     def _begin(self) -> bool:
         """Take jobs from the queue; False where it is empty and the thread must end."""
-        with self._changed:
+        with self._lock:
             for key in list(self._queued)[:_BATCH_JOBS]:
                 self._writing[key] = self._queued.pop(key)
             self._busy = bool(self._writing)
             return self._busy
 
-    def _end(self, failure: Exception | None) -> None:
-        with self._changed:
-            if failure is not None:
-                self._failure = self._reason = failure
+    def _end(self, failures: Sequence[StoreError]) -> None:
+        with self._lock:
+            self._untold += failures
+            self._reasons += failures
+            if failures:
                 self._failed |= {key: job for key, job in self._writing.items() if key not in self._queued}
-                if isinstance(failure.__cause__, TimeoutError | ConnectionError):
-                    # Nothing gets through: the others would only take longer to fail as well.
-                    self._failed |= self._queued
-                    self._queued = {}
+            if any(isinstance(failure.__cause__, TimeoutError | ConnectionError) for failure in failures):
+                # Nothing gets through: the others would only take longer to fail as well.
+                self._failed |= self._queued
+                self._queued = {}
             self._writing = {}
             self._changed.notify_all()

@@ -111,8 +111,7 @@ class ZarrTileStore(PersistentTileStore):
         read_only = mode == "r"
         self._storage_options = storage_options
         self._timeout = check_timeout(timeout)
-        self._opened = zarr_store(target, storage_options, read_only, self._timeout)
-        self._process = os.getpid()
+        self._opened: Store | None = zarr_store(target, storage_options, read_only, self._timeout)
         # Fixed when a tensor is registered: whoever goes on writing after the id was cleared and made anew writes
         # beside the new tensor, never into it.
         self._places: dict[str, tuple[Place, ChunkCodec]] = {}
@@ -138,10 +137,14 @@ class ZarrTileStore(PersistentTileStore):
     @property
     def _store(self) -> Store:
         """The zarr Store; in a forked child a new one, since connections do not survive a fork."""
-        if self._process != os.getpid():
-            self._opened = zarr_store(self.target, self._storage_options, self.read_only, self._timeout)
-            self._process = os.getpid()
-        return self._opened
+        opened = self._opened
+        if opened is None:
+            self._opened = opened = zarr_store(self.target, self._storage_options, self.read_only, self._timeout)
+        return opened
+
+    def _renew_after_fork(self) -> None:
+        super()._renew_after_fork()
+        self._opened = None
 
     def _resume(self) -> None:
         open_root(self._store, "a" if self.mode in ("w", "w-") else self.mode, self)
@@ -260,7 +263,8 @@ class ZarrTileStore(PersistentTileStore):
         async def write(item: tuple[Index, PartialTile | None]) -> None:
             prefix = place.log(item[0])
             if item[1] is None:
-                await delete_parts(self._store, prefix, self._parts.pop(prefix, 0))
+                await delete_parts(self._store, prefix, self._parts.get(prefix, 0))
+                self._parts.pop(prefix, None)
                 return
             data, number = item[1].to_bytes(prefix), self._parts.get(prefix, 0)
             # Another process may have added parts: take the next number that is free.
@@ -327,6 +331,7 @@ class ZarrTileStore(PersistentTileStore):
         name = name_of(tensor_id)
         (document,) = get_many(self._store, [f"{name}/{DOCUMENT}"])
         if document is None:
+            # An error, unless it is a tensor that a read-only store knows and may not create.
             self.tensor_definition(tensor_id)
             return []
         found, place = looked_over(self._store, name, document, repair=repair)

@@ -1,6 +1,7 @@
 """Looking for damage in what is stored of one tensor in a Zarr store, and mending it.
 
-Everything is listed, fetched and decoded in pages, so memory stays bounded however much there is.
+Tiles and logs are fetched and decoded in pages. All that grows with what is stored is the numbers of the parts of
+its logs, and, behind fsspec, the names in a folder.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from zarr.abc.store import Store
+from zarr.core.sync import sync
 
 from infinite_tensor.tilestore.contract import Damage
 from infinite_tensor.tilestore.partial import PartialTile
@@ -131,7 +133,7 @@ def _gaps(store: Store, place: Place, numbers: dict[Index, set[int]], *, repair:
             key = f"{place.log(tile)}/{number}"
             yield Damage("partial", tile, key, "it is missing, so that later parts are not read")
             if repair:
-                concurrently(lambda key: create(store, key, _nothing(place, tile)), [key])  # noqa: B023  (runs now)
+                sync(create(store, key, _nothing(place, tile)))
 
 
 def _nothing(place: Place, tile: Index) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ import torch
 from zarr.storage import MemoryStore
 
 from infinite_tensor import StoreError, ZarrTileStore
+from infinite_tensor.tilestore.failures import combined
 from tests.faults.chains import Chain, true_pixels
 from tests.faults.faulty_store import FaultyStore, Outage, writes
 
@@ -48,6 +49,14 @@ class Broken:
         raise AssertionError("reported twice")
 
 
+@pytest.fixture
+def broken() -> Iterator[Broken]:
+    """Given up at the end."""
+    broken = Broken()
+    yield broken
+    broken.store.close(discard=True)
+
+
 NAMED = r"ZarrTileStore\(.*\) could not store tile \(-?\d+, -?\d+\)( and \d+ more)? of tensor '(top|noise)': .*injected"
 
 
@@ -56,14 +65,12 @@ NAMED = r"ZarrTileStore\(.*\) could not store tile \(-?\d+, -?\d+\)( and \d+ mor
     [Broken.read, lambda broken: broken.store.flush(), lambda broken: broken.store.close()],
     ids=["read", "flush", "close"],
 )
-def test_the_next_call_names_store_tensor_and_tile(notice: Callable[[Broken], None]) -> None:
-    broken = Broken()
+def test_the_next_call_names_store_tensor_and_tile(broken: Broken, notice: Callable[[Broken], None]) -> None:
     with pytest.raises(StoreError, match=NAMED):
         notice(broken)
 
 
-def test_a_read_reports_it_once_and_the_next_one_is_served_from_memory() -> None:
-    broken = Broken()
+def test_a_read_reports_it_once_and_the_next_one_is_served_from_memory(broken: Broken) -> None:
     with pytest.raises(StoreError):
         broken.read()
     calls = broken.chain.calls.copy()
@@ -77,10 +84,10 @@ def test_what_the_cache_lets_go_of_is_still_there() -> None:
     for y in (0, 40, 0):
         assert torch.equal(broken.read_at_last(y), broken.pixels[y : y + 20])
     assert broken.chain.calls == calls
+    broken.store.close(discard=True)
 
 
-def test_a_flush_that_stores_it_after_all_reports_nothing() -> None:
-    broken = Broken()
+def test_a_flush_that_stores_it_after_all_reports_nothing(broken: Broken) -> None:
     broken.outage.stop()
     broken.store.flush()
     again = Chain(broken.opened())
@@ -88,8 +95,7 @@ def test_a_flush_that_stores_it_after_all_reports_nothing() -> None:
     assert not again.calls
 
 
-def test_each_flush_tries_again_and_says_what_went_wrong_this_time() -> None:
-    broken = Broken()
+def test_each_flush_tries_again_and_says_what_went_wrong_this_time(broken: Broken) -> None:
     for _ in range(3):
         with pytest.raises(StoreError, match=NAMED):
             broken.store.flush()
@@ -113,10 +119,23 @@ def test_a_tensor_that_cannot_be_stored_does_not_hold_up_another() -> None:
     again = Chain(ZarrTileStore(storage, tile_size=16))
     assert torch.equal(again.top[0:60, 0:20], pixels)
     assert not again.calls
+    store.close()
 
 
-def test_a_store_that_cannot_be_closed_stays_open_and_serves() -> None:
-    broken = Broken()
+def test_a_flush_names_every_tensor_that_could_not_be_stored(broken: Broken) -> None:
+    with pytest.raises(StoreError, match=r"(?s)writes have failed:.*of tensor 'noise'.*of tensor 'top'"):
+        broken.store.flush()
+
+
+def test_a_flush_that_fails_a_thousand_times_tells_of_five() -> None:
+    failures = [StoreError(f"failure {number}") for number in range(1000)]
+    told = str(combined(failures))
+    assert "failure 4\n" in told
+    assert "failure 5" not in told
+    assert told.endswith("and 995 more")
+
+
+def test_a_store_that_cannot_be_closed_stays_open_and_serves(broken: Broken) -> None:
     for _ in range(2):
         with pytest.raises(StoreError):
             broken.store.close()
@@ -127,8 +146,7 @@ def test_a_store_that_cannot_be_closed_stays_open_and_serves() -> None:
         broken.read()
 
 
-def test_a_store_that_cannot_be_closed_can_be_told_to_forget() -> None:
-    broken = Broken()
+def test_a_store_that_cannot_be_closed_can_be_told_to_forget(broken: Broken) -> None:
     with pytest.raises(StoreError, match=NAMED):
         broken.store.close()
     broken.store.close(discard=True)
@@ -140,16 +158,17 @@ def test_a_store_that_cannot_be_closed_can_be_told_to_forget() -> None:
     assert again.calls == broken.chain.calls
 
 
-def test_a_store_that_cannot_be_closed_can_be_dropped() -> None:
+def test_a_store_that_is_dropped_unflushed_says_what_is_lost() -> None:
     broken = Broken()
     with pytest.raises(StoreError):
         broken.store.close()
     gone, drained = weakref.ref(broken.store._store), broken.store._tiles._writer.drain
-    del broken
-    gc.collect()
-    drained()
-    del drained
-    gc.collect()
+    with pytest.warns(RuntimeWarning, match=r"(?s)^\d+ tiles are lost: .*of tensor 'noise'.*of tensor 'top'"):
+        del broken
+        gc.collect()
+        drained()
+        del drained
+        gc.collect()
     assert gone() is None
 
 

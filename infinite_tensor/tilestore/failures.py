@@ -1,0 +1,49 @@
+"""Telling what storage could not do: errors that name store, tensor and tile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from infinite_tensor.errors import StoreError
+from infinite_tensor.window import Index
+
+_TOLD = 5
+"""Failures that one error tells in full; there may be one for each of thousands of batches."""
+
+
+def combined(failures: Sequence[StoreError]) -> StoreError:
+    """One error that tells of all of them, with the cause of the first."""
+    if len(failures) == 1:
+        return failures[0]
+    lines = [f"\n  {failure}" for failure in failures[:_TOLD]]
+    if len(failures) > _TOLD:
+        lines.append(f"\n  and {len(failures) - _TOLD} more")
+    error = StoreError(f"{len(failures)} writes have failed:{''.join(lines)}")
+    error.__cause__ = failures[0].__cause__
+    return error
+
+
+class stored_errors:  # noqa: N801  (reads as a statement: ``with stored_errors(...)``)
+    """Turns what storage raises into a StoreError that names store, tensor and tile."""
+
+    def __init__(self, storage: object, action: str, tensor_id: str | None, tiles: Sequence[Index] = ()) -> None:
+        self._storage = storage
+        self._action = action
+        self._tensor_id = tensor_id
+        self._tiles = tiles
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, StoreError):
+            what = "its backend" if self._tensor_id is None else f"tensor {self._tensor_id!r}"
+            if self._tiles:
+                more = f" and {len(self._tiles) - 1} more" if len(self._tiles) > 1 else ""
+                what = f"tile {self._tiles[0]}{more} of {what}"
+            kept = ""
+            if self._action in ("store", "flush"):
+                kept = ". Nothing stored is harmed; what was to be stored is kept in memory, flush to try again"
+            raise StoreError(
+                f"{self._storage!r} could not {self._action} {what}: {type(error).__name__}: {error}{kept}"
+            ) from error
