@@ -15,9 +15,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from infinite_tensor.boxes import Index
 from infinite_tensor.definition import Blend, Number
 from infinite_tensor.errors import ValidationError
-from infinite_tensor.window import Index, WindowGrid
+from infinite_tensor.window import WindowGrid
 
 Array: TypeAlias = Any
 """A torch tensor or a numpy view of one: both take the slicing and arithmetic used here."""

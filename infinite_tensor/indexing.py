@@ -8,8 +8,9 @@ from typing import NoReturn
 
 import torch
 
+from infinite_tensor.boxes import Index
 from infinite_tensor.errors import RegionError
-from infinite_tensor.window import Index, Shape, as_index
+from infinite_tensor.window import Shape, as_index
 
 COORDINATE_LIMIT = 2**51
 """Pixels of an unbounded dimension lie in [-2**51, 2**51]: exact in every store's metadata."""

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from infinite_tensor.boxes import Index
 from infinite_tensor.definition import Blend, Definition, Number
 from infinite_tensor.engine.node import Batching
 from infinite_tensor.spec import TensorSpec
 from infinite_tensor.tilestore import TileStore
-from infinite_tensor.window import Index
 
 if TYPE_CHECKING:
     from infinite_tensor.tensor import InfiniteTensor

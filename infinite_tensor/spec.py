@@ -8,8 +8,9 @@ from functools import cached_property
 import torch
 
 from infinite_tensor.blend import Blender
+from infinite_tensor.boxes import Index
 from infinite_tensor.definition import Blend, Definition, Number, json_scalar
-from infinite_tensor.window import Index, Shape, WindowGrid
+from infinite_tensor.window import Shape, WindowGrid
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ from uuid import UUID
 
 import torch
 
+from infinite_tensor.boxes import UNBOUNDED
 from infinite_tensor.definition import DTYPES
 from infinite_tensor.errors import RegionError, ValidationError
-from infinite_tensor.window import LARGEST, MOST_OVERLAP, UNBOUNDED, Shape, TensorWindow, WindowGrid, as_index
+from infinite_tensor.window import LARGEST, MOST_OVERLAP, Shape, TensorWindow, WindowGrid, as_index
 
 
 def checked_shape(shape: object) -> Shape:

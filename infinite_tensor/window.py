@@ -2,7 +2,7 @@
 
 The windows that intersect a box of pixels always form a box of window indices, so geometry is
 interval arithmetic per window coordinate. `TensorWindow` is the public value, `WindowGrid` binds it
-to a tensor's shape, and `points_of_boxes` turns many boxes into their points without a Python loop.
+to a tensor's shape.
 """
 
 from __future__ import annotations
@@ -16,17 +16,11 @@ from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from infinite_tensor.boxes import MOST_AT_ONCE, UNBOUNDED, Index, IntArray, check_count, points_of_boxes, unique_points
 from infinite_tensor.errors import ValidationError
 
-Index: TypeAlias = tuple[int, ...]
 Shape: TypeAlias = tuple[int | None, ...]
-IntArray: TypeAlias = npt.NDArray[np.int64]
-
-UNBOUNDED = 2**62
-"""Stands for infinity in interval arithmetic; leaves room for sums within int64."""
-
 
 LARGEST = 2**53
 """Sizes, strides and offsets are exact in every store's metadata, and leave room for products within int64."""
@@ -36,12 +30,6 @@ MOST_DIMENSIONS = 32
 
 MOST_OVERLAP = 2**17
 """Windows over one pixel: all of them must be there before it is complete."""
-
-MOST_AT_ONCE = 2**23
-"""Windows or tiles that are worked on at once; the indices of more would fill the memory."""
-
-MOST_PAIRS = 2**25
-"""Windows, each counted once for every region that needs it: rows of arrays, which take less memory."""
 
 
 def as_index(value: object) -> int | None:
@@ -284,7 +272,7 @@ class WindowGrid:
         """The windows that intersect any of N regions, each once, in lexicographic order."""
         if len(starts) == 1:
             low, high = self.box(starts[0].tolist(), stops[0].tolist())
-            _check_count(math.prod(b - a for a, b in zip(low, high, strict=True)), MOST_AT_ONCE)
+            check_count(math.prod(b - a for a, b in zip(low, high, strict=True)), MOST_AT_ONCE)
             return list(itertools.product(*map(range, low, high)))
         points, _ = points_of_boxes(*self.boxes(starts, stops))
         return list(map(tuple, unique_points(points).tolist()))
@@ -322,61 +310,3 @@ class WindowGrid:
         separated = {k for k, size, stride, _, _ in self._dimensions() if k is not None and stride >= size}
         moving = {k for k in range(self.ndim) if self.first[k] < self.last[k]}
         return moving <= separated
-
-
-def points_of_boxes(low: IntArray, high: IntArray) -> tuple[IntArray, IntArray]:
-    """All integer points of N half-open boxes: the points (P, ndim) and the box (P,) each belongs to.
-
-    Points come box by box, in lexicographic order within each.
-
-    Raises
-    ------
-    ValidationError
-        If they are more than fit into memory.
-    """
-    count, ndim = low.shape
-    widths = np.maximum(high - low, 0)
-    # As floats, which do not wrap around.
-    _check_count(float(widths.prod(axis=1, dtype=np.float64).sum()), MOST_PAIRS)
-    volumes = widths.prod(axis=1)
-    owner = np.repeat(np.arange(count), volumes)
-    rank = np.arange(len(owner)) - np.repeat(np.cumsum(volumes) - volumes, volumes)
-    points = np.empty((len(owner), ndim), dtype=np.int64)
-    for d in range(ndim - 1, -1, -1):
-        rank, points[:, d] = np.divmod(rank, widths[owner, d])
-    points += low[owner]
-    return points, owner
-
-
-def _check_count(count: float, most: int) -> None:
-    if count > most:
-        raise ValidationError(
-            f"this needs {count:.3g} windows or tiles at once, more than {most}; read a smaller region, or use "
-            "a larger stride or tile_size"
-        )
-
-
-def unique_points(points: IntArray) -> IntArray:
-    """The distinct rows of `points`, in lexicographic order; ValidationError if they are too many to work on."""
-    if len(points) < 2:
-        return points
-    low = points.min(axis=0)
-    widths = [int(w) for w in points.max(axis=0) - low + 1]
-    volume = 1
-    for width in widths:
-        volume *= width
-    if volume >= UNBOUNDED:
-        points = np.unique(points, axis=0)
-        _check_count(len(points), MOST_AT_ONCE)
-        return points
-    keys = np.ravel_multi_index(tuple((points - low).T), widths)
-    if volume <= 8 * len(points) + 1024:
-        seen = np.zeros(volume, dtype=bool)
-        seen[keys] = True
-        keys = np.flatnonzero(seen)
-    else:
-        keys = np.unique(keys)
-    _check_count(len(keys), MOST_AT_ONCE)
-    points = np.stack(np.unravel_index(keys, widths), axis=1).astype(np.int64)
-    points += low
-    return points

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from infinite_tensor.boxes import Index, IntArray
 from infinite_tensor.engine.claims import CLAIMS
 from infinite_tensor.engine.execute import run
 from infinite_tensor.engine.node import Node
 from infinite_tensor.engine.plan import Accesses, horizons
 from infinite_tensor.indexing import Selection
 from infinite_tensor.tilestore.contract import Access
-from infinite_tensor.window import Index, IntArray
 
 _BLOCK_BYTES = 16 * 2**20
 """A larger read is carried out block by block, so that upstream windows are let go early."""

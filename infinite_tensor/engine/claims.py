@@ -22,11 +22,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from infinite_tensor.boxes import Index, IntArray
 from infinite_tensor.engine.node import Node
 from infinite_tensor.engine.plan import Level, Plan, Reader
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.forking import renew_in_children
-from infinite_tensor.window import Index, IntArray
 
 
 class Claim:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from infinite_tensor.blend import Array, as_array, copied
+from infinite_tensor.boxes import Index, IntArray
 from infinite_tensor.engine.claims import CLAIMS, Claim
 from infinite_tensor.engine.node import Input, Node
 from infinite_tensor.engine.plan import Accesses, build
@@ -19,7 +20,6 @@ from infinite_tensor.errors import (
     ValidationError,
 )
 from infinite_tensor.tilestore.contract import Access
-from infinite_tensor.window import Index, IntArray
 
 _DEPOSIT_BYTES = 2**20
 _DEPOSIT_SECONDS = 0.05

@@ -11,12 +11,12 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from infinite_tensor.boxes import IntArray
 from infinite_tensor.engine.node import Input, Node, consumers_first
 from infinite_tensor.errors import RegionError, TileAccessError, ValidationError
 from infinite_tensor.indexing import COORDINATE_LIMIT
 from infinite_tensor.tilestore.contract import Access
 from infinite_tensor.validate import outside_arg
-from infinite_tensor.window import IntArray
 
 _REACH = 2 * COORDINATE_LIMIT
 """Halos may reach a little beyond the last pixel that can be read."""

@@ -11,11 +11,11 @@ import numpy.typing as npt
 import torch
 
 from infinite_tensor.blend import Array, as_array
+from infinite_tensor.boxes import Index, IntArray, points_of_boxes, unique_points
 from infinite_tensor.tilestore.cache import Entry
 from infinite_tensor.tilestore.contract import Access
 from infinite_tensor.tilestore.layout import Record
 from infinite_tensor.tilestore.partial import TileInProgress
-from infinite_tensor.window import Index, IntArray, points_of_boxes, unique_points
 
 if TYPE_CHECKING:
     from infinite_tensor.tilestore.persistent import PersistentTileStore

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from infinite_tensor.tilestore.contract import Damage, Garbage, TensorInfo
+from infinite_tensor.boxes import Index
 from infinite_tensor.tilestore.partial import PartialTile
-from infinite_tensor.window import Index
+from infinite_tensor.tilestore.report import Damage, Garbage, TensorInfo
 
 
 class Backend(ABC):

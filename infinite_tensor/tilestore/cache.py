@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import torch
 
+from infinite_tensor.boxes import Index
 from infinite_tensor.errors import DamagedDataWarning, StoreError
 from infinite_tensor.tilestore.failures import stored_errors
 from infinite_tensor.tilestore.layout import Record
 from infinite_tensor.tilestore.lru import LRU
 from infinite_tensor.tilestore.partial import DamagedPartialError, PartialTile, TileInProgress
 from infinite_tensor.tilestore.writer import Writer
-from infinite_tensor.window import Index
 
 if TYPE_CHECKING:
     from infinite_tensor.tilestore.persistent import PersistentTileStore

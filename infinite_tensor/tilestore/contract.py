@@ -7,21 +7,21 @@ import threading
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from infinite_tensor.blend import Array
+from infinite_tensor.boxes import Index, IntArray
 from infinite_tensor.compat import OldSpelling
 from infinite_tensor.definition import Blend, Definition, changed_functions, differences
 from infinite_tensor.errors import FunctionChangedWarning, StoreError, ValidationError
 from infinite_tensor.forking import renew_in_children
 from infinite_tensor.spec import TensorSpec
-from infinite_tensor.window import Index, IntArray
+from infinite_tensor.tilestore.report import Damage, Garbage, TensorInfo
 
 if TYPE_CHECKING:
     from infinite_tensor.tensor import InfiniteTensor
@@ -81,63 +81,6 @@ class Access(ABC):
 
     def __exit__(self, *_exc: object) -> None:
         self.close()
-
-
-@dataclass(frozen=True)
-class TensorInfo:
-    """What a store knows of one tensor.
-
-    Attributes
-    ----------
-    tensor_id : str
-        Its id.
-    definition : dict
-        What decides its values and its layout, as stored.
-    tiles_complete, tiles_partial : int
-        Tiles whose pixels are all final, and tiles of which some windows are still missing.
-    bytes_stored : int
-        Size of all that is stored, in bytes.
-    location : str
-        Where its tiles are: the path of the Zarr array within the store, say.
-    """
-
-    tensor_id: str
-    definition: dict[str, Any]
-    tiles_complete: int
-    tiles_partial: int
-    bytes_stored: int
-    location: str
-
-
-@dataclass(frozen=True)
-class Damage:
-    """Something stored that is not what was written there.
-
-    Attributes
-    ----------
-    kind : {"definition", "array", "tile", "partial"}
-        ``definition``, ``array`` (the metadata of the tensor's array), ``tile`` (a complete one) or ``partial``
-        (a part of the log of a partial tile).
-    tile : tuple of int or None
-        The tile's index, where it is one.
-    location : str
-        Where it is within the store.
-    reason : str
-        What is wrong with it.
-    """
-
-    kind: Literal["definition", "array", "tile", "partial"]
-    tile: Index | None
-    location: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Garbage:
-    """What `TileStore.gc` has deleted: how many stored objects, and their size in bytes."""
-
-    objects: int = 0
-    bytes: int = 0
 
 
 class TileStore(OldSpelling, ABC):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from infinite_tensor.boxes import Index
 from infinite_tensor.errors import StoreError
-from infinite_tensor.window import Index
 
 _TOLD = 5
 """Failures that one error tells in full; there may be one for each of thousands of batches."""

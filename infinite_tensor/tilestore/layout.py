@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
+from infinite_tensor.boxes import Index
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.spec import TensorSpec
-from infinite_tensor.window import Index, Shape, TensorWindow, WindowGrid, as_index
+from infinite_tensor.window import Shape, TensorWindow, WindowGrid, as_index
 
 
 def tile_shape_of(shape: Shape, tile_size: object) -> Index:

@@ -12,18 +12,12 @@ import numpy.typing as npt
 import torch
 
 from infinite_tensor.blend import Array, as_array, as_tensor
+from infinite_tensor.boxes import Index, IntArray
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.spec import TensorSpec
-from infinite_tensor.tilestore.contract import (
-    Access,
-    TensorInfo,
-    TileStore,
-    check_same,
-    unknown_tensor,
-    warn_of_changes,
-)
+from infinite_tensor.tilestore.contract import Access, TileStore, check_same, unknown_tensor, warn_of_changes
 from infinite_tensor.tilestore.lru import LRU, check_limit
-from infinite_tensor.window import Index, IntArray
+from infinite_tensor.tilestore.report import TensorInfo
 
 
 class MemoryTileStore(TileStore):

@@ -14,10 +14,10 @@ import torch
 from safetensors import SafetensorError
 
 from infinite_tensor.blend import Array, as_array, as_tensor, copied
+from infinite_tensor.boxes import Index
 from infinite_tensor.definition import dtype_name, dtype_of
 from infinite_tensor.errors import StoreError
 from infinite_tensor.tilestore.layout import Record
-from infinite_tensor.window import Index
 
 
 class DamagedPartialError(ValueError):

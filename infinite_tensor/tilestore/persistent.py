@@ -19,21 +19,12 @@ from infinite_tensor.tilestore.access import TileAccess
 from infinite_tensor.tilestore.at_exit import flush_at_exit
 from infinite_tensor.tilestore.backend import Backend
 from infinite_tensor.tilestore.cache import TileCache
-from infinite_tensor.tilestore.contract import (
-    Access,
-    Damage,
-    Garbage,
-    TensorInfo,
-    TileStore,
-    check_same,
-    mismatch,
-    unknown_tensor,
-    warn_of_changes,
-)
+from infinite_tensor.tilestore.contract import Access, TileStore, check_same, mismatch, unknown_tensor, warn_of_changes
 from infinite_tensor.tilestore.failures import stored_errors
 from infinite_tensor.tilestore.layout import Record, TileLayout, tile_shape_of
 from infinite_tensor.tilestore.lru import LRU, check_limit
 from infinite_tensor.tilestore.partial import PartialTile, TileInProgress
+from infinite_tensor.tilestore.report import Damage, Garbage, TensorInfo
 from infinite_tensor.tilestore.stored import FORMAT, StoredTensor
 
 __all__ = ["FORMAT", "PartialTile", "PersistentTileStore", "TensorInfo"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from infinite_tensor.boxes import Index
 from infinite_tensor.definition import (
     DEEPEST_JSON,
     ArgDefinition,
@@ -22,7 +23,7 @@ from infinite_tensor.definition import (
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.tilestore.layout import TileLayout, tile_shape_of
 from infinite_tensor.validate import check_followed, check_output_window, checked_id, checked_shape
-from infinite_tensor.window import Index, Shape, TensorWindow, as_index
+from infinite_tensor.window import Shape, TensorWindow, as_index
 
 FORMAT = 1
 """Version of what is stored; what a later version has stored is refused."""

@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from infinite_tensor.boxes import Index
 from infinite_tensor.definition import DTYPES, dtype_name
 from infinite_tensor.errors import (
     DamagedDataWarning,
@@ -32,7 +33,7 @@ from infinite_tensor.errors import (
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import Garbage, MemoryTileStore
 from infinite_tensor.tilestore.persistent import PartialTile, PersistentTileStore
-from infinite_tensor.window import Index, TensorWindow
+from infinite_tensor.window import TensorWindow
 
 __all__ = ["PersistentStoreTests"]
 

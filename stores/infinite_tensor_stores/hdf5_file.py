@@ -11,7 +11,7 @@ from typing import Any
 
 from infinite_tensor.errors import StoreError
 from infinite_tensor.forking import renew_in_children
-from infinite_tensor.tilestore.contract import Garbage
+from infinite_tensor.tilestore.report import Garbage
 from infinite_tensor_stores.hdf5_slots import DEFINITION, TensorGroup, definition_in
 from infinite_tensor_stores.hdf5_space import give_back
 
@@ -95,18 +95,6 @@ class SharedFile:
             self.users.discard(user)
             if not self.users:
                 self.h5.close()
-
-
-class OpenFiles:
-    """The files that are open in this process, by device and inode. To be used with `lock` held."""
-
-    def __init__(self) -> None:
-        self.known: weakref.WeakValueDictionary[tuple[int, int], SharedFile] = weakref.WeakValueDictionary()
-        self._renew_after_fork()
-        renew_in_children(self)
-
-    def _renew_after_fork(self) -> None:
-        self.lock = threading.Lock()
 
 
 def _sizes(group: Any) -> list[int]:

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from infinite_tensor.tilestore.contract import Damage
+from infinite_tensor.boxes import Index
 from infinite_tensor.tilestore.partial import PartialTile
-from infinite_tensor.window import Index
+from infinite_tensor.tilestore.report import Damage
 
 _PART = re.compile(r"(?P<tile>-?\d+(,-?\d+)*)#(?P<number>\d{1,6})")
 

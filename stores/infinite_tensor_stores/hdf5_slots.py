@@ -22,9 +22,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from infinite_tensor.tilestore.contract import Damage
+from infinite_tensor.boxes import Index, IntArray
 from infinite_tensor.tilestore.layout import TileLayout
-from infinite_tensor.window import Index, IntArray
+from infinite_tensor.tilestore.report import Damage
 from infinite_tensor_stores.documents import checked, layout_of, parsed
 from infinite_tensor_stores.dtypes import stored_dtype
 from infinite_tensor_stores.hdf5_index import TileIndex

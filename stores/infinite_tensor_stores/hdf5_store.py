@@ -7,29 +7,25 @@ import secrets
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from infinite_tensor.boxes import Index
 from infinite_tensor.compat import accepts_old_keywords
 from infinite_tensor.errors import DamagedDataWarning, StoreError, ValidationError
-from infinite_tensor.tilestore.contract import Damage, Garbage, TensorInfo
 from infinite_tensor.tilestore.partial import PartialTile
-from infinite_tensor.tilestore.persistent import FORMAT, PersistentTileStore
-from infinite_tensor.window import Index, as_index
+from infinite_tensor.tilestore.persistent import PersistentTileStore
+from infinite_tensor.tilestore.report import Damage, Garbage, TensorInfo
 from infinite_tensor_stores.documents import sealed
 from infinite_tensor_stores.dtypes import from_stored, to_stored
-from infinite_tensor_stores.hdf5_file import OpenFiles, SharedFile
+from infinite_tensor_stores.hdf5_file import SharedFile
+from infinite_tensor_stores.hdf5_root import let_go, open_file
 from infinite_tensor_stores.hdf5_slots import DEFINITION, TensorGroup, definition_in, import_h5py
-from infinite_tensor_stores.hdf5_space import check_room, reserve
+from infinite_tensor_stores.hdf5_space import reserve
 from infinite_tensor_stores.hdf5_verify import damages, looked_over
 from infinite_tensor_stores.names import id_of, name_of
 from infinite_tensor_stores.targets import check_mode, local_path, shown
-
-_ATTRIBUTE = "infinite_tensor_format"
-
-_files = OpenFiles()
 
 
 class HDF5TileStore(PersistentTileStore):
@@ -104,7 +100,7 @@ class HDF5TileStore(PersistentTileStore):
         super().__init__(
             tile_size, cache_size_bytes, cache_size_tiles, flush_interval=flush_interval, read_only=mode == "r"
         )
-        self._open_file(self.mode)
+        self._file = open_file(self._path, self.mode, self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by reference: the path and the options. Another process opens the file once this one has closed it."""
@@ -128,68 +124,8 @@ class HDF5TileStore(PersistentTileStore):
 
     # The file.
 
-    def _open_file(self, mode: str) -> None:
-        try:
-            with _files.lock:
-                self._file = self._shared(mode) or self._opened(mode)
-                self._file.users.add(self)
-        except StoreError:
-            raise
-        except BlockingIOError as error:
-            raise StoreError(f"{self!r} is open in another process; HDF5 serves one at a time ({error})") from error
-        except Exception as error:  # (h5py raises what it pleases on a damaged file)
-            kept = "; mode 'w' deletes nothing that is not of this library" if mode == "w" else ""
-            raise StoreError(f"{self!r} cannot be opened: {type(error).__name__}: {error}{kept}") from error
-
-    def _shared(self, mode: str) -> SharedFile | None:
-        """The file as another store of this process has it open."""
-        shared = _files.known.get(_identity(self._path)) if self._path.exists() else None
-        if shared is None or not shared.h5:
-            return None
-        if mode in ("w", "w-"):
-            raise StoreError(f"{self!r} is open in this process; close it first, or use mode 'a'")
-        if mode != "r" and not shared.writable:
-            raise StoreError(f"{self!r} is open in this process with mode 'r'; close it first")
-        return shared
-
-    def _opened(self, mode: str) -> SharedFile:
-        exists = self._path.exists()
-        # A file without content, as tempfile makes it, holds nothing that could be lost.
-        blank = not exists or (self._path.is_file() and not self._path.stat().st_size)
-        if mode in ("r", "r+") and not exists:
-            raise StoreError(f"{self!r}: there is no file; mode 'a' or 'w' creates one")
-        if mode == "w-" and exists:
-            raise StoreError(f"{self!r}: there is something already; mode 'a' opens it, 'w' deletes it")
-        if not blank:
-            h5 = self._h5py.File(self._path, "r" if mode in ("r", "w") else "r+")
-            self._check_ours(h5)
-        if blank or mode == "w":
-            if not blank:
-                h5.close()
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            if blank:
-                check_room(self._path.parent)
-            h5 = self._h5py.File(self._path, "w" if exists else "x")
-            h5.attrs[_ATTRIBUTE] = FORMAT
-            h5.flush()
-        file = _files.known[_identity(self._path)] = SharedFile(h5, mode != "r")
-        return file
-
-    def _check_ours(self, h5: Any) -> None:
-        try:
-            stored = h5.attrs.get(_ATTRIBUTE)
-            if stored is None:
-                raise StoreError(f"{self!r}: there is an HDF5 file that is not of this library; choose another path")
-            if as_index(stored) is None or stored < 1:
-                raise StoreError(f"{self!r} has format {stored!r}, which is none; it may be damaged")
-            if stored > FORMAT:
-                raise StoreError(f"{self!r} has format {stored}, this version reads up to {FORMAT}")
-        except BaseException:
-            h5.close()
-            raise
-
     def _resume(self) -> None:
-        self._open_file("r" if self.read_only else "a")
+        self._file = open_file(self._path, "r" if self.read_only else "a", self)
 
     def _opened_file(self) -> SharedFile:
         if self._file is None:
@@ -204,8 +140,7 @@ class HDF5TileStore(PersistentTileStore):
         self._groups.clear()
         file, self._file = self._file, None
         if file is not None:
-            with _files.lock:
-                file.release(self)
+            let_go(file, self)
 
     # Definitions.
 
@@ -353,9 +288,3 @@ class HDF5TileStore(PersistentTileStore):
 
     def _collect_garbage(self) -> Garbage:
         return self._writable().collect_garbage()
-
-
-def _identity(path: Path) -> tuple[int, int]:
-    """What a file is, by whatever path it is named."""
-    status = path.stat()
-    return status.st_dev, status.st_ino

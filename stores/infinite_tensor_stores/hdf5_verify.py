@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from infinite_tensor.tilestore.contract import Damage
+from infinite_tensor.tilestore.report import Damage
 from infinite_tensor_stores.hdf5_file import SharedFile
 from infinite_tensor_stores.hdf5_slots import COPY, DEFINITION, TensorGroup, definition_in, put_definition
 

@@ -8,7 +8,7 @@ from zarr.abc.store import Store
 from zarr.core.sync import sync
 
 from infinite_tensor.errors import StoreError
-from infinite_tensor.tilestore.contract import Garbage
+from infinite_tensor.tilestore.report import Garbage
 from infinite_tensor_stores.zarr_layout import DOCUMENT, Place, definition_in, incarnation_of, is_temporary
 from infinite_tensor_stores.zarr_listing import children, pages, sized_pages, sizes_of, temporary_files_in
 from infinite_tensor_stores.zarr_objects import concurrently, delete_folder, get_many

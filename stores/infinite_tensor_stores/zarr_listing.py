@@ -12,8 +12,8 @@ from zarr.abc.store import Store
 from zarr.core.sync import sync
 from zarr.storage import LocalStore, WrapperStore
 
-from infinite_tensor.tilestore.contract import TensorInfo
-from infinite_tensor.window import Index
+from infinite_tensor.boxes import Index
+from infinite_tensor.tilestore.report import TensorInfo
 from infinite_tensor_stores.remote import RemoteStore
 from infinite_tensor_stores.zarr_layout import Place
 from infinite_tensor_stores.zarr_objects import concurrently

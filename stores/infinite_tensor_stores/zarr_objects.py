@@ -77,14 +77,6 @@ async def _insisted(store: Store, action: Callable[[], Awaitable[None]], harmles
     await action()
 
 
-async def delete_parts(store: Store, prefix: str, count: int) -> None:
-    """Delete the objects ``prefix/0`` to ``prefix/count-1``, the last first, without a listing."""
-    for number in reversed(range(count)):
-        await store.delete(f"{prefix}/{number}")
-    if isinstance(store, LocalStore):
-        await delete_folder(store, prefix)
-
-
 def concurrently(call: Callable[[T], Awaitable[R]], arguments: Iterable[T]) -> list[R]:
     """Run ``call(argument)`` for all arguments on zarr's event loop, a bounded number at a time.
 

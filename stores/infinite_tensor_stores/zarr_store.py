@@ -13,12 +13,12 @@ import torch
 from zarr.abc.store import Store
 from zarr.core.sync import sync
 
+from infinite_tensor.boxes import Index
 from infinite_tensor.compat import accepts_old_keywords
 from infinite_tensor.errors import DamagedDataWarning, StoreError
-from infinite_tensor.tilestore.contract import Damage, Garbage, TensorInfo
 from infinite_tensor.tilestore.partial import PartialTile
 from infinite_tensor.tilestore.persistent import PersistentTileStore
-from infinite_tensor.window import Index
+from infinite_tensor.tilestore.report import Damage, Garbage, TensorInfo
 from infinite_tensor_stores.documents import layout_of, sealed
 from infinite_tensor_stores.dtypes import from_stored, stored_dtype, to_stored
 from infinite_tensor_stores.names import id_of, name_of
@@ -37,11 +37,10 @@ from infinite_tensor_stores.zarr_layout import (
     origin_of,
 )
 from infinite_tensor_stores.zarr_listing import children, described
+from infinite_tensor_stores.zarr_logs import Logs, part_of
 from infinite_tensor_stores.zarr_objects import (
-    concurrently,
     create,
     delete_folder,
-    delete_parts,
     disconnect,
     get_many,
     put_many,
@@ -115,7 +114,7 @@ class ZarrTileStore(PersistentTileStore):
         # Fixed when a tensor is registered: whoever goes on writing after the id was cleared and made anew writes
         # beside the new tensor, never into it.
         self._places: dict[str, tuple[Place, ChunkCodec]] = {}
-        self._parts: dict[str, int] = {}
+        self._logs = Logs()
         super().__init__(
             tile_size, cache_size_bytes, cache_size_tiles, flush_interval=flush_interval, read_only=read_only
         )
@@ -234,46 +233,26 @@ class ZarrTileStore(PersistentTileStore):
         if bound is None:
             return [None] * len(tile_indices)
         place, _ = bound
-        document, *found = get_many(self._store, [place.group, *(f"{place.log(tile)}/0" for tile in tile_indices)])
+        logs = [place.log(tile) for tile in tile_indices]
+        document, *first = get_many(self._store, [place.group, *map(part_of, logs)])
         self._check_place(tensor_id, place, document)
-        logs: dict[Index, list[bytes]] = {tile: [] for tile in tile_indices}
-        grown = dict(zip(tile_indices, found, strict=True))
-        while grown := {tile: part for tile, part in grown.items() if part is not None}:
-            for tile, part in grown.items():
-                logs[tile].append(part)
-            found = get_many(self._store, [f"{place.log(tile)}/{len(logs[tile])}" for tile in grown])
-            grown = dict(zip(grown, found, strict=True))
-        for tile, log in logs.items():
-            if log:
-                self._parts[place.log(tile)] = len(log)
-        return [PartialTile.merged(self._parts_in(place, tile, logs[tile])) for tile in tile_indices]
+        found = self._logs.read(self._store, dict(zip(logs, first, strict=True)))
+        return [PartialTile.merged(self._parts_in(log, found[log])) for log in logs]
 
-    def _parts_in(self, place: Place, tile: Index, log: Sequence[bytes]) -> list[PartialTile]:
+    def _parts_in(self, log: str, stored: Sequence[bytes]) -> list[PartialTile]:
         parts = []
-        for number, data in enumerate(log):
+        for number, data in enumerate(stored):
             try:
-                parts.append(PartialTile.from_bytes(data, place.log(tile)))
+                parts.append(PartialTile.from_bytes(data, log))
             except ValueError as error:
                 self._warn(f"part {number}: {error}")
         return parts
 
     def _write_partials(self, tensor_id: str, partials: Mapping[Index, PartialTile | None]) -> None:
         place, _ = self._places[tensor_id]
-
-        async def write(item: tuple[Index, PartialTile | None]) -> None:
-            prefix = place.log(item[0])
-            if item[1] is None:
-                await delete_parts(self._store, prefix, self._parts.get(prefix, 0))
-                self._parts.pop(prefix, None)
-                return
-            data, number = item[1].to_bytes(prefix), self._parts.get(prefix, 0)
-            # Another process may have added parts: take the next number that is free.
-            while not await create(self._store, f"{prefix}/{number}", data):
-                number += 1
-            self._parts[prefix] = number + 1
-
+        logs = {place.log(tile): part for tile, part in partials.items()}
         self._check_place(tensor_id, place, *get_many(self._store, [place.group]))
-        concurrently(write, partials.items())
+        self._logs.write(self._store, {log: None if part is None else part.to_bytes(log) for log, part in logs.items()})
 
     def _check_place(self, tensor_id: str, place: Place, document: bytes | None) -> None:
         """StoreError if `document`, found where the tensor's definition was, no longer defines what lies at `place`."""
@@ -345,11 +324,10 @@ class ZarrTileStore(PersistentTileStore):
         self._check_root(*get_many(self._store, [DOCUMENT]))
         sweep = Sweep(self._store)
         collected = sweep.run()
-        for log in sweep.logs:
-            self._parts.pop(log, None)
+        self._logs.forget(sweep.logs)
         return collected
 
     def _close_backend(self) -> None:
         self._places.clear()
-        self._parts.clear()
+        self._logs = Logs()
         disconnect(self._store)

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from zarr.abc.store import Store
 from zarr.core.sync import sync
 
-from infinite_tensor.tilestore.contract import Damage
+from infinite_tensor.boxes import Index
 from infinite_tensor.tilestore.partial import PartialTile
-from infinite_tensor.window import Index
+from infinite_tensor.tilestore.report import Damage
 from infinite_tensor_stores.documents import parsed
 from infinite_tensor_stores.zarr_chunks import ChunkCodec, normal_form
 from infinite_tensor_stores.zarr_layout import (
@@ -27,6 +27,7 @@ from infinite_tensor_stores.zarr_layout import (
     incarnation_of,
 )
 from infinite_tensor_stores.zarr_listing import children, pages
+from infinite_tensor_stores.zarr_logs import part_of
 from infinite_tensor_stores.zarr_objects import concurrently, create, get_many, put_many
 
 _PAGE_BYTES = 2**26
@@ -130,7 +131,7 @@ def _gaps(store: Store, place: Place, numbers: dict[Index, set[int]], *, repair:
     complete = concurrently(store.exists, [place.chunk(tile) for tile in gaps])
     for tile in (tile for tile, done in zip(gaps, complete, strict=True) if not done):
         for number in missing[tile]:
-            key = f"{place.log(tile)}/{number}"
+            key = part_of(place.log(tile), number)
             yield Damage("partial", tile, key, "it is missing, so that later parts are not read")
             if repair:
                 sync(create(store, key, _nothing(place, tile)))

@@ -1,0 +1,81 @@
+"""Boxes of integer points, many at a time: their points without a Python loop, and the limits of what is worked on."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from infinite_tensor.errors import ValidationError
+
+Index: TypeAlias = tuple[int, ...]
+IntArray: TypeAlias = npt.NDArray[np.int64]
+
+UNBOUNDED = 2**62
+"""Stands for infinity in interval arithmetic; leaves room for sums within int64."""
+
+MOST_AT_ONCE = 2**23
+"""Windows or tiles that are worked on at once; the indices of more would fill the memory."""
+
+MOST_PAIRS = 2**25
+"""Windows, each counted once for every region that needs it: rows of arrays, which take less memory."""
+
+
+def points_of_boxes(low: IntArray, high: IntArray) -> tuple[IntArray, IntArray]:
+    """All integer points of N half-open boxes: the points (P, ndim) and the box (P,) each belongs to.
+
+    Points come box by box, in lexicographic order within each.
+
+    Raises
+    ------
+    ValidationError
+        If they are more than fit into memory.
+    """
+    count, ndim = low.shape
+    widths = np.maximum(high - low, 0)
+    # As floats, which do not wrap around.
+    check_count(float(widths.prod(axis=1, dtype=np.float64).sum()), MOST_PAIRS)
+    volumes = widths.prod(axis=1)
+    owner = np.repeat(np.arange(count), volumes)
+    rank = np.arange(len(owner)) - np.repeat(np.cumsum(volumes) - volumes, volumes)
+    points = np.empty((len(owner), ndim), dtype=np.int64)
+    for d in range(ndim - 1, -1, -1):
+        rank, points[:, d] = np.divmod(rank, widths[owner, d])
+    points += low[owner]
+    return points, owner
+
+
+def unique_points(points: IntArray) -> IntArray:
+    """The distinct rows of `points`, in lexicographic order; ValidationError if they are too many to work on."""
+    if len(points) < 2:
+        return points
+    low = points.min(axis=0)
+    widths = [int(w) for w in points.max(axis=0) - low + 1]
+    volume = 1
+    for width in widths:
+        volume *= width
+    if volume >= UNBOUNDED:
+        points = np.unique(points, axis=0)
+        check_count(len(points), MOST_AT_ONCE)
+        return points
+    keys = np.ravel_multi_index(tuple((points - low).T), widths)
+    if volume <= 8 * len(points) + 1024:
+        seen = np.zeros(volume, dtype=bool)
+        seen[keys] = True
+        keys = np.flatnonzero(seen)
+    else:
+        keys = np.unique(keys)
+    check_count(len(keys), MOST_AT_ONCE)
+    points = np.stack(np.unravel_index(keys, widths), axis=1).astype(np.int64)
+    points += low
+    return points
+
+
+def check_count(count: float, most: int) -> None:
+    """ValidationError if `count` windows or tiles are more than `most`."""
+    if count > most:
+        raise ValidationError(
+            f"this needs {count:.3g} windows or tiles at once, more than {most}; read a smaller region, or use "
+            "a larger stride or tile_size"
+        )
