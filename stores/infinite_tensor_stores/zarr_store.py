@@ -194,7 +194,8 @@ class ZarrTileStore(PersistentTileStore):
             return
         try:
             incarnations = {definition_in(document, name)["incarnation"]}
-        except ValueError:
+        except (ValueError, StoreError):
+            # Damaged, or of a later version.
             incarnations = {incarnation_of(folder) for folder in children(self._store, name)} - {None}
         # The definition first: without it the rest is garbage, whatever happens to this process.
         sync(self._store.delete(f"{name}/{DOCUMENT}"))

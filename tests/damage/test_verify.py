@@ -334,6 +334,15 @@ def test_a_tensor_of_a_later_format_is_neither_opened_nor_repaired_nor_swept(tmp
     assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == before
 
 
+def test_a_tensor_of_a_later_format_can_be_cleared(tmp_path: Path) -> None:
+    filled(zarr_at(tmp_path))
+    rewritten(group_of(tmp_path), format=2)
+    with zarr_at(tmp_path) as store:
+        store.clear_tensor("t")
+        assert store.tensor_ids() == []
+    assert [path.name for path in (tmp_path / "s.zarr").rglob("*") if path.is_file()] == ["zarr.json"]
+
+
 def test_a_damaged_definition_whose_folder_does_not_tell_the_id_is_listed_with_a_warning(tmp_path: Path) -> None:
     with zarr_at(tmp_path) as store:
         a_tensor(store, Counted(), "ü" * 100)
