@@ -1,8 +1,8 @@
 """Encoding and decoding many chunks of a Zarr array at once: what leans on zarr's inner interfaces.
 
-A set of chunks is fetched with concurrent gets (`zarr_objects`) and decoded in one call of the array's codec
-pipeline, so presence and content come in one round trip, and an absent chunk is never taken for a chunk of
-fill values.
+A set of chunks is fetched with concurrent gets (`zarr_objects`) and decoded in one call, so presence and content come
+in one round trip, and an absent chunk is never taken for a chunk of fill values. Codecs that `direct_codec` does not
+know go through the array's codec pipeline.
 
 Where the compressor is Zstandard, a chunk carries its place, under the checksum that ends it: swapped for another
 one, it is not taken for its own.
@@ -27,8 +27,9 @@ from zarr.core.metadata import ArrayV3Metadata
 from zarr.core.sync import sync
 from zarr.storage import MemoryStore
 
+from infinite_tensor_stores.direct_codec import Bytes, DirectCodec, on_threads
 from infinite_tensor_stores.zarr_objects import PROTOTYPE, bytes_of, get_many
-from infinite_tensor_stores.zstd_stamp import LENGTH, content_size, stamp_of, stamped
+from infinite_tensor_stores.zstd_stamp import LENGTH, stamp_of, stamped
 
 _CRC_LENGTH = 4
 
@@ -55,61 +56,81 @@ class ChunkCodec:
         except Exception as error:  # (zarr and the codecs raise what they please on what makes no sense)
             raise ValueError(f"zarr cannot make sense of codecs {document['codecs']!r}: {error}") from error
         metadata: Any = array.metadata
-        compressors = metadata.codecs[1:]
-        if (names[0], names[-1]) != ("bytes", "crc32c") or not all(isinstance(c, BytesBytesCodec) for c in compressors):
+        *codecs, _ = metadata.codecs
+        if (names[0], names[-1]) != ("bytes", "crc32c") or not all(isinstance(c, BytesBytesCodec) for c in codecs[1:]):
             raise ValueError(f"codecs must be bytes, compressors and crc32c, got {document['codecs']!r}")
-        self._pipeline = array.codec_pipeline
         self._spec: ArraySpec = metadata.get_chunk_spec((), array.config, PROTOTYPE)
         self._dtype = self._spec.dtype.to_native_dtype()
+        self._size = self._dtype.itemsize * math.prod(self._spec.shape)
         self._stamps = names[-2] == "zstd"
-        self._size = self._dtype.itemsize * math.prod(self._spec.shape) if names[1:] == ["zstd", "crc32c"] else None
+        self._direct = DirectCodec.of(codecs, self._dtype, self._spec.shape)
+        self._pipeline = array.codec_pipeline.from_codecs(codecs)
 
     def encode(self, blocks: Sequence[npt.NDArray[Any]], keys: Sequence[str]) -> list[bytes]:
         """The stored form of each block; its key in the store is what it is bound to."""
-        buffers = [PROTOTYPE.nd_buffer.from_numpy_array(np.ascontiguousarray(block)) for block in blocks]
-        encoded = map(bytes_of, sync(self._pipeline.encode([(buffer, self._spec) for buffer in buffers])))
-        return [self._bound(data, key) for data, key in zip(encoded, keys, strict=True)]
+        direct = self._direct
+        if direct is None:
+            return list(map(self._sealed, self._encode_piped(blocks), keys))
+        pairs = list(zip(blocks, keys, strict=True))
+        return on_threads(lambda pair: self._sealed(direct.encode(pair[0]), pair[1]), pairs, self._size * len(pairs))
 
     def decode(self, stored: Sequence[bytes], keys: Sequence[str]) -> list[npt.NDArray[Any] | Exception]:
         """The block of each stored form, or what is wrong with it."""
+        pairs = list(zip(stored, keys, strict=True))
+        if self._direct is not None:
+            return on_threads(self._decoded, pairs, self._size * len(pairs))
         try:
-            for data in stored:
-                self._check_size(data)
-            blocks = self._decode(stored)
-            for block, data, key in zip(blocks, stored, keys, strict=True):
-                self._check(block, data, key)
+            return list(self._decode_piped([self._unsealed(data, key) for data, key in pairs]))
         except MemoryError:
             raise
         except Exception as error:  # noqa: BLE001  (codecs raise what they please on damaged data)
-            if len(stored) == 1:
+            if len(pairs) == 1:
                 return [error]
             # One of many is damaged: find out which.
-            return [self.decode([data], [key])[0] for data, key in zip(stored, keys, strict=True)]
-        return list(blocks)
+            return [self.decode([data], [key])[0] for data, key in pairs]
 
-    def _decode(self, stored: Sequence[bytes]) -> list[npt.NDArray[Any]]:
-        buffers = [PROTOTYPE.buffer.from_bytes(one) for one in stored]
+    def _decoded(self, pair: tuple[bytes, str]) -> npt.NDArray[Any] | Exception:
+        assert self._direct is not None
+        try:
+            return self._direct.decode(self._unsealed(*pair))
+        except MemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001  (codecs raise what they please on damaged data)
+            return error
+
+    def _encode_piped(self, blocks: Sequence[npt.NDArray[Any]]) -> list[bytes]:
+        buffers = [PROTOTYPE.nd_buffer.from_numpy_array(np.ascontiguousarray(block)) for block in blocks]
+        return list(map(bytes_of, sync(self._pipeline.encode([(buffer, self._spec) for buffer in buffers]))))
+
+    def _decode_piped(self, compressed: Sequence[npt.NDArray[np.uint8]]) -> list[npt.NDArray[Any]]:
+        buffers = [PROTOTYPE.buffer.from_array_like(data) for data in compressed]
         decoded = sync(self._pipeline.decode([(buffer, self._spec) for buffer in buffers]))
-        return [np.asarray(block.as_numpy_array()) for block in decoded if block is not None]
+        blocks = [np.asarray(block.as_numpy_array()) for block in decoded if block is not None]
+        for block in blocks:
+            if block.shape != self._spec.shape or block.dtype.newbyteorder("=") != self._dtype:
+                raise ValueError(
+                    f"it holds {block.dtype} of shape {block.shape}, not {self._dtype} of {self._spec.shape}"
+                )
+        return [block.astype(self._dtype, copy=False) for block in blocks]
 
-    def _bound(self, data: bytes, key: str) -> bytes:
-        if not self._stamps:
-            return data
-        frame = stamped(data[:-_CRC_LENGTH], _stamp(key))
-        checksum: int = google_crc32c.value(frame)
-        return frame + checksum.to_bytes(_CRC_LENGTH, "little")
+    def _sealed(self, compressed: Bytes, key: str) -> bytes:
+        """What is stored: the compressed block, with its stamp in it and its checksum behind."""
+        parts = stamped(bytes(compressed), _stamp(key)) if self._stamps else (compressed,)
+        views = [np.frombuffer(part, np.uint8) for part in parts]
+        checksum = 0
+        for view in views:
+            checksum = google_crc32c.extend(checksum, view)
+        return b"".join([*(view.data for view in views), checksum.to_bytes(_CRC_LENGTH, "little")])
 
-    def _check_size(self, data: bytes) -> None:
-        """Before the memory for it is taken: a frame that does not say how much that is may take all there is."""
-        if self._size is not None and content_size(data) != self._size:
-            raise ValueError(f"it holds {content_size(data)} bytes, not {self._size}")
-
-    def _check(self, block: npt.NDArray[Any], data: bytes, key: str) -> None:
-        if block.shape != self._spec.shape or block.dtype != self._dtype:
-            raise ValueError(f"it holds {block.dtype} of shape {block.shape}, not {self._dtype} of {self._spec.shape}")
+    def _unsealed(self, data: bytes, key: str) -> npt.NDArray[np.uint8]:
+        """What is compressed; ValueError if it was changed, or written for another place."""
+        compressed = np.frombuffer(data, np.uint8)[:-_CRC_LENGTH]
+        if google_crc32c.value(compressed) != int.from_bytes(data[-_CRC_LENGTH:], "little"):
+            raise ValueError("its checksum is not that of its content")
         # Another tool may have written it without a stamp.
         if self._stamps and stamp_of(data) not in (None, _stamp(key)):
             raise ValueError("it was written for another place")
+        return compressed
 
 
 def codecs_of(dtype: str, tile: Sequence[int], compressors: Any) -> list[dict[str, Any]]:

@@ -13,12 +13,18 @@ _EMPTY_RLE = b"\x02\x00\x00"
 """The header of a block: not the last one, of type RLE, of size 0."""
 
 
-def stamped(frame: bytes, stamp: bytes) -> bytes:
-    """`frame` with a stamp of `LENGTH` bytes in it; ValueError if it is no zstd frame."""
+def stamped(frame: bytes, stamp: bytes) -> tuple[bytes, memoryview]:
+    """`frame` with a stamp of `LENGTH` bytes in it, in two parts of which the second is no copy.
+
+    Raises
+    ------
+    ValueError
+        If it is no zstd frame.
+    """
     start = _first_block(frame)
     if start is None:
         raise ValueError("this is no zstd frame")
-    return b"".join([frame[:start], *(_EMPTY_RLE + stamp[i : i + 1] for i in range(LENGTH)), frame[start:]])
+    return frame[:start] + b"".join(_EMPTY_RLE + stamp[i : i + 1] for i in range(LENGTH)), memoryview(frame)[start:]
 
 
 def stamp_of(frame: bytes) -> bytes | None:

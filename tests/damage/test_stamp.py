@@ -39,7 +39,7 @@ FRAMES = _frames()
 
 @pytest.mark.parametrize(("content", "frame"), FRAMES.values(), ids=FRAMES)
 def test_a_stamped_frame_holds_what_it_held_and_the_stamp(content: bytes, frame: bytes) -> None:
-    marked = stamped(frame, STAMP)
+    marked = b"".join(stamped(frame, STAMP))
     assert stamp_of(marked) == STAMP
     assert stamp_of(frame) is None
     assert content_size(marked) == content_size(frame) == len(content)
