@@ -9,8 +9,12 @@ covers. It is a few boxes, the same for every inner window, so no mask is needed
 
 from __future__ import annotations
 
+import enum
+import math
+import operator
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from functools import cached_property
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -23,7 +27,25 @@ from infinite_tensor.window import WindowGrid
 Array: TypeAlias = Any
 """A torch tensor or a numpy view of one: both take the slicing and arithmetic used here."""
 
+_LARGE_BYTES = 2**22
+
 _Box: TypeAlias = tuple[Index, Index]
+
+
+class _Action(enum.Enum):
+    """What happens to pixels of a window."""
+
+    COPY = enum.auto()
+    ADD = enum.auto()
+    BLEND = enum.auto()
+
+
+class _Part(NamedTuple):
+    """A box of a window, relative to its start."""
+
+    low: Index
+    high: Index
+    action: _Action
 
 
 def as_tensor(array: Array) -> torch.Tensor:
@@ -39,6 +61,15 @@ def as_array(tensor: torch.Tensor) -> Array:
     if tensor.device.type == "cpu" and tensor.dtype is not torch.bfloat16:
         return tensor.numpy()
     return tensor
+
+
+def allocated(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A new tensor with nothing written to it yet."""
+    count = math.prod(shape)
+    if device.type != "cpu" or count * dtype.itemsize < _LARGE_BYTES:
+        return torch.empty(shape, dtype=dtype, device=device)
+    # numpy asks the system for large pages, which takes a third of the time to write to for the first time.
+    return torch.from_numpy(np.empty(count * dtype.itemsize, dtype=np.uint8)).view(dtype).view(tuple(shape))
 
 
 def copied(array: Array) -> Array:
@@ -67,7 +98,8 @@ class Blender:
         self._blend = blend
         self._init = blend_init
         self._sums_from_first = blend is None and blend_init is None
-        self._parts: dict[tuple[bool, ...], tuple[list[_Box], list[_Box]]] = {}
+        self._parts: dict[tuple[bool, ...], list[_Part]] = {}
+        self._row_parts: dict[tuple[bool, ...], list[_Part]] = {}
 
     def blank(self, tensor: torch.Tensor) -> None:
         """Set every pixel of `tensor` to what it holds before its first window."""
@@ -100,41 +132,74 @@ class Blender:
         for a, n, b, m in zip(target_start, target.shape, source_start, source.shape, strict=True):
             low.append(max(b, a))
             high.append(min(a + n, b + m))
-        if self._sums_from_first:
-            self._sum(target, target_start, source, source_start, index, low, high)
+        parts = self._parts_of(index)
+        if len(parts) == 1:
+            to, of = _slices(low, high, target_start), _slices(low, high, source_start)
+            self._put(parts[0].action, target, to, source[of])
             return
-        to, of = _slices(low, high, target_start), _slices(low, high, source_start)
-        if self._blend is None:
-            _add(target[to], source[of])
-        else:
-            target[to] = self._combined(self._blend, target[to], source[of])
-
-    def _sum(
-        self,
-        target: Array,
-        target_start: Sequence[int],
-        source: Array,
-        source_start: Sequence[int],
-        index: Index,
-        low: list[int],
-        high: list[int],
-    ) -> None:
-        if self._grid.overlap_free:
-            target[_slices(low, high, target_start)] = source[_slices(low, high, source_start)]
-            return
-        fresh, seen = self._parts_of(index)
         window_start = self._grid.window.start(index)
-        for boxes, adds in ((fresh, False), (seen, True)):
-            for box_low, box_high in boxes:
-                a = [max(p, s + q) for p, s, q in zip(low, window_start, box_low, strict=True)]
-                b = [min(p, s + q) for p, s, q in zip(high, window_start, box_high, strict=True)]
-                if any(p >= q for p, q in zip(a, b, strict=True)):
-                    continue
-                to, of = _slices(a, b, target_start), _slices(a, b, source_start)
-                if adds:
-                    _add(target[to], source[of])
-                else:
-                    target[to] = source[of]
+        for part in parts:
+            begin = [max(p, s + q) for p, s, q in zip(low, window_start, part.low, strict=True)]
+            end = [min(p, s + q) for p, s, q in zip(high, window_start, part.high, strict=True)]
+            if all(map(operator.lt, begin, end)):
+                to, of = _slices(begin, end, target_start), _slices(begin, end, source_start)
+                self._put(part.action, target, to, source[of])
+
+    def fold_row(self, target: Array, target_start: Sequence[int], row: Array, index: Index) -> None:
+        """`fold` for whole windows that follow each other along the last coordinate, at once.
+
+        ``row[i]`` is the window at `index`, moved on by i along the last coordinate.
+        """
+        grid = self._grid
+        count = len(row)
+        # The first window along a coordinate has other parts than those after it.
+        singles = count if grid.row_dim is None or count == 1 else int(index[-1] == grid.first[-1])
+        for i in range(singles):
+            moved = (*index[:-1], index[-1] + i)
+            self.fold(target, target_start, row[i], grid.window.start(moved), moved)
+        if singles < count:
+            self._fold_row(target, target_start, row[singles:], (*index[:-1], index[-1] + singles))
+
+    def _fold_row(self, target: Array, target_start: Sequence[int], row: Array, index: Index) -> None:
+        axis = self._grid.row_dim
+        assert axis is not None
+        start, stride = self._grid.window.start(index), self._grid.window.stride[axis]
+        begin, end = target_start[axis], target_start[axis] + target.shape[axis]
+        for part in self._row_parts_of(index):
+            low = [max(s + p, t) for s, p, t in zip(start, part.low, target_start, strict=True)]
+            high = [min(s + p, t + n) for s, p, t, n in zip(start, part.high, target_start, target.shape, strict=True)]
+            # Of window i the part covers [low + i * stride, high + i * stride) along the row.
+            low[axis], high[axis] = start[axis] + part.low[axis], start[axis] + part.high[axis]
+            first = max(0, (begin - high[axis]) // stride + 1)
+            last = min(len(row), -((low[axis] - end) // stride))
+            if first >= last or not all(map(operator.lt, low, high)):
+                continue
+            # Windows that the target holds a whole stride of form a block of cells, one for each.
+            inner, outer = max(first, -((low[axis] - begin) // stride)), min(last, (end - low[axis]) // stride)
+            if outer - inner < 2:
+                inner = outer = last
+            to, of = list(_slices(low, high, target_start)), list(_slices(low, high, start))
+            for i in (*range(first, inner), *range(outer, last)):
+                a, b = max(low[axis] + i * stride, begin), min(high[axis] + i * stride, end)
+                to[axis] = slice(a - begin, b - begin)
+                of[axis] = slice(a - start[axis] - i * stride, b - start[axis] - i * stride)
+                self._put(part.action, target, tuple(to), row[i][tuple(of)])
+            if inner < outer:
+                to[axis] = slice(low[axis] + inner * stride - begin, low[axis] + outer * stride - begin)
+                of[axis] = slice(part.low[axis], part.high[axis])
+                cells = _cells(target[tuple(to)], axis, stride)
+                covered = (slice(None),) * (axis + 1) + (slice(0, high[axis] - low[axis]),)
+                self._put(part.action, cells, covered, row[inner:outer][(slice(None), *of)])
+
+    def _put(self, action: _Action, target: Array, to: tuple[slice, ...], incoming: Array) -> None:
+        """Carry out one part of a fold."""
+        if action is _Action.COPY:
+            target[to] = incoming
+        elif action is _Action.ADD:
+            _add(target[to], incoming)
+        else:
+            assert self._blend is not None
+            target[to] = self._combined(self._blend, target[to], incoming)
 
     def _combined(self, blend: Blend, existing: Array, incoming: Array) -> Array:
         # Copies, so that a blend which writes into its arguments harms nothing that is stored.
@@ -147,14 +212,42 @@ class Blender:
             )
         return as_array(combined) if isinstance(existing, np.ndarray) else combined
 
-    def _parts_of(self, index: Index) -> tuple[list[_Box], list[_Box]]:
-        """Boxes of window `index`, relative to its start: seen first in it, and seen in an earlier window."""
-        inner = tuple(c > first for c, first in zip(index, self._grid.first, strict=True))
+    def _parts_of(self, index: Index) -> list[_Part]:
+        """The parts of window `index`, and what is done with each; those that are seen first in it come first."""
+        if not self._sums_from_first or self._grid.overlap_free:
+            return self._whole
+        inner = tuple([c > first for c, first in zip(index, self._grid.first, strict=True)])
         if inner not in self._parts:
             self._parts[inner] = self._split(inner)
         return self._parts[inner]
 
-    def _split(self, inner: tuple[bool, ...]) -> tuple[list[_Box], list[_Box]]:
+    @cached_property
+    def _whole(self) -> list[_Part]:
+        action = _Action.BLEND if self._blend is not None else _Action.ADD
+        if self._sums_from_first:
+            action = _Action.COPY
+        return [_Part((0,) * self._grid.ndim, self._grid.window.size, action)]
+
+    def _row_parts_of(self, index: Index) -> list[_Part]:
+        """The parts of each window in a row from `index` on, in an order in which all windows can go through one first.
+
+        Cut to at most a stride, one part of neighbouring windows does not overlap. A pixel that several of
+        them cover lies the further back in a window the earlier that is: so the parts at the far end come first.
+        """
+        inner = tuple([c > first for c, first in zip(index, self._grid.first, strict=True)])
+        if inner not in self._row_parts:
+            axis = self._grid.row_dim
+            assert axis is not None
+            stride = self._grid.window.stride[axis]
+            parts = [
+                _Part(_with(part.low, axis, at), _with(part.high, axis, min(at + stride, part.high[axis])), part.action)
+                for part in self._parts_of(index)
+                for at in range(part.low[axis], part.high[axis], stride)
+            ]
+            self._row_parts[inner] = sorted(parts, key=lambda part: part.low[axis], reverse=True)
+        return self._row_parts[inner]
+
+    def _split(self, inner: tuple[bool, ...]) -> list[_Part]:
         window = self._grid.window
         fresh: list[_Box] = [((0,) * window.ndim, window.size)]
         seen: list[_Box] = []
@@ -168,7 +261,8 @@ class Blender:
                 rest, covered = _cut(box, followers, shared)
                 fresh += rest
                 seen.append(covered)
-        return fresh, seen
+        parts = [_Part(*box, _Action.COPY) for box in fresh] + [_Part(*box, _Action.ADD) for box in seen]
+        return [part for part in parts if all(map(operator.lt, part.low, part.high))]
 
 
 def _cut(box: _Box, dims: list[int], extents: list[int]) -> tuple[list[_Box], _Box]:
@@ -181,6 +275,14 @@ def _cut(box: _Box, dims: list[int], extents: list[int]) -> tuple[list[_Box], _B
             rest.append((_with(low, d, at), high))
         high = _with(high, d, at)
     return rest, (low, high)
+
+
+def _cells(block: Array, axis: int, stride: int) -> Array:
+    """A view of a block in which `axis` is cut every `stride` pixels; the number of the cut comes first."""
+    shape = block.shape
+    cut = block.reshape((*shape[:axis], shape[axis] // stride, stride, *shape[axis + 1 :]))
+    order = (axis, *range(axis), *range(axis + 1, len(shape) + 1))
+    return cut.transpose(order) if isinstance(cut, np.ndarray) else cut.permute(order)
 
 
 def _with(values: Index, at: int, value: int) -> Index:

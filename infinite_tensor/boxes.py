@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TypeAlias
 
 import numpy as np
@@ -70,6 +71,22 @@ def unique_points(points: IntArray) -> IntArray:
     points = np.stack(np.unravel_index(keys, widths), axis=1).astype(np.int64)
     points += low
     return points
+
+
+def as_tuples(points: IntArray) -> list[Index]:
+    """The rows of `points`, which has at least one column, as tuples of ints."""
+    # Column by column: a list for each row would keep the garbage collector busy.
+    return list(zip(*points.T.tolist(), strict=True))
+
+
+def rows_of(points: IntArray) -> list[tuple[int, int]]:
+    """Where rows begin and end among `points`: runs in which only the last coordinate grows, by one at a time."""
+    if len(points) < 2:
+        return [(0, len(points))] if len(points) else []
+    steps = np.diff(points, axis=0)
+    breaks = np.flatnonzero((steps[:, -1] != 1) | steps[:, :-1].any(axis=1)) + 1
+    bounds = [0, *breaks.tolist(), len(points)]
+    return list(itertools.pairwise(bounds))
 
 
 def check_count(count: float, most: int) -> None:

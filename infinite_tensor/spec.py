@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
+import numpy as np
 import torch
 
-from infinite_tensor.blend import Blender
+from infinite_tensor.blend import Blender, as_array
 from infinite_tensor.boxes import Index
 from infinite_tensor.definition import Blend, Definition, Number, json_scalar
 from infinite_tensor.window import Shape, WindowGrid
@@ -49,6 +51,12 @@ class TensorSpec:
     def dtype(self) -> torch.dtype:
         """Element type."""
         return self.definition.dtype
+
+    @cached_property
+    def numpy_dtype(self) -> np.dtype[Any] | None:
+        """What `as_array` gives a view in: None where that is no numpy array."""
+        array = as_array(torch.empty(0, dtype=self.dtype, device=self.device))
+        return array.dtype if isinstance(array, np.ndarray) else None
 
     @cached_property
     def grid(self) -> WindowGrid:

@@ -36,6 +36,7 @@ from infinite_tensor.validate import (
     checked_dtype,
     checked_id,
     checked_shape,
+    checked_workers,
     move_target,
 )
 from infinite_tensor.window import Shape, TensorWindow, WindowGrid
@@ -261,17 +262,37 @@ class InfiniteTensor:
         TileAccessError
             If pixels are missing and the tensor was opened without ``f``.
         """
-        if isinstance(indices, list):
-            return read(self._node, [parse(region, self.shape) for region in indices])
-        return read(self._node, [parse(indices, self.shape)])[0]
+        return self.read(indices)
 
-    def iter_regions(self, regions: Iterable[object]) -> Iterator[list[torch.Tensor]]:
+    def read(self, indices: object, *, workers: int | None = None) -> Any:
+        """``tensor[indices]``, with a say in how it is carried out.
+
+        Parameters
+        ----------
+        indices
+            A region or a list of regions, as ``tensor[...]`` takes them; `sl` writes them.
+        workers : int, optional
+            On how many threads the windows of this read are computed, by an ``f`` that may run on several at a time.
+            The pixels are the same. Default: what the store of each tensor says.
+
+        Returns
+        -------
+        torch.Tensor or list of torch.Tensor
+        """
+        workers = None if workers is None else checked_workers(workers)
+        if isinstance(indices, list):
+            return read(self._node, [parse(region, self.shape) for region in indices], workers)
+        return read(self._node, [parse(indices, self.shape)], workers)[0]
+
+    def iter_regions(self, regions: Iterable[object], *, workers: int | None = None) -> Iterator[list[torch.Tensor]]:
         """Read regions one after the other, in full batches, and yield them as they are ready.
 
         Parameters
         ----------
         regions : iterable
             Regions as `tensor[...]` takes them; `sl` writes them. Drawn only as needed, so it may be endless.
+        workers : int, optional
+            As for `read`.
 
         Yields
         ------
@@ -279,7 +300,8 @@ class InfiniteTensor:
             The next regions that are ready; concatenated they equal ``tensor[list(regions)]``. Only what
             the regions in progress need is held; of tensors upstream, what their stores keep.
         """
-        return stream(self._node, (parse(region, self.shape) for region in regions))
+        workers = None if workers is None else checked_workers(workers)
+        return stream(self._node, (parse(region, self.shape) for region in regions), workers)
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Move to another device or dtype, in place; takes what `torch.Tensor.to` takes.

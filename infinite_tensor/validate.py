@@ -141,3 +141,11 @@ def move_target(
         for arg in (*args, kwargs.get("tensor"))
     )
     return moved.device if names_device else device, checked_dtype(moved.dtype)
+
+
+def checked_workers(value: object) -> int:
+    """`value` as a number of threads; ValidationError if it is no positive int."""
+    number = as_index(value)
+    if number is None or number < 1:
+        raise ValidationError(f"workers must be a positive int, got {value!r}")
+    return number

@@ -17,7 +17,16 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from infinite_tensor.boxes import MOST_AT_ONCE, UNBOUNDED, Index, IntArray, check_count, points_of_boxes, unique_points
+from infinite_tensor.boxes import (
+    MOST_AT_ONCE,
+    UNBOUNDED,
+    Index,
+    IntArray,
+    as_tuples,
+    check_count,
+    points_of_boxes,
+    unique_points,
+)
 from infinite_tensor.errors import ValidationError
 
 Shape: TypeAlias = tuple[int | None, ...]
@@ -274,8 +283,15 @@ class WindowGrid:
             low, high = self.box(starts[0].tolist(), stops[0].tolist())
             check_count(math.prod(b - a for a, b in zip(low, high, strict=True)), MOST_AT_ONCE)
             return list(itertools.product(*map(range, low, high)))
+        return as_tuples(self.points(starts, stops))
+
+    def points(self, starts: IntArray, stops: IntArray) -> IntArray:
+        """`indices` as an array of shape (M, ndim)."""
         points, _ = points_of_boxes(*self.boxes(starts, stops))
-        return list(map(tuple, unique_points(points).tolist()))
+        if len(starts) == 1:
+            check_count(len(points), MOST_AT_ONCE)
+            return points
+        return unique_points(points)
 
     def covers(self, start: Sequence[int], stop: Sequence[int]) -> bool:
         """Whether windows leave no pixel of the region uncovered. Where coordinates are shared, False is a maybe."""
@@ -294,6 +310,12 @@ class WindowGrid:
     def starts(self, indices: IntArray) -> IntArray:
         """The first pixels of many windows: (N, coordinates) in, (N, ndim) out."""
         return self.window.starts(indices)
+
+    @cached_property
+    def row_dim(self) -> int | None:
+        """The dimension along which windows of one row follow each other: that of the last coordinate, if it is one."""
+        followers = [d for d, k in enumerate(self.window.followed) if k == self.ndim - 1]
+        return followers[0] if len(followers) == 1 else None
 
     @cached_property
     def overlap(self) -> int:

@@ -17,6 +17,7 @@ from infinite_tensor import (
     ValidationError,
     ZarrTileStore,
 )
+from infinite_tensor.tilestore.persistent import PersistentTileStore
 
 WINDOW = TensorWindow((4, 4))
 STORES: list[Callable[[Path], TileStore]] = [
@@ -114,7 +115,7 @@ def test_clear_direct_caches(make: Callable[[Path], TileStore], tmp_path: Path) 
 
 
 @pytest.mark.parametrize("make", [ZarrTileStore, HDF5TileStore])
-def test_tile_cache_size_is_cache_size_tiles(make: type[TileStore], tmp_path: Path) -> None:
+def test_tile_cache_size_is_cache_size_tiles(make: Callable[..., PersistentTileStore], tmp_path: Path) -> None:
     with pytest.warns(DeprecationWarning, match="use cache_size_tiles="):
-        store = make(tmp_path / "s", tile_cache_size=3)  # type: ignore[call-arg]
-    assert store._tiles.entries.max_items == 3  # type: ignore[attr-defined]
+        store = make(tmp_path / "s", tile_cache_size=3)
+    assert store._tiles.entries.max_items == 3

@@ -41,7 +41,7 @@ def test_a_read_larger_than_the_limits_computes_each_window_once_and_then_they_h
     assert t[0:40:4].tolist() == list(range(10))
     assert sorted(upstream) == list(range(-1, 11))
     assert sorted(downstream) == list(range(10))
-    assert len(store._windows) == 2
+    assert sum(store.tensor_info(name).tiles_complete for name in store.tensor_ids()) == 2
 
 
 def test_a_limit_holds_as_soon_as_it_is_lowered() -> None:
@@ -75,3 +75,82 @@ def test_other_limits_are_refused(wrong: object) -> None:
     for name in ("cache_size_bytes", "cache_size_windows"):
         with pytest.raises(ValidationError, match=name):
             MemoryTileStore(**{name: wrong})  # type: ignore[arg-type]
+
+
+class CountedBlend:
+    """A sum that counts the pixels that it has blended."""
+
+    def __init__(self) -> None:
+        self.pixels = 0
+
+    def __call__(self, existing: torch.Tensor, incoming: torch.Tensor) -> torch.Tensor:
+        self.pixels += existing.numel()
+        return existing + incoming
+
+
+def overlapping(store: MemoryTileStore, blend: CountedBlend) -> InfiniteTensor:
+    def f(ctx: tuple[int, ...]) -> torch.Tensor:
+        return torch.arange(64.0).reshape(8, 8) + 10 * ctx[0] + ctx[1]
+
+    window = TensorWindow((8, 8), stride=4)
+    t = InfiniteTensor((None, None), f, window, tile_store=store, tensor_id="t", blend=blend)
+    blend.pixels = 0
+    return t
+
+
+def test_what_overlaps_is_blended_once_however_often_it_is_read() -> None:
+    blend = CountedBlend()
+    t = overlapping(MemoryTileStore(), blend)
+    first = t[0:1024, 0:1024]
+    blended = blend.pixels
+    assert blended >= 4 * 1024 * 1024
+    assert torch.equal(t[0:1024, 0:1024], first)
+    for y in range(0, 900, 50):
+        assert torch.equal(t[y : y + 70, y : y + 30], first[y : y + 70, y : y + 30])
+    assert blend.pixels == blended
+
+
+def test_small_reads_of_what_overlaps_blend_each_pixel_once_where_the_windows_are_there() -> None:
+    blend = CountedBlend()
+    t = overlapping(MemoryTileStore(), blend)
+    # Wide enough for the windows of whole patches, and never as large as one.
+    for y in range(-8, 520, 8):
+        t[y : y + 8, -8:520]
+    blend.pixels = 0
+    for _ in range(3):
+        for y in range(0, 500, 30):
+            t[y : y + 10, y : y + 10]
+    assert blend.pixels <= 4 * 528 * 528
+
+
+def test_blended_pixels_stay_within_the_limit_and_never_displace_windows() -> None:
+    limit = 2**20
+    store = MemoryTileStore(cache_size_bytes=limit)
+    blend = CountedBlend()
+    t = overlapping(store, blend)
+    for y in range(0, 2048, 256):
+        t[y : y + 256, 0:1024]
+        assert store._windows.total_bytes + store._patches._blocks.total_bytes <= limit
+    assert store.tensor_info("t").bytes_stored > limit - 2 * 256
+
+
+def test_blended_pixels_go_with_their_windows() -> None:
+    blend = CountedBlend()
+    store = MemoryTileStore()
+    t = overlapping(store, blend)
+    for forget in (t.clear_cache, lambda: store.clear_tensor("t"), lambda: t.to(torch.float64)):
+        before = t[0:512, 0:512]
+        forget()
+        blend.pixels = 0
+        assert torch.equal(t[0:512, 0:512], before.to(t.dtype))
+        assert blend.pixels >= 4 * 512 * 512
+
+
+def test_a_limit_that_is_set_later_holds_for_what_is_there() -> None:
+    store, calls = MemoryTileStore(), list[int]()
+    t = counted(store, calls)
+    t[0:400]
+    store.cache_size_bytes = 3 * WINDOW_BYTES
+    assert store.tensor_info(t.tensor_id).tiles_complete == 3
+    t[0:400]
+    assert len(calls) == 197

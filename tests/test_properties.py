@@ -6,6 +6,7 @@ How many cases run is said in `tests/conftest.py`.
 from __future__ import annotations
 
 import tempfile
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -20,12 +21,15 @@ from hypothesis import given, note
 
 from infinite_tensor import HDF5TileStore, InfiniteTensor, MemoryTileStore, TileStore, ZarrTileStore
 from infinite_tensor.engine import assemble
+from infinite_tensor.tilestore import patches
 from tests.dict_store import DictTileStore
 from tests.reference import Box, Index, Reference, Stage, TooManyWindows
 from tests.worlds import Forget, Read, Selection, World, worlds
 
 MOST_WINDOWS = 150
 """A read that needs more is left out: the reference takes its time."""
+
+WORKERS = 3
 
 
 class Recorded:
@@ -35,7 +39,15 @@ class Recorded:
         self.stage = stage
         self.batch_size = batch_size
         self.calls: Counter[Index] = Counter()
-        self.buffer = torch.empty(stage.window.size, dtype=stage.dtype)
+        self._of_thread = threading.local()
+
+    @property
+    def buffer(self) -> torch.Tensor:
+        """One for each thread."""
+        if not hasattr(self._of_thread, "buffer"):
+            self._of_thread.buffer = torch.empty(self.stage.window.size, dtype=self.stage.dtype)
+        buffer: torch.Tensor = self._of_thread.buffer
+        return buffer
 
     def __call__(self, ctx: Any, *regions: Any) -> Any:
         if self.batch_size is None:
@@ -218,6 +230,7 @@ def _close(stores: Iterable[TileStore]) -> None:
 def _run(world: World, open_store: Callable[..., TileStore], *, persistent: bool = True, bounded: bool = False) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(assemble, "_BLOCK_BYTES", world.block_bytes)
+        patch.setattr(patches, "_PATCH_BYTES", world.block_bytes // 4)
         history = History(world, open_store, persistent=persistent, bounded=bounded)
         try:
             _play(world, history)
@@ -228,6 +241,17 @@ def _run(world: World, open_store: Callable[..., TileStore], *, persistent: bool
 @given(worlds())
 def test_memory_store(world: World) -> None:
     _run(world, lambda *_, **__: MemoryTileStore(), persistent=False)
+
+
+@given(worlds())
+def test_memory_store_on_several_threads(world: World) -> None:
+    _run(world, lambda *_, **__: MemoryTileStore(workers=WORKERS), persistent=False)
+
+
+@given(worlds())
+def test_zarr_store_on_several_threads(world: World) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        _run(world, lambda number, **options: ZarrTileStore(Path(folder, str(number)), workers=WORKERS, **options))
 
 
 @given(worlds())

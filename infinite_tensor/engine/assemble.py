@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from infinite_tensor.boxes import Index, IntArray
+from infinite_tensor.blend import allocated
+from infinite_tensor.boxes import Index, IntArray, as_tuples
 from infinite_tensor.engine.claims import CLAIMS
 from infinite_tensor.engine.execute import run
 from infinite_tensor.engine.node import Node
@@ -34,22 +35,27 @@ class _Block:
 
 
 @torch.inference_mode(mode=False)
-def read(node: Node, selections: Sequence[Selection]) -> list[torch.Tensor]:
+def read(node: Node, selections: Sequence[Selection], workers: int | None = None) -> list[torch.Tensor]:
     """Compute what is missing of all selections in one plan, and return what they select."""
     spec = node.spec
-    boxes = [torch.empty(s.shape, dtype=spec.dtype, device=spec.device) for s in selections]
-    blocks = [block for s, box in zip(selections, boxes, strict=True) for block in _blocks(node, s, box)]
+    boxes = [allocated(s.shape, spec.dtype, spec.device) for s in selections]
+    blocks = [
+        block
+        for s, box in zip(selections, boxes, strict=True)
+        if box.numel() and not node.store.serve(spec, s.start, box)
+        for block in _blocks(node, s, box)
+    ]
     if blocks:
-        _fill(node, blocks)
+        _fill(node, blocks, workers)
     return [selection.pick(box) for selection, box in zip(selections, boxes, strict=True)]
 
 
-def _fill(node: Node, blocks: list[_Block]) -> None:
+def _fill(node: Node, blocks: list[_Block], workers: int | None) -> None:
     starts = np.array([block.start for block in blocks], dtype=np.int64)
     stops = np.array([block.stop for block in blocks], dtype=np.int64)
     steps = _steps(blocks)
     horizon = horizons(node, starts, stops) if len(steps) > 1 else {}
-    with Accesses(CLAIMS.reader()) as accesses:
+    with Accesses(CLAIMS.reader(workers)) as accesses:
         access = accesses.of(node)
         pending = np.empty((0, len(node.spec.shape)), dtype=np.int64)
         due: deque[tuple[range, int]] = deque()
@@ -84,8 +90,6 @@ def _steps(blocks: list[_Block]) -> list[range]:
 
 def _blocks(node: Node, selection: Selection, box: torch.Tensor) -> Iterator[_Block]:
     """The selection cut into bands along its first long dimension, at the borders of windows."""
-    if box.numel() == 0:
-        return
     window = node.spec.definition.output_window
     long = [d for d, extent in enumerate(box.shape) if window.followed[d] is not None and extent > window.stride[d]]
     if box.nbytes <= _BLOCK_BYTES or not long:
@@ -106,9 +110,9 @@ def _blocks(node: Node, selection: Selection, box: torch.Tensor) -> Iterator[_Bl
 
 
 @torch.inference_mode(mode=False)
-def stream(node: Node, selections: Iterable[Selection]) -> Iterator[list[torch.Tensor]]:
+def stream(node: Node, selections: Iterable[Selection], workers: int | None = None) -> Iterator[list[torch.Tensor]]:
     """Read selections in order, in full batches, yielding those that are ready after each batch."""
-    with Accesses(CLAIMS.reader()) as accesses:
+    with Accesses(CLAIMS.reader(workers)) as accesses:
         access = accesses.of(node)
         waiting: deque[tuple[Selection, int]] = deque()
         pending = np.empty((0, len(node.spec.shape)), dtype=np.int64)
@@ -142,7 +146,7 @@ def _joined(pending: IntArray, missing: IntArray) -> IntArray:
     """`pending`, followed by what is `missing` beside it."""
     if not len(pending):
         return missing
-    known = set(map(tuple, pending.tolist()))
+    known = set(as_tuples(pending))
     fresh = [index not in known for index in map(tuple, missing.tolist())]
     return np.concatenate([pending, missing[np.array(fresh, dtype=bool)]])
 
@@ -152,7 +156,7 @@ def _read_ready(node: Node, access: Access, waiting: deque[tuple[Selection, int]
     results = []
     while waiting and waiting[0][1] <= done:
         selection, _ = waiting.popleft()
-        box = torch.empty(selection.shape, dtype=node.spec.dtype, device=node.spec.device)
+        box = allocated(selection.shape, node.spec.dtype, node.spec.device)
         if box.numel():
             access.read(selection.start, box)
         results.append(selection.pick(box))

@@ -13,16 +13,17 @@ itself.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import threading
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from infinite_tensor.boxes import Index, IntArray
+from infinite_tensor.boxes import Index, IntArray, as_tuples
 from infinite_tensor.engine.node import Node
 from infinite_tensor.engine.plan import Level, Plan, Reader
 from infinite_tensor.errors import ValidationError
@@ -41,40 +42,62 @@ class Claim:
     reader : Reader
         The read.
     thread : int
-        The thread that it runs on.
+        The thread that the read runs on.
     lost : set of int
         Places in `indices` of the windows that another read has taken over.
-    send : callable
-        Stores what has been computed and waits to be stored.
+    senders : dict of int to callable
+        For each thread that is at work on it, what stores the windows which that thread has computed.
     """
 
     def __init__(self, level: Level, reader: Reader) -> None:
         self.level = level
-        self.indices: list[Index] = list(map(tuple, level.windows.tolist()))
+        self.indices = as_tuples(level.windows)
         self.reader = reader
         self.thread = threading.get_ident()
         self.lost: set[int] = set()
-        self.send: Callable[[], None] = lambda: None
-        self._making: set[Index] = set()
+        self.senders: dict[int, Callable[[], None]] = {}
+        # By which thread.
+        self._making: dict[Index, int] = {}
         self._places: dict[Index, int] | None = None
         self._plan(list(range(len(self.indices))))
 
     def _plan(self, left: list[int]) -> None:
         self._left, self._next = left, 0
-        self._sizes = deque(self.level.node.batching.split(len(left)))
+        self._sizes, self._called = self.level.node.batching.split(len(left)), 0
 
-    def begin(self) -> list[int]:
-        """Places of the windows for the next call of ``f``, which are in the making from now on; none at the end."""
-        if not self._sizes:
-            return []
-        batch = self._left[self._next : self._next + self._sizes.popleft()]
-        self._next += len(batch)
-        self._making.update([self.indices[place] for place in batch])
-        return batch
+    def begin(self, most: int) -> list[list[int]]:
+        """Places of the windows for the next calls of ``f``, `most` at most; they are in the making from now on."""
+        # Each thread leaves their share to the others.
+        most = min(most, -(-self.calls // max(1, len(self.senders))))
+        sizes = self._sizes[self._called : self._called + most]
+        bounds = list(itertools.accumulate(sizes, initial=self._next))
+        begun = self._left[self._next : bounds[-1]]
+        self._called, self._next = self._called + len(sizes), bounds[-1]
+        self._making.update(dict.fromkeys([self.indices[place] for place in begun], threading.get_ident()))
+        if len(begun) == len(sizes):
+            return [[place] for place in begun]
+        return [self._left[a:b] for a, b in itertools.pairwise(bounds)]
+
+    def leave(self, batches: Sequence[list[int]]) -> None:
+        """The last of what was begun has not been begun after all."""
+        left = [place for batch in batches for place in batch]
+        self.end([self.indices[place] for place in left])
+        self._left, self._next = sorted(left + self._left[self._next :]), 0
+        self._sizes, self._called = [*map(len, batches), *self._sizes[self._called :]], 0
 
     def end(self, indices: Sequence[Index]) -> None:
         """These windows are stored."""
-        self._making.difference_update(indices)
+        for index in indices:
+            self._making.pop(index, None)
+
+    def stop(self) -> None:
+        """Nothing more is begun."""
+        self._sizes, self._called = [], 0
+
+    @property
+    def calls(self) -> int:
+        """How many calls of ``f`` have not been begun."""
+        return len(self._sizes) - self._called
 
     def lose(self, indices: Sequence[Index]) -> None:
         """These windows, which have not been begun, are another read's now."""
@@ -89,11 +112,18 @@ class Claim:
     def waits(self, index: Index) -> bool:
         """Whether this window has not been begun."""
         place = self._place(index)
-        return self._next < len(self._left) and place >= self._left[self._next] and place not in self.lost
+        at = bisect.bisect_left(self._left, place, self._next)
+        return at < len(self._left) and self._left[at] == place
 
     def holds(self, index: Index) -> bool:
         """Whether this window is this claim's."""
         return self.makes(index) or self.waits(index)
+
+    def holders(self, index: Index) -> set[int]:
+        """The threads of which one must go on for this window to be stored; none if it is not this claim's."""
+        if index in self._making:
+            return {self._making[index]}
+        return (set(self.senders) or {self.thread}) if self.waits(index) else set()
 
     def _place(self, index: Index) -> int:
         # Only asked for where reads meet.
@@ -133,10 +163,10 @@ class Claims:
         self._waits: dict[int, _Wait] = {}
         self._events = 0
 
-    def reader(self) -> Reader:
-        """A read that begins now."""
+    def reader(self, workers: int | None = None) -> Reader:
+        """A read that begins now, on so many threads."""
         with self._changed:
-            return Reader(next(self._numbers), self._events)
+            return Reader(next(self._numbers), self._events, workers=workers)
 
     @contextmanager
     def share(self, plan: Plan, reader: Reader) -> Iterator[list[Stage]]:
@@ -155,10 +185,21 @@ class Claims:
         finally:
             self._release(claims)
 
-    def begin(self, claim: Claim) -> list[int]:
-        """Places of the windows that a claim computes next; none at its end."""
+    def begin(self, claim: Claim, most: int) -> list[list[int]]:
+        """Places of the windows that a claim computes next, by calls, `most` at most; none at its end."""
         with self._changed:
-            return claim.begin()
+            return claim.begin(most)
+
+    def leave(self, claim: Claim, batches: Sequence[list[int]]) -> None:
+        """Let others have the last of what a claim has begun, which is still to be computed."""
+        with self._changed:
+            claim.leave(batches)
+            self._changed.notify_all()
+
+    def stop(self, claim: Claim) -> None:
+        """Begin nothing more of a claim."""
+        with self._changed:
+            claim.stop()
 
     def end(self, claim: Claim, indices: Sequence[Index]) -> None:
         """Windows of a claim have been stored."""
@@ -176,7 +217,7 @@ class Claims:
         ValidationError
             If one of them is in the making by whoever waits, so that it would need itself.
         """
-        thread, indices = threading.get_ident(), list(map(tuple, windows.tolist()))
+        thread, indices = threading.get_ident(), as_tuples(windows)
         self._send_all(thread)
         with self._changed:
             holders = {index: self._holder(node, index) for index in indices}
@@ -235,9 +276,10 @@ class Claims:
     def _send_all(self, thread: int) -> None:
         """Have stored what this thread has computed, since others may be waiting for it too."""
         with self._changed:
-            mine = [claim for claims in self._active.values() for claim in claims if claim.thread == thread]
-        for claim in mine:
-            claim.send()
+            claims = [claim for claims in self._active.values() for claim in claims]
+            mine = [claim.senders[thread] for claim in claims if thread in claim.senders]
+        for send in mine:
+            send()
 
     def _open_circle(self, thread: int) -> bool:
         """Whether `thread` would wait for itself; then windows that nobody has begun are free for who needs them."""
@@ -245,9 +287,8 @@ class Claims:
         for waiter, holder in circle:
             wait = self._waits[waiter]
             held = [
-                (claim, [index for index in wait.indices if claim.holds(index)])
+                (claim, [index for index in wait.indices if holder in claim.holders(index)])
                 for claim in self._active.get(wait.node, ())
-                if claim.thread == holder
             ]
             if not any(claim.makes(index) for claim, indices in held for index in indices):
                 for claim, indices in held:
@@ -285,7 +326,7 @@ class Claims:
         if wait is None:
             return set()
         active = self._active.get(wait.node, ())
-        return {claim.thread for claim in active if any(claim.holds(index) for index in wait.indices)}
+        return {holder for claim in active for index in wait.indices for holder in claim.holders(index)}
 
 
 def _stages(claims: Sequence[Claim], others: Sequence[tuple[Node, IntArray]]) -> list[Stage]:

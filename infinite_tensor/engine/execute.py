@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
 
-from infinite_tensor.blend import Array, as_array, copied
-from infinite_tensor.boxes import Index, IntArray
+from infinite_tensor.blend import Array, as_array
+from infinite_tensor.boxes import IntArray
 from infinite_tensor.engine.claims import CLAIMS, Claim
 from infinite_tensor.engine.node import Input, Node
+from infinite_tensor.engine.outbox import Outbox
+from infinite_tensor.engine.pace import Pace
 from infinite_tensor.engine.plan import Accesses, build
+from infinite_tensor.engine.workers import on_threads
 from infinite_tensor.errors import (
     DeviceMismatchError,
     DtypeMismatchError,
@@ -20,9 +23,6 @@ from infinite_tensor.errors import (
     ValidationError,
 )
 from infinite_tensor.tilestore.contract import Access
-
-_DEPOSIT_BYTES = 2**20
-_DEPOSIT_SECONDS = 0.05
 
 
 def run(root: Node, windows: IntArray, accesses: Accesses) -> None:
@@ -56,18 +56,82 @@ def _await(node: Node, windows: IntArray, accesses: Accesses) -> None:
 
 
 def _run_level(claim: Claim) -> None:
-    level, outbox = claim.level, _Outbox(claim)
-    starts = [starts.tolist() for _, starts in level.sources]
-    try:
-        while batch := CLAIMS.begin(claim):
-            indices = [claim.indices[place] for place in batch]
-            arguments = [
-                [_region(upstream, access, column[place]) for place in batch]
-                for upstream, (access, _), column in zip(level.node.inputs, level.sources, starts, strict=True)
-            ]
-            outbox.put(indices, call(level.node, indices, arguments))
-    finally:
-        outbox.send()
+    """Compute what a read has claimed of one tensor."""
+    level = claim.level
+    workers = claim.reader.workers or level.node.store.workers
+    if workers == 1 or claim.calls == 1:
+        _work(claim)
+    else:
+        # Modes of torch are a thread's own.
+        work = torch.no_grad()(partial(_work, claim))
+        on_threads(min(workers, claim.calls), work, partial(CLAIMS.stop, claim))
+
+
+def _work(claim: Claim) -> None:
+    """Compute windows of a claim until none is left; several threads may be at it."""
+    calls, pace = _Calls(claim), Pace()
+    with Outbox(claim) as outbox:
+        while batches := CLAIMS.begin(claim, pace.calls):
+            pace.begin()
+            done = 0
+            for batch in batches:
+                outbox.put(batch, calls.run(batch))
+                done += 1
+                if pace.is_over():
+                    break
+            pace.end(done)
+            if done < len(batches):
+                CLAIMS.leave(claim, batches[done:])
+            outbox.send_in_time()
+
+
+class _Calls:
+    """Calls of the ``f`` of a tensor for windows of a claim."""
+
+    def __init__(self, claim: Claim) -> None:
+        self._node = node = claim.level.node
+        assert node.f is not None
+        self._f = node.f
+        self._indices = claim.indices
+        self._sources = [
+            (upstream, access, starts.tolist())
+            for upstream, (access, starts) in zip(node.inputs, claim.level.sources, strict=True)
+        ]
+        self._batched = node.batching.given is not None
+        self._size, self._dtype = node.spec.definition.output_window.size, node.spec.numpy_dtype
+
+    def run(self, places: Sequence[int]) -> list[Array]:
+        """One call; the windows that it returned, checked. To be copied at once: ``f`` may use its buffer again.
+
+        Raises
+        ------
+        ValidationError, ShapeMismatchError, DtypeMismatchError, DeviceMismatchError
+            If ``f`` does not return what was declared. What ``f`` raises comes through. Either way the
+            message ends with the tensor and the windows that were being computed.
+        """
+        regions = [
+            [_region(upstream, access, starts[place]) for place in places] for upstream, access, starts in self._sources
+        ]
+        try:
+            if not self._batched:
+                return [self._array_of(self._f(self._indices[places[0]], *[region for (region,) in regions]))]
+            outputs = _as_list(self._f([self._indices[place] for place in places], *regions), len(places))
+            return [self._array_of(output) for output in outputs]
+        except Exception as error:
+            listed = ", ".join([str(self._indices[place]) for place in places[:8]]) + ", ..." * (len(places) > 8)
+            error.add_note(f"while computing window {listed} of tensor {self._node.spec.tensor_id!r}")
+            raise
+
+    def _array_of(self, output: object) -> Array:
+        if self._dtype is not None and type(output) is torch.Tensor:
+            try:
+                array = output.numpy()
+            except (RuntimeError, TypeError):
+                # It needs a gradient, say, or is on another device.
+                return as_array(_checked(self._node, output))
+            if array.dtype == self._dtype and array.shape == self._size:
+                return array
+        return as_array(_checked(self._node, output))
 
 
 def _region(upstream: Input, access: Access, start: Sequence[int]) -> torch.Tensor:
@@ -75,59 +139,6 @@ def _region(upstream: Input, access: Access, start: Sequence[int]) -> torch.Tens
     region = torch.empty(upstream.window.size, dtype=spec.dtype, device=spec.device)
     access.read(start, region)
     return region
-
-
-class _Outbox:
-    """Gathers finished windows, so that a store is handed many at a time, though never late."""
-
-    def __init__(self, claim: Claim) -> None:
-        self._claim = claim
-        claim.send = self.send
-        self._indices: list[Index] = []
-        self._arrays: list[Array] = []
-        self._bytes = 0
-        self._sent = time.monotonic()
-
-    def put(self, indices: Sequence[Index], outputs: Sequence[torch.Tensor]) -> None:
-        # Copied at once: f may hand out the same buffer again at its next call.
-        arrays = [copied(as_array(output)) for output in outputs]
-        self._indices += indices
-        self._arrays += arrays
-        self._bytes += sum(array.nbytes for array in arrays)
-        if self._bytes >= _DEPOSIT_BYTES or time.monotonic() - self._sent > _DEPOSIT_SECONDS:
-            self.send()
-
-    def send(self) -> None:
-        """Store what has been gathered."""
-        indices, arrays = self._indices, self._arrays
-        self._indices, self._arrays, self._bytes = [], [], 0
-        if indices:
-            self._claim.level.access.deposit(indices, arrays)
-            CLAIMS.end(self._claim, indices)
-        self._sent = time.monotonic()
-
-
-def call(node: Node, indices: list[Index], arguments: list[list[torch.Tensor]]) -> Sequence[torch.Tensor]:
-    """One call of ``f``, with what it returns checked and detached.
-
-    Raises
-    ------
-    ValidationError, ShapeMismatchError, DtypeMismatchError, DeviceMismatchError
-        If ``f`` does not return what was declared. What ``f`` raises comes through. Either way the
-        message ends with the tensor and the windows that were being computed.
-    """
-    assert node.f is not None
-    batched = node.batching.given is not None
-    try:
-        if batched:
-            outputs = _as_list(node.f(list(indices), *arguments), len(indices))
-        else:
-            outputs = [node.f(indices[0], *(regions[0] for regions in arguments))]
-        return [_checked(node, output) for output in outputs]
-    except Exception as error:
-        listed = ", ".join(map(str, indices[:8])) + (", ..." if len(indices) > 8 else "")
-        error.add_note(f"while computing window {listed} of tensor {node.spec.tensor_id!r}")
-        raise
 
 
 def _as_list(returned: object, count: int) -> Sequence[object]:

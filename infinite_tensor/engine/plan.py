@@ -74,11 +74,14 @@ class Reader:
         How often something had been stored in this process when it began.
     own_events : int
         How often it has stored something itself.
+    workers : int or None
+        On how many threads it runs ``f``; None leaves that to each tensor's store.
     """
 
     number: int
     begun: int
     own_events: int = 0
+    workers: int | None = None
 
 
 class Accesses:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from infinite_tensor.blend import Array, as_array
-from infinite_tensor.boxes import Index, IntArray, points_of_boxes, unique_points
+from infinite_tensor.boxes import Index, IntArray, as_tuples, points_of_boxes, rows_of, unique_points
 from infinite_tensor.tilestore.cache import Entry
 from infinite_tensor.tilestore.contract import Access
 from infinite_tensor.tilestore.layout import Record
@@ -28,6 +29,7 @@ class TileAccess(Access):
         self._store = store
         self._record = record
         self._tiles: dict[Index, Entry] = {}
+        self._fetching = threading.Lock()
 
     def add(self, starts: IntArray, stops: IntArray) -> IntArray:
         """Fetch the tiles of the regions; see `Access.add`."""
@@ -37,7 +39,7 @@ class TileAccess(Access):
         if not any(isinstance(self._tiles[tile], TileInProgress) for tile in touched):
             return np.empty((0, grid.ndim), dtype=np.int64)
         points, owner = points_of_boxes(*tiles.boxes(starts, stops))
-        indices = list(map(tuple, points.tolist()))
+        indices = as_tuples(points)
         open_pairs = np.array([isinstance(self._tiles[tile], TileInProgress) for tile in indices], dtype=bool)
         size = np.array(self._record.layout.tile_shape, dtype=np.int64)
         tile_starts = points[open_pairs] * size
@@ -85,24 +87,44 @@ class TileAccess(Access):
                 unknown[number] = not entry.has(tuple(windows[number].tolist()))
         return unknown
 
-    def deposit(self, indices: Sequence[Index], outputs: Sequence[Array]) -> None:
+    def deposit(self, windows: IntArray, outputs: Array) -> None:
         """Cut the windows at the borders of tiles, and blend each piece into its tile."""
-        windows = np.array(indices, dtype=np.int64)
-        starts = self._record.spec.grid.starts(windows)
-        low, high = self._tiles_of(windows)
-        touched = [list(_box(a, b)) for a, b in zip(low.tolist(), high.tolist(), strict=True)]
-        self._fetch(tile for tiles_of_window in touched for tile in tiles_of_window)
-        arrays = [as_array(output.cpu()) if isinstance(output, torch.Tensor) else output for output in outputs]
+        array = as_array(outputs.cpu()) if isinstance(outputs, torch.Tensor) else outputs
+        pieces = [piece for begin, end in self._rows_of(windows) for piece in self._pieces(windows, begin, end)]
+        self._fetch(tile for tile, _, _ in pieces)
+        indices = as_tuples(windows)
         with self._store._tiles.lock:
             changed: dict[Index, TileInProgress] = {}
-            for index, array, start, window_tiles in zip(indices, arrays, starts.tolist(), touched, strict=True):
-                for tile in window_tiles:
-                    entry = self._tiles[tile]
-                    if isinstance(entry, TileInProgress) and not entry.complete:
-                        entry.add(index, array, start)
-                        changed[tile] = entry
+            for tile, begin, end in pieces:
+                entry = self._tiles[tile]
+                if isinstance(entry, TileInProgress) and not entry.complete:
+                    entry.add_row(indices[begin], array[begin:end])
+                    changed[tile] = entry
             self._store._changed(self._record, changed.values())
         self._store._tiles.make_room(self._store)
+
+    def _rows_of(self, windows: IntArray) -> Iterable[tuple[int, int]]:
+        """Where rows begin and end; where windows do not follow each other along one dimension, each is one."""
+        if self._record.spec.grid.row_dim is None:
+            return itertools.pairwise(range(len(windows) + 1))
+        return rows_of(windows)
+
+    def _pieces(self, windows: IntArray, begin: int, end: int) -> Iterator[tuple[Index, int, int]]:
+        """Each tile that a row of windows touches, with the first and the last but one of those that touch it."""
+        grid, layout, d = self._record.spec.grid, self._record.layout, self._record.spec.grid.row_dim
+        start = grid.window.start(tuple(windows[begin].tolist()))
+        stop = [
+            a + n for a, n in zip(grid.window.start(tuple(windows[end - 1].tolist())), grid.window.size, strict=True)
+        ]
+        for tile in _box(*layout.grid.box(start, stop)):
+            first, last = begin, end
+            if d is not None:
+                size, stride, tile_size = grid.window.size[d], grid.window.stride[d], layout.tile_shape[d]
+                before = tile[d] * tile_size - start[d]
+                first = max(begin, begin + (before - size) // stride + 1)
+                last = min(end, begin - (-(before + tile_size) // stride))
+            if first < last:
+                yield tile, first, last
 
     def read(self, start: Sequence[int], out: torch.Tensor) -> None:
         """Copy the region from its tiles."""
@@ -111,16 +133,12 @@ class TileAccess(Access):
         stop = [a + n for a, n in zip(start, out.shape, strict=True)]
         low, high = layout.grid.box(start, stop)
         for tile in _box(low, high):
-            begin = layout.start(tile)
-            a = [max(p, q) for p, q in zip(start, begin, strict=True)]
-            b = [min(p, q + n) for p, q, n in zip(stop, begin, layout.tile_shape, strict=True)]
+            begin, to, of = layout.part(tile, start, stop)
             entry = self._tiles[tile]
             if isinstance(entry, TileInProgress):
                 with self._store._tiles.lock:
-                    entry.read(target, start, a, b)
+                    entry.read(target[to], begin)
             else:
-                to = tuple([slice(p - s, q - s) for p, q, s in zip(a, b, start, strict=True)])
-                of = tuple([slice(p - s, q - s) for p, q, s in zip(a, b, begin, strict=True)])
                 target[to] = as_array(entry)[of]
         if block is not out:
             out.copy_(block)
@@ -143,9 +161,10 @@ class TileAccess(Access):
     def _fetch(self, tiles: Iterable[Index]) -> None:
         """Hold these tiles as well."""
         self._store._check_open()
-        wanted = [tile for tile in dict.fromkeys(tiles) if tile not in self._tiles]
-        if wanted:
-            self._tiles.update(self._store._tiles.fetch(self._store, self._record, wanted))
+        with self._fetching:
+            wanted = [tile for tile in dict.fromkeys(tiles) if tile not in self._tiles]
+            if wanted:
+                self._tiles.update(self._store._tiles.fetch(self._store, self._record, wanted))
 
 
 def _box(low: Sequence[int], high: Sequence[int]) -> Iterator[Index]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 import warnings
@@ -67,6 +68,17 @@ class TileCache:
         self._loading: set[Key] = set()
         self._loaded = threading.Condition(self.lock)
         self._dirty_since: float | None = None
+
+    def complete(self, record: Record, box: tuple[Sequence[int], Sequence[int]]) -> dict[Index, torch.Tensor] | None:
+        """The tiles in a box, if all are complete and in memory and no write has failed untold; else None."""
+        tiles: dict[Index, torch.Tensor] = {}
+        with self.lock:
+            for tile in itertools.product(*map(range, *box)):
+                entry = self.entries.get((record, tile))
+                if not isinstance(entry, torch.Tensor):
+                    return None
+                tiles[tile] = entry
+        return None if self._writer.failed else tiles
 
     def fetch(self, storage: PersistentTileStore, record: Record, tiles: Iterable[Index]) -> dict[Index, Entry]:
         """Tiles from memory or storage; those in progress are pinned until `unpin`.

@@ -15,13 +15,14 @@ import numpy.typing as npt
 import torch
 
 from infinite_tensor.blend import Array
-from infinite_tensor.boxes import Index, IntArray
+from infinite_tensor.boxes import IntArray
 from infinite_tensor.compat import OldSpelling
 from infinite_tensor.definition import Blend, Definition, changed_functions, differences
 from infinite_tensor.errors import FunctionChangedWarning, StoreError, ValidationError
 from infinite_tensor.forking import renew_in_children
 from infinite_tensor.spec import TensorSpec
 from infinite_tensor.tilestore.report import Damage, Garbage, TensorInfo
+from infinite_tensor.validate import checked_workers
 
 if TYPE_CHECKING:
     from infinite_tensor.tensor import InfiniteTensor
@@ -32,7 +33,7 @@ class Access(ABC):
 
     A read adds the regions it wants, deposits the windows that were missing, and then reads the regions.
     What an access holds it holds by itself, so the limits of the store's cache never get in the way of a
-    read that is in progress.
+    read that is in progress. Several threads of a read may use it at a time, but for `add`, `keep` and `close`.
     """
 
     @abstractmethod
@@ -58,8 +59,16 @@ class Access(ABC):
         """
 
     @abstractmethod
-    def deposit(self, indices: Sequence[Index], outputs: Sequence[Array]) -> None:
-        """Store finished windows. `outputs` are the store's to keep: fresh, contiguous, checked."""
+    def deposit(self, windows: IntArray, outputs: Array) -> None:
+        """Store finished windows.
+
+        Parameters
+        ----------
+        windows : int64 array of shape (N, ndim)
+            Their indices.
+        outputs : array of shape (N, *window size)
+            The windows, checked; they are the store's from now on.
+        """
 
     @abstractmethod
     def read(self, start: Sequence[int], out: torch.Tensor) -> None:
@@ -96,8 +105,12 @@ class TileStore(OldSpelling, ABC):
     opener: ClassVar[Callable[..., InfiniteTensor]]
     """Set by `infinite_tensor.reopen`, which stands above the stores and builds on them."""
 
-    def __init__(self) -> None:
+    workers: int = 1
+    """On how many threads a read runs the ``f`` of a tensor of this store, unless the read says."""
+
+    def __init__(self, *, workers: int = 1) -> None:
         super().__init__()
+        self.workers = checked_workers(workers)
         self._lock = threading.RLock()
         self._closed = False
         renew_in_children(self)
@@ -122,6 +135,13 @@ class TileStore(OldSpelling, ABC):
     @abstractmethod
     def access(self, spec: TensorSpec) -> Access:
         """Begin a read of a tensor; it is registered again if it has been cleared since."""
+
+    def serve(self, spec: TensorSpec, start: Sequence[int], out: torch.Tensor) -> bool:  # noqa: ARG002
+        """Write the pixels from `start` on into `out` if all of them are in memory; whether they are.
+
+        The way of a read that has nothing to plan. Where it returns False, `out` may hold anything.
+        """
+        return False
 
     @abstractmethod
     def migrate(self, spec: TensorSpec, moved: TensorSpec) -> None:

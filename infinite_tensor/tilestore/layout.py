@@ -103,3 +103,13 @@ class TileLayout:
         """The pixel after the last one of a tile that lies inside the tensor."""
         ends = [(i + 1) * n for i, n in zip(tile, self.tile_shape, strict=True)]
         return tuple([e if extent is None else min(e, extent) for e, extent in zip(ends, self.shape, strict=True)])
+
+    def part(
+        self, tile: Index, start: Sequence[int], stop: Sequence[int]
+    ) -> tuple[list[int], tuple[slice, ...], tuple[slice, ...]]:
+        """What a tile holds of the pixels ``[start, stop)``: its first pixel, where it is in these, and in the tile."""
+        begin = self.start(tile)
+        low = [max(a, b) for a, b in zip(start, begin, strict=True)]
+        high = [min(a, b + n) for a, b, n in zip(stop, begin, self.tile_shape, strict=True)]
+        to = tuple([slice(a - s, b - s) for a, b, s in zip(low, high, start, strict=True)])
+        return low, to, tuple([slice(a - s, b - s) for a, b, s in zip(low, high, begin, strict=True)])

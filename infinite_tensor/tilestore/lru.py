@@ -28,7 +28,8 @@ class LRU(Generic[K, V]):
         self.max_bytes = max_bytes
         self.max_items = max_items
         self.total_bytes = 0
-        self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
+        self._entries: OrderedDict[K, V] = OrderedDict()
+        self._sizes: dict[K, int] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -41,29 +42,26 @@ class LRU(Generic[K, V]):
 
     def items(self) -> Iterator[tuple[K, V]]:
         """Keys and values, least recently used first, as they are now."""
-        return iter([(key, value) for key, (value, _) in self._entries.items()])
+        return iter(list(self._entries.items()))
 
     def get(self, key: K) -> V | None:
         """The value of `key`, now the most recently used, or None."""
-        entry = self._entries.get(key)
-        if entry is None:
-            return None
-        self._entries.move_to_end(key)
-        return entry[0]
+        value = self._entries.get(key)
+        if value is not None:
+            self._entries.move_to_end(key)
+        return value
 
     def put(self, key: K, value: V, size: int) -> None:
         """Keep `value`, replacing what `key` held. Call `evict` to make the limits hold."""
-        self.pop(key)
-        self._entries[key] = (value, size)
-        self.total_bytes += size
+        self.total_bytes += size - self._sizes.get(key, 0)
+        self._entries[key] = value
+        self._entries.move_to_end(key)
+        self._sizes[key] = size
 
     def pop(self, key: K) -> V | None:
         """Forget `key` without asking; its value or None."""
-        entry = self._entries.pop(key, None)
-        if entry is None:
-            return None
-        self.total_bytes -= entry[1]
-        return entry[0]
+        self.total_bytes -= self._sizes.pop(key, 0)
+        return self._entries.pop(key, None)
 
     def evict(self, release: Callable[[K, V], bool] = lambda _key, _value: True) -> None:
         """Forget the least recently used values until the limits hold.
@@ -81,8 +79,9 @@ class LRU(Generic[K, V]):
 
     def recount(self, keep: Callable[[V], bool] = lambda _value: True) -> None:
         """Drop what `keep` refuses, and add up sizes anew, after a fork in the middle of a change."""
-        self._entries = OrderedDict((key, entry) for key, entry in self._entries.items() if keep(entry[0]))
-        self.total_bytes = sum(size for _, size in self._entries.values())
+        self._entries = OrderedDict((key, value) for key, value in self._entries.items() if keep(value))
+        self._sizes = {key: self._sizes.get(key, 0) for key in self._entries}
+        self.total_bytes = sum(self._sizes.values())
 
     def _over(self) -> bool:
         return (self.max_bytes is not None and self.total_bytes > self.max_bytes) or (

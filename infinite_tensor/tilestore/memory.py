@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
-import operator
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from infinite_tensor.blend import Array, as_array, as_tensor
-from infinite_tensor.boxes import Index, IntArray
+from infinite_tensor.boxes import Index
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.spec import TensorSpec
 from infinite_tensor.tilestore.contract import Access, TileStore, check_same, unknown_tensor, warn_of_changes
-from infinite_tensor.tilestore.lru import LRU, check_limit
+from infinite_tensor.tilestore.layout import TileLayout
+from infinite_tensor.tilestore.lru import check_limit
+from infinite_tensor.tilestore.memory_access import MemoryAccess
+from infinite_tensor.tilestore.patches import Patches, patch_layout
 from infinite_tensor.tilestore.report import TensorInfo
+from infinite_tensor.tilestore.rows import Row, fold_rows, rows_in
+from infinite_tensor.tilestore.window_cache import WindowCache
 
 
 class MemoryTileStore(TileStore):
@@ -32,16 +34,22 @@ class MemoryTileStore(TileStore):
         Limit in bytes for all windows together. None: no limit.
     cache_size_windows : int, optional
         Limit in windows. None: no limit.
+    workers : int
+        On how many threads a read runs ``f``.
     """
 
-    def __init__(self, cache_size_bytes: int | None = None, cache_size_windows: int | None = None) -> None:
-        self._windows: LRU[tuple[str, Index], Array] = LRU(
+    def __init__(
+        self, cache_size_bytes: int | None = None, cache_size_windows: int | None = None, *, workers: int = 1
+    ) -> None:
+        self._windows = WindowCache(
             check_limit("cache_size_bytes", cache_size_bytes),
             check_limit("cache_size_windows", cache_size_windows),
         )
+        self._patches = Patches()
+        self._layouts: dict[str, TileLayout] = {}
         self._specs: dict[str, TensorSpec] = {}
-        self._awaited: dict[tuple[str, Index], list[_MemoryAccess]] = {}
-        super().__init__()
+        self._awaited: dict[tuple[str, Index], list[MemoryAccess]] = {}
+        super().__init__(workers=workers)
 
     @property
     def cache_size_bytes(self) -> int | None:
@@ -51,8 +59,8 @@ class MemoryTileStore(TileStore):
     @cache_size_bytes.setter
     def cache_size_bytes(self, value: int | None) -> None:
         with self._lock:
-            self._windows.max_bytes = check_limit("cache_size_bytes", value)
-            self._windows.evict()
+            self._windows.limit_bytes(check_limit("cache_size_bytes", value))
+            self._shrink_patches()
 
     @property
     def cache_size_windows(self) -> int | None:
@@ -70,36 +78,58 @@ class MemoryTileStore(TileStore):
         """Begin a read of a tensor."""
         with self._lock:
             self._check_open()
-            return _MemoryAccess(self, self._known(spec))
+            return MemoryAccess(self, self._known(spec), self._layout(spec))
+
+    def serve(self, spec: TensorSpec, start: Sequence[int], out: torch.Tensor) -> bool:
+        """Copy a region whose windows are there and need no blending, or have been blended before."""
+        with self._lock:
+            if self._closed or not self._keeps(spec):
+                return False
+            grid, stop = spec.grid, [a + n for a, n in zip(start, out.shape, strict=True)]
+            if grid.overlap_free:
+                found = rows_in(grid.box(start, stop), partial(self._windows.get, spec.tensor_id))
+            else:
+                layout = self._layout(spec)
+                blocks = self._patches.all_in(spec.tensor_id, layout.grid.box(start, stop))
+                found = None
+        if grid.overlap_free:
+            if found is not None:
+                fold_rows(spec, found, as_array(out), start)
+            return found is not None
+        if blocks is not None:
+            target = as_array(out)
+            for patch, block in blocks.items():
+                _, to, of = layout.part(patch, start, stop)
+                target[to] = block[of]
+        return blocks is not None
 
     def migrate(self, spec: TensorSpec, moved: TensorSpec) -> None:
         """Convert all windows of a tensor; they replace the old ones once every one is converted."""
         with self._lock:
             self._check_open()
             self._known(spec)
-            converted = [
-                (key, as_array(as_tensor(array).to(moved.device, moved.dtype)))
-                for key, array in self._windows.items()
-                if key[0] == spec.tensor_id
-            ]
-            for key, array in converted:
-                self._windows.put(key, array, array.nbytes)
+            converted = {
+                index: Row(index, as_array(as_tensor(row.window(index)).to(moved.device, moved.dtype)[None]))
+                for index, row in self._windows.of(spec.tensor_id).items()
+            }
+            self._forget(spec.tensor_id)
+            self._windows.put(spec.tensor_id, converted)
             self._specs[spec.tensor_id] = moved
-            self._windows.evict()
+            self._layouts.pop(spec.tensor_id, None)
+            self._shrink_patches()
 
     def clear_cache(self, tensor_id: str) -> None:
         """Forget all windows of a tensor."""
         with self._lock:
             self._check_open()
-            for key in self._windows:
-                if key[0] == tensor_id:
-                    self._windows.pop(key)
+            self._forget(tensor_id)
 
     def clear_tensor(self, tensor_id: str) -> None:
         """Forget a tensor and all its windows."""
         with self._lock:
             self.clear_cache(tensor_id)
             self._specs.pop(tensor_id, None)
+            self._layouts.pop(tensor_id, None)
 
     def tensor_ids(self) -> list[str]:
         """Ids of all tensors made on this store, sorted."""
@@ -119,15 +149,14 @@ class MemoryTileStore(TileStore):
         """What is in memory of one tensor; a window counts as a complete tile."""
         with self._lock:
             definition = self.tensor_definition(tensor_id)
-            sizes = [array.nbytes for key, array in self._windows.items() if key[0] == tensor_id]
+            sizes = [row.window_bytes for row in self._windows.of(tensor_id).values()]
             return TensorInfo(tensor_id, definition, len(sizes), 0, sum(sizes), "memory")
 
     def close(self, *, discard: bool = False) -> None:  # noqa: ARG002  (there is nothing that could not be stored)
         """Forget everything."""
         with self._lock:
-            for key in self._windows:
-                self._windows.pop(key)
-            self._specs.clear()
+            for tensor_id in list(self._specs):
+                self.clear_tensor(tensor_id)
             self._closed = True
 
     def _registered(self) -> list[str]:
@@ -138,7 +167,7 @@ class MemoryTileStore(TileStore):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the limits, not the windows."""
-        return type(self), (self.cache_size_bytes, self.cache_size_windows)
+        return partial(type(self), workers=self.workers), (self.cache_size_bytes, self.cache_size_windows)
 
     def __repr__(self) -> str:
         limits = [f"cache_size_bytes={self.cache_size_bytes}"] if self.cache_size_bytes is not None else []
@@ -149,6 +178,7 @@ class MemoryTileStore(TileStore):
     def _renew_after_fork(self) -> None:
         super()._renew_after_fork()
         self._windows.recount()
+        self._patches = Patches()
         self._awaited = {}
 
     def _known(self, spec: TensorSpec) -> TensorSpec:
@@ -162,28 +192,60 @@ class MemoryTileStore(TileStore):
             )
         return known
 
-    def _take(self, spec: TensorSpec, indices: Sequence[Index]) -> dict[Index, Array]:
+    def _layout(self, spec: TensorSpec) -> TileLayout:
+        if spec.tensor_id not in self._layouts:
+            self._layouts[spec.tensor_id] = patch_layout(spec)
+        return self._layouts[spec.tensor_id]
+
+    def _keeps(self, spec: TensorSpec) -> bool:
+        """Whether what is in memory is of this tensor, which may have been cleared or moved meanwhile."""
+        known = self._specs.get(spec.tensor_id)
+        return known is spec or (
+            known is not None and known.device == spec.device and known.definition.digest == spec.definition.digest
+        )
+
+    def _take(self, spec: TensorSpec, indices: Sequence[Index]) -> dict[Index, Row]:
         """Those of the windows that are in memory."""
         with self._lock:
             self._check_open()
             if self._specs.get(spec.tensor_id) is not spec:
                 # Cleared or moved while the read was in progress: what is there now is not of this tensor.
                 return {}
-            found = {index: self._windows.get((spec.tensor_id, index)) for index in indices}
-        return {index: array for index, array in found.items() if array is not None}
+            return self._windows.take(spec.tensor_id, indices)
 
-    def _put(self, spec: TensorSpec, arrays: dict[Index, Array]) -> None:
+    def _put(self, spec: TensorSpec, rows: dict[Index, Row]) -> None:
         with self._lock:
             self._check_open()
             if self._specs.get(spec.tensor_id) is not spec:
                 return
-            for index, array in arrays.items():
-                self._windows.put((spec.tensor_id, index), array, array.nbytes)
-                for access in self._awaited.pop((spec.tensor_id, index), ()):
-                    access._held[index] = array
-            self._windows.evict()
+            self._windows.put(spec.tensor_id, rows)
+            self._shrink_patches()
+            if self._awaited:
+                for index, row in rows.items():
+                    for access in self._awaited.pop((spec.tensor_id, index), ()):
+                        access._held[index] = row
 
-    def _await(self, access: _MemoryAccess, spec: TensorSpec, indices: Sequence[Index]) -> dict[Index, Array]:
+    def _forget(self, tensor_id: str) -> None:
+        self._windows.forget(tensor_id)
+        self._patches.forget(tensor_id)
+
+    def _shrink_patches(self) -> None:
+        """Windows may take all of the room that there is, patches what these leave."""
+        if self._windows.limited:
+            limit = self._windows.max_bytes
+            self._patches.shrink(0 if limit is None else limit - self._windows.total_bytes)
+
+    def _keep_patch(self, spec: TensorSpec, patch: Index, block: Array) -> None:
+        with self._lock:
+            if self._specs.get(spec.tensor_id) is spec:
+                self._patches.put(spec.tensor_id, patch, block)
+                self._shrink_patches()
+
+    def _patch(self, spec: TensorSpec, patch: Index) -> Array | None:
+        with self._lock:
+            return self._patches.get(spec.tensor_id, patch) if self._specs.get(spec.tensor_id) is spec else None
+
+    def _await(self, access: MemoryAccess, spec: TensorSpec, indices: Sequence[Index]) -> dict[Index, Row]:
         """Those of the windows that are in memory; the others are handed to `access` when they come."""
         with self._lock:
             found = self._take(spec, indices)
@@ -193,67 +255,10 @@ class MemoryTileStore(TileStore):
                     access._awaited.add((spec.tensor_id, index))
         return found
 
-    def _await_no_more(self, access: _MemoryAccess) -> None:
+    def _await_no_more(self, access: MemoryAccess) -> None:
         with self._lock:
             for key in access._awaited & self._awaited.keys():
                 rest = [other for other in self._awaited[key] if other is not access]
                 self._awaited[key] = rest
                 if not rest:
                     del self._awaited[key]
-
-
-class _MemoryAccess(Access):
-    """Holds the windows of its regions by reference, whether or not the cache still does."""
-
-    def __init__(self, store: MemoryTileStore, spec: TensorSpec) -> None:
-        self._store = store
-        self._spec = spec
-        self._held: dict[Index, Array] = {}
-        self._awaited: set[tuple[str, Index]] = set()
-
-    def add(self, starts: IntArray, stops: IntArray) -> IntArray:
-        """Look up the windows of the regions; see `Access.add`."""
-        grid = self._spec.grid
-        needed = grid.indices(starts, stops)
-        if self._held:
-            needed = [index for index in needed if index not in self._held]
-        found = self._store._take(self._spec, needed)
-        self._held.update(found)
-        missing = [index for index in needed if index not in found]
-        return np.array(missing, dtype=np.int64).reshape(len(missing), grid.ndim)
-
-    def absent(self, windows: IntArray) -> npt.NDArray[np.bool_]:
-        """Look in the cache again; see `Access.absent`."""
-        indices = list(map(tuple, windows.tolist()))
-        needed = [index for index in indices if index not in self._held]
-        self._held.update(self._store._await(self, self._spec, needed))
-        return np.array([index not in self._held for index in indices], dtype=bool)
-
-    def deposit(self, indices: Sequence[Index], outputs: Sequence[Array]) -> None:
-        """Keep the windows, here and in the cache."""
-        arrays = dict(zip(indices, outputs, strict=True))
-        self._held.update(arrays)
-        self._store._put(self._spec, arrays)
-
-    def read(self, start: Sequence[int], out: torch.Tensor) -> None:
-        """Blend the windows of a region into `out`."""
-        blender, grid = self._spec.blender, self._spec.grid
-        blender.prepare(out, start)
-        target, window = as_array(out), grid.window
-        low, high = grid.box(start, [a + n for a, n in zip(start, out.shape, strict=True)])
-        for index in itertools.product(*map(range, low, high)):
-            blender.fold(target, start, self._held[index], window.start(index), index)
-
-    def keep(self, start: Sequence[int] | None) -> None:
-        """Drop the windows that end before `start`."""
-        window = self._spec.grid.window
-        for index in list(self._held):
-            ends = map(operator.add, window.start(index), window.size)
-            if start is None or any(end <= begin for end, begin in zip(ends, start, strict=True)):
-                del self._held[index]
-
-    def close(self) -> None:
-        """Drop all windows."""
-        self._held.clear()
-        if self._awaited:
-            self._store._await_no_more(self)

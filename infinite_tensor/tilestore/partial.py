@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import safetensors.torch
@@ -155,19 +155,23 @@ class TileInProgress:
         rank = self._rank(index)
         return rank < self._prefix_length or rank in self._pieces
 
-    def add(self, index: Index, window: Array, window_start: Sequence[int]) -> None:
-        """Take in the part of `window`, which starts at pixel `window_start`, that lies in this tile.
+    def add_row(self, index: Index, windows: Array) -> None:
+        """Take in what lies in this tile of windows that follow each other, from `index` on, along the last coordinate.
 
-        The window must be the caller's to give away; it is kept where all of it lies in the tile.
+        All of them touch the tile.
         """
         rank = self._rank(index)
-        if rank < self._prefix_length or rank in self._pieces:
-            return
-        if rank > self._prefix_length:
-            self._keep(rank, self._piece_of(window, window_start))
+        known = max(0, min(self._prefix_length - rank, len(windows)))
+        rank, index, windows = rank + known, (*index[:-1], index[-1] + known), windows[known:]
+        if not len(windows):
             return
         try:
-            self._fold(index, window, window_start)
+            if rank == self._prefix_length and not any(r in self._pieces for r in range(rank, rank + len(windows))):
+                self._fold(index, windows)
+            else:
+                for number, window in enumerate(windows, rank):
+                    if number not in self._pieces:
+                        self._keep(number, self._piece_of(window, self._index(number)))
             self._absorb()
         except BaseException:
             self._forget()
@@ -190,23 +194,23 @@ class TileInProgress:
                 self._keep(rank, as_array(piece))
         self._absorb()
 
-    def read(self, target: Array, target_start: Sequence[int], low: Sequence[int], high: Sequence[int]) -> None:
-        """Blend the pixels ``[low, high)`` of the tile into `target`, all of whose windows are known."""
-        to = tuple([slice(a - s, b - s) for a, b, s in zip(low, high, target_start, strict=True)])
-        of = tuple([slice(a - s, b - s) for a, b, s in zip(low, high, self.start, strict=True)])
+    def read(self, target: Array, low: Sequence[int]) -> None:
+        """Blend the pixels from `low` on, all of whose windows are known, into `target`."""
+        high = [a + n for a, n in zip(low, target.shape, strict=True)]
         if self._forgotten:
             self._check_known(low, high)
-        block = target[to]
         if self._prefix is not None:
-            block[...] = self._prefix[of]
+            target[...] = self._prefix[
+                tuple([slice(a - s, b - s) for a, b, s in zip(low, high, self.start, strict=True)])
+            ]
         else:
-            self._record.spec.blender.prepare(as_tensor(block), low)
+            self._record.spec.blender.prepare(as_tensor(target), low)
         if self._pieces:
             box = self._record.spec.grid.box(low, high)
             for index in itertools.product(*map(range, *box)):
                 piece = self._pieces.get(self._rank(index))
                 if piece is not None:
-                    self._record.spec.blender.fold(block, low, piece, self._piece_start(index), index)
+                    self._record.spec.blender.fold(target, low, piece, self._piece_start(index), index)
 
     def finished(self) -> torch.Tensor:
         """The tile, complete."""
@@ -273,27 +277,29 @@ class TileInProgress:
         ends = zip(self.start, layout.tile_shape, window.start(index), window.size, strict=True)
         return [min(a + n, b + m) for a, n, b, m in ends]
 
-    def _piece_of(self, window: Array, window_start: Sequence[int]) -> Array:
-        """A copy of what lies in this tile, or the window itself where that is all of it."""
+    def _piece_of(self, window: Array, index: Index) -> Array:
+        """A copy of what lies in this tile."""
+        window_start = self._record.spec.grid.window.start(index)
         inside = []
         for a, n, b, m in zip(self.start, self._record.layout.tile_shape, window_start, window.shape, strict=True):
             inside.append(slice(max(a, b) - b, min(a + n, b + m) - b))
-        piece = window[tuple(inside)]
-        if piece.shape == window.shape:
-            return window
-        return copied(piece)
+        return copied(window[tuple(inside)])
 
     def _keep(self, rank: int, piece: Array) -> None:
         self._pieces[rank] = piece
         self._piece_bytes += piece.nbytes
 
-    def _fold(self, index: Index, piece: Array, piece_start: Sequence[int]) -> None:
+    def _fold(self, index: Index, windows: Array) -> None:
+        """Blend the next windows, which follow each other along the last coordinate, in."""
+        self._record.spec.blender.fold_row(self._begun(), self.start, windows, index)
+        self._prefix_length += len(windows)
+
+    def _begun(self) -> Array:
         if self._prefix is None:
             tile = self._allocated()
             self._record.spec.blender.blank(tile)
             self._prefix = as_array(tile)
-        self._record.spec.blender.fold(self._prefix, self.start, piece, piece_start, index)
-        self._prefix_length += 1
+        return self._prefix
 
     def _allocated(self) -> torch.Tensor:
         layout = self._record.layout
@@ -322,12 +328,8 @@ class TileInProgress:
 
     def _absorb(self) -> None:
         """Blend the loose pieces that have come to be next."""
-        for piece in self._next_pieces():
-            index = self._index(self._prefix_length)
-            self._fold(index, piece, self._piece_start(index))
-
-    def _next_pieces(self) -> Iterator[Array]:
         while self._prefix_length in self._pieces:
-            piece = self._pieces.pop(self._prefix_length)
+            piece, index = self._pieces.pop(self._prefix_length), self._index(self._prefix_length)
             self._piece_bytes -= piece.nbytes
-            yield piece
+            self._record.spec.blender.fold(self._begun(), self.start, piece, self._piece_start(index), index)
+            self._prefix_length += 1

@@ -11,6 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
+from infinite_tensor.blend import as_array
 from infinite_tensor.compat import accepts_old_keywords
 from infinite_tensor.definition import UnknownBlend, differences
 from infinite_tensor.errors import StoreError, ValidationError
@@ -46,6 +49,8 @@ class PersistentTileStore(TileStore, Backend):
         Seconds after which windows of incomplete tiles are stored, looked at as windows arrive.
     read_only : bool
         Serve what is stored, compute the rest into memory only.
+    workers : int
+        On how many threads a read runs ``f``.
     """
 
     outlives_process = True
@@ -59,12 +64,13 @@ class PersistentTileStore(TileStore, Backend):
         *,
         flush_interval: float = 30.0,
         read_only: bool = False,
+        workers: int = 1,
     ) -> None:
         limits = check_limit("cache_size_bytes", cache_size_bytes), check_limit("cache_size_tiles", cache_size_tiles)
         if isinstance(flush_interval, bool) or not isinstance(flush_interval, int | float) or flush_interval < 0:
             raise ValidationError(f"flush_interval must be a number of seconds from 0, got {flush_interval!r}")
         self._tiles = TileCache(LRU(*limits), flush_interval, read_only)
-        super().__init__()
+        super().__init__(workers=workers)
         self.tile_size = tile_size
         self.read_only = read_only
         self._records: dict[str, Record] = {}
@@ -90,6 +96,23 @@ class PersistentTileStore(TileStore, Backend):
         self._raise_failure()
         with self._lock:
             return TileAccess(self, self._record_of(spec))
+
+    def serve(self, spec: TensorSpec, start: Sequence[int], out: torch.Tensor) -> bool:
+        """Copy a region whose tiles are complete and in memory, where there is no failure to tell of."""
+        record = self._records.get(spec.tensor_id)
+        if self._closed or record is None or out.device.type != "cpu":
+            return False
+        if record.spec is not spec and record.spec.definition.digest != spec.definition.digest:
+            return False
+        layout, stop = record.layout, [a + n for a, n in zip(start, out.shape, strict=True)]
+        tiles = self._tiles.complete(record, layout.grid.box(start, stop))
+        if tiles is None:
+            return False
+        target = as_array(out)
+        for tile, entry in tiles.items():
+            _, to, of = layout.part(tile, start, stop)
+            target[to] = as_array(entry)[of]
+        return True
 
     def migrate(self, spec: TensorSpec, moved: TensorSpec) -> None:
         """A device may change, tiles are kept on the CPU; a dtype is part of what is stored."""
@@ -218,6 +241,7 @@ class PersistentTileStore(TileStore, Backend):
             "cache_size_bytes": self._tiles.entries.max_bytes,
             "cache_size_tiles": self._tiles.entries.max_items,
             "flush_interval": self._tiles.flush_interval,
+            "workers": self.workers,
         }
 
     def _renew_after_fork(self) -> None:

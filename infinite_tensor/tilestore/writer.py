@@ -69,6 +69,11 @@ class Writer(Generic[K, J]):
                     return jobs[key]
             return None
 
+    @property
+    def failed(self) -> bool:
+        """Whether something went wrong that `failure` has not told of."""
+        return bool(self._untold)
+
     def failure(self) -> StoreError | None:
         """What went wrong since the last call, or None."""
         with self._lock:

@@ -56,6 +56,8 @@ class HDF5TileStore(PersistentTileStore):
     flush_interval : float
         Seconds after which windows of incomplete tiles are stored, looked at as windows arrive. As often, looked
         at as something is stored, the file is brought up to date as by `flush`.
+    workers : int
+        On how many threads a read runs ``f``.
 
     Raises
     ------
@@ -87,6 +89,7 @@ class HDF5TileStore(PersistentTileStore):
         cache_size_tiles: int | None = None,
         *,
         flush_interval: float = 30.0,
+        workers: int = 1,
     ) -> None:
         if not isinstance(filepath, str | os.PathLike):
             raise ValidationError(f"filepath must be a path or a file:// URL, got {filepath!r}")
@@ -98,7 +101,12 @@ class HDF5TileStore(PersistentTileStore):
         self._groups: dict[str, TensorGroup] = {}
         self._file: SharedFile | None = None
         super().__init__(
-            tile_size, cache_size_bytes, cache_size_tiles, flush_interval=flush_interval, read_only=mode == "r"
+            tile_size,
+            cache_size_bytes,
+            cache_size_tiles,
+            flush_interval=flush_interval,
+            read_only=mode == "r",
+            workers=workers,
         )
         self._file = open_file(self._path, self.mode, self)
 

@@ -78,6 +78,8 @@ class ZarrTileStore(PersistentTileStore):
         Limit of the cache in tiles.
     flush_interval : float
         Seconds after which windows of incomplete tiles are stored, looked at as windows arrive.
+    workers : int
+        On how many threads a read runs ``f``.
 
     Examples
     --------
@@ -103,6 +105,7 @@ class ZarrTileStore(PersistentTileStore):
         cache_size_bytes: int | None = 100 * 2**20,
         cache_size_tiles: int | None = None,
         flush_interval: float = 30.0,
+        workers: int = 1,
     ) -> None:
         self.target = target
         self.mode = check_mode(mode)
@@ -116,7 +119,12 @@ class ZarrTileStore(PersistentTileStore):
         self._places: dict[str, tuple[Place, ChunkCodec]] = {}
         self._logs = Logs()
         super().__init__(
-            tile_size, cache_size_bytes, cache_size_tiles, flush_interval=flush_interval, read_only=read_only
+            tile_size,
+            cache_size_bytes,
+            cache_size_tiles,
+            flush_interval=flush_interval,
+            read_only=read_only,
+            workers=workers,
         )
         open_root(self._store, self.mode, self)
 

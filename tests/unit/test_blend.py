@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from infinite_tensor import TensorWindow
-from infinite_tensor.blend import Blender
+from infinite_tensor.blend import Blender, as_array
 from infinite_tensor.window import Shape, WindowGrid
 
 GRIDS: list[tuple[TensorWindow, Shape]] = [
@@ -60,3 +63,52 @@ def test_a_blend_may_write_into_its_arguments() -> None:
     blender.fold(target, (0,), window, (0,), (0,))
     assert target.tolist() == [2, 2]
     assert window.tolist() == [1, 1]
+
+
+def halved(existing: torch.Tensor, incoming: torch.Tensor) -> torch.Tensor:
+    return existing / 2 + incoming
+
+
+@st.composite
+def folds(draw: st.DrawFn) -> tuple[WindowGrid, list[int], list[int]]:
+    """The windows of a tensor, and a region of it."""
+    ndim = draw(st.integers(1, 3))
+    size, stride, offset = (draw(st.tuples(*[st.integers(*limits)] * ndim)) for limits in ((1, 6), (1, 7), (-3, 3)))
+    followed = draw(st.none() | st.tuples(*[st.sampled_from([*range(ndim), None])] * ndim))
+    shape = draw(st.tuples(*[st.none() | st.integers(6, 20)] * ndim))
+    start = [draw(st.integers(0, 9 if n is None else n - 1)) for n in shape]
+    stop = [draw(st.integers(a + 1, a + 14 if n is None else n)) for a, n in zip(start, shape, strict=True)]
+    return WindowGrid(TensorWindow(size, stride, offset, followed), shape), start, stop
+
+
+@given(
+    folds(),
+    st.sampled_from([(None, None), (None, 0), (torch.maximum, -1), (halved, 0.25)]),
+    st.sampled_from([torch.float32, torch.bfloat16]),
+    st.data(),
+)
+def test_a_row_of_windows_is_folded_as_one_after_the_other(
+    fold: tuple[WindowGrid, list[int], list[int]], blend: tuple[Any, Any], dtype: torch.dtype, data: st.DataObject
+) -> None:
+    grid, start, stop = fold
+    blender = Blender(grid, dtype, *blend)
+    low, high = grid.box(start, stop)
+    windows = {
+        index: torch.randn(grid.window.size, generator=torch.Generator().manual_seed(number)).to(dtype)
+        for number, index in enumerate(itertools.product(*map(range, low, high)))
+    }
+    one_by_one, by_rows = (
+        torch.zeros([b - a for a, b in zip(start, stop, strict=True)], dtype=dtype) for _ in range(2)
+    )
+    for target in (one_by_one, by_rows):
+        blender.prepare(target, start)
+    for index, window in windows.items():
+        blender.fold(as_array(one_by_one), start, as_array(window), grid.window.start(index), index)
+    for lead in itertools.product(*map(range, low[:-1], high[:-1])):
+        last = low[-1]
+        while last < high[-1]:
+            count = data.draw(st.integers(1, high[-1] - last))
+            row = torch.stack([windows[*lead, last + i] for i in range(count)])
+            blender.fold_row(as_array(by_rows), start, as_array(row), (*lead, last))
+            last += count
+    assert torch.equal(one_by_one.view(torch.uint8), by_rows.view(torch.uint8))

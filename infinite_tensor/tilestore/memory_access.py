@@ -1,0 +1,157 @@
+"""One read's view of one tensor in memory: the windows it touches."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from infinite_tensor.blend import Array, as_array, copied
+from infinite_tensor.boxes import UNBOUNDED, Index, IntArray, as_tuples, rows_of
+from infinite_tensor.spec import TensorSpec
+from infinite_tensor.tilestore.contract import Access
+from infinite_tensor.tilestore.layout import TileLayout
+from infinite_tensor.tilestore.rows import Row, fold_rows, rows_in
+
+if TYPE_CHECKING:
+    from infinite_tensor.tilestore.memory import MemoryTileStore
+
+_FEW_REGIONS = 8
+
+
+class MemoryAccess(Access):
+    """Holds the windows of its regions by reference, whether or not the cache still does.
+
+    Windows of a consumer that lie next to each other read much of the same pixels. So small regions are copied from
+    patches, each of which is blended once.
+    """
+
+    def __init__(self, store: MemoryTileStore, spec: TensorSpec, layout: TileLayout) -> None:
+        self._store = store
+        self._spec = spec
+        self._layout = layout
+        self._overlaps = not spec.grid.overlap_free
+        self._patch_pixels = math.prod(layout.tile_shape)
+        self._has_many_regions = False
+        self._held: dict[Index, Row] = {}
+        self._patches: dict[Index, Array] = {}
+        self._lacking: set[Index] = set()
+        self._awaited: set[tuple[str, Index]] = set()
+
+    def add(self, starts: IntArray, stops: IntArray) -> IntArray:
+        """Look up the windows of the regions; see `Access.add`."""
+        self._has_many_regions |= len(starts) > _FEW_REGIONS
+        points = self._spec.grid.points(starts, stops)
+        needed = as_tuples(points)
+        if self._held:
+            needed = [index for index in needed if index not in self._held]
+        found = self._store._take(self._spec, needed)
+        if len(needed) == len(points) and not found:
+            return points
+        self._held.update(found)
+        missing = [index for index in needed if index not in found]
+        return np.array(missing, dtype=np.int64).reshape(len(missing), self._spec.grid.ndim)
+
+    def absent(self, windows: IntArray) -> npt.NDArray[np.bool_]:
+        """Look in the cache again; see `Access.absent`."""
+        indices = as_tuples(windows)
+        needed = [index for index in indices if index not in self._held]
+        self._held.update(self._store._await(self, self._spec, needed))
+        return np.array([index not in self._held for index in indices], dtype=bool)
+
+    def deposit(self, windows: IntArray, outputs: Array) -> None:
+        """Keep the windows, here and in the cache."""
+        indices = as_tuples(windows)
+        rows: dict[Index, Row] = {}
+        for begin, end in rows_of(windows):
+            rows.update(dict.fromkeys(indices[begin:end], Row(indices[begin], outputs[begin:end])))
+        self._held.update(rows)
+        self._lacking = set()
+        self._store._put(self._spec, rows)
+
+    def read(self, start: Sequence[int], out: torch.Tensor) -> None:
+        """Blend the windows of a region into `out`, or copy what has been blended before."""
+        target, stop = as_array(out), [a + n for a, n in zip(start, out.shape, strict=True)]
+        if out.numel() >= self._patch_pixels:
+            self._fold(target, start)
+            if self._overlaps:
+                self._remember(target, start, stop)
+        elif self._overlaps or self._has_many_regions:
+            for patch in itertools.product(*map(range, *self._layout.grid.box(start, stop))):
+                low, to, of = self._layout.part(patch, start, stop)
+                block = self._patch(patch)
+                if block is None:
+                    self._fold(target[to], low)
+                else:
+                    target[to] = block[of]
+        else:
+            self._fold(target, start)
+
+    def keep(self, start: Sequence[int] | None) -> None:
+        """Drop the windows that end before `start`."""
+        if start is None:
+            self._held, self._patches = {}, {}
+            return
+        low, high = self._spec.grid.box(start, [UNBOUNDED] * len(start))
+        if low == high:
+            self._held = {}
+        self._held = {index: row for index, row in self._held.items() if all(map(operator.le, low, index))}
+        for patch in list(self._patches):
+            if any(end <= begin for end, begin in zip(self._layout.stop(patch), start, strict=True)):
+                del self._patches[patch]
+
+    def close(self) -> None:
+        """Drop all windows."""
+        self.keep(None)
+        if self._awaited:
+            self._store._await_no_more(self)
+
+    def _fold(self, target: Array, start: Sequence[int]) -> None:
+        stop = [a + n for a, n in zip(start, target.shape, strict=True)]
+        rows = rows_in(self._spec.grid.box(start, stop), self._held.get)
+        assert rows is not None
+        fold_rows(self._spec, rows, target, start)
+
+    def _patch(self, patch: Index) -> Array | None:
+        """A patch, blended now if need be; None where windows are missing that no region of this read needs."""
+        block = self._patches.get(patch)
+        if block is None and patch not in self._lacking:
+            block = self._store._patch(self._spec, patch)
+            if block is None:
+                block = self._blended(patch)
+            if block is None:
+                self._lacking.add(patch)
+            else:
+                self._patches[patch] = block
+        return block
+
+    def _blended(self, patch: Index) -> Array | None:
+        start, stop = self._layout.start(patch), self._layout.stop(patch)
+        box = self._spec.grid.box(start, stop)
+        unknown = [index for index in itertools.product(*map(range, *box)) if index not in self._held]
+        found = self._store._take(self._spec, unknown)
+        if len(found) < len(unknown):
+            return None
+        rows = rows_in(box, lambda index: self._held.get(index) or found.get(index))
+        assert rows is not None
+        shape = [b - a for a, b in zip(start, stop, strict=True)]
+        block = as_array(torch.empty(shape, dtype=self._spec.dtype, device=self._spec.device))
+        fold_rows(self._spec, rows, block, start)
+        if self._overlaps:
+            self._store._keep_patch(self._spec, patch, block)
+        return block
+
+    def _remember(self, pixels: Array, start: Sequence[int], stop: Sequence[int]) -> None:
+        """Keep the patches that lie in a region which has been blended."""
+        for patch in itertools.product(*map(range, *self._layout.grid.box(start, stop))):
+            low, to, _ = self._layout.part(patch, start, stop)
+            block = pixels[to]
+            whole = [b - a for a, b in zip(low, self._layout.stop(patch), strict=True)]
+            if tuple(low) == self._layout.start(patch) and list(block.shape) == whole:
+                self._store._keep_patch(self._spec, patch, copied(block))

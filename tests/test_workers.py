@@ -1,0 +1,192 @@
+"""``workers=N``: the windows of one read on N threads."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from infinite_tensor import (
+    HDF5TileStore,
+    InfiniteTensor,
+    MemoryTileStore,
+    TensorWindow,
+    TileStore,
+    ValidationError,
+    ZarrTileStore,
+)
+from infinite_tensor.engine.pace import Pace
+
+LIMIT = 30.0
+SIDE_BY_SIDE = TensorWindow((4,))
+
+
+def tensor(f: Callable[..., Any], store: TileStore | None = None, **options: Any) -> InfiniteTensor:
+    return InfiniteTensor((None,), f, SIDE_BY_SIDE, tile_store=store, **options)
+
+
+def meeting(count: int) -> Callable[..., torch.Tensor]:
+    """An ``f`` that returns once `count` threads are in it."""
+    barrier = threading.Barrier(count)
+
+    def f(ctx: tuple[int, ...], *_regions: torch.Tensor) -> torch.Tensor:
+        barrier.wait(LIMIT)
+        return torch.full((4,), float(ctx[0]))
+
+    return f
+
+
+def test_a_read_runs_f_on_as_many_threads_as_it_says() -> None:
+    t = tensor(meeting(3))
+    assert t.read(slice(0, 24), workers=3).tolist() == [float(x // 4) for x in range(24)]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda _path: MemoryTileStore(workers=3),
+        lambda path: ZarrTileStore(path / "s.zarr", workers=3),
+        lambda path: HDF5TileStore(path / "s.h5", workers=3),
+    ],
+    ids=["memory", "zarr", "hdf5"],
+)
+def test_a_store_says_how_many_threads_its_tensors_run_on(make: Callable[[Path], TileStore], tmp_path: Path) -> None:
+    t = tensor(meeting(3), make(tmp_path))
+    assert t[0:24].tolist() == [float(x // 4) for x in range(24)]
+
+
+def test_every_tensor_of_a_chain_runs_on_as_many_threads() -> None:
+    source = tensor(meeting(2))
+    t = tensor(meeting(2), args=[source], args_windows=[SIDE_BY_SIDE])
+    assert t.read(slice(0, 16), workers=2).tolist() == [float(x // 4) for x in range(16)]
+
+
+def test_a_stream_runs_on_as_many_threads_as_it_says() -> None:
+    t = tensor(lambda contexts: [meeting_of_two(ctx) for ctx in contexts], batch_size=1)
+    meeting_of_two = meeting(2)
+    regions = t.iter_regions([slice(0, 16)], workers=2)
+    assert [region.tolist() for ready in regions for region in ready] == [[float(x // 4) for x in range(16)]]
+
+
+def test_one_thread_is_the_default() -> None:
+    threads = set()
+
+    def f(_ctx: tuple[int, ...]) -> torch.Tensor:
+        threads.add(threading.get_ident())
+        return torch.ones(4)
+
+    tensor(f)[0:400]
+    assert threads == {threading.get_ident()}
+
+
+def test_several_threads_take_no_more_calls_than_one() -> None:
+    sizes = Counter[int]()
+    lock = threading.Lock()
+
+    def f(contexts: list[tuple[int, ...]]) -> torch.Tensor:
+        with lock:
+            sizes[len(contexts)] += 1
+        return torch.ones(len(contexts), 4)
+
+    tensor(f, batch_size=8).read(slice(0, 400), workers=4)
+    assert sizes == {8: 12, 4: 1}
+
+
+def test_f_is_run_without_gradients_on_every_thread() -> None:
+    weight = torch.ones(4, requires_grad=True)
+    t = tensor(lambda _ctx: weight * 2)
+    with torch.inference_mode():
+        region = t.read(slice(0, 64), workers=2)
+    assert region.tolist() == [2.0] * 64
+    assert not region.requires_grad
+    assert not region.is_inference()
+
+
+def test_what_f_raises_comes_through_and_what_was_finished_stays() -> None:
+    calls = Counter[int]()
+    broken = True
+
+    def f(ctx: tuple[int, ...]) -> torch.Tensor:
+        calls[ctx[0]] += 1
+        if ctx == (20,) and broken:
+            raise ArithmeticError("twenty")
+        return torch.full((4,), float(ctx[0]))
+
+    t = tensor(f)
+    with pytest.raises(ArithmeticError, match="twenty") as caught:
+        t.read(slice(0, 400), workers=3)
+    assert any("(20,)" in note for note in caught.value.__notes__)
+    broken = False
+    assert t.read(slice(0, 400), workers=3).tolist() == [float(x // 4) for x in range(400)]
+    assert calls == Counter(range(100)) + Counter([20])
+
+
+def test_an_f_on_a_worker_may_read_another_tensor() -> None:
+    other = tensor(lambda ctx: torch.full((4,), float(ctx[0])))
+    t = tensor(lambda ctx: other[4 * ctx[0] - 4 : 4 * ctx[0] + 8][4:8] * 2)
+    assert t.read(slice(0, 400), workers=3).tolist() == [2.0 * (x // 4) for x in range(400)]
+
+
+def test_an_f_on_a_worker_that_needs_its_own_window_is_told() -> None:
+    t = tensor(lambda ctx: t[4 * ctx[0] : 4 * ctx[0] + 4])
+    with pytest.raises(ValidationError, match="would need itself"):
+        t.read(slice(0, 64), workers=3)
+
+
+def test_workers_need_be_a_positive_int() -> None:
+    for wrong in (0, -1, 1.5, "2", True):
+        with pytest.raises(ValidationError, match="workers must be a positive int"):
+            MemoryTileStore(workers=wrong)  # type: ignore[arg-type]
+        with pytest.raises(ValidationError, match="workers must be a positive int"):
+            tensor(lambda _ctx: torch.ones(4)).read(0, workers=wrong)  # type: ignore[arg-type]
+
+
+def test_workers_are_pickled_with_a_store(tmp_path: Path) -> None:
+    for store in (MemoryTileStore(workers=5), ZarrTileStore(tmp_path, workers=5)):
+        assert pickle.loads(pickle.dumps(store)).workers == 5  # noqa: S301
+
+
+def test_slow_calls_are_begun_one_at_a_time_and_quick_ones_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("infinite_tensor.engine.pace.time.perf_counter", lambda: now)
+    pace = Pace()
+    for _ in range(10):
+        pace.begin()
+        now += pace.calls * 1e-5
+        assert not pace.is_over()
+        pace.end(pace.calls)
+    assert pace.calls == pytest.approx(100, abs=1)
+    pace.begin()
+    now += 1.0
+    assert pace.is_over()
+    pace.end(1)
+    assert pace.calls == 1
+
+
+def test_windows_begun_behind_a_slow_call_are_another_readers_to_take() -> None:
+    entered, done = threading.Event(), threading.Event()
+    computed_by: dict[int, int] = {}
+
+    def f(ctx: tuple[int, ...]) -> torch.Tensor:
+        computed_by[ctx[0]] = threading.get_ident()
+        if ctx == (3000,):
+            entered.set()
+            assert done.wait(LIMIT)
+        return torch.full((4,), float(ctx[0]))
+
+    t = tensor(f)
+    first = threading.Thread(target=lambda: t[0:20000])
+    first.start()
+    assert entered.wait(LIMIT)
+    # The quick ones before it have had many begun at once.
+    beyond = sorted(set(range(5000)) - computed_by.keys())
+    assert t[4 * beyond[-1] : 4 * beyond[-1] + 4].tolist() == [float(beyond[-1])] * 4
+    done.set()
+    first.join(LIMIT)
+    assert len(computed_by) == 5000
