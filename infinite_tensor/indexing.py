@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import torch
 
@@ -31,8 +30,7 @@ class _RegionBuilder:
 sl = _RegionBuilder()
 
 
-@dataclass(frozen=True)
-class Selection:
+class Selection(NamedTuple):
     """A box of pixels ``[start, stop)`` to read, and what to keep of it.
 
     Attributes
@@ -114,6 +112,9 @@ def _expand(indices: Sequence[object], shape: Shape) -> list[object]:
 
 def _box_of_slice(entry: slice, d: int, extent: int | None) -> tuple[int, int, int]:
     """The smallest interval that holds the slice's pixels, and its step."""
+    if extent is None and entry.step is None and type(entry.start) is type(entry.stop) is int:
+        # Most reads are of this kind.
+        return (entry.start, entry.stop, 1) if entry.start < entry.stop else (0, 0, 1)
     start, stop, step = (_slice_part(part, entry, d) for part in (entry.start, entry.stop, entry.step))
     step = 1 if step is None else step
     if step == 0:

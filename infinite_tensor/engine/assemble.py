@@ -34,9 +34,12 @@ class _Block:
     out: torch.Tensor
 
 
-@torch.inference_mode(mode=False)
 def read(node: Node, selections: Sequence[Selection], workers: int | None = None) -> list[torch.Tensor]:
     """Compute what is missing of all selections in one plan, and return what they select."""
+    if torch.is_inference_mode_enabled():
+        # Tensors that are born in it could not be used outside of it.
+        with torch.inference_mode(mode=False):
+            return read(node, selections, workers)
     spec = node.spec
     boxes = [allocated(s.shape, spec.dtype, spec.device) for s in selections]
     blocks = [

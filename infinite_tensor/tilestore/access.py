@@ -116,7 +116,7 @@ class TileAccess(Access):
         stop = [
             a + n for a, n in zip(grid.window.start(tuple(windows[end - 1].tolist())), grid.window.size, strict=True)
         ]
-        for tile in _box(*layout.grid.box(start, stop)):
+        for tile in _box(*layout.box(start, stop)):
             first, last = begin, end
             if d is not None:
                 size, stride, tile_size = grid.window.size[d], grid.window.stride[d], layout.tile_shape[d]
@@ -131,7 +131,7 @@ class TileAccess(Access):
         block = out if out.device.type == "cpu" else torch.empty(out.shape, dtype=out.dtype, device="cpu")
         target, layout = as_array(block), self._record.layout
         stop = [a + n for a, n in zip(start, out.shape, strict=True)]
-        low, high = layout.grid.box(start, stop)
+        low, high = layout.box(start, stop)
         for tile in _box(low, high):
             begin, to, of = layout.part(tile, start, stop)
             entry = self._tiles[tile]

@@ -104,12 +104,30 @@ class TileLayout:
         ends = [(i + 1) * n for i, n in zip(tile, self.tile_shape, strict=True)]
         return tuple([e if extent is None else min(e, extent) for e, extent in zip(ends, self.shape, strict=True)])
 
+    def box(self, start: Sequence[int], stop: Sequence[int]) -> tuple[list[int], list[int]]:
+        """The box of tiles that hold the pixels ``[start, stop)``, of which there is at least one."""
+        sizes = self.tile_shape
+        return (
+            [a // n for a, n in zip(start, sizes, strict=True)],
+            [-(-b // n) for b, n in zip(stop, sizes, strict=True)],
+        )
+
     def part(
         self, tile: Index, start: Sequence[int], stop: Sequence[int]
     ) -> tuple[list[int], tuple[slice, ...], tuple[slice, ...]]:
         """What a tile holds of the pixels ``[start, stop)``: its first pixel, where it is in these, and in the tile."""
         begin = self.start(tile)
-        low = [max(a, b) for a, b in zip(start, begin, strict=True)]
-        high = [min(a, b + n) for a, b, n in zip(stop, begin, self.tile_shape, strict=True)]
-        to = tuple([slice(a - s, b - s) for a, b, s in zip(low, high, start, strict=True)])
-        return low, to, tuple([slice(a - s, b - s) for a, b, s in zip(low, high, begin, strict=True)])
+        to, of = overlap(start, stop, begin, [a + n for a, n in zip(begin, self.tile_shape, strict=True)])
+        return [max(a, b) for a, b in zip(start, begin, strict=True)], to, of
+
+
+def overlap(
+    start: Sequence[int], stop: Sequence[int], other_start: Sequence[int], other_stop: Sequence[int]
+) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+    """Where the pixels that two boxes share are in the first one and in the other one."""
+    within, within_other = [], []
+    for a, b, c, d in zip(start, stop, other_start, other_stop, strict=True):
+        low, high = max(a, c), min(b, d)
+        within.append(slice(low - a, high - a))
+        within_other.append(slice(low - c, high - c))
+    return tuple(within), tuple(within_other)

@@ -90,7 +90,7 @@ class MemoryTileStore(TileStore):
                 found = rows_in(grid.box(start, stop), partial(self._windows.get, spec.tensor_id))
             else:
                 layout = self._layout(spec)
-                blocks = self._patches.all_in(spec.tensor_id, layout.grid.box(start, stop))
+                blocks = self._patches.all_in(spec.tensor_id, layout.box(start, stop))
                 found = None
         if grid.overlap_free:
             if found is not None:

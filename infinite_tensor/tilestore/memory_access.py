@@ -6,7 +6,7 @@ import itertools
 import math
 import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,13 +16,21 @@ from infinite_tensor.blend import Array, as_array, copied
 from infinite_tensor.boxes import UNBOUNDED, Index, IntArray, as_tuples, rows_of
 from infinite_tensor.spec import TensorSpec
 from infinite_tensor.tilestore.contract import Access
-from infinite_tensor.tilestore.layout import TileLayout
+from infinite_tensor.tilestore.layout import TileLayout, overlap
 from infinite_tensor.tilestore.rows import Row, fold_rows, rows_in
 
 if TYPE_CHECKING:
     from infinite_tensor.tilestore.memory import MemoryTileStore
 
 _FEW_REGIONS = 8
+
+
+class _Patch(NamedTuple):
+    """Blended pixels of a box."""
+
+    start: Index
+    stop: Index
+    pixels: Array
 
 
 class MemoryAccess(Access):
@@ -40,13 +48,15 @@ class MemoryAccess(Access):
         self._patch_pixels = math.prod(layout.tile_shape)
         self._has_many_regions = False
         self._held: dict[Index, Row] = {}
-        self._patches: dict[Index, Array] = {}
+        self._bounds: tuple[Sequence[int], Sequence[int]] | None = None
+        self._patches: dict[Index, _Patch] = {}
         self._lacking: set[Index] = set()
         self._awaited: set[tuple[str, Index]] = set()
 
     def add(self, starts: IntArray, stops: IntArray) -> IntArray:
         """Look up the windows of the regions; see `Access.add`."""
         self._has_many_regions |= len(starts) > _FEW_REGIONS
+        self._extend_bounds(starts, stops)
         points = self._spec.grid.points(starts, stops)
         needed = as_tuples(points)
         if self._held:
@@ -83,13 +93,14 @@ class MemoryAccess(Access):
             if self._overlaps:
                 self._remember(target, start, stop)
         elif self._overlaps or self._has_many_regions:
-            for patch in itertools.product(*map(range, *self._layout.grid.box(start, stop))):
-                low, to, of = self._layout.part(patch, start, stop)
-                block = self._patch(patch)
-                if block is None:
+            for index in itertools.product(*map(range, *self._layout.box(start, stop))):
+                patch = self._patch(index)
+                if patch is None:
+                    low, to, _ = self._layout.part(index, start, stop)
                     self._fold(target[to], low)
                 else:
-                    target[to] = block[of]
+                    to, of = overlap(start, stop, patch.start, patch.stop)
+                    target[to] = patch.pixels[of]
         else:
             self._fold(target, start)
 
@@ -118,38 +129,55 @@ class MemoryAccess(Access):
         assert rows is not None
         fold_rows(self._spec, rows, target, start)
 
-    def _patch(self, patch: Index) -> Array | None:
-        """A patch, blended now if need be; None where windows are missing that no region of this read needs."""
-        block = self._patches.get(patch)
-        if block is None and patch not in self._lacking:
-            block = self._store._patch(self._spec, patch)
-            if block is None:
-                block = self._blended(patch)
-            if block is None:
-                self._lacking.add(patch)
-            else:
-                self._patches[patch] = block
-        return block
+    def _extend_bounds(self, starts: IntArray, stops: IntArray) -> None:
+        start, stop = starts.min(axis=0), stops.max(axis=0)
+        if self._bounds is not None:
+            start, stop = np.minimum(start, self._bounds[0]), np.maximum(stop, self._bounds[1])
+        bounds = start.tolist(), stop.tolist()
+        if bounds != self._bounds:
+            # What was cut to the old bounds may be too small now.
+            self._bounds, self._patches = bounds, {}
 
-    def _blended(self, patch: Index) -> Array | None:
-        start, stop = self._layout.start(patch), self._layout.stop(patch)
+    def _patch(self, index: Index) -> _Patch | None:
+        """A patch, blended now if need be, as far as regions of this read may reach; None where windows are missing."""
+        patch = self._patches.get(index)
+        if patch is None and index not in self._lacking:
+            start, stop = self._layout.start(index), self._layout.stop(index)
+            pixels = self._store._patch(self._spec, index)
+            patch = self._blended(index, start, stop) if pixels is None else _Patch(start, stop, pixels)
+            if patch is None:
+                self._lacking.add(index)
+            else:
+                self._patches[index] = patch
+        return patch
+
+    def _blended(self, index: Index, start: Index, stop: Index) -> _Patch | None:
+        rows = self._rows(start, stop)
+        if rows is None and self._bounds is not None:
+            start = tuple(map(max, start, self._bounds[0]))
+            stop = tuple(map(min, stop, self._bounds[1]))
+            rows = self._rows(start, stop)
+        if rows is None:
+            return None
+        shape = [b - a for a, b in zip(start, stop, strict=True)]
+        pixels = as_array(torch.empty(shape, dtype=self._spec.dtype, device=self._spec.device))
+        fold_rows(self._spec, rows, pixels, start)
+        if self._overlaps and (start, stop) == (self._layout.start(index), self._layout.stop(index)):
+            self._store._keep_patch(self._spec, index, pixels)
+        return _Patch(start, stop, pixels)
+
+    def _rows(self, start: Index, stop: Index) -> list[tuple[Index, Array]] | None:
+        """The windows of a region, from the cache too; None where one is missing."""
         box = self._spec.grid.box(start, stop)
         unknown = [index for index in itertools.product(*map(range, *box)) if index not in self._held]
         found = self._store._take(self._spec, unknown)
         if len(found) < len(unknown):
             return None
-        rows = rows_in(box, lambda index: self._held.get(index) or found.get(index))
-        assert rows is not None
-        shape = [b - a for a, b in zip(start, stop, strict=True)]
-        block = as_array(torch.empty(shape, dtype=self._spec.dtype, device=self._spec.device))
-        fold_rows(self._spec, rows, block, start)
-        if self._overlaps:
-            self._store._keep_patch(self._spec, patch, block)
-        return block
+        return rows_in(box, lambda index: self._held.get(index) or found.get(index))
 
     def _remember(self, pixels: Array, start: Sequence[int], stop: Sequence[int]) -> None:
         """Keep the patches that lie in a region which has been blended."""
-        for patch in itertools.product(*map(range, *self._layout.grid.box(start, stop))):
+        for patch in itertools.product(*map(range, *self._layout.box(start, stop))):
             low, to, _ = self._layout.part(patch, start, stop)
             block = pixels[to]
             whole = [b - a for a, b in zip(low, self._layout.stop(patch), strict=True)]

@@ -105,7 +105,7 @@ class PersistentTileStore(TileStore, Backend):
         if record.spec is not spec and record.spec.definition.digest != spec.definition.digest:
             return False
         layout, stop = record.layout, [a + n for a, n in zip(start, out.shape, strict=True)]
-        tiles = self._tiles.complete(record, layout.grid.box(start, stop))
+        tiles = self._tiles.complete(record, layout.box(start, stop))
         if tiles is None:
             return False
         target = as_array(out)
