@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,8 +16,9 @@ from infinite_tensor.blend import Array, as_array
 from infinite_tensor.boxes import Index, IntArray, as_tuples, points_of_boxes, rows_of, unique_points
 from infinite_tensor.tilestore.cache import Entry
 from infinite_tensor.tilestore.contract import Access
-from infinite_tensor.tilestore.layout import Record
+from infinite_tensor.tilestore.layout import Record, overlap
 from infinite_tensor.tilestore.partial import TileInProgress
+from infinite_tensor.tilestore.patches import Patch, ReadPatches
 
 if TYPE_CHECKING:
     from infinite_tensor.tilestore.persistent import PersistentTileStore
@@ -30,9 +32,11 @@ class TileAccess(Access):
         self._record = record
         self._tiles: dict[Index, Entry] = {}
         self._fetching = threading.Lock()
+        self._patches = ReadPatches()
 
     def add(self, starts: IntArray, stops: IntArray) -> IntArray:
         """Fetch the tiles of the regions; see `Access.add`."""
+        self._patches.extend(starts, stops)
         grid, tiles = self._record.spec.grid, self._record.layout.grid
         touched = tiles.indices(starts, stops)
         self._fetch(touched)
@@ -92,6 +96,7 @@ class TileAccess(Access):
         array = as_array(outputs.cpu()) if isinstance(outputs, torch.Tensor) else outputs
         pieces = [piece for begin, end in self._rows_of(windows) for piece in self._pieces(windows, begin, end)]
         self._fetch(tile for tile, _, _ in pieces)
+        self._patches.look_again()
         indices = as_tuples(windows)
         with self._store._tiles.lock:
             changed: dict[Index, TileInProgress] = {}
@@ -135,13 +140,30 @@ class TileAccess(Access):
         for tile in _box(low, high):
             begin, to, of = layout.part(tile, start, stop)
             entry = self._tiles[tile]
-            if isinstance(entry, TileInProgress):
+            if not isinstance(entry, TileInProgress):
+                target[to] = as_array(entry)[of]
+            elif patch := self._patch(tile, entry):
+                to, of = overlap(start, stop, patch.start, patch.stop)
+                target[to] = patch.pixels[of]
+            else:
                 with self._store._tiles.lock:
                     entry.read(target[to], begin)
-            else:
-                target[to] = as_array(entry)[of]
         if block is not out:
             out.copy_(block)
+
+    def _patch(self, tile: Index, entry: TileInProgress) -> Patch | None:
+        """What this read needs of a tile in progress, blended once where many regions read it."""
+        return self._patches.get(tile, partial(self._blended, tile, entry)) if self._patches.worthwhile else None
+
+    def _blended(self, tile: Index, entry: TileInProgress) -> Patch | None:
+        start, stop = self._patches.cut(self._record.layout.start(tile), self._record.layout.stop(tile))
+        with self._store._tiles.lock:
+            if not all(map(entry.has, _box(*self._record.spec.grid.box(start, stop)))):
+                return None
+            shape = [b - a for a, b in zip(start, stop, strict=True)]
+            pixels = as_array(torch.empty(shape, dtype=self._record.spec.dtype, device="cpu"))
+            entry.read(pixels, start)
+        return Patch(start, stop, pixels)
 
     def keep(self, start: Sequence[int] | None) -> None:
         """Let go of the tiles that end before `start`."""
@@ -151,6 +173,7 @@ class TileAccess(Access):
             for tile in self._tiles
             if start is None or any(end <= begin for end, begin in zip(layout.stop(tile), start, strict=True))
         ]
+        self._patches.keep(start)
         pinned = [tile for tile in gone if isinstance(self._tiles.pop(tile), TileInProgress)]
         self._store._tiles.unpin(self._store, self._record, pinned)
 

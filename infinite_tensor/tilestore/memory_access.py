@@ -6,7 +6,8 @@ import itertools
 import math
 import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -17,28 +18,15 @@ from infinite_tensor.boxes import UNBOUNDED, Index, IntArray, as_tuples, rows_of
 from infinite_tensor.spec import TensorSpec
 from infinite_tensor.tilestore.contract import Access
 from infinite_tensor.tilestore.layout import TileLayout, overlap
+from infinite_tensor.tilestore.patches import Patch, ReadPatches
 from infinite_tensor.tilestore.rows import Row, fold_rows, rows_in
 
 if TYPE_CHECKING:
     from infinite_tensor.tilestore.memory import MemoryTileStore
 
-_FEW_REGIONS = 8
-
-
-class _Patch(NamedTuple):
-    """Blended pixels of a box."""
-
-    start: Index
-    stop: Index
-    pixels: Array
-
 
 class MemoryAccess(Access):
-    """Holds the windows of its regions by reference, whether or not the cache still does.
-
-    Windows of a consumer that lie next to each other read much of the same pixels. So small regions are copied from
-    patches, each of which is blended once.
-    """
+    """Holds the windows of its regions by reference, whether or not the cache still does."""
 
     def __init__(self, store: MemoryTileStore, spec: TensorSpec, layout: TileLayout) -> None:
         self._store = store
@@ -46,17 +34,13 @@ class MemoryAccess(Access):
         self._layout = layout
         self._overlaps = not spec.grid.overlap_free
         self._patch_pixels = math.prod(layout.tile_shape)
-        self._has_many_regions = False
         self._held: dict[Index, Row] = {}
-        self._bounds: tuple[Sequence[int], Sequence[int]] | None = None
-        self._patches: dict[Index, _Patch] = {}
-        self._lacking: set[Index] = set()
+        self._patches = ReadPatches()
         self._awaited: set[tuple[str, Index]] = set()
 
     def add(self, starts: IntArray, stops: IntArray) -> IntArray:
         """Look up the windows of the regions; see `Access.add`."""
-        self._has_many_regions |= len(starts) > _FEW_REGIONS
-        self._extend_bounds(starts, stops)
+        self._patches.extend(starts, stops)
         points = self._spec.grid.points(starts, stops)
         needed = as_tuples(points)
         if self._held:
@@ -82,7 +66,7 @@ class MemoryAccess(Access):
         for begin, end in rows_of(windows):
             rows.update(dict.fromkeys(indices[begin:end], Row(indices[begin], outputs[begin:end])))
         self._held.update(rows)
-        self._lacking = set()
+        self._patches.look_again()
         self._store._put(self._spec, rows)
 
     def read(self, start: Sequence[int], out: torch.Tensor) -> None:
@@ -92,9 +76,9 @@ class MemoryAccess(Access):
             self._fold(target, start)
             if self._overlaps:
                 self._remember(target, start, stop)
-        elif self._overlaps or self._has_many_regions:
+        elif self._overlaps or self._patches.worthwhile:
             for index in itertools.product(*map(range, *self._layout.box(start, stop))):
-                patch = self._patch(index)
+                patch = self._patches.get(index, partial(self._patch, index))
                 if patch is None:
                     low, to, _ = self._layout.part(index, start, stop)
                     self._fold(target[to], low)
@@ -107,15 +91,14 @@ class MemoryAccess(Access):
     def keep(self, start: Sequence[int] | None) -> None:
         """Drop the windows that end before `start`."""
         if start is None:
-            self._held, self._patches = {}, {}
+            self._held = {}
+            self._patches.keep(None)
             return
         low, high = self._spec.grid.box(start, [UNBOUNDED] * len(start))
         if low == high:
             self._held = {}
         self._held = {index: row for index, row in self._held.items() if all(map(operator.le, low, index))}
-        for patch in list(self._patches):
-            if any(end <= begin for end, begin in zip(self._layout.stop(patch), start, strict=True)):
-                del self._patches[patch]
+        self._patches.keep(start)
 
     def close(self) -> None:
         """Drop all windows."""
@@ -129,42 +112,27 @@ class MemoryAccess(Access):
         assert rows is not None
         fold_rows(self._spec, rows, target, start)
 
-    def _extend_bounds(self, starts: IntArray, stops: IntArray) -> None:
-        start, stop = starts.min(axis=0), stops.max(axis=0)
-        if self._bounds is not None:
-            start, stop = np.minimum(start, self._bounds[0]), np.maximum(stop, self._bounds[1])
-        bounds = start.tolist(), stop.tolist()
-        if bounds != self._bounds:
-            # What was cut to the old bounds may be too small now.
-            self._bounds, self._patches = bounds, {}
+    def _patch(self, index: Index) -> Patch | None:
+        """A patch from the store, or blended now: whole, or as far as regions of this read may reach."""
+        start, stop = self._layout.start(index), self._layout.stop(index)
+        pixels = self._store._patch(self._spec, index)
+        if pixels is not None:
+            return Patch(start, stop, pixels)
+        whole = self._blended(start, stop)
+        if whole is None:
+            return self._blended(*self._patches.cut(start, stop))
+        if self._overlaps:
+            self._store._keep_patch(self._spec, index, whole.pixels)
+        return whole
 
-    def _patch(self, index: Index) -> _Patch | None:
-        """A patch, blended now if need be, as far as regions of this read may reach; None where windows are missing."""
-        patch = self._patches.get(index)
-        if patch is None and index not in self._lacking:
-            start, stop = self._layout.start(index), self._layout.stop(index)
-            pixels = self._store._patch(self._spec, index)
-            patch = self._blended(index, start, stop) if pixels is None else _Patch(start, stop, pixels)
-            if patch is None:
-                self._lacking.add(index)
-            else:
-                self._patches[index] = patch
-        return patch
-
-    def _blended(self, index: Index, start: Index, stop: Index) -> _Patch | None:
+    def _blended(self, start: Index, stop: Index) -> Patch | None:
         rows = self._rows(start, stop)
-        if rows is None and self._bounds is not None:
-            start = tuple(map(max, start, self._bounds[0]))
-            stop = tuple(map(min, stop, self._bounds[1]))
-            rows = self._rows(start, stop)
         if rows is None:
             return None
         shape = [b - a for a, b in zip(start, stop, strict=True)]
         pixels = as_array(torch.empty(shape, dtype=self._spec.dtype, device=self._spec.device))
         fold_rows(self._spec, rows, pixels, start)
-        if self._overlaps and (start, stop) == (self._layout.start(index), self._layout.stop(index)):
-            self._store._keep_patch(self._spec, index, pixels)
-        return _Patch(start, stop, pixels)
+        return Patch(start, stop, pixels)
 
     def _rows(self, start: Index, stop: Index) -> list[tuple[Index, Array]] | None:
         """The windows of a region, from the cache too; None where one is missing."""

@@ -1,18 +1,23 @@
-"""Blended pixels of a tensor in memory, kept so that overlapping windows are not blended again."""
+"""Blended pixels, kept so that windows which many regions read are not blended again for each."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
 
 from infinite_tensor.blend import Array
-from infinite_tensor.boxes import Index
+from infinite_tensor.boxes import Index, IntArray
 from infinite_tensor.spec import TensorSpec
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.lru import LRU
 
 _PATCH_BYTES = 2**18
+_FEW_REGIONS = 8
 
 
 def patch_layout(spec: TensorSpec) -> TileLayout:
@@ -32,6 +37,66 @@ def patch_layout(spec: TensorSpec) -> TileLayout:
         room /= strides
     extents = [n if extent is None else min(n, extent) for n, extent in zip(patch, shape, strict=True)]
     return TileLayout(shape, tuple(extents), spec.dtype)
+
+
+class Patch(NamedTuple):
+    """Blended pixels of a box ``[start, stop)``."""
+
+    start: Index
+    stop: Index
+    pixels: Array
+
+
+class ReadPatches:
+    """Patches that one read makes for itself, cut to what its regions reach.
+
+    Windows of a consumer that lie next to each other read much of the same pixels.
+    """
+
+    def __init__(self) -> None:
+        self.worthwhile = False
+        self._bounds: tuple[list[int], list[int]] | None = None
+        self._patches: dict[Index, Patch] = {}
+        self._lacking: set[Index] = set()
+
+    def extend(self, starts: IntArray, stops: IntArray) -> None:
+        """These regions will be read as well."""
+        self.worthwhile |= len(starts) > _FEW_REGIONS
+        start, stop = starts.min(axis=0), stops.max(axis=0)
+        if self._bounds is not None:
+            start, stop = np.minimum(start, self._bounds[0]), np.maximum(stop, self._bounds[1])
+        bounds = start.tolist(), stop.tolist()
+        if bounds != self._bounds:
+            # What was cut to the old bounds may be too small now.
+            self._bounds, self._patches = bounds, {}
+
+    def look_again(self) -> None:
+        """More windows have come."""
+        self._lacking = set()
+
+    def get(self, index: Index, make: Callable[[], Patch | None]) -> Patch | None:
+        """A patch, made now if need be; None where windows are missing for it."""
+        patch = self._patches.get(index)
+        if patch is None and index not in self._lacking:
+            patch = make()
+            if patch is None:
+                self._lacking.add(index)
+            else:
+                self._patches[index] = patch
+        return patch
+
+    def cut(self, start: Index, stop: Index) -> tuple[Index, Index]:
+        """The part of a box that regions of this read may reach."""
+        assert self._bounds is not None
+        return tuple(map(max, start, self._bounds[0])), tuple(map(min, stop, self._bounds[1]))
+
+    def keep(self, start: Sequence[int] | None) -> None:
+        """Let go of what lies before pixel `start` in any dimension; None is all."""
+        self._patches = {
+            index: patch
+            for index, patch in self._patches.items()
+            if start is not None and all(map(operator.gt, patch.stop, start))
+        }
 
 
 class Patches:
