@@ -5,6 +5,7 @@ How many cases run is said in `tests/conftest.py`.
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 import warnings
 from collections import Counter
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from zarr.abc.store import Store
 from zarr.storage import LocalStore, MemoryStore
 
-from infinite_tensor import DamagedDataWarning, StoreError, ZarrTileStore
+from infinite_tensor import DamagedDataWarning, StoreError, TileStore, ZarrTileStore
 from infinite_tensor.engine import assemble
 from tests.faults.faulty_store import READS, SILENT, Faults, FaultyStore
 from tests.reference import Index
@@ -38,6 +39,7 @@ class FaultyHistory(History):
 
     def __init__(self, world: World, storages: Sequence[Store], faults: Faults) -> None:
         self.faults = faults
+        self.left_open: list[TileStore] = []
         # "Bounded": what was stored may be hidden or truncated, so that no window is known not to be needed.
         super().__init__(
             world, lambda number, **options: self._opened(storages[number], options), persistent=True, bounded=True
@@ -53,8 +55,8 @@ class FaultyHistory(History):
 
     def reopen(self, how: str) -> None:
         for store in self.stores:
-            # One that does not close is given up: what it still holds is stored later, or never.
-            self._try_hard("close", store.close)
+            if not self._try_hard("close", store.close):
+                self.left_open.append(store)
         self.stores = [self._open(number) for number in range(len(self.stores))]
         self.build(opens=how == "open")
 
@@ -79,6 +81,11 @@ class FaultyHistory(History):
             # A write that is under way may still fail.
             self._attempt("flush", store.flush)
         self.faults.stop()
+        for store in self.left_open:
+            # What it still holds may be of a tensor that has been cleared since.
+            with contextlib.suppress(StoreError):
+                store.close()
+            store.close(discard=True)
         for store in self.stores:
             store.flush()
         self._read_all()
