@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 from zarr.abc.codec import BytesBytesCodec
-from zarr.codecs import Crc32cCodec, ZstdCodec
+from zarr.codecs import Crc32cCodec, GzipCodec, ZstdCodec
 from zarr.core.array_spec import ArraySpec
 from zarr.core.metadata import ArrayV3Metadata
 from zarr.core.sync import sync
@@ -32,6 +33,7 @@ from infinite_tensor_stores.zarr_objects import PROTOTYPE, bytes_of, get_many
 from infinite_tensor_stores.zstd_stamp import LENGTH, stamp_of, stamped
 
 _CRC_LENGTH = 4
+_INFLATED_AT_ONCE = 2**20
 
 
 class ChunkCodec:
@@ -46,6 +48,11 @@ class ChunkCodec:
     ------
     ValueError
         If its codecs are not ``bytes``, any compressors that are known here, ``crc32c``.
+
+    Attributes
+    ----------
+    is_bounded : bool
+        Whether to decode a chunk takes little more memory than the chunk, whatever is stored in its place.
     """
 
     def __init__(self, document: Mapping[str, Any]) -> None:
@@ -65,6 +72,8 @@ class ChunkCodec:
         self._stamps = names[-2] == "zstd"
         self._direct = DirectCodec.of(codecs, self._dtype, self._spec.shape)
         self._pipeline = array.codec_pipeline.from_codecs(codecs)
+        self._inflates = [type(codec) for codec in codecs[1:]] == [GzipCodec]
+        self.is_bounded = self._direct is not None or self._inflates
 
     def encode(self, blocks: Sequence[npt.NDArray[Any]], keys: Sequence[str]) -> list[bytes]:
         """The stored form of each block; its key in the store is what it is bound to."""
@@ -103,6 +112,9 @@ class ChunkCodec:
         return list(map(bytes_of, sync(self._pipeline.encode([(buffer, self._spec) for buffer in buffers]))))
 
     def _decode_piped(self, compressed: Sequence[npt.NDArray[np.uint8]]) -> list[npt.NDArray[Any]]:
+        if self._inflates:
+            for data in compressed:
+                _check_inflated(data.tobytes(), self._size)
         buffers = [PROTOTYPE.buffer.from_array_like(data) for data in compressed]
         decoded = sync(self._pipeline.decode([(buffer, self._spec) for buffer in buffers]))
         blocks = [np.asarray(block.as_numpy_array()) for block in decoded if block is not None]
@@ -164,6 +176,19 @@ def normal_form(document: Mapping[str, Any]) -> dict[str, Any]:
         return dict(ArrayV3Metadata.from_dict({**document, "attributes": {}}).to_dict())
     except Exception as error:  # (zarr raises what it pleases on what makes no sense)
         raise ValueError(f"zarr cannot make sense of it: {error}") from error
+
+
+def _check_inflated(data: bytes, most: int) -> None:
+    """ValueError if gzip makes more than `most` bytes of `data`; it does not say so beforehand."""
+    inflated = 0
+    while data:
+        inflater = zlib.decompressobj(wbits=31)
+        while data and not inflater.eof:
+            inflated += len(inflater.decompress(data, _INFLATED_AT_ONCE))
+            if inflated > most:
+                raise ValueError(f"it holds more than {most} bytes")
+            data = inflater.unconsumed_tail
+        data = inflater.unused_data
 
 
 def _stamp(key: str) -> bytes:

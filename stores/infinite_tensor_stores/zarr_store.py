@@ -72,6 +72,8 @@ class ZarrTileStore(PersistentTileStore):
     compressors : zarr codec, sequence of them, "auto" or None
         How new tensors are compressed. A CRC-32C always follows. Where the last one is Zstandard, as with "auto",
         a tile is also bound to its place: damage by which one takes the place of another is found only there.
+        Others than Zstandard, Blosc and gzip must be named again to open a tensor, since damage may make them take
+        any amount of memory.
     cache_size_bytes : int or None
         Limit of the cache of tiles in memory, in bytes.
     cache_size_tiles : int or None
@@ -192,7 +194,19 @@ class ZarrTileStore(PersistentTileStore):
                 sync(delete_folder(self._store, place.array))
 
     def _bind_tensor(self, tensor_id: str, definition: Mapping[str, Any]) -> None:
-        self._places[tensor_id] = Place.of(definition), ChunkCodec(array_document(definition))
+        place = Place.of(definition)
+        self._places[tensor_id] = place, self._codec_of(place)
+
+    def _codec_of(self, place: Place) -> ChunkCodec:
+        codec = ChunkCodec(array_document(place.definition))
+        chosen = codecs_of(stored_dtype(place.layout.dtype), place.layout.tile_shape, self._compressors)
+        names, chosen_names = ([one["name"] for one in codecs] for codecs in (place.definition["codecs"], chosen))
+        if not codec.is_bounded and names != chosen_names:
+            raise StoreError(
+                f"{self!r}: tensor {place.definition['tensor_id']!r} is stored with {', '.join(names)}: damage there "
+                "may take any amount of memory. Where you trust the store, open it with the compressors=... of its making"
+            )
+        return codec
 
     def _delete_tensor(self, tensor_id: str) -> None:
         name = name_of(tensor_id)
@@ -324,7 +338,7 @@ class ZarrTileStore(PersistentTileStore):
             return []
         found, place = looked_over(self._store, name, document, repair=repair)
         if place is not None:
-            found += damages(self._store, place, repair=repair)
+            found += damages(self._store, place, self._codec_of(place), repair=repair)
         elif repair:
             self.clear_tensor(tensor_id)
         return found

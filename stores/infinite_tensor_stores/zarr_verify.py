@@ -48,9 +48,8 @@ def looked_over(store: Store, name: str, document: bytes, *, repair: bool) -> tu
     return found, Place.of(definition)
 
 
-def damages(store: Store, place: Place, *, repair: bool) -> Iterator[Damage]:
+def damages(store: Store, place: Place, codec: ChunkCodec, *, repair: bool) -> Iterator[Damage]:
     """What is damaged of the array, the complete tiles and the partial tiles at `place`; mended as it is found."""
-    codec = ChunkCodec(array_document(place.definition))
     yield from _in_array(store, place, repair=repair)
     yield from _in_tiles(store, place, codec, repair=repair)
     yield from _in_logs(store, place, repair=repair)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
+
 import google_crc32c
 import pytest
+from zarr.codecs import GzipCodec
+from zarr.codecs.numcodecs import BZ2
 from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import MemoryStore
 
-from infinite_tensor import DamagedDataWarning, ZarrTileStore
+from infinite_tensor import DamagedDataWarning, StoreError, ZarrTileStore
 from tests.hostile.bounds import bounded
 from tests.hostile.victim import EXPECTED, REGION, TILE, fill, make_base, same_bits
 
@@ -46,4 +50,36 @@ def test_a_chunk_that_would_fill_the_memory_is_computed_anew(frame: bytes) -> No
             assert same_bits(make_base(store)[REGION], EXPECTED["base"])
         store.flush()
         assert memory._store_dict[key].to_bytes() != data
+        assert store.verify("base") == []
+
+
+def _replaced_by(data: bytes, memory: MemoryStore) -> None:
+    (key,) = [key for key in memory._store_dict if key.startswith("t-base/tiles-") and "/c/" in key]
+    checksum: int = google_crc32c.value(data)
+    stored = data + checksum.to_bytes(4, "little")
+    memory._store_dict[key] = default_buffer_prototype().buffer.from_bytes(stored)
+
+
+@pytest.mark.parametrize("members", [1, 3])
+def test_a_gzip_chunk_that_would_fill_the_memory_is_computed_anew(members: int) -> None:
+    memory = MemoryStore()
+    fill(ZarrTileStore(memory, tile_size=TILE, compressors=GzipCodec()))
+    _replaced_by(gzip.compress(bytes(2**31 // members), 9) * members, memory)
+    with ZarrTileStore(memory, tile_size=TILE) as store:
+        with bounded(), pytest.warns(DamagedDataWarning, match=r"tile \(0, 0\) of tensor 'base' is damaged"):
+            assert same_bits(make_base(store)[REGION], EXPECTED["base"])
+        store.flush()
+        assert store.verify("base") == []
+
+
+@pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3 specification")
+def test_a_compressor_that_cannot_be_bounded_must_be_named_again() -> None:
+    memory, compressor = MemoryStore(), BZ2(level=1)
+    fill(ZarrTileStore(memory, tile_size=TILE, compressors=compressor))
+    with ZarrTileStore(memory, tile_size=TILE) as store:
+        for use in (lambda: make_base(store), lambda: store.open("base")[REGION], lambda: store.verify("base")):
+            with pytest.raises(StoreError, match=r"'base' is stored with bytes, numcodecs.bz2, crc32c: .*compressors="):
+                use()
+    with ZarrTileStore(memory, tile_size=TILE, compressors=BZ2(level=9)) as store:
+        assert same_bits(make_base(store)[REGION], EXPECTED["base"])
         assert store.verify("base") == []
