@@ -204,7 +204,7 @@ class ZarrTileStore(PersistentTileStore):
         if not codec.is_bounded and names != chosen_names:
             raise StoreError(
                 f"{self!r}: tensor {place.definition['tensor_id']!r} is stored with {', '.join(names)}: damage there "
-                "may take any amount of memory. Where you trust the store, open it with the compressors=... of its making"
+                "may take any amount of memory. If you trust the store, name them in compressors=... when you open it"
             )
         return codec
 

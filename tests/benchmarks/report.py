@@ -1,0 +1,129 @@
+"""What was measured, as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+
+from tests.benchmarks.curves import FLAT, Curve, exponent
+from tests.benchmarks.measuring import Measurement, Subject
+from tests.benchmarks.rows import Row, Target
+
+Values = Mapping[Measurement, float]
+"""Seconds, or bytes for what looks at memory."""
+
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+NOTHING = "-"
+
+_STORES = {"memory": "memory", "zarr": "Zarr", "hdf5": "HDF5"}
+
+
+def table(rows: Sequence[Row], values: Values) -> str:
+    """A line per row."""
+    head = ("case", "peer", "ours", "floor", "to peer", "to floor", "target", "met")
+    return _markdown(head, [_cells(row, values) for row in rows])
+
+
+def curve_table(curves: Sequence[Curve], values: Values) -> str:
+    """A line per curve."""
+    head = ("cost", "whose", "sizes", "at the smallest", "at the largest", "exponent", "target", "met")
+    return _markdown(head, [_curve_cells(curve, values) for curve in curves])
+
+
+def is_met(row: Row, values: Values) -> bool | None:
+    """Whether a row reaches its target; None if it has none."""
+    target, ours = row.target, values[row.ours]
+    checks = []
+    if target.of_peer is not None and row.peer is not None:
+        checks.append(ours <= target.of_peer * values[row.peer])
+    if target.of_floor is not None and row.floor is not None:
+        checks.append(ours <= target.of_floor * values[row.floor])
+    if target.memory is not None:
+        checks.append(ours <= target.memory)
+    return all(checks) if checks else None
+
+
+def inserted(page: str, text: str) -> str:
+    """`page` with `text` between its two markers; ValueError if it lacks them."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"the page has no {BEGIN} followed by {END}")
+    return f"{before}{BEGIN}\n\n{text}\n\n{END}{after}"
+
+
+def write_into(path: Path, text: str) -> None:
+    """Replace what stands between the markers of a page."""
+    path.write_text(inserted(path.read_text(encoding="utf-8"), text), encoding="utf-8")
+
+
+def _cells(row: Row, values: Values) -> list[str]:
+    ours = values[row.ours]
+    return [
+        row.what,
+        _value(row.peer, values, "" if row.peer is None else _STORES[row.peer.variant]),
+        _value(row.ours, values, _STORES[row.ours.variant]),
+        _value(row.floor, values, row.floor_name),
+        NOTHING if row.peer is None else _ratio(ours / values[row.peer]),
+        NOTHING if row.floor is None else _ratio(ours / values[row.floor]),
+        _target(row.target) or NOTHING,
+        _met(is_met(row, values)),
+    ]
+
+
+def _curve_cells(curve: Curve, values: Values) -> list[str]:
+    sizes = [point.size for point in curve.points]
+    costs = curve.costs([values[point] for point in curve.points])
+    found, first = exponent(sizes, costs), curve.points[0]
+    whose = "ours" if first.subject is Subject.OURS else "peer"
+    return [
+        curve.what,
+        f"{whose}, {_STORES[first.variant]}",
+        f"{sizes[0]:,} to {sizes[-1]:,}",
+        _seconds(costs[0]),
+        _seconds(costs[-1]),
+        f"{found:.2f}",
+        f"at most {FLAT}" if curve.flat else NOTHING,
+        _met(found <= FLAT if curve.flat else None),
+    ]
+
+
+def _value(measurement: Measurement | None, values: Values, label: str) -> str:
+    if measurement is None:
+        return NOTHING
+    value = values[measurement]
+    return f"{f'{value / 10**6:.0f} MB' if measurement.alone else _seconds(value)}, {label}"
+
+
+def _seconds(seconds: float) -> str:
+    factor, unit = (1, "s") if seconds >= 1 else (10**3, "ms") if seconds >= 1e-3 else (10**6, "µs")
+    amount = seconds * factor
+    return f"{amount:.3g} {unit}" if amount < 100 else f"{amount:.0f} {unit}"
+
+
+def _ratio(ratio: float) -> str:
+    return f"{ratio:.2g}" if ratio < 1 else f"{ratio:.2f}"
+
+
+def _target(target: Target) -> str:
+    parts = []
+    if target.of_peer is not None:
+        parts.append(f"{_fraction(target.of_peer)} of peer")
+    if target.of_floor is not None:
+        parts.append(f"{_fraction(target.of_floor)} of floor")
+    if target.memory is not None:
+        parts.append(f"{target.memory / 10**6:.0f} MB")
+    return ", ".join(parts)
+
+
+def _fraction(fraction: Fraction) -> str:
+    return str(fraction) if fraction < 1 else f"{float(fraction):g}"
+
+
+def _met(met: bool | None) -> str:
+    return {None: NOTHING, True: "yes", False: "**no**"}[met]
+
+
+def _markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *lines])
