@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import pickle
@@ -35,6 +36,12 @@ pytestmark = [
     # Later Pythons warn of every fork of a process with threads, which this is about.
     pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def _no_garbage() -> None:
+    """h5py takes a lock before a fork that it also takes to collect its objects: on another thread, that may hang."""
+    gc.collect()
 
 
 def in_child(work: Callable[[], None]) -> None:
