@@ -190,3 +190,21 @@ def test_windows_begun_behind_a_slow_call_are_another_readers_to_take() -> None:
     done.set()
     first.join(LIMIT)
     assert len(computed_by) == 5000
+
+
+def test_other_threads_stop_soon_after_one_has_failed() -> None:
+    calls = Counter[int]()
+    failed = threading.Event()
+
+    def f(ctx: tuple[int, ...]) -> torch.Tensor:
+        calls[ctx[0]] += 1
+        if ctx == (0,):
+            failed.set()
+            raise ArithmeticError
+        assert failed.wait(LIMIT)
+        threading.Event().wait(0.001)
+        return torch.ones(4)
+
+    with pytest.raises(ArithmeticError):
+        tensor(f).read(slice(0, 40_000), workers=3)
+    assert len(calls) < 5_000

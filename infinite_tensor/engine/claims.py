@@ -59,6 +59,7 @@ class Claim:
         # By which thread.
         self._making: dict[Index, int] = {}
         self._places: dict[Index, int] | None = None
+        self._stopped = False
         self._plan(list(range(len(self.indices))))
 
     def _plan(self, left: list[int]) -> None:
@@ -67,6 +68,8 @@ class Claim:
 
     def begin(self, most: int) -> list[list[int]]:
         """Places of the windows for the next calls of ``f``, `most` at most; they are in the making from now on."""
+        if self._stopped:
+            return []
         # Each thread leaves their share to the others.
         most = min(most, -(-self.calls // max(1, len(self.senders))))
         sizes = self._sizes[self._called : self._called + most]
@@ -92,7 +95,7 @@ class Claim:
 
     def stop(self) -> None:
         """Nothing more is begun."""
-        self._sizes, self._called = [], 0
+        self._stopped = True
 
     @property
     def calls(self) -> int:

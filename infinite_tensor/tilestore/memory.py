@@ -232,8 +232,11 @@ class MemoryTileStore(TileStore):
     def _shrink_patches(self) -> None:
         """Windows may take all of the room that there is, patches what these leave."""
         if self._windows.limited:
-            limit = self._windows.max_bytes
-            self._patches.shrink(0 if limit is None else limit - self._windows.total_bytes)
+            self._patches.shrink(self._windows.room)
+
+    def _has_room(self, nbytes: int) -> bool:
+        """Whether a patch of this size may be kept."""
+        return not self._windows.limited or self._windows.room >= nbytes
 
     def _keep_patch(self, spec: TensorSpec, patch: Index, block: Array) -> None:
         with self._lock:

@@ -74,7 +74,7 @@ class MemoryAccess(Access):
         target, stop = as_array(out), [a + n for a, n in zip(start, out.shape, strict=True)]
         if out.numel() >= self._patch_pixels:
             self._fold(target, start)
-            if self._overlaps:
+            if self._overlaps and self._store._has_room(self._layout.tile_bytes):
                 self._remember(target, start, stop)
         elif self._overlaps or self._patches.worthwhile:
             for index in itertools.product(*map(range, *self._layout.box(start, stop))):

@@ -34,6 +34,11 @@ class WindowCache:
         """Whether windows may be forgotten."""
         return self.max_bytes is not None or self.max_items is not None
 
+    @property
+    def room(self) -> int:
+        """Bytes that the limit leaves; 0 where there is a limit in windows only."""
+        return 0 if self.max_bytes is None else self.max_bytes - self.total_bytes
+
     def limit_bytes(self, max_bytes: int | None) -> None:
         """Set another limit, and make it hold."""
         was_limited, self.max_bytes = self.limited, max_bytes
