@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import enum
 import math
+import mmap
 import operator
 from collections.abc import Sequence
 from functools import cached_property
@@ -27,7 +28,7 @@ from infinite_tensor.window import WindowGrid
 Array: TypeAlias = Any
 """A torch tensor or a numpy view of one: both take the slicing and arithmetic used here."""
 
-_LARGE_BYTES = 2**22
+_LARGE_BYTES = 2**21
 _LEFT_TO_NUMPY = frozenset(map(np.dtype, ("uint16", "uint32", "uint64", "complex64", "complex128")))
 """torch cannot add the former, and to add the latter it multiplies: what is infinite becomes NaN."""
 _SERIAL = 2**15 - 1
@@ -69,11 +70,18 @@ def as_array(tensor: torch.Tensor) -> Array:
 
 def allocated(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """A new tensor with nothing written to it yet."""
-    count = math.prod(shape)
-    if device.type != "cpu" or count * dtype.itemsize < _LARGE_BYTES:
+    nbytes = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or nbytes < _LARGE_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(shape, dtype=dtype, device=device)
-    # numpy asks the system for large pages, which takes a third of the time to write to for the first time.
-    return torch.from_numpy(np.empty(count * dtype.itemsize, dtype=np.uint8)).view(dtype).view(tuple(shape))
+    # Large pages take a third of the time to write to for the first time; and all of them are given back at once, where
+    # an allocator would keep what lies between smaller blocks.
+    try:
+        pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError):
+        # So much that torch will say what is wrong with it.
+        return torch.empty(shape, dtype=dtype, device=device)
+    pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=torch.uint8).view(dtype).view(tuple(shape))
 
 
 def copied(array: Array) -> Array:

@@ -11,7 +11,7 @@ from typing import Self
 from infinite_tensor.blend import Array, allocated, as_array
 from infinite_tensor.engine.claims import CLAIMS, Claim
 
-_BLOCK_BYTES = 2**22
+_BLOCK_BYTES = 2**21
 _LATEST_SECONDS = 0.05
 
 

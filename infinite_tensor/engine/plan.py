@@ -171,17 +171,32 @@ def horizons(root: Node, starts: IntArray, stops: IntArray) -> dict[Node, IntArr
     """How far back each tensor is still needed, while regions of `root` are read one after the other.
 
     For each tensor of the chain an array of shape (N, ndim): entry n is a pixel before which, in every
-    dimension, nothing is read for the regions from n on, wherever they need computing.
+    dimension, nothing is read for the regions from n on, wherever they need computing. Windows that the region
+    before has needed too are there by then.
     """
     reach: dict[Node, tuple[IntArray, IntArray]] = {root: (starts, stops)}
     for node in consumers_first(root):
         low, high = node.spec.grid.boxes(*reach[node])
+        low = _first_new(low, high)
         for upstream in node.inputs:
             first = upstream.window.starts(low)
             last = upstream.window.starts(np.maximum(high - 1, low)) + np.array(upstream.window.size)
             known = reach.get(upstream.node, (first, last))
             reach[upstream.node] = np.minimum(known[0], first), np.maximum(known[1], last)
     return {node: np.minimum.accumulate(first[::-1], axis=0)[::-1] for node, (first, _) in reach.items()}
+
+
+def _first_new(low: IntArray, high: IntArray) -> IntArray:
+    """Of boxes that follow each other, the corner from which on each holds what the one before does not.
+
+    Where a box grows out of the one before along several dimensions, or backwards, that is its own corner.
+    """
+    inside = (low[1:] >= low[:-1]) & (high[1:] <= high[:-1])
+    onward = (inside | (low[1:] >= low[:-1])).all(axis=1) & ((~inside).sum(axis=1) == 1)
+    number, dim = np.flatnonzero(onward) + 1, (~inside).argmax(axis=1)[onward]
+    first = low.copy()
+    first[number, dim] = np.maximum(low[number, dim], high[number - 1, dim])
+    return first
 
 
 def _arg_starts(node: Node, at: int, upstream: Input, windows: IntArray) -> IntArray:

@@ -25,6 +25,7 @@ Write: TypeAlias = Callable[[Mapping[K, J]], Sequence[StoreError]]
 """Stores the jobs; what it returns says what went wrong."""
 
 _BATCH_JOBS = 64
+_BATCH_BYTES = 16 * 2**20
 _QUEUE_BYTES = 32 * 2**20
 
 
@@ -142,7 +143,11 @@ class Writer(Generic[K, J]):
     def _begin(self) -> bool:
         """Take jobs from the queue; False where it is empty and the thread must end."""
         with self._lock:
+            size = 0
             for key in list(self._queued)[:_BATCH_JOBS]:
+                size += self._queued[key].nbytes
+                if size > _BATCH_BYTES and self._writing:
+                    break
                 self._writing[key] = self._queued.pop(key)
             self._busy = bool(self._writing)
             return self._busy

@@ -1,0 +1,54 @@
+"""What a large read through a chain holds: its result, what caches may keep, and the working set of one batch."""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+import sys
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+import torch
+
+from infinite_tensor import InfiniteTensor, MemoryTileStore, TensorWindow
+
+MIB = 2**20
+CACHE = 64 * MIB
+WORKING_SET = 256 * MIB
+DEPTH = 4
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss has other units")
+
+
+def ramp(ctx: tuple[int, ...]) -> torch.Tensor:
+    return torch.arange(256.0).expand(256, 256) + ctx[0] - ctx[1]
+
+
+def soften(_ctx: tuple[int, ...], region: torch.Tensor) -> torch.Tensor:
+    return region[2:-2, 2:-2] * 0.5 + region[4:, 2:-2] * 0.5
+
+
+def chain(store: MemoryTileStore) -> InfiniteTensor:
+    window, halo = TensorWindow((256, 256)), TensorWindow((260, 260), stride=256, offset=-2)
+    t = InfiniteTensor((None, None), ramp, window, tile_store=store, tensor_id="0")
+    for number in range(1, DEPTH):
+        t = InfiniteTensor(
+            (None, None), soften, window, args=[t], args_windows=[halo], tile_store=store, tensor_id=str(number)
+        )
+    return t
+
+
+def growth(extent: int) -> int:
+    """By how much the most memory that this process has held grows while `extent` x `extent` pixels are read."""
+    t = chain(MemoryTileStore(cache_size_bytes=CACHE))
+    t[0:16, 0:16]
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert t[0:extent, 0:extent].shape == (extent, extent)
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+
+
+@pytest.mark.parametrize("extent", [8192, pytest.param(16384, marks=pytest.mark.slow)])
+def test_a_large_read_holds_its_result_the_caches_and_little_more(extent: int) -> None:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as child:
+        held = child.submit(growth, extent).result()
+    assert held < extent * extent * 4 + CACHE + WORKING_SET
