@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from infinite_tensor import InfiniteTensor, MemoryTileStore, TensorWindow, ValidationError
+from infinite_tensor.tilestore.patches import patch_layout
 
 WINDOW_BYTES = 16
 
@@ -154,3 +155,29 @@ def test_a_limit_that_is_set_later_holds_for_what_is_there() -> None:
     assert store.tensor_info(t.tensor_id).tiles_complete == 3
     t[0:400]
     assert len(calls) == 197
+
+
+@pytest.mark.parametrize(
+    ("shape", "window"),
+    [
+        ((None, None), TensorWindow((2, 2), stride=2**40)),
+        ((2**40, 2**40), TensorWindow((2, 2), stride=(2**41, 2))),
+        ((None, None), TensorWindow((2**20, 2**20), stride=2**12)),
+        ((None, 3), TensorWindow((2, 3), stride=(1, 3))),
+        ((None, None), TensorWindow((2, 2**30), dimension_map=(0, None))),
+    ],
+)
+def test_patches_are_small_whatever_the_windows(shape: tuple[int | None, ...], window: TensorWindow) -> None:
+    def f(ctx: tuple[int, ...]) -> torch.Tensor:
+        raise AssertionError(ctx)
+
+    t = InfiniteTensor(shape, f, window)
+    layout = patch_layout(t._spec)
+    assert layout.tile_bytes <= 2**24
+    assert min(layout.tile_shape) > 0
+
+
+def test_windows_far_apart_are_read_with_what_lies_between() -> None:
+    t = InfiniteTensor((None, None), lambda _ctx: torch.ones(2, 2), TensorWindow((2, 2), stride=2**40))
+    assert t[-1:3, 2**40 - 1 : 2**40 + 3].tolist() == [[0, 0, 0, 0], [0, 1, 1, 0], [0, 1, 1, 0], [0, 0, 0, 0]]
+    assert t[0, 2**40 : 2**40 + 3].tolist() == [1, 1, 0]

@@ -17,24 +17,24 @@ from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.lru import LRU
 
 _PATCH_BYTES = 2**18
+_MOST_BYTES = 2**24
+"""More than one large window is not blended at once."""
 _FEW_REGIONS = 8
 
 
 def patch_layout(spec: TensorSpec) -> TileLayout:
     """How a tensor is cut into patches: whole strides, as square as may be, of about a quarter of a MiB."""
-    window, shape = spec.grid.window, spec.shape
-    moving = [d for d in range(window.ndim) if spec.grid.first[d] < spec.grid.last[d] and d in window.followed]
-    patch = [
-        window.stride[d] if window.followed[d] in moving else (window.size[d] if extent is None else extent)
-        for d, extent in enumerate(shape)
-    ]
+    grid, window, shape = spec.grid, spec.grid.window, spec.shape
+    patch = [min(size, stride) for size, stride in zip(window.size, window.stride, strict=True)]
+    moving = [d for d, k in enumerate(window.followed) if k is not None and grid.first[k] < grid.last[k]]
     room = _PATCH_BYTES / (math.prod(patch) * spec.dtype.itemsize)
-    followers = [d for d in range(window.ndim) if window.followed[d] in moving]
-    for number, d in enumerate(sorted(followers, key=lambda d: -patch[d])):
-        left = len(followers) - number
-        strides = max(1, round(room ** (1 / left)))
+    for number, d in enumerate(sorted(moving, key=lambda d: -patch[d])):
+        strides = max(1, round(room ** (1 / (len(moving) - number))))
         patch[d] *= strides
         room /= strides
+    while math.prod(patch) * spec.dtype.itemsize > _MOST_BYTES:
+        largest = patch.index(max(patch))
+        patch[largest] = -(-patch[largest] // 2)
     extents = [n if extent is None else min(n, extent) for n, extent in zip(patch, shape, strict=True)]
     return TileLayout(shape, tuple(extents), spec.dtype)
 
