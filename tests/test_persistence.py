@@ -327,7 +327,8 @@ def test_a_damaged_tile_is_recomputed_with_a_warning(tmp_path: Path) -> None:
     chunk = max(
         (path for path in (tmp_path / location / "c").rglob("*") if path.is_file()), key=lambda p: p.stat().st_size
     )
-    chunk.write_bytes(chunk.read_bytes()[:-1] + b"?")
+    data = chunk.read_bytes()
+    chunk.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     with ZarrTileStore(tmp_path, tile_size=8) as store:
         with pytest.warns(match="is damaged"):
             assert torch.equal(overlapping(store, f)[0:8, 0:8], expected)
@@ -364,15 +365,17 @@ def test_a_folder_that_cannot_be_made_is_not_told_to_be_made(tmp_path: Path) -> 
 
 def test_import_is_light() -> None:
     code = (
-        "import sys, torch, time\nbegin = time.process_time()\nimport infinite_tensor\n"
-        "print(time.process_time() - begin, *[name for name in ('zarr', 'h5py') if name in sys.modules])"
+        "import sys, time\nbegin = time.process_time()\nimport torch\nmiddle = time.process_time()\n"
+        "import infinite_tensor\nend = time.process_time()\n"
+        "print((end - middle) / (middle - begin), *[name for name in ('zarr', 'h5py') if name in sys.modules])"
     )
     runs = [
         subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
         for _ in range(3)
     ]
     assert all(len(run) == 1 for run in runs)
-    assert min(float(run[0]) for run in runs) < 0.05
+    # Beside what torch takes, which a busy machine makes longer as well.
+    assert min(float(run[0]) for run in runs) < 0.08
 
 
 def test_a_tensor_opened_without_its_blend_goes_on_once_the_blend_is_there(make: Make) -> None:

@@ -72,8 +72,8 @@ class ZarrTileStore(PersistentTileStore):
     compressors : zarr codec, sequence of them, "auto" or None
         How new tensors are compressed. A CRC-32C always follows. Where the last one is Zstandard, as with "auto",
         a tile is also bound to its place: damage by which one takes the place of another is found only there.
-        Others than Zstandard, Blosc and gzip must be named again to open a tensor, since damage may make them take
-        any amount of memory.
+        Others than Zstandard, Blosc, and gzip alone must be named again to open a tensor, since damage may make them
+        take any amount of memory.
     cache_size_bytes : int or None
         Limit of the cache of tiles in memory, in bytes.
     cache_size_tiles : int or None

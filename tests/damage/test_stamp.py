@@ -121,7 +121,7 @@ def test_a_chunk_swapped_for_another_ones_is_found(tmp_path: Path, compressors: 
     _, array, _ = _filled(tmp_path, torch.float32, compressors=compressors)
     first, second, *_ = _chunks(array)
     first.write_bytes(second.read_bytes())
-    with ZarrTileStore(tmp_path) as store:
+    with ZarrTileStore(tmp_path, compressors=compressors) as store:
         (damage,) = store.verify("t")
         assert damage.kind == "tile"
         assert "another place" in damage.reason
@@ -136,7 +136,7 @@ def test_other_compressors_bind_no_chunk_to_its_place_but_find_other_damage(tmp_
     first, *_ = _chunks(array)
     data = first.read_bytes()
     first.write_bytes(data[:9] + bytes([data[9] ^ 1]) + data[10:])
-    with ZarrTileStore(tmp_path) as store:
+    with ZarrTileStore(tmp_path, compressors=compressors) as store:
         assert [damage.kind for damage in store.verify("t")] == ["tile"]
 
 
