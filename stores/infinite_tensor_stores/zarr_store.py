@@ -199,14 +199,19 @@ class ZarrTileStore(PersistentTileStore):
 
     def _codec_of(self, place: Place) -> ChunkCodec:
         codec = ChunkCodec(array_document(place.definition))
+        if not codec.is_bounded:
+            self._check_chosen(place)
+        return codec
+
+    def _check_chosen(self, place: Place) -> None:
+        """StoreError unless the codecs of a tensor are those that this store was given."""
         chosen = codecs_of(stored_dtype(place.layout.dtype), place.layout.tile_shape, self._compressors)
         names, chosen_names = ([one["name"] for one in codecs] for codecs in (place.definition["codecs"], chosen))
-        if not codec.is_bounded and names != chosen_names:
+        if names != chosen_names:
             raise StoreError(
                 f"{self!r}: tensor {place.definition['tensor_id']!r} is stored with {', '.join(names)}: damage there "
                 "may take any amount of memory. If you trust the store, name them in compressors=... when you open it"
             )
-        return codec
 
     def _delete_tensor(self, tensor_id: str) -> None:
         name = name_of(tensor_id)
