@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from infinite_tensor.blend import Array
 from infinite_tensor.boxes import Index
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.spec import TensorSpec
@@ -119,6 +120,13 @@ class TileLayout:
         begin = self.start(tile)
         to, of = overlap(start, stop, begin, [a + n for a, n in zip(begin, self.tile_shape, strict=True)])
         return [max(a, b) for a, b in zip(start, begin, strict=True)], to, of
+
+    def copy(self, tiles: Mapping[Index, Array], target: Array, start: Sequence[int]) -> None:
+        """Copy the pixels of `tiles` into `target`, which begins at pixel `start` and which they cover."""
+        stop = [a + n for a, n in zip(start, target.shape, strict=True)]
+        for tile, block in tiles.items():
+            _, to, of = self.part(tile, start, stop)
+            target[to] = block[of]
 
 
 def overlap(

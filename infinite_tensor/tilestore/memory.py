@@ -97,10 +97,7 @@ class MemoryTileStore(TileStore):
                 fold_rows(spec, found, as_array(out), start)
             return found is not None
         if blocks is not None:
-            target = as_array(out)
-            for patch, block in blocks.items():
-                _, to, of = layout.part(patch, start, stop)
-                target[to] = block[of]
+            layout.copy(blocks, as_array(out), start)
         return blocks is not None
 
     def migrate(self, spec: TensorSpec, moved: TensorSpec) -> None:

@@ -108,10 +108,7 @@ class PersistentTileStore(TileStore, Backend):
         tiles = self._tiles.complete(record, layout.box(start, stop))
         if tiles is None:
             return False
-        target = as_array(out)
-        for tile, entry in tiles.items():
-            _, to, of = layout.part(tile, start, stop)
-            target[to] = as_array(entry)[of]
+        layout.copy({tile: as_array(entry) for tile, entry in tiles.items()}, as_array(out), start)
         return True
 
     def migrate(self, spec: TensorSpec, moved: TensorSpec) -> None:
