@@ -10,25 +10,20 @@ covers. It is a few boxes, the same for every inner window, so no mask is needed
 from __future__ import annotations
 
 import enum
-import math
-import mmap
 import operator
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 
+from infinite_tensor.arrays import Array, as_array, as_tensor, copied
 from infinite_tensor.boxes import Index
 from infinite_tensor.definition import Blend, Number
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.window import WindowGrid
 
-Array: TypeAlias = Any
-"""A torch tensor or a numpy view of one: both take the slicing and arithmetic used here."""
-
-_LARGE_BYTES = 2**21
 _LEFT_TO_NUMPY = frozenset(map(np.dtype, ("uint16", "uint32", "uint64", "complex64", "complex128")))
 """torch cannot add the former, and to add the latter it multiplies: what is infinite becomes NaN."""
 _SERIAL = 2**15 - 1
@@ -51,42 +46,6 @@ class _Part(NamedTuple):
     low: Index
     high: Index
     action: _Action
-
-
-def as_tensor(array: Array) -> torch.Tensor:
-    """The tensor that `as_array` gave a view of."""
-    return torch.from_numpy(array) if isinstance(array, np.ndarray) else array
-
-
-def as_array(tensor: torch.Tensor) -> Array:
-    """A view of `tensor` that is fast to slice: numpy on the CPU, the tensor itself elsewhere.
-
-    numpy moves a small block in half of torch's time, but knows no bfloat16.
-    """
-    if tensor.device.type == "cpu" and tensor.dtype is not torch.bfloat16:
-        return tensor.numpy()
-    return tensor
-
-
-def allocated(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A new tensor with nothing written to it yet."""
-    nbytes = math.prod(shape) * dtype.itemsize
-    if device.type != "cpu" or nbytes < _LARGE_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.empty(shape, dtype=dtype, device=device)
-    # Large pages take a third of the time to write to for the first time; and all of them are given back at once, where
-    # an allocator would keep what lies between smaller blocks.
-    try:
-        pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except (OSError, OverflowError):
-        # So much that torch will say what is wrong with it.
-        return torch.empty(shape, dtype=dtype, device=device)
-    pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(pages, dtype=torch.uint8).view(dtype).view(tuple(shape))
-
-
-def copied(array: Array) -> Array:
-    """A contiguous copy."""
-    return array.copy() if isinstance(array, np.ndarray) else array.clone(memory_format=torch.contiguous_format)
 
 
 class Blender:

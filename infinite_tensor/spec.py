@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from infinite_tensor.blend import Blender, as_array
+from infinite_tensor.arrays import as_array
+from infinite_tensor.blend import Blender
 from infinite_tensor.boxes import Index
 from infinite_tensor.definition import Blend, Definition, Number, json_scalar
 from infinite_tensor.window import Shape, WindowGrid

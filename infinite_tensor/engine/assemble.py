@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from infinite_tensor.blend import allocated
+from infinite_tensor.arrays import allocated
 from infinite_tensor.boxes import Index, IntArray, as_tuples
 from infinite_tensor.engine.claims import CLAIMS
 from infinite_tensor.engine.execute import run

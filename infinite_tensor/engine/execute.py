@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from infinite_tensor.blend import Array, as_array
+from infinite_tensor.arrays import Array, as_array
 from infinite_tensor.boxes import IntArray
 from infinite_tensor.engine.claims import CLAIMS, Claim
 from infinite_tensor.engine.node import Input, Node

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Self
 
-from infinite_tensor.blend import Array, allocated, as_array
+from infinite_tensor.arrays import Array, allocated, as_array
 from infinite_tensor.engine.claims import CLAIMS, Claim
 
 _BLOCK_BYTES = 2**21

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from infinite_tensor.blend import Array, as_array
+from infinite_tensor.arrays import Array, as_array
 from infinite_tensor.boxes import Index, IntArray, as_tuples, points_of_boxes, rows_of, unique_points
 from infinite_tensor.tilestore.cache import Entry
 from infinite_tensor.tilestore.contract import Access

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from infinite_tensor.blend import Array
+from infinite_tensor.arrays import Array
 from infinite_tensor.boxes import IntArray
 from infinite_tensor.compat import OldSpelling
 from infinite_tensor.definition import Blend, Definition, changed_functions, differences

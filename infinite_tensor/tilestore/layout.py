@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from infinite_tensor.blend import Array
+from infinite_tensor.arrays import Array
 from infinite_tensor.boxes import Index
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.spec import TensorSpec

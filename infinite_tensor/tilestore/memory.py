@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from infinite_tensor.blend import Array, as_array, as_tensor
+from infinite_tensor.arrays import Array, as_array, as_tensor
 from infinite_tensor.boxes import Index
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.spec import TensorSpec

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from infinite_tensor.blend import Array, as_array, copied
+from infinite_tensor.arrays import Array, as_array, copied
 from infinite_tensor.boxes import UNBOUNDED, Index, IntArray, as_tuples, rows_of
 from infinite_tensor.spec import TensorSpec
 from infinite_tensor.tilestore.contract import Access

@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
-from infinite_tensor.blend import Array, as_array, as_tensor, copied
+from infinite_tensor.arrays import Array, as_array, as_tensor, copied
 from infinite_tensor.boxes import Index
 from infinite_tensor.definition import dtype_name, dtype_of
 from infinite_tensor.errors import StoreError

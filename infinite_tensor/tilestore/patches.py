@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from infinite_tensor.blend import Array
+from infinite_tensor.arrays import Array
 from infinite_tensor.boxes import Index, IntArray
 from infinite_tensor.spec import TensorSpec
 from infinite_tensor.tilestore.layout import TileLayout

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from infinite_tensor.blend import as_array
+from infinite_tensor.arrays import as_array
 from infinite_tensor.compat import accepts_old_keywords
 from infinite_tensor.definition import UnknownBlend, differences
 from infinite_tensor.errors import StoreError, ValidationError

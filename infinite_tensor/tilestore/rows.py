@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 
-from infinite_tensor.blend import Array, as_tensor
+from infinite_tensor.arrays import Array, as_tensor
 from infinite_tensor.boxes import Index
 from infinite_tensor.spec import TensorSpec
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
-from infinite_tensor.blend import copied
+from infinite_tensor.arrays import copied
 from infinite_tensor.boxes import Index
 from infinite_tensor.tilestore.rows import Row
 

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infinite_tensor import TensorWindow
-from infinite_tensor.blend import Blender, as_array
+from infinite_tensor.arrays import as_array
+from infinite_tensor.blend import Blender
 from infinite_tensor.window import Shape, WindowGrid
 
 GRIDS: list[tuple[TensorWindow, Shape]] = [
