@@ -51,11 +51,11 @@ class Selection(NamedTuple):
     @property
     def shape(self) -> Index:
         """Shape of the box in pixels."""
-        return tuple(b - a for a, b in zip(self.start, self.stop, strict=True))
+        return tuple([b - a for a, b in zip(self.start, self.stop, strict=True)])
 
     def pick(self, box: torch.Tensor) -> torch.Tensor:
         """What the user asked for, from the box of pixels; never a view of a larger tensor."""
-        if any(step != 1 for step in self.steps):
+        if self.steps.count(1) < len(self.steps):
             thinned = box[tuple(slice(None, None, abs(step)) for step in self.steps)]
             reversed_dims = [d for d, step in enumerate(self.steps) if step < 0]
             box = _flip(thinned, reversed_dims)

@@ -6,11 +6,12 @@ import multiprocessing
 import resource
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
 
-from infinite_tensor import InfiniteTensor, MemoryTileStore, TensorWindow
+from infinite_tensor import HDF5TileStore, InfiniteTensor, MemoryTileStore, TensorWindow, TileStore, ZarrTileStore
 
 MIB = 2**20
 CACHE = 64 * MIB
@@ -28,7 +29,15 @@ def soften(_ctx: tuple[int, ...], region: torch.Tensor) -> torch.Tensor:
     return region[2:-2, 2:-2] * 0.5 + region[4:, 2:-2] * 0.5
 
 
-def chain(store: MemoryTileStore) -> InfiniteTensor:
+def store(kind: str, folder: Path) -> TileStore:
+    if kind == "memory":
+        return MemoryTileStore(cache_size_bytes=CACHE)
+    if kind == "zarr":
+        return ZarrTileStore(folder / "store", tile_size=256, cache_size_bytes=CACHE)
+    return HDF5TileStore(folder / "store", tile_size=256, cache_size_bytes=CACHE)
+
+
+def chain(store: TileStore) -> InfiniteTensor:
     window, halo = TensorWindow((256, 256)), TensorWindow((260, 260), stride=256, offset=-2)
     t = InfiniteTensor((None, None), ramp, window, tile_store=store, tensor_id="0")
     for number in range(1, DEPTH):
@@ -38,17 +47,25 @@ def chain(store: MemoryTileStore) -> InfiniteTensor:
     return t
 
 
-def growth(extent: int) -> int:
+def growth(kind: str, folder: Path, extent: int) -> int:
     """By how much the most memory that this process has held grows while `extent` x `extent` pixels are read."""
-    t = chain(MemoryTileStore(cache_size_bytes=CACHE))
-    t[0:16, 0:16]
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert t[0:extent, 0:extent].shape == (extent, extent)
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    with store(kind, folder) as tiles:
+        t = chain(tiles)
+        t[0:16, 0:16]
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        assert t[0:extent, 0:extent].shape == (extent, extent)
+        return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
 
 
-@pytest.mark.parametrize("extent", [8192, pytest.param(16384, marks=pytest.mark.slow)])
-def test_a_large_read_holds_its_result_the_caches_and_little_more(extent: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "extent"),
+    [
+        ("memory", 8192),
+        ("zarr", 8192),
+        *[pytest.param(kind, 16384, marks=pytest.mark.slow) for kind in ("memory", "zarr", "hdf5")],
+    ],
+)
+def test_a_large_read_holds_its_result_the_caches_and_little_more(kind: str, extent: int, tmp_path: Path) -> None:
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as child:
-        held = child.submit(growth, extent).result()
+        held = child.submit(growth, kind, tmp_path, extent).result()
     assert held < extent * extent * 4 + CACHE + WORKING_SET

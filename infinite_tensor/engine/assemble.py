@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -15,12 +16,15 @@ from infinite_tensor.boxes import Index, IntArray, as_tuples
 from infinite_tensor.engine.claims import CLAIMS
 from infinite_tensor.engine.execute import run
 from infinite_tensor.engine.node import Node
-from infinite_tensor.engine.plan import Accesses, horizons
+from infinite_tensor.engine.plan import Accesses, Horizons
 from infinite_tensor.indexing import Selection
+from infinite_tensor.spec import TensorSpec
 from infinite_tensor.tilestore.contract import Access
 
 _BLOCK_BYTES = 16 * 2**20
 """A larger read is carried out block by block, so that upstream windows are let go early."""
+_MOST_AT_HAND = 2**25
+"""glibc gives larger blocks back to the operating system as soon as they are freed."""
 _MOST_WAITING = 1024
 """Regions of a stream that wait for a batch to fill."""
 
@@ -41,7 +45,7 @@ def read(node: Node, selections: Sequence[Selection], workers: int | None = None
         with torch.inference_mode(mode=False):
             return read(node, selections, workers)
     spec = node.spec
-    boxes = [allocated(s.shape, spec.dtype, spec.device) for s in selections]
+    boxes = [_result(s.shape, spec) for s in selections]
     blocks = [
         block
         for s, box in zip(selections, boxes, strict=True)
@@ -53,13 +57,19 @@ def read(node: Node, selections: Sequence[Selection], workers: int | None = None
     return [selection.pick(box) for selection, box in zip(selections, boxes, strict=True)]
 
 
+def _result(shape: Sequence[int], spec: TensorSpec) -> torch.Tensor:
+    # What an allocator has at hand, because it was used before, need not be cleared by the operating system.
+    allocate = torch.empty if math.prod(shape) * spec.dtype.itemsize < _MOST_AT_HAND else allocated
+    return allocate(shape, dtype=spec.dtype, device=spec.device)
+
+
 def _fill(node: Node, blocks: list[_Block], workers: int | None) -> None:
     starts = np.array([block.start for block in blocks], dtype=np.int64)
     stops = np.array([block.stop for block in blocks], dtype=np.int64)
     steps = _steps(blocks)
-    horizon = horizons(node, starts, stops) if len(steps) > 1 else {}
     with Accesses(CLAIMS.reader(workers)) as accesses:
         access = accesses.of(node)
+        horizons = Horizons(node, starts, stops) if len(steps) > 1 else None
         pending = np.empty((0, len(node.spec.shape)), dtype=np.int64)
         due: deque[tuple[range, int]] = deque()
         done = 0
@@ -68,16 +78,25 @@ def _fill(node: Node, blocks: list[_Block], workers: int | None) -> None:
             due.append((step, done + len(pending)))
             # What does not fill a batch waits for the next step.
             count = len(pending) if step is steps[-1] else node.batching.full(len(pending))
+            done += count
+            unread = next((number for waiting, last in due for number in waiting if last > done), step.stop)
+            let_go = partial(_let_go, accesses, horizons, unread)
             if count:
-                run(node, pending[:count], accesses)
-                pending, done = pending[count:], done + count
+                run(node, pending[:count], accesses, let_go)
+                pending = pending[count:]
             while due and due[0][1] <= done:
                 for number in due.popleft()[0]:
                     access.read(blocks[number].start, blocks[number].out)
-            if step is not steps[-1]:
-                unread = due[0][0].start if due else step.stop
-                for held, held_access in accesses.items():
-                    held_access.keep(horizon[held][unread].tolist())
+            let_go(node.depth + 1)
+
+
+def _let_go(accesses: Accesses, horizons: Horizons | None, unread: int, depth: int) -> None:
+    """When all windows at `depth` of a chain are there, let go of what only they have read, up to a block."""
+    if horizons is None:
+        return
+    for node, access in accesses.items():
+        if horizons.read_at(node) <= depth:
+            access.keep(horizons.before(node, unread))
 
 
 def _steps(blocks: list[_Block]) -> list[range]:
@@ -159,7 +178,7 @@ def _read_ready(node: Node, access: Access, waiting: deque[tuple[Selection, int]
     results = []
     while waiting and waiting[0][1] <= done:
         selection, _ = waiting.popleft()
-        box = allocated(selection.shape, node.spec.dtype, node.spec.device)
+        box = _result(selection.shape, node.spec)
         if box.numel():
             access.read(selection.start, box)
         results.append(selection.pick(box))

@@ -16,7 +16,6 @@ from __future__ import annotations
 import bisect
 import itertools
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -137,8 +136,9 @@ class Claim:
 
 @dataclass
 class Stage:
-    """What a read does at one depth: compute what it has claimed, then turn to what others have."""
+    """What a read does at one depth of the chain: compute what it has claimed, then turn to what others have."""
 
+    depth: int
     claims: list[Claim] = field(default_factory=list)
     others: list[tuple[Node, IntArray]] = field(default_factory=list)
 
@@ -333,12 +333,13 @@ class Claims:
 
 
 def _stages(claims: Sequence[Claim], others: Sequence[tuple[Node, IntArray]]) -> list[Stage]:
-    stages: defaultdict[int, Stage] = defaultdict(Stage)
+    depths = {claim.level.node.depth for claim in claims} | {node.depth for node, _ in others}
+    stages = {depth: Stage(depth) for depth in sorted(depths)}
     for claim in claims:
         stages[claim.level.node.depth].claims.append(claim)
     for node, windows in others:
         stages[node.depth].others.append((node, windows))
-    return [stages[depth] for depth in sorted(stages)]
+    return list(stages.values())
 
 
 CLAIMS = Claims()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -25,18 +25,19 @@ from infinite_tensor.errors import (
 from infinite_tensor.tilestore.contract import Access
 
 
-def run(root: Node, windows: IntArray, accesses: Accesses) -> None:
+def run(root: Node, windows: IntArray, accesses: Accesses, after: Callable[[int], None] = lambda _depth: None) -> None:
     """Return when `windows` of `root`, which its access reported missing, are there.
 
     They are computed, with all that they need and that is missing too, sources first; what another read is
-    computing already is waited for. ``f`` runs under `torch.no_grad`.
+    computing already is waited for. ``f`` runs under `torch.no_grad`. ``after(depth)`` is called when all windows of
+    tensors at that depth of the chain are there.
     """
     # A tensor that is born in inference mode could not be blended into later.
     with torch.inference_mode(mode=False), torch.no_grad():
-        _run(root, windows, accesses)
+        _run(root, windows, accesses, after)
 
 
-def _run(root: Node, windows: IntArray, accesses: Accesses) -> None:
+def _run(root: Node, windows: IntArray, accesses: Accesses, after: Callable[[int], None]) -> None:
     with CLAIMS.share(build(root, windows, accesses), accesses.reader) as stages:
         for stage in stages:
             for claim in stage.claims:
@@ -44,6 +45,7 @@ def _run(root: Node, windows: IntArray, accesses: Accesses) -> None:
             lost = [(claim.level.node, claim.level.windows[sorted(claim.lost)]) for claim in stage.claims]
             for node, others in (*stage.others, *lost):
                 _await(node, others, accesses)
+            after(stage.depth)
 
 
 def _await(node: Node, windows: IntArray, accesses: Accesses) -> None:
@@ -52,7 +54,7 @@ def _await(node: Node, windows: IntArray, accesses: Accesses) -> None:
     while len(windows := windows[access.absent(windows)]):
         mine = CLAIMS.turn(node, windows, accesses.reader)
         if mine:
-            _run(node, np.array(sorted(mine), dtype=np.int64), accesses)
+            _run(node, np.array(sorted(mine), dtype=np.int64), accesses, lambda _depth: None)
 
 
 def _run_level(claim: Claim) -> None:
@@ -75,7 +77,7 @@ def _work(claim: Claim) -> None:
             pace.begin()
             done = 0
             for batch in batches:
-                outbox.put(batch, calls.run(batch))
+                calls.run(batch, outbox.put)
                 done += 1
                 if pace.is_over():
                     break
@@ -100,8 +102,10 @@ class _Calls:
         self._batched = node.batching.given is not None
         self._size, self._dtype = node.spec.definition.output_window.size, node.spec.numpy_dtype
 
-    def run(self, places: Sequence[int]) -> list[Array]:
-        """One call; the windows that it returned, checked. To be copied at once: ``f`` may use its buffer again.
+    def run(self, places: Sequence[int], put: Callable[[int, Array], None]) -> None:
+        """One call; hands on each window that it returned, checked, with its place.
+
+        They are to be copied at once: ``f`` may use its buffer again.
 
         Raises
         ------
@@ -109,18 +113,28 @@ class _Calls:
             If ``f`` does not return what was declared. What ``f`` raises comes through. Either way the
             message ends with the tensor and the windows that were being computed.
         """
-        regions = [
-            [_region(upstream, access, starts[place]) for place in places] for upstream, access, starts in self._sources
-        ]
         try:
-            if not self._batched:
-                return [self._array_of(self._f(self._indices[places[0]], *[region for (region,) in regions]))]
-            outputs = _as_list(self._f([self._indices[place] for place in places], *regions), len(places))
-            return [self._array_of(output) for output in outputs]
+            if self._batched:
+                arrays = [self._array_of(output) for output in self._outputs(places)]
+            else:
+                (place,) = places
+                array = self._array_of(self._f(self._indices[place], *self._regions(place)))
         except Exception as error:
             listed = ", ".join([str(self._indices[place]) for place in places[:8]]) + ", ..." * (len(places) > 8)
             error.add_note(f"while computing window {listed} of tensor {self._node.spec.tensor_id!r}")
             raise
+        if self._batched:
+            for place, array in zip(places, arrays, strict=True):
+                put(place, array)
+        else:
+            put(place, array)
+
+    def _outputs(self, places: Sequence[int]) -> Sequence[object]:
+        regions = [list(column) for column in zip(*map(self._regions, places), strict=True)]
+        return _as_list(self._f([self._indices[place] for place in places], *regions), len(places))
+
+    def _regions(self, place: int) -> list[torch.Tensor]:
+        return [_region(upstream, access, starts[place]) for upstream, access, starts in self._sources]
 
     def _array_of(self, output: object) -> Array:
         if self._dtype is not None and type(output) is torch.Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Sequence
 from typing import Self
 
 from infinite_tensor.arrays import Array, allocated, as_array
@@ -30,19 +29,18 @@ class Outbox:
         self._places: list[int] = []
         self._sent = time.monotonic()
 
-    def put(self, places: Sequence[int], windows: Sequence[Array]) -> None:
-        """Copy the windows at these places of the claim."""
-        if self._end + len(windows) > len(self._block):
+    def put(self, place: int, window: Array) -> None:
+        """Copy the window at this place of the claim."""
+        if self._end == len(self._block):
             self.send()
-            self._allocate(len(windows))
-        for window in windows:
-            self._block[self._end] = window
-            self._end += 1
-        self._places += places
+            self._allocate()
+        self._block[self._end] = window
+        self._end += 1
+        self._places.append(place)
 
-    def _allocate(self, least: int) -> None:
+    def _allocate(self) -> None:
         window_bytes = max(1, math.prod(self._shape) * self._dtype.itemsize)
-        length = max(least, min(len(self._claim.indices), _BLOCK_BYTES // window_bytes))
+        length = max(1, min(len(self._claim.indices), _BLOCK_BYTES // window_bytes))
         self._block = as_array(allocated((length, *self._shape), self._dtype, self._device))
         self._begin = self._end = 0
 

@@ -167,23 +167,41 @@ def _check_inputs(node: Node) -> None:
             )
 
 
-def horizons(root: Node, starts: IntArray, stops: IntArray) -> dict[Node, IntArray]:
-    """How far back each tensor is still needed, while regions of `root` are read one after the other.
+class Horizons:
+    """How far back each tensor of a chain is still needed, while regions of `root` are read one after the other.
 
-    For each tensor of the chain an array of shape (N, ndim): entry n is a pixel before which, in every
-    dimension, nothing is read for the regions from n on, wherever they need computing. Windows that the region
-    before has needed too are there by then.
+    Windows that the region before has needed too are there by then.
+
+    Parameters
+    ----------
+    root : Node
+        The tensor that is read.
+    starts, stops : int64 array of shape (N, ndim)
+        The regions in pixels, in their order.
     """
-    reach: dict[Node, tuple[IntArray, IntArray]] = {root: (starts, stops)}
-    for node in consumers_first(root):
-        low, high = node.spec.grid.boxes(*reach[node])
-        low = _first_new(low, high)
-        for upstream in node.inputs:
-            first = upstream.window.starts(low)
-            last = upstream.window.starts(np.maximum(high - 1, low)) + np.array(upstream.window.size)
-            known = reach.get(upstream.node, (first, last))
-            reach[upstream.node] = np.minimum(known[0], first), np.maximum(known[1], last)
-    return {node: np.minimum.accumulate(first[::-1], axis=0)[::-1] for node, (first, _) in reach.items()}
+
+    def __init__(self, root: Node, starts: IntArray, stops: IntArray) -> None:
+        reach: dict[Node, tuple[IntArray, IntArray]] = {root: (starts, stops)}
+        self._read_at = {root: root.depth + 1}
+        for node in consumers_first(root):
+            low, high = node.spec.grid.boxes(*reach[node])
+            low = _first_new(low, high)
+            for upstream in node.inputs:
+                first = upstream.window.starts(low)
+                last = upstream.window.starts(np.maximum(high - 1, low)) + np.array(upstream.window.size)
+                known = reach.get(upstream.node, (first, last))
+                reach[upstream.node] = np.minimum(known[0], first), np.maximum(known[1], last)
+                self._read_at[upstream.node] = max(self._read_at.get(upstream.node, 0), node.depth)
+        self._before = {node: np.minimum.accumulate(first[::-1], axis=0)[::-1] for node, (first, _) in reach.items()}
+
+    def read_at(self, node: Node) -> int:
+        """The greatest depth of a tensor that reads this one; the root is read when all others have been."""
+        return self._read_at[node]
+
+    def before(self, node: Node, number: int) -> Sequence[int] | None:
+        """The pixel before which, in every dimension, nothing is read from region `number` on; None at the end."""
+        firsts = self._before[node]
+        return firsts[number].tolist() if number < len(firsts) else None
 
 
 def _first_new(low: IntArray, high: IntArray) -> IntArray:

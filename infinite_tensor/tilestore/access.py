@@ -16,7 +16,7 @@ from infinite_tensor.arrays import Array, as_array
 from infinite_tensor.boxes import Index, IntArray, as_tuples, points_of_boxes, rows_of, unique_points
 from infinite_tensor.tilestore.cache import Entry
 from infinite_tensor.tilestore.contract import Access
-from infinite_tensor.tilestore.layout import Record, overlap
+from infinite_tensor.tilestore.layout import Record, copy_shared
 from infinite_tensor.tilestore.partial import TileInProgress
 from infinite_tensor.tilestore.patches import Patch, ReadPatches
 
@@ -138,14 +138,15 @@ class TileAccess(Access):
         stop = [a + n for a, n in zip(start, out.shape, strict=True)]
         low, high = layout.box(start, stop)
         for tile in _box(low, high):
-            begin, to, of = layout.part(tile, start, stop)
             entry = self._tiles[tile]
+            if isinstance(entry, TileInProgress) and entry.complete and not entry.empty:
+                entry = entry.finished()
             if not isinstance(entry, TileInProgress):
-                target[to] = as_array(entry)[of]
+                copy_shared(as_array(entry), layout.start(tile), target, start)
             elif patch := self._patch(tile, entry):
-                to, of = overlap(start, stop, patch.start, patch.stop)
-                target[to] = patch.pixels[of]
+                copy_shared(patch.pixels, patch.start, target, start)
             else:
+                begin, to = layout.part(tile, start, stop)
                 with self._store._tiles.lock:
                     entry.read(target[to], begin)
         if block is not out:

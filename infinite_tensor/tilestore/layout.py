@@ -113,29 +113,26 @@ class TileLayout:
             [-(-b // n) for b, n in zip(stop, sizes, strict=True)],
         )
 
-    def part(
-        self, tile: Index, start: Sequence[int], stop: Sequence[int]
-    ) -> tuple[list[int], tuple[slice, ...], tuple[slice, ...]]:
-        """What a tile holds of the pixels ``[start, stop)``: its first pixel, where it is in these, and in the tile."""
-        begin = self.start(tile)
-        to, of = overlap(start, stop, begin, [a + n for a, n in zip(begin, self.tile_shape, strict=True)])
-        return [max(a, b) for a, b in zip(start, begin, strict=True)], to, of
+    def part(self, tile: Index, start: Sequence[int], stop: Sequence[int]) -> tuple[list[int], tuple[slice, ...]]:
+        """What a tile holds of the pixels ``[start, stop)``: the first of them, and where it is in these."""
+        low, to = [], []
+        for i, n, a, b in zip(tile, self.tile_shape, start, stop, strict=True):
+            low.append(max(i * n, a))
+            to.append(slice(low[-1] - a, min(i * n + n, b) - a))
+        return low, tuple(to)
 
     def copy(self, tiles: Mapping[Index, Array], target: Array, start: Sequence[int]) -> None:
         """Copy the pixels of `tiles` into `target`, which begins at pixel `start` and which they cover."""
-        stop = [a + n for a, n in zip(start, target.shape, strict=True)]
         for tile, block in tiles.items():
-            _, to, of = self.part(tile, start, stop)
-            target[to] = block[of]
+            copy_shared(block, self.start(tile), target, start)
 
 
-def overlap(
-    start: Sequence[int], stop: Sequence[int], other_start: Sequence[int], other_stop: Sequence[int]
-) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-    """Where the pixels that two boxes share are in the first one and in the other one."""
-    within, within_other = [], []
-    for a, b, c, d in zip(start, stop, other_start, other_stop, strict=True):
-        low, high = max(a, c), min(b, d)
-        within.append(slice(low - a, high - a))
-        within_other.append(slice(low - c, high - c))
-    return tuple(within), tuple(within_other)
+def copy_shared(source: Array, source_start: Sequence[int], target: Array, target_start: Sequence[int]) -> None:
+    """Copy the pixels that two blocks share, which begin at `source_start` and `target_start`."""
+    to, of = [], []
+    for a, n, b, m in zip(source_start, source.shape, target_start, target.shape, strict=True):
+        begin = a - b
+        low, high = max(begin, 0), min(begin + n, m)
+        to.append(slice(low, high))
+        of.append(slice(low - begin, high - begin))
+    target[tuple(to)] = source[tuple(of)]

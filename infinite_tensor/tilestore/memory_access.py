@@ -17,7 +17,7 @@ from infinite_tensor.arrays import Array, as_array, copied
 from infinite_tensor.boxes import UNBOUNDED, Index, IntArray, as_tuples, rows_of
 from infinite_tensor.spec import TensorSpec
 from infinite_tensor.tilestore.contract import Access
-from infinite_tensor.tilestore.layout import TileLayout, overlap
+from infinite_tensor.tilestore.layout import TileLayout, copy_shared
 from infinite_tensor.tilestore.patches import Patch, ReadPatches
 from infinite_tensor.tilestore.rows import Row, fold_rows, rows_in
 
@@ -34,6 +34,7 @@ class MemoryAccess(Access):
         self._layout = layout
         self._overlaps = not spec.grid.overlap_free
         self._patch_pixels = math.prod(layout.tile_shape)
+        self._small_windows = 4 * math.prod(spec.grid.window.size) <= self._patch_pixels
         self._held: dict[Index, Row] = {}
         self._patches = ReadPatches()
         self._awaited: set[tuple[str, Index]] = set()
@@ -76,15 +77,14 @@ class MemoryAccess(Access):
             self._fold(target, start)
             if self._overlaps and self._store._has_room(self._layout.tile_bytes):
                 self._remember(target, start, stop)
-        elif self._overlaps or self._patches.worthwhile:
+        elif self._overlaps or (self._small_windows and self._patches.worthwhile):
             for index in itertools.product(*map(range, *self._layout.box(start, stop))):
                 patch = self._patches.get(index, partial(self._patch, index))
                 if patch is None:
-                    low, to, _ = self._layout.part(index, start, stop)
+                    low, to = self._layout.part(index, start, stop)
                     self._fold(target[to], low)
                 else:
-                    to, of = overlap(start, stop, patch.start, patch.stop)
-                    target[to] = patch.pixels[of]
+                    copy_shared(patch.pixels, patch.start, target, start)
         else:
             self._fold(target, start)
 
@@ -146,7 +146,7 @@ class MemoryAccess(Access):
     def _remember(self, pixels: Array, start: Sequence[int], stop: Sequence[int]) -> None:
         """Keep the patches that lie in a region which has been blended."""
         for patch in itertools.product(*map(range, *self._layout.box(start, stop))):
-            low, to, _ = self._layout.part(patch, start, stop)
+            low, to = self._layout.part(patch, start, stop)
             block = pixels[to]
             whole = [b - a for a, b in zip(low, self._layout.stop(patch), strict=True)]
             if tuple(low) == self._layout.start(patch) and list(block.shape) == whole:
