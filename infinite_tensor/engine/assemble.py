@@ -11,20 +11,17 @@ from functools import partial
 import numpy as np
 import torch
 
-from infinite_tensor.arrays import allocated
 from infinite_tensor.boxes import Index, IntArray, as_tuples
 from infinite_tensor.engine.claims import CLAIMS
 from infinite_tensor.engine.execute import run
 from infinite_tensor.engine.node import Node
 from infinite_tensor.engine.plan import Accesses, Horizons
 from infinite_tensor.indexing import Selection
-from infinite_tensor.spec import TensorSpec
+from infinite_tensor.pages import new_result
 from infinite_tensor.tilestore.contract import Access
 
 _BLOCK_BYTES = 16 * 2**20
 """A larger read is carried out block by block, so that upstream windows are let go early."""
-_MOST_AT_HAND = 2**25
-"""glibc gives larger blocks back to the operating system as soon as they are freed."""
 _MOST_WAITING = 1024
 """Regions of a stream that wait for a batch to fill."""
 
@@ -45,7 +42,7 @@ def read(node: Node, selections: Sequence[Selection], workers: int | None = None
         with torch.inference_mode(mode=False):
             return read(node, selections, workers)
     spec = node.spec
-    boxes = [_result(s.shape, spec) for s in selections]
+    boxes = [new_result(s.shape, spec.dtype, spec.device) for s in selections]
     blocks = [
         block
         for s, box in zip(selections, boxes, strict=True)
@@ -55,12 +52,6 @@ def read(node: Node, selections: Sequence[Selection], workers: int | None = None
     if blocks:
         _fill(node, blocks, workers)
     return [selection.pick(box) for selection, box in zip(selections, boxes, strict=True)]
-
-
-def _result(shape: Sequence[int], spec: TensorSpec) -> torch.Tensor:
-    # What an allocator has at hand, because it was used before, need not be cleared by the operating system.
-    allocate = torch.empty if math.prod(shape) * spec.dtype.itemsize < _MOST_AT_HAND else allocated
-    return allocate(shape, dtype=spec.dtype, device=spec.device)
 
 
 def _fill(node: Node, blocks: list[_Block], workers: int | None) -> None:
@@ -178,7 +169,7 @@ def _read_ready(node: Node, access: Access, waiting: deque[tuple[Selection, int]
     results = []
     while waiting and waiting[0][1] <= done:
         selection, _ = waiting.popleft()
-        box = _result(selection.shape, node.spec)
+        box = new_result(selection.shape, node.spec.dtype, node.spec.device)
         if box.numel():
             access.read(selection.start, box)
         results.append(selection.pick(box))

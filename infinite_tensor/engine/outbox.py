@@ -7,8 +7,9 @@ import threading
 import time
 from typing import Self
 
-from infinite_tensor.arrays import Array, allocated, as_array
+from infinite_tensor.arrays import Array, as_array
 from infinite_tensor.engine.claims import CLAIMS, Claim
+from infinite_tensor.pages import new_block
 
 _BLOCK_BYTES = 2**21
 _LATEST_SECONDS = 0.05
@@ -41,7 +42,7 @@ class Outbox:
     def _allocate(self) -> None:
         window_bytes = max(1, math.prod(self._shape) * self._dtype.itemsize)
         length = max(1, min(len(self._claim.indices), _BLOCK_BYTES // window_bytes))
-        self._block = as_array(allocated((length, *self._shape), self._dtype, self._device))
+        self._block = as_array(new_block((length, *self._shape), self._dtype, self._device))
         self._begin = self._end = 0
 
     def send_in_time(self) -> None:

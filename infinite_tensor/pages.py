@@ -1,0 +1,86 @@
+"""Large blocks of memory, in large pages of the operating system.
+
+These take a third of the time to write to for the first time, and all of them are given back at once, where an
+allocator keeps what lies between smaller blocks.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import weakref
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+
+import torch
+
+_AT_HAND_BYTES = 2**25
+"""glibc keeps what is smaller at hand when it is freed, and gives what is larger back at once."""
+_LARGE_BYTES = 2**21
+_KEPT_BYTES = 2**26
+"""So much of what is freed waits to be used again."""
+
+
+def new_result(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A new tensor with nothing written to it yet, to be given away."""
+    if _nbytes(shape, dtype) < _AT_HAND_BYTES:
+        return torch.empty(shape, dtype=dtype, device=device)
+    return _on_pages(shape, dtype, device, _mapped)
+
+
+def new_block(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A new tensor with nothing written to it yet, of which there will be many of one size, soon dropped."""
+    return _on_pages(shape, dtype, device, _FREED.take)
+
+
+class _Freed:
+    """Pages that nobody uses any more, to be used again: to clear new ones takes longer than to fill them."""
+
+    def __init__(self) -> None:
+        # Only operations that no thread, and no collection of garbage, can come into the middle of.
+        self._pages: defaultdict[int, deque[mmap.mmap]] = defaultdict(deque)
+        self._users: dict[int, weakref.ref[memoryview]] = {}
+
+    def take(self, nbytes: int) -> memoryview:
+        """Pages, which are here again when the view is dropped."""
+        try:
+            pages = self._pages[nbytes].pop()
+        except IndexError:
+            pages = _mapped(nbytes)
+        view = memoryview(pages)
+        key = id(view)
+
+        def give_back(_view: object) -> None:
+            self._users.pop(key, None)
+            if sum(size * len(held) for size, held in list(self._pages.items())) < _KEPT_BYTES:
+                self._pages[nbytes].append(pages)
+
+        self._users[key] = weakref.ref(view, give_back)
+        return view
+
+
+_FREED = _Freed()
+
+
+def _on_pages(
+    shape: Sequence[int], dtype: torch.dtype, device: torch.device, pages: Callable[[int], mmap.mmap | memoryview]
+) -> torch.Tensor:
+    nbytes = _nbytes(shape, dtype)
+    if device.type != "cpu" or nbytes < _LARGE_BYTES // 2 or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(shape, dtype=dtype, device=device)
+    try:
+        buffer = pages(nbytes)
+    except (OSError, OverflowError):
+        # So much that torch will say what is wrong with it.
+        return torch.empty(shape, dtype=dtype, device=device)
+    return torch.frombuffer(buffer, dtype=torch.uint8).view(dtype).view(tuple(shape))
+
+
+def _mapped(nbytes: int) -> mmap.mmap:
+    pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    pages.madvise(mmap.MADV_HUGEPAGE)
+    return pages
+
+
+def _nbytes(shape: Sequence[int], dtype: torch.dtype) -> int:
+    return math.prod(shape) * dtype.itemsize

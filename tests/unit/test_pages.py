@@ -1,0 +1,61 @@
+"""Large blocks of memory."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+
+import pytest
+import torch
+
+from infinite_tensor import pages
+from infinite_tensor.pages import new_block, new_result
+
+CPU = torch.device("cpu")
+MANY = (2**19,)
+
+pytestmark = pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="there are no large pages")
+
+
+@pytest.fixture(autouse=True)
+def nothing_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "_FREED", pages._Freed())
+
+
+def test_a_block_that_is_dropped_is_used_again() -> None:
+    first = new_block(MANY, torch.float32, CPU)
+    address = first.data_ptr()
+    del first
+    assert new_block((2**18, 2), torch.int32, CPU).data_ptr() == address
+
+
+def test_blocks_in_use_share_no_memory() -> None:
+    blocks = [new_block(MANY, torch.float32, CPU).fill_(number) for number in range(8)]
+    assert all(bool((block == number).all()) for number, block in enumerate(blocks))
+
+
+def test_a_view_keeps_the_memory_of_its_block() -> None:
+    view = new_block(MANY, torch.float32, CPU).fill_(1.0)[5:7].numpy()
+    gc.collect()
+    new_block(MANY, torch.float32, CPU).fill_(2.0)
+    assert view.tolist() == [1.0, 1.0]
+
+
+def test_only_so_much_is_kept_for_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "_KEPT_BYTES", 3 * 2**21)
+    blocks = [new_block(MANY, torch.float32, CPU) for _ in range(8)]
+    blocks.clear()
+    assert [len(held) for held in pages._FREED._pages.values()] == [3]
+
+
+def test_a_result_is_never_of_memory_that_was_used_before() -> None:
+    first = new_result((2**24,), torch.float32, CPU)
+    del first
+    assert not new_result((2**24,), torch.float32, CPU).any()
+
+
+@pytest.mark.parametrize("new", [new_block, new_result])
+def test_more_than_there_can_be_is_an_error_of_torch(new: object) -> None:
+    assert callable(new)
+    with pytest.raises(RuntimeError, match="allocate"):
+        new((2**50,), torch.float32, CPU)
