@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from infinite_tensor import reopen as _reopen  # noqa: F401  (lets stores open tensors)
 from infinite_tensor.errors import (
     DamagedDataWarning,
+    DependantsRemainWarning,
     DeviceMismatchError,
     DtypeMismatchError,
     FunctionChangedWarning,
@@ -19,12 +20,14 @@ from infinite_tensor.errors import (
     TileAccessError,
     ValidationError,
 )
+from infinite_tensor.filling import FillPlan, FillReport, Progress
 from infinite_tensor.indexing import sl
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import Damage, Garbage, MemoryTileStore, TensorInfo, TileStore
 from infinite_tensor.window import TensorWindow
 
 if TYPE_CHECKING:
+    from infinite_tensor.datasets import GridDataset, PatchDataset
     from infinite_tensor_stores import HDF5TileStore, ZarrTileStore, open_store
 
 try:
@@ -32,20 +35,32 @@ try:
 except PackageNotFoundError:
     __version__ = "0.0.0"
 
-_PERSISTENT = ("HDF5TileStore", "ZarrTileStore", "open_store")
-"""Imported when first used, so that `import infinite_tensor` loads neither zarr nor h5py."""
+_LAZY = {
+    "GridDataset": "infinite_tensor.datasets",
+    "PatchDataset": "infinite_tensor.datasets",
+    "HDF5TileStore": "infinite_tensor_stores",
+    "ZarrTileStore": "infinite_tensor_stores",
+    "open_store": "infinite_tensor_stores",
+}
+"""Imported when first used, so that `import infinite_tensor` is quick, and loads neither zarr nor h5py."""
 
 __all__ = [
     "Damage",
     "DamagedDataWarning",
+    "DependantsRemainWarning",
     "DeviceMismatchError",
     "DtypeMismatchError",
+    "FillPlan",
+    "FillReport",
     "FunctionChangedWarning",
     "Garbage",
+    "GridDataset",
     "HDF5TileStore",
     "InfiniteTensor",
     "InfiniteTensorError",
     "MemoryTileStore",
+    "PatchDataset",
+    "Progress",
     "RegionError",
     "ShapeMismatchError",
     "StoreError",
@@ -61,10 +76,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _PERSISTENT:
-        return getattr(import_module("infinite_tensor_stores"), name)
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_PERSISTENT})
+    return sorted({*globals(), *_LAZY})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -71,6 +72,11 @@ def unique_points(points: IntArray) -> IntArray:
     points = np.stack(np.unravel_index(keys, widths), axis=1).astype(np.int64)
     points += low
     return points
+
+
+def inside(point: Index, low: Sequence[int], high: Sequence[int]) -> bool:
+    """Whether a half-open box holds a point."""
+    return all(a <= i < b for i, a, b in zip(point, low, high, strict=True))
 
 
 def as_tuples(points: IntArray) -> list[Index]:

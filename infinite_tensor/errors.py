@@ -43,5 +43,9 @@ class FunctionChangedWarning(UserWarning):
     """``f`` looks different from the one that computed what is stored; the stored values are used."""
 
 
+class DependantsRemainWarning(UserWarning):
+    """A tensor was cleared, and tensors that were computed from it stay as they are."""
+
+
 class DamagedDataWarning(UserWarning):
     """A stored object failed its checksum or did not decode; it is recomputed where ``f`` is at hand."""

@@ -23,7 +23,7 @@ from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.spec import TensorSpec
 from infinite_tensor.tensor import InfiniteTensor, arg_definitions
 from infinite_tensor.tilestore import TileStore
-from infinite_tensor.tilestore.contract import check_same
+from infinite_tensor.tilestore.conflicts import check_same
 from infinite_tensor.tilestore.stored import StoredTensor
 from infinite_tensor.validate import check_args, checked_device, checked_id
 from infinite_tensor.window import WindowGrid

@@ -25,6 +25,7 @@ from infinite_tensor.definition import (
 from infinite_tensor.engine.assemble import read, stream
 from infinite_tensor.engine.node import Batching, Input, Node
 from infinite_tensor.errors import ValidationError
+from infinite_tensor.filling.methods import LargeRegions
 from infinite_tensor.indexing import parse
 from infinite_tensor.pickling import reduced
 from infinite_tensor.spec import TensorSpec
@@ -42,7 +43,7 @@ from infinite_tensor.validate import (
 from infinite_tensor.window import Shape, TensorWindow, WindowGrid
 
 
-class InfiniteTensor:
+class InfiniteTensor(LargeRegions):
     """A tensor whose dimensions may be unbounded, defined by a deterministic function over windows.
 
     A read computes the windows that intersect the region and are not stored yet, stores them, and

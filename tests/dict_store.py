@@ -61,6 +61,17 @@ class DictTileStore(PersistentTileStore):
             else:
                 self.storage[key] = (*self.storage.get(key, ()), part.to_bytes(str(key)))
 
+    def _delete_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> None:
+        for tile in tile_indices:
+            for kind in ("partial", "tile"):
+                self.storage.pop((tensor_id, kind, tile), None)
+
+    def _find_tiles(self, tensor_id: str, low: Sequence[int], high: Sequence[int]) -> tuple[set[Index], set[Index]]:
+        mine = [key for key, log in list(self.storage.items()) if key[0] == tensor_id and len(key) == 3 and log]
+        within = [key for key in mine if all(a <= i < b for i, a, b in zip(key[2], low, high, strict=True))]
+        complete = {tile for _, kind, tile in within if kind == "tile"}
+        return complete, {tile for _, kind, tile in within if kind == "partial"}
+
     def _read_log(self, key: tuple[str, str, Index]) -> PartialTile | None:
         parts = []
         for part in self.storage.get(key, ()):

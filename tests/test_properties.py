@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -19,12 +20,20 @@ import pytest
 import torch
 from hypothesis import given, note
 
-from infinite_tensor import HDF5TileStore, InfiniteTensor, MemoryTileStore, TileStore, ZarrTileStore
+from infinite_tensor import (
+    DependantsRemainWarning,
+    HDF5TileStore,
+    InfiniteTensor,
+    MemoryTileStore,
+    TileStore,
+    ZarrTileStore,
+)
 from infinite_tensor.engine import assemble
+from infinite_tensor.filling import fill, strips
 from infinite_tensor.tilestore import patches
 from tests.dict_store import DictTileStore
 from tests.reference import Box, Index, Reference, Stage, TooManyWindows
-from tests.worlds import Forget, Read, Selection, World, worlds
+from tests.worlds import Fill, Forget, Read, Selection, World, worlds
 
 MOST_WINDOWS = 150
 """A read that needs more is left out: the reference takes its time."""
@@ -128,7 +137,10 @@ class History:
         if action.what == "clear_cache":
             tensor.clear_cache()
         else:
-            tensor.tile_store.clear_tensor(tensor.tensor_id)
+            with warnings.catch_warnings():
+                # What is computed from it stays right: the same definition gives the same pixels.
+                warnings.simplefilter("ignore", DependantsRemainWarning)
+                tensor.tile_store.clear_tensor(tensor.tensor_id)
         if action.what == "clear_tensor" or isinstance(tensor.tile_store, MemoryTileStore):
             self.known[action.stage].clear()
 
@@ -153,6 +165,29 @@ class History:
             self._check_values(stage, selection, result)
             # A result shares no memory with what is stored: the next reads show it.
             result.zero_()
+
+    def fill(self, action: Fill) -> None:
+        tensor, box = self.tensors[action.stage], box_of(action.selection)
+        if box is not None and self.store_of(action.stage).outlives_process:
+            box = tensor.tile_store.layout(tensor._spec).whole(*box)
+        try:
+            boxes = [] if box is None else [box]
+            expected = self.reference.missing(action.stage, boxes, self.known, MOST_WINDOWS)
+        except TooManyWindows:
+            return
+        region = action.selection.expression
+        planned = {part.tensor_id: part.windows for part in tensor.plan(region).tensors}
+        before = [Counter(function.calls) for function in self.functions]
+        report = tensor.fill(region, progress=False)
+        calls = [function.calls - earlier for function, earlier in zip(self.functions, before, strict=True)]
+        self._check_calls(calls, expected, once=False)
+        assert report.windows == sum(made.total() for made in calls)
+        if not self.bounded:
+            assert {f"stage {n}": len(wanted) for n, wanted in enumerate(expected) if wanted} == {
+                name: count for name, count in planned.items() if count
+            }
+            assert tensor.plan(region).windows == tensor.fill(region, progress=False).windows == 0
+            assert tensor.is_filled(region)
 
     def _check_calls(self, calls: list[Counter[Index]], expected: list[set[Index]], *, once: bool) -> None:
         for number, (made, wanted) in enumerate(zip(calls, expected, strict=True)):
@@ -218,6 +253,8 @@ def _play(world: World, history: History) -> None:
             history.read(action)
         elif isinstance(action, Forget):
             history.forget(action)
+        elif isinstance(action, Fill):
+            history.fill(action)
         else:
             history.reopen(action.how)
 
@@ -231,6 +268,8 @@ def _run(world: World, open_store: Callable[..., TileStore], *, persistent: bool
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(assemble, "_BLOCK_BYTES", world.block_bytes)
         patch.setattr(patches, "_PATCH_BYTES", world.block_bytes // 4)
+        patch.setattr(strips, "_STEP_BYTES", world.block_bytes // 2)
+        patch.setattr(fill, "_DEFAULT_HELD", world.block_bytes)
         history = History(world, open_store, persistent=persistent, bounded=bounded)
         try:
             _play(world, history)

@@ -59,7 +59,15 @@ class Forget:
     what: str
 
 
-Action: TypeAlias = Read | Reopen | Forget
+@dataclass(frozen=True)
+class Fill:
+    """Plan a region of a stage, and fill it."""
+
+    stage: int
+    selection: Selection
+
+
+Action: TypeAlias = Read | Reopen | Forget | Fill
 
 
 @dataclass(frozen=True)
@@ -292,11 +300,13 @@ def _selections(draw: st.DrawFn, shape: tuple[int | None, ...], base: int) -> Se
 def _actions(draw: st.DrawFn, stages: Sequence[Stage], base: int) -> Action:
     last = len(stages) - 1
     stage = draw(st.just(last) | st.integers(0, last))
-    kind = draw(st.sampled_from(["read"] * 5 + ["reopen", "reopen", "forget"]))
+    kind = draw(st.sampled_from(["read"] * 5 + ["reopen", "reopen", "forget", "fill"]))
     if kind == "reopen":
         return Reopen(draw(st.sampled_from(["rebuild", "open"])))
     if kind == "forget":
         return Forget(stage, draw(st.sampled_from(["clear_cache", "clear_cache", "clear_tensor"])))
+    if kind == "fill":
+        return Fill(stage, draw(_selections(stages[stage].shape, base)))
     selections = st.lists(_selections(stages[stage].shape, base), min_size=1, max_size=4)
     return Read(stage, draw(st.sampled_from(["one", "list", "iter"])), tuple(draw(selections)))
 

@@ -6,16 +6,16 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
 
-from infinite_tensor.boxes import Index, IntArray, as_tuples
+from infinite_tensor.boxes import Index, IntArray
 from infinite_tensor.engine.claims import CLAIMS
 from infinite_tensor.engine.execute import run
+from infinite_tensor.engine.march import March, joined, march
 from infinite_tensor.engine.node import Node
-from infinite_tensor.engine.plan import Accesses, Horizons
+from infinite_tensor.engine.plan import Accesses
 from infinite_tensor.indexing import Selection
 from infinite_tensor.pages import new_result
 from infinite_tensor.tilestore.contract import Access
@@ -57,37 +57,14 @@ def read(node: Node, selections: Sequence[Selection], workers: int | None = None
 def _fill(node: Node, blocks: list[_Block], workers: int | None) -> None:
     starts = np.array([block.start for block in blocks], dtype=np.int64)
     stops = np.array([block.stop for block in blocks], dtype=np.int64)
-    steps = _steps(blocks)
     with Accesses(CLAIMS.reader(workers)) as accesses:
         access = accesses.of(node)
-        horizons = Horizons(node, starts, stops) if len(steps) > 1 else None
-        pending = np.empty((0, len(node.spec.shape)), dtype=np.int64)
-        due: deque[tuple[range, int]] = deque()
-        done = 0
-        for step in steps:
-            pending = _joined(pending, access.add(starts[step.start : step.stop], stops[step.start : step.stop]))
-            due.append((step, done + len(pending)))
-            # What does not fill a batch waits for the next step.
-            count = len(pending) if step is steps[-1] else node.batching.full(len(pending))
-            done += count
-            unread = next((number for waiting, last in due for number in waiting if last > done), step.stop)
-            let_go = partial(_let_go, accesses, horizons, unread)
-            if count:
-                run(node, pending[:count], accesses, let_go)
-                pending = pending[count:]
-            while due and due[0][1] <= done:
-                for number in due.popleft()[0]:
-                    access.read(blocks[number].start, blocks[number].out)
-            let_go(node.depth + 1)
-
-
-def _let_go(accesses: Accesses, horizons: Horizons | None, unread: int, depth: int) -> None:
-    """When all windows at `depth` of a chain are there, let go of what only they have read, up to a block."""
-    if horizons is None:
-        return
-    for node, access in accesses.items():
-        if horizons.read_at(node) <= depth:
-            access.keep(horizons.before(node, unread))
+        march(
+            node,
+            March(starts, stops, _steps(blocks)),
+            accesses,
+            lambda number: access.read(blocks[number].start, blocks[number].out),
+        )
 
 
 def _steps(blocks: list[_Block]) -> list[range]:
@@ -131,7 +108,7 @@ def stream(node: Node, selections: Iterable[Selection], workers: int | None = No
         pending = np.empty((0, len(node.spec.shape)), dtype=np.int64)
         done = waiting_bytes = 0
         for selection in selections:
-            pending = _joined(pending, access.add(np.array([selection.start]), np.array([selection.stop])))
+            pending = joined(pending, access.add(np.array([selection.start]), np.array([selection.stop])))
             waiting.append((selection, done + len(pending)))
             waiting_bytes += math.prod(selection.shape) * node.spec.dtype.itemsize
             # Stored regions behind one window that does not fill a batch must not pile up.
@@ -153,15 +130,6 @@ def _compute(node: Node, windows: IntArray, outer: Accesses) -> None:
         with Accesses(outer.reader) as accesses:
             accesses.lend(node, outer.of(node))
             run(node, windows, accesses)
-
-
-def _joined(pending: IntArray, missing: IntArray) -> IntArray:
-    """`pending`, followed by what is `missing` beside it."""
-    if not len(pending):
-        return missing
-    known = set(as_tuples(pending))
-    fresh = [index not in known for index in map(tuple, missing.tolist())]
-    return np.concatenate([pending, missing[np.array(fresh, dtype=bool)]])
 
 
 def _read_ready(node: Node, access: Access, waiting: deque[tuple[Selection, int]], done: int) -> list[torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -50,6 +51,12 @@ class Batching:
     def full(self, count: int) -> int:
         """How many of `count` windows fill the largest calls."""
         return count - count % self.largest
+
+    def calls(self, count: int) -> int:
+        """The fewest calls that take `count` windows."""
+        rest = min(count, self.largest * self.largest)
+        # What is left out fills the largest calls.
+        return len(self.split(rest + (count - rest) % self.largest)) + (count - rest) // self.largest
 
     def split(self, count: int) -> list[int]:
         """Sizes of the fewest calls that take `count` windows, large ones first."""
@@ -110,6 +117,7 @@ class Node:
 
     def __post_init__(self) -> None:
         self.depth: int = max((upstream.node.depth + 1 for upstream in self.inputs), default=0)
+        _alive[id(self)] = self
 
     def __eq__(self, other: object) -> bool:
         """Whether both are the same stored tensor: built twice, it is computed once."""
@@ -122,6 +130,14 @@ class Node:
 
     def __hash__(self) -> int:
         return hash((id(self.store), self.spec.tensor_id))
+
+
+_alive: weakref.WeakValueDictionary[int, Node] = weakref.WeakValueDictionary()
+
+
+def nodes_alive() -> list[Node]:
+    """All tensors of this process that somebody may still read."""
+    return [node for node in (reference() for reference in _alive.valuerefs()) if node is not None]
 
 
 @dataclass(frozen=True)

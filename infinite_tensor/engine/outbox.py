@@ -58,6 +58,7 @@ class Outbox:
             level = self._claim.level
             level.access.deposit(level.windows[places], outputs)
             CLAIMS.end(self._claim, [self._claim.indices[place] for place in places])
+            self._claim.reader.notice(level.node, len(places))
         self._sent = time.monotonic()
 
     def __enter__(self) -> Self:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from infinite_tensor.boxes import IntArray
+from infinite_tensor.engine.drops import DROPS
 from infinite_tensor.engine.node import Input, Node, consumers_first
 from infinite_tensor.errors import RegionError, TileAccessError, ValidationError
 from infinite_tensor.indexing import COORDINATE_LIMIT
@@ -76,12 +77,15 @@ class Reader:
         How often it has stored something itself.
     workers : int or None
         On how many threads it runs ``f``; None leaves that to each tensor's store.
+    notice : callable
+        ``notice(node, count)`` is told of windows that it has computed and stored, by the thread that did.
     """
 
     number: int
     begun: int
     own_events: int = 0
     workers: int | None = None
+    notice: Callable[[Node, int], None] = lambda _node, _count: None
 
 
 class Accesses:
@@ -91,11 +95,16 @@ class Accesses:
         self.reader = reader
         self._stack = ExitStack()
         self._of: dict[Node, Access] = {}
+        self._drops = DROPS.count
 
     def of(self, node: Node) -> Access:
         """The access to `node`, opened when it is first asked for."""
         if node not in self._of:
-            self._of[node] = self._stack.enter_context(node.store.access(node.spec))
+            access = self._stack.enter_context(node.store.access(node.spec))
+            if DROPS.count != self._drops and any(other.outdated for other in self._of.values()):
+                # What this tensor is computed from may have been dropped since it was read.
+                access.detach()
+            self._of[node] = access
         return self._of[node]
 
     def items(self) -> list[tuple[Node, Access]]:
@@ -193,6 +202,7 @@ class Horizons:
                 reach[upstream.node] = np.minimum(known[0], first), np.maximum(known[1], last)
                 self._read_at[upstream.node] = max(self._read_at.get(upstream.node, 0), node.depth)
         self._before = {node: np.minimum.accumulate(first[::-1], axis=0)[::-1] for node, (first, _) in reach.items()}
+        self._until = {node: np.maximum.accumulate(last, axis=0) for node, (_, last) in reach.items()}
 
     def read_at(self, node: Node) -> int:
         """The greatest depth of a tensor that reads this one; the root is read when all others have been."""
@@ -202,6 +212,13 @@ class Horizons:
         """The pixel before which, in every dimension, nothing is read from region `number` on; None at the end."""
         firsts = self._before[node]
         return firsts[number].tolist() if number < len(firsts) else None
+
+    def most_pixels(self, node: Node) -> int:
+        """About how many pixels of a tensor are held at once, at most."""
+        spec = node.spec
+        reached = self._until[node] - self._before[node] + np.array(spec.grid.window.size, dtype=np.int64)
+        ends = [np.iinfo(np.int64).max if extent is None else extent for extent in spec.shape]
+        return int(np.minimum(reached, ends).prod(axis=1, dtype=np.float64).max())
 
 
 def _first_new(low: IntArray, high: IntArray) -> IntArray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -13,9 +14,10 @@ import numpy.typing as npt
 import torch
 
 from infinite_tensor.arrays import Array, as_array
-from infinite_tensor.boxes import Index, IntArray, as_tuples, points_of_boxes, rows_of, unique_points
+from infinite_tensor.boxes import Index, IntArray, as_tuples, rows_of
 from infinite_tensor.tilestore.cache import Entry
 from infinite_tensor.tilestore.contract import Access
+from infinite_tensor.tilestore.inventory import NOTHING, Known, missing_windows
 from infinite_tensor.tilestore.layout import Record, copy_shared
 from infinite_tensor.tilestore.partial import TileInProgress
 from infinite_tensor.tilestore.patches import Patch, ReadPatches
@@ -37,23 +39,22 @@ class TileAccess(Access):
     def add(self, starts: IntArray, stops: IntArray) -> IntArray:
         """Fetch the tiles of the regions; see `Access.add`."""
         self._patches.extend(starts, stops)
-        grid, tiles = self._record.spec.grid, self._record.layout.grid
-        touched = tiles.indices(starts, stops)
+        grid, layout = self._record.spec.grid, self._record.layout
+        touched = layout.grid.indices(starts, stops)
         self._fetch(touched)
         if not any(isinstance(self._tiles[tile], TileInProgress) for tile in touched):
             return np.empty((0, grid.ndim), dtype=np.int64)
-        points, owner = points_of_boxes(*tiles.boxes(starts, stops))
-        indices = as_tuples(points)
-        open_pairs = np.array([isinstance(self._tiles[tile], TileInProgress) for tile in indices], dtype=bool)
-        size = np.array(self._record.layout.tile_shape, dtype=np.int64)
-        tile_starts = points[open_pairs] * size
-        low = np.maximum(starts[owner[open_pairs]], tile_starts)
-        high = np.minimum(stops[owner[open_pairs]], tile_starts + size)
-        windows, pair = points_of_boxes(*grid.boxes(low, high))
-        missing = unique_points(windows[self._unknown(windows, pair, np.flatnonzero(open_pairs), indices)])
+        with self._store._tiles.lock:
+            missing = missing_windows(grid, layout, starts, stops, self._known)
         if len(missing):
             self._store._tiles.make_room(self._store)
         return missing
+
+    def _known(self, tile: Index) -> Known | None:
+        entry = self._tiles[tile]
+        if not isinstance(entry, TileInProgress):
+            return None
+        return NOTHING if entry.empty else entry
 
     def absent(self, windows: IntArray) -> npt.NDArray[np.bool_]:
         """Look again at the tiles in progress, which all reads share; see `Access.absent`."""
@@ -69,27 +70,13 @@ class TileAccess(Access):
 
     def _lacks(self, tile: Index, window: Index) -> bool:
         entry = self._tiles.get(tile)
-        return isinstance(entry, TileInProgress) and not entry.has(window)
+        return isinstance(entry, TileInProgress) and window not in entry
 
     def _tiles_of(self, windows: IntArray) -> tuple[IntArray, IntArray]:
         """First tile of each window per dimension, and the one after the last."""
         grid = self._record.spec.grid
         starts = grid.starts(windows)
         return self._record.layout.grid.boxes(starts, starts + np.array(grid.window.size, dtype=np.int64))
-
-    def _unknown(
-        self, windows: IntArray, pair: IntArray, open_pairs: IntArray, indices: list[Index]
-    ) -> npt.NDArray[np.bool_]:
-        """Which of the windows, each wanted for one tile, that tile does not hold."""
-        entries = [self._tiles[indices[number]] for number in open_pairs.tolist()]
-        begun = np.array([isinstance(entry, TileInProgress) and not entry.empty for entry in entries], dtype=bool)
-        unknown = np.ones(len(windows), dtype=bool)
-        with self._store._tiles.lock:
-            for number in np.flatnonzero(begun[pair]).tolist():
-                entry = entries[pair[number]]
-                assert isinstance(entry, TileInProgress)
-                unknown[number] = not entry.has(tuple(windows[number].tolist()))
-        return unknown
 
     def deposit(self, windows: IntArray, outputs: Array) -> None:
         """Cut the windows at the borders of tiles, and blend each piece into its tile."""
@@ -139,7 +126,7 @@ class TileAccess(Access):
         low, high = layout.box(start, stop)
         for tile in _box(low, high):
             entry = self._tiles[tile]
-            if isinstance(entry, TileInProgress) and entry.complete and not entry.empty:
+            if isinstance(entry, TileInProgress) and entry.blended:
                 entry = entry.finished()
             if not isinstance(entry, TileInProgress):
                 copy_shared(as_array(entry), layout.start(tile), target, start)
@@ -159,7 +146,7 @@ class TileAccess(Access):
     def _blended(self, tile: Index, entry: TileInProgress) -> Patch | None:
         start, stop = self._patches.cut(self._record.layout.start(tile), self._record.layout.stop(tile))
         with self._store._tiles.lock:
-            if not all(map(entry.has, _box(*self._record.spec.grid.box(start, stop)))):
+            if not all(index in entry for index in _box(*self._record.spec.grid.box(start, stop))):
                 return None
             shape = [b - a for a, b in zip(start, stop, strict=True)]
             pixels = as_array(torch.empty(shape, dtype=self._record.spec.dtype, device="cpu"))
@@ -177,6 +164,15 @@ class TileAccess(Access):
         self._patches.keep(start)
         pinned = [tile for tile in gone if isinstance(self._tiles.pop(tile), TileInProgress)]
         self._store._tiles.unpin(self._store, self._record, pinned)
+
+    @property
+    def outdated(self) -> bool:
+        """Whether the store has another record of the tensor by now."""
+        return not self._store._is_current(self._record)
+
+    def detach(self) -> None:
+        """Go on with a record of its own."""
+        self._record = replace(self._record)
 
     def close(self) -> None:
         """Let go of all tiles."""

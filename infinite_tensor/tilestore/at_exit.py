@@ -24,7 +24,8 @@ def flush_at_exit(store: _Flushable) -> None:
     _alive.add(store)
 
 
-def _flush_all() -> None:
+def flush_all() -> None:
+    """Flush every store that is alive and open; an error is printed, and the next store has its turn."""
     for store in list(_alive):
         try:
             store._flush_at_exit()
@@ -33,4 +34,4 @@ def _flush_all() -> None:
             traceback.print_exc()
 
 
-threading._register_atexit(_flush_all)  # type: ignore[attr-defined]
+threading._register_atexit(flush_all)  # type: ignore[attr-defined]

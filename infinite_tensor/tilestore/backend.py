@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from infinite_tensor.boxes import Index
+from infinite_tensor.boxes import MOST_AT_ONCE, Index, check_count
 from infinite_tensor.tilestore.partial import PartialTile
 from infinite_tensor.tilestore.report import Damage, Garbage, TensorInfo
+
+_TILES_AT_ONCE = 64
 
 
 class Backend(ABC):
@@ -56,6 +60,51 @@ class Backend(ABC):
 
     def _bind_tensor(self, tensor_id: str, definition: Mapping[str, Any]) -> None:  # noqa: B027  (most need nothing)
         """Called when a tensor is registered, with its definition as `_read_definition` returned it."""
+
+    def _has_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[bool]:
+        """Whether each tile is there complete. A backend that can tell without reading them does."""
+        return [tile is not None for tile in self._read_tiles(tensor_id, tile_indices)]
+
+    def _find_tiles(self, tensor_id: str, low: Sequence[int], high: Sequence[int]) -> tuple[set[Index], set[Index]]:
+        """Which tiles of a box ``[low, high)`` are complete, and of which something is stored.
+
+        A backend that can tell without reading them all does.
+        """
+        check_count(math.prod(b - a for a, b in zip(low, high, strict=True)), MOST_AT_ONCE)
+        tiles = itertools.product(*map(range, low, high))
+        complete: set[Index] = set()
+        begun: set[Index] = set()
+        while some := list(itertools.islice(tiles, _TILES_AT_ONCE)):
+            tiles_found = zip(some, self._read_tiles(tensor_id, some), strict=True)
+            complete |= {tile for tile, found in tiles_found if found is not None}
+            parts_found = zip(some, self._read_partials(tensor_id, some), strict=True)
+            begun |= {tile for tile, found in parts_found if found is not None}
+        return complete, begun
+
+    def _delete_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> None:
+        """Delete all that is stored of some tiles, complete ones and partial ones, whoever has written it.
+
+        The partial ones first. One of which nothing is stored is no error.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} does not delete tiles: it needs a method _delete_tiles, see "
+            "infinite_tensor.tilestore.backend"
+        )
+
+    def _read_definitions(self) -> dict[str, dict[str, Any]]:
+        """The definitions of tensors, by their ids; none where they cannot be listed.
+
+        A backend that can read many at once does. It may leave out those without args. One that is damaged is left
+        out with a `DamagedDataWarning`.
+        """
+        if type(self)._list_tensors is Backend._list_tensors:
+            return {}
+        found = {tensor_id: self._read_definition(tensor_id) for tensor_id in self._list_tensors()}
+        return {tensor_id: definition for tensor_id, definition in found.items() if definition is not None}
+
+    def _find_partials(self, tensor_id: str, low: Sequence[int], high: Sequence[int]) -> set[Index]:
+        """Of which tiles of a box ``[low, high)`` parts are stored; some may be complete by now."""
+        return self._find_tiles(tensor_id, low, high)[1]
 
     def _list_tensors(self) -> list[str]:
         """Ids of all tensors that are stored."""

@@ -10,12 +10,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from weakref import WeakSet
 
 import torch
 
-from infinite_tensor.boxes import Index
+from infinite_tensor.boxes import Index, inside
+from infinite_tensor.boxset import BoxSet
 from infinite_tensor.errors import DamagedDataWarning, StoreError
 from infinite_tensor.tilestore.failures import stored_errors
+from infinite_tensor.tilestore.inventory import Known
 from infinite_tensor.tilestore.layout import Record
 from infinite_tensor.tilestore.lru import LRU
 from infinite_tensor.tilestore.partial import DamagedPartialError, PartialTile, TileInProgress
@@ -53,6 +56,10 @@ class TileCache:
         self.flush_interval = flush_interval
         self._read_only = read_only
         self._writer: Writer[Key, TileInProgress] = Writer()
+        self._written: dict[str, tuple[int, int]] = {}
+        # Tensors of which most tiles were missing when last looked for: of these, partial ones are looked for first,
+        # since chunks must be looked for after that in any case.
+        self._barren: WeakSet[Record] = WeakSet()
         self.renew()
 
     def renew(self) -> None:
@@ -79,6 +86,28 @@ class TileCache:
                     return None
                 tiles[tile] = entry
         return None if self._writer.failed else tiles
+
+    def written(self, tensor_id: str) -> tuple[int, int]:
+        """How many complete tiles of a tensor have been stored, and how many bytes, not compressed."""
+        return self._written.get(tensor_id, (0, 0))
+
+    def held(self, record: Record, low: Sequence[int], high: Sequence[int]) -> dict[Index, Entry]:
+        """The tiles of a box ``[low, high)`` that are in memory."""
+        with self.lock:
+            known: dict[Key, Entry] = dict(self._writer.jobs())
+            known |= dict(self.entries.items())
+            return {
+                tile: entry.finished() if isinstance(entry, TileInProgress) and entry.blended else entry
+                for (owner, tile), entry in known.items()
+                if owner is record and inside(tile, low, high)
+            }
+
+    def partials(self, storage: PersistentTileStore, record: Record, tiles: Sequence[Index]) -> dict[Index, Known]:
+        """The windows that incomplete tiles hold in storage."""
+        with stored_errors(storage, "read", record.spec.tensor_id, tiles):
+            parts = storage._read_partials(record.spec.tensor_id, tiles)
+        begun = {tile: self._begun(storage, record, tile, part) for tile, part in zip(tiles, parts, strict=True)}
+        return {tile: entry.known() for tile, entry in begun.items() if not entry.empty}
 
     def fetch(self, storage: PersistentTileStore, record: Record, tiles: Iterable[Index]) -> dict[Index, Entry]:
         """Tiles from memory or storage; those in progress are pinned until `unpin`.
@@ -137,6 +166,8 @@ class TileCache:
                 self._pins[key] -= 1
                 if not self._pins[key]:
                     del self._pins[key]
+                    if not storage._is_current(record):
+                        self.entries.pop(key)
             self._evict(storage)
 
     def changed(self, storage: PersistentTileStore, record: Record, tiles: Iterable[TileInProgress]) -> None:
@@ -195,14 +226,47 @@ class TileCache:
         self._writer.cancel(lambda key: key[0] is record)
         self._drop(lambda key, _entry: key[0] is record)
 
+    def hand_over(self, old: Record, new: Record, but: BoxSet) -> None:
+        """Let a tensor's new record, which is current by now, have what is stored and in memory of the old one.
+
+        Nothing of the old one is written any more, after the end of a write that is under way.
+
+        Parameters
+        ----------
+        old, new : Record
+            The records.
+        but : BoxSet
+            The tiles that have been dropped.
+        """
+        # What is complete, and still on its way to storage, will never be there.
+        unstored = {tile for record, tile in self._writer.jobs() if record is old}
+        self._writer.cancel(lambda key: key[0] is old)
+        with self.lock:
+            entries = {key[1]: entry for key, entry in self.entries.items() if key[0] is old}
+            complete = [tile for tile, entry in entries.items() if isinstance(entry, torch.Tensor)]
+            self._drop(lambda key, _entry: key[0] is old)
+            for tile in {*complete} - {*but.held(complete)} - unstored:
+                self._put((new, tile), entries[tile])
+
     def drop_stored(self, tensor_id: str | None = None) -> None:
         """Drop, after a flush, the tiles of one tensor or of all that can be read back."""
         self._drop(
             lambda key, entry: (
                 (tensor_id is None or key[0].spec.tensor_id == tensor_id)
-                and not (isinstance(entry, TileInProgress) and (entry.dirty or key in self._pins))
+                and (not isinstance(entry, TileInProgress) or self._is_idle(key, entry))
             )
         )
+
+    def drop_in_progress(self, tensor_id: str) -> None:
+        """Drop, after a flush, the incomplete tiles of one tensor."""
+        self._drop(
+            lambda key, entry: (
+                key[0].spec.tensor_id == tensor_id and isinstance(entry, TileInProgress) and self._is_idle(key, entry)
+            )
+        )
+
+    def _is_idle(self, key: Key, tile: TileInProgress) -> bool:
+        return not tile.dirty and key not in self._pins
 
     def drop(self) -> None:
         """Drop everything, stored or not."""
@@ -220,13 +284,13 @@ class TileCache:
         if entry is None:
             entry = self._writer.pending(key)
             if isinstance(entry, TileInProgress):
-                entry = entry.finished() if entry.complete else entry
+                entry = entry.finished() if entry.blended else entry
                 self._put(key, entry)
         return entry
 
     def _enter(self, storage: PersistentTileStore, record: Record, tile: Index, entry: Entry) -> Entry:
         key = (record, tile)
-        if isinstance(entry, TileInProgress) and entry.complete and entry.total:
+        if isinstance(entry, TileInProgress) and entry.blended:
             if not self._read_only:
                 self._submit(storage, key, entry)
             entry = entry.finished()
@@ -258,15 +322,19 @@ class TileCache:
         if not tiles:
             return {}
         with stored_errors(storage, "read", tensor_id, tiles):
-            chunks = _chunks(storage, record, tiles)
-            absent = [tile for tile, chunk in chunks.items() if chunk is None]
+            chunks = {} if record in self._barren else _chunks(storage, record, tiles)
+            absent = [tile for tile in tiles if chunks.get(tile) is None]
             partials: dict[Index, PartialTile | None] = {}
             if absent:
-                partials = dict(zip(absent, storage._read_partials(tensor_id, absent), strict=True))
+                # A tile of one window is never partial. Asked for none, a backend still tells that the tensor is gone.
+                shared = [tile for tile in absent if TileInProgress(record, tile).total > 1]
+                partials = dict(zip(shared, storage._read_partials(tensor_id, shared), strict=True))
                 # Another process completes a tile by writing its chunk and then deleting its partial, maybe while
                 # that is being read: only a chunk that is still absent now was absent then.
-                chunks |= _chunks(storage, record, absent)
-        if not storage._is_current(record):
+                chunks |= _chunks(storage, record, shared if chunks else absent)
+        found = sum(chunk is not None for chunk in chunks.values())
+        (self._barren.add if 2 * found < len(chunks) else self._barren.discard)(record)
+        if not storage._is_known(record):
             # Cleared while this read is in progress: what is there now is not of this tensor.
             return {tile: TileInProgress(record, tile) for tile in tiles}
         loaded: dict[Index, Entry] = {}
@@ -274,14 +342,20 @@ class TileCache:
             if chunk is not None:
                 loaded[tile] = chunk
                 continue
-            loaded[tile] = begun = TileInProgress(record, tile)
-            part = partials.get(tile)
-            if part is not None:
-                try:
-                    begun.merge(part)
-                except DamagedPartialError as error:
-                    _warn_of_damage(storage, f"what is stored of tile {tile} of tensor {tensor_id!r} has {error}")
+            loaded[tile] = self._begun(storage, record, tile, partials.get(tile))
         return loaded
+
+    def _begun(
+        self, storage: PersistentTileStore, record: Record, tile: Index, part: PartialTile | None
+    ) -> TileInProgress:
+        begun = TileInProgress(record, tile)
+        if part is not None:
+            try:
+                begun.merge(part)
+            except DamagedPartialError as error:
+                where = f"tile {tile} of tensor {record.spec.tensor_id!r}"
+                _warn_of_damage(storage, f"what is stored of {where} has {error}")
+        return begun
 
     def _write(self, storage: PersistentTileStore, jobs: Mapping[Key, TileInProgress]) -> Sequence[StoreError]:
         """Runs on the writer's thread. A tensor that cannot be stored holds up no other."""
@@ -316,6 +390,9 @@ class TileCache:
             for tile, part in parts.items():
                 if part is not None:
                     tiles[tile].mark_stored(part)
+            tile_count, nbytes = self.written(tensor_id)
+            nbytes += sum(block.nbytes for block in (*complete.values(), *parts.values()) if block is not None)
+            self._written[tensor_id] = tile_count + len(complete), nbytes
 
 
 def _chunks(storage: PersistentTileStore, record: Record, tiles: Sequence[Index]) -> dict[Index, torch.Tensor | None]:

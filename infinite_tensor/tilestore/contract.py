@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -15,13 +14,18 @@ import numpy.typing as npt
 import torch
 
 from infinite_tensor.arrays import Array
-from infinite_tensor.boxes import IntArray
+from infinite_tensor.boxes import Index, IntArray
+from infinite_tensor.boxset import BoxSet
 from infinite_tensor.compat import OldSpelling
-from infinite_tensor.definition import Blend, Definition, changed_functions, differences
-from infinite_tensor.errors import FunctionChangedWarning, StoreError, ValidationError
+from infinite_tensor.definition import Blend
+from infinite_tensor.errors import StoreError
 from infinite_tensor.forking import renew_in_children
 from infinite_tensor.spec import TensorSpec
-from infinite_tensor.tilestore.report import Damage, Garbage, TensorInfo
+from infinite_tensor.tilestore.conflicts import warn_of_dependants
+from infinite_tensor.tilestore.dependants import dependants_in, readers_in
+from infinite_tensor.tilestore.inventory import Inventory
+from infinite_tensor.tilestore.layout import TileLayout
+from infinite_tensor.tilestore.report import Damage, Dropped, Garbage, TensorInfo
 from infinite_tensor.validate import checked_workers
 
 if TYPE_CHECKING:
@@ -81,6 +85,15 @@ class Access(ABC):
         None lets go of everything. What is let go of is looked up again when it is added again.
         """
 
+    @property
+    @abstractmethod
+    def outdated(self) -> bool:
+        """Whether windows of the tensor have been dropped since, so that nothing deposited here is stored any more."""
+
+    @abstractmethod
+    def detach(self) -> None:
+        """Store nothing of what is deposited here; nothing has been added yet."""
+
     @abstractmethod
     def close(self) -> None:
         """Let go of everything; the limits of the cache hold again."""
@@ -102,11 +115,17 @@ class TileStore(OldSpelling, ABC):
     outlives_process: ClassVar[bool] = False
     """Whether another process may find again what is stored, so that it must stay true to its definition."""
 
+    shared: bool = False
+    """Whether other processes can open it by its pickle, and store in it at the same time."""
+
     opener: ClassVar[Callable[..., InfiniteTensor]]
     """Set by `infinite_tensor.reopen`, which stands above the stores and builds on them."""
 
     workers: int = 1
     """On how many threads a read runs the ``f`` of a tensor of this store, unless the read says."""
+
+    read_only: bool = False
+    """Whether nothing is ever stored."""
 
     def __init__(self, *, workers: int = 1) -> None:
         super().__init__()
@@ -136,6 +155,38 @@ class TileStore(OldSpelling, ABC):
     def access(self, spec: TensorSpec) -> Access:
         """Begin a read of a tensor; it is registered again if it has been cleared since."""
 
+    @abstractmethod
+    def layout(self, spec: TensorSpec) -> TileLayout:
+        """How a tensor is cut into tiles."""
+
+    @property
+    @abstractmethod
+    def cache_limit(self) -> int | None:
+        """The most bytes that are kept in memory when no read is in progress; None for no limit."""
+
+    @abstractmethod
+    def limited(self, cache_limit: int) -> AbstractContextManager[None]:
+        """While it is entered, a store without a limit keeps no more in memory than now and this much."""
+
+    def written(self, tensor_id: str) -> tuple[int, int]:  # noqa: ARG002  (memory is nowhere to write to)
+        """How many complete tiles of a tensor this object has stored so far, and all bytes, not compressed."""
+        return 0, 0
+
+    @abstractmethod
+    def inventory(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> Inventory:
+        """What is stored of the tiles that hold the pixels ``[start, stop)``, of which there is at least one.
+
+        Reads no pixel of a complete tile.
+        """
+
+    def unfinished(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> list[Index]:  # noqa: ARG002
+        """Tiles of a region of which parts are stored, in lexicographic order; some may be complete by now."""
+        return []
+
+    def is_complete(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> bool:  # noqa: ARG002
+        """Whether all tiles that hold the pixels ``[start, stop)`` are stored; False is a maybe. Reads none of them."""
+        return False
+
     def serve(self, spec: TensorSpec, start: Sequence[int], out: torch.Tensor) -> bool:  # noqa: ARG002
         """Write the pixels from `start` on into `out` if all of them are in memory; whether they are.
 
@@ -147,13 +198,84 @@ class TileStore(OldSpelling, ABC):
     def migrate(self, spec: TensorSpec, moved: TensorSpec) -> None:
         """Carry what is kept of `spec` over to another device or dtype; all of it or nothing."""
 
+    def refresh(self, tensor_id: str) -> None:
+        """Store what is pending, and look incomplete tiles up again when they are next needed: others may store too."""
+
     @abstractmethod
     def clear_cache(self, tensor_id: str) -> None:
         """Drop from memory what can be had again, after storing what is pending."""
 
+    def clear_tensor(self, tensor_id: str, *, dependants: bool = False) -> None:
+        """Delete everything of a tensor. An id that is not known is no error.
+
+        Parameters
+        ----------
+        tensor_id : str
+            Its id.
+        dependants : bool
+            Delete the tensors of this store that are computed from it too, and those that are computed from these.
+            Without it they stay as they are, and a `DependantsRemainWarning` names those that read it.
+        """
+        with self._lock:
+            self._check_open()
+            digest = self._digest_of(tensor_id)
+            # What is computed from a tensor goes first: whatever happens to this process, none outlives its source.
+            for name in dependants_in(self.specs_downstream(), tensor_id, digest) if dependants else ():
+                self._delete(name)
+            self._delete(tensor_id)
+        remaining = () if dependants else self._readers_of(tensor_id, digest)
+        if remaining:
+            warn_of_dependants(tensor_id, remaining, self)
+
     @abstractmethod
-    def clear_tensor(self, tensor_id: str) -> None:
-        """Delete everything of a tensor. An id that is not known is no error."""
+    def _digest_of(self, tensor_id: str) -> str | None:
+        """What a tensor of the store is, None where that cannot be told."""
+
+    def _readers_of(self, tensor_id: str, digest: str | None) -> list[str]:
+        try:
+            return readers_in(self.specs_downstream(), tensor_id, digest)
+        except StoreError:
+            # The whole store is gone, say: nobody is left to warn of.
+            return []
+
+    @abstractmethod
+    def _delete(self, tensor_id: str) -> None:
+        """Delete everything of one tensor."""
+
+    @abstractmethod
+    def specs_downstream(self) -> list[TensorSpec]:
+        """The tensors of the store that are computed from others, as far as that can be read, and maybe more."""
+
+    @abstractmethod
+    def check_droppable(self, tensor_id: str) -> None:
+        """Raise what keeps `drop` from working.
+
+        Raises
+        ------
+        StoreError
+            If the store is closed.
+        ValidationError
+            If it is read-only.
+        NotImplementedError
+            If its backend cannot delete tiles.
+        """
+
+    @abstractmethod
+    def drop(self, spec: TensorSpec, windows: BoxSet) -> Dropped:
+        """Forget windows of a tensor, and everything that has been blended from them.
+
+        Reads in progress may go on with them, and what they deposit of this tensor from now on is not stored. To be
+        called with the store `paused`.
+
+        Raises
+        ------
+        StoreError
+            If it cannot be done now. What has not been dropped is there still; drop it again.
+        """
+
+    def paused(self) -> AbstractContextManager[object]:
+        """While it is entered, no read of another thread begins."""
+        return self._lock
 
     @abstractmethod
     def tensor_ids(self) -> list[str]:
@@ -268,49 +390,11 @@ class TileStore(OldSpelling, ABC):
     def _resume(self) -> None:
         """Get a closed store ready for use again."""
 
+    @property
+    def closed(self) -> bool:
+        """Whether it has been closed, and not been opened again."""
+        return self._closed
+
     def _check_open(self) -> None:
         if self._closed:
             raise StoreError(f"{self!r} is closed; open it again with `with store:`")
-
-
-def check_same(tensor_id: str, stored: Definition, given: Definition, store: object) -> None:
-    """ValidationError that lists every differing field, unless both definitions give the same values."""
-    if stored.digest != given.digest:
-        raise mismatch(tensor_id, differences(stored.values(), given.values()), store)
-
-
-def warn_of_changes(tensor_id: str, stored: Mapping[str, str], given: Mapping[str, str], store: object) -> None:
-    """FunctionChangedWarning for each function that is not the one of the stored values."""
-    for name in changed_functions(stored, given):
-        warnings.warn(
-            f"{_FUNCTIONS[name]} of tensor {tensor_id!r} is not the one that {store!r} was filled with. Stored values "
-            f"are used as they are; to compute anew, give version=... or call store.clear_tensor({tensor_id!r})",
-            FunctionChangedWarning,
-            stacklevel=_level_of_caller(),
-        )
-
-
-def _level_of_caller() -> int:
-    """The stacklevel of the line outside of this package that made the tensor."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("infinite_tensor."):
-        level, frame = level + 1, frame.f_back
-    return level
-
-
-_FUNCTIONS = {"f": "f", "blend": "The blend", "upstream": "A function upstream"}
-
-
-def unknown_tensor(tensor_id: str, known: Sequence[str], store: object) -> StoreError:
-    """The error for an id that a store does not hold."""
-    return StoreError(f"{store!r} holds no tensor {tensor_id!r}; it holds {list(known)}")
-
-
-def mismatch(tensor_id: str, lines: Sequence[str], store: object) -> ValidationError:
-    """The error for an id that is taken by a tensor with another definition."""
-    listed = "".join(f"\n  {line}" for line in lines)
-    return ValidationError(
-        f"{store!r} already holds a tensor {tensor_id!r} with another definition:{listed}\n"
-        "Give the new tensor another tensor_id, or delete the stored one with "
-        f"store.clear_tensor({tensor_id!r})."
-    )

@@ -32,20 +32,7 @@ def tile_shape_of(shape: Shape, tile_size: object) -> Index:
     ValidationError
         If it is none of these.
     """
-    tiled = [d for d, extent in enumerate(shape) if extent is None] or list(range(len(shape)))
-    single = as_index(tile_size)
-    if single is not None:
-        sizes = dict.fromkeys(tiled, single)
-    elif isinstance(tile_size, tuple | list) and len(tile_size) in (len(tiled), len(shape)):
-        dims: Sequence[int] = range(len(shape)) if len(tile_size) == len(shape) else tiled
-        sizes = {d: as_index(size) or 0 for d, size in zip(dims, tile_size, strict=True)}
-    else:
-        raise ValidationError(
-            f"tile_size must be an int, one int per unbounded dimension ({len(tiled)}) or one per dimension "
-            f"({len(shape)}) of shape {shape}, got {tile_size!r}"
-        )
-    if min(sizes.values()) < 1:
-        raise ValidationError(f"tile_size must hold positive ints only, got {tile_size!r}")
+    sizes = sizes_of("tile_size", tile_size, shape)
     tile = []
     for d, extent in enumerate(shape):
         if extent is None:
@@ -53,6 +40,28 @@ def tile_shape_of(shape: Shape, tile_size: object) -> Index:
         else:
             tile.append(min(sizes.get(d, extent), extent))
     return tuple(tile)
+
+
+def sizes_of(name: str, given: object, shape: Shape) -> dict[int, int]:
+    """The dimensions that `given` names, and the positive ints that it gives them, in the manner of `tile_shape_of`.
+
+    ValidationError that speaks of `name` if it is none of what may be given.
+    """
+    unbounded = [d for d, extent in enumerate(shape) if extent is None] or list(range(len(shape)))
+    single = as_index(given)
+    if single is not None:
+        sizes = dict.fromkeys(unbounded, single)
+    elif isinstance(given, tuple | list) and len(given) in (len(unbounded), len(shape)):
+        dims: Sequence[int] = range(len(shape)) if len(given) == len(shape) else unbounded
+        sizes = {d: as_index(size) or 0 for d, size in zip(dims, given, strict=True)}
+    else:
+        raise ValidationError(
+            f"{name} must be an int, one int per unbounded dimension ({len(unbounded)}) or one per dimension "
+            f"({len(shape)}) of shape {shape}, got {given!r}"
+        )
+    if min(sizes.values()) < 1:
+        raise ValidationError(f"{name} must hold positive ints only, got {given!r}")
+    return sizes
 
 
 LARGEST_TILE_BYTES = 2**31 - 1
@@ -112,6 +121,19 @@ class TileLayout:
             [a // n for a, n in zip(start, sizes, strict=True)],
             [-(-b // n) for b, n in zip(stop, sizes, strict=True)],
         )
+
+    def whole(self, start: Sequence[int], stop: Sequence[int]) -> tuple[Index, Index]:
+        """The pixels ``[start, stop)``, and all others of the tiles that hold them."""
+        low, high = self.box(start, stop)
+        return self.start(tuple(low)), self.stop(tuple([i - 1 for i in high]))
+
+    def share(self, start: Sequence[int], stop: Sequence[int], rank: int, count: int) -> tuple[Index, Index]:
+        """One of `count` parts of the pixels ``[start, stop)``, cut between tiles along the dimension with the most."""
+        low, high = self.box(start, stop)
+        d = max(range(len(low)), key=lambda d: high[d] - low[d])
+        cuts = [low[d] + (high[d] - low[d]) * part // count for part in (rank, rank + 1)]
+        first, last = (min(max(at * self.tile_shape[d], start[d]), stop[d]) for at in cuts)
+        return (*start[:d], first, *start[d + 1 :]), (*stop[:d], last, *stop[d + 1 :])
 
     def part(self, tile: Index, start: Sequence[int], stop: Sequence[int]) -> tuple[list[int], tuple[slice, ...]]:
         """What a tile holds of the pixels ``[start, stop)``: the first of them, and where it is in these."""

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
+from operator import sub
 from typing import Any
 
+import numpy as np
 import torch
 
 from infinite_tensor.arrays import Array, as_array, as_tensor
-from infinite_tensor.boxes import Index
+from infinite_tensor.boxes import Index, as_tuples, points_of_boxes
+from infinite_tensor.boxset import BoxSet, pixels_of, tiles_of
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.spec import TensorSpec
-from infinite_tensor.tilestore.contract import Access, TileStore, check_same, unknown_tensor, warn_of_changes
+from infinite_tensor.tilestore.conflicts import check_same, unknown_tensor, warn_of_changes
+from infinite_tensor.tilestore.contract import Access, TileStore
+from infinite_tensor.tilestore.inventory import Inventory
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.lru import check_limit
 from infinite_tensor.tilestore.memory_access import MemoryAccess
 from infinite_tensor.tilestore.patches import Patches, patch_layout
-from infinite_tensor.tilestore.report import TensorInfo
+from infinite_tensor.tilestore.report import Dropped, TensorInfo
 from infinite_tensor.tilestore.rows import Row, fold_rows, rows_in
 from infinite_tensor.tilestore.window_cache import WindowCache
 
@@ -80,6 +89,50 @@ class MemoryTileStore(TileStore):
             self._check_open()
             return MemoryAccess(self, self._known(spec), self._layout(spec))
 
+    @property
+    def cache_limit(self) -> int | None:
+        """`cache_size_bytes`."""
+        return self.cache_size_bytes
+
+    @contextmanager
+    def limited(self, cache_limit: int) -> Iterator[None]:
+        """Keep no more than now and this much, if there is no limit."""
+        if self._windows.limited:
+            yield
+            return
+        with self._lock:
+            held = sum(row.window_bytes for id_ in self._specs for row in self._windows.of(id_).values())
+        self.cache_size_bytes = held + cache_limit
+        try:
+            yield
+        finally:
+            self.cache_size_bytes = None
+
+    def layout(self, spec: TensorSpec) -> TileLayout:
+        """The patches that blended pixels are kept in."""
+        with self._lock:
+            return self._layout(spec)
+
+    def inventory(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> Inventory:
+        """Which windows are there; blended patches are its tiles."""
+        with self._lock:
+            self._check_open()
+            layout = self._layout(spec)
+            windows = list(self._windows.of(spec.tensor_id)) if self._keeps(spec) else []
+        if not windows:
+            return Inventory(layout)
+        box = np.array(layout.box(start, stop), dtype=np.int64)
+        begins = spec.grid.starts(np.array(windows, dtype=np.int64))
+        low, high = layout.grid.boxes(begins, begins + np.array(spec.grid.window.size, dtype=np.int64))
+        tiles, owner = points_of_boxes(np.maximum(low, box[0]), np.minimum(high, box[1]))
+        known: defaultdict[Index, set[Index]] = defaultdict(set)
+        for tile, number in zip(as_tuples(tiles), owner.tolist(), strict=True):
+            known[tile].add(windows[number])
+        wanted = {tile: spec.grid.box(layout.start(tile), layout.stop(tile)) for tile in known}
+        complete = {tile for tile, held in known.items() if len(held) == math.prod(map(sub, *reversed(wanted[tile])))}
+        partial = {tile: held for tile, held in known.items() if tile not in complete}
+        return Inventory(layout, frozenset(complete), partial)
+
     def serve(self, spec: TensorSpec, start: Sequence[int], out: torch.Tensor) -> bool:
         """Copy a region whose windows are there and need no blending, or have been blended before."""
         with self._lock:
@@ -121,12 +174,36 @@ class MemoryTileStore(TileStore):
             self._check_open()
             self._forget(tensor_id)
 
-    def clear_tensor(self, tensor_id: str) -> None:
-        """Forget a tensor and all its windows."""
+    def specs_downstream(self) -> list[TensorSpec]:
+        """All tensors made on this store."""
+        with self._lock:
+            return list(self._specs.values())
+
+    def check_droppable(self, tensor_id: str) -> None:
+        """Windows in memory can be dropped at any time; a closed store has none."""
+
+    def drop(self, spec: TensorSpec, windows: BoxSet) -> Dropped:
+        """Forget windows one by one, and the patches that they are blended into."""
+        with self._lock:
+            known = self._specs.get(spec.tensor_id)
+            if known is None or not self._keeps(spec):
+                return Dropped()
+            # Another object: reads in progress find that theirs is not the one that is kept any more.
+            self._specs[spec.tensor_id] = replace(known)
+            doomed = windows.held(list(self._windows.of(spec.tensor_id)))
+            self._windows.drop(spec.tensor_id, doomed)
+            self._patches.drop(spec.tensor_id, tiles_of(self._layout(spec).grid, pixels_of(spec.grid.window, windows)))
+            return Dropped(windows=len(doomed))
+
+    def _delete(self, tensor_id: str) -> None:
         with self._lock:
             self.clear_cache(tensor_id)
             self._specs.pop(tensor_id, None)
             self._layouts.pop(tensor_id, None)
+
+    def _digest_of(self, tensor_id: str) -> str | None:
+        known = self._specs.get(tensor_id)
+        return None if known is None else known.definition.digest
 
     def tensor_ids(self) -> list[str]:
         """Ids of all tensors made on this store, sorted."""
@@ -153,7 +230,7 @@ class MemoryTileStore(TileStore):
         """Forget everything."""
         with self._lock:
             for tensor_id in list(self._specs):
-                self.clear_tensor(tensor_id)
+                self._delete(tensor_id)
             self._closed = True
 
     def _registered(self) -> list[str]:

@@ -6,6 +6,7 @@ import itertools
 import math
 import operator
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -99,6 +100,15 @@ class MemoryAccess(Access):
             self._held = {}
         self._held = {index: row for index, row in self._held.items() if all(map(operator.le, low, index))}
         self._patches.keep(start)
+
+    @property
+    def outdated(self) -> bool:
+        """Whether the store keeps the tensor as another object by now."""
+        return self._store._specs.get(self._spec.tensor_id) is not self._spec
+
+    def detach(self) -> None:
+        """Go on with an object of its own."""
+        self._spec = replace(self._spec)
 
     def close(self) -> None:
         """Drop all windows."""

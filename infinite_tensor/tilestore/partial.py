@@ -42,6 +42,11 @@ class PartialTile:
     prefix_length: int = 0
     pieces: Mapping[Index, torch.Tensor] = field(default_factory=dict)
 
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return sum(block.nbytes for block in (self.prefix, *self.pieces.values()) if block is not None)
+
     @staticmethod
     def merged(parts: Iterable[PartialTile]) -> PartialTile | None:
         """All that several parts know: the longest prefix, and the pieces of all. None for no parts."""
@@ -136,6 +141,11 @@ class TileInProgress:
         return self._prefix_length == self.total
 
     @property
+    def blended(self) -> bool:
+        """Whether it is complete, and not only because there is no window."""
+        return self.complete and self.total > 0
+
+    @property
     def dirty(self) -> bool:
         """Whether something has come in since the last `mark_stored`."""
         return self._prefix_length > self._stored_prefix or not self._pieces.keys() <= self._stored_pieces
@@ -150,10 +160,14 @@ class TileInProgress:
         """Memory that the tile takes, in bytes."""
         return self._piece_bytes + (0 if self._prefix is None else self._record.layout.tile_bytes)
 
-    def has(self, index: Index) -> bool:
+    def __contains__(self, index: Index) -> bool:
         """Whether window `index` is known."""
         rank = self._rank(index)
         return rank < self._prefix_length or rank in self._pieces
+
+    def known(self) -> frozenset[Index]:
+        """The windows that are known."""
+        return frozenset(map(self._index, (*range(self._prefix_length), *self._pieces)))
 
     def add_row(self, index: Index, windows: Array) -> None:
         """Take in what lies in this tile of windows that follow each other, from `index` on, along the last coordinate.
@@ -320,7 +334,7 @@ class TileInProgress:
 
     def _check_known(self, low: Sequence[int], high: Sequence[int]) -> None:
         box = self._record.spec.grid.box(low, high)
-        if not all(self.has(index) for index in itertools.product(*map(range, *box))):
+        if not all(index in self for index in itertools.product(*map(range, *box))):
             raise StoreError(
                 f"tile {self.tile} of tensor {self._record.spec.tensor_id!r} was dropped while it was being read, as "
                 "another read was interrupted, or its blend raised, in the middle of a change; read again"

@@ -12,6 +12,7 @@ import numpy as np
 
 from infinite_tensor.arrays import Array
 from infinite_tensor.boxes import Index, IntArray
+from infinite_tensor.boxset import BoxSet
 from infinite_tensor.spec import TensorSpec
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.lru import LRU
@@ -133,3 +134,8 @@ class Patches:
         for key in self._blocks:
             if key[0] == tensor_id:
                 self._blocks.pop(key)
+
+    def drop(self, tensor_id: str, patches: BoxSet) -> None:
+        """Let go of some patches of one tensor."""
+        for patch in patches.held([patch for name, patch in self._blocks if name == tensor_id]):
+            self._blocks.pop((tensor_id, patch))

@@ -6,29 +6,40 @@ been blended in. What differs between storages is in `Backend`.
 
 from __future__ import annotations
 
+import itertools
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from infinite_tensor.arrays import as_array
+from infinite_tensor.boxes import Index
+from infinite_tensor.boxset import BoxSet, pixels_of, tiles_of
 from infinite_tensor.compat import accepts_old_keywords
 from infinite_tensor.definition import UnknownBlend, differences
-from infinite_tensor.errors import StoreError, ValidationError
+from infinite_tensor.errors import DamagedDataWarning, StoreError, ValidationError
+from infinite_tensor.forking import renew_in_children
 from infinite_tensor.spec import TensorSpec
 from infinite_tensor.tilestore.access import TileAccess
 from infinite_tensor.tilestore.at_exit import flush_at_exit
 from infinite_tensor.tilestore.backend import Backend
 from infinite_tensor.tilestore.cache import TileCache
-from infinite_tensor.tilestore.contract import Access, TileStore, check_same, mismatch, unknown_tensor, warn_of_changes
+from infinite_tensor.tilestore.conflicts import changed_args, check_same, mismatch, unknown_tensor, warn_of_changes
+from infinite_tensor.tilestore.contract import Access, TileStore
 from infinite_tensor.tilestore.failures import stored_errors
+from infinite_tensor.tilestore.inventory import Inventory, Known
 from infinite_tensor.tilestore.layout import Record, TileLayout, tile_shape_of
 from infinite_tensor.tilestore.lru import LRU, check_limit
 from infinite_tensor.tilestore.partial import PartialTile, TileInProgress
-from infinite_tensor.tilestore.report import Damage, Garbage, TensorInfo
+from infinite_tensor.tilestore.report import Damage, Dropped, Garbage, TensorInfo
 from infinite_tensor.tilestore.stored import FORMAT, StoredTensor
+
+_TILES_AT_ONCE = 64
+_FEW_TILES = 64
 
 __all__ = ["FORMAT", "PartialTile", "PersistentTileStore", "TensorInfo"]
 
@@ -97,6 +108,74 @@ class PersistentTileStore(TileStore, Backend):
         with self._lock:
             return TileAccess(self, self._record_of(spec))
 
+    @property
+    def cache_limit(self) -> int | None:
+        """`cache_size_bytes`."""
+        return self._tiles.entries.max_bytes
+
+    @contextmanager
+    def limited(self, cache_limit: int) -> Iterator[None]:
+        """Keep no more tiles than now and this much, if there is no limit."""
+        entries = self._tiles.entries
+        if entries.max_bytes is not None or entries.max_items is not None:
+            yield
+            return
+        entries.max_bytes = entries.total_bytes + cache_limit
+        try:
+            yield
+        finally:
+            entries.max_bytes = None
+
+    def layout(self, spec: TensorSpec) -> TileLayout:
+        """The tiles that are stored."""
+        with self._lock:
+            self._check_open()
+            return self._record_of(spec).layout
+
+    def written(self, tensor_id: str) -> tuple[int, int]:
+        """What the background writer has stored of a tensor."""
+        return self._tiles.written(tensor_id)
+
+    def inventory(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> Inventory:
+        """What is in storage, and what is still on its way there."""
+        self._raise_failure()
+        with self._lock:
+            record = self._record_of(spec)
+        low, high = record.layout.box(start, stop)
+        with stored_errors(self, "list", spec.tensor_id):
+            complete, partial = self._find_tiles(spec.tensor_id, low, high)
+        held = self._tiles.held(record, low, high)
+        for tile, entry in held.items():
+            if not isinstance(entry, TileInProgress):
+                complete.add(tile)
+        known: dict[Index, Known] = {
+            tile: entry for tile, entry in held.items() if isinstance(entry, TileInProgress) and not entry.empty
+        }
+        unread = sorted(partial - complete - known.keys())
+        for begin in range(0, len(unread), _TILES_AT_ONCE):
+            known |= self._tiles.partials(self, record, unread[begin : begin + _TILES_AT_ONCE])
+        return Inventory(record.layout, frozenset(complete), {t: w for t, w in known.items() if t not in complete})
+
+    def unfinished(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> list[Index]:
+        """Tiles of which there are parts in storage."""
+        low, high = self.layout(spec).box(start, stop)
+        with stored_errors(self, "list", spec.tensor_id):
+            return sorted(self._find_partials(spec.tensor_id, low, high))
+
+    def is_complete(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> bool:
+        """Whether all tiles of a region are in storage."""
+        self._raise_failure()
+        with self._lock:
+            layout = self._record_of(spec).layout
+        tiles, most = itertools.product(*map(range, *layout.box(start, stop))), 1
+        with stored_errors(self, "look for", spec.tensor_id):
+            # Where one is missing it is mostly the first.
+            while some := list(itertools.islice(tiles, most)):
+                most = _TILES_AT_ONCE
+                if not all(self._has_tiles(spec.tensor_id, some)):
+                    return False
+        return True
+
     def serve(self, spec: TensorSpec, start: Sequence[int], out: torch.Tensor) -> bool:
         """Copy a region whose tiles are complete and in memory, where there is no failure to tell of."""
         record = self._records.get(spec.tensor_id)
@@ -119,22 +198,85 @@ class PersistentTileStore(TileStore, Backend):
                 "Make a new tensor with another tensor_id, or clear_tensor this one first"
             )
 
+    def refresh(self, tensor_id: str) -> None:
+        """Store what is pending, then drop the tensor's incomplete tiles from memory."""
+        self.flush()
+        self._tiles.drop_in_progress(tensor_id)
+
     def clear_cache(self, tensor_id: str) -> None:
         """Store what is pending, then drop the tensor's tiles from memory."""
         self.flush()
         self._tiles.drop_stored(tensor_id)
 
-    def clear_tensor(self, tensor_id: str) -> None:
-        """Delete everything of a tensor, in memory and in storage."""
+    def clear_tensor(self, tensor_id: str, *, dependants: bool = False) -> None:
+        """Delete everything of a tensor, in memory and in storage; see `TileStore.clear_tensor`."""
         self._check_open()
         if self.read_only:
             raise ValidationError(f"{self!r} is read-only: it cannot clear tensor {tensor_id!r}")
+        super().clear_tensor(tensor_id, dependants=dependants)
+
+    def _delete(self, tensor_id: str) -> None:
         with self._lock:
             record = self._records.pop(tensor_id, None)
             if record is not None:
                 self._tiles.forget(record)
             with stored_errors(self, "delete", tensor_id):
                 self._delete_tensor(tensor_id)
+
+    def _digest_of(self, tensor_id: str) -> str | None:
+        if tensor_id in self._records:
+            return self._records[tensor_id].spec.definition.digest
+        try:
+            with stored_errors(self, "read", tensor_id):
+                stored = self._read_definition(tensor_id)
+            return None if stored is None else StoredTensor.of(self, tensor_id, stored).definition.digest
+        except StoreError:
+            # Damaged: who names its id is all that can be told.
+            return None
+
+    def specs_downstream(self) -> list[TensorSpec]:
+        """The tensors that are stored and have args, and all that are registered here."""
+        self._check_open()
+        with stored_errors(self, "list", None):
+            stored = self._read_definitions()
+        found = {tensor_id: record.spec for tensor_id, record in self._records.items()}
+        for tensor_id in stored.keys() - found.keys():
+            try:
+                found[tensor_id] = StoredTensor.of(self, tensor_id, stored[tensor_id]).spec(tensor_id)
+            except StoreError as error:
+                warnings.warn(f"{error}; what it is computed from is not known", DamagedDataWarning, stacklevel=2)
+        return list(found.values())
+
+    def check_droppable(self, tensor_id: str) -> None:
+        """Whether tiles can be deleted here."""
+        self._check_open()
+        if self.read_only:
+            raise ValidationError(f"{self!r} is read-only: it cannot drop what it holds of tensor {tensor_id!r}")
+        if type(self)._delete_tiles is Backend._delete_tiles:
+            self._delete_tiles(tensor_id, [])
+
+    def drop(self, spec: TensorSpec, windows: BoxSet) -> Dropped:
+        """Drop every tile that one of the windows touches, after a flush."""
+        self.check_droppable(spec.tensor_id)
+        if not windows or self._digest_of(spec.tensor_id) != spec.definition.digest:
+            # Cleared, or made anew with another definition: nothing is stored of this one.
+            return Dropped()
+        record = self._record_of(spec)
+        tiles = tiles_of(record.layout.grid, pixels_of(spec.grid.window, windows))
+        self._tiles.flush(self)
+        self._raise_failure()
+        new = replace(record)
+        with self._tiles.lock:
+            self._records[spec.tensor_id] = new
+        self._tiles.hand_over(record, new, tiles)
+        with stored_errors(self, "drop", spec.tensor_id):
+            complete, partial = self._find_tiles(spec.tensor_id, *tiles.hull)
+            found = tiles.held(list(complete | partial))
+            # Where there are few, also what nobody finds any more: parts behind a gap in a log.
+            few = tiles.most_points <= _FEW_TILES
+            self._delete_tiles(spec.tensor_id, list(tiles.points()) if few else found)
+            self._flush_backend()
+        return Dropped(tiles=len(found))
 
     def tensor_ids(self) -> list[str]:
         """Ids of all tensors in the store, sorted."""
@@ -247,10 +389,12 @@ class PersistentTileStore(TileStore, Backend):
 
     def __del__(self) -> None:
         # No I/O here: what is pending goes to the writer, whose thread keeps this store alive until it is stored.
-        if not getattr(self, "_closed", True) and not self.read_only and not sys.is_finalizing():
+        # At the very end of the interpreter there are no modules any more.
+        if not getattr(self, "_closed", True) and not self.read_only and sys is not None and not sys.is_finalizing():
             self._tiles.submit_partials(self)
-            # The garbage collector may have forgotten that exit must wait for this.
+            # The garbage collector may have forgotten that exit must wait for this, and that forked children must not.
             flush_at_exit(self)
+            renew_in_children(self)
 
     def _changed(self, record: Record, tiles: Iterable[TileInProgress]) -> None:
         """Windows have come into these tiles of a read; of no use to others where the tensor was cleared since."""
@@ -259,6 +403,11 @@ class PersistentTileStore(TileStore, Backend):
 
     def _is_current(self, record: Record) -> bool:
         return self._records.get(record.spec.tensor_id) is record
+
+    def _is_known(self, record: Record) -> bool:
+        """Whether what is stored is still of this tensor; some of it may have been dropped since."""
+        current = self._records.get(record.spec.tensor_id)
+        return current is not None and current.layout is record.layout
 
     def _raise_failure(self) -> None:
         self._check_open()
@@ -313,5 +462,5 @@ class PersistentTileStore(TileStore, Backend):
         now: dict[str, Any] = {**spec.definition.values(), "tile_size": list(layout.tile_shape)}
         lines = differences(before, now)
         if lines:
-            raise mismatch(spec.tensor_id, lines, self)
+            raise mismatch(spec.tensor_id, lines, self, changed_args(found.definition, spec.definition))
         return found.definition.functions

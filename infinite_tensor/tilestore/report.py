@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from infinite_tensor.boxes import Index
 
@@ -55,6 +55,13 @@ class Damage:
     tile: Index | None
     location: str
     reason: str
+
+
+class Dropped(NamedTuple):
+    """What `TileStore.drop` has found and dropped: windows in memory, or tiles that were stored."""
+
+    windows: int = 0
+    tiles: int = 0
 
 
 @dataclass(frozen=True)

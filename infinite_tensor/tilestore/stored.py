@@ -15,12 +15,14 @@ from infinite_tensor.definition import (
     ArgDefinition,
     Definition,
     Json,
+    blend_of,
     dtype_of,
     json_scalar,
     json_value,
     scalar_from_json,
 )
 from infinite_tensor.errors import StoreError, ValidationError
+from infinite_tensor.spec import TensorSpec
 from infinite_tensor.tilestore.layout import TileLayout, tile_shape_of
 from infinite_tensor.validate import check_followed, check_output_window, checked_id, checked_shape
 from infinite_tensor.window import Shape, TensorWindow, as_index
@@ -82,6 +84,12 @@ class StoredTensor:
                 f"{what} is none: {error!s:.1000}. It may be damaged; clear_tensor({tensor_id!r}) deletes it"
             ) from error
         return found
+
+    def spec(self, tensor_id: str) -> TensorSpec:
+        """The tensor of this id, on the CPU, with a blend that may be known by its name only."""
+        definition = self.definition
+        blend, blend_init = blend_of(definition.blend), scalar_from_json(definition.blend_init)
+        return TensorSpec(tensor_id, definition, torch.device("cpu"), blend, blend_init, self.tile_size)
 
 
 def definition_of(fields: Mapping[str, Any]) -> Definition:

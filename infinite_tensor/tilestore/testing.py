@@ -88,6 +88,11 @@ def _tensor(store: PersistentTileStore | MemoryTileStore, f: _Ramp, name: str = 
     return InfiniteTensor((None, None), f, options.pop("window", _WINDOW), tile_store=store, tensor_id=name, **options)
 
 
+def _over(store: PersistentTileStore | MemoryTileStore, f: _Ramp, tensor: InfiniteTensor) -> InfiniteTensor:
+    """A tensor that is computed from another one."""
+    return _tensor(store, f, "top", args=[tensor], args_windows=[_WINDOW])
+
+
 def _declare(store: PersistentTileStore, name: str = "t", dtype: torch.dtype = torch.float32) -> None:
     """Have the store know a tensor, for tests that then call its storage methods."""
     _tensor(store, _Ramp(), name, dtype=dtype)
@@ -340,6 +345,63 @@ class PersistentStoreTests:
         assert begun.prefix is None
         assert begun.pieces.keys() == {(4, 4)}
 
+    def test_deleted_tiles_are_gone_and_can_come_back(self, location: Any) -> None:
+        """Complete and partial ones, by a store object that has not looked at them; others stay."""
+        ones = torch.ones(_TILE, _TILE)
+        with self._open(location) as store:
+            self._skip_unless_it_deletes_tiles(store)
+            _declare(store)
+            store._write_tiles("t", {(0, 0): ones, (-1, 7): ones, (1, 1): ones})
+            for length in (1, 2, 3):
+                store._write_partials("t", {(0, 5): PartialTile(ones, length), (1, 5): PartialTile(ones, length)})
+        with self._open(location) as store:
+            _declare(store)
+            store._delete_tiles("t", [(0, 0), (-1, 7), (0, 5), (9, 9)])
+            store._delete_tiles("t", [])
+        with self._open(location) as store:
+            _declare(store)
+            tiles = store._read_tiles("t", [(0, 0), (-1, 7), (1, 1)])
+            partials = store._read_partials("t", [(0, 5), (1, 5)])
+            store._write_tiles("t", {(0, 0): 2 * ones})
+            store._write_partials("t", {(0, 5): PartialTile(ones, 1)})
+        assert tiles[:2] == [None, None]
+        assert _same_bits(tiles[2], ones)
+        assert [None if part is None else part.prefix_length for part in partials] == [None, 3]
+        with self._open(location) as store:
+            _declare(store)
+            assert _same_bits(store._read_tiles("t", [(0, 0)])[0], 2 * ones)
+            (begun,) = store._read_partials("t", [(0, 5)])
+        assert begun is not None
+        assert begun.prefix_length == 1
+
+    def test_a_deleted_partial_tile_takes_the_parts_of_others_with_it(self, location: Any) -> None:
+        """Also those that were added after this store object looked."""
+        if not self.concurrent:
+            pytest.skip("one store object at a time")
+        ones = torch.ones(_TILE, _TILE)
+        with self._open(location) as store, self._open(location) as other:
+            self._skip_unless_it_deletes_tiles(store)
+            _declare(store)
+            _declare(other)
+            store._write_partials("t", {(0, 0): PartialTile(ones, 1)})
+            other._read_partials("t", [(0, 0)])
+            for length in (2, 3):
+                other._write_partials("t", {(0, 0): PartialTile(ones, length)})
+            store._delete_tiles("t", [(0, 0)])
+            assert store._read_partials("t", [(0, 0)]) == [None]
+            store._write_partials("t", {(0, 0): PartialTile(2 * ones, 1)})
+        with self._open(location) as store:
+            _declare(store)
+            (found,) = store._read_partials("t", [(0, 0)])
+        assert found is not None
+        assert found.prefix_length == 1
+        assert _same_bits(found.prefix, 2 * ones)
+
+    @staticmethod
+    def _skip_unless_it_deletes_tiles(store: PersistentTileStore) -> None:
+        if type(store)._delete_tiles is PersistentTileStore._delete_tiles:
+            pytest.skip("this backend deletes no tiles")
+
     def test_a_deleted_tensor_leaves_nothing(self, location: Any) -> None:
         """Also for one of the same id that comes after it; other tensors stay."""
         ones = torch.ones(_TILE, _TILE)
@@ -557,6 +619,27 @@ class PersistentStoreTests:
             calls = len(g.calls)
             _tensor(store, g, "other")[0:7, 0:7]
         assert len(g.calls) == calls
+
+    def test_what_is_invalidated_is_computed_anew_also_by_the_next_store_object(self, location: Any) -> None:
+        """With what was computed from it; what is elsewhere stays."""
+        with self._open(location) as store:
+            self._skip_unless_it_deletes_tiles(store)
+            tensor = _tensor(store, _Ramp())
+            _over(store, _Ramp(), tensor)[0:20, 0:20]
+        f, g = _Ramp(), _Ramp()
+        with self._open(location) as store:
+            tensor = _tensor(store, f)
+            _over(store, g, tensor)
+            told = tensor.invalidate((0, 0))
+        assert [one.tensor_id for one in told.tensors] == ["t", "top"]
+        assert all(one.tiles for one in told.tensors)
+        with self._open(location) as store:
+            tensor = _tensor(store, f)
+            top = _over(store, g, tensor)
+            assert _same_bits(top[0:20, 0:20], _over(MemoryTileStore(), _Ramp(), tensor)[0:20, 0:20])
+        assert (0, 0) in f.calls
+        assert (0, 0) in g.calls
+        assert not {index for index in f.calls + g.calls if max(index) > 3}
 
     def test_another_definition_is_refused_with_each_field_that_differs(self, location: Any) -> None:
         """With what is stored and what is given."""

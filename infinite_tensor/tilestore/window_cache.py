@@ -88,6 +88,18 @@ class WindowCache:
         for index in self._rows.pop(tensor_id, {}):
             self.total_bytes -= self._order.pop((tensor_id, index), 0)
 
+    def drop(self, tensor_id: str, indices: Sequence[Index]) -> None:
+        """Forget some windows of a tensor, all of which are here."""
+        rows = self._rows.get(tensor_id, {})
+        broken = {id(rows[index]) for index in indices}
+        for index in indices:
+            del rows[index]
+            self.total_bytes -= self._order.pop((tensor_id, index), 0)
+        for index, row in rows.items():
+            if id(row) in broken:
+                # Whoever finds a row takes the windows that follow in it for stored as well.
+                rows[index] = Row(index, copied(row.window(index)[None]))
+
     def recount(self) -> None:
         """Begin anew with the windows that are here, after a fork in the middle of a change."""
         self.total_bytes, self._order = 0, OrderedDict()

@@ -70,6 +70,11 @@ class Writer(Generic[K, J]):
                     return jobs[key]
             return None
 
+    def jobs(self) -> dict[K, J]:
+        """The newest job for each key that is not stored yet."""
+        with self._lock:
+            return self._failed | self._writing | self._queued
+
     @property
     def failed(self) -> bool:
         """Whether something went wrong that `failure` has not told of."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from infinite_tensor.boxes import Index, IntArray
+from infinite_tensor.boxes import Index, IntArray, as_tuples, inside
 
 _MERGE_ABOVE = 4096
 _ABSENT = -1
@@ -53,10 +53,16 @@ class TileIndex:
         """The tiles that these slots hold."""
         wanted = set(slots)
         found = [tile for tile, slot in self._newest.items() if slot in wanted]
-        keys = self._keys[np.isin(self._slots, slots)]
-        raw = np.frombuffer(keys.tobytes(), dtype=">u8").astype(np.uint64) ^ np.uint64(1 << 63)
-        rows = raw.view(np.int64).reshape(len(keys), -1).tolist() if len(keys) else []
+        rows = _tiles(self._keys[np.isin(self._slots, slots)]).tolist()
         return found + [tile for tile in map(tuple, rows) if tile not in self._newest]
+
+    def tiles_within(self, low: Sequence[int], high: Sequence[int]) -> set[Index]:
+        """The tiles of a box ``[low, high)`` that have a slot."""
+        rows = _tiles(self._keys)
+        within = ((rows >= low) & (rows < high)).all(axis=1)
+        found = set(as_tuples(rows[within])) - self._newest.keys()
+        newest = [tile for tile, slot in self._newest.items() if slot != _ABSENT]
+        return found | {tile for tile in newest if inside(tile, low, high)}
 
     def put(self, tiles: Sequence[Index], slots: Sequence[int]) -> None:
         """Enter tiles, or give other slots to those that are there; -1 takes a tile out."""
@@ -81,6 +87,12 @@ def _keys(tiles: IntArray) -> npt.NDArray[Any]:
     """One bytes value per row that sorts as the row does, exact for every int64."""
     raw = np.ascontiguousarray(tiles).view(np.uint64) ^ np.uint64(1 << 63)
     return raw.astype(">u8").view(f"S{8 * tiles.shape[1]}").reshape(-1)
+
+
+def _tiles(keys: npt.NDArray[Any]) -> IntArray:
+    """The rows that `_keys` made these of."""
+    raw = np.frombuffer(keys.tobytes(), dtype=">u8").astype(np.uint64) ^ np.uint64(1 << 63)
+    return raw.view(np.int64).reshape(len(keys), keys.dtype.itemsize // 8)
 
 
 def _sorted(keys: npt.NDArray[Any], slots: IntArray) -> tuple[npt.NDArray[Any], IntArray]:

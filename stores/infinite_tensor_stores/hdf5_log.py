@@ -75,6 +75,12 @@ class PartLog:
         """Delete the logs of tiles that are complete, as `prune` is called next."""
         self._finished.update(tile for tile in tiles if tile in self._ends)
 
+    def delete(self, tiles: Iterable[Index]) -> None:
+        """Delete the logs of tiles, whether or not these are complete; one that has none is no error."""
+        for tile in tiles:
+            if tile in self._ends:
+                self._delete(tile)
+
     def prune(self) -> tuple[int, int]:
         """Delete the logs that are finished, once what took their place is safely in the file.
 

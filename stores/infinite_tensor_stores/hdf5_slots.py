@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from infinite_tensor.boxes import Index, IntArray
+from infinite_tensor.boxes import Index, IntArray, inside
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.report import Damage
 from infinite_tensor_stores.documents import checked, layout_of, parsed
@@ -168,6 +168,15 @@ class TensorGroup:
         self._index.put(indices, slots.tolist())
         self._free(before[before >= 0])
 
+    def delete(self, tiles: Sequence[Index]) -> None:
+        """Free the slots of tiles; one that has none is no error."""
+        if self._data is None:
+            return
+        slots = self._index.find(tiles)
+        there = np.flatnonzero(slots != _UNUSED)
+        self._free(slots[there])
+        self._index.put([tiles[number] for number in there.tolist()], [_UNUSED] * len(there))
+
     def _free(self, slots: IntArray) -> None:
         """Let other tiles have these slots."""
         slots = np.sort(slots)
@@ -223,6 +232,16 @@ class TensorGroup:
         self._free(np.array(slots, dtype=np.int64))
         tiles = self._index.tiles_in(slots)
         self._index.put(tiles, [_UNUSED] * len(tiles))
+
+    def has(self, tiles: Sequence[Index]) -> list[bool]:
+        """Whether each tile is complete."""
+        found: list[bool] = (self._index.find(tiles) >= 0).tolist()
+        return found
+
+    def find(self, low: Sequence[int], high: Sequence[int]) -> tuple[set[Index], set[Index]]:
+        """The complete tiles of a box ``[low, high)``, and those of which there is a log."""
+        logged = {tile for tile in self.log.tiles() if inside(tile, low, high)}
+        return self._index.tiles_within(low, high), logged
 
     def slots(self) -> range:
         """Where the batches of slots begin."""

@@ -244,6 +244,26 @@ class HDF5TileStore(PersistentTileStore):
                     group.log.append(tile, data)
         file.flush(older_than=self._tiles.flush_interval)
 
+    def _delete_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> None:
+        file, group = self._writable(), self._groups[tensor_id]
+        with file.lock:
+            group.log.delete(tile_indices)
+            group.delete(tile_indices)
+
+    def _has_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[bool]:
+        file, group = self._opened_file(), self._groups.get(tensor_id)
+        if group is None:
+            return [False] * len(tile_indices)
+        with file.lock:
+            return group.has(tile_indices)
+
+    def _find_tiles(self, tensor_id: str, low: Sequence[int], high: Sequence[int]) -> tuple[set[Index], set[Index]]:
+        file, group = self._opened_file(), self._groups.get(tensor_id)
+        if group is None:
+            return set(), set()
+        with file.lock:
+            return group.find(low, high)
+
     def _writable(self) -> SharedFile:
         file = self._opened_file()
         if file.process != os.getpid():
@@ -263,6 +283,19 @@ class HDF5TileStore(PersistentTileStore):
             names = [name for name in file.h5 if name.startswith("t-")]
             found = [self._id_in(file.h5[name], name) for name in names]
         return [tensor_id for tensor_id in found if tensor_id is not None]
+
+    def _read_definitions(self) -> dict[str, dict[str, Any]]:
+        file, found = self._opened_file(), {}
+        with file.lock:
+            for name in [name for name in file.h5 if name.startswith("t-")]:
+                try:
+                    definition = definition_in(file.h5[name])
+                except (ValueError, StoreError) as error:
+                    self._warn(f"the definition in /{name}/{DEFINITION} cannot be read ({error})")
+                else:
+                    if definition is not None:
+                        found[str(definition["tensor_id"])] = definition
+        return found
 
     def _id_in(self, group: Any, name: str) -> str | None:
         try:
@@ -293,7 +326,7 @@ class HDF5TileStore(PersistentTileStore):
         if group is not None:
             found += damages(file, group, repair=repair)
         elif repair:
-            self.clear_tensor(tensor_id)
+            self._delete(tensor_id)
         return found
 
     def _collect_garbage(self) -> Garbage:

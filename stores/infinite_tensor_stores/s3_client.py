@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import aiohttp
 from botocore import exceptions as boto
+from botocore.handlers import add_expect_header
 from botocore.parsers import ResponseParserError
 from s3fs import S3FileSystem
 
@@ -41,7 +42,7 @@ class S3Client:
     """Sends requests, again after a failure that may pass, and gives up in time.
 
     Botocore's own retries count attempts, whatever time they take. And a server that accepts connections but
-    is dead would hold a PUT for ever: nothing limits the wait for ``100 Continue``, nor that for room to send.
+    is dead would hold a PUT for ever: nothing limits the wait for room to send.
 
     Parameters
     ----------
@@ -104,6 +105,8 @@ class S3Client:
         if self.timeout is not None and self.fs._s3creator is not self._connections:
             self._connections = self.fs._s3creator
             lifetime.close_with(self, self._connections)
+            # Waiting for "100 Continue" would make two round trips of each PUT.
+            self.fs._s3.meta.events.unregister("before-call.s3", add_expect_header)
 
     async def _send(self, operation: str, data: bytes | None, parameters: dict[str, Any]) -> Response:
         upload = _Upload(data or b"")
@@ -184,6 +187,9 @@ def _set_timeouts(fs: S3FileSystem, timeout: float) -> float:
         "read_timeout": timeout / 3,
         "max_pool_connections": _CONNECTIONS,
         "retries": {"total_max_attempts": 1, "mode": "standard"},
+        # What we store ends in a checksum of its own.
+        "request_checksum_calculation": "when_required",
+        "response_checksum_validation": "when_required",
         **fs.config_kwargs,
     }
     fs.config_kwargs, fs.retries = settings, 1

@@ -10,13 +10,15 @@ from urllib.parse import unquote, urlsplit
 
 from fsspec.core import url_to_fs
 from zarr.abc.store import Store
-from zarr.storage import FsspecStore, LocalStore
+from zarr.storage import FsspecStore, LocalStore, MemoryStore, WrapperStore
 
 from infinite_tensor.errors import StoreError, ValidationError
+from infinite_tensor.window import as_index
 from infinite_tensor_stores.masking import Mask, without_logins
 from infinite_tensor_stores.remote import RemoteStore
 
 DEFAULT_TIMEOUT = 15.0
+MOST_CONCURRENT = 256
 MODES = ("r", "r+", "a", "w", "w-")
 
 _S3 = ("s3://", "s3a://")
@@ -45,6 +47,14 @@ def check_timeout(timeout: object) -> float:
     if not number or not 0 < timeout < float("inf"):  # type: ignore[operator]
         raise ValidationError(f"timeout must be a number of seconds above 0, got {timeout!r}")
     return float(timeout)  # type: ignore[arg-type]
+
+
+def check_concurrency(concurrency: object) -> int:
+    """`concurrency`, if it is a number of requests that can be under way at a time."""
+    number = as_index(concurrency)
+    if number is None or not 1 <= number <= MOST_CONCURRENT:
+        raise ValidationError(f"concurrency must be an int from 1 to {MOST_CONCURRENT}, got {concurrency!r}")
+    return number
 
 
 def zarr_store(
@@ -88,6 +98,15 @@ def zarr_store(
         # LocalStore creates files exclusively, which zarr's fsspec store over file:// cannot.
         return LocalStore(local_path(url).absolute(), read_only=read_only)
     return _of_url(url, storage_options or {}, read_only, timeout)
+
+
+def is_in_memory(store: Store) -> bool:
+    """Whether no other process can see what a store holds."""
+    while isinstance(store, WrapperStore):
+        store = store._store
+    if isinstance(store, RemoteStore):
+        return "memory" in store.fs.protocol
+    return isinstance(store, MemoryStore)
 
 
 def _of_url(url: str, storage_options: dict[str, Any], read_only: bool, timeout: float) -> Store:

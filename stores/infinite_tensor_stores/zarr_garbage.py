@@ -17,15 +17,23 @@ from infinite_tensor_stores.zarr_objects import concurrently, delete_folder, get
 class Sweep:
     """Deletes garbage and counts it. What does not have a name of our layout is left alone.
 
+    Parameters
+    ----------
+    store : zarr Store
+        Where it is.
+    concurrency : int
+        Requests at a time.
+
     Attributes
     ----------
     logs : list of str
         Prefixes of the logs that were deleted.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, concurrency: int) -> None:
         self.logs: list[str] = []
         self._store = store
+        self._concurrency = concurrency
         self._objects = 0
         self._bytes = 0
 
@@ -38,8 +46,8 @@ class Sweep:
         if temporary_files_in(self._store):
             for keys in pages(self._store, ""):
                 left_over = [key for key in keys if is_temporary(key)]
-                self._count(sizes_of(self._store, left_over))
-                concurrently(self._store.delete, left_over)
+                self._count(sizes_of(self._store, left_over, self._concurrency))
+                concurrently(self._store.delete, left_over, self._concurrency)
         return Garbage(self._objects, self._bytes)
 
     def _sweep_incarnations(self, name: str) -> None:
@@ -48,7 +56,7 @@ class Sweep:
             if incarnation is None or self._in_use(name, incarnation):
                 continue
             counted = self._objects, self._bytes
-            for sizes in sized_pages(self._store, prefix):
+            for sizes in sized_pages(self._store, prefix, self._concurrency):
                 self._count(sizes.values())
             # Counting may have taken long.
             if self._in_use(name, incarnation):
@@ -65,14 +73,14 @@ class Sweep:
         if definition is None:
             return
         place = Place.of(definition)
-        for sizes in sized_pages(self._store, place.logs):
+        for sizes in sized_pages(self._store, place.logs, self._concurrency):
             parts = [(key, part[0]) for key in sizes if (part := place.tile_of_part(key)) is not None]
             tiles = list(dict.fromkeys(tile for _, tile in parts))
-            exist = concurrently(self._store.exists, map(place.chunk, tiles))
+            exist = concurrently(self._store.exists, map(place.chunk, tiles), self._concurrency)
             complete = {tile for tile, there in zip(tiles, exist, strict=True) if there}
             self._count([sizes[key] for key, tile in parts if tile in complete])
             finished = list(map(place.log, complete))
-            concurrently(lambda log: delete_folder(self._store, log), finished)
+            concurrently(lambda log: delete_folder(self._store, log), finished, self._concurrency)
             self.logs += finished
 
     def _in_use(self, name: str, incarnation: str) -> bool:

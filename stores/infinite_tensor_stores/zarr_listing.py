@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -12,15 +14,18 @@ from zarr.abc.store import Store
 from zarr.core.sync import sync
 from zarr.storage import LocalStore, WrapperStore
 
-from infinite_tensor.boxes import Index
+from infinite_tensor.boxes import Index, inside
 from infinite_tensor.tilestore.report import TensorInfo
 from infinite_tensor_stores.remote import RemoteStore
 from infinite_tensor_stores.zarr_layout import Place
+from infinite_tensor_stores.zarr_logs import part_of
 from infinite_tensor_stores.zarr_objects import concurrently
 
 T = TypeVar("T")
 
 _PAGE = 1000
+_FEW_TILES = 64
+"""So many are asked for one by one, rather than looked for among all that there are."""
 
 
 def pages(store: Store, prefix: str, length: int = _PAGE) -> Iterator[list[str]]:
@@ -42,7 +47,7 @@ def children(store: Store, prefix: str) -> list[str]:
     return sync(names())
 
 
-def sized_pages(store: Store, prefix: str) -> Iterator[dict[str, int]]:
+def sized_pages(store: Store, prefix: str, concurrency: int) -> Iterator[dict[str, int]]:
     """The keys of all objects below a folder with their sizes in bytes, 0 for one that has gone meanwhile."""
     if isinstance(store, RemoteStore):
         # A listing tells the sizes, which otherwise take a request each.
@@ -51,10 +56,10 @@ def sized_pages(store: Store, prefix: str) -> Iterator[dict[str, int]]:
             yield page
     else:
         for keys in pages(store, prefix):
-            yield dict(zip(keys, sizes_of(store, keys), strict=True))
+            yield dict(zip(keys, sizes_of(store, keys, concurrency), strict=True))
 
 
-def sizes_of(store: Store, keys: list[str]) -> list[int]:
+def sizes_of(store: Store, keys: list[str], concurrency: int) -> list[int]:
     """Size of each object in bytes, 0 where it has gone meanwhile."""
 
     async def size(key: str) -> int:
@@ -63,23 +68,51 @@ def sizes_of(store: Store, keys: list[str]) -> list[int]:
         except FileNotFoundError:
             return 0
 
-    return concurrently(size, keys)
+    return concurrently(size, keys, concurrency)
 
 
-def described(store: Store, place: Place) -> TensorInfo:
+def tiles_in(
+    store: Store, place: Place, low: Sequence[int], high: Sequence[int], concurrency: int
+) -> tuple[set[Index], set[Index]]:
+    """The complete tiles of a box ``[low, high)``, and those that have a log."""
+    if math.prod(b - a for a, b in zip(low, high, strict=True)) <= _FEW_TILES:
+        tiles = list(itertools.product(*map(range, low, high)))
+        keys = [*map(place.chunk, tiles), *(part_of(place.log(tile)) for tile in tiles)]
+        present = concurrently(store.exists, keys, concurrency)
+        found = list(itertools.compress(tiles * 2, present))
+        count = sum(present[: len(tiles)])
+        return set(found[:count]), set(found[count:])
+    chunks = (place.tile_of_chunk(key) for keys in pages(store, f"{place.array}/c") for key in keys)
+    complete = {tile for tile in chunks if tile is not None and inside(tile, low, high)}
+    return complete, logged_in(store, place, low, high)
+
+
+def logged_in(store: Store, place: Place, low: Sequence[int], high: Sequence[int]) -> set[Index]:
+    """The tiles of a box ``[low, high)`` that have a log."""
+    parts = (place.tile_of_part(key) for keys in pages(store, place.logs) for key in keys)
+    return {part[0] for part in parts if part is not None and inside(part[0], low, high)}
+
+
+def logs_of(store: Store, place: Place, tiles: Collection[Index]) -> list[str]:
+    """The logs that hold anything, even if it is behind a gap, of some tiles."""
+    parts = (place.tile_of_part(key) for keys in pages(store, place.logs) for key in keys)
+    return list(dict.fromkeys(place.log(part[0]) for part in parts if part is not None and part[0] in tiles))
+
+
+def described(store: Store, place: Place, concurrency: int) -> TensorInfo:
     """What is stored of the tensor at `place`."""
     complete, stored = 0, 0
-    for sizes in sized_pages(store, f"{place.array}/c"):
+    for sizes in sized_pages(store, f"{place.array}/c", concurrency):
         chunks = [size for key, size in sizes.items() if place.tile_of_chunk(key) is not None]
         complete += len(chunks)
         stored += sum(chunks)
     logs: set[Index] = set()
-    for sizes in sized_pages(store, place.logs):
+    for sizes in sized_pages(store, place.logs, concurrency):
         parts = {key: part[0] for key in sizes if (part := place.tile_of_part(key)) is not None}
         logs.update(parts.values())
         stored += sum(sizes[key] for key in parts)
     # A log that another process has left behind does not make a complete tile partial.
-    partial = concurrently(store.exists, map(place.chunk, logs)).count(False)
+    partial = concurrently(store.exists, map(place.chunk, logs), concurrency).count(False)
     definition = dict(place.definition)
     return TensorInfo(definition["tensor_id"], definition, complete, partial, stored, place.array)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from zarr.abc.store import Store
 from zarr.storage import LocalStore
@@ -19,9 +19,15 @@ class Logs:
     """Reads, lengthens and deletes logs without a listing: knows how long those are that it has met.
 
     A log is named by its prefix in the store.
+
+    Parameters
+    ----------
+    concurrency : int
+        Requests of one call at a time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, concurrency: int) -> None:
+        self._concurrency = concurrency
         self._lengths: dict[str, int] = {}
 
     def read(self, store: Store, first: Mapping[str, bytes | None]) -> dict[str, list[bytes]]:
@@ -31,7 +37,7 @@ class Logs:
         while grown:
             for log, part in grown.items():
                 logs[log].append(part)
-            found = get_many(store, [part_of(log, len(logs[log])) for log in grown])
+            found = get_many(store, [part_of(log, len(logs[log])) for log in grown], self._concurrency)
             grown = {log: part for log, part in zip(grown, found, strict=True) if part is not None}
         self._lengths.update((log, len(parts)) for log, parts in logs.items() if parts)
         return logs
@@ -50,7 +56,11 @@ class Logs:
                 number += 1
             self._lengths[log] = number + 1
 
-        concurrently(write, parts.items())
+        concurrently(write, parts.items(), self._concurrency)
+
+    def delete(self, store: Store, logs: Sequence[str]) -> None:
+        """Delete logs with all parts that there are, also those that others have added."""
+        concurrently(lambda log: delete_folder(store, log), logs, self._concurrency)
 
     def forget(self, logs: Iterable[str]) -> None:
         """Logs that somebody else has deleted."""

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 from zarr.abc.store import Store
 from zarr.core.buffer import Buffer, default_buffer_prototype
 from zarr.core.sync import sync
-from zarr.storage import LocalStore
+from zarr.storage import LocalStore, MemoryStore
 
 from infinite_tensor_stores.remote import RemoteStore
 
@@ -20,29 +20,52 @@ R = TypeVar("R")
 
 PROTOTYPE = default_buffer_prototype()
 
-_CONCURRENCY = 32
-"""Requests of one call at a time; and that many failures in a row mean that all would fail."""
+DEFAULT_CONCURRENCY = 32
+"""Requests of one call at a time, unless the user has said how many."""
+
+_FEWEST_FAILURES = 8
+"""As many in a row, and as many as are under way at a time, mean that all would fail."""
 _RETRIES = 2
 
 
-def get_many(store: Store, keys: Sequence[str]) -> list[bytes | None]:
+def get_many(store: Store, keys: Sequence[str], concurrency: int = DEFAULT_CONCURRENCY) -> list[bytes | None]:
     """The objects under `keys`, None for those that do not exist."""
 
     async def get(key: str) -> bytes | None:
         found = await store.get(key, PROTOTYPE)
         return None if found is None else bytes_of(found)
 
-    return concurrently(get, keys)
+    return concurrently(get, keys, concurrency)
 
 
-def put_many(store: Store, objects: Mapping[str, bytes]) -> None:
+def put_many(store: Store, objects: Mapping[str, bytes], concurrency: int = DEFAULT_CONCURRENCY) -> None:
     """Write each object, whether or not it exists."""
 
     async def put(item: tuple[str, bytes]) -> None:
         data = PROTOTYPE.buffer.from_bytes(item[1])
         await _insisted(store, lambda: store.set(item[0], data), FileNotFoundError)
 
-    concurrently(put, list(objects.items()))
+    concurrently(put, objects.items(), concurrency)
+
+
+def put_encoded(
+    store: Store,
+    blocks: Mapping[str, T],
+    encode: Callable[[Sequence[T], Sequence[str]], list[bytes]],
+    concurrency: int,
+) -> None:
+    """Write what ``encode(blocks, keys)`` makes of each block under its key; from afar, some while it makes others."""
+    if isinstance(store, LocalStore | MemoryStore):
+        keys = list(blocks)
+        put_many(store, dict(zip(keys, encode(list(blocks.values()), keys), strict=True)), concurrency)
+        return
+
+    async def put(item: tuple[str, T]) -> None:
+        key, block = item
+        (data,) = await asyncio.to_thread(encode, [block], [key])
+        await store.set(key, PROTOTYPE.buffer.from_bytes(data))
+
+    concurrently(put, blocks.items(), concurrency)
 
 
 async def create(store: Store, key: str, data: bytes) -> bool:
@@ -77,13 +100,15 @@ async def _insisted(store: Store, action: Callable[[], Awaitable[None]], harmles
     await action()
 
 
-def concurrently(call: Callable[[T], Awaitable[R]], arguments: Iterable[T]) -> list[R]:
-    """Run ``call(argument)`` for all arguments on zarr's event loop, a bounded number at a time.
+def concurrently(
+    call: Callable[[T], Awaitable[R]], arguments: Iterable[T], concurrency: int = DEFAULT_CONCURRENCY
+) -> list[R]:
+    """Run ``call(argument)`` for all arguments on zarr's event loop, `concurrency` of them at a time.
 
     Where some fail, the others are carried out all the same, unless so many fail one after the other that the
     storage itself must be out of order. The first error is raised when none is in progress any more.
     """
-    return sync(_Wave(call, list(arguments)).run())
+    return sync(_Wave(call, list(arguments), concurrency).run())
 
 
 class _OutOfOrderError(Exception):
@@ -93,10 +118,11 @@ class _OutOfOrderError(Exception):
 class _Wave(Generic[T, R]):
     """Calls of which a bounded number is in progress at a time."""
 
-    def __init__(self, call: Callable[[T], Awaitable[R]], arguments: Sequence[T]) -> None:
+    def __init__(self, call: Callable[[T], Awaitable[R]], arguments: Sequence[T], concurrency: int) -> None:
         self._call = call
         self._waiting = iter(enumerate(arguments))
-        self._workers = min(_CONCURRENCY, len(arguments))
+        self._workers = min(concurrency, len(arguments))
+        self._most_failures = max(concurrency, _FEWEST_FAILURES)
         self._results: dict[int, R] = {}
         self._errors: list[Exception] = []
         self._failed_in_a_row = 0
@@ -131,7 +157,7 @@ class _Wave(Generic[T, R]):
     def _failed(self, failure: Exception, cause: BaseException) -> None:
         self._errors.append(failure)
         self._failed_in_a_row += 1
-        if self._failed_in_a_row == _CONCURRENCY:
+        if self._failed_in_a_row == self._most_failures:
             raise _OutOfOrderError from cause
 
 

@@ -22,7 +22,15 @@ from infinite_tensor.tilestore.report import Damage, Garbage, TensorInfo
 from infinite_tensor_stores.documents import layout_of, sealed
 from infinite_tensor_stores.dtypes import from_stored, stored_dtype, to_stored
 from infinite_tensor_stores.names import id_of, name_of
-from infinite_tensor_stores.targets import DEFAULT_TIMEOUT, check_mode, check_timeout, shown, zarr_store
+from infinite_tensor_stores.targets import (
+    DEFAULT_TIMEOUT,
+    check_concurrency,
+    check_mode,
+    check_timeout,
+    is_in_memory,
+    shown,
+    zarr_store,
+)
 from infinite_tensor_stores.zarr_chunks import ChunkCodec, codecs_of
 from infinite_tensor_stores.zarr_garbage import Sweep
 from infinite_tensor_stores.zarr_layout import (
@@ -36,13 +44,16 @@ from infinite_tensor_stores.zarr_layout import (
     incarnation_of,
     origin_of,
 )
-from infinite_tensor_stores.zarr_listing import children, described
+from infinite_tensor_stores.zarr_listing import children, described, logged_in, logs_of, tiles_in
 from infinite_tensor_stores.zarr_logs import Logs, part_of
 from infinite_tensor_stores.zarr_objects import (
+    DEFAULT_CONCURRENCY,
+    concurrently,
     create,
     delete_folder,
     disconnect,
     get_many,
+    put_encoded,
     put_many,
 )
 from infinite_tensor_stores.zarr_root import open_root
@@ -69,6 +80,8 @@ class ZarrTileStore(PersistentTileStore):
         Seconds within which S3 is reported when it is down or hangs, attempts to reach it again included. What
         `storage_options` say of time-outs and retries wins. Other storages, and a zarr Store that is given as
         `target`, have options of their own.
+    concurrency : int
+        How many requests one read or write has under way at a time, from 1 to 256.
     compressors : zarr codec, sequence of them, "auto" or None
         How new tensors are compressed. A CRC-32C always follows. Where the last one is Zstandard, as with "auto",
         a tile is also bound to its place: damage by which one takes the place of another is found only there.
@@ -103,6 +116,7 @@ class ZarrTileStore(PersistentTileStore):
         tile_size: int | Sequence[int] = 512,
         storage_options: dict[str, Any] | None = None,
         timeout: float = DEFAULT_TIMEOUT,
+        concurrency: int = DEFAULT_CONCURRENCY,
         compressors: Any = "auto",
         cache_size_bytes: int | None = 100 * 2**20,
         cache_size_tiles: int | None = None,
@@ -115,11 +129,12 @@ class ZarrTileStore(PersistentTileStore):
         read_only = mode == "r"
         self._storage_options = storage_options
         self._timeout = check_timeout(timeout)
+        self.concurrency = check_concurrency(concurrency)
         self._opened: Store | None = zarr_store(target, storage_options, read_only, self._timeout)
         # Fixed when a tensor is registered: whoever goes on writing after the id was cleared and made anew writes
         # beside the new tensor, never into it.
         self._places: dict[str, tuple[Place, ChunkCodec]] = {}
-        self._logs = Logs()
+        self._logs = Logs(self.concurrency)
         super().__init__(
             tile_size,
             cache_size_bytes,
@@ -138,10 +153,16 @@ class ZarrTileStore(PersistentTileStore):
         own = {
             "storage_options": self._storage_options,
             "timeout": self._timeout,
+            "concurrency": self.concurrency,
             "compressors": self._compressors,
         }
         mode = "r" if self.read_only else "r+"
         return partial(type(self), mode=mode, **own, **self._options()), (self.target,)
+
+    @property
+    def shared(self) -> bool:  # type: ignore[override]
+        """Whether the target is anywhere but in the memory of this process."""
+        return not is_in_memory(self._store)
 
     @property
     def _store(self) -> Store:
@@ -238,7 +259,7 @@ class ZarrTileStore(PersistentTileStore):
             return [None] * len(tile_indices)
         place, codec = bound
         keys = [place.chunk(tile) for tile in tile_indices]
-        stored = get_many(self._store, keys)
+        stored = get_many(self._store, keys, self.concurrency)
         present = [number for number, data in enumerate(stored) if data is not None]
         tiles: list[torch.Tensor | None] = [None] * len(tile_indices)
         blocks = codec.decode([stored[number] or b"" for number in present], [keys[number] for number in present])
@@ -251,10 +272,9 @@ class ZarrTileStore(PersistentTileStore):
 
     def _write_tiles(self, tensor_id: str, tiles: Mapping[Index, torch.Tensor]) -> None:
         place, codec = self._places[tensor_id]
-        keys = list(map(place.chunk, tiles))
-        encoded = codec.encode(list(map(to_stored, tiles.values())), keys)
         self._check_place(tensor_id, place, *get_many(self._store, [place.group]))
-        put_many(self._store, dict(zip(keys, encoded, strict=True)))
+        blocks = {place.chunk(tile): to_stored(block) for tile, block in tiles.items()}
+        put_encoded(self._store, blocks, codec.encode, self.concurrency)
 
     def _read_partials(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[PartialTile | None]:
         bound = self._places.get(tensor_id)
@@ -262,7 +282,7 @@ class ZarrTileStore(PersistentTileStore):
             return [None] * len(tile_indices)
         place, _ = bound
         logs = [place.log(tile) for tile in tile_indices]
-        document, *first = get_many(self._store, [place.group, *map(part_of, logs)])
+        document, *first = get_many(self._store, [place.group, *map(part_of, logs)], self.concurrency)
         self._check_place(tensor_id, place, document)
         found = self._logs.read(self._store, dict(zip(logs, first, strict=True)))
         return [PartialTile.merged(self._parts_in(log, found[log])) for log in logs]
@@ -281,6 +301,27 @@ class ZarrTileStore(PersistentTileStore):
         logs = {place.log(tile): part for tile, part in partials.items()}
         self._check_place(tensor_id, place, *get_many(self._store, [place.group]))
         self._logs.write(self._store, {log: None if part is None else part.to_bytes(log) for log, part in logs.items()})
+
+    def _delete_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> None:
+        place, _ = self._places[tensor_id]
+        self._check_place(tensor_id, place, *get_many(self._store, [place.group]))
+        self._logs.delete(self._store, logs_of(self._store, place, set(tile_indices)))
+        self._logs.forget(map(place.log, tile_indices))
+        concurrently(self._store.delete, map(place.chunk, tile_indices), self.concurrency)
+
+    def _has_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[bool]:
+        bound = self._places.get(tensor_id)
+        if bound is None:
+            return [False] * len(tile_indices)
+        return concurrently(self._store.exists, map(bound[0].chunk, tile_indices), self.concurrency)
+
+    def _find_tiles(self, tensor_id: str, low: Sequence[int], high: Sequence[int]) -> tuple[set[Index], set[Index]]:
+        bound = self._places.get(tensor_id)
+        return (set(), set()) if bound is None else tiles_in(self._store, bound[0], low, high, self.concurrency)
+
+    def _find_partials(self, tensor_id: str, low: Sequence[int], high: Sequence[int]) -> set[Index]:
+        bound = self._places.get(tensor_id)
+        return set() if bound is None else logged_in(self._store, bound[0], low, high)
 
     def _check_place(self, tensor_id: str, place: Place, document: bytes | None) -> None:
         """StoreError if `document`, found where the tensor's definition was, no longer defines what lies at `place`."""
@@ -314,13 +355,29 @@ class ZarrTileStore(PersistentTileStore):
 
     # What can be told of the store.
 
-    def _list_tensors(self) -> list[str]:
+    def _documents(self) -> dict[str, bytes]:
+        """What is stored as the definitions of tensors, by the names of their groups."""
         names = [name for name in children(self._store, "") if name.startswith("t-")]
-        root, *documents = get_many(self._store, [DOCUMENT, *(f"{name}/{DOCUMENT}" for name in names)])
+        keys = [DOCUMENT, *(f"{name}/{DOCUMENT}" for name in names)]
+        root, *documents = get_many(self._store, keys, self.concurrency)
         self._check_root(root)
-        present = [(name, data) for name, data in zip(names, documents, strict=True) if data is not None]
-        found = [self._id_in(data, name) for name, data in present]
+        return {name: data for name, data in zip(names, documents, strict=True) if data is not None}
+
+    def _list_tensors(self) -> list[str]:
+        found = [self._id_in(data, name) for name, data in self._documents().items()]
         return [tensor_id for tensor_id in found if tensor_id is not None]
+
+    def _read_definitions(self) -> dict[str, dict[str, Any]]:
+        found = {}
+        for name, data in self._documents().items():
+            try:
+                # Checking it takes far longer than reading it.
+                if (attributes_in(data) or {}).get("args") != []:
+                    definition = definition_in(data, name)
+                    found[str(definition["tensor_id"])] = definition
+            except (ValueError, StoreError) as error:
+                self._warn(f"the definition in {name}/{DOCUMENT} cannot be read ({error})")
+        return found
 
     def _id_in(self, document: bytes, name: str) -> str | None:
         try:
@@ -332,7 +389,7 @@ class ZarrTileStore(PersistentTileStore):
             return tensor_id
 
     def _describe_tensor(self, tensor_id: str, definition: dict[str, Any]) -> TensorInfo:  # noqa: ARG002  (the definition names it)
-        return described(self._store, Place.of(definition))
+        return described(self._store, Place.of(definition), self.concurrency)
 
     def _verify_tensor(self, tensor_id: str, *, repair: bool) -> list[Damage]:
         name = name_of(tensor_id)
@@ -343,19 +400,19 @@ class ZarrTileStore(PersistentTileStore):
             return []
         found, place = looked_over(self._store, name, document, repair=repair)
         if place is not None:
-            found += damages(self._store, place, self._codec_of(place), repair=repair)
+            found += damages(self._store, place, self._codec_of(place), self.concurrency, repair=repair)
         elif repair:
-            self.clear_tensor(tensor_id)
+            self._delete(tensor_id)
         return found
 
     def _collect_garbage(self) -> Garbage:
         self._check_root(*get_many(self._store, [DOCUMENT]))
-        sweep = Sweep(self._store)
+        sweep = Sweep(self._store, self.concurrency)
         collected = sweep.run()
         self._logs.forget(sweep.logs)
         return collected
 
     def _close_backend(self) -> None:
         self._places.clear()
-        self._logs = Logs()
+        self._logs = Logs(self.concurrency)
         disconnect(self._store)

@@ -48,11 +48,11 @@ def looked_over(store: Store, name: str, document: bytes, *, repair: bool) -> tu
     return found, Place.of(definition)
 
 
-def damages(store: Store, place: Place, codec: ChunkCodec, *, repair: bool) -> Iterator[Damage]:
+def damages(store: Store, place: Place, codec: ChunkCodec, concurrency: int, *, repair: bool) -> Iterator[Damage]:
     """What is damaged of the array, the complete tiles and the partial tiles at `place`; mended as it is found."""
     yield from _in_array(store, place, repair=repair)
-    yield from _in_tiles(store, place, codec, repair=repair)
-    yield from _in_logs(store, place, repair=repair)
+    yield from _in_tiles(store, place, codec, concurrency, repair=repair)
+    yield from _in_logs(store, place, concurrency, repair=repair)
 
 
 def _intact_copy(store: Store, name: str) -> dict[str, object] | None:
@@ -88,10 +88,10 @@ def _in_array(store: Store, place: Place, *, repair: bool) -> Iterator[Damage]:
             put_many(store, {key: array_bytes(place.definition)})
 
 
-def _in_tiles(store: Store, place: Place, codec: ChunkCodec, *, repair: bool) -> Iterator[Damage]:
+def _in_tiles(store: Store, place: Place, codec: ChunkCodec, concurrency: int, *, repair: bool) -> Iterator[Damage]:
     for keys in pages(store, f"{place.array}/c", _page_length(place)):
         chunks = [(key, tile) for key in keys if (tile := place.tile_of_chunk(key)) is not None]
-        stored = get_many(store, [key for key, _ in chunks])
+        stored = get_many(store, [key for key, _ in chunks], concurrency)
         present = [(key, tile, data) for (key, tile), data in zip(chunks, stored, strict=True) if data is not None]
         blocks = codec.decode([data for *_, data in present], [key for key, *_ in present])
         damaged = []
@@ -100,15 +100,16 @@ def _in_tiles(store: Store, place: Place, codec: ChunkCodec, *, repair: bool) ->
                 damaged.append(key)
                 yield Damage("tile", tile, key, str(block))
         if repair:
-            concurrently(store.delete, damaged)
+            concurrently(store.delete, damaged, concurrency)
 
 
-def _in_logs(store: Store, place: Place, *, repair: bool) -> Iterator[Damage]:
+def _in_logs(store: Store, place: Place, concurrency: int, *, repair: bool) -> Iterator[Damage]:
     numbers: dict[Index, set[int]] = {}
     for keys in pages(store, place.logs, _page_length(place)):
         parts = [(key, *part) for key in keys if (part := place.tile_of_part(key)) is not None]
         mended = {}
-        for (key, tile, number), data in zip(parts, get_many(store, [key for key, *_ in parts]), strict=True):
+        stored = get_many(store, [key for key, *_ in parts], concurrency)
+        for (key, tile, number), data in zip(parts, stored, strict=True):
             if data is None:
                 continue
             numbers.setdefault(tile, set()).add(number)
@@ -118,16 +119,18 @@ def _in_logs(store: Store, place: Place, *, repair: bool) -> Iterator[Damage]:
                 yield Damage("partial", tile, key, str(error))
                 mended[key] = _nothing(place, tile)
         if repair:
-            put_many(store, mended)
-    yield from _gaps(store, place, numbers, repair=repair)
+            put_many(store, mended, concurrency)
+    yield from _gaps(store, place, numbers, concurrency, repair=repair)
 
 
-def _gaps(store: Store, place: Place, numbers: dict[Index, set[int]], *, repair: bool) -> Iterator[Damage]:
+def _gaps(
+    store: Store, place: Place, numbers: dict[Index, set[int]], concurrency: int, *, repair: bool
+) -> Iterator[Damage]:
     """Parts that are missing, so that later ones of the log are not read."""
     missing = {tile: sorted(set(range(max(found))) - found) for tile, found in numbers.items()}
     gaps = [tile for tile, absent in missing.items() if absent]
     # A process that has completed a tile is deleting its log, or will not miss it.
-    complete = concurrently(store.exists, [place.chunk(tile) for tile in gaps])
+    complete = concurrently(store.exists, [place.chunk(tile) for tile in gaps], concurrency)
     for tile in (tile for tile, done in zip(gaps, complete, strict=True) if not done):
         for number in missing[tile]:
             key = part_of(place.log(tile), number)

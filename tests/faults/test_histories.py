@@ -23,7 +23,7 @@ from infinite_tensor.engine import assemble
 from tests.faults.faulty_store import READS, SILENT, Faults, FaultyStore
 from tests.reference import Index
 from tests.test_properties import History, box_of
-from tests.worlds import Forget, Read, Selection, World, worlds
+from tests.worlds import Fill, Forget, Read, Selection, World, worlds
 
 _PATIENCE = 4
 """How often something is tried before storage works for it, or before it is given up."""
@@ -70,6 +70,9 @@ class FaultyHistory(History):
             planned = self.reference.missing(stage, boxes, self.known)
             calls = [function.calls - earlier for function, earlier in zip(self.functions, before, strict=True)]
             self._check_calls(calls, planned, once=False)
+
+    def fill(self, action: Fill) -> None:
+        self._attempt("fill", lambda: super(FaultyHistory, self).fill(action))
 
     def _check_calls(self, calls: list[Counter[Index]], expected: list[set[Index]], *, once: bool) -> None:
         # What is hidden while a read goes on may be computed twice by this read.
@@ -134,6 +137,8 @@ def _play(world: World, storages: Sequence[Store], faults: Faults) -> None:
                     history.read(action)
                 elif isinstance(action, Forget):
                     history.forget(action)
+                elif isinstance(action, Fill):
+                    history.fill(action)
                 else:
                     history.reopen(action.how)
         assert not damages or faults.injected["truncate"]

@@ -99,7 +99,7 @@ def test_a_server_that_hangs_is_reported_by_a_read_of_many_tiles(server: S3Serve
 
 @pytest.mark.parametrize(("size", "count"), [(100, 20), (2**24, 1)])
 def test_a_server_that_hangs_is_reported_by_a_write_of_any_size(size: int, count: int) -> None:
-    # The wait for "100 Continue" and, where more is to be sent than the kernel takes, the wait for room.
+    # The wait for an answer and, where more is to be sent than the kernel takes, the wait for room.
     with hung() as endpoint:
         store = zarr_store("s3://tiles/x", {**LOGIN, "endpoint_url": endpoint}, False, 1.5)
         with takes_at_most(3.0), pytest.raises(TimeoutError, match=r"no answer for 0\.5 s"):

@@ -1,0 +1,138 @@
+"""Filling a region on a Dask cluster.
+
+Tensors are filled one after the other, those that others read first: each window is part of one task, so none is
+computed twice. Where windows of two tasks meet in a tile, its parts lie beside each other in storage until whoever
+reads the tile next puts them together. A task that is lost with its worker is run again, and computes what had not
+been stored.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Self
+
+from infinite_tensor.boxes import Index
+from infinite_tensor.engine.node import Node, consumers_first
+from infinite_tensor.errors import ValidationError
+from infinite_tensor.filling.demand import demands
+from infinite_tensor.filling.fill import Job
+from infinite_tensor.filling.progress import Tally, Watcher
+from infinite_tensor.filling.report import FillReport, TensorReport
+from infinite_tensor.filling.tasks import Done, complete, compute, parts_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from distributed import Client, Future
+
+_RETRIES = 3
+_TILES_AT_ONCE = 64
+
+
+def fill_on_cluster(
+    tensor: object, job: Job, client: Client, workers: int | None, progress: bool | str | Watcher
+) -> FillReport:
+    """Fill as `infinite_tensor.filling.fill.fill` does, on the workers of `client`."""
+    chain = list(reversed(consumers_first(job.node)))
+    _check_shared(chain)
+    # What is known here of tiles in progress will be out of date.
+    _forget(chain)
+    needs, _ = demands(job.node, job.cut.start, job.cut.stop)
+    total = sum(demand.missing for demand in needs)
+    with Tally(total, progress) as tally, _Tasks(client, tensor, chain, workers, tally) as tasks:
+        for demand in reversed(needs):
+            # Of a tensor in memory, whoever needs a window computes it.
+            if demand.node.store.shared:
+                tasks.carry_out(compute, demand.node, parts_of(demand, tasks.threads))
+        parted = job.node.store.unfinished(job.node.spec, job.cut.start, job.cut.stop)
+        tasks.carry_out(complete, job.node, _batches(parted))
+        return FillReport(tuple(tasks.reports()), tally.seconds)
+
+
+class _Tasks:
+    """Carries out tasks for tensors of one chain, which the workers are sent once."""
+
+    def __init__(
+        self, client: Client, tensor: object, chain: Sequence[Node], workers: int | None, tally: Tally
+    ) -> None:
+        self._client = client
+        self._chain = chain
+        self._workers = workers
+        self._tally = tally
+        self._written: dict[str, list[tuple[int, int]]] = {}
+        self._payload = client.scatter(_pickled(tensor), broadcast=True)
+        self._name = secrets.token_hex(4)
+        self._numbers = itertools.count()
+        self.threads = max(1, sum(client.nthreads().values()))
+
+    def carry_out(self, work: Callable[..., Done], node: Node, parts: Iterator[Any]) -> None:
+        """Run ``work`` for each part, a bounded number at a time, and return when all are done."""
+        from distributed import as_completed  # noqa: PLC0415  (an extra)
+
+        futures = (self._submit(work, node, part) for part in parts)
+        running = as_completed(list(itertools.islice(futures, 2 * self.threads)), raise_errors=False)
+        try:
+            for future in running:
+                self._note(future.result())
+                running.update(list(itertools.islice(futures, 1)))
+        except BaseException:
+            self._client.cancel(list(running.futures), force=True)
+            raise
+
+    def _submit(self, work: Callable[..., Done], node: Node, part: Any) -> Future[Done]:
+        # The dashboard goes by what stands before the last hyphen.
+        key = f"{work.__name__} {node.spec.tensor_id}".replace("-", "_") + f"-{self._name}{next(self._numbers)}"
+        place = self._chain.index(node)
+        return self._client.submit(
+            work, self._payload, place, part, self._workers, key=key, pure=False, retries=_RETRIES
+        )
+
+    def _note(self, done: Done) -> None:
+        for node, count in zip(self._chain, done.windows, strict=True):
+            self._tally.count(node, count)
+        known = self._written.get(done.process, done.written)
+        self._written[done.process] = [max(pair) for pair in zip(known, done.written, strict=True)]
+
+    def reports(self) -> Iterator[TensorReport]:
+        """What has been done so far, per tensor."""
+        for place, node in enumerate(self._chain):
+            tiles, nbytes = (sum(written[place][at] for written in self._written.values()) for at in (0, 1))
+            yield TensorReport(node.spec.tensor_id, self._tally.windows[node], tiles, nbytes)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._client.cancel([self._payload])
+        _forget(self._chain)
+
+
+def _pickled(tensor: object) -> bytes:
+    import cloudpickle  # noqa: PLC0415  (comes with distributed)
+
+    pickled: bytes = cloudpickle.dumps(tensor)
+    return pickled
+
+
+def _check_shared(chain: Sequence[Node]) -> None:
+    for node in chain:
+        kept = node.store.outlives_process or node is chain[-1]
+        if kept and not node.store.shared:
+            raise ValidationError(
+                f"the workers of a cluster cannot store tensor {node.spec.tensor_id!r} in {node.store!r}; use a "
+                "ZarrTileStore at a path or URL that all of them reach"
+            )
+
+
+def _forget(chain: Sequence[Node]) -> None:
+    """Have tiles looked up again that others store."""
+    for node in chain:
+        node.store.refresh(node.spec.tensor_id)
+
+
+def _batches(tiles: Sequence[Index]) -> Iterator[list[Index]]:
+    for begin in range(0, len(tiles), _TILES_AT_ONCE):
+        yield list(tiles[begin : begin + _TILES_AT_ONCE])

@@ -1,0 +1,151 @@
+"""Which windows a fill needs of each tensor of a chain, and which of them are not stored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from infinite_tensor.boxes import IntArray
+from infinite_tensor.engine.node import Node, consumers_first
+from infinite_tensor.filling.needs import Needs, Product, Spans, separable
+from infinite_tensor.tilestore.inventory import Inventory, TileCounts
+from infinite_tensor.tilestore.layout import TileLayout
+
+_MOST_NAMED = 2**21
+"""More windows of one tensor are counted only, as if nothing of them were stored."""
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What a fill needs of one tensor.
+
+    Attributes
+    ----------
+    node : Node
+        The tensor.
+    layout : TileLayout
+        Its tiles.
+    needed : int
+        Windows that are needed.
+    missing : int
+        How many of these are to be computed.
+    tiles : TileCounts
+        The tiles that hold what is needed.
+    written : int
+        Tiles that windows will be stored in.
+    windows : int64 array of shape (missing, ndim), or tuple of Product
+        The windows to compute; as products where they were counted only.
+    """
+
+    node: Node
+    layout: TileLayout
+    needed: int
+    missing: int
+    tiles: TileCounts
+    written: int
+    windows: IntArray | tuple[Product, ...]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a fill needs of a chain if nothing is stored.
+
+    Attributes
+    ----------
+    demands : list of Demand
+        Per tensor, consumers first.
+    boxes : dict of Node to (start, stop)
+        The pixels that are read of each tensor lie in this box.
+    exact : bool
+        Whether the numbers are exact, and not bounds.
+    """
+
+    demands: list[Demand]
+    boxes: dict[Node, tuple[list[int], list[int]]]
+    exact: bool
+
+    @property
+    def windows(self) -> int:
+        """Windows to compute, of all tensors."""
+        return sum(demand.missing for demand in self.demands)
+
+
+def estimated(root: Node, start: Sequence[int], stop: Sequence[int]) -> Estimate:
+    """What the pixels ``[start, stop)`` of `root` take, by arithmetic alone."""
+    spans: dict[Node, list[Spans]] = {root: [Spans.of_box(start, stop)]}
+    found: list[Demand] = []
+    exact = True
+    for node in consumers_first(root):
+        if not spans.get(node):
+            continue
+        layout, needs, tiles = node.store.layout(node.spec), Needs(), Needs()
+        for span in spans[node]:
+            needs.add(Product.touching(node.spec.grid, span))
+            tiles.add(Product.touching(layout.grid, span))
+        if not (needs.countable and tiles.countable):
+            needs, tiles, exact = needs.hull(), tiles.hull(), False
+        for upstream in node.inputs:
+            exact &= separable(upstream.window)
+            spans.setdefault(upstream.node, []).extend(Spans.of_windows(upstream.window, part) for part in needs.parts)
+        count, tile_count = needs.count(), tiles.count()
+        counts = TileCounts(0, 0, tile_count)
+        found.append(Demand(node, layout, count, count, counts, tile_count, tuple(needs.parts)))
+    return Estimate(found, {node: _hull(parts) for node, parts in spans.items() if parts}, exact)
+
+
+def demands(root: Node, start: Sequence[int], stop: Sequence[int]) -> tuple[list[Demand], bool]:
+    """What the pixels ``[start, stop)`` of `root` take, beside what is stored, consumers first; whether it is exact."""
+    estimate = estimated(root, start, stop)
+    inventories = {node: node.store.inventory(node.spec, *box) for node, box in estimate.boxes.items()}
+    if estimate.exact and all(inventory.empty for inventory in inventories.values()):
+        return estimate.demands, True
+    if any(demand.needed > _MOST_NAMED for demand in estimate.demands):
+        return estimate.demands, False
+    return _named(root, start, stop, inventories), True
+
+
+def _hull(spans: Sequence[Spans]) -> tuple[list[int], list[int]]:
+    starts, stops = zip(*(span.hull for span in spans), strict=True)
+    return np.min(starts, axis=0).tolist(), np.max(stops, axis=0).tolist()
+
+
+def _named(root: Node, start: Sequence[int], stop: Sequence[int], inventories: dict[Node, Inventory]) -> list[Demand]:
+    """Window by window, which is exact whatever is stored."""
+    regions: dict[Node, list[tuple[IntArray, IntArray]]] = {root: [(_row(start), _row(stop))]}
+    found: list[Demand] = []
+    for node in consumers_first(root):
+        if node not in regions:
+            continue
+        starts, stops = (np.concatenate(bounds) for bounds in zip(*regions[node], strict=True))
+        inventory, grid = inventories[node], node.spec.grid
+        missing = inventory.missing(grid, starts, stops)
+        if len(missing):
+            for upstream in node.inputs:
+                regions.setdefault(upstream.node, []).append(
+                    _covered(upstream.window.starts(missing), upstream.window.size)
+                )
+        tile_grid = inventory.layout.grid
+        touched = set(tile_grid.indices(starts, stops))
+        into = tile_grid.indices(*_covered(grid.starts(missing), grid.window.size)) if len(missing) else []
+        found.append(
+            Demand(
+                node,
+                inventory.layout,
+                len(grid.points(starts, stops)),
+                len(missing),
+                inventory.counts(len(touched), touched.__contains__),
+                sum(tile not in inventory.complete for tile in into),
+                missing,
+            )
+        )
+    return found
+
+
+def _covered(starts: IntArray, size: Sequence[int]) -> tuple[IntArray, IntArray]:
+    return starts, starts + np.array(size, dtype=np.int64)
+
+
+def _row(point: Sequence[int]) -> IntArray:
+    return np.array([point], dtype=np.int64)

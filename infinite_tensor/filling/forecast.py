@@ -1,0 +1,157 @@
+"""What it would cost to fill a region: counted, not tried."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from infinite_tensor.boxes import Index
+from infinite_tensor.filling.demand import Demand
+from infinite_tensor.filling.table import bytes_of, count_of, html_table, text_table
+from infinite_tensor.tilestore.inventory import TileCounts
+
+
+@dataclass(frozen=True)
+class TensorPlan:
+    """One tensor's part of a `FillPlan`.
+
+    Attributes
+    ----------
+    tensor_id : str
+        Its id.
+    needed : int
+        Windows that are needed.
+    stored : int
+        How many of these are stored already.
+    calls : int
+        Calls of ``f`` for the others, at least: where a region takes several steps, batches may be smaller.
+    tiles : TileCounts
+        Tiles that hold what is needed, by what is stored of them now: complete, partial, missing.
+    bytes_read : int
+        Complete tiles that are read, in bytes, not compressed.
+    bytes_written : int
+        Tiles that windows are stored in, in bytes, not compressed; 0 in memory.
+    amplification : float
+        Windows needed per window that is needed of the tensor that is filled: what halos and overlaps cost.
+    """
+
+    tensor_id: str
+    needed: int
+    stored: int
+    calls: int
+    tiles: TileCounts
+    bytes_read: int
+    bytes_written: int
+    amplification: float
+
+    @property
+    def windows(self) -> int:
+        """Windows to compute."""
+        return self.needed - self.stored
+
+
+@dataclass(frozen=True)
+class FillPlan:
+    """What it would cost to fill a region.
+
+    Attributes
+    ----------
+    start, stop : tuple of int
+        The pixels that would be stored: those of all tiles that the region touches.
+    tensors : tuple of TensorPlan
+        The tensors of the chain, each after those that it reads.
+    peak_memory : int
+        The most memory that the fill is expected to hold, in bytes, beside what ``f`` itself takes.
+    exact : bool
+        Whether the windows are counted exactly. Otherwise there are too many to look at each, and the numbers are
+        bounds: there are at most so many.
+    """
+
+    start: Index
+    stop: Index
+    tensors: tuple[TensorPlan, ...]
+    peak_memory: int
+    exact: bool
+
+    @property
+    def windows(self) -> int:
+        """Windows to compute, of all tensors."""
+        return sum(tensor.windows for tensor in self.tensors)
+
+    @property
+    def calls(self) -> int:
+        """Calls of ``f``, of all tensors."""
+        return sum(tensor.calls for tensor in self.tensors)
+
+    @property
+    def bytes_written(self) -> int:
+        """Bytes of tiles that are stored, not compressed."""
+        return sum(tensor.bytes_written for tensor in self.tensors)
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of tiles that are read, not compressed."""
+        return sum(tensor.bytes_read for tensor in self.tensors)
+
+    def _rows(self) -> list[list[str]]:
+        rows = [
+            [
+                tensor.tensor_id,
+                *map(count_of, (tensor.needed, tensor.stored, tensor.windows, tensor.calls, *tensor.tiles)),
+                bytes_of(tensor.bytes_read),
+                bytes_of(tensor.bytes_written),
+                f"{tensor.amplification:.2f}",
+            ]
+            for tensor in self.tensors
+        ]
+        total = ["all", "", "", count_of(self.windows), count_of(self.calls), "", "", ""]
+        return [*rows, [*total, bytes_of(self.bytes_read), bytes_of(self.bytes_written), ""]]
+
+    @property
+    def _summary(self) -> str:
+        region = ", ".join(f"{a}:{b}" for a, b in zip(self.start, self.stop, strict=True))
+        bound = "" if self.exact else "; counts are upper bounds"
+        return f"fill [{region}], about {bytes_of(self.peak_memory)} of memory{bound}"
+
+    def __str__(self) -> str:
+        return text_table(self._summary, _HEADINGS, self._rows())
+
+    def _repr_html_(self) -> str:
+        return html_table(self._summary, _HEADINGS, self._rows())
+
+
+_HEADINGS = (
+    "tensor",
+    "needed",
+    "stored",
+    "to compute",
+    "calls of f",
+    "complete",
+    "partial",
+    "missing",
+    "read",
+    "written",
+    "per window",
+)
+
+
+def forecast(
+    start: Sequence[int], stop: Sequence[int], demands: Sequence[Demand], peak_memory: int, *, exact: bool
+) -> FillPlan:
+    """The cost of filling the pixels ``[start, stop)``, which take these demands, the tensor's own first."""
+    tensors = [_tensor_plan(demand, demands[0].needed) for demand in reversed(demands)]
+    return FillPlan(tuple(start), tuple(stop), tuple(tensors), peak_memory, exact)
+
+
+def _tensor_plan(demand: Demand, of_root: int) -> TensorPlan:
+    node, tile_bytes = demand.node, demand.layout.tile_bytes if demand.node.store.outlives_process else 0
+    return TensorPlan(
+        node.spec.tensor_id,
+        demand.needed,
+        demand.needed - demand.missing,
+        node.batching.calls(demand.missing),
+        demand.tiles,
+        demand.tiles.complete * tile_bytes,
+        demand.written * tile_bytes,
+        demand.needed / of_root if of_root else 0.0,
+    )

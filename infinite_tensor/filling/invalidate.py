@@ -1,0 +1,197 @@
+"""Dropping windows that are wrong, and everything that was computed from them."""
+
+from __future__ import annotations
+
+import gc
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+from infinite_tensor.boxset import FARTHEST, BoxSet, all_windows, pixels_of, readers_of, windows_over
+from infinite_tensor.engine.drops import DROPS
+from infinite_tensor.engine.node import Node, nodes_alive
+from infinite_tensor.filling.table import count_of, html_table, text_table
+from infinite_tensor.indexing import Selection
+from infinite_tensor.spec import TensorSpec
+from infinite_tensor.tilestore.contract import TileStore
+from infinite_tensor.tilestore.dependants import sources_first
+from infinite_tensor.tilestore.report import Dropped
+from infinite_tensor.window import TensorWindow
+
+
+@dataclass(frozen=True)
+class TensorInvalidation:
+    """One tensor's part of an `Invalidation`.
+
+    Attributes
+    ----------
+    tensor_id : str
+        Its id.
+    store : str
+        The store that holds it.
+    windows : int
+        Windows that were dropped from memory; 0 in a persistent store.
+    tiles : int
+        Stored tiles, complete and partial ones, that were dropped; 0 in memory.
+    start, stop : tuple of (int or None)
+        The box around all pixels that are wrong, whether or not anything was stored there; None where it has no end.
+    """
+
+    tensor_id: str
+    store: str
+    windows: int
+    tiles: int
+    start: tuple[int | None, ...]
+    stop: tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class Invalidation:
+    """What `InfiniteTensor.invalidate` has dropped.
+
+    Attributes
+    ----------
+    tensors : tuple of TensorInvalidation
+        The tensor, and those that are computed from it, each after those that it reads.
+    """
+
+    tensors: tuple[TensorInvalidation, ...]
+
+    @property
+    def windows(self) -> int:
+        """Windows that were dropped from memory, of all tensors."""
+        return sum(tensor.windows for tensor in self.tensors)
+
+    @property
+    def tiles(self) -> int:
+        """Stored tiles that were dropped, of all tensors."""
+        return sum(tensor.tiles for tensor in self.tensors)
+
+    def _rows(self) -> list[list[str]]:
+        rows = [
+            [one.tensor_id, count_of(one.windows), count_of(one.tiles), _region(one.start, one.stop), one.store]
+            for one in self.tensors
+        ]
+        return [*rows, ["all", count_of(self.windows), count_of(self.tiles), "", ""]]
+
+    def __str__(self) -> str:
+        return text_table("dropped", _HEADINGS, self._rows())
+
+    def _repr_html_(self) -> str:
+        return html_table("dropped", _HEADINGS, self._rows())
+
+
+_HEADINGS = ("tensor", "windows", "tiles", "pixels", "store")
+
+
+def _region(start: Iterable[int | None], stop: Iterable[int | None]) -> str:
+    ends = (("" if a is None else str(a), "" if b is None else str(b)) for a, b in zip(start, stop, strict=True))
+    return f"[{', '.join(f'{a}:{b}' for a, b in ends)}]"
+
+
+_NO_END = FARTHEST // 2
+
+
+class _Tensor(NamedTuple):
+    """A tensor in a store, whether or not there is an object of it in this process."""
+
+    store: TileStore
+    spec: TensorSpec
+
+
+_Wrong: TypeAlias = list[tuple[_Tensor, BoxSet]]
+
+
+def invalidate(root: Node, selection: Selection | None, *, dependants: bool) -> Invalidation:
+    """Drop the windows of a tensor that touch a selection, None for all, and what was computed from them.
+
+    Dependants are dropped first. So whatever ends this early, what is left is as it was before: nothing stands on
+    pixels that are computed anew, and a second call does the rest.
+    """
+    if any(node.store.closed for node in nodes_alive()):
+        # A tensor that only waits for the garbage collector needs no open store.
+        gc.collect()
+    stores = {id(root.store): root.store}
+    while True:
+        with DROPS.begin(stores.values()):
+            # No read begins in these stores any more, so nobody comes to depend on what will be dropped.
+            wrong = _wrong_windows(root, selection, dependants=dependants)
+            concerned = {id(tensor.store): tensor.store for tensor, _ in wrong}
+            if concerned.keys() <= stores.keys():
+                return _drop(wrong)
+        stores |= concerned
+
+
+def _drop(wrong: _Wrong) -> Invalidation:
+    for tensor, _ in wrong:
+        tensor.store.check_droppable(tensor.spec.tensor_id)
+    told = [_told(tensor, windows, tensor.store.drop(tensor.spec, windows)) for tensor, windows in reversed(wrong)]
+    return Invalidation(tuple(reversed(told)))
+
+
+def _told(tensor: _Tensor, windows: BoxSet, dropped: Dropped) -> TensorInvalidation:
+    start, stop = pixels_of(tensor.spec.grid.window, windows).hull if windows else ((0,) * len(tensor.spec.shape),) * 2
+    return TensorInvalidation(
+        tensor.spec.tensor_id,
+        repr(tensor.store),
+        *dropped,
+        tuple(None if a < -_NO_END else a for a in start),
+        tuple(None if b > _NO_END else b for b in stop),
+    )
+
+
+def _wrong_windows(root: Node, selection: Selection | None, *, dependants: bool) -> _Wrong:
+    """The windows that are wrong, of the tensor and of those that are computed from it, each after those it reads."""
+    grid = root.spec.grid
+    begun = all_windows(grid) if selection is None else windows_over(grid, selection.start, selection.stop)
+    if not dependants:
+        return [(_Tensor(root.store, root.spec), begun)]
+    family = _Family(root)
+    wrong: dict[_Key, BoxSet] = {family.root: begun}
+    order = sources_first(family.root, lambda key: [reader for reader, _ in family.readers(key)])
+    for key in order:
+        if key not in wrong:
+            continue
+        pixels = pixels_of(family.tensors[key].spec.grid.window, wrong[key])
+        for reader, window in family.readers(key):
+            read = readers_of(pixels, family.tensors[reader].spec.grid, window)
+            if read:
+                wrong[reader] = wrong[reader].joined(read) if reader in wrong else read
+    return [(family.tensors[key], wrong[key]) for key in order if key in wrong]
+
+
+_Key: TypeAlias = tuple[int, str, str]
+"""A store object, an id in it, and the digest of its definition."""
+
+
+class _Family:
+    """Who reads whom, of all tensors that are alive in this process, and of those that are stored beside them."""
+
+    def __init__(self, root: Node) -> None:
+        self.tensors: dict[_Key, _Tensor] = {}
+        self._readers: defaultdict[_Key, dict[tuple[_Key, TensorWindow], None]] = defaultdict(dict)
+        self._searched: set[int] = set()
+        self.root = self._enter(root.store, root.spec)
+        for node in nodes_alive():
+            reader = self._enter(node.store, node.spec)
+            for upstream in node.inputs:
+                key = self._enter(upstream.node.store, upstream.node.spec)
+                self._readers[key][reader, upstream.window] = None
+
+    def readers(self, key: _Key) -> list[tuple[_Key, TensorWindow]]:
+        """The tensors that read one, each with an arg window through which it does."""
+        store = self.tensors[key].store
+        if id(store) not in self._searched:
+            self._searched.add(id(store))
+            for spec in store.specs_downstream():
+                reader = self._enter(store, spec)
+                for arg in spec.definition.args:
+                    if arg.tensor_id is not None:
+                        self._readers[id(store), arg.tensor_id, arg.digest][reader, arg.window] = None
+        return list(self._readers[key])
+
+    def _enter(self, store: TileStore, spec: TensorSpec) -> _Key:
+        key = id(store), spec.tensor_id, spec.definition.digest
+        self.tensors.setdefault(key, _Tensor(store, spec))
+        return key

@@ -1,0 +1,175 @@
+"""Counting the windows that a chain needs, without naming them.
+
+What a box of pixels needs of a tensor is, for each window coordinate, a set of indices, in all their combinations: so
+10**12 windows are counted on two arrays of 10**6.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import TypeAlias
+
+import numpy as np
+
+from infinite_tensor.boxes import IntArray
+from infinite_tensor.window import TensorWindow, WindowGrid
+
+_MOST_PARTS = 10
+"""More sets of windows that overlap each other are not counted one against the other."""
+
+
+Indices: TypeAlias = "range | IntArray"
+"""A set of window indices along one coordinate, in ascending order."""
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Pixels of a tensor: per dimension some intervals ``[start, stop)``, in all their combinations.
+
+    Attributes
+    ----------
+    starts, stops : tuple of int64 array
+        Per dimension the bounds of its intervals in pixels, both ascending.
+    """
+
+    starts: tuple[IntArray, ...]
+    stops: tuple[IntArray, ...]
+
+    @classmethod
+    def of_box(cls, start: Sequence[int], stop: Sequence[int]) -> Spans:
+        """The pixels of a box."""
+        return cls(*(tuple(np.array([bound], dtype=np.int64) for bound in bounds) for bounds in (start, stop)))
+
+    @classmethod
+    def of_windows(cls, window: TensorWindow, product: Product) -> Spans:
+        """The pixels that some windows cover, or read of an arg."""
+        starts, stops = [], []
+        for d, k in enumerate(window.followed):
+            size, stride, offset = window.size[d], window.stride[d], window.offset[d]
+            indices: Indices = range(1) if k is None else product.coordinates[k]
+            if isinstance(indices, range) and stride <= size:
+                # One interval.
+                starts.append(np.array([indices[0] * stride + offset], dtype=np.int64))
+                stops.append(np.array([indices[-1] * stride + offset + size], dtype=np.int64))
+            else:
+                starts.append(as_array(indices) * stride + offset)
+                stops.append(starts[-1] + size)
+        return cls(tuple(starts), tuple(stops))
+
+    @property
+    def hull(self) -> tuple[list[int], list[int]]:
+        """The smallest box that holds all of the pixels, of which there is at least one."""
+        return [int(start[0]) for start in self.starts], [int(stop[-1]) for stop in self.stops]
+
+
+@dataclass(frozen=True)
+class Product:
+    """Windows whose index lies in a set per coordinate.
+
+    Attributes
+    ----------
+    coordinates : tuple of range or int64 array
+        Per coordinate, its set in ascending order; a range where there are no gaps.
+    """
+
+    coordinates: tuple[Indices, ...]
+
+    @classmethod
+    def touching(cls, grid: WindowGrid, spans: Spans) -> Product:
+        """The windows of a grid that hold at least one of the pixels."""
+        sets: list[list[Indices]] = [[] for _ in range(grid.ndim)]
+        window = grid.window
+        apart = False
+        for d, k in enumerate(window.followed):
+            size, stride, offset = window.size[d], window.stride[d], window.offset[d]
+            starts, stops = spans.starts[d], spans.stops[d]
+            if k is None:
+                apart |= not bool(((starts < offset + size) & (stops > offset)).any())
+            else:
+                low = np.maximum(-((offset + size - 1 - starts) // stride), grid.first[k])
+                high = np.minimum((stops - 1 - offset) // stride, grid.last[k])
+                sets[k].append(_joined(low, high))
+        # A coordinate that no dimension follows is 0; without any window, it is nothing.
+        whole = [
+            range(a, b + 1) if of == [] else reduce(_common, of)
+            for a, b, of in zip(grid.first, grid.last, sets, strict=True)
+        ]
+        return cls(tuple(range(0) if apart else indices for indices in whole))
+
+    @property
+    def count(self) -> int:
+        """How many windows they are."""
+        return math.prod(len(indices) for indices in self.coordinates)
+
+    def meet(self, other: Product) -> Product:
+        """The windows that are in both."""
+        return Product(tuple(map(_common, self.coordinates, other.coordinates)))
+
+
+class Needs:
+    """All that the tensors downstream need of one tensor: windows in any of some products."""
+
+    def __init__(self) -> None:
+        self.parts: list[Product] = []
+
+    def add(self, part: Product) -> None:
+        """These windows are needed as well."""
+        if part.count and not any(part.meet(known).count == part.count for known in self.parts):
+            self.parts = [known for known in self.parts if known.meet(part).count < known.count] + [part]
+
+    @property
+    def countable(self) -> bool:
+        """Whether `count` can tell."""
+        return len(self.parts) <= _MOST_PARTS
+
+    def hull(self) -> Needs:
+        """One product that holds all of the windows, and maybe more."""
+        columns = zip(*(part.coordinates for part in self.parts), strict=True)
+        bounds = [(min(int(of[0]) for of in column), max(int(of[-1]) for of in column)) for column in columns]
+        hull = Needs()
+        hull.add(Product(tuple(range(low, high + 1) for low, high in bounds)))
+        return hull
+
+    def count(self) -> int:
+        """How many windows there are in all parts, each once."""
+        total = 0
+        for number in range(1, len(self.parts) + 1):
+            for parts in itertools.combinations(self.parts, number):
+                total += (-1) ** (number + 1) * reduce(Product.meet, parts).count
+        return total
+
+
+def separable(window: TensorWindow) -> bool:
+    """Whether what some windows read of an arg is told by each coordinate on its own: none moves two dimensions."""
+    followed = [k for k in window.followed if k is not None]
+    return len(followed) == len(set(followed))
+
+
+def as_array(indices: Indices) -> IntArray:
+    """The set as an array."""
+    return np.arange(indices.start, indices.stop, dtype=np.int64) if isinstance(indices, range) else indices
+
+
+def _common(a: Indices, b: Indices) -> Indices:
+    if isinstance(a, range) and isinstance(b, range):
+        return range(max(a.start, b.start), max(a.start, b.start, min(a.stop, b.stop)))
+    return np.intersect1d(as_array(a), as_array(b), assume_unique=True)
+
+
+def _joined(low: IntArray, high: IntArray) -> Indices:
+    """All integers of some intervals ``[low, high]``, whose bounds ascend, each once."""
+    kept = low <= high
+    low, high = low[kept], high[kept]
+    if not len(low):
+        return range(0)
+    if bool((low[1:] <= high[:-1] + 1).all()):
+        return range(int(low[0]), int(high[-1]) + 1)
+    low = np.maximum(low, np.concatenate([low[:1], high[:-1] + 1]))
+    lengths = np.maximum(high - low + 1, 0)
+    begins = np.cumsum(lengths) - lengths
+    joined: IntArray = np.arange(int(lengths.sum()), dtype=np.int64) - np.repeat(begins - low, lengths)
+    return joined

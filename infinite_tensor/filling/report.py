@@ -1,0 +1,73 @@
+"""What a fill has done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from infinite_tensor.filling.table import bytes_of, count_of, html_table, text_table
+
+
+@dataclass(frozen=True)
+class TensorReport:
+    """One tensor's part of a `FillReport`.
+
+    Attributes
+    ----------
+    tensor_id : str
+        Its id.
+    windows : int
+        Windows that were computed.
+    tiles : int
+        Complete tiles that were stored.
+    bytes : int
+        All that was stored, in bytes, not compressed.
+    """
+
+    tensor_id: str
+    windows: int
+    tiles: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class FillReport:
+    """What a fill has done.
+
+    Attributes
+    ----------
+    tensors : tuple of TensorReport
+        The tensors of the chain, each after those that it reads.
+    seconds : float
+        How long it took.
+    """
+
+    tensors: tuple[TensorReport, ...]
+    seconds: float
+
+    @property
+    def windows(self) -> int:
+        """Windows that were computed, of all tensors."""
+        return sum(tensor.windows for tensor in self.tensors)
+
+    @property
+    def tiles(self) -> int:
+        """Complete tiles that were stored, of all tensors."""
+        return sum(tensor.tiles for tensor in self.tensors)
+
+    @property
+    def bytes(self) -> int:
+        """All that was stored, in bytes, not compressed."""
+        return sum(tensor.bytes for tensor in self.tensors)
+
+    def _rows(self) -> list[list[str]]:
+        rows = [[t.tensor_id, count_of(t.windows), count_of(t.tiles), bytes_of(t.bytes)] for t in self.tensors]
+        return [*rows, ["all", count_of(self.windows), count_of(self.tiles), bytes_of(self.bytes)]]
+
+    def __str__(self) -> str:
+        return text_table(f"filled in {self.seconds:.1f} s", _HEADINGS, self._rows())
+
+    def _repr_html_(self) -> str:
+        return html_table(f"filled in {self.seconds:.1f} s", _HEADINGS, self._rows())
+
+
+_HEADINGS = ("tensor", "windows", "tiles", "stored")

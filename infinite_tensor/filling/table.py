@@ -1,0 +1,38 @@
+"""Tables of figures, as text and as HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def text_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Aligned columns under a title; the first one to the left, figures to the right."""
+    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+    lines = []
+    for row in (headings, *rows):
+        first, *others = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        lines.append("  ".join([first.lstrip().ljust(widths[0]), *others]).rstrip())
+    return "\n".join([title, *lines])
+
+
+def html_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The same for a notebook."""
+    # As rarely needed as long to import.
+    import html  # noqa: PLC0415
+
+    head = "".join(f"<th>{html.escape(heading)}</th>" for heading in headings)
+    body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<table><caption>{html.escape(title)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def count_of(number: int) -> str:
+    """A count with its thousands set apart."""
+    return f"{number:,}"
+
+
+def bytes_of(number: int) -> str:
+    """Bytes in the largest unit that leaves a whole digit."""
+    size, units = float(number), ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]
+    while size >= 1024 and len(units) > 1:
+        size, units = size / 1024, units[1:]
+    return f"{size:.0f} {units[0]}" if units[0] == "B" or size >= 100 else f"{size:.1f} {units[0]}"

@@ -1,0 +1,154 @@
+"""What a worker of a cluster is given to do."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import pickle
+import secrets
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from infinite_tensor.boxes import Index, IntArray, as_tuples
+from infinite_tensor.engine.claims import CLAIMS
+from infinite_tensor.engine.execute import run
+from infinite_tensor.engine.node import Node, consumers_first
+from infinite_tensor.engine.plan import Accesses
+from infinite_tensor.filling.demand import Demand
+from infinite_tensor.filling.needs import Product, as_array
+from infinite_tensor.filling.progress import Tally
+from infinite_tensor.window import WindowGrid
+
+_TASK_BYTES = 2**26
+_TASKS_PER_THREAD = 4
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a task has done, per tensor of the chain, sources first.
+
+    Attributes
+    ----------
+    process : str
+        Names the process that it ran in.
+    windows : list of int
+        Windows that it has computed.
+    written : list of (int, int)
+        Tiles and bytes that the process has stored so far.
+    """
+
+    process: str
+    windows: list[int]
+    written: list[tuple[int, int]]
+
+
+def compute(payload: bytes, place: int, windows: IntArray, workers: int | None) -> Done:
+    """Compute and store those windows of one tensor that are missing: indices of shape (N, ndim)."""
+    chain = _chain_of(payload)
+    grid = chain[place].spec.grid
+    starts = grid.starts(windows)
+    stops = starts + np.array(grid.window.size, dtype=np.int64)
+    return _carry_out(chain, chain[place], starts, stops, set(as_tuples(windows)), workers)
+
+
+def complete(payload: bytes, place: int, tiles: Sequence[Index], workers: int | None) -> Done:
+    """Put together tiles of one tensor whose parts several tasks have stored."""
+    chain = _chain_of(payload)
+    layout = chain[place].store.layout(chain[place].spec)
+    starts = np.array([layout.start(tile) for tile in tiles], dtype=np.int64)
+    stops = np.array([layout.stop(tile) for tile in tiles], dtype=np.int64)
+    return _carry_out(chain, chain[place], starts, stops, None, workers)
+
+
+def parts_of(demand: Demand, threads: int) -> Iterator[IntArray]:
+    """The windows to compute, in blocks of whole tiles as far as may be: several for each thread, none too large."""
+    grid, extents = demand.node.spec.grid, _extents(demand, threads)
+    products = [demand.windows] if isinstance(demand.windows, np.ndarray) else demand.windows
+    for windows in products:
+        if isinstance(windows, np.ndarray):
+            blocks = grid.starts(windows) // extents
+            order = np.lexsort(blocks.T[::-1])
+            breaks = np.flatnonzero((np.diff(blocks[order], axis=0) != 0).any(axis=1)) + 1
+            yield from (windows[np.sort(part)] for part in np.split(order, breaks) if len(part))
+        else:
+            yield from _blocks(grid, windows, extents)
+
+
+def _blocks(grid: WindowGrid, product: Product, extents: IntArray) -> Iterator[IntArray]:
+    """The windows of a product by blocks of pixels, along one dimension for each coordinate."""
+    runs = []
+    for k, coordinates in enumerate(map(as_array, product.coordinates)):
+        dims = [d for d, followed in enumerate(grid.window.followed) if followed == k]
+        if not dims:
+            runs.append([coordinates])
+            continue
+        d = dims[0]
+        blocks = (coordinates * grid.window.stride[d] + grid.window.offset[d]) // extents[d]
+        runs.append(np.split(coordinates, np.flatnonzero(np.diff(blocks)) + 1))
+    for block in itertools.product(*runs):
+        yield np.stack([axis.ravel() for axis in np.meshgrid(*block, indexing="ij")], axis=1)
+
+
+def _extents(demand: Demand, threads: int) -> IntArray:
+    """Pixels of a block per dimension, a multiple of a tile."""
+    window, itemsize = demand.node.spec.grid.window, demand.node.spec.dtype.itemsize
+    share = demand.missing * math.prod(window.stride) * itemsize // (_TASKS_PER_THREAD * threads)
+    extents, shape = list(demand.layout.tile_shape), demand.layout.shape
+    growing = [d for d, extent in enumerate(shape) if extent is None or extent > extents[d]]
+    while growing and 2 * math.prod(extents) * itemsize <= min(share, _TASK_BYTES):
+        extents[min(growing, key=extents.__getitem__)] *= 2
+    return np.array(extents, dtype=np.int64)
+
+
+def _carry_out(
+    chain: Sequence[Node],
+    node: Node,
+    starts: IntArray,
+    stops: IntArray,
+    wanted: set[Index] | None,
+    workers: int | None,
+) -> Done:
+    """Compute what is missing of regions, no other windows than those `wanted` (None: all), and store it."""
+    tally = Tally(0, progress=False)
+    reader = CLAIMS.reader(workers)
+    reader.notice = tally.count
+    try:
+        with Accesses(reader) as accesses:
+            missing = accesses.of(node).add(starts, stops)
+            if wanted is not None:
+                missing = missing[np.array([index in wanted for index in as_tuples(missing)], dtype=bool)]
+            if len(missing):
+                run(node, missing, accesses)
+    finally:
+        for each in chain:
+            each.store.refresh(each.spec.tensor_id)
+            if not each.store.outlives_process:
+                each.store.clear_cache(each.spec.tensor_id)
+    written = [each.store.written(each.spec.tensor_id) for each in chain]
+    return Done(_PROCESS.name, [tally.windows[each] for each in chain], written)
+
+
+class _Process:
+    """What tasks share that run in one process: chains, so that each store is opened once."""
+
+    def __init__(self) -> None:
+        self.name = f"{os.getpid()}-{secrets.token_hex(8)}"
+        self.lock = threading.Lock()
+        self.chains: dict[bytes, list[Node]] = {}
+
+
+_PROCESS = _Process()
+_MOST_CHAINS = 4
+
+
+def _chain_of(payload: bytes) -> list[Node]:
+    with _PROCESS.lock:
+        if payload not in _PROCESS.chains:
+            while len(_PROCESS.chains) >= _MOST_CHAINS:
+                _PROCESS.chains.pop(next(iter(_PROCESS.chains)))
+            _PROCESS.chains[payload] = list(reversed(consumers_first(pickle.loads(payload)._node)))  # noqa: S301  (the client's)
+        return _PROCESS.chains[payload]

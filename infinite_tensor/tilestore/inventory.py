@@ -1,0 +1,129 @@
+"""What is stored of a region, told without reading a pixel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from infinite_tensor.boxes import Index, IntArray, as_tuples, points_of_boxes, unique_points
+from infinite_tensor.tilestore.layout import TileLayout
+from infinite_tensor.window import WindowGrid
+
+
+class Known(Protocol):
+    """The windows that an incomplete tile holds."""
+
+    def __contains__(self, index: Index, /) -> bool: ...
+
+
+NOTHING: Known = frozenset()
+
+
+class TileCounts(NamedTuple):
+    """How many tiles are in which state."""
+
+    complete: int
+    partial: int
+    missing: int
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """What a store holds of a box of tiles of one tensor.
+
+    Attributes
+    ----------
+    layout : TileLayout
+        How the tensor is cut into tiles.
+    complete : collection of tuple of int
+        The tiles that are complete.
+    partial : mapping of tuple of int to container of tuple of int
+        The tiles of which some windows are known, with these windows.
+    """
+
+    layout: TileLayout
+    complete: frozenset[Index] = frozenset()
+    partial: Mapping[Index, Known] = field(default_factory=dict)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is stored."""
+        return not self.complete and not self.partial
+
+    def known(self, tile: Index) -> Known | None:
+        """The windows that are known of a tile; None where all are."""
+        return None if tile in self.complete else self.partial.get(tile, NOTHING)
+
+    def missing(self, grid: WindowGrid, starts: IntArray, stops: IntArray) -> IntArray:
+        """The windows that a read of regions would compute: (N, ndim) bounds in, (M, ndim) sorted indices out."""
+        if self.empty:
+            return grid.points(starts, stops)
+        return missing_windows(grid, self.layout, starts, stops, self.known)
+
+    def counts(self, tiles: int, inside: Callable[[Index], bool]) -> TileCounts:
+        """The states of a number of tiles, those that are `inside`."""
+        complete, partial = sum(map(inside, self.complete)), sum(map(inside, self.partial))
+        return TileCounts(complete, partial, tiles - complete - partial)
+
+    def filled(self, grid: WindowGrid, low: Sequence[int], high: Sequence[int]) -> npt.NDArray[np.bool_]:
+        """For each tile of a box ``[low, high)``, an array of its shape, whether no window is missing there."""
+        tiles, _ = points_of_boxes(np.array([low], dtype=np.int64), np.array([high], dtype=np.int64))
+        size = np.array(self.layout.tile_shape, dtype=np.int64)
+        first, last = grid.boxes(tiles * size, np.minimum(tiles * size + size, _ends(self.layout)))
+        filled: npt.NDArray[np.bool_] = np.array((first >= last).any(axis=1))
+        for number in np.flatnonzero(~filled).tolist():
+            known = self.known(tuple(tiles[number].tolist()))
+            filled[number] = known is None or (
+                known is not NOTHING
+                and all(index in known for index in as_tuples(points_of_boxes(first[[number]], last[[number]])[0]))
+            )
+        return filled.reshape([b - a for a, b in zip(low, high, strict=True)])
+
+
+def missing_windows(
+    grid: WindowGrid,
+    layout: TileLayout,
+    starts: IntArray,
+    stops: IntArray,
+    known: Callable[[Index], Known | None],
+) -> IntArray:
+    """The windows that regions need of tiles which do not hold them.
+
+    Parameters
+    ----------
+    grid : WindowGrid
+        The windows of the tensor.
+    layout : TileLayout
+        Its tiles.
+    starts, stops : int64 array of shape (N, ndim)
+        The regions in pixels.
+    known : callable
+        ``known(tile)`` tells the windows that a tile holds; None for a complete one, `NOTHING` for an empty one.
+
+    Returns
+    -------
+    int64 array of shape (M, ndim)
+        Indices of the windows, in lexicographic order.
+    """
+    points, owner = points_of_boxes(*layout.grid.boxes(starts, stops))
+    held = [known(tile) for tile in as_tuples(points)]
+    incomplete = np.array([windows is not None for windows in held], dtype=bool)
+    held = [windows for windows in held if windows is not None]
+    size = np.array(layout.tile_shape, dtype=np.int64)
+    tile_starts = points[incomplete] * size
+    low = np.maximum(starts[owner[incomplete]], tile_starts)
+    high = np.minimum(stops[owner[incomplete]], tile_starts + size)
+    windows, pair = points_of_boxes(*grid.boxes(low, high))
+    unknown = np.ones(len(windows), dtype=bool)
+    begun = np.array([windows is not NOTHING for windows in held], dtype=bool)
+    for number in np.flatnonzero(begun[pair]).tolist():
+        unknown[number] = tuple(windows[number].tolist()) not in held[pair[number]]
+    return unique_points(windows[unknown])
+
+
+def _ends(layout: TileLayout) -> IntArray:
+    return np.array([np.iinfo(np.int64).max if n is None else n for n in layout.shape], dtype=np.int64)

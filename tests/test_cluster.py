@@ -1,0 +1,137 @@
+"""Filling a region on a Dask cluster of processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from distributed import Client
+
+from infinite_tensor import (
+    HDF5TileStore,
+    InfiniteTensor,
+    MemoryTileStore,
+    TensorWindow,
+    TileStore,
+    ValidationError,
+    ZarrTileStore,
+    sl,
+)
+from tests.clusters import chain, cluster, computed, one_worker_killed
+
+REGION = sl[-100:200, 0:250]
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with cluster() as running:
+        yield running
+
+
+def truth(folder: Path) -> torch.Tensor:
+    reference = folder / "reference"
+    reference.mkdir()
+    pixels: torch.Tensor = chain(MemoryTileStore(), reference)[REGION]
+    return pixels
+
+
+def test_each_window_is_computed_once(client: Client, tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path / "store", tile_size=64) as store:
+        t = chain(store, tmp_path)
+        plan = t.plan(REGION)
+        report = t.fill(REGION, client=client, progress=False)
+        calls = computed(tmp_path)
+        assert [set(counter.values()) for counter in calls] == [{1}] * 3
+        assert [counter.total() for counter in calls] == [tensor.windows for tensor in plan.tensors]
+        assert [tensor.windows for tensor in report.tensors] == [tensor.windows for tensor in plan.tensors]
+        assert t.coverage(REGION).all()
+        assert report.tensors[-1].tiles >= t.coverage(REGION).numel()
+        assert torch.equal(t[REGION], truth(tmp_path))
+        assert computed(tmp_path) == calls
+
+
+def test_a_second_fill_computes_nothing(client: Client, tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path / "store", tile_size=64) as store:
+        t = chain(store, tmp_path)
+        t.fill(REGION, client=client, progress=False)
+        assert t.fill(REGION, client=client, progress=False).windows == 0
+
+
+def test_it_goes_on_from_what_this_process_has_computed(client: Client, tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path / "store", tile_size=64) as store:
+        t = chain(store, tmp_path)
+        t[0:70, 0:70]
+        t.fill(REGION, client=client, progress=False)
+        assert [set(counter.values()) for counter in computed(tmp_path)] == [{1}] * 3
+        assert torch.equal(t[REGION], truth(tmp_path))
+
+
+def test_a_worker_that_is_killed_costs_no_pixel(tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path / "store", tile_size=64) as store, cluster() as own:
+        t = chain(store, tmp_path)
+        with one_worker_killed(own, tmp_path, after=20):
+            t.fill(REGION, client=own, progress=False)
+        assert t.is_filled(REGION)
+        assert torch.equal(t[REGION], truth(tmp_path))
+        assert [store.verify(name) for name in store.tensor_ids()] == [[]] * 3
+
+
+def test_a_tensor_upstream_in_memory_is_computed_by_whoever_needs_it(client: Client, tmp_path: Path) -> None:
+    window = TensorWindow((16, 16))
+    base = InfiniteTensor((None, None), lambda ctx: torch.full((16, 16), float(ctx[0])), window, tensor_id="base")
+    with ZarrTileStore(tmp_path / "store", tile_size=64) as store:
+        t = InfiniteTensor(
+            (None, None),
+            lambda _ctx, x: x + 1,
+            window,
+            args=[base],
+            args_windows=[window],
+            tile_store=store,
+            tensor_id="t",
+        )
+        report = t.fill(sl[0:128, 0:128], client=client, progress=False)
+        assert [(tensor.tensor_id, tensor.windows) for tensor in report.tensors] == [("base", 64), ("t", 64)]
+        assert t[20, 3] == 2.0
+
+
+@pytest.mark.parametrize("kind", ["memory", "hdf5", "memory-url"])
+def test_a_store_that_workers_cannot_reach_is_refused(kind: str, client: Client, tmp_path: Path) -> None:
+    store: TileStore = MemoryTileStore()
+    if kind == "hdf5":
+        store = HDF5TileStore(tmp_path / "file.h5")
+    elif kind == "memory-url":
+        store = ZarrTileStore("memory://cluster")
+    t = InfiniteTensor((None,), lambda _ctx: torch.ones(4), TensorWindow((4,)), tile_store=store, tensor_id="t")
+    with pytest.raises(ValidationError, match="use a ZarrTileStore at a path or URL"):
+        t.fill(sl[0:4], client=client, progress=False)
+
+
+def test_an_error_of_f_comes_through_with_its_window(client: Client, tmp_path: Path) -> None:
+    def fails(ctx: tuple[int, ...]) -> torch.Tensor:
+        if ctx == (3,):
+            raise ZeroDivisionError("no window here")
+        return torch.ones(4)
+
+    with ZarrTileStore(tmp_path / "store", tile_size=4) as store:
+        t = InfiniteTensor((None,), fails, TensorWindow((4,)), tile_store=store, tensor_id="t")
+        with pytest.raises(ZeroDivisionError, match="no window here") as caught:
+            t.fill(sl[0:64], client=client, progress=False)
+        assert any("(3,)" in note for note in caught.value.__notes__)
+
+
+def test_the_dashboard_goes_by_the_name_of_the_tensor(client: Client, tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path / "store", tile_size=64) as store:
+        chain(store, tmp_path).fill(sl[0:64, 0:64], client=client, progress=False)
+        prefixes = client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.task_prefixes))
+        assert {f"compute level_{number}" for number in range(3)} <= set(prefixes)
+
+
+def test_progress_counts_what_the_workers_do(client: Client, tmp_path: Path) -> None:
+    told: list[int] = []
+    with ZarrTileStore(tmp_path / "store", tile_size=64) as store:
+        t = chain(store, tmp_path)
+        total = t.plan(REGION).windows
+        t.fill(REGION, client=client, progress=lambda progress: told.append(progress.done))
+    assert told[-1] == total
