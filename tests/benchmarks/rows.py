@@ -188,4 +188,14 @@ def _others() -> list[Row]:
     ]
 
 
-ROWS = (*_cold(), *_warm(), *_chains(), *_storing(), *_opening(), *_memory(), *_others())
+def _training() -> list[Row]:
+    memmap = _floor("training.memmap")
+    # The peer has no datasets.
+    what, small = "random patches of 64x64 in batches (per patch)", "the same, a quarter of the tiles in memory"
+    return [
+        Row("patches", what, _ours("training.warm", ZARR), None, memmap, "memmap"),
+        Row("patches", small, _ours("training.small_cache", ZARR), None, memmap, "memmap"),
+    ]
+
+
+ROWS = (*_cold(), *_warm(), *_chains(), *_storing(), *_opening(), *_memory(), *_others(), *_training())

@@ -1,0 +1,309 @@
+"""Patches of tensors as map-style datasets, for `torch.utils.data.DataLoader`."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias, TypeVar
+
+from torch.utils.data import Dataset, get_worker_info
+
+from infinite_tensor.boxes import Index
+from infinite_tensor.engine.assemble import read
+from infinite_tensor.errors import ValidationError
+from infinite_tensor.indexing import Selection, parse
+from infinite_tensor.tensor import InfiniteTensor
+from infinite_tensor.tilestore.at_termination import flush_at_termination
+from infinite_tensor.tilestore.layout import sizes_of
+from infinite_tensor.window import Shape, as_index
+
+Region: TypeAlias = tuple[int | slice, ...]
+Tensors: TypeAlias = InfiniteTensor | list[InfiniteTensor] | tuple[InfiniteTensor, ...] | dict[Any, InfiniteTensor]
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """A dimension along which patches of `size` pixels lie `stride` apart, from pixel `low` to before `high`."""
+
+    low: int
+    high: int
+    size: int
+    stride: int
+
+    @cached_property
+    def places(self) -> int:
+        return max(0, (self.high - self.low - self.size) // self.stride + 1)
+
+    def __str__(self) -> str:
+        return f"{self.low}:{self.high} by {self.size}"
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """A tensor, and how it is cut into patches.
+
+    Attributes
+    ----------
+    tensor : InfiniteTensor
+        What is read.
+    box : Selection
+        The region that bounds the patches.
+    axes : tuple of _Axis
+        The dimensions along which there may be several patches.
+    dims : tuple of int
+        Which dimensions of the tensor these are.
+    """
+
+    tensor: InfiniteTensor
+    box: Selection
+    axes: tuple[_Axis, ...]
+    dims: tuple[int, ...]
+
+    def selection(self, corner: Index) -> Selection:
+        start, stop = list(self.box.start), list(self.box.stop)
+        for d, axis, first in zip(self.dims, self.axes, corner, strict=True):
+            start[d], stop[d] = first, first + axis.size
+        return Selection(tuple(start), tuple(stop), self.box.steps, self.box.squeezed)
+
+    def region(self, corner: Index) -> Region:
+        box = self.selection(corner)
+        return tuple(
+            a if d in box.squeezed else slice(a, b) for d, (a, b) in enumerate(zip(box.start, box.stop, strict=True))
+        )
+
+
+class _Patches(Dataset[Any]):
+    """Patches that are told apart by a number: their place in the lexicographic order of their corners."""
+
+    def __init__(self, tensors: Tensors, patch_size: object, stride: object, region: object) -> None:
+        self._tensors = tensors
+        self._cuts = [_cut(tensor, patch_size, stride, region) for tensor in _leaves(tensors)]
+        self._axes = self._cuts[0].axes
+        for cut in self._cuts[1:]:
+            if cut.axes != self._axes:
+                raise ValidationError(
+                    "several tensors must be cut alike along the dimensions that patch_size is about, got "
+                    f"{_shown(self._axes)} of {self._cuts[0].tensor!r} and {_shown(cut.axes)} of {cut.tensor!r}"
+                )
+        self._places = math.prod(axis.places for axis in self._axes)
+        if not self._places:
+            sizes, extents = ([axis.size for axis in self._axes], [axis.high - axis.low for axis in self._axes])
+            raise ValidationError(
+                f"no patch of {tuple(sizes)} pixels fits into a region of {tuple(extents)}; give a larger region or a "
+                "smaller patch_size"
+            )
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def _place(self, index: int) -> int:
+        """The number of the patch that an index from 0 to before the length stands for."""
+        raise NotImplementedError
+
+    def region(self, index: int) -> Any:
+        """What an item reads.
+
+        Parameters
+        ----------
+        index : int
+            As for an item; negative ones count from the end.
+
+        Returns
+        -------
+        tuple of (int or slice)
+            The region in pixels, as ``t[...]`` takes it; of several tensors, a list, tuple or dict of these.
+
+        Raises
+        ------
+        IndexError
+            If there is no such item.
+        """
+        corner = self._corner(index)
+        return self._arranged([cut.region(corner) for cut in self._cuts])
+
+    def __getitem__(self, index: int) -> Any:
+        """The patch at `index`: a tensor, or a list, tuple or dict of them."""
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """The patches at `indices`, read in one plan; a `DataLoader` asks for a batch this way."""
+        if get_worker_info() is not None:
+            flush_at_termination()
+        corners = [self._corner(index) for index in indices]
+        patches = [read(cut.tensor._node, [cut.selection(corner) for corner in corners]) for cut in self._cuts]
+        return [self._arranged(item) for item in zip(*patches, strict=True)]
+
+    def _corner(self, index: int) -> Index:
+        number, count = as_index(index), len(self)
+        if number is None:
+            raise TypeError(f"an index is an int, got {type(index).__name__} {index!r}")
+        if not -count <= number < count:
+            raise IndexError(f"index {number} is out of range for a dataset of {count} patches")
+        place = self._place(number % count)
+        corner = []
+        for axis in reversed(self._axes):
+            place, at = divmod(place, axis.places)
+            corner.append(axis.low + at * axis.stride)
+        return tuple(reversed(corner))
+
+    def _arranged(self, values: Sequence[_T]) -> _T | list[_T] | tuple[_T, ...] | dict[Any, _T]:
+        """One value per tensor, in the structure in which the tensors were given."""
+        if isinstance(self._tensors, dict):
+            return dict(zip(self._tensors, values, strict=True))
+        if isinstance(self._tensors, InfiniteTensor):
+            return values[0]
+        return list(values) if isinstance(self._tensors, list) else tuple(values)
+
+
+class GridDataset(_Patches):
+    """Patches on a grid, in lexicographic order: those that lie whole in a region.
+
+    Parameters
+    ----------
+    t : InfiniteTensor, or a list, tuple or dict of them
+        What is read. Of several tensors, an item is a list, tuple or dict of patches at the same coordinates.
+    patch_size : int or tuple of int
+        Extent of a patch in pixels: an int for every unbounded dimension (every dimension, where none is unbounded),
+        one int per unbounded dimension, or one int per dimension. Finite dimensions that are not named stay whole.
+    stride : int or tuple of int, optional
+        How far apart patches lie: an int for every dimension that `patch_size` names, or several in its manner.
+        Default: `patch_size`, so that patches lie side by side.
+    region : optional
+        What bounds the patches, as ``t[...]`` takes it, without steps; `sl` writes it. The first patch lies in its
+        first corner; a dimension with an int vanishes. Default: the whole tensor, if it is finite. For tensors with
+        different numbers of dimensions, begin with ``...``.
+
+    Raises
+    ------
+    ValidationError
+        If an argument does not fit, no patch fits into the region, or several tensors are not cut alike.
+
+    Examples
+    --------
+    >>> t = InfiniteTensor((3, None, None), lambda ctx: torch.ones(3, 8, 8), TensorWindow((3, 8, 8)))
+    >>> dataset = GridDataset(t, 64, region=sl[:, 0:256, 0:192])
+    >>> len(dataset), dataset[0].shape
+    (12, torch.Size([3, 64, 64]))
+    >>> dataset.region(4)
+    (slice(0, 3, None), slice(64, 128, None), slice(64, 128, None))
+    """
+
+    def __init__(
+        self,
+        t: Tensors,
+        patch_size: int | Sequence[int],
+        stride: int | Sequence[int] | None = None,
+        region: object = None,
+    ) -> None:
+        super().__init__(t, patch_size, patch_size if stride is None else stride, region)
+
+    def __len__(self) -> int:
+        return self._places
+
+    def _place(self, index: int) -> int:
+        return index
+
+
+class PatchDataset(_Patches):
+    """Patches at random places in a region, the same ones for a seed in every process, on every machine.
+
+    Of the ``n`` places for a patch in the region, in lexicographic order, item ``i`` has number ``n * h // 2**512``,
+    where ``h`` is the BLAKE2b digest of the text ``f"{seed} {i}"`` as a big-endian number of 512 bits.
+
+    Parameters
+    ----------
+    t : InfiniteTensor, or a list, tuple or dict of them
+        What is read. Of several tensors, an item is a list, tuple or dict of patches at the same coordinates.
+    patch_size : int or tuple of int
+        As for `GridDataset`.
+    region : optional
+        As for `GridDataset`.
+    seed : int
+        Which places of all.
+    length : int, optional
+        How many patches there are. Default: as many as fit side by side into the region. It does not change the places.
+
+    Raises
+    ------
+    ValidationError
+        If an argument does not fit, no patch fits into the region, or several tensors are not cut alike.
+
+    Examples
+    --------
+    >>> t = InfiniteTensor((None, None), lambda ctx: torch.ones(8, 8), TensorWindow((8, 8)))
+    >>> dataset = PatchDataset(t, 16, region=sl[0:1000, 0:1000], seed=1, length=500)
+    >>> dataset[499].shape
+    torch.Size([16, 16])
+    """
+
+    def __init__(
+        self,
+        t: Tensors,
+        patch_size: int | Sequence[int],
+        region: object = None,
+        seed: int = 0,
+        length: int | None = None,
+    ) -> None:
+        super().__init__(t, patch_size, 1, region)
+        number = as_index(seed)
+        if number is None:
+            raise ValidationError(f"seed must be an int, got {seed!r}")
+        self._seed = number
+        count = math.prod((axis.high - axis.low) // axis.size for axis in self._axes) if length is None else length
+        self._length = as_index(count) or 0
+        if self._length < 1:
+            raise ValidationError(f"length must be a positive int or None, got {length!r}")
+
+    def __len__(self) -> int:
+        return self._length
+
+    def _place(self, index: int) -> int:
+        digest = hashlib.blake2b(f"{self._seed} {index}".encode()).digest()
+        return self._places * int.from_bytes(digest, "big") >> 512
+
+
+def _leaves(tensors: object) -> list[InfiniteTensor]:
+    if isinstance(tensors, dict):
+        leaves = list(tensors.values())
+    else:
+        leaves = list(tensors) if isinstance(tensors, list | tuple) else [tensors]
+    if not leaves or not all(isinstance(leaf, InfiniteTensor) for leaf in leaves):
+        raise ValidationError(f"t must be an InfiniteTensor, or a list, tuple or dict of some, got {tensors!r}")
+    return leaves
+
+
+def _cut(tensor: InfiniteTensor, patch_size: object, stride: object, region: object) -> _Cut:
+    box = _box(region, tensor.shape)
+    dims = [d for d in range(tensor.ndim) if d not in box.squeezed]
+    extents = tuple(None if tensor.shape[d] is None else box.stop[d] - box.start[d] for d in dims)
+    sizes = sizes_of("patch_size", patch_size, extents)
+    every = as_index(stride)
+    strides = sizes_of("stride", stride if every is None else [every] * len(dims), extents)
+    axes = [_Axis(box.start[dims[k]], box.stop[dims[k]], size, strides.get(k, size)) for k, size in sizes.items()]
+    return _Cut(tensor, box, tuple(axes), tuple(dims[k] for k in sizes))
+
+
+def _box(region: object, shape: Shape) -> Selection:
+    if region is None:
+        unbounded = [d for d, extent in enumerate(shape) if extent is None]
+        if unbounded:
+            raise ValidationError(
+                f"dimensions {', '.join(map(str, unbounded))} of shape {shape} are unbounded: give region=sl[...] with "
+                "a start and a stop for each of them"
+            )
+        region = ...
+    box = parse(region, shape)
+    if box.steps.count(1) < len(shape):
+        raise ValidationError(f"region must hold ints and slices without a step, got {region!r}")
+    if len(box.squeezed) == len(shape):
+        raise ValidationError(f"region must have a slice, or it leaves no dimension to cut, got {region!r}")
+    return box
+
+
+def _shown(axes: Sequence[_Axis]) -> str:
+    return "[" + ", ".join(map(str, axes)) + "]"
