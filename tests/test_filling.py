@@ -327,6 +327,17 @@ class TestProgress:
         assert [p.done for p in told] == sorted(p.done for p in told)
         assert told[-1].seconds >= 0
 
+    def test_what_was_stored_before_is_not_expected_in_the_end(
+        self, store: ZarrTileStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(strips, "_STEP_BYTES", 64 * 128 * 4)
+        t, functions = chain(store)
+        t.fill(sl[0:256, 0:128], progress=False)
+        told: list[Any] = []
+        before = sum(made(functions))
+        t.fill(sl[0:512, 0:128], progress=told.append)
+        assert told[-1].done == told[-1].total == sum(made(functions)) - before
+
     def test_a_bar_is_silent_where_there_is_no_terminal(
         self, store: ZarrTileStore, capsys: pytest.CaptureFixture[str]
     ) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import operator
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
@@ -120,15 +118,16 @@ def fill(job: Job, workers: int | None, progress: bool | str | Watcher) -> FillR
     before = {node: node.store.written(node.spec.tensor_id) for node in nodes}
     # What is stored shows as it is met: to look for it beforehand would take a listing.
     total = estimated(job.node, job.cut.start, job.cut.stop).windows
-    with Tally(total, progress) as tally:
+    with Tally(total, progress, job.cut.steps) as tally:
         try:
             with _bounded(job):
-                done = itertools.count(1)
-                for strip in map(partial(_unfinished, job.node), job.cut.strips()):
+                for strip in job.cut.strips():
+                    rest = _unfinished(job.node, strip)
+                    tally.pass_steps(len(strip.steps) - len(rest.steps))
                     reader = CLAIMS.reader(workers)
                     reader.notice = tally.count
                     with Accesses(reader) as accesses:
-                        march(job.node, strip, accesses, lambda _: tally.remains(1 - next(done) / job.cut.steps))
+                        march(job.node, rest, accesses, lambda _: tally.pass_steps(1))
         finally:
             flush(job.node)
     reports = []

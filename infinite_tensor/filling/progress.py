@@ -47,10 +47,13 @@ class Tally(AbstractContextManager["Tally"]):
     progress : bool, "always" or callable
         True shows a bar where standard error is a terminal, or in a notebook; "always" anywhere; False nowhere; a
         callable is called with a `Progress`, by one thread at a time, about ten times a second at most.
+    steps : int
+        How many steps the work has.
     """
 
-    def __init__(self, total: int, progress: bool | str | Watcher) -> None:
+    def __init__(self, total: int, progress: bool | str | Watcher, steps: int = 1) -> None:
         self.total = self._most = total
+        self._steps = self._left = steps
         self.windows: Counter[Node] = Counter()
         self._begun = time.monotonic()
         self._told = -1.0
@@ -77,10 +80,11 @@ class Tally(AbstractContextManager["Tally"]):
             if self._watcher is not None and self.seconds - self._told >= _TELL_SECONDS:
                 self._tell()
 
-    def remains(self, share: float) -> None:
-        """A share of the work, from 0 to 1, is still to be done; what was found stored in the rest is not counted."""
+    def pass_steps(self, count: int) -> None:
+        """So many steps are done: what they have not computed was stored, and is not expected any more."""
         with self._lock:
-            self.total = self.windows.total() + round(share * self._most)
+            self._left -= count
+            self.total = self.windows.total() + self._most * self._left // self._steps
             if self._bar is not None:
                 self._bar.total = self.total
 
