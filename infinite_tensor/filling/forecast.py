@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from infinite_tensor.boxes import Index
 from infinite_tensor.filling.demand import Demand
-from infinite_tensor.filling.table import bytes_of, count_of, html_table, text_table
+from infinite_tensor.filling.table import Tabular, bytes_of, count_of
 from infinite_tensor.tilestore.inventory import TileCounts
 
 
@@ -51,7 +52,7 @@ class TensorPlan:
 
 
 @dataclass(frozen=True)
-class FillPlan:
+class FillPlan(Tabular):
     """What it would cost to fill a region.
 
     Attributes
@@ -72,6 +73,20 @@ class FillPlan:
     tensors: tuple[TensorPlan, ...]
     peak_memory: int
     exact: bool
+
+    _HEADINGS: ClassVar = (
+        "tensor",
+        "needed",
+        "stored",
+        "to compute",
+        "calls of f",
+        "complete",
+        "partial",
+        "missing",
+        "read",
+        "written",
+        "per window",
+    )
 
     @property
     def windows(self) -> int:
@@ -108,31 +123,10 @@ class FillPlan:
         return [*rows, [*total, bytes_of(self.bytes_read), bytes_of(self.bytes_written), ""]]
 
     @property
-    def _summary(self) -> str:
+    def _title(self) -> str:
         region = ", ".join(f"{a}:{b}" for a, b in zip(self.start, self.stop, strict=True))
         bound = "" if self.exact else "; counts are upper bounds"
         return f"fill [{region}], about {bytes_of(self.peak_memory)} of memory{bound}"
-
-    def __str__(self) -> str:
-        return text_table(self._summary, _HEADINGS, self._rows())
-
-    def _repr_html_(self) -> str:
-        return html_table(self._summary, _HEADINGS, self._rows())
-
-
-_HEADINGS = (
-    "tensor",
-    "needed",
-    "stored",
-    "to compute",
-    "calls of f",
-    "complete",
-    "partial",
-    "missing",
-    "read",
-    "written",
-    "per window",
-)
 
 
 def forecast(

@@ -6,12 +6,12 @@ import gc
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import ClassVar, NamedTuple, TypeAlias
 
 from infinite_tensor.boxset import FARTHEST, BoxSet, all_windows, pixels_of, readers_of, windows_over
 from infinite_tensor.engine.drops import DROPS
 from infinite_tensor.engine.node import Node, nodes_alive
-from infinite_tensor.filling.table import count_of, html_table, text_table
+from infinite_tensor.filling.table import Tabular, count_of
 from infinite_tensor.indexing import Selection
 from infinite_tensor.spec import TensorSpec
 from infinite_tensor.tilestore.contract import TileStore
@@ -47,7 +47,7 @@ class TensorInvalidation:
 
 
 @dataclass(frozen=True)
-class Invalidation:
+class Invalidation(Tabular):
     """What `InfiniteTensor.invalidate` has dropped.
 
     Attributes
@@ -57,6 +57,8 @@ class Invalidation:
     """
 
     tensors: tuple[TensorInvalidation, ...]
+
+    _HEADINGS: ClassVar = ("tensor", "windows", "tiles", "pixels", "store")
 
     @property
     def windows(self) -> int:
@@ -68,21 +70,16 @@ class Invalidation:
         """Stored tiles that were dropped, of all tensors."""
         return sum(tensor.tiles for tensor in self.tensors)
 
+    @property
+    def _title(self) -> str:
+        return "dropped"
+
     def _rows(self) -> list[list[str]]:
         rows = [
             [one.tensor_id, count_of(one.windows), count_of(one.tiles), _region(one.start, one.stop), one.store]
             for one in self.tensors
         ]
         return [*rows, ["all", count_of(self.windows), count_of(self.tiles), "", ""]]
-
-    def __str__(self) -> str:
-        return text_table("dropped", _HEADINGS, self._rows())
-
-    def _repr_html_(self) -> str:
-        return html_table("dropped", _HEADINGS, self._rows())
-
-
-_HEADINGS = ("tensor", "windows", "tiles", "pixels", "store")
 
 
 def _region(start: Iterable[int | None], stop: Iterable[int | None]) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from infinite_tensor.filling.table import bytes_of, count_of, html_table, text_table
+from infinite_tensor.filling.table import Tabular, bytes_of, count_of
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class TensorReport:
 
 
 @dataclass(frozen=True)
-class FillReport:
+class FillReport(Tabular):
     """What a fill has done.
 
     Attributes
@@ -43,6 +44,8 @@ class FillReport:
 
     tensors: tuple[TensorReport, ...]
     seconds: float
+
+    _HEADINGS: ClassVar = ("tensor", "windows", "tiles", "stored")
 
     @property
     def windows(self) -> int:
@@ -59,15 +62,10 @@ class FillReport:
         """All that was stored, in bytes, not compressed."""
         return sum(tensor.bytes for tensor in self.tensors)
 
+    @property
+    def _title(self) -> str:
+        return f"filled in {self.seconds:.1f} s"
+
     def _rows(self) -> list[list[str]]:
         rows = [[t.tensor_id, count_of(t.windows), count_of(t.tiles), bytes_of(t.bytes)] for t in self.tensors]
         return [*rows, ["all", count_of(self.windows), count_of(self.tiles), bytes_of(self.bytes)]]
-
-    def __str__(self) -> str:
-        return text_table(f"filled in {self.seconds:.1f} s", _HEADINGS, self._rows())
-
-    def _repr_html_(self) -> str:
-        return html_table(f"filled in {self.seconds:.1f} s", _HEADINGS, self._rows())
-
-
-_HEADINGS = ("tensor", "windows", "tiles", "stored")

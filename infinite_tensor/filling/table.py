@@ -2,10 +2,33 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 
-def text_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+class Tabular(ABC):
+    """A value that prints as a table, in a notebook as an HTML one."""
+
+    _HEADINGS: ClassVar[Sequence[str]]
+
+    @property
+    @abstractmethod
+    def _title(self) -> str:
+        """What stands above the table."""
+
+    @abstractmethod
+    def _rows(self) -> list[list[str]]:
+        """A cell for each heading, per row."""
+
+    def __str__(self) -> str:
+        return _text_table(self._title, self._HEADINGS, self._rows())
+
+    def _repr_html_(self) -> str:
+        return _html_table(self._title, self._HEADINGS, self._rows())
+
+
+def _text_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Aligned columns under a title; the first one to the left, figures to the right."""
     widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
     lines = []
@@ -15,7 +38,7 @@ def text_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]
     return "\n".join([title, *lines])
 
 
-def html_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _html_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """The same for a notebook."""
     # As rarely needed as long to import.
     import html  # noqa: PLC0415
