@@ -89,14 +89,18 @@ def tiles_in(
 
 def logged_in(store: Store, place: Place, low: Sequence[int], high: Sequence[int]) -> set[Index]:
     """The tiles of a box ``[low, high)`` that have a log."""
-    parts = (place.tile_of_part(key) for keys in pages(store, place.logs) for key in keys)
-    return {part[0] for part in parts if part is not None and inside(part[0], low, high)}
+    return {tile for tile in _logged(store, place) if inside(tile, low, high)}
 
 
 def logs_of(store: Store, place: Place, tiles: Collection[Index]) -> list[str]:
     """The logs that hold anything, even if it is behind a gap, of some tiles."""
+    return [place.log(tile) for tile in dict.fromkeys(_logged(store, place)) if tile in tiles]
+
+
+def _logged(store: Store, place: Place) -> Iterator[Index]:
+    """The tile of each part of a log that there is."""
     parts = (place.tile_of_part(key) for keys in pages(store, place.logs) for key in keys)
-    return list(dict.fromkeys(place.log(part[0]) for part in parts if part is not None and part[0] in tiles))
+    return (part[0] for part in parts if part is not None)
 
 
 def described(store: Store, place: Place, concurrency: int) -> TensorInfo:
