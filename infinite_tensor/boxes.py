@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -72,6 +73,11 @@ def unique_points(points: IntArray) -> IntArray:
     points = np.stack(np.unravel_index(keys, widths), axis=1).astype(np.int64)
     points += low
     return points
+
+
+def is_empty(low: Sequence[int], high: Sequence[int]) -> bool:
+    """Whether a half-open box holds no point."""
+    return not all(map(operator.lt, low, high))
 
 
 def inside(point: Index, low: Sequence[int], high: Sequence[int]) -> bool:

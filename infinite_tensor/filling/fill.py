@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
-from infinite_tensor.boxes import Index
+from infinite_tensor.boxes import Index, is_empty
 from infinite_tensor.engine.claims import CLAIMS
 from infinite_tensor.engine.march import March, march
 from infinite_tensor.engine.node import Node, consumers_first
@@ -70,7 +69,7 @@ def prepare(
     start, stop = _to_fill(node, selection)
     if shard is not None:
         start, stop = layout.share(start, stop, *shard)
-    if _is_empty(start, stop):
+    if is_empty(start, stop):
         return None
     caches = sum(_LENT if store.cache_limit is None else store.cache_limit for store in _stores(node))
     held = _DEFAULT_HELD if max_memory is None else max_memory - caches - _OVERHEAD
@@ -88,7 +87,7 @@ def prepare(
 def is_filled(node: Node, selection: Selection) -> bool:
     """Whether no window is missing that a fill would compute."""
     start, stop = _to_fill(node, selection)
-    if _is_empty(start, stop):
+    if is_empty(start, stop):
         return True
     inventory, grid = node.store.inventory(node.spec, start, stop), node.spec.grid
     if inventory.empty:
@@ -99,13 +98,9 @@ def is_filled(node: Node, selection: Selection) -> bool:
 def _to_fill(node: Node, selection: Selection) -> tuple[Index, Index]:
     """The pixels of all tiles that hold a region; in memory, where windows are kept, those of the region."""
     start, stop = selection.start, selection.stop
-    if _is_empty(start, stop) or not node.store.outlives_process:
+    if is_empty(start, stop) or not node.store.outlives_process:
         return start, stop
     return node.store.layout(node.spec).whole(start, stop)
-
-
-def _is_empty(start: Sequence[int], stop: Sequence[int]) -> bool:
-    return not all(map(operator.lt, start, stop))
 
 
 def fill(job: Job, workers: int | None, progress: bool | str | Watcher) -> FillReport:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from infinite_tensor.boxes import is_empty
 from infinite_tensor.engine.node import Node
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.fill import Job, fill, is_filled, prepare
@@ -120,7 +121,7 @@ class LargeRegions:
         """
         selection = self._selection(region)
         node = self._node
-        if not all(a < b for a, b in zip(selection.start, selection.stop, strict=True)):
+        if is_empty(selection.start, selection.stop):
             return torch.ones([0] * len(selection.start), dtype=torch.bool)
         inventory = node.store.inventory(node.spec, selection.start, selection.stop)
         low, high = inventory.layout.box(selection.start, selection.stop)
