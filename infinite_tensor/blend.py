@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from infinite_tensor.arrays import Array, as_array, as_tensor, copied
-from infinite_tensor.boxes import Index
+from infinite_tensor.boxes import Index, with_entry
 from infinite_tensor.definition import Blend, Number
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.window import WindowGrid
@@ -211,7 +211,11 @@ class Blender:
             assert axis is not None
             stride = self._grid.window.stride[axis]
             parts = [
-                _Part(_with(part.low, axis, at), _with(part.high, axis, min(at + stride, part.high[axis])), part.action)
+                _Part(
+                    with_entry(part.low, axis, at),
+                    with_entry(part.high, axis, min(at + stride, part.high[axis])),
+                    part.action,
+                )
                 for part in self._parts_of(index)
                 for at in range(part.low[axis], part.high[axis], stride)
             ]
@@ -243,8 +247,8 @@ def _cut(box: _Box, dims: list[int], extents: list[int]) -> tuple[list[_Box], _B
     for d, extent in zip(dims, extents, strict=True):
         at = min(max(extent, low[d]), high[d])
         if at < high[d]:
-            rest.append((_with(low, d, at), high))
-        high = _with(high, d, at)
+            rest.append((with_entry(low, d, at), high))
+        high = with_entry(high, d, at)
     return rest, (low, high)
 
 
@@ -254,10 +258,6 @@ def _cells(block: Array, axis: int, stride: int) -> Array:
     cut = block.reshape((*shape[:axis], shape[axis] // stride, stride, *shape[axis + 1 :]))
     order = (axis, *range(axis), *range(axis + 1, len(shape) + 1))
     return cut.transpose(order) if isinstance(cut, np.ndarray) else cut.permute(order)
-
-
-def _with(values: Index, at: int, value: int) -> Index:
-    return (*values[:at], value, *values[at + 1 :])
 
 
 def _slices(low: Sequence[int], high: Sequence[int], start: Sequence[int]) -> tuple[slice, ...]:

@@ -75,6 +75,11 @@ def unique_points(points: IntArray) -> IntArray:
     return points
 
 
+def with_entry(point: Sequence[int], d: int, value: int) -> Index:
+    """`point` with another entry in dimension `d`."""
+    return (*point[:d], value, *point[d + 1 :])
+
+
 def is_empty(low: Sequence[int], high: Sequence[int]) -> bool:
     """Whether a half-open box holds no point."""
     return not all(map(operator.lt, low, high))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from infinite_tensor.boxes import Index
+from infinite_tensor.boxes import Index, with_entry
 from infinite_tensor.engine.march import March
 from infinite_tensor.engine.node import Node, consumers_first
 from infinite_tensor.engine.plan import Horizons
@@ -74,10 +74,10 @@ def cut(root: Node, start: Sequence[int], stop: Sequence[int], layout: TileLayou
     step = [n if d != along else min(n, tile[d]) for d, n in enumerate(widths)]
     while True:
         thick = max(1, _STEP_BYTES * tile[along] // (math.prod(step) * root.spec.dtype.itemsize) // tile[along])
-        found = Cut(tuple(start), tuple(stop), along, _with(step, along, thick * tile[along]))
+        found = Cut(tuple(start), tuple(stop), along, with_entry(step, along, thick * tile[along]))
         while thick > 1 and held_bytes(root, found) > most_bytes:
             thick //= 2
-            found = Cut(tuple(start), tuple(stop), along, _with(step, along, thick * tile[along]))
+            found = Cut(tuple(start), tuple(stop), along, with_entry(step, along, thick * tile[along]))
         wide = [d for d in range(len(tile)) if d != along and step[d] > tile[d]]
         if not wide or held_bytes(root, found) <= most_bytes:
             return found
@@ -94,10 +94,6 @@ def held_bytes(root: Node, cut: Cut) -> int:
 
 
 _ENOUGH_STEPS = 64
-
-
-def _with(values: Sequence[int], at: int, value: int) -> Index:
-    return (*values[:at], value, *values[at + 1 :])
 
 
 def _bounds(start: int, stop: int, extent: int) -> list[tuple[int, int]]:

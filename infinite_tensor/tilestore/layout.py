@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from infinite_tensor.arrays import Array
-from infinite_tensor.boxes import Index
+from infinite_tensor.boxes import Index, with_entry
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.spec import TensorSpec
 from infinite_tensor.window import Shape, TensorWindow, WindowGrid, as_index
@@ -133,7 +133,7 @@ class TileLayout:
         d = max(range(len(low)), key=lambda d: high[d] - low[d])
         cuts = [low[d] + (high[d] - low[d]) * part // count for part in (rank, rank + 1)]
         first, last = (min(max(at * self.tile_shape[d], start[d]), stop[d]) for at in cuts)
-        return (*start[:d], first, *start[d + 1 :]), (*stop[:d], last, *stop[d + 1 :])
+        return with_entry(start, d, first), with_entry(stop, d, last)
 
     def part(self, tile: Index, start: Sequence[int], stop: Sequence[int]) -> tuple[list[int], tuple[slice, ...]]:
         """What a tile holds of the pixels ``[start, stop)``: the first of them, and where it is in these."""
