@@ -96,7 +96,7 @@ def pixels_of(window: TensorWindow, windows: BoxSet) -> BoxSet:
     Exact unless there are very many boxes to tell apart: where windows leave gaps, or lie along a diagonal.
     """
     windows = _split(window, windows)
-    return BoxSet(window.starts(windows.low), window.starts(windows.high - 1) + np.array(window.size, dtype=np.int64))
+    return BoxSet(window.starts(windows.low), window.bounds(windows.high - 1)[1])
 
 
 def _split(window: TensorWindow, windows: BoxSet) -> BoxSet:

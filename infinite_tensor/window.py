@@ -156,6 +156,11 @@ class TensorWindow:
         ]
         return np.stack(columns, axis=1)
 
+    def bounds(self, indices: IntArray) -> tuple[IntArray, IntArray]:
+        """The pixels ``[start, stop)`` of many windows: (N, coordinates) in, (N, ndim) starts and stops out."""
+        starts = self.starts(indices)
+        return starts, starts + np.array(self.size, dtype=np.int64)
+
     def intersecting_windows(self, pixel_slices: Sequence[slice], tensor_shape: Shape | None = None) -> Iterator[Index]:
         """Yield the indices of all windows that intersect a region, in lexicographic order.
 
@@ -306,10 +311,6 @@ class WindowGrid:
             if begin > a or begin + (count - 1) * stride + size < b:
                 return False
         return True
-
-    def starts(self, indices: IntArray) -> IntArray:
-        """The first pixels of many windows: (N, coordinates) in, (N, ndim) out."""
-        return self.window.starts(indices)
 
     @cached_property
     def row_dim(self) -> int | None:

@@ -197,7 +197,7 @@ class Horizons:
             low = _first_new(low, high)
             for upstream in node.inputs:
                 first = upstream.window.starts(low)
-                last = upstream.window.starts(np.maximum(high - 1, low)) + np.array(upstream.window.size)
+                _, last = upstream.window.bounds(np.maximum(high - 1, low))
                 known = reach.get(upstream.node, (first, last))
                 reach[upstream.node] = np.minimum(known[0], first), np.maximum(known[1], last)
                 self._read_at[upstream.node] = max(self._read_at.get(upstream.node, 0), node.depth)
@@ -253,8 +253,8 @@ def _arg_starts(node: Node, at: int, upstream: Input, windows: IntArray) -> IntA
 
 def _unavailable(node: Node, windows: IntArray) -> TileAccessError:
     spec = node.spec
-    starts = spec.grid.starts(windows)
-    low, high = starts.min(axis=0), starts.max(axis=0) + np.array(spec.definition.output_window.size)
+    starts, stops = spec.grid.window.bounds(windows)
+    low, high = starts.min(axis=0), stops.max(axis=0)
     region = ", ".join(f"{a}:{b}" for a, b in zip(low.tolist(), high.tolist(), strict=True))
     return TileAccessError(
         f"tensor {spec.tensor_id!r} was opened without f, and {len(windows)} windows within [{region}] are not "

@@ -123,12 +123,10 @@ def _named(root: Node, start: Sequence[int], stop: Sequence[int], inventories: d
         missing = inventory.missing(grid, starts, stops)
         if len(missing):
             for upstream in node.inputs:
-                regions.setdefault(upstream.node, []).append(
-                    _covered(upstream.window.starts(missing), upstream.window.size)
-                )
+                regions.setdefault(upstream.node, []).append(upstream.window.bounds(missing))
         tile_grid = inventory.layout.grid
         touched = set(tile_grid.indices(starts, stops))
-        into = tile_grid.indices(*_covered(grid.starts(missing), grid.window.size)) if len(missing) else []
+        into = tile_grid.indices(*grid.window.bounds(missing)) if len(missing) else []
         found.append(
             Demand(
                 node,
@@ -141,10 +139,6 @@ def _named(root: Node, start: Sequence[int], stop: Sequence[int], inventories: d
             )
         )
     return found
-
-
-def _covered(starts: IntArray, size: Sequence[int]) -> tuple[IntArray, IntArray]:
-    return starts, starts + np.array(size, dtype=np.int64)
 
 
 def _row(point: Sequence[int]) -> IntArray:

@@ -49,10 +49,8 @@ class Done:
 def compute(payload: bytes, place: int, windows: IntArray, workers: int | None) -> Done:
     """Compute and store those windows of one tensor that are missing: indices of shape (N, ndim)."""
     chain = _chain_of(payload)
-    grid = chain[place].spec.grid
-    starts = grid.starts(windows)
-    stops = starts + np.array(grid.window.size, dtype=np.int64)
-    return _carry_out(chain, chain[place], starts, stops, set(as_tuples(windows)), workers)
+    bounds = chain[place].spec.grid.window.bounds(windows)
+    return _carry_out(chain, chain[place], *bounds, set(as_tuples(windows)), workers)
 
 
 def complete(payload: bytes, place: int, tiles: Sequence[Index], workers: int | None) -> Done:
@@ -70,7 +68,7 @@ def parts_of(demand: Demand, threads: int) -> Iterator[IntArray]:
     products = [demand.windows] if isinstance(demand.windows, np.ndarray) else demand.windows
     for windows in products:
         if isinstance(windows, np.ndarray):
-            blocks = grid.starts(windows) // extents
+            blocks = grid.window.starts(windows) // extents
             order = np.lexsort(blocks.T[::-1])
             breaks = np.flatnonzero((np.diff(blocks[order], axis=0) != 0).any(axis=1)) + 1
             yield from (windows[np.sort(part)] for part in np.split(order, breaks) if len(part))

@@ -74,9 +74,7 @@ class TileAccess(Access):
 
     def _tiles_of(self, windows: IntArray) -> tuple[IntArray, IntArray]:
         """First tile of each window per dimension, and the one after the last."""
-        grid = self._record.spec.grid
-        starts = grid.starts(windows)
-        return self._record.layout.grid.boxes(starts, starts + np.array(grid.window.size, dtype=np.int64))
+        return self._record.layout.grid.boxes(*self._record.spec.grid.window.bounds(windows))
 
     def deposit(self, windows: IntArray, outputs: Array) -> None:
         """Cut the windows at the borders of tiles, and blend each piece into its tile."""

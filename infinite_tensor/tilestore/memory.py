@@ -122,8 +122,7 @@ class MemoryTileStore(TileStore):
         if not windows:
             return Inventory(layout)
         box = np.array(layout.box(start, stop), dtype=np.int64)
-        begins = spec.grid.starts(np.array(windows, dtype=np.int64))
-        low, high = layout.grid.boxes(begins, begins + np.array(spec.grid.window.size, dtype=np.int64))
+        low, high = layout.grid.boxes(*spec.grid.window.bounds(np.array(windows, dtype=np.int64)))
         tiles, owner = points_of_boxes(np.maximum(low, box[0]), np.minimum(high, box[1]))
         known: defaultdict[Index, set[Index]] = defaultdict(set)
         for tile, number in zip(as_tuples(tiles), owner.tolist(), strict=True):
