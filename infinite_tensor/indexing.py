@@ -14,7 +14,7 @@ from infinite_tensor.window import Shape, as_index
 COORDINATE_LIMIT = 2**51
 """Pixels of an unbounded dimension lie in [-2**51, 2**51]: exact in every store's metadata."""
 
-_SUPPORTED = "supported are ints, slices and Ellipsis, or a list of such regions"
+_SUPPORTED = "supported are ints, slices and Ellipsis"
 
 
 class _RegionBuilder:
@@ -159,7 +159,12 @@ def _check_limit(start: int, stop: int, d: int) -> None:
 
 
 def _unsupported(entry: object, d: int) -> NoReturn:
-    raise RegionError(f"dimension {d}: cannot index with {type(entry).__name__} {entry!r}; {_SUPPORTED}")
+    many = (
+        "; one region is expected: call this for each, or read a list with tensor[[...]]"
+        if isinstance(entry, list)
+        else ""
+    )
+    raise RegionError(f"dimension {d}: cannot index with {type(entry).__name__} {entry!r:.200}; {_SUPPORTED}{many}")
 
 
 def _show(indices: Sequence[object]) -> str:

@@ -228,6 +228,17 @@ class TestFill:
         with pytest.raises(RegionError, match="unbounded"):
             t.fill(sl[0:64, :])
 
+    def test_a_list_of_regions_is_refused_with_what_is_expected(self, store: ZarrTileStore) -> None:
+        t, (f,) = chain(store, depth=1)
+        regions = [sl[0:64, 0:64], sl[64:128, 0:64]]
+        for use in (t.fill, t.plan, t.coverage, t.is_filled, t.invalidate):
+            with pytest.raises(
+                RegionError, match=r"cannot index with list \[\(slice.*; one region is expected"
+            ) as caught:
+                use(regions)
+            assert "call this for each" in str(caught.value)
+        assert not f.calls
+
     @pytest.mark.parametrize(
         ("options", "message"),
         [

@@ -61,6 +61,7 @@ def test_anything_with_index_is_an_int() -> None:
         (True, (None,), "cannot index with bool"),
         (torch.tensor(True), (None,), "cannot index with Tensor"),
         (torch.tensor([1, 2]), (None,), "supported are ints"),
+        ([sl[0:1], sl[2:3]], (None,), "list .*one region is expected"),
         (np.array([True]), (None,), "supported are ints"),
         (None, (None,), "cannot index with NoneType"),
         (1.0, (None,), "cannot index with float"),
