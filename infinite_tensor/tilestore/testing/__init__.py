@@ -1,0 +1,32 @@
+"""The conformance suite for backends of `PersistentTileStore`; runs under pytest.
+
+Subclass `PersistentStoreTests` in a test module, say how the store is opened, and run pytest:
+
+    from infinite_tensor.tilestore.testing import PersistentStoreTests
+
+    class TestMyStore(PersistentStoreTests):
+        def open_store(self, location, **options):
+            return MyTileStore(location, **options)
+
+What a test has written it looks at through another store object on the same location, so that neither a cache
+nor the store object itself can vouch for what is stored.
+"""
+
+from infinite_tensor.tilestore.testing.definitions import DefinitionTests
+from infinite_tensor.tilestore.testing.lives import LifeTests
+from infinite_tensor.tilestore.testing.partials import PartialTileTests
+from infinite_tensor.tilestore.testing.tiles import TileTests
+from infinite_tensor.tilestore.testing.upkeep import UpkeepTests
+
+__all__ = ["PersistentStoreTests"]
+
+
+class PersistentStoreTests(DefinitionTests, TileTests, PartialTileTests, UpkeepTests, LifeTests):
+    """What every backend must do. Override `open_store`, and `location` where a path will not do.
+
+    Attributes
+    ----------
+    concurrent : bool
+        Whether two store objects may be open on one location at a time. Where they may not, what needs
+        two is skipped.
+    """

@@ -1,0 +1,197 @@
+"""What is known of tensors: their definitions, their ids, and what they refuse."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from infinite_tensor.boxes import Index
+from infinite_tensor.errors import FunctionChangedWarning, ValidationError
+from infinite_tensor.tensor import InfiniteTensor
+from infinite_tensor.tilestore.persistent import PartialTile, PersistentTileStore
+from infinite_tensor.tilestore.testing.hooks import SuiteHooks
+from infinite_tensor.tilestore.testing.samples import TILE, OtherRamp, Ramp, declare, same_bits, tensor_on
+from infinite_tensor.window import TensorWindow
+
+_HOSTILE_IDS = {
+    "parent": "../x",
+    "parents": "../../x",
+    "slash": "a/b",
+    "absolute": "/x",
+    "backslash": "..\\x",
+    "dot": ".",
+    "dots": "..",
+    "umlaut": "ü",
+    "emoji": "\N{WORLD MAP}",
+    "long": "x" * 1000,
+    "long umlauts": "ü" * 1000,
+    "nul": "a\0b",
+    "newline": "a\nb",
+    "space": " ",
+    "percent": "a%2Fb",
+    "metadata": "zarr.json",
+    "device": "con",
+    "url": "memory://x",
+    "format": "{0} %s =41",
+}
+
+
+class DefinitionTests(SuiteHooks):
+    """How tensors are told apart, found again and listed."""
+
+    def test_a_definition_is_read_back_as_it_was_written(self, location: Any) -> None:
+        """A backend may add fields, but leaves those it was given."""
+        version = {"seed": 3, "scale": 0.1, "name": "ü", "none": None, "list": [1, [True]], "limit": float("inf")}
+        with self._open(location) as store:
+            tensor = tensor_on(store, Ramp(), version=version, blend_init=float("nan"))
+            given = tensor._spec.definition.to_json()
+        with self._open(location) as store:
+            stored = store._read_definition("t")
+        assert stored is not None
+        assert {key: stored[key] for key in given} == given
+        assert (stored["tensor_id"], stored["tile_size"]) == ("t", [TILE, TILE])
+
+    def test_an_unknown_tensor_has_no_definition(self, location: Any) -> None:
+        """It is None, not an error."""
+        with self._open(location) as store:
+            assert store._read_definition("t") is None
+
+    def test_the_first_definition_stays(self, location: Any) -> None:
+        """Whoever creates a tensor second leaves what is there."""
+        with self._open(location) as store:
+            declare(store)
+            first = store._read_definition("t")
+            assert first is not None
+            store._write_definition("t", {**first, "version": "second"})
+        with self._open(location) as store:
+            assert store._read_definition("t") == first
+
+    def test_a_deleted_tensor_leaves_nothing(self, location: Any) -> None:
+        """Also for one of the same id that comes after it; other tensors stay."""
+        ones = torch.ones(TILE, TILE)
+        with self._open(location) as store:
+            for name in ("t", "other"):
+                declare(store, name)
+                store._write_tiles(name, {(0, 0): ones})
+                store._write_partials(name, {(0, 1): PartialTile(ones, 1)})
+            store._delete_tensor("t")
+            store._delete_tensor("never there")
+        with self._open(location) as store:
+            assert store._read_definition("t") is None
+            declare(store, "t")
+            declare(store, "other")
+            assert store._read_tiles("t", [(0, 0)]) == [None]
+            assert store._read_partials("t", [(0, 1)]) == [None]
+            assert same_bits(store._read_tiles("other", [(0, 0)])[0], ones)
+            assert store._read_partials("other", [(0, 1)]) != [None]
+
+    @pytest.mark.parametrize("tensor_id", _HOSTILE_IDS.values(), ids=_HOSTILE_IDS)
+    def test_a_hostile_id_is_stored_safely_or_refused(self, location: Any, tensor_id: str, tmp_path: Path) -> None:
+        """Nothing is written beside the store, and other tensors are unharmed."""
+        with self._open(location) as store:
+            expected = tensor_on(store, Ramp(), "x")[0:9, 0:9]
+            try:
+                tensor_on(store, OtherRamp(), tensor_id)[0:9, 0:9]
+            except ValidationError:
+                return
+        f, g = Ramp(), OtherRamp()
+        with self._open(location) as store:
+            assert same_bits(tensor_on(store, f, "x")[0:9, 0:9], expected)
+            assert same_bits(tensor_on(store, g, tensor_id)[0:9, 0:9], -expected)
+            store.clear_tensor(tensor_id)
+            assert same_bits(tensor_on(store, f, "x")[0:9, 0:9], expected)
+        assert not f.calls + g.calls
+        if isinstance(location, Path):
+            assert [path for path in tmp_path.iterdir() if path != location] == []
+
+    def test_ids_that_differ_only_in_case_are_two(self, location: Any) -> None:
+        """Also where file names do not tell them apart."""
+        ids = ("map", "Map", "MAP", "=4Dap", "m=41p")
+        with self._open(location) as store:
+            for number, name in enumerate(ids):
+                declare(store, name)
+                store._write_tiles(name, {(0, 0): torch.full((TILE, TILE), float(number))})
+        with self._open(location) as store:
+            for number, name in enumerate(ids):
+                declare(store, name)
+                assert same_bits(store._read_tiles(name, [(0, 0)])[0], torch.full((TILE, TILE), float(number)))
+
+    def test_tensors_are_listed_and_described(self, location: Any) -> None:
+        """Those of other store objects too."""
+        with self._open(location) as store:
+            if type(store)._list_tensors is PersistentTileStore._list_tensors:
+                pytest.skip("this backend lists no tensors")
+            tensor_on(store, Ramp(), "ü/b")[0:10, 0:10]
+            declare(store, "a")
+        with self._open(location) as store:
+            assert store.tensor_ids() == ["a", "ü/b"]
+            empty, filled = store.tensor_info("a"), store.tensor_info("ü/b")
+        assert (empty.tiles_complete, empty.tiles_partial, empty.bytes_stored) == (0, 0, 0)
+        # Windows -1 to 3 reach from pixel -3 to 13, over tiles -1 to 2, of which 0 and 1 need no other window.
+        assert (filled.tiles_complete, filled.tiles_partial) == (4, 12)
+        assert filled.bytes_stored > 0
+        assert filled.definition["tensor_id"] == "ü/b"
+
+    def test_another_definition_is_refused_with_each_field_that_differs(self, location: Any) -> None:
+        """With what is stored and what is given."""
+        with self._open(location) as store:
+            tensor_on(store, Ramp(), version={"seed": 1, "name": "x"})
+        changed: dict[str, Any] = {
+            "dtype": torch.float64,
+            "blend_init": 2,
+            "blend": torch.maximum,
+            "version": {"seed": 2, "name": "x"},
+        }
+        with (
+            self._open(location, tile_size=7) as store,
+            pytest.raises(ValidationError) as raised,
+        ):
+            tensor_on(store, Ramp(), window=TensorWindow((4, 4), offset=1), **changed)
+        lines = str(raised.value).splitlines()[1:-1]
+        fields = {line.split(":")[0].strip(): line for line in lines}
+        window = {"output_window.stride", "output_window.offset"}
+        assert fields.keys() == {"dtype", "blend", "blend_init", "version.seed", "tile_size", *window}
+        assert "stored 1, given 2" in fields["version.seed"]
+        assert "clear_tensor('t')" in str(raised.value)
+
+    def test_a_changed_function_warns_and_stored_values_stay(self, location: Any) -> None:
+        """Never silence, never an error."""
+        with self._open(location) as store:
+            expected = tensor_on(store, Ramp())[0:7, 0:7]
+        with self._open(location) as store:
+            with pytest.warns(FunctionChangedWarning, match="'t'"):
+                tensor = tensor_on(store, OtherRamp())
+            assert same_bits(tensor[0:7, 0:7], expected)
+
+    @pytest.mark.parametrize(
+        ("shape", "tile_size", "tile"),
+        [
+            ((3, None, None), 4, [3, 4, 4]),
+            ((3, None, None), (2, 6), [3, 2, 6]),
+            ((3, None, None), (2, 4, 6), [2, 4, 6]),
+            ((9, 10, 11), 4, [4, 4, 4]),
+            ((9, 10, 11), (20, 3, 11), [9, 3, 11]),
+        ],
+        ids=str,
+    )
+    def test_forms_of_tile_size(
+        self, location: Any, shape: tuple[int | None, ...], tile_size: Any, tile: list[int]
+    ) -> None:
+        """An int, one int per unbounded dimension, or one per dimension; tiles reach past a finite end."""
+        window = TensorWindow((3, 4, 5), stride=(3, 3, 3))
+        ramp = torch.arange(60.0).reshape(3, 4, 5)
+
+        def f(ctx: Index) -> torch.Tensor:
+            return ramp + sum(ctx) / 3
+
+        expected = InfiniteTensor(shape, f, window)[:, 0:9, 0:10]
+        for opens in (False, True):
+            with self._open(location, tile_size=tile_size) as store:
+                make = partial(InfiniteTensor, shape, f, window, tile_store=store, tensor_id="t")
+                tensor = store.open("t") if opens else make()
+                assert same_bits(tensor[:, 0:9, 0:10], expected)
+                assert store.tensor_definition("t")["tile_size"] == tile

@@ -1,0 +1,168 @@
+"""The life of a tensor: filled, closed, opened again, cleared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from infinite_tensor.errors import StoreError, TileAccessError
+from infinite_tensor.tilestore import MemoryTileStore
+from infinite_tensor.tilestore.testing.hooks import SuiteHooks
+from infinite_tensor.tilestore.testing.samples import OtherRamp, Ramp, declare, reader_of, same_bits, tensor_on
+from infinite_tensor.window import TensorWindow
+
+
+class LifeTests(SuiteHooks):
+    """What reads see, through any number of store objects."""
+
+    def test_a_tensor_that_is_made_again_calls_f_zero_times(self, location: Any) -> None:
+        """Its values are those of a store in memory, bit for bit."""
+        expected = tensor_on(MemoryTileStore(), Ramp())[-20:25, -9:30]
+        with self._open(location) as store:
+            assert same_bits(tensor_on(store, Ramp())[-20:25, -9:30], expected)
+        f = Ramp()
+        with self._open(location) as store:
+            assert same_bits(tensor_on(store, f)[-20:25, -9:30], expected)
+        assert f.calls == []
+
+    def test_a_tensor_opens_from_its_id(self, location: Any) -> None:
+        """Without ``f`` it serves what is stored, and names what is not."""
+        with self._open(location) as store:
+            expected = tensor_on(store, Ramp())[0:12, 0:12]
+        with self._open(location) as store:
+            tensor = store.open("t")
+            assert same_bits(tensor[0:12, 0:12], expected)
+            with pytest.raises(TileAccessError, match="'t'"):
+                tensor[0:12, 0:40]
+
+    def test_partial_tiles_survive_a_close(self, location: Any) -> None:
+        """Only windows that no session has computed run; the bits are those of one session."""
+        expected = tensor_on(MemoryTileStore(), Ramp())[-6:18, -6:18]
+        f = Ramp()
+        for corner in ((5, 5), (-6, 12), (12, -6), (-6, -6), (2, 2)):
+            with self._open(location) as store:
+                tensor = tensor_on(store, f)
+                y, x = corner
+                tensor[y : y + 6, x : x + 6]
+        with self._open(location) as store:
+            assert same_bits(tensor_on(store, f)[-6:18, -6:18], expected)
+        assert len(f.calls) == len(set(f.calls))
+
+    def test_a_chain_reopens(self, location: Any) -> None:
+        """Neither ``f`` of it runs again."""
+        halo = TensorWindow((6, 6), stride=3, offset=-1)
+        functions = [Ramp(), Ramp()]
+        results = []
+        for _ in range(2):
+            with self._open(location) as store:
+                source = tensor_on(store, functions[0], "source")
+                end = tensor_on(store, functions[1], "end", args=(source,), args_windows=(halo,))
+                results.append(end[0:20, 0:20])
+                calls = [len(f.calls) for f in functions]
+        assert same_bits(*results)
+        assert calls == [len(set(f.calls)) for f in functions]
+
+    def test_clear_cache_drops_only_what_can_be_had_again(self, location: Any) -> None:
+        """Also tiles that are not complete, and only of one tensor."""
+        f = Ramp()
+        with self._open(location) as store:
+            tensor, other = tensor_on(store, f), tensor_on(store, f, "other")
+            expected = tensor[0:7, 0:7]
+            other[0:1, 0:1]
+            calls = len(f.calls)
+            tensor.clear_cache()
+            assert {record.spec.tensor_id for record, _ in store._tiles.entries} == {"other"}
+            assert same_bits(tensor[0:7, 0:7], expected)
+        assert len(f.calls) == calls
+
+    def test_a_cleared_tensor_starts_anew(self, location: Any) -> None:
+        """The object that is there already, and one of another definition; other tensors keep what they have."""
+        f, g = Ramp(), Ramp()
+        with self._open(location) as store:
+            tensor, other = tensor_on(store, f), tensor_on(store, g, "other")
+            expected = tensor[0:7, 0:7]
+            other[0:7, 0:7]
+            store.clear_tensor("t")
+            assert same_bits(tensor[0:7, 0:7], expected)
+            assert len(f.calls) == 2 * len(set(f.calls))
+            store.clear_tensor("t")
+        with self._open(location) as store:
+            assert same_bits(tensor_on(store, OtherRamp(), version=2)[0:7, 0:7], -expected)
+            calls = len(g.calls)
+            tensor_on(store, g, "other")[0:7, 0:7]
+        assert len(g.calls) == calls
+
+    def test_what_is_invalidated_is_computed_anew_also_by_the_next_store_object(self, location: Any) -> None:
+        """With what was computed from it; what is elsewhere stays."""
+        with self._open(location) as store:
+            self._skip_unless_it_deletes_tiles(store)
+            tensor = tensor_on(store, Ramp())
+            reader_of(store, Ramp(), tensor)[0:20, 0:20]
+        f, g = Ramp(), Ramp()
+        with self._open(location) as store:
+            tensor = tensor_on(store, f)
+            reader_of(store, g, tensor)
+            told = tensor.invalidate((0, 0))
+        assert [one.tensor_id for one in told.tensors] == ["t", "top"]
+        assert all(one.tiles for one in told.tensors)
+        with self._open(location) as store:
+            tensor = tensor_on(store, f)
+            top = reader_of(store, g, tensor)
+            assert same_bits(top[0:20, 0:20], reader_of(MemoryTileStore(), Ramp(), tensor)[0:20, 0:20])
+        assert (0, 0) in f.calls
+        assert (0, 0) in g.calls
+        assert not {index for index in f.calls + g.calls if max(index) > 3}
+
+    @pytest.mark.parametrize(
+        "limits",
+        [{"cache_size_tiles": 1}, {"cache_size_tiles": 3}, {"cache_size_bytes": 1}, {"cache_size_bytes": 350}],
+        ids=str,
+    )
+    def test_cache_limits_hold_and_lose_nothing(self, location: Any, limits: dict[str, int]) -> None:
+        """Also where a read alone needs more than that."""
+        expected = tensor_on(MemoryTileStore(), Ramp())[-20:20, -20:20]
+        f = Ramp()
+        with self._open(location, **limits) as store:
+            tensor = tensor_on(store, f)
+            for y in range(-20, 20, 10):
+                for x in range(-20, 20, 10):
+                    tensor[y : y + 10, x : x + 10]
+                    assert len(store._tiles.entries) <= limits.get("cache_size_tiles", 100)
+                    assert store._tiles.entries.total_bytes <= limits.get("cache_size_bytes", 2**20)
+            assert same_bits(tensor[-20:20, -20:20], expected)
+        assert len(f.calls) == len(set(f.calls))
+
+    def test_a_closed_store_says_so_and_with_opens_it_again(self, location: Any) -> None:
+        """Closing twice is no error, and tensors made before work again."""
+        f = Ramp()
+        store = self._open(location)
+        tensor = tensor_on(store, f)
+        expected = tensor[0:7, 0:7]
+        store.close()
+        store.close()
+        for use in (lambda: tensor[0:7, 0:7], store.flush, lambda: declare(store), lambda: store.clear_tensor("t")):
+            with pytest.raises(StoreError, match="closed"):
+                use()
+        calls = len(f.calls)
+        with store:
+            assert same_bits(tensor[0:7, 0:7], expected)
+        assert len(f.calls) == calls
+        with pytest.raises(StoreError, match="closed"):
+            store.flush()
+
+    def test_two_stores_at_once_lose_nothing_and_agree(self, location: Any) -> None:
+        """Each adds to the partial tiles of the other."""
+        if not self.concurrent:
+            pytest.skip("one store object at a time")
+        expected = tensor_on(MemoryTileStore(), Ramp())[0:15, 0:15]
+        first, second, f = Ramp(), Ramp(), Ramp()
+        with self._open(location, cache_size_tiles=1) as a, self._open(location, cache_size_tiles=1) as b:
+            tensors = tensor_on(a, first), tensor_on(b, second)
+            for turn, (y, x) in enumerate([(0, 0), (0, 9), (9, 0), (9, 9), (5, 5), (3, 3)]):
+                tensors[turn % 2][y : y + 2, x : x + 2]
+            a.flush()
+            b.flush()
+        with self._open(location) as store:
+            assert same_bits(tensor_on(store, f)[0:15, 0:15], expected)
+        assert not set(f.calls) & {*first.calls, *second.calls}

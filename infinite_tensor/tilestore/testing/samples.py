@@ -1,0 +1,77 @@
+"""What the tests of the suite store: a function, tensors of it, and pixels of arbitrary bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from infinite_tensor.boxes import Index
+from infinite_tensor.definition import DTYPES, dtype_name
+from infinite_tensor.tensor import InfiniteTensor
+from infinite_tensor.tilestore import MemoryTileStore
+from infinite_tensor.tilestore.persistent import PersistentTileStore
+from infinite_tensor.window import TensorWindow
+
+TILE = 5
+WINDOW = TensorWindow((4, 4), stride=3)
+
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=dtype_name)
+
+
+class Ramp:
+    """The ``f`` of the tensors here: tells window and pixel, and remembers its calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[Index] = []
+
+    def __call__(self, ctx: Index, *regions: torch.Tensor) -> torch.Tensor:
+        """One window."""
+        self.calls.append(ctx)
+        ramp = torch.arange(16.0).reshape(4, 4) / 3 + 0.1 * ctx[0] + 1e4 * ctx[1]
+        return sum((region[:4, :4] for region in regions), ramp)
+
+
+class OtherRamp(Ramp):
+    """A changed ``f``."""
+
+    def __call__(self, ctx: Index, *regions: torch.Tensor) -> torch.Tensor:
+        """The same with the other sign."""
+        return -super().__call__(ctx, *regions)
+
+
+def tensor_on(store: PersistentTileStore | MemoryTileStore, f: Ramp, name: str = "t", **options: Any) -> InfiniteTensor:
+    """A tensor of the suite on a store."""
+    return InfiniteTensor((None, None), f, options.pop("window", WINDOW), tile_store=store, tensor_id=name, **options)
+
+
+def reader_of(store: PersistentTileStore | MemoryTileStore, f: Ramp, tensor: InfiniteTensor) -> InfiniteTensor:
+    """A tensor that is computed from another one."""
+    return tensor_on(store, f, "top", args=[tensor], args_windows=[WINDOW])
+
+
+def declare(store: PersistentTileStore, name: str = "t", dtype: torch.dtype = torch.float32) -> None:
+    """Have the store know a tensor, for tests that then call its storage methods."""
+    tensor_on(store, Ramp(), name, dtype=dtype)
+
+
+def pixels(dtype: torch.dtype, *shape: int, seed: int = 0) -> torch.Tensor:
+    """Pixels of arbitrary bits: NaN with payloads, and -0.0, for dtypes that have them."""
+    generator = torch.Generator().manual_seed(seed)
+    size = (*shape, dtype.itemsize)
+    raw = torch.randint(0, 2 if dtype is torch.bool else 256, size, dtype=torch.uint8, generator=generator)
+    pixels = raw.view(dtype).squeeze(-1)
+    if dtype.is_floating_point or dtype.is_complex:
+        pixels.view(-1)[0] = -0.0
+        raw.view(-1, dtype.itemsize)[1:3] = 0xFF
+    return pixels
+
+
+def same_bits(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
+    """Whether two blocks are the same in dtype, shape and every bit, or both None."""
+    if a is None or b is None:
+        return a is b
+    if (a.dtype, a.shape) != (b.dtype, b.shape):
+        return False
+    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
