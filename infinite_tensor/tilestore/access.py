@@ -15,10 +15,10 @@ import torch
 
 from infinite_tensor.arrays import Array, as_array
 from infinite_tensor.boxes import Index, IntArray, as_tuples, rows_of
-from infinite_tensor.tilestore.cache import Entry
 from infinite_tensor.tilestore.contract import Access
 from infinite_tensor.tilestore.inventory import NOTHING, Known, missing_windows
 from infinite_tensor.tilestore.layout import Record, copy_shared
+from infinite_tensor.tilestore.loading import Entry
 from infinite_tensor.tilestore.partial import TileInProgress
 from infinite_tensor.tilestore.patches import Patch, ReadPatches
 

@@ -5,31 +5,25 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
-from weakref import WeakSet
+from typing import TYPE_CHECKING
 
 import torch
 
 from infinite_tensor.boxes import Index, inside
 from infinite_tensor.boxset import BoxSet
-from infinite_tensor.errors import DamagedDataWarning, StoreError
-from infinite_tensor.tilestore.failures import stored_errors
-from infinite_tensor.tilestore.inventory import Known
+from infinite_tensor.errors import StoreError
 from infinite_tensor.tilestore.layout import Record
+from infinite_tensor.tilestore.loading import Entry, TileLoader
 from infinite_tensor.tilestore.lru import LRU
-from infinite_tensor.tilestore.partial import DamagedPartialError, PartialTile, TileInProgress
+from infinite_tensor.tilestore.partial import TileInProgress
+from infinite_tensor.tilestore.storing import Key, TileStorer
 from infinite_tensor.tilestore.writer import Writer
 
 if TYPE_CHECKING:
     from infinite_tensor.tilestore.persistent import PersistentTileStore
-
-Key: TypeAlias = tuple[Record, Index]
-Entry: TypeAlias = torch.Tensor | TileInProgress
-T = TypeVar("T")
 
 
 class TileCache:
@@ -56,10 +50,8 @@ class TileCache:
         self.flush_interval = flush_interval
         self._read_only = read_only
         self._writer: Writer[Key, TileInProgress] = Writer()
-        self._written: dict[str, tuple[int, int]] = {}
-        # Tensors of which most tiles were missing when last looked for: of these, partial ones are looked for first,
-        # since chunks must be looked for after that in any case.
-        self._barren: WeakSet[Record] = WeakSet()
+        self._loader = TileLoader()
+        self._storer = TileStorer()
         self.renew()
 
     def renew(self) -> None:
@@ -89,7 +81,7 @@ class TileCache:
 
     def written(self, tensor_id: str) -> tuple[int, int]:
         """How many complete tiles of a tensor have been stored, and how many bytes, not compressed."""
-        return self._written.get(tensor_id, (0, 0))
+        return self._storer.written(tensor_id)
 
     def held(self, record: Record, low: Sequence[int], high: Sequence[int]) -> dict[Index, Entry]:
         """The tiles of a box ``[low, high)`` that are in memory."""
@@ -101,13 +93,6 @@ class TileCache:
                 for (owner, tile), entry in known.items()
                 if owner is record and inside(tile, low, high)
             }
-
-    def partials(self, storage: PersistentTileStore, record: Record, tiles: Sequence[Index]) -> dict[Index, Known]:
-        """The windows that incomplete tiles hold in storage."""
-        with stored_errors(storage, "read", record.spec.tensor_id, tiles):
-            parts = storage._read_partials(record.spec.tensor_id, tiles)
-        begun = {tile: self._begun(storage, record, tile, part) for tile, part in zip(tiles, parts, strict=True)}
-        return {tile: entry.known() for tile, entry in begun.items() if not entry.empty}
 
     def fetch(self, storage: PersistentTileStore, record: Record, tiles: Iterable[Index]) -> dict[Index, Entry]:
         """Tiles from memory or storage; those in progress are pinned until `unpin`.
@@ -133,7 +118,7 @@ class TileCache:
             mine = [tile for tile in unknown if (record, tile) not in self._loading]
             self._loading.update((record, tile) for tile in mine)
         try:
-            loaded = self._load(storage, record, mine)
+            loaded = self._loader.load(storage, record, mine)
             with self.lock:
                 for tile, entry in loaded.items():
                     self._enter(storage, record, tile, entry)
@@ -189,7 +174,7 @@ class TileCache:
             If too much could not be stored, and still cannot be.
         """
         if self._writer.stuck():
-            self._writer.retry(partial(self._write, storage))
+            self._writer.retry(partial(self._storer.store, storage, self.lock))
             self._writer.drain()
             if self._writer.stuck():
                 raise self._writer.failure() or StoreError(f"{storage!r} is full of what it could not store")
@@ -205,7 +190,7 @@ class TileCache:
 
     def flush(self, storage: PersistentTileStore) -> None:
         """Store everything, or raise; what failed before is tried again."""
-        self._writer.retry(partial(self._write, storage))
+        self._writer.retry(partial(self._storer.store, storage, self.lock))
         self.submit_partials(storage)
         self._writer.drain()
         # Another thread may have been told of the failure, which is no reason to take it for a success here.
@@ -303,7 +288,7 @@ class TileCache:
         self.entries.put(key, entry, entry.nbytes)
 
     def _submit(self, storage: PersistentTileStore, key: Key, tile: TileInProgress) -> None:
-        self._writer.submit(key, tile, partial(self._write, storage))
+        self._writer.submit(key, tile, partial(self._storer.store, storage, self.lock))
 
     def _evict(self, storage: PersistentTileStore) -> None:
         self.entries.evict(lambda key, entry: self._release(storage, key, entry))
@@ -315,97 +300,3 @@ class TileCache:
             if entry.dirty and not self._read_only:
                 self._submit(storage, key, entry)
         return True
-
-    def _load(self, storage: PersistentTileStore, record: Record, tiles: Sequence[Index]) -> dict[Index, Entry]:
-        """Tiles from storage; those that are not complete there come in progress."""
-        tensor_id = record.spec.tensor_id
-        if not tiles:
-            return {}
-        with stored_errors(storage, "read", tensor_id, tiles):
-            chunks = {} if record in self._barren else _chunks(storage, record, tiles)
-            absent = [tile for tile in tiles if chunks.get(tile) is None]
-            partials: dict[Index, PartialTile | None] = {}
-            if absent:
-                # A tile of one window is never partial. Asked for none, a backend still tells that the tensor is gone.
-                shared = [tile for tile in absent if TileInProgress(record, tile).total > 1]
-                partials = dict(zip(shared, storage._read_partials(tensor_id, shared), strict=True))
-                # Another process completes a tile by writing its chunk and then deleting its partial, maybe while
-                # that is being read: only a chunk that is still absent now was absent then.
-                chunks |= _chunks(storage, record, shared if chunks else absent)
-        found = sum(chunk is not None for chunk in chunks.values())
-        (self._barren.add if 2 * found < len(chunks) else self._barren.discard)(record)
-        if not storage._is_known(record):
-            # Cleared while this read is in progress: what is there now is not of this tensor.
-            return {tile: TileInProgress(record, tile) for tile in tiles}
-        loaded: dict[Index, Entry] = {}
-        for tile, chunk in chunks.items():
-            if chunk is not None:
-                loaded[tile] = chunk
-                continue
-            loaded[tile] = self._begun(storage, record, tile, partials.get(tile))
-        return loaded
-
-    def _begun(
-        self, storage: PersistentTileStore, record: Record, tile: Index, part: PartialTile | None
-    ) -> TileInProgress:
-        begun = TileInProgress(record, tile)
-        if part is not None:
-            try:
-                begun.merge(part)
-            except DamagedPartialError as error:
-                where = f"tile {tile} of tensor {record.spec.tensor_id!r}"
-                _warn_of_damage(storage, f"what is stored of {where} has {error}")
-        return begun
-
-    def _write(self, storage: PersistentTileStore, jobs: Mapping[Key, TileInProgress]) -> Sequence[StoreError]:
-        """Runs on the writer's thread. A tensor that cannot be stored holds up no other."""
-        by_record: dict[Record, dict[Index, TileInProgress]] = {}
-        for (record, tile), job in jobs.items():
-            by_record.setdefault(record, {})[tile] = job
-        failures = []
-        for record, tiles in filter(lambda item: storage._is_current(item[0]), by_record.items()):
-            try:
-                self._write_tensor(storage, record.spec.tensor_id, tiles)
-            except StoreError as error:
-                failures.append(error)
-                if isinstance(error.__cause__, TimeoutError | ConnectionError):
-                    # Nothing gets through: the other tensors would only take longer to fail as well.
-                    break
-        return failures
-
-    def _write_tensor(
-        self, storage: PersistentTileStore, tensor_id: str, tiles: Mapping[Index, TileInProgress]
-    ) -> None:
-        with self.lock:
-            complete = {tile: job.finished() for tile, job in tiles.items() if job.complete}
-            parts = {tile: job.unstored() for tile, job in tiles.items() if tile not in complete}
-        with stored_errors(storage, "store", tensor_id, list(tiles)):
-            if complete:
-                storage._write_tiles(tensor_id, complete)
-            changes: dict[Index, PartialTile | None] = {tile: part for tile, part in parts.items() if part}
-            changes.update((tile, None) for tile in complete if tiles[tile].logged)
-            if changes:
-                storage._write_partials(tensor_id, changes)
-        with self.lock:
-            for tile, part in parts.items():
-                if part is not None:
-                    tiles[tile].mark_stored(part)
-            tile_count, nbytes = self.written(tensor_id)
-            nbytes += sum(block.nbytes for block in (*complete.values(), *parts.values()) if block is not None)
-            self._written[tensor_id] = tile_count + len(complete), nbytes
-
-
-def _chunks(storage: PersistentTileStore, record: Record, tiles: Sequence[Index]) -> dict[Index, torch.Tensor | None]:
-    """The complete tiles in storage, None where there is none that can be one."""
-    tensor_id, layout = record.spec.tensor_id, record.layout
-    chunks = dict(zip(tiles, storage._read_tiles(tensor_id, tiles), strict=True))
-    for tile, chunk in chunks.items():
-        if chunk is not None and (chunk.dtype != layout.dtype or chunk.shape != layout.tile_shape):
-            found, wanted = f"{chunk.dtype} {tuple(chunk.shape)}", f"{layout.dtype} {layout.tile_shape}"
-            _warn_of_damage(storage, f"tile {tile} of tensor {tensor_id!r} is {found}, not {wanted}")
-            chunks[tile] = None
-    return chunks
-
-
-def _warn_of_damage(storage: PersistentTileStore, what: str) -> None:
-    warnings.warn(f"{storage!r}: {what}; it is treated as missing", DamagedDataWarning, stacklevel=2)

@@ -33,6 +33,7 @@ from infinite_tensor.tilestore.contract import Access, TileStore
 from infinite_tensor.tilestore.failures import stored_errors
 from infinite_tensor.tilestore.inventory import Inventory, Known
 from infinite_tensor.tilestore.layout import Record, TileLayout, tile_shape_of
+from infinite_tensor.tilestore.loading import known_partials
 from infinite_tensor.tilestore.lru import LRU, check_limit
 from infinite_tensor.tilestore.partial import PartialTile, TileInProgress
 from infinite_tensor.tilestore.report import Damage, Dropped, Garbage, TensorInfo
@@ -153,7 +154,7 @@ class PersistentTileStore(TileStore, Backend):
         }
         unread = sorted(partial - complete - known.keys())
         for begin in range(0, len(unread), _TILES_AT_ONCE):
-            known |= self._tiles.partials(self, record, unread[begin : begin + _TILES_AT_ONCE])
+            known |= known_partials(self, record, unread[begin : begin + _TILES_AT_ONCE])
         return Inventory(record.layout, frozenset(complete), {t: w for t, w in known.items() if t not in complete})
 
     def unfinished(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> list[Index]:

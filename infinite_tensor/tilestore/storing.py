@@ -1,0 +1,72 @@
+"""The way of tiles from memory into storage."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+from infinite_tensor.boxes import Index
+from infinite_tensor.errors import StoreError
+from infinite_tensor.tilestore.failures import stored_errors
+from infinite_tensor.tilestore.layout import Record
+from infinite_tensor.tilestore.partial import PartialTile, TileInProgress
+
+if TYPE_CHECKING:
+    from infinite_tensor.tilestore.persistent import PersistentTileStore
+
+Key: TypeAlias = tuple[Record, Index]
+"""A tile of a tensor."""
+
+
+class TileStorer:
+    """Stores tiles in progress, complete or not, and counts what it has stored."""
+
+    def __init__(self) -> None:
+        self._written: dict[str, tuple[int, int]] = {}
+
+    def written(self, tensor_id: str) -> tuple[int, int]:
+        """How many complete tiles of a tensor have been stored, and how many bytes, not compressed."""
+        return self._written.get(tensor_id, (0, 0))
+
+    def store(
+        self, storage: PersistentTileStore, lock: threading.RLock, jobs: Mapping[Key, TileInProgress]
+    ) -> Sequence[StoreError]:
+        """Store tiles of any tensors; a tensor that cannot be stored holds up no other. Runs on the writer's thread.
+
+        The lock is held while tiles in progress are looked at, not while they are on their way.
+        """
+        by_record: dict[Record, dict[Index, TileInProgress]] = {}
+        for (record, tile), job in jobs.items():
+            by_record.setdefault(record, {})[tile] = job
+        failures = []
+        for record, tiles in filter(lambda item: storage._is_current(item[0]), by_record.items()):
+            try:
+                self._store_tensor(storage, lock, record.spec.tensor_id, tiles)
+            except StoreError as error:
+                failures.append(error)
+                if isinstance(error.__cause__, TimeoutError | ConnectionError):
+                    # Nothing gets through: the other tensors would only take longer to fail as well.
+                    break
+        return failures
+
+    def _store_tensor(
+        self, storage: PersistentTileStore, lock: threading.RLock, tensor_id: str, tiles: Mapping[Index, TileInProgress]
+    ) -> None:
+        with lock:
+            complete = {tile: job.finished() for tile, job in tiles.items() if job.complete}
+            parts = {tile: job.unstored() for tile, job in tiles.items() if tile not in complete}
+        with stored_errors(storage, "store", tensor_id, list(tiles)):
+            if complete:
+                storage._write_tiles(tensor_id, complete)
+            changes: dict[Index, PartialTile | None] = {tile: part for tile, part in parts.items() if part}
+            changes.update((tile, None) for tile in complete if tiles[tile].logged)
+            if changes:
+                storage._write_partials(tensor_id, changes)
+        with lock:
+            for tile, part in parts.items():
+                if part is not None:
+                    tiles[tile].mark_stored(part)
+            tile_count, nbytes = self.written(tensor_id)
+            nbytes += sum(block.nbytes for block in (*complete.values(), *parts.values()) if block is not None)
+            self._written[tensor_id] = tile_count + len(complete), nbytes
