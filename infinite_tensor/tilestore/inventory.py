@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import sub
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -48,6 +51,23 @@ class Inventory:
     layout: TileLayout
     complete: frozenset[Index] = frozenset()
     partial: Mapping[Index, Known] = field(default_factory=dict)
+
+    @classmethod
+    def of_windows(
+        cls, grid: WindowGrid, layout: TileLayout, windows: Sequence[Index], start: Sequence[int], stop: Sequence[int]
+    ) -> Inventory:
+        """What a store that keeps windows holds of the tiles over the pixels ``[start, stop)``."""
+        if not windows:
+            return cls(layout)
+        box = np.array(layout.box(start, stop), dtype=np.int64)
+        low, high = layout.grid.boxes(*grid.window.bounds(np.array(windows, dtype=np.int64)))
+        tiles, owner = points_of_boxes(np.maximum(low, box[0]), np.minimum(high, box[1]))
+        known: defaultdict[Index, set[Index]] = defaultdict(set)
+        for tile, number in zip(as_tuples(tiles), owner.tolist(), strict=True):
+            known[tile].add(windows[number])
+        wanted = {tile: grid.box(layout.start(tile), layout.stop(tile)) for tile in known}
+        complete = {tile for tile, held in known.items() if len(held) == math.prod(map(sub, *reversed(wanted[tile])))}
+        return cls(layout, frozenset(complete), {tile: held for tile, held in known.items() if tile not in complete})
 
     @property
     def empty(self) -> bool:

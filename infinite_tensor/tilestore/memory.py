@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from operator import sub
 from typing import Any
 
-import numpy as np
 import torch
 
 from infinite_tensor.arrays import Array, as_array, as_tensor
-from infinite_tensor.boxes import Index, as_tuples, points_of_boxes
+from infinite_tensor.boxes import Index
 from infinite_tensor.boxset import BoxSet, pixels_of, tiles_of
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.spec import TensorSpec
+from infinite_tensor.tilestore.awaited import Awaited
 from infinite_tensor.tilestore.conflicts import check_same, unknown_tensor, warn_of_changes
 from infinite_tensor.tilestore.contract import Access, TileStore
 from infinite_tensor.tilestore.inventory import Inventory
@@ -57,7 +54,7 @@ class MemoryTileStore(TileStore):
         self._patches = Patches()
         self._layouts: dict[str, TileLayout] = {}
         self._specs: dict[str, TensorSpec] = {}
-        self._awaited: dict[tuple[str, Index], list[MemoryAccess]] = {}
+        self._awaited = Awaited()
         super().__init__(workers=workers)
 
     @property
@@ -119,18 +116,7 @@ class MemoryTileStore(TileStore):
             self._check_open()
             layout = self._layout(spec)
             windows = list(self._windows.of(spec.tensor_id)) if self._keeps(spec) else []
-        if not windows:
-            return Inventory(layout)
-        box = np.array(layout.box(start, stop), dtype=np.int64)
-        low, high = layout.grid.boxes(*spec.grid.window.bounds(np.array(windows, dtype=np.int64)))
-        tiles, owner = points_of_boxes(np.maximum(low, box[0]), np.minimum(high, box[1]))
-        known: defaultdict[Index, set[Index]] = defaultdict(set)
-        for tile, number in zip(as_tuples(tiles), owner.tolist(), strict=True):
-            known[tile].add(windows[number])
-        wanted = {tile: spec.grid.box(layout.start(tile), layout.stop(tile)) for tile in known}
-        complete = {tile for tile, held in known.items() if len(held) == math.prod(map(sub, *reversed(wanted[tile])))}
-        partial = {tile: held for tile, held in known.items() if tile not in complete}
-        return Inventory(layout, frozenset(complete), partial)
+        return Inventory.of_windows(spec.grid, layout, windows, start, stop)
 
     def serve(self, spec: TensorSpec, start: Sequence[int], out: torch.Tensor) -> bool:
         """Copy a region whose windows are there and need no blending, or have been blended before."""
@@ -252,7 +238,7 @@ class MemoryTileStore(TileStore):
         super()._renew_after_fork()
         self._windows.recount()
         self._patches = Patches()
-        self._awaited = {}
+        self._awaited = Awaited()
 
     def _known(self, spec: TensorSpec) -> TensorSpec:
         """The tensor as it is kept; from now on if it is new."""
@@ -293,10 +279,7 @@ class MemoryTileStore(TileStore):
                 return
             self._windows.put(spec.tensor_id, rows)
             self._shrink_patches()
-            if self._awaited:
-                for index, row in rows.items():
-                    for access in self._awaited.pop((spec.tensor_id, index), ()):
-                        access._held[index] = row
+            self._awaited.hand_over(spec.tensor_id, rows)
 
     def _forget(self, tensor_id: str) -> None:
         self._windows.forget(tensor_id)
@@ -325,16 +308,9 @@ class MemoryTileStore(TileStore):
         """Those of the windows that are in memory; the others are handed to `access` when they come."""
         with self._lock:
             found = self._take(spec, indices)
-            for index in indices:
-                if index not in found:
-                    self._awaited.setdefault((spec.tensor_id, index), []).append(access)
-                    access._awaited.add((spec.tensor_id, index))
+            self._awaited.add(access, spec.tensor_id, [index for index in indices if index not in found])
         return found
 
     def _await_no_more(self, access: MemoryAccess) -> None:
         with self._lock:
-            for key in access._awaited & self._awaited.keys():
-                rest = [other for other in self._awaited[key] if other is not access]
-                self._awaited[key] = rest
-                if not rest:
-                    del self._awaited[key]
+            self._awaited.discard(access)
