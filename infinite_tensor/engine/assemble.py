@@ -18,7 +18,7 @@ from infinite_tensor.engine.node import Node
 from infinite_tensor.engine.plan import Accesses
 from infinite_tensor.indexing import Selection
 from infinite_tensor.pages import new_result
-from infinite_tensor.tilestore.contract import Access
+from infinite_tensor.tilestore.access import Access
 
 _BLOCK_BYTES = 16 * 2**20
 """A larger read is carried out block by block, so that upstream windows are let go early."""

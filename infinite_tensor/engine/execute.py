@@ -22,7 +22,7 @@ from infinite_tensor.errors import (
     ShapeMismatchError,
     ValidationError,
 )
-from infinite_tensor.tilestore.contract import Access
+from infinite_tensor.tilestore.access import Access
 
 
 def run(root: Node, windows: IntArray, accesses: Accesses, after: Callable[[int], None] = lambda _depth: None) -> None:

@@ -16,7 +16,7 @@ from infinite_tensor.engine.drops import DROPS
 from infinite_tensor.engine.node import Input, Node, consumers_first
 from infinite_tensor.errors import RegionError, TileAccessError, ValidationError
 from infinite_tensor.indexing import COORDINATE_LIMIT
-from infinite_tensor.tilestore.contract import Access
+from infinite_tensor.tilestore.access import Access
 from infinite_tensor.validate import outside_arg
 
 _REACH = 2 * COORDINATE_LIMIT

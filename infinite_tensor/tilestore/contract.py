@@ -1,4 +1,4 @@
-"""The contract between the engine and a store: `TileStore`, and `Access`, one read's view of one tensor."""
+"""The contract between the engine and a store."""
 
 from __future__ import annotations
 
@@ -9,103 +9,27 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
-from infinite_tensor.arrays import Array
-from infinite_tensor.boxes import Index, IntArray
 from infinite_tensor.boxset import BoxSet
 from infinite_tensor.compat import OldSpelling
 from infinite_tensor.definition import Blend
 from infinite_tensor.errors import StoreError
 from infinite_tensor.forking import renew_in_children
 from infinite_tensor.spec import TensorSpec
+from infinite_tensor.tilestore.access import Access
 from infinite_tensor.tilestore.conflicts import warn_of_dependants
+from infinite_tensor.tilestore.contents import StoreContents
 from infinite_tensor.tilestore.dependants import dependants_in, readers_in
-from infinite_tensor.tilestore.inventory import Inventory
 from infinite_tensor.tilestore.layout import TileLayout
-from infinite_tensor.tilestore.report import Damage, Dropped, Garbage, TensorInfo
+from infinite_tensor.tilestore.report import Dropped
 from infinite_tensor.validate import checked_workers
 
 if TYPE_CHECKING:
     from infinite_tensor.tensor import InfiniteTensor
 
 
-class Access(ABC):
-    """What one read needs of one tensor, held until its last use.
-
-    A read adds the regions it wants, deposits the windows that were missing, and then reads the regions.
-    What an access holds it holds by itself, so the limits of the store's cache never get in the way of a
-    read that is in progress. Several threads of a read may use it at a time, but for `add`, `keep` and `close`.
-    """
-
-    @abstractmethod
-    def add(self, starts: IntArray, stops: IntArray) -> IntArray:
-        """Look up what is stored of regions ``[start, stop)``, and say which windows must be computed.
-
-        Parameters
-        ----------
-        starts, stops : int64 array of shape (N, ndim)
-            The regions in pixels.
-
-        Returns
-        -------
-        int64 array of shape (M, ndim)
-            Indices of the windows that are not stored, in lexicographic order.
-        """
-
-    @abstractmethod
-    def absent(self, windows: IntArray) -> npt.NDArray[np.bool_]:
-        """Look again for windows that `add` reported: which are still not there.
-
-        Without input or output. What other reads deposit of these from now on is held here too.
-        """
-
-    @abstractmethod
-    def deposit(self, windows: IntArray, outputs: Array) -> None:
-        """Store finished windows.
-
-        Parameters
-        ----------
-        windows : int64 array of shape (N, ndim)
-            Their indices.
-        outputs : array of shape (N, *window size)
-            The windows, checked; they are the store's from now on.
-        """
-
-    @abstractmethod
-    def read(self, start: Sequence[int], out: torch.Tensor) -> None:
-        """Write the pixels from `start` on into `out`; the region was added and all its windows are there."""
-
-    @abstractmethod
-    def keep(self, start: Sequence[int] | None) -> None:
-        """Let go of what lies before pixel `start` in any dimension: no later region begins before it.
-
-        None lets go of everything. What is let go of is looked up again when it is added again.
-        """
-
-    @property
-    @abstractmethod
-    def outdated(self) -> bool:
-        """Whether windows of the tensor have been dropped since, so that nothing deposited here is stored any more."""
-
-    @abstractmethod
-    def detach(self) -> None:
-        """Store nothing of what is deposited here; nothing has been added yet."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Let go of everything; the limits of the cache hold again."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self.close()
-
-
-class TileStore(OldSpelling, ABC):
+class TileStore(StoreContents, OldSpelling, ABC):
     """Keeps the windows of any number of tensors, each under its id.
 
     One store object may be used from many threads. A closed store raises StoreError; ``with store:``
@@ -168,25 +92,6 @@ class TileStore(OldSpelling, ABC):
     def limited(self, cache_limit: int) -> AbstractContextManager[None]:
         """While it is entered, a store without a limit keeps no more in memory than now and this much."""
 
-    def written(self, tensor_id: str) -> tuple[int, int]:  # noqa: ARG002  (memory is nowhere to write to)
-        """How many complete tiles of a tensor this object has stored so far, and all bytes, not compressed."""
-        return 0, 0
-
-    @abstractmethod
-    def inventory(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> Inventory:
-        """What is stored of the tiles that hold the pixels ``[start, stop)``, of which there is at least one.
-
-        Reads no pixel of a complete tile.
-        """
-
-    def unfinished(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> list[Index]:  # noqa: ARG002
-        """Tiles of a region of which parts are stored, in lexicographic order; some may be complete by now."""
-        return []
-
-    def is_complete(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> bool:  # noqa: ARG002
-        """Whether all tiles that hold the pixels ``[start, stop)`` are stored; False is a maybe. Reads none of them."""
-        return False
-
     def serve(self, spec: TensorSpec, start: Sequence[int], out: torch.Tensor) -> bool:  # noqa: ARG002
         """Write the pixels from `start` on into `out` if all of them are in memory; whether they are.
 
@@ -243,10 +148,6 @@ class TileStore(OldSpelling, ABC):
         """Delete everything of one tensor."""
 
     @abstractmethod
-    def specs_downstream(self) -> list[TensorSpec]:
-        """The tensors of the store that are computed from others, as far as that can be read, and maybe more."""
-
-    @abstractmethod
     def check_droppable(self, tensor_id: str) -> None:
         """Raise what keeps `drop` from working.
 
@@ -276,52 +177,6 @@ class TileStore(OldSpelling, ABC):
     def paused(self) -> AbstractContextManager[object]:
         """While it is entered, no read of another thread begins."""
         return self._lock
-
-    @abstractmethod
-    def tensor_ids(self) -> list[str]:
-        """Ids of all tensors in the store, sorted."""
-
-    @abstractmethod
-    def tensor_definition(self, tensor_id: str) -> dict[str, Any]:
-        """The definition of one tensor as JSON; StoreError if there is none of that id."""
-
-    @abstractmethod
-    def tensor_info(self, tensor_id: str) -> TensorInfo:
-        """What is known and stored of one tensor; StoreError if there is none of that id."""
-
-    def verify(self, tensor_id: str, *, repair: bool = False) -> list[Damage]:  # noqa: ARG002  (nothing decays in memory)
-        """Read everything that is stored of a tensor, and list what is damaged.
-
-        Other processes may go on meanwhile. A damaged tile that one of them has just replaced may be dropped all
-        the same by a repair, and is then computed once more.
-
-        Parameters
-        ----------
-        tensor_id : str
-            Its id.
-        repair : bool
-            Drop what is damaged, so that it is computed again when it is needed; mend what can be mended.
-
-        Returns
-        -------
-        list of Damage
-            Empty where everything is as it was written.
-
-        Raises
-        ------
-        StoreError
-            If the store holds no tensor of that id, or cannot be read.
-        """
-        self.tensor_definition(tensor_id)
-        return []
-
-    def gc(self) -> Garbage:
-        """Delete what no tensor of the store refers to: leavings of processes that were killed or cleared a tensor.
-
-        Other processes may go on reading and filling the store; none should be creating tensors meanwhile.
-        """
-        self._check_open()
-        return Garbage()
 
     def flush(self) -> None:
         """Return when everything finished so far is stored."""
@@ -389,12 +244,3 @@ class TileStore(OldSpelling, ABC):
 
     def _resume(self) -> None:
         """Get a closed store ready for use again."""
-
-    @property
-    def closed(self) -> bool:
-        """Whether it has been closed, and not been opened again."""
-        return self._closed
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise StoreError(f"{self!r} is closed; open it again with `with store:`")

@@ -15,9 +15,10 @@ from infinite_tensor.boxes import Index
 from infinite_tensor.boxset import BoxSet, pixels_of, tiles_of
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.spec import TensorSpec
+from infinite_tensor.tilestore.access import Access
 from infinite_tensor.tilestore.awaited import Awaited
 from infinite_tensor.tilestore.conflicts import check_same, unknown_tensor, warn_of_changes
-from infinite_tensor.tilestore.contract import Access, TileStore
+from infinite_tensor.tilestore.contract import TileStore
 from infinite_tensor.tilestore.inventory import Inventory
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.lru import check_limit

@@ -17,7 +17,7 @@ import torch
 from infinite_tensor.arrays import Array, as_array, copied
 from infinite_tensor.boxes import UNBOUNDED, Index, IntArray, as_tuples, rows_of
 from infinite_tensor.spec import TensorSpec
-from infinite_tensor.tilestore.contract import Access
+from infinite_tensor.tilestore.access import Access
 from infinite_tensor.tilestore.layout import TileLayout, copy_shared
 from infinite_tensor.tilestore.patches import Patch, ReadPatches
 from infinite_tensor.tilestore.rows import Row, fold_rows, rows_in

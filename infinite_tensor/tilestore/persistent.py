@@ -24,12 +24,12 @@ from infinite_tensor.definition import UnknownBlend, differences
 from infinite_tensor.errors import DamagedDataWarning, StoreError, ValidationError
 from infinite_tensor.forking import renew_in_children
 from infinite_tensor.spec import TensorSpec
-from infinite_tensor.tilestore.access import TileAccess
+from infinite_tensor.tilestore.access import Access
 from infinite_tensor.tilestore.at_exit import flush_at_exit
 from infinite_tensor.tilestore.backend import Backend
 from infinite_tensor.tilestore.cache import TileCache
 from infinite_tensor.tilestore.conflicts import changed_args, check_same, mismatch, unknown_tensor, warn_of_changes
-from infinite_tensor.tilestore.contract import Access, TileStore
+from infinite_tensor.tilestore.contract import TileStore
 from infinite_tensor.tilestore.failures import stored_errors
 from infinite_tensor.tilestore.inventory import Inventory, Known
 from infinite_tensor.tilestore.layout import Record, TileLayout, tile_shape_of
@@ -38,6 +38,7 @@ from infinite_tensor.tilestore.lru import LRU, check_limit
 from infinite_tensor.tilestore.partial import PartialTile, TileInProgress
 from infinite_tensor.tilestore.report import Damage, Dropped, Garbage, TensorInfo
 from infinite_tensor.tilestore.stored import FORMAT, StoredTensor
+from infinite_tensor.tilestore.tile_access import TileAccess
 
 _TILES_AT_ONCE = 64
 _FEW_TILES = 64
