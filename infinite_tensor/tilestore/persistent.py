@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -20,24 +19,24 @@ from infinite_tensor.arrays import as_array
 from infinite_tensor.boxes import Index
 from infinite_tensor.boxset import BoxSet, pixels_of, tiles_of
 from infinite_tensor.compat import accepts_old_keywords
-from infinite_tensor.definition import UnknownBlend, differences
-from infinite_tensor.errors import DamagedDataWarning, StoreError, ValidationError
+from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.forking import renew_in_children
 from infinite_tensor.spec import TensorSpec
 from infinite_tensor.tilestore.access import Access
 from infinite_tensor.tilestore.at_exit import flush_at_exit
 from infinite_tensor.tilestore.backend import Backend
 from infinite_tensor.tilestore.cache import TileCache
-from infinite_tensor.tilestore.conflicts import changed_args, check_same, mismatch, unknown_tensor, warn_of_changes
+from infinite_tensor.tilestore.conflicts import warn_of_changes
 from infinite_tensor.tilestore.contract import TileStore
 from infinite_tensor.tilestore.failures import stored_errors
 from infinite_tensor.tilestore.inventory import Inventory, Known
-from infinite_tensor.tilestore.layout import Record, TileLayout, tile_shape_of
+from infinite_tensor.tilestore.layout import Record, TileLayout
 from infinite_tensor.tilestore.loading import known_partials
 from infinite_tensor.tilestore.lru import LRU, check_limit
 from infinite_tensor.tilestore.partial import PartialTile, TileInProgress
+from infinite_tensor.tilestore.registry import Registry
 from infinite_tensor.tilestore.report import Damage, Dropped, Garbage, TensorInfo
-from infinite_tensor.tilestore.stored import FORMAT, StoredTensor
+from infinite_tensor.tilestore.stored import FORMAT
 from infinite_tensor.tilestore.tile_access import TileAccess
 
 _TILES_AT_ONCE = 64
@@ -86,8 +85,7 @@ class PersistentTileStore(TileStore, Backend):
         super().__init__(workers=workers)
         self.tile_size = tile_size
         self.read_only = read_only
-        self._records: dict[str, Record] = {}
-        self._tile_sizes: dict[str, int | Sequence[int]] = {}
+        self._registry = Registry()
         flush_at_exit(self)
 
     # The contract with the engine.
@@ -96,19 +94,19 @@ class PersistentTileStore(TileStore, Backend):
         """Find the tensor in storage, or create it there."""
         with self._lock:
             self._check_open()
-            record = self._record_of(spec)
+            record = self._registry.record_of(self, spec)
             warn_of_changes(spec.tensor_id, record.functions, spec.definition.functions, self)
 
     def placed(self, spec: TensorSpec) -> TensorSpec:
         """`spec` with its tile size, which another store object may have another default for."""
         with self._lock:
-            return replace(spec, tile_size=self._record_of(spec).layout.tile_shape)
+            return replace(spec, tile_size=self._registry.record_of(self, spec).layout.tile_shape)
 
     def access(self, spec: TensorSpec) -> Access:
         """Begin a read of a tensor; raises what a background write has failed with since the last call."""
         self._raise_failure()
         with self._lock:
-            return TileAccess(self, self._record_of(spec))
+            return TileAccess(self, self._registry.record_of(self, spec))
 
     @property
     def cache_limit(self) -> int | None:
@@ -132,7 +130,7 @@ class PersistentTileStore(TileStore, Backend):
         """The tiles that are stored."""
         with self._lock:
             self._check_open()
-            return self._record_of(spec).layout
+            return self._registry.record_of(self, spec).layout
 
     def written(self, tensor_id: str) -> tuple[int, int]:
         """What the background writer has stored of a tensor."""
@@ -142,7 +140,7 @@ class PersistentTileStore(TileStore, Backend):
         """What is in storage, and what is still on its way there."""
         self._raise_failure()
         with self._lock:
-            record = self._record_of(spec)
+            record = self._registry.record_of(self, spec)
         low, high = record.layout.box(start, stop)
         with stored_errors(self, "list", spec.tensor_id):
             complete, partial = self._find_tiles(spec.tensor_id, low, high)
@@ -168,7 +166,7 @@ class PersistentTileStore(TileStore, Backend):
         """Whether all tiles of a region are in storage."""
         self._raise_failure()
         with self._lock:
-            layout = self._record_of(spec).layout
+            layout = self._registry.record_of(self, spec).layout
         tiles, most = itertools.product(*map(range, *layout.box(start, stop))), 1
         with stored_errors(self, "look for", spec.tensor_id):
             # Where one is missing it is mostly the first.
@@ -180,7 +178,7 @@ class PersistentTileStore(TileStore, Backend):
 
     def serve(self, spec: TensorSpec, start: Sequence[int], out: torch.Tensor) -> bool:
         """Copy a region whose tiles are complete and in memory, where there is no failure to tell of."""
-        record = self._records.get(spec.tensor_id)
+        record = self._registry.records.get(spec.tensor_id)
         if self._closed or record is None or out.device.type != "cpu":
             return False
         if record.spec is not spec and record.spec.definition.digest != spec.definition.digest:
@@ -219,35 +217,19 @@ class PersistentTileStore(TileStore, Backend):
 
     def _delete(self, tensor_id: str) -> None:
         with self._lock:
-            record = self._records.pop(tensor_id, None)
+            record = self._registry.records.pop(tensor_id, None)
             if record is not None:
                 self._tiles.forget(record)
             with stored_errors(self, "delete", tensor_id):
                 self._delete_tensor(tensor_id)
 
     def _digest_of(self, tensor_id: str) -> str | None:
-        if tensor_id in self._records:
-            return self._records[tensor_id].spec.definition.digest
-        try:
-            with stored_errors(self, "read", tensor_id):
-                stored = self._read_definition(tensor_id)
-            return None if stored is None else StoredTensor.of(self, tensor_id, stored).definition.digest
-        except StoreError:
-            # Damaged: who names its id is all that can be told.
-            return None
+        return self._registry.digest_of(self, tensor_id)
 
     def specs_downstream(self) -> list[TensorSpec]:
         """The tensors that are stored and have args, and all that are registered here."""
         self._check_open()
-        with stored_errors(self, "list", None):
-            stored = self._read_definitions()
-        found = {tensor_id: record.spec for tensor_id, record in self._records.items()}
-        for tensor_id in stored.keys() - found.keys():
-            try:
-                found[tensor_id] = StoredTensor.of(self, tensor_id, stored[tensor_id]).spec(tensor_id)
-            except StoreError as error:
-                warnings.warn(f"{error}; what it is computed from is not known", DamagedDataWarning, stacklevel=2)
-        return list(found.values())
+        return self._registry.specs_downstream(self)
 
     def check_droppable(self, tensor_id: str) -> None:
         """Whether tiles can be deleted here."""
@@ -263,13 +245,13 @@ class PersistentTileStore(TileStore, Backend):
         if not windows or self._digest_of(spec.tensor_id) != spec.definition.digest:
             # Cleared, or made anew with another definition: nothing is stored of this one.
             return Dropped()
-        record = self._record_of(spec)
+        record = self._registry.record_of(self, spec)
         tiles = tiles_of(record.layout.grid, pixels_of(spec.grid.window, windows))
         self._tiles.flush(self)
         self._raise_failure()
         new = replace(record)
         with self._tiles.lock:
-            self._records[spec.tensor_id] = new
+            self._registry.records[spec.tensor_id] = new
         self._tiles.hand_over(record, new, tiles)
         with stored_errors(self, "drop", spec.tensor_id):
             complete, partial = self._find_tiles(spec.tensor_id, *tiles.hull)
@@ -283,25 +265,12 @@ class PersistentTileStore(TileStore, Backend):
     def tensor_ids(self) -> list[str]:
         """Ids of all tensors in the store, sorted."""
         self._check_open()
-        with stored_errors(self, "list", None):
-            found = self._list_tensors()
-        for name in found:
-            if not isinstance(name, str):
-                raise StoreError(f"{self!r} holds {name!r:.200} as a tensor_id, which is no str; it may be damaged")
-        return sorted({*found, *self._records})
+        return self._registry.tensor_ids(self)
 
     def tensor_definition(self, tensor_id: str) -> dict[str, Any]:
         """The definition of one tensor as it is stored."""
         self._check_open()
-        with stored_errors(self, "read", tensor_id):
-            stored = self._read_definition(tensor_id)
-        if stored is None and tensor_id in self._records:
-            record = self._records[tensor_id]
-            stored = {**record.spec.definition.to_json(), "tile_size": list(record.layout.tile_shape)}
-        if stored is None:
-            raise unknown_tensor(tensor_id, self.tensor_ids(), self)
-        StoredTensor.of(self, tensor_id, stored)
-        return stored
+        return self._registry.definition_of(self, tensor_id)
 
     def tensor_info(self, tensor_id: str) -> TensorInfo:
         """What is stored of one tensor, after a flush."""
@@ -362,14 +331,14 @@ class PersistentTileStore(TileStore, Backend):
             if discard:
                 self._tiles.drop()
             self._tiles.drop_stored()
-            self._records.clear()
+            self._registry.records.clear()
             self._close_backend()
 
     def _registered(self) -> list[str]:
-        return list(self._records)
+        return list(self._registry.records)
 
     def _set_tile_size(self, tensor_id: str, tile_size: int | Sequence[int]) -> None:
-        self._tile_sizes[tensor_id] = tile_size
+        self._registry.tile_sizes[tensor_id] = tile_size
 
     def _flush_at_exit(self) -> None:
         if not self._closed:
@@ -404,11 +373,11 @@ class PersistentTileStore(TileStore, Backend):
             self._tiles.changed(self, record, tiles)
 
     def _is_current(self, record: Record) -> bool:
-        return self._records.get(record.spec.tensor_id) is record
+        return self._registry.records.get(record.spec.tensor_id) is record
 
     def _is_known(self, record: Record) -> bool:
         """Whether what is stored is still of this tensor; some of it may have been dropped since."""
-        current = self._records.get(record.spec.tensor_id)
+        current = self._registry.records.get(record.spec.tensor_id)
         return current is not None and current.layout is record.layout
 
     def _raise_failure(self) -> None:
@@ -416,53 +385,3 @@ class PersistentTileStore(TileStore, Backend):
         failure = self._tiles.failure()
         if failure is not None:
             raise failure
-
-    def _record_of(self, spec: TensorSpec) -> Record:
-        record = self._records.get(spec.tensor_id)
-        if record is None:
-            record = self._records[spec.tensor_id] = self._find_or_create(spec)
-        check_same(spec.tensor_id, record.spec.definition, spec.definition, self)
-        wanted = spec.tile_size or self._tile_sizes.get(spec.tensor_id)
-        tile, given = record.layout.tile_shape, tile_shape_of(spec.shape, wanted or record.layout.tile_shape)
-        if given != tile:
-            raise mismatch(spec.tensor_id, [f"tile_size: stored {list(tile)}, given {list(given)}"], self)
-        if isinstance(record.spec.blend, UnknownBlend):
-            # Opened for reading before; now there is the blend to go on with.
-            record.spec = spec
-        return record
-
-    def _find_or_create(self, spec: TensorSpec) -> Record:
-        """Compare the tensor with what is stored under its id, or create it there."""
-        tensor_id = spec.tensor_id
-        tile_size = spec.tile_size or self._tile_sizes.get(tensor_id, self.tile_size)
-        layout = TileLayout(spec.shape, tile_shape_of(spec.shape, tile_size), spec.dtype)
-        given: dict[str, Any] = {
-            "format": FORMAT,
-            "tensor_id": tensor_id,
-            **spec.definition.to_json(),
-            "tile_size": list(layout.tile_shape),
-        }
-        with stored_errors(self, "register", tensor_id):
-            stored = self._read_definition(tensor_id)
-            if stored is None and not self.read_only:
-                self._write_definition(tensor_id, given)
-                # Another process may have been first; its definition holds.
-                stored = self._read_definition(tensor_id)
-                if stored is None:
-                    raise StoreError(f"{self!r}: tensor {tensor_id!r} was created and is gone again; try once more")
-        functions = spec.definition.functions
-        if stored is not None:
-            functions = self._checked_functions(spec, layout, stored)
-            with stored_errors(self, "open", tensor_id):
-                self._bind_tensor(tensor_id, stored)
-        return Record(spec, layout, functions)
-
-    def _checked_functions(self, spec: TensorSpec, layout: TileLayout, stored: object) -> Mapping[str, str]:
-        """The functions that computed what is stored; ValidationError where the definition is another one."""
-        found = StoredTensor.of(self, spec.tensor_id, stored)
-        before: dict[str, Any] = {**found.definition.values(), "tile_size": list(found.tile_size or ())}
-        now: dict[str, Any] = {**spec.definition.values(), "tile_size": list(layout.tile_shape)}
-        lines = differences(before, now)
-        if lines:
-            raise mismatch(spec.tensor_id, lines, self, changed_args(found.definition, spec.definition))
-        return found.definition.functions
