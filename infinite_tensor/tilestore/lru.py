@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 from infinite_tensor.errors import ValidationError
@@ -76,6 +77,18 @@ class LRU(Generic[K, V]):
                 return
             if release(key, value):
                 self.pop(key)
+
+    @contextmanager
+    def limited(self, room: int) -> Iterator[None]:
+        """While it is entered, values without a limit have one: what there is now and `room` bytes."""
+        if self.max_bytes is not None or self.max_items is not None:
+            yield
+            return
+        self.max_bytes = self.total_bytes + room
+        try:
+            yield
+        finally:
+            self.max_bytes = None
 
     def recount(self, keep: Callable[[V], bool] = lambda _value: True) -> None:
         """Drop what `keep` refuses, and add up sizes anew, after a fork in the middle of a change."""

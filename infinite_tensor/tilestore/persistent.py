@@ -6,10 +6,9 @@ been blended in. What differs between storages is in `Backend`.
 
 from __future__ import annotations
 
-import itertools
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -29,17 +28,16 @@ from infinite_tensor.tilestore.cache import TileCache
 from infinite_tensor.tilestore.conflicts import warn_of_changes
 from infinite_tensor.tilestore.contract import TileStore
 from infinite_tensor.tilestore.failures import stored_errors
-from infinite_tensor.tilestore.inventory import Inventory, Known
+from infinite_tensor.tilestore.inventory import Inventory
 from infinite_tensor.tilestore.layout import Record, TileLayout
-from infinite_tensor.tilestore.loading import known_partials
 from infinite_tensor.tilestore.lru import LRU, check_limit
 from infinite_tensor.tilestore.partial import PartialTile, TileInProgress
 from infinite_tensor.tilestore.registry import Registry
 from infinite_tensor.tilestore.report import Damage, Dropped, Garbage, TensorInfo
 from infinite_tensor.tilestore.stored import FORMAT
+from infinite_tensor.tilestore.survey import all_complete, inventory_of
 from infinite_tensor.tilestore.tile_access import TileAccess
 
-_TILES_AT_ONCE = 64
 _FEW_TILES = 64
 
 __all__ = ["FORMAT", "PartialTile", "PersistentTileStore", "TensorInfo"]
@@ -113,18 +111,9 @@ class PersistentTileStore(TileStore, Backend):
         """`cache_size_bytes`."""
         return self._tiles.entries.max_bytes
 
-    @contextmanager
-    def limited(self, cache_limit: int) -> Iterator[None]:
+    def limited(self, cache_limit: int) -> AbstractContextManager[None]:
         """Keep no more tiles than now and this much, if there is no limit."""
-        entries = self._tiles.entries
-        if entries.max_bytes is not None or entries.max_items is not None:
-            yield
-            return
-        entries.max_bytes = entries.total_bytes + cache_limit
-        try:
-            yield
-        finally:
-            entries.max_bytes = None
+        return self._tiles.entries.limited(cache_limit)
 
     def layout(self, spec: TensorSpec) -> TileLayout:
         """The tiles that are stored."""
@@ -141,20 +130,7 @@ class PersistentTileStore(TileStore, Backend):
         self._raise_failure()
         with self._lock:
             record = self._registry.record_of(self, spec)
-        low, high = record.layout.box(start, stop)
-        with stored_errors(self, "list", spec.tensor_id):
-            complete, partial = self._find_tiles(spec.tensor_id, low, high)
-        held = self._tiles.held(record, low, high)
-        for tile, entry in held.items():
-            if not isinstance(entry, TileInProgress):
-                complete.add(tile)
-        known: dict[Index, Known] = {
-            tile: entry for tile, entry in held.items() if isinstance(entry, TileInProgress) and not entry.empty
-        }
-        unread = sorted(partial - complete - known.keys())
-        for begin in range(0, len(unread), _TILES_AT_ONCE):
-            known |= known_partials(self, record, unread[begin : begin + _TILES_AT_ONCE])
-        return Inventory(record.layout, frozenset(complete), {t: w for t, w in known.items() if t not in complete})
+        return inventory_of(self, record, start, stop)
 
     def unfinished(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> list[Index]:
         """Tiles of which there are parts in storage."""
@@ -165,16 +141,7 @@ class PersistentTileStore(TileStore, Backend):
     def is_complete(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> bool:
         """Whether all tiles of a region are in storage."""
         self._raise_failure()
-        with self._lock:
-            layout = self._registry.record_of(self, spec).layout
-        tiles, most = itertools.product(*map(range, *layout.box(start, stop))), 1
-        with stored_errors(self, "look for", spec.tensor_id):
-            # Where one is missing it is mostly the first.
-            while some := list(itertools.islice(tiles, most)):
-                most = _TILES_AT_ONCE
-                if not all(self._has_tiles(spec.tensor_id, some)):
-                    return False
-        return True
+        return all_complete(self, self.layout(spec), spec.tensor_id, start, stop)
 
     def serve(self, spec: TensorSpec, start: Sequence[int], out: torch.Tensor) -> bool:
         """Copy a region whose tiles are complete and in memory, where there is no failure to tell of."""
