@@ -15,8 +15,8 @@ from infinite_tensor.boxes import Index
 from infinite_tensor.compat import accepts_old_keywords
 from infinite_tensor.errors import DamagedDataWarning, StoreError, ValidationError
 from infinite_tensor.tilestore.partial import PartialTile
-from infinite_tensor.tilestore.persistent import PersistentTileStore
 from infinite_tensor.tilestore.report import Damage, Garbage, TensorInfo
+from infinite_tensor_stores.binding import BindingStore
 from infinite_tensor_stores.documents import sealed
 from infinite_tensor_stores.dtypes import from_stored, to_stored
 from infinite_tensor_stores.hdf5_file import SharedFile
@@ -28,7 +28,7 @@ from infinite_tensor_stores.names import id_of, name_of
 from infinite_tensor_stores.targets import check_mode, local_path, shown
 
 
-class HDF5TileStore(PersistentTileStore):
+class HDF5TileStore(BindingStore[TensorGroup]):
     """Keeps tensors in one HDF5 file.
 
     One process at a time: HDF5 locks the file. Within a process, stores that name the same file share it, and
@@ -99,7 +99,7 @@ class HDF5TileStore(PersistentTileStore):
         self._path = local_path(os.fspath(filepath)).absolute()
         self._h5py = import_h5py()
         self._filters = self._checked_filters(compression, compression_opts)
-        self._groups: dict[str, TensorGroup] = {}
+        self._bound = {}
         self._file: SharedFile | None = None
         super().__init__(
             tile_size,
@@ -147,7 +147,7 @@ class HDF5TileStore(PersistentTileStore):
             self._file.flush()
 
     def _close_backend(self) -> None:
-        self._groups.clear()
+        self._bound.clear()
         file, self._file = self._file, None
         if file is not None:
             let_go(file, self)
@@ -176,33 +176,37 @@ class HDF5TileStore(PersistentTileStore):
             identified = sealed({**definition, "incarnation": secrets.token_hex(8)})
             TensorGroup.create(file.h5.create_group(name), identified, self._filters)
 
-    def _bind_tensor(self, tensor_id: str, definition: Mapping[str, Any]) -> None:
-        self._groups[tensor_id] = self._opened_file().group(name_of(tensor_id), definition)
+    def _binding(self, tensor_id: str, definition: Mapping[str, Any]) -> TensorGroup:
+        return self._opened_file().group(name_of(tensor_id), definition)
+
+    def _bound_to(self, tensor_id: str) -> TensorGroup | None:
+        self._opened_file()
+        return super()._bound_to(tensor_id)
 
     def _delete_tensor(self, tensor_id: str) -> None:
-        self._groups.pop(tensor_id, None)
+        self._bound.pop(tensor_id, None)
         self._writable().delete(name_of(tensor_id))
 
     # Tiles. The lock is held for one batch at a time, so that reads and background writes take turns.
 
-    def _read_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[torch.Tensor | None]:
-        file, group = self._opened_file(), self._groups.get(tensor_id)
+    def _read_bound_tiles(
+        self, tensor_id: str, bound: TensorGroup, tile_indices: Sequence[Index]
+    ) -> list[torch.Tensor | None]:
+        file = self._opened_file()
         tiles: list[torch.Tensor | None] = [None] * len(tile_indices)
-        if group is None:
-            return tiles
-        for begin in range(0, len(tile_indices), group.batch):
-            batch = tile_indices[begin : begin + group.batch]
+        for begin in range(0, len(tile_indices), bound.batch):
+            batch = tile_indices[begin : begin + bound.batch]
             with file.lock:
-                blocks = group.read(batch)
+                blocks = bound.read(batch)
             for number, block in enumerate(blocks, begin):
                 if isinstance(block, Exception):
                     self._warn(f"tile {tile_indices[number]} of tensor {tensor_id!r} is damaged ({block})")
                 elif block is not None:
-                    tiles[number] = from_stored(block, group.layout.dtype)
+                    tiles[number] = from_stored(block, bound.layout.dtype)
         return tiles
 
     def _write_tiles(self, tensor_id: str, tiles: Mapping[Index, torch.Tensor]) -> None:
-        file, group = self._writable(), self._groups[tensor_id]
+        file, group = self._writable(), self._bound[tensor_id]
         indices = list(tiles)
         for begin in range(0, len(indices), group.batch):
             batch = indices[begin : begin + group.batch]
@@ -211,14 +215,16 @@ class HDF5TileStore(PersistentTileStore):
                 group.write({tile: to_stored(tiles[tile]) for tile in batch})
         file.flush(older_than=self._tiles.flush_interval)
 
-    def _read_partials(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[PartialTile | None]:
-        file, group = self._opened_file(), self._groups.get(tensor_id)
-        if group is None:
-            return [None] * len(tile_indices)
-        with file.lock:
-            logs = [group.log.read(tile) for tile in tile_indices]
+    def _read_bound_partials(
+        self,
+        tensor_id: str,  # noqa: ARG002  (each part names its place)
+        bound: TensorGroup,
+        tile_indices: Sequence[Index],
+    ) -> list[PartialTile | None]:
+        with self._opened_file().lock:
+            logs = [bound.log.read(tile) for tile in tile_indices]
         found = zip(tile_indices, logs, strict=True)
-        return [PartialTile.merged(self._parts_in(group.log.place(tile), log)) for tile, log in found]
+        return [PartialTile.merged(self._parts_in(bound.log.place(tile), log)) for tile, log in found]
 
     def _parts_in(self, place: str, log: Sequence[bytes | Exception]) -> list[PartialTile]:
         parts = []
@@ -233,7 +239,7 @@ class HDF5TileStore(PersistentTileStore):
         return parts
 
     def _write_partials(self, tensor_id: str, partials: Mapping[Index, PartialTile | None]) -> None:
-        file, group = self._writable(), self._groups[tensor_id]
+        file, group = self._writable(), self._bound[tensor_id]
         for tile, part in partials.items():
             with file.lock:
                 if part is None:
@@ -245,24 +251,20 @@ class HDF5TileStore(PersistentTileStore):
         file.flush(older_than=self._tiles.flush_interval)
 
     def _delete_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> None:
-        file, group = self._writable(), self._groups[tensor_id]
+        file, group = self._writable(), self._bound[tensor_id]
         with file.lock:
             group.log.delete(tile_indices)
             group.delete(tile_indices)
 
-    def _has_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[bool]:
-        file, group = self._opened_file(), self._groups.get(tensor_id)
-        if group is None:
-            return [False] * len(tile_indices)
-        with file.lock:
-            return group.has(tile_indices)
+    def _has_bound_tiles(self, bound: TensorGroup, tile_indices: Sequence[Index]) -> list[bool]:
+        with self._opened_file().lock:
+            return bound.has(tile_indices)
 
-    def _find_tiles(self, tensor_id: str, low: Sequence[int], high: Sequence[int]) -> tuple[set[Index], set[Index]]:
-        file, group = self._opened_file(), self._groups.get(tensor_id)
-        if group is None:
-            return set(), set()
-        with file.lock:
-            return group.find(low, high)
+    def _find_bound_tiles(
+        self, bound: TensorGroup, low: Sequence[int], high: Sequence[int]
+    ) -> tuple[set[Index], set[Index]]:
+        with self._opened_file().lock:
+            return bound.find(low, high)
 
     def _writable(self) -> SharedFile:
         file = self._opened_file()

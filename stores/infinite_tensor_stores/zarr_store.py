@@ -7,7 +7,7 @@ import secrets
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from zarr.abc.store import Store
@@ -17,8 +17,8 @@ from infinite_tensor.boxes import Index
 from infinite_tensor.compat import accepts_old_keywords
 from infinite_tensor.errors import DamagedDataWarning, StoreError
 from infinite_tensor.tilestore.partial import PartialTile
-from infinite_tensor.tilestore.persistent import PersistentTileStore
 from infinite_tensor.tilestore.report import Damage, Garbage, TensorInfo
+from infinite_tensor_stores.binding import BindingStore
 from infinite_tensor_stores.documents import layout_of, sealed
 from infinite_tensor_stores.dtypes import from_stored, stored_dtype, to_stored
 from infinite_tensor_stores.names import id_of, name_of
@@ -59,8 +59,10 @@ from infinite_tensor_stores.zarr_objects import (
 from infinite_tensor_stores.zarr_root import open_root
 from infinite_tensor_stores.zarr_verify import damages, looked_over
 
+_Bound: TypeAlias = tuple[Place, ChunkCodec]
 
-class ZarrTileStore(PersistentTileStore):
+
+class ZarrTileStore(BindingStore[_Bound]):
     """Keeps tensors in a Zarr store (format 3), each as a group with one array of complete tiles.
 
     Any number of processes may read and write one store without a lock.
@@ -133,7 +135,7 @@ class ZarrTileStore(PersistentTileStore):
         self._opened: Store | None = zarr_store(target, storage_options, read_only, self._timeout)
         # Fixed when a tensor is registered: whoever goes on writing after the id was cleared and made anew writes
         # beside the new tensor, never into it.
-        self._places: dict[str, tuple[Place, ChunkCodec]] = {}
+        self._bound = {}
         self._logs = Logs(self.concurrency)
         super().__init__(
             tile_size,
@@ -214,9 +216,9 @@ class ZarrTileStore(PersistentTileStore):
             if winner is not None and winner["incarnation"] != place.definition["incarnation"]:
                 sync(delete_folder(self._store, place.array))
 
-    def _bind_tensor(self, tensor_id: str, definition: Mapping[str, Any]) -> None:
+    def _binding(self, tensor_id: str, definition: Mapping[str, Any]) -> _Bound:  # noqa: ARG002  (the definition names it)
         place = Place.of(definition)
-        self._places[tensor_id] = place, self._codec_of(place)
+        return place, self._codec_of(place)
 
     def _codec_of(self, place: Place) -> ChunkCodec:
         codec = ChunkCodec(array_document(place.definition))
@@ -236,7 +238,7 @@ class ZarrTileStore(PersistentTileStore):
 
     def _delete_tensor(self, tensor_id: str) -> None:
         name = name_of(tensor_id)
-        self._places.pop(tensor_id, None)
+        self._bound.pop(tensor_id, None)
         (document,) = get_many(self._store, [f"{name}/{DOCUMENT}"])
         if document is None:
             return
@@ -253,10 +255,9 @@ class ZarrTileStore(PersistentTileStore):
 
     # Tiles.
 
-    def _read_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[torch.Tensor | None]:
-        bound = self._places.get(tensor_id)
-        if bound is None:
-            return [None] * len(tile_indices)
+    def _read_bound_tiles(
+        self, tensor_id: str, bound: _Bound, tile_indices: Sequence[Index]
+    ) -> list[torch.Tensor | None]:
         place, codec = bound
         keys = [place.chunk(tile) for tile in tile_indices]
         stored = get_many(self._store, keys, self.concurrency)
@@ -271,15 +272,14 @@ class ZarrTileStore(PersistentTileStore):
         return tiles
 
     def _write_tiles(self, tensor_id: str, tiles: Mapping[Index, torch.Tensor]) -> None:
-        place, codec = self._places[tensor_id]
+        place, codec = self._bound[tensor_id]
         self._check_place(tensor_id, place, *get_many(self._store, [place.group]))
         blocks = {place.chunk(tile): to_stored(block) for tile, block in tiles.items()}
         put_encoded(self._store, blocks, codec.encode, self.concurrency)
 
-    def _read_partials(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[PartialTile | None]:
-        bound = self._places.get(tensor_id)
-        if bound is None:
-            return [None] * len(tile_indices)
+    def _read_bound_partials(
+        self, tensor_id: str, bound: _Bound, tile_indices: Sequence[Index]
+    ) -> list[PartialTile | None]:
         place, _ = bound
         logs = [place.log(tile) for tile in tile_indices]
         document, *first = get_many(self._store, [place.group, *map(part_of, logs)], self.concurrency)
@@ -297,35 +297,32 @@ class ZarrTileStore(PersistentTileStore):
         return parts
 
     def _write_partials(self, tensor_id: str, partials: Mapping[Index, PartialTile | None]) -> None:
-        place, _ = self._places[tensor_id]
+        place, _ = self._bound[tensor_id]
         logs = {place.log(tile): part for tile, part in partials.items()}
         self._check_place(tensor_id, place, *get_many(self._store, [place.group]))
         self._logs.write(self._store, {log: None if part is None else part.to_bytes(log) for log, part in logs.items()})
 
     def _delete_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> None:
-        place, _ = self._places[tensor_id]
+        place, _ = self._bound[tensor_id]
         self._check_place(tensor_id, place, *get_many(self._store, [place.group]))
         self._logs.delete(self._store, logs_of(self._store, place, set(tile_indices)))
         self._logs.forget(map(place.log, tile_indices))
         concurrently(self._store.delete, map(place.chunk, tile_indices), self.concurrency)
 
-    def _has_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[bool]:
-        bound = self._places.get(tensor_id)
-        if bound is None:
-            return [False] * len(tile_indices)
+    def _has_bound_tiles(self, bound: _Bound, tile_indices: Sequence[Index]) -> list[bool]:
         return concurrently(self._store.exists, map(bound[0].chunk, tile_indices), self.concurrency)
 
-    def _find_tiles(self, tensor_id: str, low: Sequence[int], high: Sequence[int]) -> tuple[set[Index], set[Index]]:
-        bound = self._places.get(tensor_id)
-        return (set(), set()) if bound is None else tiles_in(self._store, bound[0], low, high, self.concurrency)
+    def _find_bound_tiles(
+        self, bound: _Bound, low: Sequence[int], high: Sequence[int]
+    ) -> tuple[set[Index], set[Index]]:
+        return tiles_in(self._store, bound[0], low, high, self.concurrency)
 
-    def _find_partials(self, tensor_id: str, low: Sequence[int], high: Sequence[int]) -> set[Index]:
-        bound = self._places.get(tensor_id)
-        return set() if bound is None else logged_in(self._store, bound[0], low, high)
+    def _find_bound_partials(self, bound: _Bound, low: Sequence[int], high: Sequence[int]) -> set[Index]:
+        return logged_in(self._store, bound[0], low, high)
 
     def _check_place(self, tensor_id: str, place: Place, document: bytes | None) -> None:
         """StoreError if `document`, found where the tensor's definition was, no longer defines what lies at `place`."""
-        bound = self._places.get(tensor_id)
+        bound = self._bound.get(tensor_id)
         if bound is None or bound[0] is not place:
             # Cleared here, in the meantime: the caller knows.
             return
@@ -413,6 +410,6 @@ class ZarrTileStore(PersistentTileStore):
         return collected
 
     def _close_backend(self) -> None:
-        self._places.clear()
+        self._bound.clear()
         self._logs = Logs(self.concurrency)
         disconnect(self._store)
