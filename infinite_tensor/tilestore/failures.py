@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 from infinite_tensor.boxes import Index
-from infinite_tensor.errors import StoreError
+from infinite_tensor.errors import DamagedDataWarning, StoreError
 
 _TOLD = 5
 """Failures that one error tells in full; there may be one for each of thousands of batches."""
@@ -47,3 +48,17 @@ class stored_errors:  # noqa: N801  (reads as a statement: ``with stored_errors(
             raise StoreError(
                 f"{self._storage!r} could not {self._action} {what}: {type(error).__name__}: {error}{kept}"
             ) from error
+
+
+def damaged_definition(store: object, tensor_id: str, where: str, error: ValueError) -> StoreError:
+    """The error for a definition that cannot be read, which names what can be done."""
+    return StoreError(
+        f"{store!r}: the definition of tensor {tensor_id!r}, {where}, is damaged ({error}); "
+        f"verify({tensor_id!r}, repair=True) restores it where it can, clear_tensor({tensor_id!r}) deletes "
+        "all of the tensor"
+    )
+
+
+def warn_of_damage(store: object, what: str) -> None:
+    """DamagedDataWarning for something that cannot be read."""
+    warnings.warn(f"{store!r}: {what}; it is treated as missing", DamagedDataWarning, stacklevel=3)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 from weakref import WeakSet
@@ -10,8 +9,7 @@ from weakref import WeakSet
 import torch
 
 from infinite_tensor.boxes import Index
-from infinite_tensor.errors import DamagedDataWarning
-from infinite_tensor.tilestore.failures import stored_errors
+from infinite_tensor.tilestore.failures import stored_errors, warn_of_damage
 from infinite_tensor.tilestore.inventory import Known
 from infinite_tensor.tilestore.layout import Record
 from infinite_tensor.tilestore.partial import DamagedPartialError, PartialTile, TileInProgress
@@ -76,7 +74,7 @@ def _begun(storage: PersistentTileStore, record: Record, tile: Index, part: Part
             begun.merge(part)
         except DamagedPartialError as error:
             where = f"tile {tile} of tensor {record.spec.tensor_id!r}"
-            _warn_of_damage(storage, f"what is stored of {where} has {error}")
+            warn_of_damage(storage, f"what is stored of {where} has {error}")
     return begun
 
 
@@ -87,10 +85,6 @@ def _chunks(storage: PersistentTileStore, record: Record, tiles: Sequence[Index]
     for tile, chunk in chunks.items():
         if chunk is not None and (chunk.dtype != layout.dtype or chunk.shape != layout.tile_shape):
             found, wanted = f"{chunk.dtype} {tuple(chunk.shape)}", f"{layout.dtype} {layout.tile_shape}"
-            _warn_of_damage(storage, f"tile {tile} of tensor {tensor_id!r} is {found}, not {wanted}")
+            warn_of_damage(storage, f"tile {tile} of tensor {tensor_id!r} is {found}, not {wanted}")
             chunks[tile] = None
     return chunks
-
-
-def _warn_of_damage(storage: PersistentTileStore, what: str) -> None:
-    warnings.warn(f"{storage!r}: {what}; it is treated as missing", DamagedDataWarning, stacklevel=2)

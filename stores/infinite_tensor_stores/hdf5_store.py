@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -13,7 +12,8 @@ import torch
 
 from infinite_tensor.boxes import Index
 from infinite_tensor.compat import accepts_old_keywords
-from infinite_tensor.errors import DamagedDataWarning, StoreError, ValidationError
+from infinite_tensor.errors import StoreError, ValidationError
+from infinite_tensor.tilestore.failures import damaged_definition, warn_of_damage
 from infinite_tensor.tilestore.partial import PartialTile
 from infinite_tensor.tilestore.report import Damage, Garbage, TensorInfo
 from infinite_tensor_stores.binding import BindingStore
@@ -160,11 +160,7 @@ class HDF5TileStore(BindingStore[TensorGroup]):
             with file.lock:
                 return definition_in(file.h5[name]) if name in file.h5 else None
         except ValueError as error:
-            raise StoreError(
-                f"{self!r}: the definition of tensor {tensor_id!r}, /{name}/{DEFINITION}, is damaged ({error}); "
-                f"verify({tensor_id!r}, repair=True) restores it where it can, clear_tensor({tensor_id!r}) deletes "
-                "all of the tensor"
-            ) from error
+            raise damaged_definition(self, tensor_id, f"/{name}/{DEFINITION}", error) from error
 
     def _write_definition(self, tensor_id: str, definition: dict[str, Any]) -> None:
         file, name = self._writable(), name_of(tensor_id)
@@ -200,7 +196,7 @@ class HDF5TileStore(BindingStore[TensorGroup]):
                 blocks = bound.read(batch)
             for number, block in enumerate(blocks, begin):
                 if isinstance(block, Exception):
-                    self._warn(f"tile {tile_indices[number]} of tensor {tensor_id!r} is damaged ({block})")
+                    warn_of_damage(self, f"tile {tile_indices[number]} of tensor {tensor_id!r} is damaged ({block})")
                 elif block is not None:
                     tiles[number] = from_stored(block, bound.layout.dtype)
         return tiles
@@ -230,12 +226,12 @@ class HDF5TileStore(BindingStore[TensorGroup]):
         parts = []
         for number, data in enumerate(log):
             if isinstance(data, Exception):
-                self._warn(f"part {number} of partial tile {place} is damaged ({data})")
+                warn_of_damage(self, f"part {number} of partial tile {place} is damaged ({data})")
                 continue
             try:
                 parts.append(PartialTile.from_bytes(data, place))
             except ValueError as error:
-                self._warn(f"part {number}: {error}")
+                warn_of_damage(self, f"part {number}: {error}")
         return parts
 
     def _write_partials(self, tensor_id: str, partials: Mapping[Index, PartialTile | None]) -> None:
@@ -274,9 +270,6 @@ class HDF5TileStore(BindingStore[TensorGroup]):
             )
         return file
 
-    def _warn(self, what: str) -> None:
-        warnings.warn(f"{self!r}: {what}; it is treated as missing", DamagedDataWarning, stacklevel=2)
-
     # What can be told of the store.
 
     def _list_tensors(self) -> list[str]:
@@ -293,7 +286,7 @@ class HDF5TileStore(BindingStore[TensorGroup]):
                 try:
                     definition = definition_in(file.h5[name])
                 except (ValueError, StoreError) as error:
-                    self._warn(f"the definition in /{name}/{DEFINITION} cannot be read ({error})")
+                    warn_of_damage(self, f"the definition in /{name}/{DEFINITION} cannot be read ({error})")
                 else:
                     if definition is not None:
                         found[str(definition["tensor_id"])] = definition
@@ -305,7 +298,8 @@ class HDF5TileStore(BindingStore[TensorGroup]):
         except (ValueError, StoreError) as error:
             tensor_id = id_of(name)
             if tensor_id is None:
-                self._warn(f"/{name}/{DEFINITION} is damaged ({error}), and does not tell which tensor it defined")
+                told = f"/{name}/{DEFINITION} is damaged ({error}), and does not tell which tensor it defined"
+                warn_of_damage(self, told)
             return tensor_id
         return None if definition is None else str(definition["tensor_id"])
 

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import os
-import secrets
-import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from zarr.abc.store import Store
-from zarr.core.sync import sync
 
 from infinite_tensor.boxes import Index
 from infinite_tensor.compat import accepts_old_keywords
-from infinite_tensor.errors import DamagedDataWarning, StoreError
+from infinite_tensor.errors import StoreError
+from infinite_tensor.tilestore.failures import warn_of_damage
 from infinite_tensor.tilestore.partial import PartialTile
 from infinite_tensor.tilestore.report import Damage, Garbage, TensorInfo
 from infinite_tensor_stores.binding import BindingStore
-from infinite_tensor_stores.documents import layout_of, sealed
 from infinite_tensor_stores.dtypes import from_stored, stored_dtype, to_stored
-from infinite_tensor_stores.names import id_of, name_of
+from infinite_tensor_stores.names import name_of
 from infinite_tensor_stores.targets import (
     DEFAULT_TIMEOUT,
     check_concurrency,
@@ -32,30 +29,19 @@ from infinite_tensor_stores.targets import (
     zarr_store,
 )
 from infinite_tensor_stores.zarr_chunks import ChunkCodec, codecs_of
+from infinite_tensor_stores.zarr_definitions import (
+    check_root,
+    definitions_in,
+    delete_tensor,
+    read_definition,
+    tensors_in,
+    write_definition,
+)
 from infinite_tensor_stores.zarr_garbage import Sweep
-from infinite_tensor_stores.zarr_layout import (
-    DOCUMENT,
-    Place,
-    array_bytes,
-    array_document,
-    attributes_in,
-    definition_in,
-    group_document,
-    incarnation_of,
-    origin_of,
-)
-from infinite_tensor_stores.zarr_listing import children, described, logged_in, logs_of, tiles_in
+from infinite_tensor_stores.zarr_layout import DOCUMENT, Place, array_document, attributes_in
+from infinite_tensor_stores.zarr_listing import described, logged_in, logs_of, tiles_in
 from infinite_tensor_stores.zarr_logs import Logs, part_of
-from infinite_tensor_stores.zarr_objects import (
-    DEFAULT_CONCURRENCY,
-    concurrently,
-    create,
-    delete_folder,
-    disconnect,
-    get_many,
-    put_encoded,
-    put_many,
-)
+from infinite_tensor_stores.zarr_objects import DEFAULT_CONCURRENCY, concurrently, disconnect, get_many, put_encoded
 from infinite_tensor_stores.zarr_root import open_root
 from infinite_tensor_stores.zarr_verify import damages, looked_over
 
@@ -184,37 +170,14 @@ class ZarrTileStore(BindingStore[_Bound]):
     # Definitions.
 
     def _read_definition(self, tensor_id: str) -> dict[str, Any] | None:
-        name = name_of(tensor_id)
-        root, document = get_many(self._store, [DOCUMENT, f"{name}/{DOCUMENT}"])
-        if document is None:
-            self._check_root(root)
-        try:
-            return None if document is None else definition_in(document, name)
-        except ValueError as error:
-            raise StoreError(
-                f"{self!r}: the definition of tensor {tensor_id!r}, {name}/{DOCUMENT}, is damaged ({error}); "
-                f"verify({tensor_id!r}, repair=True) restores it where it can, clear_tensor({tensor_id!r}) deletes "
-                "all of the tensor"
-            ) from error
+        return read_definition(self._store, tensor_id, self)
 
     def _write_definition(self, tensor_id: str, definition: dict[str, Any]) -> None:
-        name, (_, layout) = name_of(tensor_id), layout_of(definition)
-        place = Place.of(
-            sealed(
-                {
-                    **definition,
-                    "incarnation": secrets.token_hex(8),
-                    "origin": list(origin_of(layout.shape, layout.tile_shape)),
-                    "codecs": codecs_of(stored_dtype(layout.dtype), layout.tile_shape, self._compressors),
-                }
-            )
-        )
-        put_many(self._store, {f"{place.array}/{DOCUMENT}": array_bytes(place.definition)})
-        if not sync(create(self._store, f"{name}/{DOCUMENT}", group_document(place.definition))):
-            winner = self._read_definition(tensor_id)
-            # Storage may have hidden for a moment that the definition is ours.
-            if winner is not None and winner["incarnation"] != place.definition["incarnation"]:
-                sync(delete_folder(self._store, place.array))
+        write_definition(self._store, tensor_id, definition, self._compressors, self)
+
+    def _delete_tensor(self, tensor_id: str) -> None:
+        self._bound.pop(tensor_id, None)
+        delete_tensor(self._store, tensor_id)
 
     def _binding(self, tensor_id: str, definition: Mapping[str, Any]) -> _Bound:  # noqa: ARG002  (the definition names it)
         place = Place.of(definition)
@@ -236,23 +199,6 @@ class ZarrTileStore(BindingStore[_Bound]):
                 "may take any amount of memory. If you trust the store, name them in compressors=... when you open it"
             )
 
-    def _delete_tensor(self, tensor_id: str) -> None:
-        name = name_of(tensor_id)
-        self._bound.pop(tensor_id, None)
-        (document,) = get_many(self._store, [f"{name}/{DOCUMENT}"])
-        if document is None:
-            return
-        try:
-            incarnations = {definition_in(document, name)["incarnation"]}
-        except (ValueError, StoreError):
-            # Damaged, or of a later version.
-            incarnations = {incarnation_of(folder) for folder in children(self._store, name)} - {None}
-        # The definition first: without it the rest is garbage, whatever happens to this process.
-        sync(self._store.delete(f"{name}/{DOCUMENT}"))
-        for incarnation in incarnations:
-            for kind in ("tiles", "partial"):
-                sync(delete_folder(self._store, f"{name}/{kind}-{incarnation}"))
-
     # Tiles.
 
     def _read_bound_tiles(
@@ -266,7 +212,7 @@ class ZarrTileStore(BindingStore[_Bound]):
         blocks = codec.decode([stored[number] or b"" for number in present], [keys[number] for number in present])
         for number, block in zip(present, blocks, strict=True):
             if isinstance(block, Exception):
-                self._warn(f"tile {tile_indices[number]} of tensor {tensor_id!r} is damaged ({block})")
+                warn_of_damage(self, f"tile {tile_indices[number]} of tensor {tensor_id!r} is damaged ({block})")
             else:
                 tiles[number] = from_stored(block, place.layout.dtype)
         return tiles
@@ -293,7 +239,7 @@ class ZarrTileStore(BindingStore[_Bound]):
             try:
                 parts.append(PartialTile.from_bytes(data, log))
             except ValueError as error:
-                self._warn(f"part {number}: {error}")
+                warn_of_damage(self, f"part {number}: {error}")
         return parts
 
     def _write_partials(self, tensor_id: str, partials: Mapping[Index, PartialTile | None]) -> None:
@@ -343,47 +289,13 @@ class ZarrTileStore(BindingStore[_Bound]):
                 "close(discard=True) this store, and open it again to go on with the new one"
             )
 
-    def _check_root(self, document: bytes | None) -> None:
-        if document is None:
-            raise StoreError(f"{self!r}: the store has vanished since it was opened; open it again to start anew")
-
-    def _warn(self, what: str) -> None:
-        warnings.warn(f"{self!r}: {what}; it is treated as missing", DamagedDataWarning, stacklevel=2)
-
     # What can be told of the store.
 
-    def _documents(self) -> dict[str, bytes]:
-        """What is stored as the definitions of tensors, by the names of their groups."""
-        names = [name for name in children(self._store, "") if name.startswith("t-")]
-        keys = [DOCUMENT, *(f"{name}/{DOCUMENT}" for name in names)]
-        root, *documents = get_many(self._store, keys, self.concurrency)
-        self._check_root(root)
-        return {name: data for name, data in zip(names, documents, strict=True) if data is not None}
-
     def _list_tensors(self) -> list[str]:
-        found = [self._id_in(data, name) for name, data in self._documents().items()]
-        return [tensor_id for tensor_id in found if tensor_id is not None]
+        return tensors_in(self._store, self.concurrency, self)
 
     def _read_definitions(self) -> dict[str, dict[str, Any]]:
-        found = {}
-        for name, data in self._documents().items():
-            try:
-                # Checking it takes far longer than reading it.
-                if (attributes_in(data) or {}).get("args") != []:
-                    definition = definition_in(data, name)
-                    found[str(definition["tensor_id"])] = definition
-            except (ValueError, StoreError) as error:
-                self._warn(f"the definition in {name}/{DOCUMENT} cannot be read ({error})")
-        return found
-
-    def _id_in(self, document: bytes, name: str) -> str | None:
-        try:
-            return str(definition_in(document, name)["tensor_id"])
-        except (ValueError, StoreError) as error:
-            tensor_id = id_of(name)
-            if tensor_id is None:
-                self._warn(f"{name}/{DOCUMENT} is damaged ({error}), and does not tell which tensor it defined")
-            return tensor_id
+        return definitions_in(self._store, self.concurrency, self)
 
     def _describe_tensor(self, tensor_id: str, definition: dict[str, Any]) -> TensorInfo:  # noqa: ARG002  (the definition names it)
         return described(self._store, Place.of(definition), self.concurrency)
@@ -403,7 +315,7 @@ class ZarrTileStore(BindingStore[_Bound]):
         return found
 
     def _collect_garbage(self) -> Garbage:
-        self._check_root(*get_many(self._store, [DOCUMENT]))
+        check_root(self._store, self)
         sweep = Sweep(self._store, self.concurrency)
         collected = sweep.run()
         self._logs.forget(sweep.logs)

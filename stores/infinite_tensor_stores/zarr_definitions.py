@@ -1,0 +1,133 @@
+"""The definitions of tensors in a zarr Store: created once, read, listed, and deleted with all that they define.
+
+The owner of the store is passed along for its repr, which stands in messages.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from zarr.abc.store import Store
+from zarr.core.sync import sync
+
+from infinite_tensor.errors import StoreError
+from infinite_tensor.tilestore.failures import damaged_definition, warn_of_damage
+from infinite_tensor_stores.documents import layout_of, sealed
+from infinite_tensor_stores.dtypes import stored_dtype
+from infinite_tensor_stores.names import id_of, name_of
+from infinite_tensor_stores.zarr_chunks import codecs_of
+from infinite_tensor_stores.zarr_layout import (
+    DOCUMENT,
+    Place,
+    array_bytes,
+    attributes_in,
+    definition_in,
+    group_document,
+    incarnation_of,
+    origin_of,
+)
+from infinite_tensor_stores.zarr_listing import children
+from infinite_tensor_stores.zarr_objects import create, delete_folder, get_many, put_many
+
+
+def read_definition(store: Store, tensor_id: str, owner: object) -> dict[str, Any] | None:
+    """The definition of a tensor, None where there is none; StoreError where it is damaged, or the store gone."""
+    name = name_of(tensor_id)
+    root, document = get_many(store, [DOCUMENT, f"{name}/{DOCUMENT}"])
+    if document is None:
+        _check_root(root, owner)
+    try:
+        return None if document is None else definition_in(document, name)
+    except ValueError as error:
+        raise damaged_definition(owner, tensor_id, f"{name}/{DOCUMENT}", error) from error
+
+
+def write_definition(store: Store, tensor_id: str, definition: dict[str, Any], compressors: Any, owner: object) -> None:
+    """Create a tensor with its array, compressed by `compressors`; the first one to do so wins."""
+    name, (_, layout) = name_of(tensor_id), layout_of(definition)
+    place = Place.of(
+        sealed(
+            {
+                **definition,
+                "incarnation": secrets.token_hex(8),
+                "origin": list(origin_of(layout.shape, layout.tile_shape)),
+                "codecs": codecs_of(stored_dtype(layout.dtype), layout.tile_shape, compressors),
+            }
+        )
+    )
+    put_many(store, {f"{place.array}/{DOCUMENT}": array_bytes(place.definition)})
+    if not sync(create(store, f"{name}/{DOCUMENT}", group_document(place.definition))):
+        winner = read_definition(store, tensor_id, owner)
+        # Storage may have hidden for a moment that the definition is ours.
+        if winner is not None and winner["incarnation"] != place.definition["incarnation"]:
+            sync(delete_folder(store, place.array))
+
+
+def delete_tensor(store: Store, tensor_id: str) -> None:
+    """Delete everything of a tensor; one that does not exist is no error."""
+    name = name_of(tensor_id)
+    (document,) = get_many(store, [f"{name}/{DOCUMENT}"])
+    if document is None:
+        return
+    try:
+        incarnations = {definition_in(document, name)["incarnation"]}
+    except (ValueError, StoreError):
+        # Damaged, or of a later version.
+        incarnations = {incarnation_of(folder) for folder in children(store, name)} - {None}
+    # The definition first: without it the rest is garbage, whatever happens to this process.
+    sync(store.delete(f"{name}/{DOCUMENT}"))
+    for incarnation in incarnations:
+        for kind in ("tiles", "partial"):
+            sync(delete_folder(store, f"{name}/{kind}-{incarnation}"))
+
+
+def tensors_in(store: Store, concurrency: int, owner: object) -> list[str]:
+    """Ids of the tensors that are defined."""
+    found = [_id_in(data, name, owner) for name, data in _documents(store, concurrency, owner).items()]
+    return [tensor_id for tensor_id in found if tensor_id is not None]
+
+
+def definitions_in(store: Store, concurrency: int, owner: object) -> dict[str, dict[str, Any]]:
+    """The definitions of the tensors that have args, by their ids, without those that are damaged."""
+    found = {}
+    for name, data in _documents(store, concurrency, owner).items():
+        try:
+            # Checking it takes far longer than reading it.
+            if (attributes_in(data) or {}).get("args") != []:
+                definition = definition_in(data, name)
+                found[str(definition["tensor_id"])] = definition
+        except (ValueError, StoreError) as error:
+            warn_of_damage(owner, f"the definition in {name}/{DOCUMENT} cannot be read ({error})")
+    return found
+
+
+def check_root(store: Store, owner: object) -> None:
+    """StoreError if the store has vanished."""
+    (document,) = get_many(store, [DOCUMENT])
+    _check_root(document, owner)
+
+
+def _check_root(document: bytes | None, owner: object) -> None:
+    if document is None:
+        raise StoreError(f"{owner!r}: the store has vanished since it was opened; open it again to start anew")
+
+
+def _documents(store: Store, concurrency: int, owner: object) -> dict[str, bytes]:
+    """What is stored as the definitions of tensors, by the names of their groups."""
+    names = [name for name in children(store, "") if name.startswith("t-")]
+    keys = [DOCUMENT, *(f"{name}/{DOCUMENT}" for name in names)]
+    root, *documents = get_many(store, keys, concurrency)
+    _check_root(root, owner)
+    return {name: data for name, data in zip(names, documents, strict=True) if data is not None}
+
+
+def _id_in(document: bytes, name: str, owner: object) -> str | None:
+    try:
+        return str(definition_in(document, name)["tensor_id"])
+    except (ValueError, StoreError) as error:
+        tensor_id = id_of(name)
+        if tensor_id is None:
+            told = f"{name}/{DOCUMENT} is damaged ({error}), and does not tell which tensor it defined"
+            warn_of_damage(owner, told)
+        return tensor_id
