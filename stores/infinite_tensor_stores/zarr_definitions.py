@@ -43,8 +43,13 @@ def read_definition(store: Store, tensor_id: str, owner: object) -> dict[str, An
         raise damaged_definition(owner, tensor_id, f"{name}/{DOCUMENT}", error) from error
 
 
-def write_definition(store: Store, tensor_id: str, definition: dict[str, Any], compressors: Any, owner: object) -> None:
-    """Create a tensor with its array, compressed by `compressors`; the first one to do so wins."""
+def write_definition(
+    store: Store, tensor_id: str, definition: dict[str, Any], compressors: Any, owner: object
+) -> str | None:
+    """Create a tensor with its array, compressed by `compressors`.
+
+    Returns its incarnation; None where somebody else was first, whose definition is left.
+    """
     name, (_, layout) = name_of(tensor_id), layout_of(definition)
     place = Place.of(
         sealed(
@@ -57,11 +62,13 @@ def write_definition(store: Store, tensor_id: str, definition: dict[str, Any], c
         )
     )
     put_many(store, {f"{place.array}/{DOCUMENT}": array_bytes(place.definition)})
-    if not sync(create(store, f"{name}/{DOCUMENT}", group_document(place.definition))):
-        winner = read_definition(store, tensor_id, owner)
-        # Storage may have hidden for a moment that the definition is ours.
-        if winner is not None and winner["incarnation"] != place.definition["incarnation"]:
-            sync(delete_folder(store, place.array))
+    if sync(create(store, f"{name}/{DOCUMENT}", group_document(place.definition))):
+        return str(place.definition["incarnation"])
+    winner = read_definition(store, tensor_id, owner)
+    # Storage may have hidden for a moment that the definition is ours.
+    if winner is not None and winner["incarnation"] != place.definition["incarnation"]:
+        sync(delete_folder(store, place.array))
+    return None
 
 
 def delete_tensor(store: Store, tensor_id: str) -> None:

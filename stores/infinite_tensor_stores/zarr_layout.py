@@ -71,6 +71,11 @@ class Place:
         """The folder of the logs of partial tiles."""
         return f"{self.name}/partial-{self.definition['incarnation']}"
 
+    @property
+    def shared(self) -> str:
+        """Key of what tells that others than its creator write the tensor."""
+        return f"{self.logs}/shared"
+
     def chunk(self, tile: Index) -> str:
         """Key of a complete tile."""
         chunk = [i + o // n for i, o, n in zip(tile, self.origin, self.layout.tile_shape, strict=True)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from zarr.abc.store import Store
@@ -44,8 +44,15 @@ from infinite_tensor_stores.zarr_logs import Logs, part_of
 from infinite_tensor_stores.zarr_objects import DEFAULT_CONCURRENCY, concurrently, disconnect, get_many, put_encoded
 from infinite_tensor_stores.zarr_root import open_root
 from infinite_tensor_stores.zarr_verify import damages, looked_over
+from infinite_tensor_stores.zarr_writers import Writers
 
-_Bound: TypeAlias = tuple[Place, ChunkCodec]
+
+class _Bound(NamedTuple):
+    """Where a tensor lies, how its tiles are encoded, and who writes them."""
+
+    place: Place
+    codec: ChunkCodec
+    writers: Writers
 
 
 class ZarrTileStore(BindingStore[_Bound]):
@@ -122,6 +129,7 @@ class ZarrTileStore(BindingStore[_Bound]):
         # Fixed when a tensor is registered: whoever goes on writing after the id was cleared and made anew writes
         # beside the new tensor, never into it.
         self._bound = {}
+        self._created: str | None = None
         self._logs = Logs(self.concurrency)
         super().__init__(
             tile_size,
@@ -163,6 +171,9 @@ class ZarrTileStore(BindingStore[_Bound]):
     def _renew_after_fork(self) -> None:
         super()._renew_after_fork()
         self._opened = None
+        self._created = None
+        for bound in self._bound.values():
+            bound.writers.leave()
 
     def _resume(self) -> None:
         open_root(self._store, "a" if self.mode in ("w", "w-") else self.mode, self)
@@ -173,7 +184,7 @@ class ZarrTileStore(BindingStore[_Bound]):
         return read_definition(self._store, tensor_id, self)
 
     def _write_definition(self, tensor_id: str, definition: dict[str, Any]) -> None:
-        write_definition(self._store, tensor_id, definition, self._compressors, self)
+        self._created = write_definition(self._store, tensor_id, definition, self._compressors, self)
 
     def _delete_tensor(self, tensor_id: str) -> None:
         self._bound.pop(tensor_id, None)
@@ -181,7 +192,9 @@ class ZarrTileStore(BindingStore[_Bound]):
 
     def _binding(self, tensor_id: str, definition: Mapping[str, Any]) -> _Bound:  # noqa: ARG002  (the definition names it)
         place = Place.of(definition)
-        return place, self._codec_of(place)
+        # Once: whoever binds the tensor again does not know what has been written since.
+        founder, self._created = place.definition["incarnation"] == self._created, None
+        return _Bound(place, self._codec_of(place), Writers(place.shared, founder=founder))
 
     def _codec_of(self, place: Place) -> ChunkCodec:
         codec = ChunkCodec(array_document(place.definition))
@@ -204,34 +217,45 @@ class ZarrTileStore(BindingStore[_Bound]):
     def _read_bound_tiles(
         self, tensor_id: str, bound: _Bound, tile_indices: Sequence[Index]
     ) -> list[torch.Tensor | None]:
-        place, codec = bound
-        keys = [place.chunk(tile) for tile in tile_indices]
-        stored = get_many(self._store, keys, self.concurrency)
-        present = [number for number, data in enumerate(stored) if data is not None]
-        tiles: list[torch.Tensor | None] = [None] * len(tile_indices)
-        blocks = codec.decode([stored[number] or b"" for number in present], [keys[number] for number in present])
-        for number, block in zip(present, blocks, strict=True):
+        place, codec, _ = bound
+        keys = {tile: place.chunk(tile) for tile in self._candidates(bound, tile_indices)}
+        stored = zip(keys.items(), get_many(self._store, list(keys.values()), self.concurrency), strict=True)
+        present = {tile: (key, data) for (tile, key), data in stored if data is not None}
+        blocks = codec.decode([data for _, data in present.values()], [key for key, _ in present.values()])
+        tiles: dict[Index, torch.Tensor] = {}
+        for tile, block in zip(present, blocks, strict=True):
             if isinstance(block, Exception):
-                warn_of_damage(self, f"tile {tile_indices[number]} of tensor {tensor_id!r} is damaged ({block})")
+                warn_of_damage(self, f"tile {tile} of tensor {tensor_id!r} is damaged ({block})")
             else:
-                tiles[number] = from_stored(block, place.layout.dtype)
-        return tiles
+                tiles[tile] = from_stored(block, place.layout.dtype)
+        return [tiles.get(tile) for tile in tile_indices]
+
+    def _candidates(self, bound: _Bound, tile_indices: Sequence[Index]) -> list[Index]:
+        """Those of some tiles of which something may be stored."""
+        doubt = bound.writers.doubt(tile_indices)
+        return bound.writers.candidates(tile_indices, get_many(self._store, doubt) if doubt else [])
 
     def _write_tiles(self, tensor_id: str, tiles: Mapping[Index, torch.Tensor]) -> None:
-        place, codec = self._bound[tensor_id]
+        place, codec, writers = self._bound[tensor_id]
         self._check_place(tensor_id, place, *get_many(self._store, [place.group]))
+        writers.will_write(self._store, tiles)
         blocks = {place.chunk(tile): to_stored(block) for tile, block in tiles.items()}
         put_encoded(self._store, blocks, codec.encode, self.concurrency)
 
     def _read_bound_partials(
         self, tensor_id: str, bound: _Bound, tile_indices: Sequence[Index]
     ) -> list[PartialTile | None]:
-        place, _ = bound
-        logs = [place.log(tile) for tile in tile_indices]
-        document, *first = get_many(self._store, [place.group, *map(part_of, logs)], self.concurrency)
+        place, _, writers = bound
+        doubt = writers.doubt(tile_indices)
+        # Where nothing is in doubt, the parts are asked for with the definition.
+        keys = doubt or [part_of(place.log(tile)) for tile in tile_indices]
+        document, *found = get_many(self._store, [place.group, *keys], self.concurrency)
         self._check_place(tensor_id, place, document)
-        found = self._logs.read(self._store, dict(zip(logs, first, strict=True)))
-        return [PartialTile.merged(self._parts_in(log, found[log])) for log in logs]
+        tiles = writers.candidates(tile_indices, found if doubt else [])
+        logs = [place.log(tile) for tile in tiles]
+        first = get_many(self._store, [*map(part_of, logs)], self.concurrency) if doubt else found
+        parts = self._logs.read(self._store, dict(zip(logs, first, strict=True)))
+        return [PartialTile.merged(self._parts_in(log, parts.get(log, ()))) for log in map(place.log, tile_indices)]
 
     def _parts_in(self, log: str, stored: Sequence[bytes]) -> list[PartialTile]:
         parts = []
@@ -243,33 +267,37 @@ class ZarrTileStore(BindingStore[_Bound]):
         return parts
 
     def _write_partials(self, tensor_id: str, partials: Mapping[Index, PartialTile | None]) -> None:
-        place, _ = self._bound[tensor_id]
+        place, _, writers = self._bound[tensor_id]
         logs = {place.log(tile): part for tile, part in partials.items()}
         self._check_place(tensor_id, place, *get_many(self._store, [place.group]))
+        writers.will_write(self._store, [tile for tile, part in partials.items() if part is not None])
         self._logs.write(self._store, {log: None if part is None else part.to_bytes(log) for log, part in logs.items()})
 
     def _delete_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> None:
-        place, _ = self._bound[tensor_id]
+        place = self._bound[tensor_id].place
         self._check_place(tensor_id, place, *get_many(self._store, [place.group]))
         self._logs.delete(self._store, logs_of(self._store, place, set(tile_indices)))
         self._logs.forget(map(place.log, tile_indices))
         concurrently(self._store.delete, map(place.chunk, tile_indices), self.concurrency)
 
     def _has_bound_tiles(self, bound: _Bound, tile_indices: Sequence[Index]) -> list[bool]:
-        return concurrently(self._store.exists, map(bound[0].chunk, tile_indices), self.concurrency)
+        candidates = self._candidates(bound, tile_indices)
+        found = concurrently(self._store.exists, map(bound.place.chunk, candidates), self.concurrency)
+        there = dict(zip(candidates, found, strict=True))
+        return [there.get(tile, False) for tile in tile_indices]
 
     def _find_bound_tiles(
         self, bound: _Bound, low: Sequence[int], high: Sequence[int]
     ) -> tuple[set[Index], set[Index]]:
-        return tiles_in(self._store, bound[0], low, high, self.concurrency)
+        return tiles_in(self._store, bound.place, low, high, self.concurrency)
 
     def _find_bound_partials(self, bound: _Bound, low: Sequence[int], high: Sequence[int]) -> set[Index]:
-        return logged_in(self._store, bound[0], low, high)
+        return logged_in(self._store, bound.place, low, high)
 
     def _check_place(self, tensor_id: str, place: Place, document: bytes | None) -> None:
         """StoreError if `document`, found where the tensor's definition was, no longer defines what lies at `place`."""
         bound = self._bound.get(tensor_id)
-        if bound is None or bound[0] is not place:
+        if bound is None or bound.place is not place:
             # Cleared here, in the meantime: the caller knows.
             return
         if document is None:

@@ -86,6 +86,8 @@ def test_a_missing_tile_of_several_windows_costs_three_gets_and_two_after_others
     proxy: Proxy, server: S3Server, url: str
 ) -> None:
     with through(proxy, server, url) as store:
+        quarters(store)
+    with through(proxy, server, url) as store:
         t = quarters(store)
         with proxy.counting() as first:
             t[0:64, 0:64]
@@ -106,15 +108,30 @@ def test_a_missing_tile_of_several_windows_costs_three_gets_and_two_after_others
     assert again == {"GET": 128}
 
 
-def test_a_complete_tile_is_written_by_one_put(proxy: Proxy, server: S3Server, url: str) -> None:
+@pytest.mark.parametrize("looks", [0, 64], ids=["who created the tensor", "another one"])
+def test_a_complete_tile_is_written_by_one_put(proxy: Proxy, server: S3Server, url: str, looks: int) -> None:
+    if looks:
+        with through(proxy, server, url) as store:
+            whole_tiles(store, Counted())
     with through(proxy, server, url) as store:
         t = whole_tiles(store, Counted())
         before = len(proxy.requests)
         t[0:64, 0:64]
         store.flush()
     chunks = Counter(request for request in proxy.requests[before:] if "/c/" in request[1])
-    assert Counter(method for method, _ in chunks) == {"GET": 64, "PUT": 64}
+    assert Counter(method for method, _ in chunks) == Counter({"GET": looks, "PUT": 64})
     assert {count for (method, _), count in chunks.items() if method == "PUT"} == {1}
+
+
+def test_who_created_a_tensor_asks_five_times_for_any_number_of_missing_tiles(
+    proxy: Proxy, server: S3Server, url: str
+) -> None:
+    with through(proxy, server, url) as store:
+        t = quarters(store)
+        with proxy.counting() as read:
+            t[0:64, 0:64]
+    # Twice for another writer before and once after looking for the tensor, beside which the first tiles are stored.
+    assert read["GET"] in range(3, 5 + _MOST_BATCHES)
 
 
 def test_an_incomplete_tile_is_written_by_one_put_and_deleted_by_one_request(
@@ -154,6 +171,8 @@ def test_a_part_that_another_process_has_added_costs_two_requests(proxy: Proxy, 
 
 
 def test_every_wave_of_a_read_and_of_a_flush_is_concurrent(proxy: Proxy, server: S3Server, url: str) -> None:
+    with through(proxy, server, url) as store:
+        whole_tiles(store, Counted())
     with through(proxy, server, url) as store:
         t = whole_tiles(store, Counted())
         proxy.delay = 0.02

@@ -1,0 +1,60 @@
+"""What a store object knows of the others that write a tensor."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+from hypothesis import given
+from hypothesis import strategies as st
+from zarr.storage import MemoryStore
+
+from infinite_tensor_stores.zarr_objects import get_many
+from infinite_tensor_stores.zarr_writers import TileSet, Writers
+
+Tiles = list[tuple[int, ...]]
+
+
+def tiles(dims: int) -> st.SearchStrategy[Tiles]:
+    near, far = st.integers(-70, 70), st.integers(-(2**51), 2**51)
+    return st.lists(st.tuples(*[near | far] * dims), max_size=30)
+
+
+@given(st.integers(1, 13).flatmap(lambda dims: st.tuples(tiles(dims), tiles(dims))))
+def test_a_tile_set_is_a_set(both: tuple[Tiles, Tiles]) -> None:
+    put, asked = both
+    found = TileSet()
+    found.update(put[::2])
+    found.update(put)
+    assert [tile in found for tile in put + asked] == [tile in set(put) for tile in put + asked]
+
+
+def test_a_hundred_thousand_tiles_side_by_side_take_less_than_64_kib() -> None:
+    tracemalloc.start()
+    try:
+        found = TileSet()
+        found.update((i, j) for i in range(-50, 50) for j in range(1000))
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken < 2**16
+    assert (-50, 999) in found
+
+
+def test_who_created_a_tensor_knows_what_it_has_not_written() -> None:
+    store = MemoryStore()
+    founder = Writers("mark", founder=True)
+    founder.will_write(store, [(0,), (1,)])
+    assert founder.doubt([(0,), (1,)]) == []
+    assert founder.doubt([(1,), (2,)]) == ["mark"]
+    assert founder.candidates([(1,), (2,)], get_many(store, ["mark"])) == [(1,)]
+
+
+def test_it_looks_for_everything_once_another_one_has_announced_itself() -> None:
+    store = MemoryStore()
+    founder, other = Writers("mark", founder=True), Writers("mark", founder=False)
+    assert founder.candidates([(2,)], get_many(store, founder.doubt([(2,)]))) == []
+    assert other.doubt([(2,)]) == []
+    assert other.candidates([(2,)], []) == [(2,)]
+    other.will_write(store, [(5,)])
+    assert founder.candidates([(2,)], get_many(store, founder.doubt([(2,)]))) == [(2,)]
+    assert founder.doubt([(3,)]) == []
