@@ -19,6 +19,7 @@ from infinite_tensor.filling.forecast import FillPlan, forecast
 from infinite_tensor.filling.needs import Product, Spans
 from infinite_tensor.filling.progress import Tally, Watcher
 from infinite_tensor.filling.report import FillReport, TensorReport
+from infinite_tensor.filling.shares import share_of
 from infinite_tensor.filling.strips import Cut, cut, held_bytes
 from infinite_tensor.filling.table import bytes_of
 from infinite_tensor.indexing import Selection
@@ -68,7 +69,7 @@ def prepare(
     layout = node.store.layout(node.spec)
     start, stop = _to_fill(node, selection)
     if shard is not None:
-        start, stop = layout.share(start, stop, *shard)
+        start, stop = share_of(layout, start, stop, *shard)
     if is_empty(start, stop):
         return None
     caches = sum(_LENT if store.cache_limit is None else store.cache_limit for store in _stores(node))

@@ -127,14 +127,6 @@ class TileLayout:
         low, high = self.box(start, stop)
         return self.start(tuple(low)), self.stop(tuple([i - 1 for i in high]))
 
-    def share(self, start: Sequence[int], stop: Sequence[int], rank: int, count: int) -> tuple[Index, Index]:
-        """One of `count` parts of the pixels ``[start, stop)``, cut between tiles along the dimension with the most."""
-        low, high = self.box(start, stop)
-        d = max(range(len(low)), key=lambda d: high[d] - low[d])
-        cuts = [low[d] + (high[d] - low[d]) * part // count for part in (rank, rank + 1)]
-        first, last = (min(max(at * self.tile_shape[d], start[d]), stop[d]) for at in cuts)
-        return with_entry(start, d, first), with_entry(stop, d, last)
-
     def part(self, tile: Index, start: Sequence[int], stop: Sequence[int]) -> tuple[list[int], tuple[slice, ...]]:
         """What a tile holds of the pixels ``[start, stop)``: the first of them, and where it is in these."""
         low, to = [], []

@@ -15,6 +15,7 @@ from zarr.storage import MemoryStore
 from infinite_tensor import InfiniteTensor, ZarrTileStore
 from infinite_tensor.filling.demand import demands
 from infinite_tensor.filling.forecast import FillPlan, TensorPlan
+from infinite_tensor.filling.shares import share_of_tiles
 from infinite_tensor.filling.tasks import _extents
 from infinite_tensor.tilestore.writer import _BATCH_BYTES, _BATCH_JOBS
 from tests.benchmarks.scenario import Costs, Fleet, Storage, Work, chain
@@ -132,14 +133,18 @@ class _Model:
     # Each process by itself.
 
     def shards(self, tensors: Sequence[InfiniteTensor]) -> Prediction:
-        """Each process marches through a share of its own; they differ by a tile's width at most."""
-        side, tile, count = self.work.side, self.work.tile, self.fleet.processes
-        tiles = -(-side // tile)
-        widths = [tiles * (rank + 1) // count - tiles * rank // count for rank in range(count)]
+        """Each process marches through a share of its own; those of one shape take as long."""
+        side, tiles, count = self.work.side, -(-self.work.side // self.work.tile), self.fleet.processes
+        shapes: dict[tuple[int, ...], list[int]] = {}
+        for rank in range(count):
+            low, high = share_of_tiles((0, 0), (tiles, tiles), rank, count)
+            shapes.setdefault(tuple(b - a for a, b in zip(low, high, strict=True)), []).append(rank)
         total = Prediction(output_windows=tensors[-1].plan(_region((0, 0), (side, side))).tensors[-1].needed)
-        for width in filter(None, set(widths)):
-            share = self._share(tensors, widths.index(width))
-            total.add(share, widths.count(width))
+        for shape, ranks in shapes.items():
+            if not math.prod(shape):
+                continue
+            share = self._share(tensors, ranks[0])
+            total.add(share, len(ranks))
             if share.seconds > total.seconds:
                 total.seconds = share.seconds
                 total.stages = share.stages

@@ -102,9 +102,14 @@ def test_shards_fill_each_tile_of_the_output_once() -> None:
     assert predict(work, FREE, NEAR, Fleet("shards", 5)).puts == 16**2
 
 
-def test_the_widest_share_takes_longest() -> None:
-    work = Work(17 * 256, tile=256, window=256, stride=256, call_seconds=0.01)
-    assert predict(work, FREE, NEAR, Fleet("shards", 16)).seconds == pytest.approx(2 * 17 * 0.01)
+def test_the_largest_share_takes_longest() -> None:
+    work = Work(3 * 256, tile=256, window=256, stride=256, call_seconds=0.01)
+    assert predict(work, FREE, NEAR, Fleet("shards", 2)).seconds == pytest.approx(2 * 3 * 0.01)
+
+
+def test_shards_compute_twice_what_a_square_has_around_it() -> None:
+    work = Work(64 * 256, tile=256, window=256, stride=256, halo=16, depth=2)
+    assert predict(work, FREE, NEAR, Fleet("shards", 64)).windows == 64 * (8 * 8 + 10 * 10)
 
 
 def test_strips_compute_again_what_is_in_memory() -> None:
@@ -113,8 +118,8 @@ def test_strips_compute_again_what_is_in_memory() -> None:
     assert stored < in_memory < 1.05 * stored
 
 
-def test_more_shards_than_columns_of_tiles_are_no_quicker() -> None:
-    work = Work(4096, tile=256, window=256, stride=256, call_seconds=0.01)
+def test_more_shards_than_tiles_are_no_quicker() -> None:
+    work = Work(1024, tile=256, window=256, stride=256, call_seconds=0.01)
     sixteen, more = (predict(work, FREE, NEAR, Fleet("shards", count)) for count in (16, 40))
     assert more.seconds == sixteen.seconds
 
