@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from distributed import Client, LocalCluster
 from infinite_tensor import InfiniteTensor, TensorWindow, TileStore
 
 _LOG = "computed"
+_MET = "met"
 
 
 def chain(store: TileStore, folder: Path, depth: int = 3) -> InfiniteTensor:
@@ -55,11 +57,48 @@ def computed(folder: Path, depth: int = 3) -> list[Counter[str]]:
 
 
 @contextmanager
-def cluster() -> Iterator[Client]:
-    """Two worker processes on this machine."""
+def cluster(workers: int = 2) -> Iterator[Client]:
+    """Worker processes on this machine, of one thread each."""
     address = {"host": "127.0.0.1", "scheduler_port": 0, "dashboard_address": "127.0.0.1:0"}
-    with LocalCluster(n_workers=2, threads_per_worker=1, processes=True, **address) as nodes, Client(nodes) as client:
+    nodes = LocalCluster(n_workers=workers, threads_per_worker=1, processes=True, **address)
+    with nodes, Client(nodes) as client:
         yield client
+
+
+@contextmanager
+def more_workers(client: Client, folder: Path, workers: int) -> Iterator[None]:
+    """Have so many workers once the first of them has begun with a window; see `meeting`."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.01):
+            if list(folder.glob(f"{_MET}-*")):
+                assert client.cluster is not None
+                client.cluster.scale(workers)
+                return
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+
+
+def meeting(folder: Path, workers: int) -> Callable[..., torch.Tensor]:
+    """An ``f`` that waits until as many workers are in it, in vain after a minute; windows of 16x16 pixels."""
+
+    def f(_ctx: tuple[int, ...]) -> torch.Tensor:
+        (folder / f"{_MET}-{os.getpid()}").touch()
+        deadline = time.monotonic() + 60
+        while len(list(folder.glob(f"{_MET}-*"))) < workers:
+            if time.monotonic() > deadline:
+                raise TimeoutError("some workers have been given nothing to do")
+            threading.Event().wait(0.02)
+        return torch.ones(16, 16)
+
+    return f
 
 
 @contextmanager

@@ -13,13 +13,15 @@ from infinite_tensor import (
     HDF5TileStore,
     InfiniteTensor,
     MemoryTileStore,
+    Progress,
     TensorWindow,
     TileStore,
     ValidationError,
     ZarrTileStore,
     sl,
 )
-from tests.clusters import chain, cluster, computed, one_worker_killed
+from infinite_tensor.filling import demand
+from tests.clusters import chain, cluster, computed, meeting, more_workers, one_worker_killed
 
 REGION = sl[-100:200, 0:250]
 
@@ -76,6 +78,57 @@ def test_a_worker_that_is_killed_costs_no_pixel(tmp_path: Path) -> None:
         assert t.is_filled(REGION)
         assert torch.equal(t[REGION], truth(tmp_path))
         assert [store.verify(name) for name in store.tensor_ids()] == [[]] * 3
+
+
+def test_workers_that_come_later_are_given_work(tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path / "store", tile_size=16) as store, cluster(1) as own:
+        t = InfiniteTensor((None, None), meeting(tmp_path, 3), TensorWindow((16, 16)), tile_store=store, tensor_id="t")
+        with more_workers(own, tmp_path, 3):
+            assert t.fill(sl[0:64, 0:64], client=own, progress=False).windows == 16
+
+
+def test_windows_that_two_readers_need_are_in_one_task(client: Client, tmp_path: Path) -> None:
+    def noted(ctx: tuple[int, ...]) -> torch.Tensor:
+        with (tmp_path / "computed-0").open("a") as log:
+            log.write(f"{ctx}\n")
+        return torch.ones(4)
+
+    window = TensorWindow((4,))
+    with ZarrTileStore(tmp_path / "store", tile_size=16) as store:
+        base = InfiniteTensor((None,), noted, window, tile_store=store, tensor_id="base")
+        t = InfiniteTensor(
+            (None,),
+            lambda _ctx, a, b: a + b,
+            window,
+            args=[base, base],
+            args_windows=[window, TensorWindow((4,), offset=64)],
+            tile_store=store,
+            tensor_id="t",
+        )
+        t.fill(sl[0:256], client=client, progress=False)
+    (calls,) = computed(tmp_path, 1)
+    assert (len(calls), set(calls.values())) == (80, {1})
+
+
+def test_a_fill_of_more_windows_than_are_named_goes_on_without_reading_a_pixel(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demand, "_MOST_NAMED", 0)
+    told: list[tuple[int, int]] = []
+
+    def tell(progress: Progress) -> None:
+        told.append((progress.done, progress.total))
+
+    with ZarrTileStore(tmp_path / "store", tile_size=64) as store:
+        t = InfiniteTensor(
+            (None, None), lambda _ctx: torch.ones(16, 16), TensorWindow((16, 16)), tile_store=store, tensor_id="t"
+        )
+        t.fill(sl[0:256, 0:256], client=client, progress=False)
+        # A tile that is read now is found to be damaged, and computed again.
+        for chunk in Path(store.tensor_info("t").location).glob("c/*/*"):
+            chunk.write_bytes(b"not a tile")
+        assert t.fill(sl[0:256, 0:320], client=client, progress=tell).windows == 4 * 16
+    assert told[-1] == (64, 64)
 
 
 def test_a_tensor_upstream_in_memory_is_computed_by_whoever_needs_it(client: Client, tmp_path: Path) -> None:

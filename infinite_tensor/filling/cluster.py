@@ -9,7 +9,9 @@ been stored.
 from __future__ import annotations
 
 import itertools
+import math
 import secrets
+import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Self
 
@@ -20,7 +22,7 @@ from infinite_tensor.filling.demand import demands
 from infinite_tensor.filling.fill import Job
 from infinite_tensor.filling.progress import Tally, Watcher
 from infinite_tensor.filling.report import FillReport, TensorReport
-from infinite_tensor.filling.tasks import Done, complete, compute, parts_of
+from infinite_tensor.filling.tasks import Done, complete, compute, parts_of, spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
     from distributed import Client, Future
 
 _RETRIES = 3
+_ASK_SECONDS = 1.0
+_WAITING = 64
+"""So many tasks, and one for each thread, wait in the scheduler for workers that are free, or are still to come."""
 _TILES_AT_ONCE = 64
 
 
@@ -41,14 +46,14 @@ def fill_on_cluster(
     # What is known here of tiles in progress will be out of date.
     _forget(chain)
     needs, _ = demands(job.node, job.cut.start, job.cut.stop)
-    total = sum(demand.missing for demand in needs)
-    with Tally(total, progress) as tally, _Tasks(client, tensor, chain, workers, tally) as tasks:
-        for demand in reversed(needs):
-            # Of a tensor in memory, whoever needs a window computes it.
-            if demand.node.store.shared:
-                tasks.carry_out(compute, demand.node, parts_of(demand, tasks.threads))
+    # Of a tensor in memory, whoever needs a window computes it.
+    levels = [demand for demand in reversed(needs) if demand.node.store.shared]
+    total, in_tasks = (sum(demand.missing for demand in of) for of in (needs, levels))
+    with Tally(total, progress, max(1, in_tasks)) as tally, _Tasks(client, tensor, chain, workers, tally) as tasks:
+        for demand in levels:
+            tasks.carry_out(compute, demand.node, parts_of(demand, tasks.threads), len)
         parted = job.node.store.unfinished(job.node.spec, job.cut.start, job.cut.stop)
-        tasks.carry_out(complete, job.node, _batches(parted))
+        tasks.carry_out(complete, job.node, _batches(parted), lambda _tiles: 0)
         return FillReport(tuple(tasks.reports()), tally.seconds)
 
 
@@ -66,18 +71,46 @@ class _Tasks:
         self._payload = client.scatter(_pickled(tensor), broadcast=True)
         self._name = secrets.token_hex(4)
         self._numbers = itertools.count()
-        self.threads = max(1, sum(client.nthreads().values()))
+        self._threads = (-math.inf, 0)
 
-    def carry_out(self, work: Callable[..., Done], node: Node, parts: Iterator[Any]) -> None:
-        """Run ``work`` for each part, a bounded number at a time, and return when all are done."""
+    @property
+    def threads(self) -> int:
+        """Of all workers that are there by now."""
+        asked, threads = self._threads
+        # To ask after each task would be a load on the scheduler.
+        if time.monotonic() - asked > _ASK_SECONDS:
+            threads = max(1, sum(self._client.nthreads().values()))
+            self._threads = time.monotonic(), threads
+        return threads
+
+    def carry_out(
+        self,
+        work: Callable[..., Done],
+        node: Node,
+        parts: Iterator[Any],
+        windows_of: Callable[[Any], int],
+    ) -> None:
+        """Run ``work`` for each part, a bounded number at a time, and return when all are done.
+
+        ``windows_of(part)`` tells how many windows a part is expected to compute.
+        """
         from distributed import as_completed  # noqa: PLC0415  (an extra)
 
-        futures = (self._submit(work, node, part) for part in parts)
-        running = as_completed(list(itertools.islice(futures, 2 * self.threads)), raise_errors=False)
+        running = as_completed(loop=self._client.loop, raise_errors=False)
+        expected: dict[object, int] = {}
+
+        def submit() -> None:
+            for part in itertools.islice(parts, max(0, 2 * self.threads + _WAITING - running.count())):
+                future = self._submit(work, node, part)
+                expected[future.key] = windows_of(part)
+                running.add(future)
+
         try:
+            submit()
             for future in running:
                 self._note(future.result())
-                running.update(list(itertools.islice(futures, 1)))
+                self._tally.pass_steps(expected.pop(future.key))
+                submit()
         except BaseException:
             self._client.cancel(list(running.futures), force=True)
             raise
@@ -134,5 +167,5 @@ def _forget(chain: Sequence[Node]) -> None:
 
 
 def _batches(tiles: Sequence[Index]) -> Iterator[list[Index]]:
-    for begin in range(0, len(tiles), _TILES_AT_ONCE):
-        yield list(tiles[begin : begin + _TILES_AT_ONCE])
+    for number in spread(-(-len(tiles) // _TILES_AT_ONCE)):
+        yield list(tiles[number * _TILES_AT_ONCE : (number + 1) * _TILES_AT_ONCE])

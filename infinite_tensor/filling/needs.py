@@ -14,6 +14,7 @@ from functools import reduce
 from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from infinite_tensor.boxes import IntArray
 from infinite_tensor.window import TensorWindow, WindowGrid
@@ -104,6 +105,16 @@ class Product:
     def count(self) -> int:
         """How many windows they are."""
         return math.prod(len(indices) for indices in self.coordinates)
+
+    def holds(self, windows: IntArray) -> npt.NDArray[np.bool_]:
+        """Which of some windows, (N, coordinates) in, are among them."""
+        held = np.ones(len(windows), dtype=bool)
+        for column, indices in zip(windows.T, self.coordinates, strict=True):
+            if isinstance(indices, range):
+                held &= (column >= indices.start) & (column < indices.stop)
+            else:
+                held &= np.isin(column, indices)
+        return held
 
     def meet(self, other: Product) -> Product:
         """The windows that are in both."""

@@ -8,6 +8,7 @@ import os
 import pickle
 import secrets
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -24,7 +25,11 @@ from infinite_tensor.filling.progress import Tally
 from infinite_tensor.window import WindowGrid
 
 _TASK_BYTES = 2**26
+_TASKS = 256
 _TASKS_PER_THREAD = 4
+"""As many tasks for each tensor, where it has as many tiles: workers that come later find some to do."""
+_RANGE_BITS = 6
+"""From two to the power of so many ranges of keys tasks are taken by turns."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +54,11 @@ class Done:
 def compute(payload: bytes, place: int, windows: IntArray, workers: int | None) -> Done:
     """Compute and store those windows of one tensor that are missing: indices of shape (N, ndim)."""
     chain = _chain_of(payload)
-    bounds = chain[place].spec.grid.window.bounds(windows)
-    return _carry_out(chain, chain[place], *bounds, set(as_tuples(windows)), workers)
+    node = chain[place]
+    starts, stops = node.spec.grid.window.bounds(windows)
+    if node.store.is_complete(node.spec, starts.min(axis=0).tolist(), stops.max(axis=0).tolist()):
+        return _done(chain, Counter())
+    return _carry_out(chain, node, starts, stops, set(as_tuples(windows)), workers)
 
 
 def complete(payload: bytes, place: int, tiles: Sequence[Index], workers: int | None) -> Done:
@@ -63,17 +71,33 @@ def complete(payload: bytes, place: int, tiles: Sequence[Index], workers: int | 
 
 
 def parts_of(demand: Demand, threads: int) -> Iterator[IntArray]:
-    """The windows to compute, in blocks of whole tiles as far as may be: several for each thread, none too large."""
+    """The windows to compute, in blocks of whole tiles as far as may be, those that follow each other far apart.
+
+    Storage splits a range of keys that many requests are sent to. If blocks went along the keys, all workers would be
+    in one range at a time, and leave it soon after it was split.
+    """
     grid, extents = demand.node.spec.grid, _extents(demand, threads)
-    products = [demand.windows] if isinstance(demand.windows, np.ndarray) else demand.windows
-    for windows in products:
-        if isinstance(windows, np.ndarray):
-            blocks = grid.window.starts(windows) // extents
-            order = np.lexsort(blocks.T[::-1])
-            breaks = np.flatnonzero((np.diff(blocks[order], axis=0) != 0).any(axis=1)) + 1
-            yield from (windows[np.sort(part)] for part in np.split(order, breaks) if len(part))
-        else:
-            yield from _blocks(grid, windows, extents)
+    if isinstance(demand.windows, np.ndarray):
+        blocks = grid.window.starts(demand.windows) // extents
+        order = np.lexsort(blocks.T[::-1])
+        breaks = np.flatnonzero((np.diff(blocks[order], axis=0) != 0).any(axis=1)) + 1
+        parts = np.split(order, breaks) if len(order) else []
+        yield from (demand.windows[np.sort(parts[number])] for number in spread(len(parts)))
+        return
+    for number, product in enumerate(demand.windows):
+        for windows in _blocks(grid, product, extents):
+            known = [earlier.holds(windows) for earlier in demand.windows[:number]]
+            fresh = windows[~np.any(known, axis=0)] if known else windows
+            if len(fresh):
+                yield fresh
+
+
+def spread(count: int) -> Iterator[int]:
+    """The numbers below `count`, taken by turns from ranges of them; one turn and the next are far apart."""
+    bounds = list(itertools.pairwise(count * number >> _RANGE_BITS for number in range(2**_RANGE_BITS + 1)))
+    turns = [bounds[int(f"{number:0{_RANGE_BITS}b}"[::-1], 2)] for number in range(len(bounds))]
+    for step in range(max(high - low for low, high in bounds)):
+        yield from (low + step for low, high in turns if low + step < high)
 
 
 def _blocks(grid: WindowGrid, product: Product, extents: IntArray) -> Iterator[IntArray]:
@@ -87,14 +111,17 @@ def _blocks(grid: WindowGrid, product: Product, extents: IntArray) -> Iterator[I
         d = dims[0]
         blocks = (coordinates * grid.window.stride[d] + grid.window.offset[d]) // extents[d]
         runs.append(np.split(coordinates, np.flatnonzero(np.diff(blocks)) + 1))
-    for block in itertools.product(*runs):
+    counts = tuple(map(len, runs))
+    for number in spread(math.prod(counts)):
+        block = [run[at] for run, at in zip(runs, np.unravel_index(number, counts), strict=True)]
         yield np.stack([axis.ravel() for axis in np.meshgrid(*block, indexing="ij")], axis=1)
 
 
 def _extents(demand: Demand, threads: int) -> IntArray:
     """Pixels of a block per dimension, a multiple of a tile."""
     window, itemsize = demand.node.spec.grid.window, demand.node.spec.dtype.itemsize
-    share = demand.missing * math.prod(window.stride) * itemsize // (_TASKS_PER_THREAD * threads)
+    tasks = max(_TASKS, _TASKS_PER_THREAD * threads)
+    share = demand.missing * math.prod(window.stride) * itemsize // tasks
     extents, shape = list(demand.layout.tile_shape), demand.layout.shape
     growing = [d for d, extent in enumerate(shape) if extent is None or extent > extents[d]]
     while growing and 2 * math.prod(extents) * itemsize <= min(share, _TASK_BYTES):
@@ -126,8 +153,12 @@ def _carry_out(
             each.store.refresh(each.spec.tensor_id)
             if not each.store.outlives_process:
                 each.store.clear_cache(each.spec.tensor_id)
+    return _done(chain, tally.windows)
+
+
+def _done(chain: Sequence[Node], windows: Counter[Node]) -> Done:
     written = [each.store.written(each.spec.tensor_id) for each in chain]
-    return Done(_PROCESS.name, [tally.windows[each] for each in chain], written)
+    return Done(_PROCESS.name, [windows[each] for each in chain], written)
 
 
 class _Process:

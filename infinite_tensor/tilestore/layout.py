@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from infinite_tensor.arrays import Array
-from infinite_tensor.boxes import Index, with_entry
+from infinite_tensor.boxes import Index
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.spec import TensorSpec
 from infinite_tensor.window import Shape, TensorWindow, WindowGrid, as_index

@@ -316,7 +316,9 @@ class _Model:
     def _limits(self, puts: float, gets: float) -> dict[str, float]:
         """What storage takes for everybody's requests of one tensor."""
         storage = self.storage
+        # Shares lie apart, and tasks that are under way at the same time do: not more prefixes than these are asked.
+        prefixes = min(storage.prefixes, self.fleet.processes * self.fleet.threads)
         return {
-            "puts per prefix": puts / storage.puts / storage.prefixes,
-            "gets per prefix": gets / storage.gets / storage.prefixes,
+            "puts per prefix": puts / storage.puts / prefixes,
+            "gets per prefix": gets / storage.gets / prefixes,
         }

@@ -66,6 +66,13 @@ def test_more_prefixes_take_more_requests(kind: str) -> None:
     assert one.stages[f"{kind} per prefix"] == pytest.approx(8 * eight.stages[f"{kind} per prefix"])
 
 
+def test_a_prefix_that_nobody_is_at_takes_no_requests() -> None:
+    storage = Storage(puts=1.0, prefixes=8)
+    assert predict(CHAIN, FREE, storage, cluster(2)).stages["puts per prefix"] == pytest.approx(
+        4 * predict(CHAIN, FREE, storage, cluster(1000)).stages["puts per prefix"], rel=0.1
+    )
+
+
 def test_tiles_are_stored_while_others_are_computed() -> None:
     work = Work(16384, tile=256, window=256, stride=256, ratio=1.0, call_seconds=0.01)
     sent = 16384**2 * 4

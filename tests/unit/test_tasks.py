@@ -1,0 +1,79 @@
+"""Cutting what a fill needs of a tensor into tasks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore
+from infinite_tensor.boxes import as_tuples
+from infinite_tensor.filling.demand import Demand, demands
+from infinite_tensor.filling.tasks import parts_of, spread
+
+
+def demand_of(t: InfiniteTensor, rows: int, columns: int) -> Demand:
+    return demands(t._node, (0, 0), (rows, columns))[0][0]
+
+
+@pytest.fixture
+def tensor(tmp_path: Path) -> InfiniteTensor:
+    """Windows of 16x16, four to a tile."""
+    store = ZarrTileStore(tmp_path, tile_size=32)
+    return InfiniteTensor(
+        (None, None), lambda _ctx: torch.ones(16, 16), TensorWindow((16, 16)), tile_store=store, tensor_id="t"
+    )
+
+
+@given(st.integers(0, 1000))
+def test_spread_numbers_are_all_numbers(count: int) -> None:
+    assert sorted(spread(count)) == list(range(count))
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_every_window_is_in_exactly_one_task(stored: bool, tensor: InfiniteTensor) -> None:
+    if stored:
+        tensor[0:32, 0:64]
+    demand = demand_of(tensor, 640, 320)
+    assert isinstance(demand.windows, np.ndarray) is stored
+    windows = [index for part in parts_of(demand, 2) for index in as_tuples(part)]
+    assert len(windows) == len(set(windows)) == demand.missing == 40 * 20 - 8 * stored
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_tasks_that_are_under_way_together_are_all_over_the_keys(stored: bool, tensor: InfiniteTensor) -> None:
+    if stored:
+        tensor[0:32, 0:64]
+    rows = [int(part[0, 0]) * 16 / 4096 for part in parts_of(demand_of(tensor, 4096, 4096), 1)]
+    for begin in range(0, len(rows) - 16, 16):
+        quarters = {int(4 * row) for row in rows[begin : begin + 16]}
+        assert quarters == {0, 1, 2, 3}
+
+
+def test_a_task_goes_on_where_one_has_ended_that_is_long_done(tensor: InfiniteTensor) -> None:
+    parts = [as_tuples(part) for part in parts_of(demand_of(tensor, 4096, 4096), 1)]
+    in_order = sorted(range(len(parts)), key=lambda number: parts[number][0])
+    apart = np.abs(np.diff(in_order))
+    assert apart.min() > 16
+
+
+@pytest.mark.parametrize("threads", [1, 1000])
+@pytest.mark.parametrize("side", [32, 512, 1024, 4096])
+def test_there_are_tasks_for_workers_that_come_later_and_not_too_many(
+    side: int, threads: int, tensor: InfiniteTensor
+) -> None:
+    tiles = (side // 32) ** 2
+    tasks = sum(1 for _ in parts_of(demand_of(tensor, side, side), threads))
+    assert min(tiles, 256) <= tasks <= 2 * max(256, 4 * threads)
+
+
+def test_a_task_is_64_mib_at_most(tmp_path: Path) -> None:
+    store = ZarrTileStore(tmp_path, tile_size=512)
+    t = InfiniteTensor(
+        (None, None), lambda _ctx: torch.ones(512, 512), TensorWindow((512, 512)), tile_store=store, tensor_id="t"
+    )
+    assert {len(part) for part in parts_of(demand_of(t, 2**17, 2**17), 1)} == {64}
