@@ -4,6 +4,7 @@
   --processes 100`` predicts one fill; ``--help`` lists what it depends on.
 - ``--calibrate`` measures first what this library takes on this machine. Without it, figures of a machine like any
   other are taken.
+- ``--calibrate-s3`` prints what tiles on S3 take more than that, measured on a server that it starts: `S3_COSTS`.
 - ``--check`` predicts and measures three fills on this machine, and fails if one is more than 25 % off.
 - ``--tables`` prints what docs/scaling.md shows.
 """
@@ -22,6 +23,7 @@ import torch
 
 from tests.benchmarks.calibration import Result, check, least_costs
 from tests.benchmarks.prediction import Prediction, predict
+from tests.benchmarks.s3_costs import s3_costs
 from tests.benchmarks.scenario import Costs, Fleet, Storage, Work
 
 T = TypeVar("T")
@@ -30,8 +32,8 @@ TOLERANCE = 0.25
 SIDE = 10**6
 
 S3 = Storage(latency=0.03, bandwidth=100e6, puts=3500, gets=5500, listing=0.1)
-S3_COSTS = Costs(store=1.4e-3, fetch=0.6e-3)
-"""A request to S3 takes more work than one to a local disk."""
+S3_COSTS = Costs(store=2.3e-3, encode=5e-9, fetch=1.2e-3, decode=1.6e-9)
+"""A request to S3 takes more work than one to a local disk: what ``--calibrate-s3`` prints."""
 
 CHAINS = {
     "one tensor, 1 ms": Work(SIDE, call_seconds=0.001),
@@ -162,6 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """What the module says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calibrate", action="store_true")
+    parser.add_argument("--calibrate-s3", action="store_true")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--tables", action="store_true")
     parser.add_argument("--rounds", type=int, default=3, help="of measurements; default: 3")
@@ -175,8 +178,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.calibrate:
         costs = least_costs(given.rounds)
         print(costs, end="\n\n")  # noqa: T201
-    if given.check:
-        lines: Iterator[str] = compared(check(given.rounds))
+    if given.calibrate_s3:
+        lines: Iterator[str] = iter([str(s3_costs(given.rounds, costs))])
+    elif given.check:
+        lines = compared(check(given.rounds))
     elif given.tables:
         lines = itertools.chain.from_iterable([*table(S3_COSTS), ""] for table in TABLES.values())
     else:

@@ -12,7 +12,9 @@ from infinite_tensor import ZarrTileStore
 from tests.benchmarks import simulate
 from tests.benchmarks.calibration import Case, Far, Result, check, least_costs, noise
 from tests.benchmarks.prediction import predict
+from tests.benchmarks.s3_costs import s3_costs
 from tests.benchmarks.scenario import Costs, Fleet, Storage, Work, chain
+from tests.s3.server import find_program
 
 FREE = Costs(0, 0, 0, 0, 0, 0, 0, 0)
 NEAR = Storage()
@@ -166,6 +168,18 @@ def test_costs_are_measured_and_at_least_nothing() -> None:
     assert costs.window + costs.byte > 0
     assert costs.store + costs.encode > 0
     assert min(vars(costs).values()) >= 0
+
+
+@pytest.mark.slow
+@pytest.mark.s3
+@pytest.mark.skipif(find_program() is None, reason="needs the S3 server SeaweedFS")
+def test_what_s3_takes_more_is_measured() -> None:
+    costs = s3_costs(1, Costs())
+    assert costs.store > Costs().store
+    assert costs.fetch > Costs().fetch
+    assert replace(costs, store=0, encode=0, fetch=0, decode=0) == replace(
+        Costs(), store=0, encode=0, fetch=0, decode=0
+    )
 
 
 def result(measured: float) -> Result:
