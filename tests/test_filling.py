@@ -182,6 +182,7 @@ class TestFill:
         }
         with stores[kind]() as tiles:
             t, functions = chain(tiles)
+            assert not t.is_filled(sl[-10:100, 0:100])
             report = t.fill(sl[-10:100, 0:100], progress=False)
             before = made(functions)
             assert [tensor.windows for tensor in report.tensors] == before
@@ -268,6 +269,7 @@ class TestFill:
         reports = [t.fill(sl[0:100, 0:250], shard=(rank, shares), progress=False) for rank in range(shares)]
         assert set(f.calls.values()) == {1}
         assert sum(report.tiles for report in reports) == 8
+        assert min(report.tiles for report in reports) == 8 // shares
         assert t.is_filled(sl[0:100, 0:250])
 
     def test_a_report_prints_as_a_table(self, store: ZarrTileStore) -> None:

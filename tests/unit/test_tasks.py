@@ -44,6 +44,22 @@ def test_every_window_is_in_exactly_one_task(stored: bool, tensor: InfiniteTenso
     assert len(windows) == len(set(windows)) == demand.missing == 40 * 20 - 8 * stored
 
 
+def test_windows_that_two_readers_need_are_in_one_task() -> None:
+    window = TensorWindow((4,))
+    base = InfiniteTensor((None,), lambda _ctx: torch.ones(4), window, tensor_id="base")
+    t = InfiniteTensor(
+        (None,),
+        lambda _ctx, a, b: a + b,
+        window,
+        args=[base, base],
+        args_windows=[window, TensorWindow((4,), offset=64)],
+    )
+    _, demand = demands(t._node, (0,), (256,))[0]
+    assert len(demand.windows) == 2
+    windows = [index for part in parts_of(demand, 2) for index in as_tuples(part)]
+    assert len(windows) == len(set(windows)) == demand.missing == 80
+
+
 @pytest.mark.parametrize("stored", [False, True])
 def test_tasks_that_are_under_way_together_are_all_over_the_keys(stored: bool, tensor: InfiniteTensor) -> None:
     if stored:
