@@ -179,15 +179,17 @@ class _Model:
         whole = times * made.tensors[-1].tiles.missing
         again = sum(strips * self._tiles(tensor) for tensor in strip.tensors if self._is_stored(tensor, strip))
         again = max(0.0, again - sum(tiles))
+        # Who has created the tensors asks once for all tiles of a step, whether somebody else writes them.
+        asked = [steps if self.fleet.processes == 1 else count for count in tiles]
         # The first step asks for tiles before it asks for their logs, and finds that there are none.
-        first = sum(tiles) / steps if self.work.shares_tiles else 0.0
-        waits = steps * sum(self._look_up_rounds(count / steps) for count in tiles) + self.storage.rounds(first)
+        first = sum(asked) / steps if self.work.shares_tiles else 0.0
+        waits = steps * sum(self._look_up_rounds(count / steps) for count in asked) + self.storage.rounds(first)
         sending = steps * len(tiles) * self._write_rounds(whole / steps)
         # What halos touch at the border is stored in parts, at the end.
         parts = [count - whole for count in tiles]
         load = self._load(windows, args, sum(tiles), sum(tiles), waits + again * self._fetch_seconds(), sending)
         # Each call also makes sure that the tensor is still there.
-        gets = self._gets_per_missing * sum(tiles) + first + again + sum(parts) + 2 * steps * len(tiles)
+        gets = self._gets_per_missing * sum(asked) + first + again + sum(parts) + 2 * steps * len(tiles)
         seconds = load.seconds(steps) + sum(map(self._log_rounds, parts))
         return self._prediction(seconds, windows, sum(tiles), sum(tiles), gets, again, load.stages())
 

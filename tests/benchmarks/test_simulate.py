@@ -49,7 +49,8 @@ def test_requests_are_about_those_that_a_fill_sends(work: Work) -> None:
         output.fill((slice(0, work.side), slice(0, work.side)), progress=False)
     found = predict(work, FREE, NEAR, ALONE)
     assert found.puts == far.requests["put"]
-    assert found.gets == pytest.approx(far.requests["get"], rel=0.25)
+    # Who has created the tensor asks so little that single looks count.
+    assert found.gets == pytest.approx(far.requests["get"], rel=0.25, abs=3)
 
 
 def test_more_workers_are_quicker_until_storage_takes_no_more_requests() -> None:
@@ -209,7 +210,7 @@ def test_three_fills_take_as_long_as_predicted() -> None:
 def test_a_fill_is_predicted_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     simulate.main(["--side", "4096", "--tile", "256", "--window", "256", "--stride", "256", "--call-seconds", "1"])
     line = capsys.readouterr().out.splitlines()[-1]
-    assert line == "| 4.3 min | 1.00 | 256 | 272 | 61 MB | f |"
+    assert line == "| 4.3 min | 1.00 | 256 | 24 | 61 MB | f |"
 
 
 def test_an_unknown_way_to_fill_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
