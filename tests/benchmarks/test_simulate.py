@@ -49,8 +49,8 @@ def test_requests_are_about_those_that_a_fill_sends(work: Work) -> None:
         output.fill((slice(0, work.side), slice(0, work.side)), progress=False)
     found = predict(work, FREE, NEAR, ALONE)
     assert found.puts == far.requests["put"]
-    # Who has created the tensor asks so little that single looks count.
-    assert found.gets == pytest.approx(far.requests["get"], rel=0.25, abs=3)
+    # How many tiles are stored at once, after a look at the definition, is up to the threads.
+    assert found.gets == pytest.approx(far.requests["get"], rel=0.25, abs=3 + far.requests["put"] / 5)
 
 
 def test_more_workers_are_quicker_until_storage_takes_no_more_requests() -> None:
