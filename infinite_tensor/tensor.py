@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from infinite_tensor import compiled
 from infinite_tensor.blend import check_blend
 from infinite_tensor.definition import (
     ArgDefinition,
@@ -152,6 +153,7 @@ class InfiniteTensor(LargeRegions):
         windows = [arg.window for arg in spec.definition.args]
         inputs = tuple(Input(arg._node, window) for arg, window in zip(args, windows, strict=False))
         self._node: Node = Node(spec, store, f, batching, inputs)
+        self._handle = compiled.handle_of(self)
 
     @property
     def _spec(self) -> TensorSpec:
@@ -280,6 +282,8 @@ class InfiniteTensor(LargeRegions):
         -------
         torch.Tensor or list of torch.Tensor
         """
+        if torch.compiler.is_compiling():
+            return compiled.read(self, indices)
         workers = None if workers is None else checked_workers(workers)
         if isinstance(indices, list):
             return read(self._node, [parse(region, self.shape) for region in indices], workers)
