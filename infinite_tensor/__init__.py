@@ -28,6 +28,7 @@ from infinite_tensor.window import TensorWindow
 
 if TYPE_CHECKING:
     from infinite_tensor.datasets import GridDataset, PatchDataset
+    from infinite_tensor.modules import VirtualTensor
     from infinite_tensor_stores import HDF5TileStore, ZarrTileStore, open_store
 
 try:
@@ -38,6 +39,7 @@ except PackageNotFoundError:
 _LAZY = {
     "GridDataset": "infinite_tensor.datasets",
     "PatchDataset": "infinite_tensor.datasets",
+    "VirtualTensor": "infinite_tensor.modules",
     "HDF5TileStore": "infinite_tensor_stores",
     "ZarrTileStore": "infinite_tensor_stores",
     "open_store": "infinite_tensor_stores",
@@ -69,6 +71,7 @@ __all__ = [
     "TileAccessError",
     "TileStore",
     "ValidationError",
+    "VirtualTensor",
     "ZarrTileStore",
     "open_store",
     "sl",

@@ -1,0 +1,5 @@
+"""What belongs in a `torch.nn.Module`: attributes that are computed, and infinite tensors as attributes."""
+
+from infinite_tensor.modules.virtual_tensor import VirtualTensor
+
+__all__ = ["VirtualTensor"]

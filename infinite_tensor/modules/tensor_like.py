@@ -1,0 +1,117 @@
+"""What stands wherever torch takes a tensor, by a value that it has when it is asked."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+
+import torch
+
+if TYPE_CHECKING:
+    # To a type checker it is one: what a tensor has is given to it below.
+    Base: TypeAlias = torch.Tensor
+else:
+    Base = object
+
+
+class TensorLike(Base):
+    """Has the operators, methods and attributes of a tensor, and is taken for one by the functions of torch.
+
+    It cannot be changed in place: what would change is a value that is gone afterwards.
+    """
+
+    @property
+    def value(self) -> torch.Tensor:
+        """The tensor that it stands for."""
+        raise NotImplementedError
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Call a function of torch on the values of all that stand for a tensor among its arguments."""
+        kwargs = kwargs or {}
+        # The names of functions are nothing that could be traced.
+        if not torch.compiler.is_compiling():
+            changed = [kwargs.get("out"), *(args[:1] if _is_in_place(func.__name__) else ())]
+            for each in changed:
+                if isinstance(each, TensorLike):
+                    each._refuse(func.__name__)
+        return func(*_values(args), **_values(kwargs))
+
+    def _refuse(self, operation: str) -> NoReturn:
+        raise TypeError(
+            f"{operation} would change {self!r}, which is computed when it is read; change what it is computed from, "
+            "or work on a copy: .value.clone()"
+        )
+
+    __hash__ = object.__hash__
+
+
+def _values(given: Any) -> Any:
+    """`given`, with values for what stands for a tensor in it, in lists, tuples and dicts too."""
+    if isinstance(given, TensorLike):
+        return given.value
+    if type(given) in (list, tuple):
+        return type(given)([_values(each) for each in given])
+    if type(given) is dict:
+        return {key: _values(each) for key, each in given.items()}
+    return given
+
+
+_OPERATORS = (
+    *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift"),
+    *("radd", "rsub", "rmul", "rtruediv", "rfloordiv", "rmod", "rpow", "rmatmul", "rand", "ror", "rxor"),
+    *("lt", "le", "eq", "ne", "gt", "ge", "neg", "pos", "abs", "invert"),
+    *("getitem", "len", "iter", "contains", "bool", "int", "float", "complex", "index", "array"),
+)
+_IN_PLACE = ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "setitem")
+
+
+def _is_in_place(name: str) -> bool:
+    return (name.endswith("_") and not name.endswith("__")) or name.strip("_") in _IN_PLACE
+
+
+def _method(name: str) -> Callable[..., Any]:
+    def method(self: TensorLike, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.value, name)(*args, **kwargs)
+
+    return method
+
+
+def _attribute(name: str) -> property:
+    def attribute(self: TensorLike) -> Any:
+        return getattr(self.value, name)
+
+    return property(attribute)
+
+
+def _refusal(name: str) -> Callable[..., NoReturn]:
+    def refuse(self: TensorLike, *_args: object, **_kwargs: object) -> NoReturn:
+        self._refuse(name)
+
+    return refuse
+
+
+def _forward_what_tensors_have() -> None:
+    """Give `TensorLike` the operators and the public members of a tensor.
+
+    Not by ``__getattr__``: Python would ask it too where a property of its own fails with an AttributeError, and
+    the reason would be lost.
+    """
+    members = [name for name in dir(torch.Tensor) if not name.startswith("_") and name not in TensorLike.__dict__]
+    for name in (*members, *(f"__{name}__" for name in (*_OPERATORS, *_IN_PLACE))):
+        if _is_in_place(name):
+            setattr(TensorLike, name, _refusal(name))
+        elif callable(inspect.getattr_static(torch.Tensor, name)):
+            setattr(TensorLike, name, _method(name))
+        else:
+            setattr(TensorLike, name, _attribute(name))
+
+
+_forward_what_tensors_have()

@@ -1,0 +1,250 @@
+"""`VirtualTensor`: an attribute of a module that is computed from others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import MethodType
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import nn
+
+from infinite_tensor.errors import ValidationError
+from infinite_tensor.modules.cached import CachedValue, undisturbed
+from infinite_tensor.modules.dependencies import Stamps
+from infinite_tensor.modules.reference import Reference
+from infinite_tensor.modules.tensor_like import TensorLike
+
+Materializer: TypeAlias = "str | Callable[[Any, torch.dtype, torch.device], torch.Tensor]"
+
+
+class _LinkedAttributes(NamedTuple):
+    """Names of what a virtual tensor adds to its module."""
+
+    ref: str
+
+
+class VirtualTensor(TensorLike):
+    """An attribute of a module that is computed from others when it is read.
+
+    It has a dtype and a device, which follow ``module.to()``, and stands wherever torch takes a tensor: it has a
+    tensor's operators, methods and attributes, and gradients flow through it to what it is computed from. It can not be
+    changed in place.
+
+    Parameters
+    ----------
+    owner : torch.nn.Module
+        The module that it is an attribute of; held weakly.
+    name : str
+        The name of the attribute. The module also gets an empty buffer ``_{name}_ref``, which carries dtype and
+        device. It is removed when the attribute is deleted or overwritten.
+    materializer : str or callable
+        What computes the value: the name of a method of `owner`, called ``(dtype, device)`` and never kept alive by
+        this; or a callable, kept alive and called ``(owner, dtype, device)``. Its result is brought to `dtype` and
+        `device` if it is not there yet.
+    dtype : torch.dtype, optional
+        Its dtype. Default: the default dtype of torch.
+    device : torch.device or str, optional
+        Its device. Default: the default device of torch.
+    persist : bool
+        Whether dtype and device are kept in the ``state_dict`` of the module. Loading it brings back the dtype. States
+        with and without it can be loaded in either case.
+    cache : bool
+        Keep the value until its dtype, its device or one of `dependencies` changes. See the notes.
+    dependencies : sequence of str
+        Where there is a cache: what the value is computed from, as names of attributes of `owner`, dotted for those of
+        submodules. An attribute is a tensor, a module (all of its parameters and buffers), an `InfiniteTensor`, another
+        virtual tensor with a cache, or an immutable value: None, bool, number, str, dtype, device, or a tuple of them.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of a wrong type, or the attribute that `materializer` names is no method.
+    AttributeError
+        If `owner` has no attribute that `materializer` or `dependencies` name.
+    ValidationError
+        (a ValueError) If `name` is no identifier, or `dependencies` are given without a cache.
+
+    Notes
+    -----
+    A tensor has changed when it is another tensor, when it was changed in place, and when an optimizer has made a step
+    since, if it requires gradients. Changes through ``.data``, through NumPy or by another process cannot be seen, nor
+    those of what is not declared; `clear_cache` is there for them.
+
+    A value through which gradients flow is kept with its graph, for the thread that computed it, until a backward pass
+    uses that graph: then it is computed anew. Two backward passes through one cached value need ``retain_graph=True``
+    for the first, as with any tensor that is computed once and used twice. Where torch traces, transforms or
+    recomputes (`torch.compile`, `torch.export`, `torch.func`, activation checkpoints), nothing is cached.
+
+    Methods may be called from several threads; two that read at the same time may both compute the value.
+
+    Examples
+    --------
+    >>> class Scaled(torch.nn.Linear):
+    ...     def __init__(self) -> None:
+    ...         super().__init__(2, 2, bias=False)
+    ...         self.gain = torch.nn.Parameter(torch.tensor(2.0))
+    ...         torch.nn.init.ones_(self.weight)
+    ...         VirtualTensor.create(self, "scaled", "times_gain")
+    ...
+    ...     def times_gain(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    ...         return self.gain * self.weight
+    ...
+    ...     def forward(self, x: torch.Tensor) -> torch.Tensor:
+    ...         return torch.nn.functional.linear(x, self.scaled)
+    >>> module = Scaled()
+    >>> module.scaled.value
+    tensor([[2., 2.],
+            [2., 2.]], grad_fn=<MulBackward0>)
+    >>> module.half().scaled.dtype
+    torch.float16
+    """
+
+    LinkedAttributes = _LinkedAttributes
+
+    def __init__(
+        self,
+        owner: nn.Module,
+        name: str,
+        materializer: Materializer,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        persist: bool = False,
+        *,
+        cache: bool = False,
+        dependencies: Sequence[str] = (),
+    ) -> None:
+        if not isinstance(owner, nn.Module):
+            raise TypeError(f"owner must be a torch.nn.Module, got {owner!r}")
+        self._name = _checked_name(name)
+        self._materializer = _checked_materializer(owner, materializer)
+        if dependencies and not cache:
+            raise ValidationError(f"dependencies {dependencies!r} are for cache=True: without it every read computes")
+        self._cached = CachedValue(owner, dependencies) if cache else None
+        self._reference = Reference(owner, name, dtype, device, persist)
+
+    @classmethod
+    def create(
+        cls,
+        owner: nn.Module,
+        name: str,
+        materializer: Materializer,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        persist: bool = False,
+        *,
+        cache: bool = False,
+        dependencies: Sequence[str] = (),
+    ) -> None:
+        """Make one and assign it: ``owner.name = VirtualTensor(owner, name, ...)``."""
+        virtual = cls(owner, name, materializer, dtype, device, persist, cache=cache, dependencies=dependencies)
+        setattr(owner, name, virtual)
+
+    @property
+    def attributes(self) -> _LinkedAttributes:
+        """Names of what it has added to the module: ``ref``, the buffer that carries dtype and device."""
+        return _LinkedAttributes(self._reference.attribute)
+
+    @property
+    def owner(self) -> nn.Module | None:
+        """The module, None once it is gone."""
+        return self._reference.owner
+
+    @property
+    def name(self) -> str:
+        """The name of the attribute."""
+        return self._name
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the value; may be set."""
+        return self._reference.tensor.dtype
+
+    @dtype.setter
+    def dtype(self, dtype: torch.dtype) -> None:
+        self.to(dtype=dtype)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the value; may be set."""
+        return self._reference.tensor.device
+
+    @device.setter
+    def device(self, device: torch.device | str) -> None:
+        self.to(device=device)
+
+    def to(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
+        """Set dtype and device; takes what `torch.Tensor.to` takes."""
+        self._reference.tensor = self._reference.tensor.to(*args, **kwargs)
+
+    @property
+    def value(self) -> torch.Tensor:
+        """The tensor that it is now, computed unless it is cached.
+
+        Raises
+        ------
+        ReferenceError
+            If the module is gone.
+        TypeError
+            If the materializer returns no tensor.
+        """
+        owner, ref = self._reference.living_owner(), self._reference.tensor
+        if self._cached is None or not undisturbed():
+            return self._materialized(owner, ref)
+        return self._cached.value(owner, ref, lambda: self._materialized(owner, ref))
+
+    def clear_cache(self) -> None:
+        """Forget a cached value: the next read computes it."""
+        if self._cached is not None:
+            self._cached.clear()
+
+    def _stamps(self) -> Stamps | None:
+        return (
+            None
+            if self._cached is None
+            else self._cached.stamps(self._reference.living_owner(), self._reference.tensor)
+        )
+
+    def _materialized(self, owner: nn.Module, ref: torch.Tensor) -> torch.Tensor:
+        materializer = self._materializer
+        if isinstance(materializer, str):
+            value = getattr(owner, materializer)(ref.dtype, ref.device)
+        else:
+            value = materializer(owner, ref.dtype, ref.device)
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(
+                f"the materializer of virtual tensor {self._name!r} must return a torch.Tensor, got "
+                f"{type(value).__name__} {value!r}"
+            )
+        return value.to(dtype=ref.dtype, device=ref.device)
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        ref = None if self.owner is None else self._reference.tensor
+        of = "a module that is gone" if ref is None else type(self.owner).__name__
+        where = "" if ref is None else f", dtype={ref.dtype}, device={str(ref.device)!r}"
+        return f"VirtualTensor({self._name!r} of {of}{where})"
+
+
+def _checked_name(name: object) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"name must be a str, got {type(name).__name__} {name!r}")
+    if not name.isidentifier():
+        raise ValidationError(f"name must be an identifier, as an attribute has it, got {name!r}")
+    return name
+
+
+def _checked_materializer(owner: nn.Module, materializer: Materializer) -> Materializer:
+    if isinstance(materializer, str):
+        if not hasattr(owner, materializer):
+            raise AttributeError(f"materializer: {type(owner).__name__} has no attribute {materializer!r}")
+        found = getattr(owner, materializer)
+        if not isinstance(found, MethodType):
+            raise TypeError(
+                f"materializer: {type(owner).__name__}.{materializer} must be a method, is {type(found).__name__}"
+            )
+    elif not callable(materializer):
+        raise TypeError(
+            f"materializer must be the name of a method of owner, or a callable (owner, dtype, device), got "
+            f"{materializer!r}"
+        )
+    return materializer
