@@ -28,7 +28,7 @@ from infinite_tensor.window import TensorWindow
 
 if TYPE_CHECKING:
     from infinite_tensor.datasets import GridDataset, PatchDataset
-    from infinite_tensor.modules import VirtualTensor
+    from infinite_tensor.modules import InfiniteBuffer, VirtualTensor
     from infinite_tensor_stores import HDF5TileStore, ZarrTileStore, open_store
 
 try:
@@ -39,6 +39,7 @@ except PackageNotFoundError:
 _LAZY = {
     "GridDataset": "infinite_tensor.datasets",
     "PatchDataset": "infinite_tensor.datasets",
+    "InfiniteBuffer": "infinite_tensor.modules",
     "VirtualTensor": "infinite_tensor.modules",
     "HDF5TileStore": "infinite_tensor_stores",
     "ZarrTileStore": "infinite_tensor_stores",
@@ -58,6 +59,7 @@ __all__ = [
     "Garbage",
     "GridDataset",
     "HDF5TileStore",
+    "InfiniteBuffer",
     "InfiniteTensor",
     "InfiniteTensorError",
     "MemoryTileStore",

@@ -51,6 +51,11 @@ class TileStore(StoreContents, OldSpelling, ABC):
     read_only: bool = False
     """Whether nothing is ever stored."""
 
+    @property
+    def address(self) -> str | None:
+        """What `infinite_tensor.open_store` finds it by, without credentials; None where it cannot be found."""
+        return None
+
     def __init__(self, *, workers: int = 1) -> None:
         super().__init__()
         self.workers = checked_workers(workers)

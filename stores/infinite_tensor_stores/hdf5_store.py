@@ -117,6 +117,11 @@ class HDF5TileStore(BindingStore[TensorGroup]):
         mode = "r" if self.read_only else "r+"
         return partial(type(self), **self._options()), (self.filepath, mode, *compression)
 
+    @property
+    def address(self) -> str:
+        """The path of the file, as it was given."""
+        return shown(self.filepath)
+
     def __repr__(self) -> str:
         return f"HDF5TileStore({shown(self.filepath)!r}, mode={self.mode!r})"
 

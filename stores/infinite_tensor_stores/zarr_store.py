@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from zarr.abc.store import Store
+from zarr.storage import LocalStore
 
 from infinite_tensor.boxes import Index
 from infinite_tensor.compat import accepts_old_keywords
@@ -154,6 +155,12 @@ class ZarrTileStore(BindingStore[_Bound]):
         }
         mode = "r" if self.read_only else "r+"
         return partial(type(self), mode=mode, **own, **self._options()), (self.target,)
+
+    @property
+    def address(self) -> str | None:
+        """The target, without credentials that a URL may hold; None for a zarr Store that is no folder."""
+        addressed = not isinstance(self.target, Store) or isinstance(self.target, LocalStore)
+        return shown(self.target) if addressed else None
 
     @property
     def shared(self) -> bool:  # type: ignore[override]

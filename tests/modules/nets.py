@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from infinite_tensor import InfiniteTensor, TensorWindow, VirtualTensor
+from infinite_tensor import InfiniteBuffer, InfiniteTensor, TensorWindow, VirtualTensor
 
 
 def doubled(owner: Doubling, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -56,3 +56,21 @@ def ramp(ctx: tuple[int, ...]) -> torch.Tensor:
 
 def plane(**options: Any) -> InfiniteTensor:
     return InfiniteTensor((None, None), ramp, TensorWindow((4, 4)), **options)
+
+
+class Field(nn.Module):
+    """A layer whose weight is a region of a plane."""
+
+    weight: VirtualTensor
+
+    def __init__(self, tensor: InfiniteTensor | None, columns: int = 3, **options: Any) -> None:
+        super().__init__()
+        self.columns = columns
+        self.field = InfiniteBuffer(tensor)
+        VirtualTensor.create(self, "weight", "region", **options)
+
+    def region(self, _dtype: torch.dtype, _device: torch.device) -> Any:
+        return self.field[-1:1, 0 : self.columns]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return linear(x, self.weight)
