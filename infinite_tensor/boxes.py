@@ -85,6 +85,15 @@ def is_empty(low: Sequence[int], high: Sequence[int]) -> bool:
     return not all(map(operator.lt, low, high))
 
 
+def joined(points: IntArray, more: IntArray) -> IntArray:
+    """`points`, followed by those of `more` that are not among them."""
+    if not len(points) or not len(more):
+        return points if len(points) else more
+    known = set(as_tuples(points))
+    fresh = [point not in known for point in as_tuples(more)]
+    return np.concatenate([points, more[np.array(fresh, dtype=bool)]])
+
+
 def inside(point: Index, low: Sequence[int], high: Sequence[int]) -> bool:
     """Whether a half-open box holds a point."""
     return all(a <= i < b for i, a, b in zip(point, low, high, strict=True))

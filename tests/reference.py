@@ -7,7 +7,7 @@ matter. `TensorWindow` is used as a record of four tuples only.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -98,16 +98,15 @@ class Reference:
         return pixels, count <= (1 if stage.blend is None and stage.blend_init is None else 0)
 
     def missing(
-        self, number: int, boxes: Iterable[Box], known: Sequence[set[Index]], limit: int = 2**63
+        self, reads: Mapping[int, Iterable[Box]], known: Sequence[set[Index]], limit: int = 2**63
     ) -> list[set[Index]]:
-        """Per stage, the windows that reads of `boxes` must compute where those in `known` are stored.
+        """Per stage, the windows that reads, boxes per stage, must compute where those in `known` are stored.
 
         TooManyWindows where they are more than `limit`.
         """
         needed: list[set[Index]] = [set() for _ in self.stages]
-        wanted: list[set[Box]] = [set() for _ in self.stages]
-        wanted[number].update(boxes)
-        for n in range(number, -1, -1):
+        wanted: list[set[Box]] = [set(reads.get(n, ())) for n in range(len(self.stages))]
+        for n in reversed(range(len(self.stages))):
             stage = self.stages[n]
             for box in wanted[n]:
                 needed[n].update(set(windows_over(stage.shape, stage.window, box)) - known[n])

@@ -94,7 +94,9 @@ class TestPlan:
         t.fill(sl[0:100, 0:100], progress=False)
         assert [tensor.windows for tensor in plan.tensors] == made(functions) == [14**2, 12**2, 10**2, 8**2]
         assert [tensor.calls for tensor in plan.tensors] == [49, 36, 25, 16]
-        assert (plan.start, plan.stop, plan.exact) == ((0, 0), (128, 128), True)
+        assert plan.exact
+        (region,) = plan.regions
+        assert (region.start, region.stop) == ((0, 0), (128, 128))
 
     def test_it_computes_nothing(self, store: ZarrTileStore) -> None:
         t, functions = chain(store)

@@ -22,6 +22,8 @@ from hypothesis import given, note
 
 from infinite_tensor import (
     DependantsRemainWarning,
+    FillPlan,
+    FillReport,
     HDF5TileStore,
     InfiniteTensor,
     MemoryTileStore,
@@ -29,11 +31,14 @@ from infinite_tensor import (
     ZarrTileStore,
 )
 from infinite_tensor.engine import assemble
+from infinite_tensor.engine.assemble import read_together
 from infinite_tensor.filling import fill, strips
+from infinite_tensor.filling.together import fill_together, plan_together
+from infinite_tensor.indexing import parse
 from infinite_tensor.tilestore import patches
 from tests.dict_store import DictTileStore
 from tests.reference import Box, Index, Reference, Stage, TooManyWindows
-from tests.worlds import Fill, Forget, Read, Selection, World, worlds
+from tests.worlds import Action, Fill, Forget, Read, Selection, Together, World, worlds
 
 MOST_WINDOWS = 150
 """A read that needs more is left out: the reference takes its time."""
@@ -132,6 +137,18 @@ class History:
             self.stores = [self._open(n) for n in range(len(self.stores))]
         self.build(opens=how == "open")
 
+    def play(self, action: Action) -> None:
+        if isinstance(action, Read):
+            self.read(action)
+        elif isinstance(action, Forget):
+            self.forget(action)
+        elif isinstance(action, Fill):
+            self.fill(action)
+        elif isinstance(action, Together):
+            (self.read_together if action.what == "read" else self.fill_together)(action.parts)
+        else:
+            self.reopen(action.how)
+
     def forget(self, action: Forget) -> None:
         tensor = self.tensors[action.stage]
         if action.what == "clear_cache":
@@ -150,35 +167,75 @@ class History:
             self._read(action.stage, action.how, group)
 
     def _read(self, stage: int, how: str, selections: list[Selection]) -> None:
-        boxes = [box for box in map(box_of, selections) if box is not None]
+        expressions = [s.expression for s in selections]
+        self._check_reads(
+            [(stage, selection) for selection in selections],
+            lambda: _results(self.tensors[stage], how, expressions),
+            once=how != "iter",
+        )
+
+    def read_together(self, parts: Sequence[tuple[int, Selection]]) -> None:
+        requests = [
+            (self.tensors[n]._node, [parse(selection.expression, self.tensors[n].shape)]) for n, selection in parts
+        ]
+        self._check_reads(parts, lambda: [result for (result,) in read_together(requests)], once=True)
+
+    def _check_reads(
+        self, parts: Sequence[tuple[int, Selection]], read: Callable[[], list[torch.Tensor]], *, once: bool
+    ) -> None:
         try:
-            expected = self.reference.missing(stage, boxes, self.known, MOST_WINDOWS)
+            expected = self.reference.missing(boxes_of(parts), self.known, MOST_WINDOWS)
         except TooManyWindows:
             return
         before = [Counter(function.calls) for function in self.functions]
-        results = _results(self.tensors[stage], how, [s.expression for s in selections])
+        results = read()
         calls = [function.calls - earlier for function, earlier in zip(self.functions, before, strict=True)]
-        self._check_calls(calls, expected, once=how != "iter")
-        assert len(results) == len(selections)
-        for selection, result in zip(selections, results, strict=True):
+        self._check_calls(calls, expected, once=once)
+        assert len(results) == len(parts)
+        for (stage, selection), result in zip(parts, results, strict=True):
             note(f"stage {stage}, {selection.expression}")
             self._check_values(stage, selection, result)
             # A result shares no memory with what is stored: the next reads show it.
             result.zero_()
 
     def fill(self, action: Fill) -> None:
-        tensor, box = self.tensors[action.stage], box_of(action.selection)
-        if box is not None and self.store_of(action.stage).outlives_process:
-            box = tensor.tile_store.layout(tensor._spec).whole(*box)
+        tensor, region = self.tensors[action.stage], action.selection.expression
+        self._check_fill(
+            [(action.stage, action.selection)],
+            lambda: tensor.plan(region),
+            lambda: tensor.fill(region, progress=False),
+        )
+        if not self.bounded and self._fits([(action.stage, action.selection)]) is not None:
+            assert tensor.is_filled(region)
+
+    def fill_together(self, parts: Sequence[tuple[int, Selection]]) -> None:
+        requests = [(self.tensors[n], parse(selection.expression, self.tensors[n].shape)) for n, selection in parts]
+        self._check_fill(parts, lambda: plan_together(requests), lambda: fill_together(requests, progress=False))
+
+    def _fits(self, parts: Sequence[tuple[int, Selection]]) -> list[set[Index]] | None:
+        """The windows that a fill computes of each stage; None for too many."""
+        boxes = boxes_of(parts)
+        for stage in boxes:
+            if self.store_of(stage).outlives_process:
+                layout = self.store_of(stage).layout(self.tensors[stage]._spec)
+                boxes[stage] = [layout.whole(*box) for box in boxes[stage]]
         try:
-            boxes = [] if box is None else [box]
-            expected = self.reference.missing(action.stage, boxes, self.known, MOST_WINDOWS)
+            return self.reference.missing(boxes, self.known, MOST_WINDOWS)
         except TooManyWindows:
+            return None
+
+    def _check_fill(
+        self,
+        parts: Sequence[tuple[int, Selection]],
+        plan: Callable[[], FillPlan],
+        fill: Callable[[], FillReport],
+    ) -> None:
+        expected = self._fits(parts)
+        if expected is None:
             return
-        region = action.selection.expression
-        planned = {part.tensor_id: part.windows for part in tensor.plan(region).tensors}
+        planned = {part.tensor_id: part.windows for part in plan().tensors}
         before = [Counter(function.calls) for function in self.functions]
-        report = tensor.fill(region, progress=False)
+        report = fill()
         calls = [function.calls - earlier for function, earlier in zip(self.functions, before, strict=True)]
         self._check_calls(calls, expected, once=False)
         assert report.windows == sum(made.total() for made in calls)
@@ -186,8 +243,7 @@ class History:
             assert {f"stage {n}": len(wanted) for n, wanted in enumerate(expected) if wanted} == {
                 name: count for name, count in planned.items() if count
             }
-            assert tensor.plan(region).windows == tensor.fill(region, progress=False).windows == 0
-            assert tensor.is_filled(region)
+            assert plan().windows == fill().windows == 0
 
     def _check_calls(self, calls: list[Counter[Index]], expected: list[set[Index]], *, once: bool) -> None:
         for number, (made, wanted) in enumerate(zip(calls, expected, strict=True)):
@@ -223,6 +279,16 @@ def box_of(selection: Selection) -> Box | None:
     return tuple(min(r) for r in ranges), tuple(max(r) + 1 for r in ranges)
 
 
+def boxes_of(parts: Iterable[tuple[int, Selection]]) -> dict[int, list[Box]]:
+    """Per stage, the boxes that selections span."""
+    boxes: dict[int, list[Box]] = {}
+    for stage, selection in parts:
+        box = box_of(selection)
+        if box is not None:
+            boxes.setdefault(stage, []).append(box)
+    return boxes
+
+
 def _results(tensor: InfiniteTensor, how: str, expressions: list[object]) -> list[torch.Tensor]:
     if how == "one":
         return [tensor[expressions[0]]]
@@ -247,18 +313,6 @@ def settled_bits(stage: Stage, values: torch.Tensor, copied: torch.Tensor) -> np
     return bits
 
 
-def _play(world: World, history: History) -> None:
-    for action in world.actions:
-        if isinstance(action, Read):
-            history.read(action)
-        elif isinstance(action, Forget):
-            history.forget(action)
-        elif isinstance(action, Fill):
-            history.fill(action)
-        else:
-            history.reopen(action.how)
-
-
 def _close(stores: Iterable[TileStore]) -> None:
     for store in stores:
         store.close()
@@ -272,7 +326,8 @@ def _run(world: World, open_store: Callable[..., TileStore], *, persistent: bool
         patch.setattr(fill, "_DEFAULT_HELD", world.block_bytes)
         history = History(world, open_store, persistent=persistent, bounded=bounded)
         try:
-            _play(world, history)
+            for action in world.actions:
+                history.play(action)
         finally:
             _close(history.stores)
 

@@ -67,7 +67,15 @@ class Fill:
     selection: Selection
 
 
-Action: TypeAlias = Read | Reopen | Forget | Fill
+@dataclass(frozen=True)
+class Together:
+    """``read`` or ``fill`` regions of several stages in one plan; a stage may come more than once."""
+
+    what: str
+    parts: tuple[tuple[int, Selection], ...]
+
+
+Action: TypeAlias = Read | Reopen | Forget | Fill | Together
 
 
 @dataclass(frozen=True)
@@ -300,13 +308,17 @@ def _selections(draw: st.DrawFn, shape: tuple[int | None, ...], base: int) -> Se
 def _actions(draw: st.DrawFn, stages: Sequence[Stage], base: int) -> Action:
     last = len(stages) - 1
     stage = draw(st.just(last) | st.integers(0, last))
-    kind = draw(st.sampled_from(["read"] * 5 + ["reopen", "reopen", "forget", "fill"]))
+    kind = draw(st.sampled_from(["read"] * 5 + ["reopen", "reopen", "forget", "fill", "together", "together"]))
     if kind == "reopen":
         return Reopen(draw(st.sampled_from(["rebuild", "open"])))
     if kind == "forget":
         return Forget(stage, draw(st.sampled_from(["clear_cache", "clear_cache", "clear_tensor"])))
     if kind == "fill":
         return Fill(stage, draw(_selections(stages[stage].shape, base)))
+    if kind == "together":
+        numbers = draw(st.lists(st.integers(0, last), min_size=2, max_size=4))
+        parts = tuple((number, draw(_selections(stages[number].shape, base))) for number in numbers)
+        return Together(draw(st.sampled_from(["read", "read", "fill"])), parts)
     selections = st.lists(_selections(stages[stage].shape, base), min_size=1, max_size=4)
     return Read(stage, draw(st.sampled_from(["one", "list", "iter"])), tuple(draw(selections)))
 

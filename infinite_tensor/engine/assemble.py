@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import torch
 
-from infinite_tensor.boxes import Index, IntArray
+from infinite_tensor.boxes import Index, IntArray, joined
 from infinite_tensor.engine.claims import CLAIMS
 from infinite_tensor.engine.execute import run
-from infinite_tensor.engine.march import March, joined, march
+from infinite_tensor.engine.horizons import Regions
+from infinite_tensor.engine.march import March, march
 from infinite_tensor.engine.node import Node
 from infinite_tensor.engine.plan import Accesses
 from infinite_tensor.indexing import Selection
@@ -30,6 +33,7 @@ _MOST_WAITING = 1024
 class _Block:
     """A part of one result, small enough to be worked on at once."""
 
+    node: Node
     start: Index
     stop: Index
     out: torch.Tensor
@@ -37,37 +41,81 @@ class _Block:
 
 def read(node: Node, selections: Sequence[Selection], workers: int | None = None) -> list[torch.Tensor]:
     """Compute what is missing of all selections in one plan, and return what they select."""
+    return read_together([(node, selections)], workers)[0]
+
+
+def read_together(
+    requests: Sequence[tuple[Node, Sequence[Selection]]], workers: int | None = None
+) -> list[list[torch.Tensor]]:
+    """Compute what is missing of selections of several tensors in one plan, and return what they select, per request.
+
+    A window that several of them need runs once, whatever the caches of the stores keep.
+    """
     if torch.is_inference_mode_enabled():
         # Tensors that are born in it could not be used outside of it.
         with torch.inference_mode(mode=False):
-            return read(node, selections, workers)
-    spec = node.spec
-    boxes = [new_result(s.shape, spec.dtype, spec.device) for s in selections]
-    blocks = [
-        block
-        for s, box in zip(selections, boxes, strict=True)
-        if box.numel() and not node.store.serve(spec, s.start, box)
-        for block in _blocks(node, s, box)
+            return read_together(requests, workers)
+    boxes = [[new_result(s.shape, node.spec.dtype, node.spec.device) for s in wanted] for node, wanted in requests]
+    absent = [
+        [
+            (s, box)
+            for s, box in zip(wanted, into, strict=True)
+            if box.numel() and not node.store.serve(node.spec, s.start, box)
+        ]
+        for (node, wanted), into in zip(requests, boxes, strict=True)
     ]
-    if blocks:
-        _fill(node, blocks, workers)
-    return [selection.pick(box) for selection, box in zip(selections, boxes, strict=True)]
+    if any(absent):
+        _fill([(node, parts) for (node, _), parts in zip(requests, absent, strict=True) if parts], workers)
+    return [
+        [selection.pick(box) for selection, box in zip(wanted, into, strict=True)]
+        for (_, wanted), into in zip(requests, boxes, strict=True)
+    ]
 
 
-def _fill(node: Node, blocks: list[_Block], workers: int | None) -> None:
-    starts = np.array([block.start for block in blocks], dtype=np.int64)
-    stops = np.array([block.stop for block in blocks], dtype=np.int64)
+_Parts: TypeAlias = list[tuple[Selection, torch.Tensor]]
+"""Selections of one tensor, each with the block that it is to be read into."""
+
+
+def _fill(requests: Sequence[tuple[Node, _Parts]], workers: int | None) -> None:
+    blocks = _side_by_side(requests)
     with Accesses(CLAIMS.reader(workers)) as accesses:
-        access = accesses.of(node)
-        march(
-            node,
-            March(starts, stops, _steps(blocks)),
-            accesses,
-            lambda number: access.read(blocks[number].start, blocks[number].out),
+
+        def read_block(number: int) -> None:
+            block = blocks[number]
+            accesses.of(block.node).read(block.start, block.out)
+
+        march(March(_regions(blocks), _steps(blocks)), accesses, read_block)
+
+
+def _side_by_side(requests: Sequence[tuple[Node, _Parts]]) -> list[_Block]:
+    """What is read, in blocks: of all tensors at the same pace, so that what they share can be let go of early."""
+    sizes = [sum(box.nbytes for _, box in parts) for _, parts in requests]
+    ranked = []
+    for (node, parts), size in zip(requests, sizes, strict=True):
+        most = max(1, _BLOCK_BYTES * size // sum(sizes))
+        blocks = [block for selection, box in parts for block in _blocks(node, selection, box, most)]
+        begins = itertools.accumulate((block.out.nbytes / size for block in blocks), initial=0.0)
+        ranked += list(zip(begins, blocks, strict=False))
+    if len(requests) > 1:
+        ranked.sort(key=lambda pair: pair[0])
+    return [block for _, block in ranked]
+
+
+def _regions(blocks: Sequence[_Block]) -> dict[Node, Regions]:
+    numbers: dict[Node, list[int]] = {}
+    for number, block in enumerate(blocks):
+        numbers.setdefault(block.node, []).append(number)
+    return {
+        node: Regions(
+            np.array(own, dtype=np.int64),
+            np.array([blocks[number].start for number in own], dtype=np.int64),
+            np.array([blocks[number].stop for number in own], dtype=np.int64),
         )
+        for node, own in numbers.items()
+    }
 
 
-def _steps(blocks: list[_Block]) -> list[range]:
+def _steps(blocks: Sequence[_Block]) -> list[range]:
     """Runs of neighbouring blocks, each about as large as one block may be."""
     steps, first, size = [], 0, 0
     for number, block in enumerate(blocks):
@@ -78,16 +126,16 @@ def _steps(blocks: list[_Block]) -> list[range]:
     return steps
 
 
-def _blocks(node: Node, selection: Selection, box: torch.Tensor) -> Iterator[_Block]:
+def _blocks(node: Node, selection: Selection, box: torch.Tensor, most_bytes: int) -> Iterator[_Block]:
     """The selection cut into bands along its first long dimension, at the borders of windows."""
     window = node.spec.definition.output_window
     long = [d for d, extent in enumerate(box.shape) if window.followed[d] is not None and extent > window.stride[d]]
-    if box.nbytes <= _BLOCK_BYTES or not long:
-        yield _Block(selection.start, selection.stop, box)
+    if box.nbytes <= most_bytes or not long:
+        yield _Block(node, selection.start, selection.stop, box)
         return
     d = long[0]
     stride, offset = window.stride[d], window.offset[d]
-    rows = max(1, _BLOCK_BYTES * box.shape[d] // box.nbytes)
+    rows = max(1, most_bytes * box.shape[d] // box.nbytes)
     rows = max(stride, rows // stride * stride)
     start, end = selection.start[d], selection.stop[d]
     cut = start
@@ -95,7 +143,7 @@ def _blocks(node: Node, selection: Selection, box: torch.Tensor) -> Iterator[_Bl
         following = min(end, (cut - offset) // rows * rows + rows + offset)
         low, high = list(selection.start), list(selection.stop)
         low[d], high[d] = cut, following
-        yield _Block(tuple(low), tuple(high), box.narrow(d, cut - start, following - cut))
+        yield _Block(node, tuple(low), tuple(high), box.narrow(d, cut - start, following - cut))
         cut = following
 
 
@@ -129,7 +177,7 @@ def _compute(node: Node, windows: IntArray, outer: Accesses) -> None:
     if len(windows):
         with Accesses(outer.reader) as accesses:
             accesses.lend(node, outer.of(node))
-            run(node, windows, accesses)
+            run({node: windows}, accesses)
 
 
 def _read_ready(node: Node, access: Access, waiting: deque[tuple[Selection, int]], done: int) -> list[torch.Tensor]:

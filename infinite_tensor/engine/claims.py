@@ -246,7 +246,7 @@ class Claims:
         levels: list[Level] = []
         others: list[tuple[Node, IntArray]] = []
         for level in plan.levels:
-            wanted = np.ones(len(level.windows), dtype=bool) if level is plan.levels[0] else level.needed_by(levels)
+            wanted = level.needed(levels)
             wanted[wanted] = level.access.absent(level.windows[wanted])
             indices = map(tuple, level.windows[wanted].tolist())
             taken = np.array([self._holder(level.node, index) is not None for index in indices], dtype=bool)

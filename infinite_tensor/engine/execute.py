@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -25,8 +25,10 @@ from infinite_tensor.errors import (
 from infinite_tensor.tilestore.access import Access
 
 
-def run(root: Node, windows: IntArray, accesses: Accesses, after: Callable[[int], None] = lambda _depth: None) -> None:
-    """Return when `windows` of `root`, which its access reported missing, are there.
+def run(
+    wanted: Mapping[Node, IntArray], accesses: Accesses, after: Callable[[int], None] = lambda _depth: None
+) -> None:
+    """Return when windows of some tensors, which their accesses reported missing, are there.
 
     They are computed, with all that they need and that is missing too, sources first; what another read is
     computing already is waited for. ``f`` runs under `torch.no_grad`. ``after(depth)`` is called when all windows of
@@ -34,11 +36,11 @@ def run(root: Node, windows: IntArray, accesses: Accesses, after: Callable[[int]
     """
     # A tensor that is born in inference mode could not be blended into later.
     with torch.inference_mode(mode=False), torch.no_grad():
-        _run(root, windows, accesses, after)
+        _run(wanted, accesses, after)
 
 
-def _run(root: Node, windows: IntArray, accesses: Accesses, after: Callable[[int], None]) -> None:
-    with CLAIMS.share(build(root, windows, accesses), accesses.reader) as stages:
+def _run(wanted: Mapping[Node, IntArray], accesses: Accesses, after: Callable[[int], None]) -> None:
+    with CLAIMS.share(build(wanted, accesses), accesses.reader) as stages:
         for stage in stages:
             for claim in stage.claims:
                 _run_level(claim)
@@ -54,7 +56,7 @@ def _await(node: Node, windows: IntArray, accesses: Accesses) -> None:
     while len(windows := windows[access.absent(windows)]):
         mine = CLAIMS.turn(node, windows, accesses.reader)
         if mine:
-            _run(node, np.array(sorted(mine), dtype=np.int64), accesses, lambda _depth: None)
+            _run({node: np.array(sorted(mine), dtype=np.int64)}, accesses, lambda _depth: None)
 
 
 def _run_level(claim: Claim) -> None:

@@ -3,67 +3,103 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
-from infinite_tensor.boxes import IntArray, as_tuples
+from infinite_tensor.boxes import IntArray, joined
 from infinite_tensor.engine.execute import run
+from infinite_tensor.engine.horizons import Horizons, Regions
 from infinite_tensor.engine.node import Node
-from infinite_tensor.engine.plan import Accesses, Horizons
+from infinite_tensor.engine.plan import Accesses
+from infinite_tensor.tilestore.access import Access
 
 
 @dataclass(frozen=True)
 class March:
-    """Regions of one tensor, in the order in which they are worked on.
+    """Regions of some tensors, in the order in which they are worked on.
 
     Attributes
     ----------
-    starts, stops : int64 array of shape (N, ndim)
-        The regions in pixels.
+    regions : mapping of Node to Regions
+        The regions of each, numbered through.
     steps : sequence of range
-        Which of them are worked on at once, from the first to the last.
+        Which numbers are worked on at once, from the first to the last.
     """
 
-    starts: IntArray
-    stops: IntArray
+    regions: Mapping[Node, Regions]
     steps: Sequence[range]
 
 
-def march(node: Node, way: March, accesses: Accesses, ready: Callable[[int], None]) -> None:
+class _Pending:
+    """Windows of one tensor that are missing, in the order in which they are to be computed."""
+
+    def __init__(self, node: Node, access: Access) -> None:
+        self._node = node
+        self._access = access
+        self._windows = np.empty((0, node.spec.grid.ndim), dtype=np.int64)
+        self._numbers = np.empty(0, dtype=np.int64)
+        self.added = 0
+
+    @property
+    def done(self) -> int:
+        """How many of the windows that were added, from the first on, are there."""
+        return int(self._numbers[0]) if len(self._numbers) else self.added
+
+    def add(self, starts: IntArray, stops: IntArray) -> None:
+        """Regions follow, with what is missing of them."""
+        if len(self._windows):
+            # What another tensor of the same read needed as well is there by now.
+            absent = self._access.absent(self._windows)
+            self._windows, self._numbers = self._windows[absent], self._numbers[absent]
+        if len(starts):
+            self._windows = joined(self._windows, self._access.add(starts, stops))
+        fresh = len(self._windows) - len(self._numbers)
+        self._numbers = np.concatenate([self._numbers, np.arange(self.added, self.added + fresh)])
+        self.added += fresh
+
+    def take(self, *, all_of_them: bool) -> IntArray:
+        """The windows to compute next; what does not fill a batch waits."""
+        count = len(self._windows) if all_of_them else self._node.batching.full(len(self._windows))
+        taken = self._windows[:count]
+        self._windows, self._numbers = self._windows[count:], self._numbers[count:]
+        return taken
+
+
+@dataclass(frozen=True)
+class _Due:
+    """Regions that can be read when so many windows of each tensor are there."""
+
+    numbers: range
+    windows: Mapping[Node, int]
+
+
+def march(way: March, accesses: Accesses, ready: Callable[[int], None]) -> None:
     """Compute what is missing of the regions; ``ready(number)`` is called for each once all its windows are there."""
-    access = accesses.of(node)
-    horizons = Horizons(node, way.starts, way.stops) if len(way.steps) > 1 else None
-    pending = np.empty((0, len(node.spec.shape)), dtype=np.int64)
-    due: deque[tuple[range, int]] = deque()
-    done = 0
+    pending = {node: _Pending(node, accesses.of(node)) for node in way.regions}
+    horizons = Horizons(way.regions) if len(way.steps) > 1 else None
+    top = 1 + max(node.depth for node in way.regions)
+    due: deque[_Due] = deque()
     for step in way.steps:
-        regions = slice(step.start, step.stop)
-        pending = joined(pending, access.add(way.starts[regions], way.stops[regions]))
-        due.append((step, done + len(pending)))
-        # What does not fill a batch waits for the next step.
-        count = len(pending) if step is way.steps[-1] else node.batching.full(len(pending))
-        done += count
-        unread = next((number for waiting, last in due for number in waiting if last > done), step.stop)
+        for node, windows in pending.items():
+            windows.add(*way.regions[node].between(step.start, step.stop))
+        due.append(_Due(step, {node: windows.added for node, windows in pending.items()}))
+        taken = {node: windows.take(all_of_them=step is way.steps[-1]) for node, windows in pending.items()}
+        done = {node: windows.done for node, windows in pending.items()}
+        unread = next((each.numbers.start for each in due if not _is_done(each, done)), step.stop)
         let_go = partial(_let_go, accesses, horizons, unread)
-        if count:
-            run(node, pending[:count], accesses, let_go)
-            pending = pending[count:]
-        while due and due[0][1] <= done:
-            for number in due.popleft()[0]:
+        if any(map(len, taken.values())):
+            run(taken, accesses, let_go)
+        while due and _is_done(due[0], done):
+            for number in due.popleft().numbers:
                 ready(number)
-        let_go(node.depth + 1)
+        let_go(top)
 
 
-def joined(pending: IntArray, missing: IntArray) -> IntArray:
-    """`pending`, followed by what is `missing` beside it."""
-    if not len(pending):
-        return missing
-    known = set(as_tuples(pending))
-    fresh = [index not in known for index in map(tuple, missing.tolist())]
-    return np.concatenate([pending, missing[np.array(fresh, dtype=bool)]])
+def _is_done(due: _Due, done: Mapping[Node, int]) -> bool:
+    return all(count <= done[node] for node, count in due.windows.items())
 
 
 def _let_go(accesses: Accesses, horizons: Horizons | None, unread: int, depth: int) -> None:

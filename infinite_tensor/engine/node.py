@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -148,10 +148,19 @@ class Input:
     window: TensorWindow
 
 
-def consumers_first(root: Node) -> list[Node]:
-    """`root` and everything upstream of it, each tensor before those it reads. Without recursion."""
+def consumers_first(roots: Iterable[Node]) -> list[Node]:
+    """`roots` and everything upstream of them, each tensor before those it reads. Without recursion."""
     finished: dict[Node, None] = {}
-    entered = {root}
+    entered: set[Node] = set()
+    for root in roots:
+        if root not in entered:
+            entered.add(root)
+            _finish(root, entered, finished)
+    return list(reversed(finished))
+
+
+def _finish(root: Node, entered: set[Node], finished: dict[Node, None]) -> None:
+    """Walk upstream from `root`; each tensor is finished after those that it reads."""
     stack: list[tuple[Node, Iterator[Input]]] = [(root, iter(root.inputs))]
     while stack:
         node, inputs = stack[-1]
@@ -163,4 +172,3 @@ def consumers_first(root: Node) -> list[Node]:
         else:
             finished[node] = None
             stack.pop()
-    return list(reversed(finished))

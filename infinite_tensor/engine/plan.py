@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from infinite_tensor.boxes import IntArray
+from infinite_tensor.boxes import IntArray, as_tuples, joined
 from infinite_tensor.engine.drops import DROPS
 from infinite_tensor.engine.node import Input, Node, consumers_first
 from infinite_tensor.errors import RegionError, TileAccessError, ValidationError
@@ -37,28 +37,35 @@ class Level:
         The windows to compute, in the order in which they run.
     sources : tuple of (Access, int64 array of shape (N, ndim of the arg))
         Per arg, where it is read from, and the first pixel of each window's region.
+    asked : int
+        How many of the windows, the first ones, are wanted for themselves, and not only because others read them.
     """
 
     node: Node
     access: Access
     windows: IntArray
     sources: tuple[tuple[Access, IntArray], ...]
+    asked: int
 
     def part(self, mask: npt.NDArray[np.bool_]) -> Level:
         """Some of the windows."""
         sources = tuple((access, starts[mask]) for access, starts in self.sources)
-        return Level(self.node, self.access, self.windows[mask], sources)
+        asked = int(np.count_nonzero(mask[: self.asked]))
+        return Level(self.node, self.access, self.windows[mask], sources, asked)
 
-    def needed_by(self, consumers: Sequence[Level]) -> npt.NDArray[np.bool_]:
-        """Which of the windows some levels read from."""
-        regions = _regions(consumers, self.node)
-        needed = set() if regions is None else set(self.node.spec.grid.indices(*regions))
-        return np.array([index in needed for index in map(tuple, self.windows.tolist())], dtype=bool)
+    def needed(self, consumers: Sequence[Level]) -> npt.NDArray[np.bool_]:
+        """Which of the windows are wanted for themselves, or read by some levels."""
+        needed = np.ones(len(self.windows), dtype=bool)
+        if self.asked < len(self.windows):
+            regions = _regions(consumers, self.node)
+            read = set() if regions is None else set(self.node.spec.grid.indices(*regions))
+            needed[self.asked :] = [index in read for index in as_tuples(self.windows[self.asked :])]
+        return needed
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that must run to have some windows of a tensor, each level before those it reads from."""
+    """Everything that must run to have some windows of some tensors, each level before those it reads from."""
 
     levels: tuple[Level, ...]
 
@@ -125,8 +132,8 @@ class Accesses:
         self._stack.__exit__(kind, error, trace)
 
 
-def build(root: Node, windows: IntArray, accesses: Accesses) -> Plan:
-    """Plan the computation of `windows` of `root`, which its access in `accesses` reported missing.
+def build(wanted: Mapping[Node, IntArray], accesses: Accesses) -> Plan:
+    """Plan the computation of windows of some tensors, which their accesses in `accesses` reported missing.
 
     Raises
     ------
@@ -136,12 +143,10 @@ def build(root: Node, windows: IntArray, accesses: Accesses) -> Plan:
         If an arg window reaches outside a finite dimension of its arg.
     """
     levels: list[Level] = []
-    for node in consumers_first(root):
-        if node is not root:
-            regions = _regions(levels, node)
-            if regions is None:
-                continue
-            windows = accesses.of(node).add(*regions)
+    for node in consumers_first(wanted):
+        asked = wanted.get(node, _no_windows(node))
+        regions = _regions(levels, node)
+        windows = asked if regions is None else joined(asked, accesses.of(node).add(*regions))
         if not len(windows):
             continue
         if node.f is None:
@@ -151,8 +156,12 @@ def build(root: Node, windows: IntArray, accesses: Accesses) -> Plan:
             (accesses.of(upstream.node), _arg_starts(node, at, upstream, windows))
             for at, upstream in enumerate(node.inputs)
         )
-        levels.append(Level(node, accesses.of(node), windows, sources))
+        levels.append(Level(node, accesses.of(node), windows, sources, len(asked)))
     return Plan(tuple(levels))
+
+
+def _no_windows(node: Node) -> IntArray:
+    return np.empty((0, node.spec.grid.ndim), dtype=np.int64)
 
 
 def _regions(consumers: Sequence[Level], node: Node) -> tuple[IntArray, IntArray] | None:
@@ -174,64 +183,6 @@ def _check_inputs(node: Node) -> None:
                 f"args[{at}] of tensor {node.spec.tensor_id!r} has been moved to {upstream.node.spec.dtype} since; "
                 f"{node.store!r} holds what was computed before: move it back, or build a new tensor on it"
             )
-
-
-class Horizons:
-    """How far back each tensor of a chain is still needed, while regions of `root` are read one after the other.
-
-    Windows that the region before has needed too are there by then.
-
-    Parameters
-    ----------
-    root : Node
-        The tensor that is read.
-    starts, stops : int64 array of shape (N, ndim)
-        The regions in pixels, in their order.
-    """
-
-    def __init__(self, root: Node, starts: IntArray, stops: IntArray) -> None:
-        reach: dict[Node, tuple[IntArray, IntArray]] = {root: (starts, stops)}
-        self._read_at = {root: root.depth + 1}
-        for node in consumers_first(root):
-            low, high = node.spec.grid.boxes(*reach[node])
-            low = _first_new(low, high)
-            for upstream in node.inputs:
-                first = upstream.window.starts(low)
-                _, last = upstream.window.bounds(np.maximum(high - 1, low))
-                known = reach.get(upstream.node, (first, last))
-                reach[upstream.node] = np.minimum(known[0], first), np.maximum(known[1], last)
-                self._read_at[upstream.node] = max(self._read_at.get(upstream.node, 0), node.depth)
-        self._before = {node: np.minimum.accumulate(first[::-1], axis=0)[::-1] for node, (first, _) in reach.items()}
-        self._until = {node: np.maximum.accumulate(last, axis=0) for node, (_, last) in reach.items()}
-
-    def read_at(self, node: Node) -> int:
-        """The greatest depth of a tensor that reads this one; the root is read when all others have been."""
-        return self._read_at[node]
-
-    def before(self, node: Node, number: int) -> Sequence[int] | None:
-        """The pixel before which, in every dimension, nothing is read from region `number` on; None at the end."""
-        firsts = self._before[node]
-        return firsts[number].tolist() if number < len(firsts) else None
-
-    def most_pixels(self, node: Node) -> int:
-        """About how many pixels of a tensor are held at once, at most."""
-        spec = node.spec
-        reached = self._until[node] - self._before[node] + np.array(spec.grid.window.size, dtype=np.int64)
-        ends = [np.iinfo(np.int64).max if extent is None else extent for extent in spec.shape]
-        return int(np.minimum(reached, ends).prod(axis=1, dtype=np.float64).max())
-
-
-def _first_new(low: IntArray, high: IntArray) -> IntArray:
-    """Of boxes that follow each other, the corner from which on each holds what the one before does not.
-
-    Where a box grows out of the one before along several dimensions, or backwards, that is its own corner.
-    """
-    inside = (low[1:] >= low[:-1]) & (high[1:] <= high[:-1])
-    onward = (inside | (low[1:] >= low[:-1])).all(axis=1) & ((~inside).sum(axis=1) == 1)
-    number, dim = np.flatnonzero(onward) + 1, (~inside).argmax(axis=1)[onward]
-    first = low.copy()
-    first[number, dim] = np.maximum(low[number, dim], high[number - 1, dim])
-    return first
 
 
 def _arg_starts(node: Node, at: int, upstream: Input, windows: IntArray) -> IntArray:

@@ -16,13 +16,13 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Self
 
 from infinite_tensor.boxes import Index
-from infinite_tensor.engine.node import Node, consumers_first
+from infinite_tensor.engine.node import Node
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.demand import demands
 from infinite_tensor.filling.fill import Job
 from infinite_tensor.filling.progress import Tally, Watcher
 from infinite_tensor.filling.report import FillReport, TensorReport
-from infinite_tensor.filling.tasks import Done, complete, compute, parts_of, spread
+from infinite_tensor.filling.tasks import Done, chain_of, complete, compute, parts_of, spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,37 +38,35 @@ _TILES_AT_ONCE = 64
 
 
 def fill_on_cluster(
-    tensor: object, job: Job, client: Client, workers: int | None, progress: bool | str | Watcher
+    tensors: Sequence[object], job: Job, client: Client, workers: int | None, progress: bool | str | Watcher
 ) -> FillReport:
     """Fill as `infinite_tensor.filling.fill.fill` does, on the workers of `client`."""
-    chain = list(reversed(consumers_first(job.node)))
-    _check_shared(chain)
+    _check_shared(job)
     # What is known here of tiles in progress will be out of date.
-    _forget(chain)
-    needs, _ = demands(job.node, job.cut.start, job.cut.stop)
+    _forget(job.chain)
+    needs, _ = demands(job.boxes)
     # Of a tensor in memory, whoever needs a window computes it.
     levels = [demand for demand in reversed(needs) if demand.node.store.shared]
     total, in_tasks = (sum(demand.missing for demand in of) for of in (needs, levels))
-    with Tally(total, progress, max(1, in_tasks)) as tally, _Tasks(client, tensor, chain, workers, tally) as tasks:
+    with Tally(total, progress, max(1, in_tasks)) as tally, _Tasks(client, tensors, workers, tally) as tasks:
         for demand in levels:
             tasks.carry_out(compute, demand.node, parts_of(demand, tasks.threads), len)
-        parted = job.node.store.unfinished(job.node.spec, job.cut.start, job.cut.stop)
-        tasks.carry_out(complete, job.node, _batches(parted), lambda _tiles: 0)
+        for node, start, stop in job.boxes:
+            parted = node.store.unfinished(node.spec, start, stop)
+            tasks.carry_out(complete, node, _batches(parted), lambda _tiles: 0)
         return FillReport(tuple(tasks.reports()), tally.seconds)
 
 
 class _Tasks:
     """Carries out tasks for tensors of one chain, which the workers are sent once."""
 
-    def __init__(
-        self, client: Client, tensor: object, chain: Sequence[Node], workers: int | None, tally: Tally
-    ) -> None:
+    def __init__(self, client: Client, tensors: Sequence[Any], workers: int | None, tally: Tally) -> None:
         self._client = client
-        self._chain = chain
+        self._chain = chain_of(tensors)
         self._workers = workers
         self._tally = tally
         self._written: dict[str, list[tuple[int, int]]] = {}
-        self._payload = client.scatter(_pickled(tensor), broadcast=True)
+        self._payload = client.scatter(_pickled(tensors), broadcast=True)
         self._name = secrets.token_hex(4)
         self._numbers = itertools.count()
         self._threads = (-math.inf, 0)
@@ -143,16 +141,17 @@ class _Tasks:
         _forget(self._chain)
 
 
-def _pickled(tensor: object) -> bytes:
+def _pickled(tensors: Sequence[object]) -> bytes:
     import cloudpickle  # noqa: PLC0415  (comes with distributed)
 
-    pickled: bytes = cloudpickle.dumps(tensor)
+    pickled: bytes = cloudpickle.dumps(list(tensors))
     return pickled
 
 
-def _check_shared(chain: Sequence[Node]) -> None:
-    for node in chain:
-        kept = node.store.outlives_process or node is chain[-1]
+def _check_shared(job: Job) -> None:
+    filled = {node for node, _ in job.parts}
+    for node in job.chain:
+        kept = node.store.outlives_process or node in filled
         if kept and not node.store.shared:
             raise ValidationError(
                 f"the workers of a cluster cannot store tensor {node.spec.tensor_id!r} in {node.store!r}; use a "

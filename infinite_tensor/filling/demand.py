@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
-from infinite_tensor.boxes import IntArray
+from infinite_tensor.boxes import Index, IntArray
 from infinite_tensor.engine.node import Node, consumers_first
 from infinite_tensor.filling.needs import Needs, Product, Spans, separable
 from infinite_tensor.tilestore.inventory import Inventory, TileCounts
@@ -15,6 +16,10 @@ from infinite_tensor.tilestore.layout import TileLayout
 
 _MOST_NAMED = 2**21
 """More windows of one tensor are counted only, as if nothing of them were stored."""
+
+
+Box: TypeAlias = tuple[Node, Index, Index]
+"""Pixels of a tensor: the first, and the one after the last, per dimension."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +77,14 @@ class Estimate:
         return sum(demand.missing for demand in self.demands)
 
 
-def estimated(root: Node, start: Sequence[int], stop: Sequence[int]) -> Estimate:
-    """What the pixels ``[start, stop)`` of `root` take, by arithmetic alone."""
-    spans: dict[Node, list[Spans]] = {root: [Spans.of_box(start, stop)]}
+def estimated(boxes: Sequence[Box]) -> Estimate:
+    """What some pixels take, by arithmetic alone."""
+    spans: dict[Node, list[Spans]] = {}
+    for root, start, stop in boxes:
+        spans.setdefault(root, []).append(Spans.of_box(start, stop))
     found: list[Demand] = []
     exact = True
-    for node in consumers_first(root):
+    for node in consumers_first(list(spans)):
         if not spans.get(node):
             continue
         layout, needs, tiles = node.store.layout(node.spec), Needs(), Needs()
@@ -95,15 +102,15 @@ def estimated(root: Node, start: Sequence[int], stop: Sequence[int]) -> Estimate
     return Estimate(found, {node: _hull(parts) for node, parts in spans.items() if parts}, exact)
 
 
-def demands(root: Node, start: Sequence[int], stop: Sequence[int]) -> tuple[list[Demand], bool]:
-    """What the pixels ``[start, stop)`` of `root` take, beside what is stored, consumers first; whether it is exact."""
-    estimate = estimated(root, start, stop)
+def demands(boxes: Sequence[Box]) -> tuple[list[Demand], bool]:
+    """What some pixels take, beside what is stored, consumers first; whether it is exact."""
+    estimate = estimated(boxes)
     inventories = {node: node.store.inventory(node.spec, *box) for node, box in estimate.boxes.items()}
     if estimate.exact and all(inventory.empty for inventory in inventories.values()):
         return estimate.demands, True
     if any(demand.needed > _MOST_NAMED for demand in estimate.demands):
         return estimate.demands, False
-    return _named(root, start, stop, inventories), True
+    return _named(boxes, inventories), True
 
 
 def _hull(spans: Sequence[Spans]) -> tuple[list[int], list[int]]:
@@ -111,11 +118,13 @@ def _hull(spans: Sequence[Spans]) -> tuple[list[int], list[int]]:
     return np.min(starts, axis=0).tolist(), np.max(stops, axis=0).tolist()
 
 
-def _named(root: Node, start: Sequence[int], stop: Sequence[int], inventories: dict[Node, Inventory]) -> list[Demand]:
+def _named(boxes: Sequence[Box], inventories: dict[Node, Inventory]) -> list[Demand]:
     """Window by window, which is exact whatever is stored."""
-    regions: dict[Node, list[tuple[IntArray, IntArray]]] = {root: [(_row(start), _row(stop))]}
+    regions: dict[Node, list[tuple[IntArray, IntArray]]] = {}
+    for root, start, stop in boxes:
+        regions.setdefault(root, []).append((_row(start), _row(stop)))
     found: list[Demand] = []
-    for node in consumers_first(root):
+    for node in consumers_first(list(regions)):
         if node not in regions:
             continue
         starts, stops = (np.concatenate(bounds) for bounds in zip(*regions[node], strict=True))

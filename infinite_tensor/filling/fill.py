@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -10,11 +10,12 @@ import numpy as np
 
 from infinite_tensor.boxes import Index, is_empty
 from infinite_tensor.engine.claims import CLAIMS
+from infinite_tensor.engine.horizons import Regions
 from infinite_tensor.engine.march import March, march
 from infinite_tensor.engine.node import Node, consumers_first
 from infinite_tensor.engine.plan import Accesses
 from infinite_tensor.errors import ValidationError
-from infinite_tensor.filling.demand import demands, estimated
+from infinite_tensor.filling.demand import Box, demands, estimated
 from infinite_tensor.filling.forecast import FillPlan, forecast
 from infinite_tensor.filling.needs import Product, Spans
 from infinite_tensor.filling.progress import Tally, Watcher
@@ -34,47 +35,75 @@ _OVERHEAD = 2**26
 
 @dataclass(frozen=True)
 class Job:
-    """A region to fill, and how.
+    """Regions to fill, and how.
 
     Attributes
     ----------
-    node : Node
-        The tensor.
-    cut : Cut
-        The region, which begins and ends with tiles, and its order.
+    parts : tuple of (Node, Cut)
+        The regions, which begin and end with tiles, each with its order. A tensor comes after those that it reads.
     peak_memory : int
         The most memory that it is expected to hold, in bytes.
     """
 
-    node: Node
-    cut: Cut
+    parts: tuple[tuple[Node, Cut], ...]
     peak_memory: int
+
+    @property
+    def boxes(self) -> list[Box]:
+        """The regions."""
+        return [(node, cut.start, cut.stop) for node, cut in self.parts]
+
+    @property
+    def chain(self) -> list[Node]:
+        """The tensors that are filled and all upstream, each after those that it reads."""
+        return list(reversed(consumers_first([node for node, _ in self.parts])))
+
+    @property
+    def stores(self) -> list[TileStore]:
+        """Where these are stored."""
+        return list({id(node.store): node.store for node in self.chain}.values())
 
     def plan(self) -> FillPlan:
         """What it costs, beside what is stored."""
-        needs, exact = demands(self.node, self.cut.start, self.cut.stop)
-        return forecast(self.cut.start, self.cut.stop, needs, self.peak_memory, exact=exact)
+        needs, exact = demands(self.boxes)
+        return forecast(self.boxes, needs, self.peak_memory, exact=exact)
+
+    def flush(self) -> None:
+        """Return when everything that has been computed is stored."""
+        for store in self.stores:
+            store.flush()
 
 
 def prepare(
-    node: Node, selection: Selection, max_memory: int | None, shard: tuple[int, int] | None = None
-) -> Job | None:
-    """What it takes to fill a region, or a share of it; None where that is empty.
+    targets: Sequence[tuple[Node, Selection]], max_memory: int | None, shard: tuple[int, int] | None = None
+) -> Job:
+    """What it takes to fill regions of some tensors, or a share of them.
 
     Raises
     ------
     ValidationError
         If it cannot be done within `max_memory`.
     """
-    layout = node.store.layout(node.spec)
-    start, stop = _to_fill(node, selection)
-    if shard is not None:
-        start, stop = share_of(layout, start, stop, *shard)
-    if is_empty(start, stop):
-        return None
-    caches = sum(_LENT if store.cache_limit is None else store.cache_limit for store in _stores(node))
+    order = list(reversed(consumers_first([node for node, _ in targets])))
+    parts, most = [], 0
+    for node, selection in sorted(targets, key=lambda target: order.index(target[0])):
+        layout = node.store.layout(node.spec)
+        start, stop = _to_fill(node, selection)
+        if shard is not None:
+            start, stop = share_of(layout, start, stop, *shard)
+        if not is_empty(start, stop):
+            found, peak_memory = _cut(node, start, stop, max_memory)
+            parts.append((node, found))
+            most = max(most, peak_memory)
+    return Job(tuple(parts), most)
+
+
+def _cut(node: Node, start: Index, stop: Index, max_memory: int | None) -> tuple[Cut, int]:
+    """In which order to fill a region, and how much memory that takes at most."""
+    stores = {id(each.store): each.store for each in consumers_first([node])}.values()
+    caches = sum(_LENT if store.cache_limit is None else store.cache_limit for store in stores)
     held = _DEFAULT_HELD if max_memory is None else max_memory - caches - _OVERHEAD
-    found = cut(node, start, stop, layout, held)
+    found = cut(node, start, stop, node.store.layout(node.spec), held)
     needed = held_bytes(node, found)
     if max_memory is not None and needed > held:
         raise ValidationError(
@@ -82,7 +111,7 @@ def prepare(
             f"{bytes_of(needed)}, and what waits to be written {bytes_of(_OVERHEAD)}: allow that much, or give smaller "
             "tiles or a smaller cache_size_bytes"
         )
-    return Job(node, found, needed + caches + _OVERHEAD)
+    return found, needed + caches + _OVERHEAD
 
 
 def is_filled(node: Node, selection: Selection) -> bool:
@@ -105,27 +134,22 @@ def _to_fill(node: Node, selection: Selection) -> tuple[Index, Index]:
 
 
 def fill(job: Job, workers: int | None, progress: bool | str | Watcher) -> FillReport:
-    """Compute and store what is missing.
+    """Compute and store what is missing, of one tensor after the other.
 
     A Ctrl-C, or an error of ``f``, ends it after what is done has been stored.
     """
-    nodes = list(reversed(consumers_first(job.node)))
-    _check_writable(job.node)
+    nodes = job.chain
+    _check_writable(job)
     before = {node: node.store.written(node.spec.tensor_id) for node in nodes}
     # What is stored shows as it is met: to look for it beforehand would take a listing.
-    total = estimated(job.node, job.cut.start, job.cut.stop).windows
-    with Tally(total, progress, job.cut.steps) as tally:
+    total = estimated(job.boxes).windows
+    with Tally(total, progress, sum(cut.steps for _, cut in job.parts)) as tally:
         try:
             with _bounded(job):
-                for strip in job.cut.strips():
-                    rest = _unfinished(job.node, strip)
-                    tally.pass_steps(len(strip.steps) - len(rest.steps))
-                    reader = CLAIMS.reader(workers)
-                    reader.notice = tally.count
-                    with Accesses(reader) as accesses:
-                        march(job.node, rest, accesses, lambda _: tally.pass_steps(1))
+                for node, cut in job.parts:
+                    _fill(node, cut, tally, workers)
         finally:
-            flush(job.node)
+            job.flush()
     reports = []
     for node in nodes:
         (tiles_before, bytes_before), (tiles, nbytes) = before[node], node.store.written(node.spec.tensor_id)
@@ -135,36 +159,39 @@ def fill(job: Job, workers: int | None, progress: bool | str | Watcher) -> FillR
     return FillReport(tuple(reports), tally.seconds)
 
 
-def _unfinished(node: Node, strip: March) -> March:
+def _fill(node: Node, cut: Cut, tally: Tally, workers: int | None) -> None:
+    for strip in cut.strips():
+        rest = _unfinished(node, strip)
+        tally.pass_steps(len(strip.numbers) - len(rest.numbers))
+        reader = CLAIMS.reader(workers)
+        reader.notice = tally.count
+        with Accesses(reader) as accesses:
+            steps = [range(at, at + 1) for at in range(len(rest.numbers))]
+            march(March({node: rest}, steps), accesses, lambda _: tally.pass_steps(1))
+
+
+def _unfinished(node: Node, strip: Regions) -> Regions:
     """The steps of a strip from where it is not complete on, without those that are."""
     # Where nothing is stored, to ask for each tile would only cost time.
     if not node.store.is_complete(node.spec, strip.starts[0].tolist(), strip.stops[0].tolist()):
         return strip
     rest = zip(strip.starts[1:].tolist(), strip.stops[1:].tolist(), strict=True)
     kept = [number for number, step in enumerate(rest, 1) if not node.store.is_complete(node.spec, *step)]
-    return March(strip.starts[kept], strip.stops[kept], [range(at, at + 1) for at in range(len(kept))])
+    return Regions.alone(strip.starts[kept], strip.stops[kept])
 
 
-def flush(root: Node) -> None:
-    """Return when everything that a chain has computed is stored."""
-    for store in _stores(root):
-        store.flush()
-
-
-def _check_writable(root: Node) -> None:
-    if root.store.read_only:
-        raise ValidationError(f"{root.store!r} is read-only: open it with mode='a' or 'r+' to fill a tensor")
-
-
-def _stores(root: Node) -> list[TileStore]:
-    return list({id(node.store): node.store for node in reversed(consumers_first(root))}.values())
+def _check_writable(job: Job) -> None:
+    for node, _ in job.parts:
+        if node.store.read_only:
+            raise ValidationError(f"{node.store!r} is read-only: open it with mode='a' or 'r+' to fill a tensor")
 
 
 @contextmanager
 def _bounded(job: Job) -> Iterator[None]:
-    """Give stores that have no limit one for the time of a fill, but for one in memory that is filled."""
+    """Give stores that have no limit one for the time of a fill, but for those in memory that are filled."""
+    filled = {id(node.store) for node, _ in job.parts}
     with ExitStack() as limits:
-        for store in _stores(job.node):
-            if store is not job.node.store or store.outlives_process:
+        for store in job.stores:
+            if id(store) not in filled or store.outlives_process:
                 limits.enter_context(store.limited(_LENT))
         yield

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from infinite_tensor.boxes import Index
-from infinite_tensor.filling.demand import Demand
+from infinite_tensor.filling.demand import Box, Demand
 from infinite_tensor.filling.table import Tabular, bytes_of, count_of
 from infinite_tensor.tilestore.inventory import TileCounts
 
@@ -33,7 +33,8 @@ class TensorPlan:
     bytes_written : int
         Tiles that windows are stored in, in bytes, not compressed; 0 in memory.
     amplification : float
-        Windows needed per window that is needed of the tensor that is filled: what halos and overlaps cost.
+        Windows needed per window that is needed of the tensor that is filled, of several the one that needs most: what
+        halos and overlaps cost.
     """
 
     tensor_id: str
@@ -52,15 +53,35 @@ class TensorPlan:
 
 
 @dataclass(frozen=True)
-class FillPlan(Tabular):
-    """What it would cost to fill a region.
+class FilledRegion:
+    """The pixels of one tensor that a fill stores: those of all tiles that a region touches.
 
     Attributes
     ----------
+    tensor_id : str
+        The id of the tensor.
     start, stop : tuple of int
-        The pixels that would be stored: those of all tiles that the region touches.
+        The first pixel, and the one after the last, per dimension.
+    """
+
+    tensor_id: str
+    start: Index
+    stop: Index
+
+    def __str__(self) -> str:
+        return f"[{', '.join(f'{a}:{b}' for a, b in zip(self.start, self.stop, strict=True))}]"
+
+
+@dataclass(frozen=True)
+class FillPlan(Tabular):
+    """What it would cost to fill a region, or regions of several tensors.
+
+    Attributes
+    ----------
+    regions : tuple of FilledRegion
+        What would be stored of each tensor that is filled; empty where there is nothing to fill.
     tensors : tuple of TensorPlan
-        The tensors of the chain, each after those that it reads.
+        The tensors that are filled and all upstream, each after those that it reads, and each once.
     peak_memory : int
         The most memory that the fill is expected to hold, in bytes, beside what ``f`` itself takes.
     exact : bool
@@ -68,8 +89,7 @@ class FillPlan(Tabular):
         bounds: there are at most so many.
     """
 
-    start: Index
-    stop: Index
+    regions: tuple[FilledRegion, ...]
     tensors: tuple[TensorPlan, ...]
     peak_memory: int
     exact: bool
@@ -124,17 +144,19 @@ class FillPlan(Tabular):
 
     @property
     def _title(self) -> str:
-        region = ", ".join(f"{a}:{b}" for a, b in zip(self.start, self.stop, strict=True))
+        several = len(self.regions) > 1
+        filled = ", ".join(f"{region.tensor_id} {region}" if several else str(region) for region in self.regions)
         bound = "" if self.exact else "; counts are upper bounds"
-        return f"fill [{region}], about {bytes_of(self.peak_memory)} of memory{bound}"
+        return f"fill {filled or 'nothing'}, about {bytes_of(self.peak_memory)} of memory{bound}"
 
 
-def forecast(
-    start: Sequence[int], stop: Sequence[int], demands: Sequence[Demand], peak_memory: int, *, exact: bool
-) -> FillPlan:
-    """The cost of filling the pixels ``[start, stop)``, which take these demands, the tensor's own first."""
-    tensors = [_tensor_plan(demand, demands[0].needed) for demand in reversed(demands)]
-    return FillPlan(tuple(start), tuple(stop), tuple(tensors), peak_memory, exact)
+def forecast(boxes: Sequence[Box], demands: Sequence[Demand], peak_memory: int, *, exact: bool) -> FillPlan:
+    """The cost of filling some pixels, which take these demands, consumers first."""
+    roots = {node for node, _, _ in boxes}
+    of_root = max((demand.needed for demand in demands if demand.node in roots), default=0)
+    regions = [FilledRegion(node.spec.tensor_id, start, stop) for node, start, stop in boxes]
+    tensors = [_tensor_plan(demand, of_root) for demand in reversed(demands)]
+    return FillPlan(tuple(regions), tuple(tensors), peak_memory, exact)
 
 
 def _tensor_plan(demand: Demand, of_root: int) -> TensorPlan:

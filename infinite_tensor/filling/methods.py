@@ -8,15 +8,13 @@ import torch
 
 from infinite_tensor.boxes import is_empty
 from infinite_tensor.engine.node import Node
-from infinite_tensor.errors import ValidationError
-from infinite_tensor.filling.fill import Job, fill, is_filled, prepare
+from infinite_tensor.filling.fill import is_filled
 from infinite_tensor.filling.forecast import FillPlan
 from infinite_tensor.filling.invalidate import Invalidation, invalidate
-from infinite_tensor.filling.progress import Watcher, checked_progress
+from infinite_tensor.filling.progress import Watcher
 from infinite_tensor.filling.report import FillReport
+from infinite_tensor.filling.together import fill_together, plan_together
 from infinite_tensor.indexing import Selection, parse
-from infinite_tensor.validate import checked_workers
-from infinite_tensor.window import as_index
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -51,9 +49,7 @@ class LargeRegions:
         ValidationError
             If the region cannot be filled within `max_memory`.
         """
-        job = self._job(region, max_memory, None)
-        selection = self._selection(region)
-        return job.plan() if job is not None else FillPlan(selection.start, selection.start, (), 0, exact=True)
+        return plan_together([(self, self._selection(region))], max_memory=max_memory)
 
     def fill(
         self,
@@ -103,16 +99,14 @@ class LargeRegions:
         StoreError
             If something cannot be stored. It stays in memory; a flush tries again.
         """
-        workers = None if workers is None else checked_workers(workers)
-        job = self._job(region, max_memory, shard)
-        if job is None:
-            return FillReport((), 0.0)
-        if client is not None:
-            # What only a cluster needs.
-            from infinite_tensor.filling.cluster import fill_on_cluster  # noqa: PLC0415
-
-            return fill_on_cluster(self, job, client, workers, checked_progress(progress))
-        return fill(job, workers, checked_progress(progress))
+        return fill_together(
+            [(self, self._selection(region))],
+            workers=workers,
+            max_memory=max_memory,
+            client=client,
+            progress=progress,
+            shard=shard,
+        )
 
     def coverage(self, region: object) -> torch.Tensor:
         """Which tiles of a region are stored: a bool tensor with an entry for each tile that the region touches.
@@ -175,20 +169,3 @@ class LargeRegions:
 
     def _selection(self, region: object) -> Selection:
         return parse(region, self._node.spec.shape)
-
-    def _job(self, region: object, max_memory: object, shard: object) -> Job | None:
-        most = None if max_memory is None else as_index(max_memory)
-        if max_memory is not None and (most is None or most < 1):
-            raise ValidationError(f"max_memory must be a positive number of bytes or None, got {max_memory!r}")
-        return prepare(self._node, self._selection(region), most, _checked_shard(shard))
-
-
-def _checked_shard(shard: object) -> tuple[int, int] | None:
-    if shard is None:
-        return None
-    numbers = [as_index(number) for number in shard] if isinstance(shard, tuple | list) else []
-    if len(numbers) == 2 and None not in numbers:
-        rank, count = numbers
-        if rank is not None and count is not None and 0 <= rank < count:
-            return rank, count
-    raise ValidationError(f"shard must be (rank, world_size) with 0 <= rank < world_size, got {shard!r}")

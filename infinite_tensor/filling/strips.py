@@ -15,9 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from infinite_tensor.boxes import Index, with_entry
-from infinite_tensor.engine.march import March
+from infinite_tensor.engine.horizons import Horizons, Regions
 from infinite_tensor.engine.node import Node, consumers_first
-from infinite_tensor.engine.plan import Horizons
 from infinite_tensor.tilestore.layout import TileLayout
 
 _STEP_BYTES = 2**23
@@ -50,7 +49,7 @@ class Cut:
             len(_bounds(a, b, extent)) for a, b, extent in zip(self.start, self.stop, self.extents, strict=True)
         )
 
-    def strips(self) -> Iterator[March]:
+    def strips(self) -> Iterator[Regions]:
         """The strips in lexicographic order, each as the regions of its steps."""
         bounds = [
             _bounds(a, b, extent) if d != self.along else [(a, b)]
@@ -59,11 +58,11 @@ class Cut:
         for strip in itertools.product(*bounds):
             yield self._steps(strip)
 
-    def _steps(self, strip: Sequence[tuple[int, int]]) -> March:
+    def _steps(self, strip: Sequence[tuple[int, int]]) -> Regions:
         steps = _bounds(*strip[self.along], self.extents[self.along])
         starts, stops = (np.array([[bound[side] for bound in strip]] * len(steps), dtype=np.int64) for side in (0, 1))
         starts[:, self.along], stops[:, self.along] = np.array(steps, dtype=np.int64).T
-        return March(starts, stops, [range(number, number + 1) for number in range(len(steps))])
+        return Regions.alone(starts, stops)
 
 
 def cut(root: Node, start: Sequence[int], stop: Sequence[int], layout: TileLayout, most_bytes: int) -> Cut:
@@ -88,9 +87,8 @@ def cut(root: Node, start: Sequence[int], stop: Sequence[int], layout: TileLayou
 def held_bytes(root: Node, cut: Cut) -> int:
     """The most that a read through one strip holds of all tensors, in bytes, if each is held as far back as needed."""
     strip = next(cut.strips())
-    few = slice(0, _ENOUGH_STEPS)
-    horizons = Horizons(root, strip.starts[few], strip.stops[few])
-    return sum(horizons.most_pixels(node) * node.spec.dtype.itemsize for node in consumers_first(root))
+    horizons = Horizons({root: Regions.alone(*strip.between(0, _ENOUGH_STEPS))})
+    return sum(horizons.most_pixels(node) * node.spec.dtype.itemsize for node in consumers_first([root]))
 
 
 _ENOUGH_STEPS = 64

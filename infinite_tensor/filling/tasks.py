@@ -11,6 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -53,7 +54,7 @@ class Done:
 
 def compute(payload: bytes, place: int, windows: IntArray, workers: int | None) -> Done:
     """Compute and store those windows of one tensor that are missing: indices of shape (N, ndim)."""
-    chain = _chain_of(payload)
+    chain = _unpickled(payload)
     node = chain[place]
     starts, stops = node.spec.grid.window.bounds(windows)
     if node.store.is_complete(node.spec, starts.min(axis=0).tolist(), stops.max(axis=0).tolist()):
@@ -63,7 +64,7 @@ def compute(payload: bytes, place: int, windows: IntArray, workers: int | None) 
 
 def complete(payload: bytes, place: int, tiles: Sequence[Index], workers: int | None) -> Done:
     """Put together tiles of one tensor whose parts several tasks have stored."""
-    chain = _chain_of(payload)
+    chain = _unpickled(payload)
     layout = chain[place].store.layout(chain[place].spec)
     starts = np.array([layout.start(tile) for tile in tiles], dtype=np.int64)
     stops = np.array([layout.stop(tile) for tile in tiles], dtype=np.int64)
@@ -147,7 +148,7 @@ def _carry_out(
             if wanted is not None:
                 missing = missing[np.array([index in wanted for index in as_tuples(missing)], dtype=bool)]
             if len(missing):
-                run(node, missing, accesses)
+                run({node: missing}, accesses)
     finally:
         for each in chain:
             each.store.refresh(each.spec.tensor_id)
@@ -159,6 +160,11 @@ def _carry_out(
 def _done(chain: Sequence[Node], windows: Counter[Node]) -> Done:
     written = [each.store.written(each.spec.tensor_id) for each in chain]
     return Done(_PROCESS.name, [windows[each] for each in chain], written)
+
+
+def chain_of(tensors: Sequence[Any]) -> list[Node]:
+    """Some tensors and all upstream, each after those that it reads."""
+    return list(reversed(consumers_first([tensor._node for tensor in tensors])))
 
 
 class _Process:
@@ -174,10 +180,10 @@ _PROCESS = _Process()
 _MOST_CHAINS = 4
 
 
-def _chain_of(payload: bytes) -> list[Node]:
+def _unpickled(payload: bytes) -> list[Node]:
     with _PROCESS.lock:
         if payload not in _PROCESS.chains:
             while len(_PROCESS.chains) >= _MOST_CHAINS:
                 _PROCESS.chains.pop(next(iter(_PROCESS.chains)))
-            _PROCESS.chains[payload] = list(reversed(consumers_first(pickle.loads(payload)._node)))  # noqa: S301  (the client's)
+            _PROCESS.chains[payload] = chain_of(pickle.loads(payload))  # noqa: S301  (the client's)
         return _PROCESS.chains[payload]

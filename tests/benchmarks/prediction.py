@@ -14,9 +14,11 @@ from zarr.storage import MemoryStore
 
 from infinite_tensor import InfiniteTensor, ZarrTileStore
 from infinite_tensor.filling.demand import demands
+from infinite_tensor.filling.fill import prepare
 from infinite_tensor.filling.forecast import FillPlan, TensorPlan
 from infinite_tensor.filling.shares import share_of_tiles
 from infinite_tensor.filling.tasks import _extents
+from infinite_tensor.indexing import parse
 from infinite_tensor.tilestore.writer import _BATCH_BYTES, _BATCH_JOBS
 from tests.benchmarks.scenario import Costs, Fleet, Storage, Work, chain
 
@@ -158,14 +160,13 @@ class _Model:
     def _share(self, tensors: Sequence[InfiniteTensor], rank: int) -> Prediction:
         """One process."""
         box = _region((0, 0), (self.work.side, self.work.side))
-        job = tensors[-1]._job(box, None, (rank, self.fleet.processes))
-        assert job is not None
-        along, widths = job.cut.along, [b - a for a, b in zip(job.cut.start, job.cut.stop, strict=True)]
-        strips = max(1.0, widths[1 - along] / job.cut.extents[1 - along])
-        steps = strips * max(1.0, widths[along] / job.cut.extents[along])
-        start, stop = job.cut.start, list(job.cut.stop)
+        ((_, cut),) = prepare([(tensors[-1]._node, parse(box, (None, None)))], None, (rank, self.fleet.processes)).parts
+        along, widths = cut.along, [b - a for a, b in zip(cut.start, cut.stop, strict=True)]
+        strips = max(1.0, widths[1 - along] / cut.extents[1 - along])
+        steps = strips * max(1.0, widths[along] / cut.extents[along])
+        start, stop = cut.start, list(cut.stop)
         share = tensors[-1].plan(_region(start, stop))
-        stop[1 - along] = min(stop[1 - along], start[1 - along] + job.cut.extents[1 - along])
+        stop[1 - along] = min(stop[1 - along], start[1 - along] + cut.extents[1 - along])
         strip = tensors[-1].plan(_region(start, stop))
         return self._march(share, strip, strips, steps)
 
@@ -199,7 +200,7 @@ class _Model:
         """All processes work on one tensor at a time."""
         total = Prediction()
         box = (0, 0), (self.work.side, self.work.side)
-        for demand in reversed(demands(tensors[-1]._node, *box)[0]):
+        for demand in reversed(demands([(tensors[-1]._node, *box)])[0]):
             if not demand.node.store.outlives_process:
                 continue
             extents = _extents(demand, self.fleet.processes * self.fleet.threads).tolist()
@@ -226,7 +227,7 @@ class _Model:
             windows += sum(tensor.windows for tensor in upstream)
             args = windows - upstream[0].windows if upstream else 0.0
         read = self._tiles(upstream[-1]) if upstream and work.stored else 0.0
-        wide, high = (extent / work.tile for extent in block.stop)
+        wide, high = (extent / work.tile for extent in block.regions[0].stop)
         whole = wide * high
         # Windows that reach into the blocks around leave parts of tiles, which somebody puts together.
         parts, borders = (2 * (wide + high), wide + high - 1) if work.spills else (0.0, 0.0)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import event, given, note
 from hypothesis import strategies as st
 from zarr.abc.store import Store
@@ -22,7 +23,7 @@ from infinite_tensor import DamagedDataWarning, StoreError, TileStore, ZarrTileS
 from infinite_tensor.engine import assemble
 from tests.faults.faulty_store import READS, SILENT, Faults, FaultyStore
 from tests.reference import Index
-from tests.test_properties import History, box_of
+from tests.test_properties import History, boxes_of
 from tests.worlds import Fill, Forget, Read, Selection, World, worlds
 
 _PATIENCE = 4
@@ -63,16 +64,20 @@ class FaultyHistory(History):
     def forget(self, action: Forget) -> None:
         self._attempt(action.what, lambda: super(FaultyHistory, self).forget(action))
 
-    def _read(self, stage: int, how: str, selections: list[Selection]) -> None:
+    def _check_reads(
+        self, parts: Sequence[tuple[int, Selection]], read: Callable[[], list[torch.Tensor]], *, once: bool
+    ) -> None:
         before = [Counter(function.calls) for function in self.functions]
-        if not self._attempt("read", lambda: super(FaultyHistory, self)._read(stage, how, selections)):
-            boxes = [box for box in map(box_of, selections) if box is not None]
-            planned = self.reference.missing(stage, boxes, self.known)
+        if not self._attempt("read", lambda: super(FaultyHistory, self)._check_reads(parts, read, once=once)):
+            planned = self.reference.missing(boxes_of(parts), self.known)
             calls = [function.calls - earlier for function, earlier in zip(self.functions, before, strict=True)]
             self._check_calls(calls, planned, once=False)
 
     def fill(self, action: Fill) -> None:
         self._attempt("fill", lambda: super(FaultyHistory, self).fill(action))
+
+    def fill_together(self, parts: Sequence[tuple[int, Selection]]) -> None:
+        self._attempt("fill", lambda: super(FaultyHistory, self).fill_together(parts))
 
     def _check_calls(self, calls: list[Counter[Index]], expected: list[set[Index]], *, once: bool) -> None:
         # What is hidden while a read goes on may be computed twice by this read.
@@ -135,12 +140,8 @@ def _play(world: World, storages: Sequence[Store], faults: Faults) -> None:
                     history.read(action)
                     history.forget(Forget(action.stage, "clear_cache"))
                     history.read(action)
-                elif isinstance(action, Forget):
-                    history.forget(action)
-                elif isinstance(action, Fill):
-                    history.fill(action)
                 else:
-                    history.reopen(action.how)
+                    history.play(action)
         assert not damages or faults.injected["truncate"]
         history.settle()
         for store in history.stores:

@@ -17,7 +17,7 @@ from infinite_tensor.filling.tasks import parts_of, spread
 
 
 def demand_of(t: InfiniteTensor, rows: int, columns: int) -> Demand:
-    return demands(t._node, (0, 0), (rows, columns))[0][0]
+    return demands([(t._node, (0, 0), (rows, columns))])[0][0]
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_windows_that_two_readers_need_are_in_one_task() -> None:
         args=[base, base],
         args_windows=[window, TensorWindow((4,), offset=64)],
     )
-    _, demand = demands(t._node, (0,), (256,))[0]
+    _, demand = demands([(t._node, (0,), (256,))])[0]
     assert len(demand.windows) == 2
     windows = [index for part in parts_of(demand, 2) for index in as_tuples(part)]
     assert len(windows) == len(set(windows)) == demand.missing == 80

@@ -1,0 +1,115 @@
+"""How far back each tensor of a chain is still needed, while regions are read one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from infinite_tensor.boxes import IntArray
+from infinite_tensor.engine.node import Node, consumers_first
+
+_NOWHERE = 2**62
+"""Where a region begins that a tensor has no part in; it ends at the negative."""
+
+
+@dataclass(frozen=True)
+class Regions:
+    """Regions of one tensor, among those of others with which they are worked on.
+
+    Attributes
+    ----------
+    numbers : int64 array of shape (N,)
+        Their places in the common order, ascending.
+    starts, stops : int64 array of shape (N, ndim)
+        Their bounds in pixels.
+    """
+
+    numbers: IntArray
+    starts: IntArray
+    stops: IntArray
+
+    @classmethod
+    def alone(cls, starts: IntArray, stops: IntArray) -> Self:
+        """Regions that follow each other, beside no others."""
+        return cls(np.arange(len(starts)), starts, stops)
+
+    def between(self, first: int, last: int) -> tuple[IntArray, IntArray]:
+        """Bounds of the regions with these numbers, without the last."""
+        part = slice(*np.searchsorted(self.numbers, [first, last]).tolist())
+        return self.starts[part], self.stops[part]
+
+
+class Horizons:
+    """Tells what of each tensor no later region needs. Windows that a region before has needed too are there by then.
+
+    Parameters
+    ----------
+    roots : mapping of Node to Regions
+        The tensors that are read, and where.
+    """
+
+    def __init__(self, roots: Mapping[Node, Regions]) -> None:
+        self._count = 1 + max(int(regions.numbers[-1]) for regions in roots.values() if len(regions.numbers))
+        nodes = consumers_first(roots)
+        top = max(node.depth for node in nodes) + 1
+        self._read_at = dict.fromkeys(roots, top)
+        self._before: dict[Node, IntArray] = {}
+        self._until: dict[Node, IntArray] = {}
+        reach = {node: self._spread(regions.numbers, regions.starts, regions.stops) for node, regions in roots.items()}
+        for node in nodes:
+            first, last = reach[node]
+            self._before[node] = np.minimum.accumulate(first[::-1], axis=0)[::-1]
+            self._until[node] = np.maximum.accumulate(last, axis=0)
+            numbers = np.flatnonzero(first[:, 0] < _NOWHERE)
+            low, high = node.spec.grid.boxes(first[numbers], last[numbers])
+            low = _first_new(low, high)
+            for upstream in node.inputs:
+                begin = upstream.window.starts(low)
+                end = upstream.window.starts(np.maximum(high - 1, low)) + np.array(upstream.window.size)
+                read = self._spread(numbers, begin, end)
+                known = reach.get(upstream.node, read)
+                reach[upstream.node] = np.minimum(known[0], read[0]), np.maximum(known[1], read[1])
+                self._read_at[upstream.node] = max(self._read_at.get(upstream.node, 0), node.depth)
+
+    def _spread(self, numbers: IntArray, starts: IntArray, stops: IntArray) -> tuple[IntArray, IntArray]:
+        """Bounds for each number of the common order."""
+        first = np.full((self._count, starts.shape[1]), _NOWHERE, dtype=np.int64)
+        last = -first
+        first[numbers], last[numbers] = starts, stops
+        return first, last
+
+    def read_at(self, node: Node) -> int:
+        """The greatest depth of a tensor that reads this one; what is read for itself is when all others have been."""
+        return self._read_at[node]
+
+    def before(self, node: Node, number: int) -> Sequence[int] | None:
+        """The pixel before which, in every dimension, nothing is read from region `number` on; None at the end."""
+        firsts = self._before[node]
+        if number >= len(firsts) or firsts[number, 0] == _NOWHERE:
+            return None
+        first: list[int] = firsts[number].tolist()
+        return first
+
+    def most_pixels(self, node: Node) -> int:
+        """About how many pixels of a tensor are held at once, at most."""
+        spec = node.spec
+        held = (self._before[node][:, 0] < _NOWHERE) & (self._until[node][:, 0] > -_NOWHERE)
+        reached = self._until[node][held] - self._before[node][held] + np.array(spec.grid.window.size, dtype=np.int64)
+        ends = [np.iinfo(np.int64).max if extent is None else extent for extent in spec.shape]
+        return int(np.minimum(reached, ends).prod(axis=1, dtype=np.float64).max(initial=0))
+
+
+def _first_new(low: IntArray, high: IntArray) -> IntArray:
+    """Of boxes that follow each other, the corner from which on each holds what the one before does not.
+
+    Where a box grows out of the one before along several dimensions, or backwards, that is its own corner.
+    """
+    inside = (low[1:] >= low[:-1]) & (high[1:] <= high[:-1])
+    onward = (inside | (low[1:] >= low[:-1])).all(axis=1) & ((~inside).sum(axis=1) == 1)
+    number, dim = np.flatnonzero(onward) + 1, (~inside).argmax(axis=1)[onward]
+    first = low.copy()
+    first[number, dim] = np.maximum(low[number, dim], high[number - 1, dim])
+    return first
