@@ -22,6 +22,7 @@ from infinite_tensor.errors import (
 )
 from infinite_tensor.filling import FillPlan, FillReport, Progress
 from infinite_tensor.indexing import sl
+from infinite_tensor.joint import Output
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import Damage, Garbage, MemoryTileStore, TensorInfo, TileStore
 from infinite_tensor.window import TensorWindow
@@ -63,6 +64,7 @@ __all__ = [
     "InfiniteTensor",
     "InfiniteTensorError",
     "MemoryTileStore",
+    "Output",
     "PatchDataset",
     "Progress",
     "RegionError",

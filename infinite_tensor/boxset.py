@@ -77,6 +77,17 @@ class BoxSet:
         return [points[number] for number in np.flatnonzero(inside).tolist()]
 
 
+def same_windows(windows: BoxSet, coordinates: int, grid: WindowGrid) -> BoxSet:
+    """The windows on another grid that share their first coordinates with some; further ones are 0."""
+    every = all_windows(grid)
+    if not windows or not every:
+        return BoxSet.of(*np.empty((2, 0, grid.ndim), dtype=np.int64))
+    low, high = (np.repeat(bounds, len(windows.low), axis=0) for bounds in (every.low, every.high))
+    low[:, :coordinates] = np.maximum(low[:, :coordinates], windows.low[:, :coordinates])
+    high[:, :coordinates] = np.minimum(high[:, :coordinates], windows.high[:, :coordinates])
+    return BoxSet.of(low, high)
+
+
 def all_windows(grid: WindowGrid) -> BoxSet:
     """The windows that a read may need."""
     low = [-FARTHEST if extent is None else 0 for extent in grid.shape]

@@ -17,6 +17,7 @@ import torch
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.fingerprint import PYTHON, fingerprint
+from infinite_tensor.nested import Key
 from infinite_tensor.window import Shape, TensorWindow
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
@@ -84,10 +85,12 @@ class Definition:
     blend_init: Json
     version: Json
     functions: Mapping[str, str]
+    output: Key | None = None
+    """Under which keys an ``f`` that computes several tensors returns this one."""
 
     def values(self) -> dict[str, Json]:
         """The part that decides values, as JSON."""
-        return {
+        values: dict[str, Json] = {
             "shape": list(self.shape),
             "dtype": dtype_name(self.dtype),
             "output_window": self.output_window.to_dict(),
@@ -96,6 +99,7 @@ class Definition:
             "blend_init": self.blend_init,
             "version": self.version,
         }
+        return values if self.output is None else values | {"output": list(self.output)}
 
     @cached_property
     def digest(self) -> str:

@@ -7,12 +7,9 @@ from typing import NamedTuple, NoReturn
 
 import torch
 
-from infinite_tensor.boxes import Index
+from infinite_tensor.boxes import COORDINATE_LIMIT, Index
 from infinite_tensor.errors import RegionError
 from infinite_tensor.window import Shape, as_index
-
-COORDINATE_LIMIT = 2**51
-"""Pixels of an unbounded dimension lie in [-2**51, 2**51]: exact in every store's metadata."""
 
 _SUPPORTED = "supported are ints, slices and Ellipsis"
 

@@ -10,7 +10,8 @@ import torch
 
 from infinite_tensor.boxes import Index
 from infinite_tensor.definition import Blend, Definition, Number
-from infinite_tensor.engine.node import Batching
+from infinite_tensor.engine.batching import Batching
+from infinite_tensor.engine.node import Computation, Member
 from infinite_tensor.spec import TensorSpec
 from infinite_tensor.tilestore import TileStore
 
@@ -19,47 +20,64 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class _Part:
-    """One tensor of a pickled chain; `args` are the places of its args among the parts before it."""
+class _Member:
+    """One tensor that a pickled computation computes."""
 
-    kind: type[InfiniteTensor]
     tensor_id: str
-    named: bool
     definition: Definition
     device: torch.device
     blend: Blend | None
     blend_init: Number | None
     tile_size: Index | None
+    store: TileStore
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One computation of a pickled chain, and its tensors that are in the chain.
+
+    `args` are the places of its args among all tensors of the parts before it.
+    """
+
+    members: tuple[_Member, ...]
     batch_size: int | tuple[int, ...] | None
     f: Callable[..., Any] | None
-    store: TileStore
     args: tuple[int, ...]
+    kind: type[InfiniteTensor]
+    named: bool
 
 
-def reduced(tensor: InfiniteTensor) -> tuple[Callable[..., InfiniteTensor], tuple[list[_Part]]]:
+def reduced(tensor: InfiniteTensor) -> tuple[Callable[..., InfiniteTensor], tuple[list[_Part], int]]:
     """What ``__reduce__`` returns: the chain as a list, args first, so that no chain is too deep to pickle."""
-    chain = _args_first(tensor)
-    places = {id(each): place for place, each in enumerate(chain)}
+    places: dict[tuple[int, int], int] = {}
     parts = []
-    for each in chain:
-        spec = each.tile_store.placed(each._spec)
-        parts.append(
-            _Part(
-                type(each),
-                spec.tensor_id,
-                each._named,
-                spec.definition,
-                spec.device,
-                spec.blend,
-                spec.blend_init,
-                spec.tile_size,
-                each.batch_size,
-                each.f,
-                each.tile_store,
-                tuple(places[id(arg)] for arg in each.args),
+    for each in _args_first(tensor):
+        computation = each._node.computation
+        if _place_key(each) not in places:
+            for member in computation.members:
+                places[id(computation), id(member)] = len(places)
+            parts.append(
+                _Part(
+                    tuple(map(_pickled, computation.members)),
+                    each.batch_size,
+                    each.f,
+                    tuple(places[_place_key(arg)] for arg in each.args),
+                    type(each),
+                    each._named,
+                )
             )
-        )
-    return _rebuilt, (parts,)
+    return _rebuilt, (parts, places[_place_key(tensor)])
+
+
+def _place_key(tensor: InfiniteTensor) -> tuple[int, int]:
+    return id(tensor._node.computation), id(tensor._node.member)
+
+
+def _pickled(member: Member) -> _Member:
+    spec = member.store.placed(member.spec)
+    return _Member(
+        spec.tensor_id, spec.definition, spec.device, spec.blend, spec.blend_init, spec.tile_size, member.store
+    )
 
 
 def _args_first(tensor: InfiniteTensor) -> list[InfiniteTensor]:
@@ -75,17 +93,15 @@ def _args_first(tensor: InfiniteTensor) -> list[InfiniteTensor]:
     return list(finished.values())
 
 
-def _rebuilt(parts: list[_Part]) -> InfiniteTensor:
+def _rebuilt(parts: list[_Part], place: int) -> InfiniteTensor:
     tensors: list[InfiniteTensor] = []
     for part in parts:
-        tensor = part.kind.__new__(part.kind)
-        tensor._bind(
-            TensorSpec(part.tensor_id, part.definition, part.device, part.blend, part.blend_init, part.tile_size),
-            part.store,
-            part.f,
-            Batching.of(part.batch_size),
-            tuple(tensors[place] for place in part.args),
-            part.named,
-        )
-        tensors.append(tensor)
-    return tensors[-1]
+        args = tuple(tensors[at] for at in part.args)
+        members = [
+            Member(TensorSpec(m.tensor_id, m.definition, m.device, m.blend, m.blend_init, m.tile_size), m.store)
+            for m in part.members
+        ]
+        batching = Batching.of(part.batch_size)
+        computation = Computation.registered(members, part.f, batching, [arg._node for arg in args])
+        tensors += [part.kind.of_node(node, args, named=part.named) for node in computation.nodes]
+    return tensors[place]

@@ -18,8 +18,10 @@ from infinite_tensor.definition import (
     functions_of,
     scalar_from_json,
 )
-from infinite_tensor.engine.node import Batching
+from infinite_tensor.engine.batching import Batching
+from infinite_tensor.engine.node import Computation, Member
 from infinite_tensor.errors import StoreError, ValidationError
+from infinite_tensor.nested import show
 from infinite_tensor.spec import TensorSpec
 from infinite_tensor.tensor import InfiniteTensor, arg_definitions
 from infinite_tensor.tilestore import TileStore
@@ -44,6 +46,11 @@ def open_tensor(
     tensor_id = checked_id(tensor_id)
     stored = _stored(store, tensor_id)
     definition = stored.definition
+    if f is not None and definition.output is not None:
+        raise ValidationError(
+            f"tensor {tensor_id!r} is the output {show(definition.output)} of an f that computes several; to compute "
+            "what is missing, make them again with InfiniteTensor.from_multi"
+        )
     upstream = tuple(args) if args is not None else _open_args(store, tensor_id, stored)
     if args is not None:
         _check_given(store, tensor_id, definition, upstream)
@@ -133,9 +140,9 @@ def _bind(
         functions = functions_of(f, blend, tuple(arg._spec.definition.functions for arg in args))
         definition = replace(definition, functions=functions)
     spec = TensorSpec(tensor_id, definition, device, used, scalar_from_json(definition.blend_init), stored.tile_size)
-    tensor = InfiniteTensor.__new__(InfiniteTensor)
-    tensor._bind(spec, store, f, Batching.of(batch_size), args, named=True)
-    return tensor
+    member, batching = Member(spec, store), Batching.of(batch_size)
+    (node,) = Computation.registered([member], f, batching, [arg._node for arg in args]).nodes
+    return InfiniteTensor.of_node(node, args, named=True)
 
 
 TileStore.opener = staticmethod(open_tensor)

@@ -49,6 +49,21 @@ class TensorSpec:
         return self.definition.shape
 
     @property
+    def joint_id(self) -> str | None:
+        """What the ids of all outputs of one ``f`` begin with; None for a tensor that has an ``f`` of its own."""
+        output = self.definition.output
+        return None if output is None else self.tensor_id.removesuffix("/".join(("", *output)))
+
+    def is_beside(self, other: TensorSpec) -> bool:
+        """Whether both are outputs of one ``f``."""
+        mine, its = self.definition, other.definition
+        return self.joint_id is not None and (self.joint_id, mine.args, mine.version) == (
+            other.joint_id,
+            its.args,
+            its.version,
+        )
+
+    @property
     def dtype(self) -> torch.dtype:
         """Element type."""
         return self.definition.dtype

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -24,20 +24,25 @@ from infinite_tensor.definition import (
     json_value,
 )
 from infinite_tensor.engine.assemble import read, stream
-from infinite_tensor.engine.node import Batching, Input, Node
+from infinite_tensor.engine.batching import Batching
+from infinite_tensor.engine.node import Computation, Member, Node
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.methods import LargeRegions
 from infinite_tensor.indexing import parse
+from infinite_tensor.joint import Shared, nested, new_id
+from infinite_tensor.nested import show
 from infinite_tensor.pickling import reduced
 from infinite_tensor.spec import TensorSpec
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
 from infinite_tensor.validate import (
     check_args,
+    check_callable,
     check_output_window,
     checked_device,
     checked_dtype,
     checked_id,
     checked_shape,
+    checked_windows,
     checked_workers,
     move_target,
 )
@@ -112,12 +117,10 @@ class InfiniteTensor(LargeRegions):
         blend_init: Number | None = None,
         version: object = None,
     ) -> None:
-        if not callable(f):
-            raise ValidationError(f"f must be callable, got {f!r}")
-        if tile_store is not None and not isinstance(tile_store, TileStore):
-            raise ValidationError(f"tile_store must be a TileStore, got {tile_store!r}")
+        store = _checked_store(tile_store)
+        check_callable(f)
         batching = Batching.of(batch_size)
-        name = str(uuid.uuid4()) if tensor_id is None else checked_id(tensor_id)
+        name = new_id() if tensor_id is None else checked_id(tensor_id)
         shape, dtype, device = checked_shape(shape), checked_dtype(dtype), checked_device(device)
         check_output_window(output_window, shape)
         args, windows = _checked_args(args, args_windows)
@@ -134,26 +137,94 @@ class InfiniteTensor(LargeRegions):
             functions=functions_of(f, blend, tuple(arg._spec.definition.functions for arg in args)),
         )
         spec = TensorSpec(name, definition, device, blend, blend_init)
-        self._bind(
-            spec, MemoryTileStore() if tile_store is None else tile_store, f, batching, args, tensor_id is not None
-        )
+        (node,) = Computation.registered([Member(spec, store)], f, batching, [arg._node for arg in args]).nodes
+        self._bind(node, args, named=tensor_id is not None)
 
-    def _bind(
-        self,
-        spec: TensorSpec,
-        store: TileStore,
-        f: Callable[..., Any] | None,
-        batching: Batching,
-        args: tuple[InfiniteTensor, ...],
-        named: bool,
-    ) -> None:
-        store.register(spec)
+    def _bind(self, node: Node, args: tuple[InfiniteTensor, ...], *, named: bool) -> None:
         self._args: tuple[InfiniteTensor, ...] = args
         self._named = named
-        windows = [arg.window for arg in spec.definition.args]
-        inputs = tuple(Input(arg._node, window) for arg, window in zip(args, windows, strict=False))
-        self._node: Node = Node(spec, store, f, batching, inputs)
+        self._node: Node = node
         self._handle = compiled.handle_of(self)
+
+    @classmethod
+    def of_node(cls, node: Node, args: tuple[InfiniteTensor, ...], *, named: bool) -> Self:
+        """The tensor of a computation that stands; `named` where a user gave its id."""
+        tensor = cls.__new__(cls)
+        tensor._bind(node, args, named=named)
+        return tensor
+
+    @classmethod
+    def from_multi(
+        cls,
+        f: Callable[..., Any],
+        outputs: Mapping[str, Any],
+        args: Sequence[InfiniteTensor] | None = None,
+        args_windows: Sequence[TensorWindow] | None = None,
+        device: torch.device | str = "cpu",
+        tile_store: TileStore | None = None,
+        tensor_id: str | uuid.UUID | None = None,
+        batch_size: int | tuple[int, ...] | None = None,
+        version: object = None,
+    ) -> dict[str, Any]:
+        """Tensors that one function computes together: each call returns a window of each.
+
+        A window runs once for all of them: what a read of one makes `f` compute of the others is stored too.
+
+        Parameters
+        ----------
+        f : callable
+            ``f(ctx, *regions) -> dict`` computes a window of each output: a dict, or a `tensordict.TensorDict`, with
+            the keys of `outputs` and no others. `ctx` has one entry for each window coordinate that the outputs follow.
+            With a `batch_size` it is given lists, and returns a list of dicts, or one dict of lists or stacked tensors.
+        outputs : dict of str to Output
+            What it computes; dicts in it may nest. Every output follows all coordinates of `ctx`; its window's
+            `dimension_map` says with which dimensions.
+        args, args_windows, device, tile_store, batch_size, version
+            As for `InfiniteTensor`; all outputs are in one store.
+        tensor_id : str, optional
+            The tensors get the ids ``tensor_id/key``. Default: a random one.
+
+        Returns
+        -------
+        dict of str to InfiniteTensor
+            The tensors, nested as `outputs`. Each is an ordinary one: it is stored in an array of its own, and may be
+            read, filled, moved and reopened on its own, and be an arg of others.
+
+        Raises
+        ------
+        ValidationError
+            If an argument does not fit, or the store holds another tensor under one of the ids.
+
+        Examples
+        --------
+        >>> def f(ctx):
+        ...     height = torch.full((2, 2), float(sum(ctx)))
+        ...     return {"height": height, "sea": height < 1}
+        >>> window = TensorWindow((2, 2))
+        >>> height = Output((None, None), torch.float32, window)
+        >>> sea = Output((None, None), torch.bool, window)
+        >>> world = InfiniteTensor.from_multi(f, {"height": height, "sea": sea})
+        >>> world["sea"][0:3, 0]
+        tensor([ True,  True, False])
+        """
+        store = _checked_store(tile_store)
+        check_callable(f)
+        args, windows = _checked_args(args, args_windows)
+        shared = Shared(
+            new_id() if tensor_id is None else checked_id(tensor_id),
+            f,
+            arg_definitions(args, checked_windows(args, windows)),
+            tuple(arg._spec.definition.functions for arg in args),
+            checked_device(device),
+            version,
+        )
+        specs = shared.specs(outputs)
+        for spec in specs.values():
+            check_args(spec.tensor_id, spec.grid, args, windows)
+        members = [Member(spec, store) for spec in specs.values()]
+        nodes = Computation.registered(members, f, Batching.of(batch_size), [arg._node for arg in args]).nodes
+        tensors = [cls.of_node(node, args, named=tensor_id is not None) for node in nodes]
+        return nested(dict(zip(specs, tensors, strict=True)))
 
     @property
     def _spec(self) -> TensorSpec:
@@ -182,7 +253,7 @@ class InfiniteTensor(LargeRegions):
     @property
     def f(self) -> Callable[..., Any] | None:
         """The function that computes windows; None where the tensor was opened without one."""
-        return self._node.f
+        return self._node.computation.f
 
     @property
     def args(self) -> tuple[InfiniteTensor, ...]:
@@ -327,7 +398,7 @@ class InfiniteTensor(LargeRegions):
             check_blend(self.blend, dtype, device)
             moved = self._spec.moved(device, dtype)
             self.tile_store.migrate(self._spec, moved)
-            self._node.spec = moved
+            self._node.member.spec = moved
         return self
 
     def clear_cache(self) -> None:
@@ -360,6 +431,8 @@ class InfiniteTensor(LargeRegions):
         if self.device.type != "cpu":
             parts.append(f"device={str(self.device)!r}")
         parts += [f"tensor_id={self.tensor_id!r}", f"output_window={self.output_window!r}"]
+        if self._spec.definition.output is not None:
+            parts.append(f"output={show(self._spec.definition.output)}")
         if self.args:
             parts.append(f"args={[arg.tensor_id for arg in self.args]}")
         return f"InfiniteTensor({', '.join(parts)}, tile_store={self.tile_store!r})"
@@ -394,6 +467,12 @@ class InfiniteTensor(LargeRegions):
 def _as_target(arg: Any) -> Any:
     """What stands for an InfiniteTensor as an argument of `torch.Tensor.to`."""
     return torch.empty(0, dtype=arg.dtype, device=arg.device) if isinstance(arg, InfiniteTensor) else arg
+
+
+def _checked_store(store: object) -> TileStore:
+    if store is not None and not isinstance(store, TileStore):
+        raise ValidationError(f"tile_store must be a TileStore, got {store!r}")
+    return MemoryTileStore() if store is None else store
 
 
 def _checked_args(args: Any, windows: Any) -> tuple[tuple[InfiniteTensor, ...], tuple[Any, ...]]:

@@ -14,6 +14,12 @@ from infinite_tensor.errors import RegionError, ValidationError
 from infinite_tensor.window import LARGEST, MOST_OVERLAP, Shape, TensorWindow, WindowGrid, as_index
 
 
+def check_callable(f: object) -> None:
+    """`f` can be called."""
+    if not callable(f):
+        raise ValidationError(f"f must be callable, got {f!r}")
+
+
 def checked_shape(shape: object) -> Shape:
     """`shape` as a tuple of positive ints and None."""
     if not isinstance(shape, Sequence) or isinstance(shape, str) or not shape:
@@ -77,17 +83,25 @@ def check_args(tensor_id: str, grid: WindowGrid, args: Sequence[Any], windows: S
 
     `args` are known to be InfiniteTensors; `grid` are the windows of the tensor that reads them.
     """
+    for at, (arg, window) in enumerate(zip(args, checked_windows(args, windows), strict=True)):
+        check_followed(f"args_windows[{at}]", window, grid.ndim)
+        _check_known_extents(tensor_id, grid, at, arg, window)
+
+
+def checked_windows(args: Sequence[Any], windows: Sequence[object]) -> tuple[TensorWindow, ...]:
+    """`windows`, if they are one for each arg, of its dimensions."""
     if len(args) != len(windows):
         raise ValidationError(
             f"args_windows must have one TensorWindow per arg: {len(args)} args, {len(windows)} windows"
         )
+    checked = []
     for at, (arg, window) in enumerate(zip(args, windows, strict=True)):
         if not isinstance(window, TensorWindow):
             raise ValidationError(f"args_windows[{at}] must be a TensorWindow, got {window!r}")
         if window.ndim != len(arg.shape):
             raise ValidationError(f"args_windows[{at}] has {window.ndim} dimensions, args[{at}] has shape {arg.shape}")
-        check_followed(f"args_windows[{at}]", window, grid.ndim)
-        _check_known_extents(tensor_id, grid, at, arg, window)
+        checked.append(window)
+    return tuple(checked)
 
 
 def check_followed(name: str, window: TensorWindow, coordinates: int) -> None:
@@ -108,13 +122,13 @@ def _check_known_extents(tensor_id: str, grid: WindowGrid, at: int, arg: Any, wi
         low = first * window.stride[d] + window.offset[d]
         high = last * window.stride[d] + window.offset[d] + window.size[d]
         if low < 0 or high > extent:
-            raise outside_arg(tensor_id, at, arg.tensor_id, d, low, high, extent)
+            raise outside_arg(repr(tensor_id), at, arg.tensor_id, d, low, high, extent)
 
 
-def outside_arg(tensor_id: str, at: int, arg_id: str, d: int, low: int, high: int, extent: int) -> RegionError:
+def outside_arg(names: str, at: int, arg_id: str, d: int, low: int, high: int, extent: int) -> RegionError:
     """The error for an arg window that leaves a finite dimension of its arg."""
     return RegionError(
-        f"args_windows[{at}] of tensor {tensor_id!r} reads pixels [{low}, {high}) in dimension {d} of {arg_id!r}, "
+        f"args_windows[{at}] of tensor {names} reads pixels [{low}, {high}) in dimension {d} of {arg_id!r}, "
         f"which ends at [0, {extent}); change the window, or pad inside f"
     )
 

@@ -16,8 +16,10 @@ from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from infinite_tensor.boxes import (
+    COORDINATE_LIMIT,
     MOST_AT_ONCE,
     UNBOUNDED,
     Index,
@@ -217,6 +219,11 @@ def _checked_map(dimension_map: Sequence[int | None], dims: int) -> tuple[int | 
     return tuple(entries)
 
 
+def coordinates_of(window: TensorWindow) -> int:
+    """How many window coordinates there are up to the last that a dimension follows."""
+    return max((k + 1 for k in window.followed if k is not None), default=0)
+
+
 class WindowGrid:
     """The windows that exist on a tensor of a given shape.
 
@@ -311,6 +318,16 @@ class WindowGrid:
             if begin > a or begin + (count - 1) * stride + size < b:
                 return False
         return True
+
+    def exist(self, indices: IntArray) -> npt.NDArray[np.bool_]:
+        """Which of many windows exist, and are not farther out than any read reaches: (N, coordinates) in, (N,) out."""
+        exist = np.asarray(((indices >= self.first) & (indices <= self.last)).all(axis=1))
+        for k, size, stride, offset, _ in self._dimensions():
+            if k is not None:
+                # As floats, which do not wrap around.
+                start = indices[:, k].astype(np.float64) * stride + offset
+                exist &= (start <= COORDINATE_LIMIT) & (start + size > -COORDINATE_LIMIT)
+        return exist
 
     @cached_property
     def row_dim(self) -> int | None:

@@ -22,7 +22,10 @@ Box: TypeAlias = tuple[Index, Index]
 
 @dataclass(frozen=True)
 class Stage:
-    """One tensor of a chain. ``args`` are the numbers of earlier stages, with the windows they are read through."""
+    """One tensor of a chain. ``args`` are the numbers of earlier stages, with the windows they are read through.
+
+    Stages that one ``f`` computes follow each other; ``beside`` is the number of the first, None for a stage alone.
+    """
 
     shape: tuple[int | None, ...]
     dtype: torch.dtype
@@ -31,36 +34,52 @@ class Stage:
     args: tuple[tuple[int, TensorWindow], ...] = ()
     blend: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
     blend_init: complex | None = None
+    beside: int | None = None
+
+    @property
+    def coordinates(self) -> int:
+        """How many entries ``f`` is given of a window index."""
+        if self.beside is None:
+            return len(self.shape)
+        return max((k + 1 for k in follows(self.window) if k is not None), default=1)
 
 
 class TooManyWindows(Exception):  # noqa: N818  (no error: the read is left out)
     """A read would need more windows than the test has time for."""
 
 
+def follows(window: TensorWindow) -> Sequence[int | None]:
+    """The coordinate that each dimension follows."""
+    return range(len(window.size)) if window.dimension_map is None else window.dimension_map
+
+
 def start_of(window: TensorWindow, index: Sequence[int]) -> Index:
     """The first pixel of one window."""
-    follows = range(len(window.size)) if window.dimension_map is None else window.dimension_map
     return tuple(
         offset if k is None else index[k] * stride + offset
-        for k, stride, offset in zip(follows, window.stride, window.offset, strict=True)
+        for k, stride, offset in zip(follows(window), window.stride, window.offset, strict=True)
     )
 
 
 def windows_over(shape: Sequence[int | None], window: TensorWindow, box: Box) -> list[Index]:
     """Indices of the windows that share a pixel with `box`, in lexicographic order."""
     candidates: list[Iterable[int]] = [[0] for _ in shape]
-    follows = range(len(shape)) if window.dimension_map is None else window.dimension_map
-    for d, k in enumerate(follows):
+    for d, k in enumerate(follows(window)):
         if k is not None:
             first, last = (end - window.offset[d] for end in (box[0][d] - window.size[d], box[1][d]))
             candidates[k] = range(first // window.stride[d] - 1, last // window.stride[d] + 2)
     return [index for index in itertools.product(*candidates) if _exists_over(shape, window, box, index)]
 
 
+def _exists(shape: Sequence[int | None], window: TensorWindow, index: Index) -> bool:
+    bounds = zip(start_of(window, index), window.size, shape, strict=True)
+    return all(extent is None or (first >= 0 and first + size <= extent) for first, size, extent in bounds)
+
+
 def _exists_over(shape: Sequence[int | None], window: TensorWindow, box: Box, index: Index) -> bool:
-    for first, size, extent, low, high in zip(start_of(window, index), window.size, shape, *box, strict=True):
-        if extent is not None and (first < 0 or first + size > extent):
-            return False
+    if not _exists(shape, window, index):
+        return False
+    for first, size, low, high in zip(start_of(window, index), window.size, *box, strict=True):
         if low >= high or first >= high or first + size <= low:
             return False
     return True
@@ -100,21 +119,31 @@ class Reference:
     def missing(
         self, reads: Mapping[int, Iterable[Box]], known: Sequence[set[Index]], limit: int = 2**63
     ) -> list[set[Index]]:
-        """Per stage, the windows that reads, boxes per stage, must compute where those in `known` are stored.
+        """Per stage, what its ``f`` must run for reads, boxes per stage, where the windows in `known` are stored.
 
-        TooManyWindows where they are more than `limit`.
+        Of stages that one ``f`` computes, all stands with the first. TooManyWindows for more than `limit`.
         """
         needed: list[set[Index]] = [set() for _ in self.stages]
         wanted: list[set[Box]] = [set(reads.get(n, ())) for n in range(len(self.stages))]
         for n in reversed(range(len(self.stages))):
             stage = self.stages[n]
+            first = n if stage.beside is None else stage.beside
             for box in wanted[n]:
-                needed[n].update(set(windows_over(stage.shape, stage.window, box)) - known[n])
+                missing = set(windows_over(stage.shape, stage.window, box)) - known[n]
+                needed[first].update(index[: stage.coordinates] for index in missing)
                 if sum(map(len, needed)) > limit:
                     raise TooManyWindows
-            for upstream, window in stage.args:
-                wanted[upstream].update(_box_at(window, index) for index in needed[n])
+            if first == n:
+                for upstream, window in stage.args:
+                    wanted[upstream].update(_box_at(window, index) for index in needed[n])
         return needed
+
+    def made(self, number: int, runs: Sequence[Iterable[Index]]) -> list[Index]:
+        """The windows of a stage that calls of ``f`` give, those of each stage."""
+        stage = self.stages[number]
+        ctxs = runs[number if stage.beside is None else stage.beside]
+        windows = [(*ctx, *[0] * (len(stage.shape) - len(ctx))) for ctx in ctxs]
+        return [index for index in windows if _exists(stage.shape, stage.window, index)]
 
 
 def _box_at(window: TensorWindow, index: Index) -> Box:

@@ -13,6 +13,7 @@ from infinite_tensor import (
     HDF5TileStore,
     InfiniteTensor,
     MemoryTileStore,
+    Output,
     Progress,
     TensorWindow,
     TileStore,
@@ -21,6 +22,8 @@ from infinite_tensor import (
     sl,
 )
 from infinite_tensor.filling import demand
+from infinite_tensor.filling.together import fill_together, plan_together
+from infinite_tensor.indexing import parse
 from tests.clusters import chain, cluster, computed, meeting, more_workers, one_worker_killed
 
 REGION = sl[-100:200, 0:250]
@@ -68,6 +71,35 @@ def test_it_goes_on_from_what_this_process_has_computed(client: Client, tmp_path
         t.fill(REGION, client=client, progress=False)
         assert [set(counter.values()) for counter in computed(tmp_path)] == [{1}] * 3
         assert torch.equal(t[REGION], truth(tmp_path))
+
+
+def test_an_f_with_several_outputs_is_run_once_for_all_of_them(client: Client, tmp_path: Path) -> None:
+    outputs = {
+        "rgb": Output((2, None, None), torch.float32, TensorWindow((2, 16, 16), dimension_map=(None, 0, 1))),
+        "mask": Output((None, None), torch.bool, TensorWindow((16, 16), stride=12)),
+    }
+
+    def paint(ctx: tuple[int, ...]) -> dict[str, torch.Tensor]:
+        with (tmp_path / "computed-0").open("a") as log:
+            log.write(f"{ctx}\n")
+        picture = torch.arange(512.0).reshape(2, 16, 16) + 100 * ctx[0] + ctx[1]
+        return {"rgb": picture, "mask": picture[0] % 2 == 0}
+
+    with ZarrTileStore(tmp_path / "store", tile_size=64) as store:
+        world = InfiniteTensor.from_multi(paint, outputs, tile_store=store, tensor_id="world")
+        requests = [(world["rgb"], parse(sl[:, 0:100, 0:100], (2, None, None)))]
+        requests.append((world["mask"], parse(sl[0:100, 30:130], (None, None))))
+        plan = plan_together(requests)
+        report = fill_together(requests, client=client, progress=False)
+        (calls,) = computed(tmp_path, 1)
+        assert set(calls.values()) == {1}
+        assert {t.tensor_id: t.windows for t in report.tensors} == dict.fromkeys(
+            ["world/rgb", "world/mask"], calls.total()
+        )
+        assert plan.windows == report.windows
+        assert world["rgb"].is_filled(sl[:, 0:100, 0:100])
+        assert world["mask"].is_filled(sl[0:100, 30:130])
+        assert computed(tmp_path, 1) == [calls]
 
 
 def test_a_worker_that_is_killed_costs_no_pixel(tmp_path: Path) -> None:

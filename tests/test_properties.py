@@ -27,6 +27,7 @@ from infinite_tensor import (
     HDF5TileStore,
     InfiniteTensor,
     MemoryTileStore,
+    Output,
     TileStore,
     ZarrTileStore,
 )
@@ -47,36 +48,44 @@ WORKERS = 3
 
 
 class Recorded:
-    """``f`` as the library gets it: counts its calls, hands out one buffer again and again, spoils its args."""
+    """``f`` as the library gets it: counts its calls, hands out one buffer again and again, spoils its args.
 
-    def __init__(self, stage: Stage, batch_size: int | tuple[int, ...] | None) -> None:
-        self.stage = stage
+    `stages` are those that it computes: one, or several as a dict.
+    """
+
+    def __init__(self, stages: Sequence[Stage], batch_size: int | tuple[int, ...] | None) -> None:
+        self.stages = stages
         self.batch_size = batch_size
         self.calls: Counter[Index] = Counter()
         self._of_thread = threading.local()
 
     @property
-    def buffer(self) -> torch.Tensor:
-        """One for each thread."""
-        if not hasattr(self._of_thread, "buffer"):
-            self._of_thread.buffer = torch.empty(self.stage.window.size, dtype=self.stage.dtype)
-        buffer: torch.Tensor = self._of_thread.buffer
-        return buffer
+    def buffers(self) -> list[torch.Tensor]:
+        """One per stage for each thread."""
+        if not hasattr(self._of_thread, "buffers"):
+            self._of_thread.buffers = [torch.empty(stage.window.size, dtype=stage.dtype) for stage in self.stages]
+        buffers: list[torch.Tensor] = self._of_thread.buffers
+        return buffers
 
     def __call__(self, ctx: Any, *regions: Any) -> Any:
         if self.batch_size is None:
-            return self.buffer.copy_(self.window(ctx, regions))
+            return self._told(list(map(torch.Tensor.copy_, self.buffers, self.windows(ctx, regions))))
         allowed = self.batch_size if isinstance(self.batch_size, tuple) else range(1, self.batch_size + 1)
         assert len(ctx) in allowed
-        outputs = [self.window(index, each) for index, *each in zip(ctx, *regions, strict=True)]
-        return torch.stack(outputs) if isinstance(self.batch_size, tuple) else outputs
+        outputs = [self.windows(index, each) for index, *each in zip(ctx, *regions, strict=True)]
+        if isinstance(self.batch_size, tuple):
+            return self._told([torch.stack(column) for column in zip(*outputs, strict=True)])
+        return list(map(self._told, outputs))
 
-    def window(self, ctx: Index, regions: Sequence[torch.Tensor]) -> torch.Tensor:
+    def _told(self, outputs: Sequence[torch.Tensor]) -> Any:
+        return outputs[0] if len(outputs) == 1 else {str(n): output for n, output in enumerate(outputs)}
+
+    def windows(self, ctx: Index, regions: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         self.calls[ctx] += 1
-        output = self.stage.f(ctx, *regions)
+        outputs = [stage.f((*ctx, *[0] * (len(stage.shape) - len(ctx))), *regions) for stage in self.stages]
         for region in regions:
             region.zero_()
-        return output
+        return outputs
 
 
 class History:
@@ -89,7 +98,10 @@ class History:
         self.bounded = bounded
         self.reference = Reference(world.stages)
         self.known: list[set[Index]] = [set() for _ in world.stages]
-        self.functions = [Recorded(s, n) for s, n in zip(world.stages, world.batch_sizes, strict=True)]
+        self.functions = [
+            Recorded([world.stages[n] for n in self.together(number)], size)
+            for number, size in enumerate(world.batch_sizes)
+        ]
         elsewhere = () if bounded else world.elsewhere
         self.elsewhere: dict[int, TileStore] = {n: MemoryTileStore() for n in elsewhere}
         self.stores = [self._open(n) for n in range(len(world.tile_sizes))]
@@ -99,36 +111,56 @@ class History:
     def _open(self, number: int) -> TileStore:
         return self.open_store(number, tile_size=self.world.tile_sizes[number], **self.world.options)
 
+    def together(self, stage: int) -> list[int]:
+        """The stages that one ``f`` computes with a stage, itself included."""
+        beside = self.world.stages[stage].beside
+        return [stage] if beside is None else [n for n, s in enumerate(self.world.stages) if s.beside == beside]
+
     def store_of(self, stage: int) -> TileStore:
-        return self.elsewhere.get(stage, self.stores[stage if len(self.stores) > 1 else 0])
+        first = self.together(stage)[0]
+        return self.elsewhere.get(first, self.stores[first if len(self.stores) > 1 else 0])
+
+    def name_of(self, stage: int) -> str:
+        first = self.together(stage)[0]
+        return f"stage {stage}" if self.world.stages[stage].beside is None else f"stage {first}/{stage - first}"
 
     def build(self, *, opens: bool) -> None:
         tensors: list[InfiniteTensor] = []
-        for number, (stage, function) in enumerate(zip(self.world.stages, self.functions, strict=True)):
-            store, args = self.store_of(number), [tensors[n] for n, _ in stage.args]
-            name = f"stage {number}"
-            # What was cleared and not read since is not there to be opened.
-            if opens and name in store.tensor_ids():
-                tensors.append(
-                    store.open(name, function, args, blend=stage.blend, batch_size=self.world.batch_sizes[number])
-                )
-                continue
-            tensors.append(
-                InfiniteTensor(
-                    stage.shape,
-                    function,
-                    stage.window,
-                    args,
-                    [window for _, window in stage.args],
-                    dtype=stage.dtype,
-                    tile_store=store,
-                    tensor_id=name,
-                    batch_size=self.world.batch_sizes[number],
-                    blend=stage.blend,
-                    blend_init=stage.blend_init,
-                )
-            )
+        while len(tensors) < len(self.world.stages):
+            tensors += self._built(len(tensors), tensors, opens=opens)
         self.tensors = tensors
+
+    def _built(self, number: int, tensors: Sequence[InfiniteTensor], *, opens: bool) -> Iterable[InfiniteTensor]:
+        """The tensor of a stage, or those of all stages that its ``f`` computes."""
+        stage, function, store = self.world.stages[number], self.functions[number], self.store_of(number)
+        args, windows = [tensors[n] for n, _ in stage.args], [window for _, window in stage.args]
+        name, batch_size = f"stage {number}", self.world.batch_sizes[number]
+        if stage.beside is not None:
+            outputs = {
+                str(n): Output(s.shape, s.dtype, s.window, s.blend, s.blend_init) for n, s in enumerate(function.stages)
+            }
+            made: dict[str, InfiniteTensor] = InfiniteTensor.from_multi(
+                function, outputs, args, windows, tile_store=store, tensor_id=name, batch_size=batch_size
+            )
+            return made.values()
+        # What was cleared and not read since is not there to be opened.
+        if opens and name in store.tensor_ids():
+            return [store.open(name, function, args, blend=stage.blend, batch_size=batch_size)]
+        return [
+            InfiniteTensor(
+                stage.shape,
+                function,
+                stage.window,
+                args,
+                windows,
+                dtype=stage.dtype,
+                tile_store=store,
+                tensor_id=name,
+                batch_size=batch_size,
+                blend=stage.blend,
+                blend_init=stage.blend_init,
+            )
+        ]
 
     def reopen(self, how: str) -> None:
         if self.persistent:
@@ -238,9 +270,12 @@ class History:
         report = fill()
         calls = [function.calls - earlier for function, earlier in zip(self.functions, before, strict=True)]
         self._check_calls(calls, expected, once=False)
-        assert report.windows == sum(made.total() for made in calls)
+        stages = range(len(self.tensors))
+        runs = [list(made.elements()) for made in calls]
+        assert report.windows == sum(len(self.reference.made(n, runs)) for n in stages)
         if not self.bounded:
-            assert {f"stage {n}": len(wanted) for n, wanted in enumerate(expected) if wanted} == {
+            counts = {self.name_of(n): len(self.reference.made(n, expected)) for n in stages}
+            assert {name: count for name, count in counts.items() if count} == {
                 name: count for name, count in planned.items() if count
             }
             assert plan().windows == fill().windows == 0
@@ -249,7 +284,8 @@ class History:
         for number, (made, wanted) in enumerate(zip(calls, expected, strict=True)):
             if not self.bounded:
                 assert made == Counter(wanted), f"stage {number}"
-                self.known[number] |= wanted
+                for n in self.together(number):
+                    self.known[n].update(self.reference.made(n, expected))
             else:
                 assert set(made) <= wanted, f"stage {number}"
                 assert not once or made <= Counter(wanted), f"stage {number}"

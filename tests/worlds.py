@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from infinite_tensor import TensorWindow
 from infinite_tensor.definition import DTYPES
-from tests.reference import Index, Stage, windows_over
+from tests.reference import Index, Stage, follows, windows_over
 
 Blend: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -199,9 +199,9 @@ def _shapes(draw: st.DrawFn) -> tuple[int | None, ...]:
 @st.composite
 def _output_windows(draw: st.DrawFn, shape: tuple[int | None, ...]) -> TensorWindow:
     ndim = len(shape)
-    follows: tuple[int | None, ...] | None = None
+    mapped: tuple[int | None, ...] | None = None
     if draw(_rarely()):
-        follows = tuple(None if draw(_rarely()) else draw(st.integers(0, ndim - 1)) for _ in range(ndim))
+        mapped = tuple(None if draw(_rarely()) else draw(st.integers(0, ndim - 1)) for _ in range(ndim))
     # A window larger than a finite dimension is no mistake: there is none of it then.
     reach = [_SIZE[ndim] if n is None else min(n + draw(_rarely()), _SIZE[ndim]) for n in shape]
     size = [draw(st.integers(1, n)) for n in reach]
@@ -209,14 +209,18 @@ def _output_windows(draw: st.DrawFn, shape: tuple[int | None, ...]) -> TensorWin
     if draw(st.booleans()):
         stride = [draw(st.integers((n + 1) // 2, n + 2)) for n in size]
     offset = draw(st.just((0,) * ndim) | st.tuples(*[st.integers(-3, 3)] * ndim))
-    return TensorWindow(size, stride, offset, follows)
+    return TensorWindow(size, stride, offset, mapped)
 
 
 @st.composite
-def _arg_windows(draw: st.DrawFn, consumer: tuple[Any, TensorWindow], shape: tuple[int | None, ...]) -> TensorWindow:
-    """A window through which a tensor of `shape` may be read: it stays inside its finite dimensions."""
-    extents = _index_extents(*consumer)
-    size, stride, offset, follows = [], [], [], []
+def _arg_windows(
+    draw: st.DrawFn, extents: Sequence[tuple[int, int] | None], shape: tuple[int | None, ...]
+) -> TensorWindow:
+    """A window through which a tensor of `shape` may be read: it stays inside its finite dimensions.
+
+    `extents` are those of the consumer's window indices.
+    """
+    size, stride, offset, mapped = [], [], [], []
     for extent in shape:
         k = None if draw(_rarely()) else draw(st.integers(0, len(extents) - 1))
         n = draw(st.integers(1, 3 if extent is None else min(3, extent)))
@@ -230,16 +234,15 @@ def _arg_windows(draw: st.DrawFn, consumer: tuple[Any, TensorWindow], shape: tup
         size.append(n)
         stride.append(step)
         offset.append(draw(st.integers(low, high)))
-        follows.append(k)
-    return TensorWindow(size, stride, offset, follows)
+        mapped.append(k)
+    return TensorWindow(size, stride, offset, mapped)
 
 
 def _index_extents(shape: tuple[int | None, ...], window: TensorWindow) -> list[tuple[int, int] | None]:
     """The smallest and largest window index per coordinate, None for one that has no end."""
-    follows = range(len(shape)) if window.dimension_map is None else window.dimension_map
     extents: list[tuple[int, int] | None] = [(0, 0) for _ in shape]
-    for k in set(follows) - {None}:
-        dims = [d for d, followed in enumerate(follows) if followed == k]
+    for k in set(follows(window)) - {None}:
+        dims = [d for d, followed in enumerate(follows(window)) if followed == k]
         indices: set[int] | None = None
         for d in dims:
             extent = shape[d]
@@ -252,21 +255,55 @@ def _index_extents(shape: tuple[int | None, ...], window: TensorWindow) -> list[
 
 
 @st.composite
-def _stages(draw: st.DrawFn, before: Sequence[Stage]) -> Stage:
-    shape, dtype = draw(_shapes()), draw(st.sampled_from(DTYPES))
+def _beside(draw: st.DrawFn, coordinates: int) -> tuple[tuple[int | None, ...], TensorWindow]:
+    """Shape and window of a tensor whose dimensions follow this many coordinates."""
+    shape = draw(_shapes().filter(lambda shape: len(shape) >= coordinates))
     window = draw(_output_windows(shape))
+    more = [draw(st.none() | st.integers(0, coordinates - 1)) for _ in shape[coordinates:]]
+    mapped = draw(st.permutations([*range(coordinates), *more]))
+    return shape, TensorWindow(window.size, window.stride, window.offset, mapped)
+
+
+def _joint_extents(outputs: Sequence[tuple[tuple[int | None, ...], TensorWindow]]) -> list[tuple[int, int] | None]:
+    """Extents of the window indices that any of some outputs has."""
+    joint: list[tuple[int, int] | None] = []
+    for extents in zip(*(_index_extents(*output) for output in outputs), strict=False):
+        known = [extent for extent in extents if extent is not None]
+        ends = min(low for low, _ in known) if known else 0, max(high for _, high in known) if known else 0
+        joint.append(ends if len(known) == len(extents) else None)
+    return joint
+
+
+@st.composite
+def _stages(draw: st.DrawFn, before: Sequence[Stage]) -> list[Stage]:
+    """A stage, or a few that one ``f`` computes."""
+    shape = draw(_shapes())
+    outputs = [(shape, draw(_output_windows(shape)))]
+    followed = set(follows(outputs[0][1])) - {None}
+    if draw(st.integers(0, 2)) == 0 and followed == set(range(len(followed))) != set():
+        outputs += [draw(_beside(len(followed))) for _ in range(draw(st.sampled_from([1, 1, 2])))]
+    joint = len(outputs) > 1
+    extents = _joint_extents(outputs)[: len(followed)] if joint else _index_extents(*outputs[0])
     # Mostly the tensor before: a chain; otherwise any earlier one: diamonds, and the same one twice.
     upstream = st.just(len(before) - 1) | st.integers(0, len(before) - 1)
     args = [draw(upstream) for _ in range(draw(st.sampled_from([1, 1, 2])))] if before else []
-    return Stage(
-        shape,
-        dtype,
-        window,
-        WindowFunction(len(before), window.size, dtype),
-        tuple((n, draw(_arg_windows((shape, window), before[n].shape))) for n in args),
-        draw(st.sampled_from(_blends(dtype))),
-        draw(st.sampled_from(_inits(dtype))),
-    )
+    windows = tuple((n, draw(_arg_windows(extents, before[n].shape))) for n in args)
+    stages = []
+    for number, (extent, window) in enumerate(outputs, len(before)):
+        dtype = draw(st.sampled_from(DTYPES))
+        stages.append(
+            Stage(
+                extent,
+                dtype,
+                window,
+                WindowFunction(number, window.size, dtype),
+                windows,
+                draw(st.sampled_from(_blends(dtype))),
+                draw(st.sampled_from(_inits(dtype))),
+                len(before) if joint else None,
+            )
+        )
+    return stages
 
 
 @st.composite
@@ -324,10 +361,10 @@ def _actions(draw: st.DrawFn, stages: Sequence[Stage], base: int) -> Action:
 
 
 @st.composite
-def _tile_sizes(draw: st.DrawFn, shape: tuple[int | None, ...]) -> int | tuple[int, ...]:
-    """One int, one per unbounded dimension, or one per dimension."""
-    unbounded = shape.count(None)
-    form = draw(st.sampled_from([0, unbounded, len(shape)]))
+def _tile_sizes(draw: st.DrawFn, stage: Stage) -> int | tuple[int, ...]:
+    """One int, one per unbounded dimension, or one per dimension; outputs of one ``f`` share a store, and the int."""
+    unbounded = stage.shape.count(None)
+    form = draw(st.sampled_from([0, unbounded, len(stage.shape)])) if stage.beside is None else 0
     sizes = tuple(draw(st.integers(1, 7)) for _ in range(form or 1))
     return sizes if form else sizes[0]
 
@@ -337,7 +374,7 @@ def worlds(draw: st.DrawFn) -> World:
     """Chains of one to four tensors with three to eight actions."""
     stages: list[Stage] = []
     for _ in range(draw(st.sampled_from([1, 1, 2, 2, 3, 4]))):
-        stages.append(draw(_stages(stages)))
+        stages += draw(_stages(stages))
     # A chain would multiply coordinates that are far away to ones beyond the limit.
     base = draw(st.sampled_from([0, 0, 0, 8 - _LIMIT, _LIMIT - 8 - _READ[1], 10**6 + 3])) if len(stages) == 1 else 0
     shared = draw(st.booleans())
@@ -350,7 +387,7 @@ def worlds(draw: st.DrawFn) -> World:
     return World(
         tuple(stages),
         tuple(draw(batch_sizes) for _ in stages),
-        (draw(st.integers(1, 7)),) if shared else tuple(draw(_tile_sizes(stage.shape)) for stage in stages),
+        (draw(st.integers(1, 7)),) if shared else tuple(draw(_tile_sizes(stage)) for stage in stages),
         frozenset(draw(st.sets(st.integers(0, len(stages) - 1), max_size=1))),
         options,
         draw(st.sampled_from([2**24, 2**24, 100, 1])),

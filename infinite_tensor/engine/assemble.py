@@ -13,12 +13,12 @@ import numpy as np
 import torch
 
 from infinite_tensor.boxes import Index, IntArray, joined
+from infinite_tensor.engine.accesses import Accesses
 from infinite_tensor.engine.claims import CLAIMS
 from infinite_tensor.engine.execute import run
 from infinite_tensor.engine.horizons import Regions
 from infinite_tensor.engine.march import March, march
 from infinite_tensor.engine.node import Node
-from infinite_tensor.engine.plan import Accesses
 from infinite_tensor.indexing import Selection
 from infinite_tensor.pages import new_result
 from infinite_tensor.tilestore.access import Access

@@ -22,22 +22,24 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from infinite_tensor.boxes import Index, IntArray, as_tuples
-from infinite_tensor.engine.node import Node
-from infinite_tensor.engine.plan import Level, Plan, Reader
+from infinite_tensor.boxes import Index, as_tuples
+from infinite_tensor.engine.accesses import Reader
+from infinite_tensor.engine.level import Level
+from infinite_tensor.engine.node import Computation
+from infinite_tensor.engine.plan import Plan
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.forking import renew_in_children
 
 
 class Claim:
-    """Windows of one tensor that a read has set out to compute, in order. Used with the lock of `Claims` held.
+    """Windows of one computation that a read has set out to run, in order. Used with the lock of `Claims` held.
 
     Attributes
     ----------
     level : Level
         What was claimed.
     indices : list of tuple of int
-        Its windows.
+        Its windows, as ``f`` is given them.
     reader : Reader
         The read.
     thread : int
@@ -63,7 +65,7 @@ class Claim:
 
     def _plan(self, left: list[int]) -> None:
         self._left, self._next = left, 0
-        self._sizes, self._called = self.level.node.batching.split(len(left)), 0
+        self._sizes, self._called = self.level.computation.batching.split(len(left)), 0
 
     def begin(self, most: int) -> list[list[int]]:
         """Places of the windows for the next calls of ``f``, `most` at most; they are in the making from now on."""
@@ -140,14 +142,14 @@ class Stage:
 
     depth: int
     claims: list[Claim] = field(default_factory=list)
-    others: list[tuple[Node, IntArray]] = field(default_factory=list)
+    others: list[Level] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class _Wait:
     """What a thread is waiting for: windows in the making."""
 
-    node: Node
+    computation: Computation
     indices: Sequence[Index]
 
 
@@ -162,7 +164,7 @@ class Claims:
     def _renew_after_fork(self) -> None:
         # In a forked child there are no reads but the one that forked, if any, which stands alone.
         self._changed = threading.Condition()
-        self._active: dict[Node, list[Claim]] = {}
+        self._active: dict[Computation, list[Claim]] = {}
         self._waits: dict[int, _Wait] = {}
         self._events = 0
 
@@ -179,10 +181,10 @@ class Claims:
         """
         with self._changed:
             met = self._met(plan, reader)
-            levels, others = self._free(plan) if met else (plan.levels, [])
+            levels, others = self._free(plan) if met else (list(plan.levels), [])
             claims = [Claim(level, reader) for level in levels]
             for claim in claims:
-                self._active.setdefault(claim.level.node, []).append(claim)
+                self._active.setdefault(claim.level.computation, []).append(claim)
         try:
             yield _stages(claims, others)
         finally:
@@ -212,49 +214,48 @@ class Claims:
             self._events += 1
             self._changed.notify_all()
 
-    def turn(self, node: Node, windows: IntArray, reader: Reader) -> list[Index]:
-        """Which of these missing windows a read may compute itself by now; waits for a change where it may none.
+    def turn(self, level: Level, reader: Reader) -> list[int]:
+        """Places of missing windows that a read may compute itself by now; waits for a change where it may none.
 
         Raises
         ------
         ValidationError
             If one of them is in the making by whoever waits, so that it would need itself.
         """
-        thread, indices = threading.get_ident(), as_tuples(windows)
+        thread, indices = threading.get_ident(), as_tuples(level.windows)
         self._send_all(thread)
         with self._changed:
-            holders = {index: self._holder(node, index) for index in indices}
+            holders = {index: self._holder(level.computation, index) for index in indices}
             free = [index for index, claim in holders.items() if claim is None]
             if not free:
                 free = self._take_over({index: claim for index, claim in holders.items() if claim}, reader)
             if not free:
-                self._waits[thread] = _Wait(node, indices)
+                self._waits[thread] = _Wait(level.computation, indices)
                 try:
                     if not self._open_circle(thread):
                         self._changed.wait()
                 finally:
                     del self._waits[thread]
-            return free
+            chosen = set(free)
+            return [place for place, index in enumerate(indices) if index in chosen]
 
     def _met(self, plan: Plan, reader: Reader) -> bool:
         """Whether another read may have stored what this plan found missing, or is computing it."""
         others = self._events - reader.own_events != reader.begun
-        return others or any(self._active.get(level.node) for level in plan.levels)
+        return others or any(self._active.get(level.computation) for level in plan.levels)
 
-    def _free(self, plan: Plan) -> tuple[list[Level], list[tuple[Node, IntArray]]]:
+    def _free(self, plan: Plan) -> tuple[list[Level], list[Level]]:
         """The part of a plan that is still missing and that nobody computes; and what others compute of it."""
         levels: list[Level] = []
-        others: list[tuple[Node, IntArray]] = []
-        for level in plan.levels:
-            wanted = level.needed(levels)
-            wanted[wanted] = level.access.absent(level.windows[wanted])
-            indices = map(tuple, level.windows[wanted].tolist())
-            taken = np.array([self._holder(level.node, index) is not None for index in indices], dtype=bool)
+        others: list[Level] = []
+        for each in plan.levels:
+            level = each.needed(levels).absent()
+            indices = as_tuples(level.windows)
+            taken = np.array([self._holder(level.computation, index) is not None for index in indices], dtype=bool)
             if taken.any():
-                others.append((level.node, level.windows[wanted][taken]))
-            wanted[wanted] = ~taken
-            if wanted.any():
-                levels.append(level.part(wanted))
+                others.append(level.part(taken))
+            if not taken.all():
+                levels.append(level.part(~taken))
         return levels, others
 
     def _take_over(self, holders: dict[Index, Claim], reader: Reader) -> list[Index]:
@@ -268,13 +269,13 @@ class Claims:
     def _release(self, claims: Sequence[Claim]) -> None:
         with self._changed:
             for claim in claims:
-                active = [other for other in self._active.pop(claim.level.node, ()) if other is not claim]
+                active = [other for other in self._active.pop(claim.level.computation, ()) if other is not claim]
                 if active:
-                    self._active[claim.level.node] = active
+                    self._active[claim.level.computation] = active
             self._changed.notify_all()
 
-    def _holder(self, node: Node, index: Index) -> Claim | None:
-        return next((claim for claim in self._active.get(node, ()) if claim.holds(index)), None)
+    def _holder(self, computation: Computation, index: Index) -> Claim | None:
+        return next((claim for claim in self._active.get(computation, ()) if claim.holds(index)), None)
 
     def _send_all(self, thread: int) -> None:
         """Have stored what this thread has computed, since others may be waiting for it too."""
@@ -291,7 +292,7 @@ class Claims:
             wait = self._waits[waiter]
             held = [
                 (claim, [index for index in wait.indices if holder in claim.holders(index)])
-                for claim in self._active.get(wait.node, ())
+                for claim in self._active.get(wait.computation, ())
             ]
             if not any(claim.makes(index) for claim, indices in held for index in indices):
                 for claim, indices in held:
@@ -301,7 +302,7 @@ class Claims:
         if circle:
             wait = self._waits[thread]
             raise ValidationError(
-                f"window {wait.indices[0]} of tensor {wait.node.spec.tensor_id!r} would need itself: it is read by the "
+                f"window {wait.indices[0]} of tensor {wait.computation.names} would need itself: it is read by the "
                 "f that is computing it, or by one that this f waits for"
             )
         return False
@@ -328,17 +329,17 @@ class Claims:
         wait = self._waits.get(thread)
         if wait is None:
             return set()
-        active = self._active.get(wait.node, ())
+        active = self._active.get(wait.computation, ())
         return {holder for claim in active for index in wait.indices for holder in claim.holders(index)}
 
 
-def _stages(claims: Sequence[Claim], others: Sequence[tuple[Node, IntArray]]) -> list[Stage]:
-    depths = {claim.level.node.depth for claim in claims} | {node.depth for node, _ in others}
+def _stages(claims: Sequence[Claim], others: Sequence[Level]) -> list[Stage]:
+    depths = {level.computation.depth for level in (*others, *(claim.level for claim in claims))}
     stages = {depth: Stage(depth) for depth in sorted(depths)}
     for claim in claims:
-        stages[claim.level.node.depth].claims.append(claim)
-    for node, windows in others:
-        stages[node.depth].others.append((node, windows))
+        stages[claim.level.computation.depth].claims.append(claim)
+    for level in others:
+        stages[level.computation.depth].others.append(level)
     return list(stages.values())
 
 

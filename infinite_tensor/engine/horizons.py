@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Self
 
 import numpy as np
 
 from infinite_tensor.boxes import IntArray
-from infinite_tensor.engine.node import Node, consumers_first
+from infinite_tensor.engine.node import Computation, Node, consumers_first
+from infinite_tensor.window import TensorWindow
 
 _NOWHERE = 2**62
 """Where a region begins that a tensor has no part in; it ends at the negative."""
@@ -53,26 +55,48 @@ class Horizons:
 
     def __init__(self, roots: Mapping[Node, Regions]) -> None:
         self._count = 1 + max(int(regions.numbers[-1]) for regions in roots.values() if len(regions.numbers))
-        nodes = consumers_first(roots)
-        top = max(node.depth for node in nodes) + 1
-        self._read_at = dict.fromkeys(roots, top)
-        self._before: dict[Node, IntArray] = {}
-        self._until: dict[Node, IntArray] = {}
-        reach = {node: self._spread(regions.numbers, regions.starts, regions.stops) for node, regions in roots.items()}
-        for node in nodes:
-            first, last = reach[node]
-            self._before[node] = np.minimum.accumulate(first[::-1], axis=0)[::-1]
-            self._until[node] = np.maximum.accumulate(last, axis=0)
-            numbers = np.flatnonzero(first[:, 0] < _NOWHERE)
-            low, high = node.spec.grid.boxes(first[numbers], last[numbers])
+        chain = consumers_first(roots)
+        self._read_at = dict.fromkeys(roots, 1 + max(computation.depth for computation in chain))
+        self._reach = {
+            node: self._spread(regions.numbers, regions.starts, regions.stops) for node, regions in roots.items()
+        }
+        for computation, nodes in chain.items():
+            numbers, low, high = self._windows(computation, [node for node in nodes if node in self._reach])
+            for node in computation.nodes:
+                # What nobody reads is stored, and let go of.
+                if node not in self._reach:
+                    self._reads(node, node.spec.grid.window, numbers, low, high, computation.depth)
             low = _first_new(low, high)
-            for upstream in node.inputs:
-                begin = upstream.window.starts(low)
-                end = upstream.window.starts(np.maximum(high - 1, low)) + np.array(upstream.window.size)
-                read = self._spread(numbers, begin, end)
-                known = reach.get(upstream.node, read)
-                reach[upstream.node] = np.minimum(known[0], read[0]), np.maximum(known[1], read[1])
-                self._read_at[upstream.node] = max(self._read_at.get(upstream.node, 0), node.depth)
+            for upstream in computation.inputs:
+                self._reads(upstream.node, upstream.window, numbers, low, high, computation.depth)
+        self._before = {
+            node: np.minimum.accumulate(first[::-1], axis=0)[::-1] for node, (first, _) in self._reach.items()
+        }
+        self._until = {node: np.maximum.accumulate(last, axis=0) for node, (_, last) in self._reach.items()}
+
+    def _windows(self, computation: Computation, nodes: Sequence[Node]) -> tuple[IntArray, IntArray, IntArray]:
+        """The box of windows that each region needs of a computation, and the numbers of regions that need any."""
+        boxes = []
+        for node in nodes:
+            first, last = self._reach[node]
+            numbers = np.flatnonzero(first[:, 0] < _NOWHERE)
+            bounds = node.spec.grid.boxes(first[numbers], last[numbers])
+            boxes.append(self._spread(numbers, *map(computation.own, bounds)))
+        low = reduce(np.minimum, [box[0] for box in boxes])
+        high = reduce(np.maximum, [box[1] for box in boxes])
+        numbers = np.flatnonzero(low[:, 0] < _NOWHERE)
+        return numbers, low[numbers], high[numbers]
+
+    def _reads(
+        self, node: Node, window: TensorWindow, numbers: IntArray, low: IntArray, high: IntArray, depth: int
+    ) -> None:
+        """Boxes of windows read a tensor, or are windows of it, at this depth of the chain."""
+        begin = window.starts(low)
+        end = window.starts(np.maximum(high - 1, low)) + np.array(window.size)
+        read = self._spread(numbers, begin, end)
+        known = self._reach.get(node, read)
+        self._reach[node] = np.minimum(known[0], read[0]), np.maximum(known[1], read[1])
+        self._read_at[node] = max(self._read_at.get(node, 0), depth)
 
     def _spread(self, numbers: IntArray, starts: IntArray, stops: IntArray) -> tuple[IntArray, IntArray]:
         """Bounds for each number of the common order."""
@@ -80,6 +104,11 @@ class Horizons:
         last = -first
         first[numbers], last[numbers] = starts, stops
         return first, last
+
+    @property
+    def held_bytes(self) -> int:
+        """About the most that is held at once of all tensors, in bytes."""
+        return sum(self._most_pixels(node) * node.spec.dtype.itemsize for node in self._reach)
 
     def read_at(self, node: Node) -> int:
         """The greatest depth of a tensor that reads this one; what is read for itself is when all others have been."""
@@ -93,7 +122,7 @@ class Horizons:
         first: list[int] = firsts[number].tolist()
         return first
 
-    def most_pixels(self, node: Node) -> int:
+    def _most_pixels(self, node: Node) -> int:
         """About how many pixels of a tensor are held at once, at most."""
         spec = node.spec
         held = (self._before[node][:, 0] < _NOWHERE) & (self._until[node][:, 0] > -_NOWHERE)

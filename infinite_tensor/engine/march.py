@@ -10,10 +10,10 @@ from functools import partial
 import numpy as np
 
 from infinite_tensor.boxes import IntArray, joined
+from infinite_tensor.engine.accesses import Accesses
 from infinite_tensor.engine.execute import run
 from infinite_tensor.engine.horizons import Horizons, Regions
 from infinite_tensor.engine.node import Node
-from infinite_tensor.engine.plan import Accesses
 from infinite_tensor.tilestore.access import Access
 
 

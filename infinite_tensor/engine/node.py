@@ -1,97 +1,24 @@
-"""A tensor as the engine sees it, and how its windows are split into calls of ``f``."""
+"""Tensors as the engine sees them: outputs of computations."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
-from infinite_tensor.errors import ValidationError
+import numpy as np
+
+from infinite_tensor.boxes import IntArray
+from infinite_tensor.engine.batching import Batching
 from infinite_tensor.spec import TensorSpec
 from infinite_tensor.tilestore.contract import TileStore
-from infinite_tensor.window import TensorWindow, as_index
-
-
-@dataclass(frozen=True)
-class Batching:
-    """How many windows a call of ``f`` takes: ``sizes`` are the allowed numbers, ascending."""
-
-    given: int | tuple[int, ...] | None
-    sizes: tuple[int, ...]
-
-    @classmethod
-    def of(cls, given: object) -> Batching:
-        """From the ``batch_size`` that a user gave.
-
-        Raises
-        ------
-        ValidationError
-            If it is neither None, a positive int, nor a tuple of positive ints that contains 1.
-        """
-        if given is None:
-            return cls(None, (1,))
-        if isinstance(given, tuple | list):
-            sizes = [as_index(size) for size in given]
-            allowed = {size for size in sizes if size is not None and size > 0}
-            if len(allowed) != len(set(given)) or 1 not in allowed:
-                raise ValidationError(f"batch_size as a tuple must hold positive ints and contain 1, got {given!r}")
-            return cls(tuple(sorted(allowed)), tuple(sorted(allowed)))
-        size = as_index(given)
-        if size is None or size < 1:
-            raise ValidationError(f"batch_size must be a positive int, a tuple of them or None, got {given!r}")
-        return cls(size, (size,))
-
-    @property
-    def largest(self) -> int:
-        """Most windows that one call takes."""
-        return self.sizes[-1]
-
-    def full(self, count: int) -> int:
-        """How many of `count` windows fill the largest calls."""
-        return count - count % self.largest
-
-    def calls(self, count: int) -> int:
-        """The fewest calls that take `count` windows."""
-        rest = min(count, self.largest * self.largest)
-        # What is left out fills the largest calls.
-        return len(self.split(rest + (count - rest) % self.largest)) + (count - rest) // self.largest
-
-    def split(self, count: int) -> list[int]:
-        """Sizes of the fewest calls that take `count` windows, large ones first."""
-        if not isinstance(self.given, tuple):
-            rest = count % self.largest
-            return [self.largest] * (count // self.largest) + ([rest] if rest else [])
-        # Any `largest` smaller calls hold some that fill whole large ones, so only a bounded rest is open.
-        open_rest = min(count, self.largest * self.largest)
-        full = (count - open_rest) // self.largest
-        return [self.largest] * full + _fewest(self.sizes, count - full * self.largest)
-
-
-@lru_cache(maxsize=256)
-def _best_last(sizes: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """For each number up to `count`, one size that a split into fewest calls contains."""
-    calls = [0] * (count + 1)
-    last = [0] * (count + 1)
-    for number in range(1, count + 1):
-        last[number] = min((s for s in sizes if s <= number), key=lambda s: (calls[number - s], -s))
-        calls[number] = calls[number - last[number]] + 1
-    return tuple(last)
-
-
-def _fewest(sizes: tuple[int, ...], count: int) -> list[int]:
-    last = _best_last(sizes, count)
-    split = []
-    while count:
-        split.append(last[count])
-        count -= last[count]
-    return sorted(split, reverse=True)
+from infinite_tensor.window import TensorWindow, coordinates_of
 
 
 @dataclass(eq=False)
-class Node:
-    """One tensor of a chain. ``spec`` changes when the tensor is moved; everything else stays.
+class Member:
+    """A tensor in a store. ``spec`` changes when the tensor is moved; everything else stays.
 
     Attributes
     ----------
@@ -99,45 +26,150 @@ class Node:
         What is computed and stored.
     store : TileStore
         Where it is stored.
-    f : callable or None
-        Computes windows; None for a tensor that was opened for reading what is stored.
-    batching : Batching
-        How many windows a call of `f` takes.
-    inputs : tuple of Input
-        The upstream tensors, each with the window through which it is read.
-    depth : int
-        Length of the longest chain upstream of it; 0 where it reads no other tensor.
     """
 
     spec: TensorSpec
     store: TileStore
-    f: Callable[..., Any] | None
-    batching: Batching
-    inputs: tuple[Input, ...]
 
     def __post_init__(self) -> None:
-        self.depth: int = max((upstream.node.depth + 1 for upstream in self.inputs), default=0)
-        _alive[id(self)] = self
+        self._hash = hash((id(self.store), self.spec.tensor_id))
 
     def __eq__(self, other: object) -> bool:
         """Whether both are the same stored tensor: built twice, it is computed once."""
         return self is other or (
-            isinstance(other, Node)
+            isinstance(other, Member)
             and self.store is other.store
             and self.spec.tensor_id == other.spec.tensor_id
             and self.spec.definition.digest == other.spec.definition.digest
         )
 
     def __hash__(self) -> int:
-        return hash((id(self.store), self.spec.tensor_id))
+        return self._hash
 
 
-_alive: weakref.WeakValueDictionary[int, Node] = weakref.WeakValueDictionary()
+@dataclass(eq=False)
+class Computation:
+    """What one ``f`` computes: a tensor, or several of which each call returns a window.
+
+    Attributes
+    ----------
+    members : tuple of Member
+        The tensors.
+    f : callable or None
+        Computes windows; None for a tensor that was opened for reading what is stored.
+    batching : Batching
+        How many windows a call of `f` takes.
+    inputs : tuple of Input
+        The upstream tensors, each with the window through which it is read.
+    coordinates : int
+        How many entries a window index has for `f`. Of each member's own index these are the first; the others are 0.
+    depth : int
+        Length of the longest chain upstream of it; 0 where it reads no other tensor.
+    """
+
+    members: tuple[Member, ...]
+    f: Callable[..., Any] | None
+    batching: Batching
+    inputs: tuple[Input, ...]
+    coordinates: int
+
+    def __post_init__(self) -> None:
+        self.depth: int = max((upstream.node.depth + 1 for upstream in self.inputs), default=0)
+        _alive[id(self)] = self
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both compute the same stored tensors."""
+        return self is other or (isinstance(other, Computation) and self.members == other.members)
+
+    def __hash__(self) -> int:
+        return hash(self.members[0])
+
+    @classmethod
+    def registered(
+        cls, members: Sequence[Member], f: Callable[..., Any] | None, batching: Batching, args: Sequence[Node]
+    ) -> Computation:
+        """The computation of tensors that are made known to their stores; `args` may be none where `f` is None."""
+        for member in members:
+            member.store.register(member.spec)
+        first = members[0].spec
+        windows = [arg.window for arg in first.definition.args]
+        inputs = tuple(Input(node, window) for node, window in zip(args, windows, strict=False))
+        ndim = first.grid.ndim
+        coordinates = ndim if first.definition.output is None else max(1, coordinates_of(first.grid.window))
+        return cls(tuple(members), f, batching, inputs, coordinates)
+
+    @property
+    def nodes(self) -> list[Node]:
+        """Its tensors."""
+        return [Node(self, member) for member in self.members]
+
+    @property
+    def names(self) -> str:
+        """The ids of its tensors, for messages."""
+        return ", ".join(repr(member.spec.tensor_id) for member in self.members)
+
+    @property
+    def workers(self) -> int:
+        """On how many threads `f` runs, unless a read says."""
+        return self.members[0].store.workers
+
+    def own(self, windows: IntArray) -> IntArray:
+        """Window indices of a member, (N, ndim), as `f` is given them: (N, coordinates)."""
+        return windows[:, : self.coordinates]
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """One tensor of a chain: a member of the computation that computes it."""
+
+    computation: Computation
+    member: Member
+
+    @property
+    def spec(self) -> TensorSpec:
+        """What is computed and stored."""
+        return self.member.spec
+
+    @property
+    def store(self) -> TileStore:
+        """Where it is stored."""
+        return self.member.store
+
+    @property
+    def inputs(self) -> tuple[Input, ...]:
+        """The upstream tensors, each with the window through which it is read."""
+        return self.computation.inputs
+
+    @property
+    def depth(self) -> int:
+        """That of its computation."""
+        return self.computation.depth
+
+    @property
+    def batching(self) -> Batching:
+        """How many windows a call of ``f`` takes."""
+        return self.computation.batching
+
+    def indices(self, windows: IntArray) -> IntArray:
+        """Windows as ``f`` is given them, (N, coordinates), as this tensor's own: (N, ndim)."""
+        more = self.spec.grid.ndim - windows.shape[1]
+        return np.pad(windows, ((0, 0), (0, more))) if more else windows
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both are the same stored tensor."""
+        return self is other or (isinstance(other, Node) and self.member == other.member)
+
+    def __hash__(self) -> int:
+        return self.member._hash
+
+
+_alive: weakref.WeakValueDictionary[int, Computation] = weakref.WeakValueDictionary()
 
 
 def nodes_alive() -> list[Node]:
-    """All tensors of this process that somebody may still read."""
-    return [node for node in (reference() for reference in _alive.valuerefs()) if node is not None]
+    """All tensors of this process that somebody may still read or compute."""
+    alive = (reference() for reference in _alive.valuerefs())
+    return [node for computation in alive if computation is not None for node in computation.nodes]
 
 
 @dataclass(frozen=True)
@@ -148,27 +180,40 @@ class Input:
     window: TensorWindow
 
 
-def consumers_first(roots: Iterable[Node]) -> list[Node]:
-    """`roots` and everything upstream of them, each tensor before those it reads. Without recursion."""
-    finished: dict[Node, None] = {}
+def consumers_first(roots: Iterable[Node]) -> dict[Computation, list[Node]]:
+    """The computations of `roots` and everything upstream, each before those that it reads. Without recursion.
+
+    With each come the tensors that it computes in this chain: of several that compute one tensor, one does.
+    """
+    finished: dict[Computation, list[Node]] = {}
     entered: set[Node] = set()
     for root in roots:
         if root not in entered:
-            entered.add(root)
             _finish(root, entered, finished)
-    return list(reversed(finished))
+    return dict(reversed(finished.items()))
 
 
-def _finish(root: Node, entered: set[Node], finished: dict[Node, None]) -> None:
-    """Walk upstream from `root`; each tensor is finished after those that it reads."""
-    stack: list[tuple[Node, Iterator[Input]]] = [(root, iter(root.inputs))]
+def _finish(root: Node, entered: set[Node], finished: dict[Computation, list[Node]]) -> None:
+    """Walk upstream from `root`; each computation is finished after those that it reads."""
+    stack = [_enter(root, entered)]
     while stack:
-        node, inputs = stack[-1]
+        nodes, inputs = stack[-1]
         for upstream in inputs:
             if upstream.node not in entered:
-                entered.add(upstream.node)
-                stack.append((upstream.node, iter(upstream.node.inputs)))
+                stack.append(_enter(upstream.node, entered))
                 break
         else:
-            finished[node] = None
+            finished[nodes[0].computation] = nodes
             stack.pop()
+
+
+def _enter(node: Node, entered: set[Node]) -> tuple[list[Node], Iterator[Input]]:
+    computation = node.computation
+    nodes = [each for each in computation.nodes if each not in entered] if len(computation.members) > 1 else [node]
+    entered.update(nodes)
+    return nodes, iter(computation.inputs)
+
+
+def chain_of(roots: Iterable[Node]) -> list[Node]:
+    """All tensors that reads of `roots` may compute, each after those that it reads."""
+    return [node for nodes in reversed(consumers_first(roots).values()) for node in nodes]

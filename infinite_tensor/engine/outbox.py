@@ -1,10 +1,11 @@
-"""Finished windows on their way to the store."""
+"""Finished windows on their way to the stores."""
 
 from __future__ import annotations
 
 import math
 import threading
 import time
+from collections.abc import Sequence
 from typing import Self
 
 from infinite_tensor.arrays import Array, as_array
@@ -16,33 +17,38 @@ _LATEST_SECONDS = 0.05
 
 
 class Outbox:
-    """Gathers what one thread computes of a claim, so that the store is handed much at a time, though never late.
+    """Gathers what one thread computes of a claim, so that stores are handed much at a time, though never late.
 
-    Windows lie side by side in blocks, so that neighbours can be worked on at once.
+    Windows of a tensor lie side by side in blocks, so that neighbours can be worked on at once.
     """
 
     def __init__(self, claim: Claim) -> None:
         self._claim = claim
-        spec = claim.level.node.spec
-        self._shape, self._dtype, self._device = spec.definition.output_window.size, spec.dtype, spec.device
-        self._block: Array = ()
-        self._begin = self._end = 0
+        self._specs = [result.node.spec for result in claim.level.results]
+        self._blocks: list[Array] = []
+        self._begin = self._end = self._length = 0
         self._places: list[int] = []
         self._sent = time.monotonic()
 
-    def put(self, place: int, window: Array) -> None:
-        """Copy the window at this place of the claim."""
-        if self._end == len(self._block):
+    def put(self, place: int, windows: Sequence[Array]) -> None:
+        """Copy the windows at this place of the claim, one for each tensor."""
+        if self._end == self._length:
             self.send()
             self._allocate()
-        self._block[self._end] = window
-        self._end += 1
+        end = self._end
+        for block, window in zip(self._blocks, windows, strict=True):
+            block[end] = window
+        self._end = end + 1
         self._places.append(place)
 
     def _allocate(self) -> None:
-        window_bytes = max(1, math.prod(self._shape) * self._dtype.itemsize)
-        length = max(1, min(len(self._claim.indices), _BLOCK_BYTES // window_bytes))
-        self._block = as_array(new_block((length, *self._shape), self._dtype, self._device))
+        shapes = [spec.definition.output_window.size for spec in self._specs]
+        largest = max(math.prod(size) * spec.dtype.itemsize for size, spec in zip(shapes, self._specs, strict=True))
+        self._length = max(1, min(len(self._claim.indices), _BLOCK_BYTES // max(1, largest)))
+        self._blocks = [
+            as_array(new_block((self._length, *size), spec.dtype, spec.device))
+            for size, spec in zip(shapes, self._specs, strict=True)
+        ]
         self._begin = self._end = 0
 
     def send_in_time(self) -> None:
@@ -52,13 +58,13 @@ class Outbox:
 
     def send(self) -> None:
         """Store what has been gathered."""
-        places, outputs = self._places, self._block[self._begin : self._end]
+        places, begin = self._places, self._begin
         self._places, self._begin = [], self._end
         if places:
-            level = self._claim.level
-            level.access.deposit(level.windows[places], outputs)
+            for result, block in zip(self._claim.level.results, self._blocks, strict=True):
+                count = result.deposit(places, block[begin : self._end])
+                self._claim.reader.notice(result.node, count)
             CLAIMS.end(self._claim, [self._claim.indices[place] for place in places])
-            self._claim.reader.notice(level.node, len(places))
         self._sent = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -66,4 +72,8 @@ class Outbox:
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        self.send()
+        try:
+            self.send()
+        finally:
+            # Claim and outbox would keep each other, and the store with all that it holds, for the garbage collector.
+            del self._claim.senders[threading.get_ident()]

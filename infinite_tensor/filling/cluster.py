@@ -16,13 +16,13 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Self
 
 from infinite_tensor.boxes import Index
-from infinite_tensor.engine.node import Node
+from infinite_tensor.engine.node import Node, chain_of
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.demand import demands
 from infinite_tensor.filling.fill import Job
 from infinite_tensor.filling.progress import Tally, Watcher
 from infinite_tensor.filling.report import FillReport, TensorReport
-from infinite_tensor.filling.tasks import Done, chain_of, complete, compute, parts_of, spread
+from infinite_tensor.filling.tasks import Done, complete, compute, parts_of, spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,7 +62,7 @@ class _Tasks:
 
     def __init__(self, client: Client, tensors: Sequence[Any], workers: int | None, tally: Tally) -> None:
         self._client = client
-        self._chain = chain_of(tensors)
+        self._chain = chain_of([tensor._node for tensor in tensors])
         self._workers = workers
         self._tally = tally
         self._written: dict[str, list[tuple[int, int]]] = {}

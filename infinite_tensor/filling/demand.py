@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
 from typing import TypeAlias
 
 import numpy as np
 
-from infinite_tensor.boxes import Index, IntArray
-from infinite_tensor.engine.node import Node, consumers_first
+from infinite_tensor.boxes import Index, IntArray, as_tuples, joined, unique_points
+from infinite_tensor.engine.node import Computation, Node, consumers_first
 from infinite_tensor.filling.needs import Needs, Product, Spans, separable
 from infinite_tensor.tilestore.inventory import Inventory, TileCounts
 from infinite_tensor.tilestore.layout import TileLayout
@@ -36,18 +37,22 @@ class Demand:
         Windows that are needed.
     missing : int
         How many of these are to be computed.
+    runs : int
+        Windows that ``f`` is run for: those of several tensors that one computes stand with the first.
     tiles : TileCounts
         The tiles that hold what is needed.
     written : int
         Tiles that windows will be stored in.
-    windows : int64 array of shape (missing, ndim), or tuple of Product
-        The windows to compute; as products where they were counted only.
+    windows : int64 array of shape (N, ndim), or tuple of Product
+        The windows to compute, without those that stand with another tensor which the same ``f`` computes; as products
+        where they were counted only.
     """
 
     node: Node
     layout: TileLayout
     needed: int
     missing: int
+    runs: int
     tiles: TileCounts
     written: int
     windows: IntArray | tuple[Product, ...]
@@ -84,22 +89,46 @@ def estimated(boxes: Sequence[Box]) -> Estimate:
         spans.setdefault(root, []).append(Spans.of_box(start, stop))
     found: list[Demand] = []
     exact = True
-    for node in consumers_first(list(spans)):
-        if not spans.get(node):
-            continue
-        layout, needs, tiles = node.store.layout(node.spec), Needs(), Needs()
-        for span in spans[node]:
-            needs.add(Product.touching(node.spec.grid, span))
-            tiles.add(Product.touching(layout.grid, span))
-        if not (needs.countable and tiles.countable):
-            needs, tiles, exact = needs.hull(), tiles.hull(), False
-        for upstream in node.inputs:
+    for computation, nodes in consumers_first(list(spans)).items():
+        needs = {node: Needs.touching(node.spec.grid, spans.get(node, ())) for node in nodes}
+        runs = Needs.all_of(
+            Product(part.coordinates[: computation.coordinates]) for need in needs.values() for part in need.parts
+        )
+        exact &= runs.exact and all(need.exact for need in needs.values())
+        for upstream in computation.inputs:
             exact &= separable(upstream.window)
-            spans.setdefault(upstream.node, []).extend(Spans.of_windows(upstream.window, part) for part in needs.parts)
-        count, tile_count = needs.count(), tiles.count()
-        counts = TileCounts(0, 0, tile_count)
-        found.append(Demand(node, layout, count, count, counts, tile_count, tuple(needs.parts)))
+            spans.setdefault(upstream.node, []).extend(Spans.of_windows(upstream.window, part) for part in runs.parts)
+        if runs.parts:
+            counted, countable = _counted(computation, needs, runs, spans)
+            found += counted
+            exact &= countable
     return Estimate(found, {node: _hull(parts) for node, parts in spans.items() if parts}, exact)
+
+
+def _counted(
+    computation: Computation, needs: dict[Node, Needs], runs: Needs, spans: dict[Node, list[Spans]]
+) -> tuple[list[Demand], bool]:
+    """What becomes of the windows that a computation runs, for each of its tensors; whether it is exact."""
+    found: list[Demand] = []
+    before: list[Product] = []
+    exact = True
+    for node in computation.nodes:
+        layout, grid = node.store.layout(node.spec), node.spec.grid
+        made = Needs.all_of(part.within(grid) for part in runs.parts)
+        need = needs.get(node, Needs())
+        if not spans.get(node):
+            spans[node] = [Spans.of_windows(grid.window, part) for part in made.parts]
+        either = Needs.all_of([*made.parts, *need.parts])
+        tiles = Needs.touching(layout.grid, spans[node])
+        fresh = [part for part in need.parts if not any(part.lies_in(other) for other in before)]
+        before += need.parts
+        runs_here = 0 if found else runs.count()
+        counts = TileCounts(0, 0, tiles.count())
+        found.append(
+            Demand(node, layout, either.count(), made.count(), runs_here, counts, counts.missing, tuple(fresh))
+        )
+        exact &= made.exact and either.exact and tiles.exact
+    return found, exact
 
 
 def demands(boxes: Sequence[Box]) -> tuple[list[Demand], bool]:
@@ -124,30 +153,70 @@ def _named(boxes: Sequence[Box], inventories: dict[Node, Inventory]) -> list[Dem
     for root, start, stop in boxes:
         regions.setdefault(root, []).append((_row(start), _row(stop)))
     found: list[Demand] = []
-    for node in consumers_first(list(regions)):
-        if node not in regions:
+    for computation, nodes in consumers_first(list(regions)).items():
+        missing = {
+            node: inventories[node].missing(node.spec.grid, *_joined(regions[node]))
+            for node in nodes
+            if node in regions
+        }
+        if not missing:
             continue
-        starts, stops = (np.concatenate(bounds) for bounds in zip(*regions[node], strict=True))
-        inventory, grid = inventories[node], node.spec.grid
-        missing = inventory.missing(grid, starts, stops)
-        if len(missing):
-            for upstream in node.inputs:
-                regions.setdefault(upstream.node, []).append(upstream.window.bounds(missing))
-        tile_grid = inventory.layout.grid
-        touched = set(tile_grid.indices(starts, stops))
-        into = tile_grid.indices(*grid.window.bounds(missing)) if len(missing) else []
-        found.append(
-            Demand(
-                node,
-                inventory.layout,
-                len(grid.points(starts, stops)),
-                len(missing),
-                inventory.counts(len(touched), touched.__contains__),
-                sum(tile not in inventory.complete for tile in into),
-                missing,
-            )
-        )
+        windows = reduce(joined, [computation.own(own) for own in missing.values()])
+        if len(windows):
+            for upstream in computation.inputs:
+                regions.setdefault(upstream.node, []).append(upstream.window.bounds(windows))
+        before, runs = windows[:0], len(windows)
+        for node in computation.nodes:
+            if node in inventories:
+                fresh = _without(missing.get(node, node.indices(windows[:0])), node.indices(before))
+                demand = _named_demand(node, regions.get(node), windows, inventories[node])
+                found.append(replace(demand, runs=runs, windows=fresh))
+                before, runs = joined(before, computation.own(fresh)), 0
     return found
+
+
+def _named_demand(
+    node: Node,
+    regions: Sequence[tuple[IntArray, IntArray]] | None,
+    windows: IntArray,
+    inventory: Inventory,
+) -> Demand:
+    """What becomes of the windows that a computation runs, for a tensor of which some regions are needed."""
+    grid, computation, tile_grid = node.spec.grid, node.computation, inventory.layout.grid
+    made = node.indices(windows)
+    if len(computation.members) > 1:
+        made = made[grid.exist(made)]
+    covered = grid.window.bounds(made)
+    starts, stops = covered if regions is None else _joined(regions)
+    needed = grid.points(starts, stops) if regions is not None else made
+    if len(computation.members) > 1:
+        needed = unique_points(np.concatenate([needed, made]))
+    touched = set(tile_grid.indices(starts, stops))
+    into = tile_grid.indices(*covered) if len(made) else []
+    return Demand(
+        node,
+        inventory.layout,
+        len(needed),
+        len(made),
+        len(windows),
+        inventory.counts(len(touched), touched.__contains__),
+        sum(tile not in inventory.complete for tile in into),
+        made,
+    )
+
+
+def _joined(regions: Sequence[tuple[IntArray, IntArray]]) -> tuple[IntArray, IntArray]:
+    starts, stops = (np.concatenate(bounds) for bounds in zip(*regions, strict=True))
+    return starts, stops
+
+
+def _without(windows: IntArray, others: IntArray) -> IntArray:
+    """Those of some windows that are not among others."""
+    if not len(others):
+        return windows
+    known = set(as_tuples(others))
+    fresh: IntArray = windows[np.array([index not in known for index in as_tuples(windows)], dtype=bool)]
+    return fresh
 
 
 def _row(point: Sequence[int]) -> IntArray:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from infinite_tensor.boxes import Index, is_empty
+from infinite_tensor.engine.accesses import Accesses
 from infinite_tensor.engine.claims import CLAIMS
 from infinite_tensor.engine.horizons import Regions
 from infinite_tensor.engine.march import March, march
-from infinite_tensor.engine.node import Node, consumers_first
-from infinite_tensor.engine.plan import Accesses
+from infinite_tensor.engine.node import Node, chain_of
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.demand import Box, demands, estimated
 from infinite_tensor.filling.forecast import FillPlan, forecast
@@ -56,7 +56,7 @@ class Job:
     @property
     def chain(self) -> list[Node]:
         """The tensors that are filled and all upstream, each after those that it reads."""
-        return list(reversed(consumers_first([node for node, _ in self.parts])))
+        return chain_of([node for node, _ in self.parts])
 
     @property
     def stores(self) -> list[TileStore]:
@@ -84,7 +84,7 @@ def prepare(
     ValidationError
         If it cannot be done within `max_memory`.
     """
-    order = list(reversed(consumers_first([node for node, _ in targets])))
+    order = chain_of([node for node, _ in targets])
     parts, most = [], 0
     for node, selection in sorted(targets, key=lambda target: order.index(target[0])):
         layout = node.store.layout(node.spec)
@@ -100,7 +100,7 @@ def prepare(
 
 def _cut(node: Node, start: Index, stop: Index, max_memory: int | None) -> tuple[Cut, int]:
     """In which order to fill a region, and how much memory that takes at most."""
-    stores = {id(each.store): each.store for each in consumers_first([node])}.values()
+    stores = {id(each.store): each.store for each in chain_of([node])}.values()
     caches = sum(_LENT if store.cache_limit is None else store.cache_limit for store in stores)
     held = _DEFAULT_HELD if max_memory is None else max_memory - caches - _OVERHEAD
     found = cut(node, start, stop, node.store.layout(node.spec), held)

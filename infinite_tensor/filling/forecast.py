@@ -25,7 +25,8 @@ class TensorPlan:
     stored : int
         How many of these are stored already.
     calls : int
-        Calls of ``f`` for the others, at least: where a region takes several steps, batches may be smaller.
+        Calls of ``f`` for the others, at least: where a region takes several steps, batches may be smaller. Those of
+        an ``f`` with several outputs stand with its first.
     tiles : TileCounts
         Tiles that hold what is needed, by what is stored of them now: complete, partial, missing.
     bytes_read : int
@@ -165,7 +166,7 @@ def _tensor_plan(demand: Demand, of_root: int) -> TensorPlan:
         node.spec.tensor_id,
         demand.needed,
         demand.needed - demand.missing,
-        node.batching.calls(demand.missing),
+        node.batching.calls(demand.runs),
         demand.tiles,
         demand.tiles.complete * tile_bytes,
         demand.written * tile_bytes,

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, TypeAlias
 
-from infinite_tensor.boxset import FARTHEST, BoxSet, all_windows, pixels_of, readers_of, windows_over
+from infinite_tensor.boxset import FARTHEST, BoxSet, all_windows, pixels_of, readers_of, same_windows, windows_over
 from infinite_tensor.engine.drops import DROPS
 from infinite_tensor.engine.node import Node, nodes_alive
 from infinite_tensor.filling.table import Tabular, count_of
@@ -145,8 +145,11 @@ def _wrong_windows(root: Node, selection: Selection | None, *, dependants: bool)
     if not dependants:
         return [(_Tensor(root.store, root.spec), begun)]
     family = _Family(root)
-    wrong: dict[_Key, BoxSet] = {family.root: begun}
-    order = sources_first(family.root, lambda key: [reader for reader, _ in family.readers(key)])
+    # Calls of one f have computed the windows of all its outputs.
+    wrong = {family.root: begun}
+    for key in family.beside(family.root):
+        wrong[key] = same_windows(begun, root.computation.coordinates, family.tensors[key].spec.grid)
+    order = sources_first(list(wrong), lambda key: [reader for reader, _ in family.readers(key)])
     for key in order:
         if key not in wrong:
             continue
@@ -176,9 +179,23 @@ class _Family:
                 key = self._enter(upstream.node.store, upstream.node.spec)
                 self._readers[key][reader, upstream.window] = None
 
+    def beside(self, key: _Key) -> list[_Key]:
+        """The tensors that the ``f`` of one computes as well."""
+        self._search(self.tensors[key].store)
+        spec = self.tensors[key].spec
+        return [
+            other
+            for other, each in self.tensors.items()
+            if other != key and other[0] == key[0] and each.spec.is_beside(spec)
+        ]
+
     def readers(self, key: _Key) -> list[tuple[_Key, TensorWindow]]:
         """The tensors that read one, each with an arg window through which it does."""
-        store = self.tensors[key].store
+        self._search(self.tensors[key].store)
+        return list(self._readers[key])
+
+    def _search(self, store: TileStore) -> None:
+        """Find out what else a store holds."""
         if id(store) not in self._searched:
             self._searched.add(id(store))
             for spec in store.specs_downstream():
@@ -186,7 +203,6 @@ class _Family:
                 for arg in spec.definition.args:
                     if arg.tensor_id is not None:
                         self._readers[id(store), arg.tensor_id, arg.digest][reader, arg.window] = None
-        return list(self._readers[key])
 
     def _enter(self, store: TileStore, spec: TensorSpec) -> _Key:
         key = id(store), spec.tensor_id, spec.definition.digest

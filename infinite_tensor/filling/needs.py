@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import TypeAlias
@@ -116,6 +116,21 @@ class Product:
                 held &= np.isin(column, indices)
         return held
 
+    def lies_in(self, other: Product) -> bool:
+        """Whether another product holds all of them."""
+        return self.meet(other).count == self.count
+
+    def within(self, grid: WindowGrid) -> Product:
+        """Those that exist on a grid, which may have more coordinates: there they are 0."""
+        clipped: list[Indices] = []
+        more = (range(1),) * (grid.ndim - len(self.coordinates))
+        for indices, first, last in zip((*self.coordinates, *more), grid.first, grid.last, strict=True):
+            if isinstance(indices, range):
+                clipped.append(range(max(indices.start, first), min(indices.stop, last + 1)))
+            else:
+                clipped.append(indices[(indices >= first) & (indices <= last)])
+        return Product(tuple(clipped))
+
     def meet(self, other: Product) -> Product:
         """The windows that are in both."""
         return Product(tuple(map(_common, self.coordinates, other.coordinates)))
@@ -126,10 +141,24 @@ class Needs:
 
     def __init__(self) -> None:
         self.parts: list[Product] = []
+        self.exact = True
+
+    @classmethod
+    def touching(cls, grid: WindowGrid, spans: Iterable[Spans]) -> Needs:
+        """The windows of a grid that hold pixels of any of some spans."""
+        return cls.all_of(Product.touching(grid, span) for span in spans)
+
+    @classmethod
+    def all_of(cls, parts: Iterable[Product]) -> Needs:
+        """The windows in any of some products; more than these, and not `exact`, where they cannot be counted."""
+        needs = cls()
+        for part in parts:
+            needs.add(part)
+        return needs if needs.countable else needs._hull()
 
     def add(self, part: Product) -> None:
         """These windows are needed as well."""
-        if part.count and not any(part.meet(known).count == part.count for known in self.parts):
+        if part.count and not any(part.lies_in(known) for known in self.parts):
             self.parts = [known for known in self.parts if known.meet(part).count < known.count] + [part]
 
     @property
@@ -137,11 +166,12 @@ class Needs:
         """Whether `count` can tell."""
         return len(self.parts) <= _MOST_PARTS
 
-    def hull(self) -> Needs:
+    def _hull(self) -> Needs:
         """One product that holds all of the windows, and maybe more."""
         columns = zip(*(part.coordinates for part in self.parts), strict=True)
         bounds = [(min(int(of[0]) for of in column), max(int(of[-1]) for of in column)) for column in columns]
         hull = Needs()
+        hull.exact = False
         hull.add(Product(tuple(range(low, high + 1) for low, high in bounds)))
         return hull
 

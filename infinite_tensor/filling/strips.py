@@ -16,7 +16,7 @@ import numpy as np
 
 from infinite_tensor.boxes import Index, with_entry
 from infinite_tensor.engine.horizons import Horizons, Regions
-from infinite_tensor.engine.node import Node, consumers_first
+from infinite_tensor.engine.node import Node
 from infinite_tensor.tilestore.layout import TileLayout
 
 _STEP_BYTES = 2**23
@@ -87,8 +87,7 @@ def cut(root: Node, start: Sequence[int], stop: Sequence[int], layout: TileLayou
 def held_bytes(root: Node, cut: Cut) -> int:
     """The most that a read through one strip holds of all tensors, in bytes, if each is held as far back as needed."""
     strip = next(cut.strips())
-    horizons = Horizons({root: Regions.alone(*strip.between(0, _ENOUGH_STEPS))})
-    return sum(horizons.most_pixels(node) * node.spec.dtype.itemsize for node in consumers_first([root]))
+    return Horizons({root: Regions.alone(*strip.between(0, _ENOUGH_STEPS))}).held_bytes
 
 
 _ENOUGH_STEPS = 64

@@ -11,15 +11,14 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from infinite_tensor.boxes import Index, IntArray, as_tuples
+from infinite_tensor.engine.accesses import Accesses
 from infinite_tensor.engine.claims import CLAIMS
 from infinite_tensor.engine.execute import run
-from infinite_tensor.engine.node import Node, consumers_first
-from infinite_tensor.engine.plan import Accesses
+from infinite_tensor.engine.node import Node, chain_of
 from infinite_tensor.filling.demand import Demand
 from infinite_tensor.filling.needs import Product, as_array
 from infinite_tensor.filling.progress import Tally
@@ -162,11 +161,6 @@ def _done(chain: Sequence[Node], windows: Counter[Node]) -> Done:
     return Done(_PROCESS.name, [windows[each] for each in chain], written)
 
 
-def chain_of(tensors: Sequence[Any]) -> list[Node]:
-    """Some tensors and all upstream, each after those that it reads."""
-    return list(reversed(consumers_first([tensor._node for tensor in tensors])))
-
-
 class _Process:
     """What tasks share that run in one process: chains, so that each store is opened once."""
 
@@ -185,5 +179,5 @@ def _unpickled(payload: bytes) -> list[Node]:
         if payload not in _PROCESS.chains:
             while len(_PROCESS.chains) >= _MOST_CHAINS:
                 _PROCESS.chains.pop(next(iter(_PROCESS.chains)))
-            _PROCESS.chains[payload] = chain_of(pickle.loads(payload))  # noqa: S301  (the client's)
+            _PROCESS.chains[payload] = chain_of([tensor._node for tensor in pickle.loads(payload)])  # noqa: S301  (the client's)
         return _PROCESS.chains[payload]

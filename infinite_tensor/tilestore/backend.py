@@ -94,8 +94,8 @@ class Backend(ABC):
     def _read_definitions(self) -> dict[str, dict[str, Any]]:
         """The definitions of tensors, by their ids; none where they cannot be listed.
 
-        A backend that can read many at once does. It may leave out those without args. One that is damaged is left
-        out with a `DamagedDataWarning`.
+        A backend that can read many at once does. It may leave out those with neither args nor an output. One that is
+        damaged is left out with a `DamagedDataWarning`.
         """
         if type(self)._list_tensors is Backend._list_tensors:
             return {}

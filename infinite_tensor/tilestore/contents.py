@@ -61,7 +61,7 @@ class StoreContents(ABC):
 
     @abstractmethod
     def specs_downstream(self) -> list[TensorSpec]:
-        """The tensors of the store that are computed from others, as far as that can be read, and maybe more."""
+        """The tensors of the store that are computed from others or beside others, as far as known, and maybe more."""
 
     def written(self, tensor_id: str) -> tuple[int, int]:  # noqa: ARG002  (memory is nowhere to write to)
         """How many complete tiles of a tensor this object has stored so far, and all bytes, not compressed."""

@@ -36,13 +36,21 @@ def dependants_in(specs: Iterable[TensorSpec], tensor_id: str, digest: str | Non
         return [spec.tensor_id for spec in by_arg[name, digests[name]]]
 
     digests = {spec.tensor_id: spec.definition.digest for spec in known}
-    return list(reversed(sources_first(tensor_id, readers)))[:-1]
+    return list(reversed(sources_first([tensor_id], readers)))[:-1]
 
 
-def sources_first(root: K, readers: Callable[[K], Iterable[K]]) -> list[K]:
-    """`root` and everything downstream of it, each before what reads it. Without recursion."""
+def sources_first(roots: Iterable[K], readers: Callable[[K], Iterable[K]]) -> list[K]:
+    """`roots` and everything downstream of them, each before what reads it. Without recursion."""
     finished: dict[K, None] = {}
-    entered = {root}
+    entered: set[K] = set()
+    for root in roots:
+        if root not in entered:
+            entered.add(root)
+            _finish(root, readers, entered, finished)
+    return list(reversed(finished))
+
+
+def _finish(root: K, readers: Callable[[K], Iterable[K]], entered: set[K], finished: dict[K, None]) -> None:
     stack: list[tuple[K, Iterator[K]]] = [(root, iter(readers(root)))]
     while stack:
         key, rest = stack[-1]
@@ -54,4 +62,3 @@ def sources_first(root: K, readers: Callable[[K], Iterable[K]]) -> list[K]:
         else:
             finished[key] = None
             stack.pop()
-    return list(reversed(finished))

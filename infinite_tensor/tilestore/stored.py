@@ -22,6 +22,7 @@ from infinite_tensor.definition import (
     scalar_from_json,
 )
 from infinite_tensor.errors import StoreError, ValidationError
+from infinite_tensor.nested import Key
 from infinite_tensor.spec import TensorSpec
 from infinite_tensor.tilestore.layout import TileLayout, tile_shape_of
 from infinite_tensor.validate import check_followed, check_output_window, checked_id, checked_shape
@@ -118,6 +119,7 @@ def definition_of(fields: Mapping[str, Any]) -> Definition:
         blend_init=_blend_init(_field(fields, "blend_init"), dtype),
         version=json_value("version", _field(fields, "version")),
         functions=functions,
+        output=_output(fields.get("output")),
     )
 
 
@@ -147,6 +149,15 @@ def _arg(at: int, stored: object, shape: Shape) -> ArgDefinition:
     if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
         raise ValidationError(f"args[{at}].digest must be 64 hexadecimal digits, got {digest!r:.200}")
     return ArgDefinition(window, digest, None if tensor_id is None else checked_id(tensor_id))
+
+
+def _output(stored: object) -> Key | None:
+    if stored is None:
+        return None
+    keys = _list("output", stored)
+    if not keys or not all(isinstance(key, str) for key in keys):
+        raise ValidationError(f"output must hold the keys of an output, got {stored!r:.200}")
+    return tuple(keys)
 
 
 def _blend_init(stored: Json, dtype: torch.dtype) -> Json:

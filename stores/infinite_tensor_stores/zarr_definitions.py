@@ -96,12 +96,13 @@ def tensors_in(store: Store, concurrency: int, owner: object) -> list[str]:
 
 
 def definitions_in(store: Store, concurrency: int, owner: object) -> dict[str, dict[str, Any]]:
-    """The definitions of the tensors that have args, by their ids, without those that are damaged."""
+    """The definitions of tensors that are computed from or beside others, by their ids, without damaged ones."""
     found = {}
     for name, data in _documents(store, concurrency, owner).items():
         try:
             # Checking it takes far longer than reading it.
-            if (attributes_in(data) or {}).get("args") != []:
+            attributes = attributes_in(data) or {}
+            if attributes.get("args") != [] or "output" in attributes:
                 definition = definition_in(data, name)
                 found[str(definition["tensor_id"])] = definition
         except (ValueError, StoreError) as error:

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from infinite_tensor import ValidationError
-from infinite_tensor.engine.node import Batching
+from infinite_tensor.engine.batching import Batching
 
 
 def test_an_int_gives_full_batches_and_a_rest() -> None:

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from infinite_tensor import RegionError, sl
-from infinite_tensor.indexing import COORDINATE_LIMIT, parse
+from infinite_tensor.boxes import COORDINATE_LIMIT
+from infinite_tensor.indexing import parse
 
 UNBOUNDED = (None, None)
 FINITE = (10, 8)

@@ -1,0 +1,161 @@
+"""Calling ``f``, and checking what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from infinite_tensor.arrays import Array, as_array
+from infinite_tensor.engine.claims import Claim
+from infinite_tensor.engine.node import Input
+from infinite_tensor.errors import (
+    DeviceMismatchError,
+    DtypeMismatchError,
+    ShapeMismatchError,
+    ValidationError,
+)
+from infinite_tensor.nested import Key, leaves, show
+from infinite_tensor.spec import TensorSpec
+from infinite_tensor.tilestore.access import Access
+
+
+class Calls:
+    """Calls of the ``f`` of a computation for windows of a claim."""
+
+    def __init__(self, claim: Claim) -> None:
+        self._computation = computation = claim.level.computation
+        assert computation.f is not None
+        self._f = computation.f
+        self._indices = claim.indices
+        self._sources = [
+            (upstream, access, starts.tolist())
+            for upstream, (access, starts) in zip(computation.inputs, claim.level.sources, strict=True)
+        ]
+        self._batched = computation.batching.given is not None
+        specs = [member.spec for member in computation.members]
+        self._checks = [_Check(spec) for spec in specs]
+        self._check = self._checks[0]
+        self._keys = [spec.definition.output for spec in specs if spec.definition.output is not None]
+
+    def run(self, places: Sequence[int], put: Callable[[int, Sequence[Array]], None]) -> None:
+        """One call; hands on the windows that it returned, checked, with their place: one for each tensor.
+
+        They are to be copied at once: ``f`` may use its buffer again.
+
+        Raises
+        ------
+        ValidationError, ShapeMismatchError, DtypeMismatchError, DeviceMismatchError
+            If ``f`` does not return what was declared. What ``f`` raises comes through. Either way the
+            message ends with the tensor and the windows that were being computed.
+        """
+        try:
+            if self._batched:
+                windows = self._checked_batch(places)
+            else:
+                (place,) = places
+                output = self._f(self._indices[place], *self._regions(place))
+                window = self._checked(output) if self._keys else (self._check(output),)
+        except Exception as error:
+            listed = ", ".join([str(self._indices[place]) for place in places[:8]]) + ", ..." * (len(places) > 8)
+            error.add_note(f"while computing window {listed} of tensor {self._computation.names}")
+            raise
+        if self._batched:
+            for place, each in zip(places, windows, strict=True):
+                put(place, each)
+        else:
+            put(place, window)
+
+    def _checked(self, output: object) -> list[Array]:
+        """What `f` returned for one window, for each tensor."""
+        entries = _entries(output, self._keys)
+        return [check(entry) for check, entry in zip(self._checks, entries, strict=True)]
+
+    def _checked_batch(self, places: Sequence[int]) -> list[Sequence[Array]]:
+        """What `f` returned for several windows, for each window and tensor."""
+        regions = [list(column) for column in zip(*map(self._regions, places), strict=True)]
+        output = self._f([self._indices[place] for place in places], *regions)
+        if not self._keys:
+            return [(self._check(each),) for each in _as_list(output, len(places))]
+        if isinstance(output, Mapping):
+            columns = [_as_list(entry, len(places)) for entry in _entries(output, self._keys)]
+            return [
+                [check(entry) for check, entry in zip(self._checks, row, strict=True)]
+                for row in zip(*columns, strict=True)
+            ]
+        return [self._checked(each) for each in _as_list(output, len(places))]
+
+    def _regions(self, place: int) -> list[torch.Tensor]:
+        return [_region(upstream, access, starts[place]) for upstream, access, starts in self._sources]
+
+
+class _Check:
+    """Turns what ``f`` returned for a tensor into an array, if it is what was declared."""
+
+    def __init__(self, spec: TensorSpec) -> None:
+        self._spec = spec
+        self._size, self._dtype = spec.definition.output_window.size, spec.numpy_dtype
+
+    def __call__(self, output: object) -> Array:
+        if self._dtype is not None and type(output) is torch.Tensor:
+            try:
+                array = output.numpy()
+            except (RuntimeError, TypeError):
+                # It needs a gradient, say, or is on another device.
+                return as_array(_checked(self._spec, output))
+            if array.dtype == self._dtype and array.shape == self._size:
+                return array
+        return as_array(_checked(self._spec, output))
+
+
+def _region(upstream: Input, access: Access, start: Sequence[int]) -> torch.Tensor:
+    spec = upstream.node.spec
+    region = torch.empty(upstream.window.size, dtype=spec.dtype, device=spec.device)
+    access.read(start, region)
+    return region
+
+
+def _entries(output: object, keys: Sequence[Key]) -> list[Any]:
+    """What a dictionary holds under some keys, and under no others."""
+    listed = ", ".join(map(show, keys))
+    if not isinstance(output, Mapping):
+        raise ValidationError(f"f must return a dict with the keys {listed}, got {type(output).__name__}")
+    found = dict(leaves(output))
+    missing, extra = [key for key in keys if key not in found], [key for key in found if key not in keys]
+    if missing or extra:
+        differing = [f"{show(key)} is missing" for key in missing] + [f"{show(key)} is no output" for key in extra]
+        raise ValidationError(
+            f"f must return a dict with the keys {listed}; in what it returned {', '.join(differing)}"
+        )
+    return [found[key] for key in keys]
+
+
+def _as_list(returned: object, count: int) -> Sequence[object]:
+    if isinstance(returned, torch.Tensor) and returned.ndim > 0:
+        returned = returned.unbind(0)
+    if not isinstance(returned, list | tuple):
+        raise ValidationError(
+            f"f with a batch_size must return a list of tensors or one stacked tensor, got {type(returned).__name__}"
+        )
+    if len(returned) != count:
+        raise ShapeMismatchError(f"f was given {count} windows and returned {len(returned)} tensors")
+    return returned
+
+
+def _checked(spec: TensorSpec, output: object) -> torch.Tensor:
+    key, size = spec.definition.output, spec.definition.output_window.size
+    named = "" if key is None else f" for {show(key)}"
+    if not isinstance(output, torch.Tensor):
+        raise ValidationError(f"f must return a torch.Tensor{named}, got {type(output).__name__}: {output!r:.80}")
+    if output.layout is not torch.strided:
+        raise ValidationError(f"f must return a dense tensor{named}, got one of layout {output.layout}")
+    if output.shape != size:
+        raise ShapeMismatchError(f"f returned{named} shape {tuple(output.shape)}, the output window has size {size}")
+    if output.dtype != spec.dtype:
+        raise DtypeMismatchError(f"f returned{named} {output.dtype}, the tensor is declared {spec.dtype}")
+    if output.device != spec.device:
+        raise DeviceMismatchError(
+            f"f returned{named} a tensor on {output.device}, the tensor is declared on {spec.device}"
+        )
+    return output.detach().resolve_conj().resolve_neg()
