@@ -40,6 +40,8 @@ class Regions:
 
     def between(self, first: int, last: int) -> tuple[IntArray, IntArray]:
         """Bounds of the regions with these numbers, without the last."""
+        if len(self.numbers) and first <= self.numbers[0] and self.numbers[-1] < last:
+            return self.starts, self.stops
         part = slice(*np.searchsorted(self.numbers, [first, last]).tolist())
         return self.starts[part], self.stops[part]
 

@@ -55,10 +55,11 @@ class _Pending:
             absent = self._access.absent(self._windows)
             self._windows, self._numbers = self._windows[absent], self._numbers[absent]
         if len(starts):
+            waiting = len(self._windows)
             self._windows = joined(self._windows, self._access.add(starts, stops))
-        fresh = len(self._windows) - len(self._numbers)
-        self._numbers = np.concatenate([self._numbers, np.arange(self.added, self.added + fresh)])
-        self.added += fresh
+            numbers = np.arange(self.added, self.added + len(self._windows) - waiting)
+            self._numbers = np.concatenate([self._numbers, numbers]) if waiting else numbers
+            self.added += len(numbers)
 
     def take(self, *, all_of_them: bool) -> IntArray:
         """The windows to compute next; what does not fill a batch waits."""
