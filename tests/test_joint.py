@@ -32,6 +32,7 @@ from infinite_tensor import (
     sl,
 )
 from infinite_tensor.engine.assemble import read_together
+from infinite_tensor.filling.demand import demands
 from infinite_tensor.filling.together import fill_together, plan_together
 from infinite_tensor.indexing import parse
 from infinite_tensor.spec import TensorSpec
@@ -198,26 +199,37 @@ def test_what_is_missing_of_one_output_only_is_computed_again_and_the_rest_dropp
         assert store.written("p/rgb") == written
 
 
-def test_a_window_that_one_output_has_and_another_has_not_runs() -> None:
+def test_a_window_that_one_output_has_and_another_has_not_runs(store: TileStore) -> None:
     f = Painter()
     window = TensorWindow((4,))
     short, long = InfiniteTensor.from_multi(
         lambda ctx: f.calls.update([ctx]) or {"short": torch.ones(4), "long": torch.ones(4) * ctx[0]},
         {"short": Output((8,), torch.float32, window), "long": Output((20,), torch.float32, window)},
+        tile_store=store,
+        tensor_id="t",
     ).values()
     assert long[:].tolist() == [float(x // 4) for x in range(20)]
     assert short[:].tolist() == [1.0] * 8
     assert f.calls == Counter({(i,): 1 for i in range(5)})
+    store.flush()
+    info = store.tensor_info("t/short")
+    assert info.tiles_complete + info.tiles_partial == (1 if store.outlives_process else info.tiles_complete)
 
 
-def test_outputs_of_finer_resolution_are_left_out_where_no_read_reaches() -> None:
+def test_outputs_of_finer_resolution_are_left_out_where_no_read_reaches(store: TileStore) -> None:
     fine = Output((None,), torch.float32, TensorWindow((64,)))
     coarse = Output((None,), torch.float32, TensorWindow((1,)))
     world = InfiniteTensor.from_multi(
-        lambda _ctx: {"fine": torch.ones(64), "coarse": torch.ones(1)}, {"fine": fine, "coarse": coarse}
+        lambda _ctx: {"fine": torch.ones(64), "coarse": torch.ones(1)},
+        {"fine": fine, "coarse": coarse},
+        tile_store=store,
+        tensor_id="t",
     )
     assert world["coarse"][2**51 - 4 : 2**51].tolist() == [1.0] * 4
     assert world["coarse"][-(2**51) : -(2**51) + 2].tolist() == [1.0] * 2
+    store.flush()
+    info = store.tensor_info("t/fine")
+    assert info.tiles_complete + info.tiles_partial == 0
 
 
 def test_a_consumer_of_two_outputs_has_each_window_computed_once(store: TileStore) -> None:
@@ -460,6 +472,22 @@ def test_a_fill_of_one_output_stores_the_others(tmp_path: Path) -> None:
         rgb.fill(sl[:, 16:48, 16:48], progress=False)
         assert f.calls.total() == calls
         assert set(f.calls.values()) == {1}
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_what_is_to_be_computed_is_told_once_for_all_outputs(tmp_path: Path, stored: bool) -> None:
+    with ZarrTileStore(tmp_path, tile_size=16) as store:
+        rgb, mask, _ = paint(Painter(), store)
+        if stored:
+            mask[0:4, 0:4]
+            store.flush()
+        boxes = [(mask._node, (0, 0), (32, 32)), (rgb._node, (0, 0, 0), (3, 32, 32))]
+        found, exact = demands(boxes)
+        counts = [len(demand.windows) if stored else sum(part.count for part in demand.windows) for demand in found]
+        # The image has windows that reach in from above and from the left.
+        assert exact
+        assert sum(counts) == 81 - stored
+        assert sum(demand.runs for demand in found) == 81 - stored
 
 
 def test_wrong_windows_are_dropped_of_every_output(store: TileStore) -> None:

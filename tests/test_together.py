@@ -108,6 +108,26 @@ def test_a_tensor_may_be_read_beside_those_that_it_is_computed_from() -> None:
     assert all(torch.equal(result, truth) for (result,), truth in zip(results, alone(*requests), strict=True))
 
 
+@pytest.mark.parametrize("order", [("source", "left"), ("left", "source")])
+def test_windows_that_wait_for_a_full_batch_are_not_computed_again(
+    monkeypatch: pytest.MonkeyPatch, order: tuple[str, str]
+) -> None:
+    monkeypatch.setattr("infinite_tensor.engine.assemble._BLOCK_BYTES", 64)
+    fork = Fork(MemoryTileStore(cache_size_bytes=1))
+    counted = fork.functions[0]
+    source = InfiniteTensor(
+        (None, None), lambda ctxs: [counted(ctx) for ctx in ctxs], WINDOW, tile_store=MemoryTileStore(1), batch_size=5
+    )
+    left = InfiniteTensor((None, None), fork.functions[1], WINDOW, [source], [HALO], tile_store=MemoryTileStore(1))
+    named = {"source": source, "left": left}
+    results = read_together([selections(named[name], sl[0:64, 0:4]) for name in order])
+    assert set(counted.calls.values()) == {1}
+    assert all(
+        torch.equal(result, truth)
+        for (result,), truth in zip(results, alone(*((name, sl[0:64, 0:4]) for name in order)), strict=True)
+    )
+
+
 def test_each_request_gets_a_list_and_an_empty_region_computes_nothing() -> None:
     fork = Fork(MemoryTileStore())
     results = read_together(
