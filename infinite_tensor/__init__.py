@@ -29,6 +29,7 @@ from infinite_tensor.window import TensorWindow
 
 if TYPE_CHECKING:
     from infinite_tensor.datasets import GridDataset, PatchDataset
+    from infinite_tensor.groups import TensorGroup
     from infinite_tensor.modules import InfiniteBuffer, VirtualTensor
     from infinite_tensor_stores import HDF5TileStore, ZarrTileStore, open_store
 
@@ -42,6 +43,7 @@ _LAZY = {
     "PatchDataset": "infinite_tensor.datasets",
     "InfiniteBuffer": "infinite_tensor.modules",
     "VirtualTensor": "infinite_tensor.modules",
+    "TensorGroup": "infinite_tensor.groups",
     "HDF5TileStore": "infinite_tensor_stores",
     "ZarrTileStore": "infinite_tensor_stores",
     "open_store": "infinite_tensor_stores",
@@ -70,6 +72,7 @@ __all__ = [
     "RegionError",
     "ShapeMismatchError",
     "StoreError",
+    "TensorGroup",
     "TensorInfo",
     "TensorWindow",
     "TileAccessError",

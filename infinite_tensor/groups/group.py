@@ -1,0 +1,186 @@
+"""`TensorGroup`: tensors under names, which are read together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import torch
+
+from infinite_tensor.engine.assemble import read_together
+from infinite_tensor.errors import ValidationError
+from infinite_tensor.groups.keys import Key, as_key, is_key, leaves
+from infinite_tensor.groups.members import members_of
+from infinite_tensor.groups.names import NamedTensors
+from infinite_tensor.groups.tensordicts import assembled, import_tensordict
+from infinite_tensor.indexing import Selection, parse
+from infinite_tensor.tensor import InfiniteTensor
+from infinite_tensor.validate import checked_workers
+
+
+class TensorGroup(NamedTensors):
+    """Tensors under names, which are read together and come as a `tensordict.TensorDict`.
+
+    A group is read-only, and keeps nothing itself: its tensors stay where they are.
+
+    Parameters
+    ----------
+    tensors : mapping or TensorGroup
+        From names to InfiniteTensors, other groups, or mappings of such.
+    dims : tuple of int, or mapping from keys to them, optional
+        Which dimensions of a tensor are shared with the others, in the order in which the group has them. Default:
+        the unbounded ones.
+    scale : number or tuple of them, or mapping from keys to them, optional
+        For tensors of other resolutions: how many pixels they have along one pixel of the group, for all shared
+        dimensions or for each of them. ``Fraction(1, 8)`` or ``1 / 8`` is a coarse map, 2 is one twice as fine.
+        Default: 1.
+
+    Raises
+    ------
+    ValidationError
+        If an argument does not fit, or the tensors do not have the same extent along the shared dimensions.
+
+    Examples
+    --------
+    >>> height = InfiniteTensor((None, None), lambda ctx: torch.ones(4, 4), TensorWindow((4, 4)))
+    >>> colour = InfiniteTensor((3, None, None), lambda ctx: torch.zeros(3, 4, 4), TensorWindow((3, 4, 4)))
+    >>> world = TensorGroup({"height": height, "look": {"colour": colour}})
+    >>> world["look", "colour"] is colour
+    True
+    >>> place = world[0:10, -5:5]
+    >>> place.batch_size, place["look", "colour"].shape
+    (torch.Size([10, 10]), torch.Size([10, 10, 3]))
+    """
+
+    def __init__(self, tensors: Mapping[str, Any] | TensorGroup, *, dims: object = None, scale: object = None) -> None:
+        if not isinstance(tensors, Mapping | TensorGroup):
+            raise ValidationError(f"a group is made of a mapping from names to tensors, got {tensors!r}")
+        given: dict[Key, Any] = {}
+        for key, value in [((), tensors)] if isinstance(tensors, TensorGroup) else leaves(tensors):
+            if isinstance(value, TensorGroup):
+                given |= {(*key, *inner): member for inner, member in value._members.items()}
+            else:
+                given[key] = value
+        self._bind(members_of(given, dims, scale))
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where all tensors return their results; None where they differ."""
+        devices = {member.tensor.device for member in self._members.values()}
+        return devices.pop() if len(devices) == 1 else None
+
+    def __getitem__(self, indices: object) -> Any:
+        """A tensor or a nested group by its key, or a region of all tensors.
+
+        Parameters
+        ----------
+        indices
+            A str or a tuple of str is a key. Everything else is a region of the shared dimensions, or a list of
+            regions, as an InfiniteTensor takes them, in pixels of the group.
+
+        Returns
+        -------
+        InfiniteTensor, TensorGroup, TensorDict or list of TensorDict
+            What has the key; or what was read, see `read`.
+
+        Raises
+        ------
+        KeyError
+            If the group has no such key.
+        RegionError
+            (an IndexError) If `indices` is no region, or is not made of whole pixels of a tensor with a scale.
+        """
+        return self._entry(as_key(indices)) if is_key(indices) else self.read(indices)
+
+    def read(self, indices: object, *, workers: int | None = None) -> Any:
+        """Read a region of all tensors, or a list of regions, in one plan: what several need is computed once.
+
+        Parameters
+        ----------
+        indices
+            A region of the shared dimensions, or a list of regions. An int picks the pixel of a coarser tensor that
+            holds it. The other dimensions of a tensor are read whole.
+        workers : int, optional
+            As for `InfiniteTensor.read`.
+
+        Returns
+        -------
+        TensorDict or list of TensorDict
+            Nested as the group is. The shared dimensions come first in every tensor, the others after them. The
+            batch size is the extent of the region along the shared dimensions, up to the first one in which tensors
+            have different scales; that of a nested TensorDict counts only the tensors in it.
+        """
+        import_tensordict()
+        workers = None if workers is None else checked_workers(workers)
+        several = isinstance(indices, list)
+        regions = [parse(region, self.shape) for region in (indices if isinstance(indices, list) else [indices])]
+        results = zip(regions, self._results(regions, workers), strict=True)
+        read = [assembled(self._members, tensors, region, self.device) for region, tensors in results]
+        return read if several else read[0]
+
+    def _results(self, regions: Sequence[Selection], workers: int | None) -> list[dict[Key, torch.Tensor]]:
+        """What is read of each tensor, arranged, for each region."""
+        members = list(self._members.values())
+        requests = [(member.tensor._node, [member.selection(region) for region in regions]) for member in members]
+        results = read_together(requests, workers)
+        return [
+            {
+                member.key: member.arranged(of_member[number], region.squeezed)
+                for member, of_member in zip(members, results, strict=True)
+            }
+            for number, region in enumerate(regions)
+        ]
+
+    def align(self, region: object) -> tuple[slice | int, ...]:
+        """The smallest region around one that begins and ends with whole pixels of every tensor.
+
+        Parameters
+        ----------
+        region
+            As ``group[...]`` takes it, without a step.
+
+        Returns
+        -------
+        tuple of (slice or int)
+            Ints stay as they are.
+        """
+        selection = self._plain(region)
+        found: list[slice | int] = []
+        for d, (start, stop) in enumerate(zip(selection.start, selection.stop, strict=True)):
+            unit = self._unit(d)
+            if d in selection.squeezed:
+                found.append(start)
+            else:
+                found.append(slice(start // unit * unit, -(-stop // unit) * unit))
+        return tuple(found)
+
+    def _unit(self, d: int) -> int:
+        """Every so many pixels of the group along a dimension, whole pixels of all tensors end."""
+        return math.lcm(*(member.scale[d].denominator for member in self._members.values()))
+
+    def _plain(self, region: object) -> Selection:
+        selection = parse(region, self.shape)
+        if selection.steps.count(1) < self.ndim:
+            raise ValidationError(f"a step is not possible here, got {region!r}")
+        return selection
+
+    def to(self, device: torch.device | str | int) -> Self:
+        """Move all tensors to another device, in place; see `InfiniteTensor.to`.
+
+        Raises
+        ------
+        ValidationError
+            If one of them cannot be moved; none has moved then.
+        """
+        moved: list[tuple[InfiniteTensor, torch.device]] = []
+        try:
+            for member in self._members.values():
+                before = member.tensor.device
+                member.tensor.to(device=device)
+                moved.append((member.tensor, before))
+        except BaseException:
+            for tensor, before in reversed(moved):
+                tensor.to(device=before)
+            raise
+        return self

@@ -1,0 +1,219 @@
+"""How the tensors of a group lie beside each other: which dimensions they share, at which resolution."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import torch
+
+from infinite_tensor.errors import RegionError, ValidationError
+from infinite_tensor.groups.keys import Key, chosen, shown
+from infinite_tensor.indexing import Selection, parse
+from infinite_tensor.tensor import InfiniteTensor
+from infinite_tensor.window import Shape, as_index
+
+_FINEST = 2**31
+"""Numerators and denominators of scales stay below it."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One tensor of a group.
+
+    Attributes
+    ----------
+    key : Key
+        Its name.
+    tensor : InfiniteTensor
+        The tensor.
+    dims : tuple of int
+        Which of its dimensions are shared: entry d follows dimension d of the group.
+    scale : tuple of Fraction
+        Per shared dimension, its pixels along one pixel of the group.
+    """
+
+    key: Key
+    tensor: InfiniteTensor
+    dims: tuple[int, ...]
+    scale: tuple[Fraction, ...]
+
+    @property
+    def rest(self) -> tuple[int, ...]:
+        """The dimensions that it does not share."""
+        return tuple(d for d in range(self.tensor.ndim) if d not in self.dims)
+
+    def selection(self, region: Selection) -> Selection:
+        """What a region of the group is of this tensor.
+
+        Raises
+        ------
+        RegionError
+            If that is not whole pixels.
+        """
+        entries: list[slice] = [slice(None)] * self.tensor.ndim
+        steps, squeezed = [1] * self.tensor.ndim, []
+        for d, own in enumerate(self.dims):
+            entries[own] = self._pixels(d, region)
+            steps[own] = region.steps[d]
+            if d in region.squeezed:
+                squeezed.append(own)
+        box = parse(tuple(entries), self.tensor.shape)
+        return box._replace(steps=tuple(steps), squeezed=tuple(sorted(squeezed)))
+
+    def _pixels(self, d: int, region: Selection) -> slice:
+        start, stop, scale = region.start[d], region.stop[d], self.scale[d]
+        if scale == 1 or start == stop:
+            return slice(start, stop)
+        if region.steps[d] != 1:
+            raise self._misfit(d, f"a step of {region.steps[d]} cannot be scaled; read it without, or tensor by tensor")
+        if d in region.squeezed:
+            if scale.numerator != 1:
+                raise self._misfit(d, f"pixel {start} of the group is not one pixel there; give a slice")
+            pixel = start // scale.denominator
+            return slice(pixel, pixel + 1)
+        if start % scale.denominator or stop % scale.denominator:
+            raise self._misfit(
+                d,
+                f"{start}:{stop} does not begin and end with whole pixels there, which lie at multiples of "
+                f"{scale.denominator}; group.align(region) is the smallest region around it that does",
+            )
+        return slice(int(start * scale), int(stop * scale))
+
+    def _misfit(self, d: int, problem: str) -> RegionError:
+        return RegionError(f"dimension {d}: {shown(self.key)} has scale {self.scale[d]}, and {problem}")
+
+    def arranged(self, result: torch.Tensor, squeezed: Sequence[int]) -> torch.Tensor:
+        """What was read, its shared dimensions first, in the order of the group."""
+        gone = {self.dims[d] for d in squeezed}
+        kept = [d for d in range(self.tensor.ndim) if d not in gone]
+        return result.permute([kept.index(d) for d in (*self.dims, *self.rest) if d not in gone])
+
+
+def members_of(given: Mapping[Key, InfiniteTensor | Member], dims: object, scale: object) -> dict[Key, Member]:
+    """The members of a group.
+
+    Parameters
+    ----------
+    given : mapping from Key to InfiniteTensor or Member
+        What is in it. A member of another group keeps its dimensions, and its scale is multiplied.
+    dims, scale : object
+        As `TensorGroup` is given them.
+
+    Raises
+    ------
+    ValidationError
+        If an argument does not fit.
+    """
+    tensors: dict[Key, InfiniteTensor] = {}
+    wanted, scales = chosen("dims", dims, given, None), chosen("scale", scale, given, 1)
+    for key, value in given.items():
+        tensors[key] = tensor = value.tensor if isinstance(value, Member) else value
+        if not isinstance(tensor, InfiniteTensor):
+            raise ValidationError(f"{shown(key)} must be an InfiniteTensor, or a mapping of them, got {tensor!r}")
+        if isinstance(value, Member) and wanted[key] is None:
+            wanted[key] = value.dims
+    shared = {
+        key: _unbounded(tensor) if wanted[key] is None else _checked_dims(key, tensor, wanted[key])
+        for key, tensor in tensors.items()
+    }
+    _check_as_many(tensors, shared, wanted)
+    members = {}
+    for key, value in given.items():
+        factors = _checked_scale(key, scales[key], len(shared[key]))
+        before = value.scale if isinstance(value, Member) else (Fraction(1),) * len(factors)
+        both = tuple(a * b for a, b in zip(factors, before, strict=True))
+        members[key] = Member(key, tensors[key], shared[key], both)
+    return members
+
+
+def shape_of(members: Mapping[Key, Member]) -> Shape:
+    """Extents of the dimensions that members share, in pixels of the group."""
+    first, *others = members.values()
+    shape = _extents(first)
+    for other in others:
+        if _extents(other) != shape:
+            raise ValidationError(
+                "the tensors of a group have the same extent along the dimensions that they share, in pixels of the "
+                f"group: {shown(first.key)} has {_text(shape)}, {shown(other.key)} has {_text(_extents(other))}; give "
+                "dims=... or scale=..."
+            )
+    for extent in shape:
+        if extent is not None and extent.denominator != 1:
+            raise ValidationError(
+                f"a group of {_text(shape)} pixels does not end with a whole pixel; give another scale=..."
+            )
+    return tuple(None if extent is None else int(extent) for extent in shape)
+
+
+def _extents(member: Member) -> tuple[Fraction | None, ...]:
+    extents = [member.tensor.shape[own] for own in member.dims]
+    return tuple(None if n is None else n / scale for n, scale in zip(extents, member.scale, strict=True))
+
+
+def _text(extents: Sequence[Fraction | None]) -> str:
+    return f"({', '.join('None' if extent is None else str(extent) for extent in extents)})"
+
+
+def _unbounded(tensor: InfiniteTensor) -> tuple[int, ...]:
+    return tuple(d for d, extent in enumerate(tensor.shape) if extent is None)
+
+
+def _check_as_many(
+    tensors: Mapping[Key, InfiniteTensor], shared: Mapping[Key, tuple[int, ...]], wanted: Mapping[Key, object]
+) -> None:
+    counts = {len(dims) for dims in shared.values()}
+    unsaid = [key for key in tensors if wanted[key] is None]
+    if len(counts) > 1 or (0 in counts and unsaid):
+        found = "; ".join(f"{shown(key)} of shape {tensors[key].shape} shares {list(shared[key])}" for key in tensors)
+        raise ValidationError(
+            "the tensors of a group share as many dimensions each, the unbounded ones unless dims=... says which, in "
+            f"which order: {found}"
+        )
+    for key in tensors:
+        inner = [d for d in _unbounded(tensors[key]) if d not in shared[key]]
+        if inner:
+            raise ValidationError(
+                f"{shown(key)} of shape {tensors[key].shape} is unbounded in dimension {inner[0]}, which dims="
+                f"{shared[key]} does not share: no region would say what to read of it"
+            )
+
+
+def _checked_dims(key: Key, tensor: InfiniteTensor, given: object) -> tuple[int, ...]:
+    numbers = [as_index(number) for number in given] if isinstance(given, tuple | list) else [None]
+    dims = [d % tensor.ndim for d in numbers if d is not None and -tensor.ndim <= d < tensor.ndim]
+    if len(dims) < len(numbers) or len(set(dims)) < len(dims):
+        raise ValidationError(
+            f"dims of {shown(key)} must be a tuple of different dimensions of its shape {tensor.shape}, got {given!r}"
+        )
+    return tuple(dims)
+
+
+def _checked_scale(key: Key, given: Any, count: int) -> tuple[Fraction, ...]:
+    entries = list(given) if isinstance(given, tuple | list) else [given] * count
+    scales = [_fraction(entry) for entry in entries]
+    if len(scales) != count or None in scales:
+        raise ValidationError(
+            f"scale of {shown(key)} must be a positive number of its pixels along one pixel of the group, such as "
+            f"Fraction(1, 8), 0.125 or 2, or a tuple of {count} of them, got {given!r}"
+        )
+    return tuple(scale for scale in scales if scale is not None)
+
+
+def _fraction(entry: object) -> Fraction | None:
+    """The number as a ratio; None unless it is one of small positive ints."""
+    whole = as_index(entry)
+    if whole is not None:
+        exact = Fraction(whole)
+    elif isinstance(entry, Fraction):
+        exact = entry
+    elif isinstance(entry, float) and 0 < entry < _FINEST:
+        # 1/3 as a float is not a third, and means one.
+        exact = Fraction(entry).limit_denominator(2**16)
+        if float(exact) != entry:
+            return None
+    else:
+        return None
+    return exact if exact > 0 and max(exact.numerator, exact.denominator) < _FINEST else None

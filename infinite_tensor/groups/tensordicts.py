@@ -1,0 +1,66 @@
+"""What is read of a group, as a `tensordict.TensorDict`; the package tensordict is imported here, when it is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from infinite_tensor.groups.keys import Key
+from infinite_tensor.groups.members import Member
+from infinite_tensor.indexing import Selection
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+
+def import_tensordict() -> Any:
+    """The package tensordict.
+
+    Raises
+    ------
+    ImportError
+        If it is not installed.
+    """
+    try:
+        import tensordict  # noqa: PLC0415  (only groups that are read need it)
+    except ImportError as error:
+        raise ImportError(
+            "a region of a TensorGroup is a TensorDict, which needs the package tensordict: "
+            "pip install 'infinite-tensor[tensordict]'"
+        ) from error
+    return tensordict
+
+
+def batch_size(members: Sequence[Member], region: Selection) -> list[int]:
+    """Extents of a region along the first dimensions in which all members have one resolution.
+
+    Dimensions that an int has squeezed do not count.
+    """
+    selected = members[0].selection(region)
+    extents = []
+    for d, own in enumerate(members[0].dims):
+        if d in region.squeezed:
+            continue
+        if any(member.scale[d] != members[0].scale[d] for member in members):
+            break
+        extents.append(len(range(selected.start[own], selected.stop[own], abs(selected.steps[own]))))
+    return extents
+
+
+def assembled(
+    members: Mapping[Key, Member], results: Mapping[Key, torch.Tensor], region: Selection, device: torch.device | None
+) -> TensorDict:
+    """The tensors that were read, each below its names, with the largest batch size at every level."""
+    kind = import_tensordict().TensorDict
+
+    def level(depth: int, keys: Sequence[Key]) -> Any:
+        entries: dict[str, Any] = {}
+        for name in dict.fromkeys(key[depth] for key in keys):
+            within = [key for key in keys if key[depth] == name]
+            ends = len(within[0]) == depth + 1
+            entries[name] = results[within[0]] if ends else level(depth + 1, within)
+        return kind(entries, batch_size=batch_size([members[key] for key in keys], region), device=device)
+
+    return level(0, list(members))  # type: ignore[no-any-return]
