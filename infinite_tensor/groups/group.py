@@ -11,15 +11,15 @@ import torch
 from infinite_tensor.engine.assemble import read_together
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.groups.keys import Key, as_key, is_key, leaves
+from infinite_tensor.groups.large import LargeGroupRegions
 from infinite_tensor.groups.members import members_of
-from infinite_tensor.groups.names import NamedTensors
 from infinite_tensor.groups.tensordicts import assembled, import_tensordict
 from infinite_tensor.indexing import Selection, parse
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.validate import checked_workers
 
 
-class TensorGroup(NamedTensors):
+class TensorGroup(LargeGroupRegions):
     """Tensors under names, which are read together and come as a `tensordict.TensorDict`.
 
     A group is read-only, and keeps nothing itself: its tensors stay where they are.
