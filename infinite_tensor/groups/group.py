@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
@@ -13,10 +13,15 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.groups.keys import Key, as_key, is_key, leaves
 from infinite_tensor.groups.large import LargeGroupRegions
 from infinite_tensor.groups.members import members_of
+from infinite_tensor.groups.source import tensors_of
 from infinite_tensor.groups.tensordicts import assembled, import_tensordict
 from infinite_tensor.indexing import Selection, parse
 from infinite_tensor.tensor import InfiniteTensor
+from infinite_tensor.tilestore import TileStore
 from infinite_tensor.validate import checked_workers
+
+if TYPE_CHECKING:
+    from tensordict import TensorDictBase
 
 
 class TensorGroup(LargeGroupRegions):
@@ -63,6 +68,39 @@ class TensorGroup(LargeGroupRegions):
             else:
                 given[key] = value
         self._bind(members_of(given, dims, scale))
+
+    @classmethod
+    def from_tensordict(
+        cls,
+        td: TensorDictBase,
+        *,
+        version: object = None,
+        tile_store: TileStore | None = None,
+        tensor_id: str | None = None,
+    ) -> Self:
+        """A group that reads from a TensorDict, in memory or in one of its stored forms, block by block.
+
+        Parameters
+        ----------
+        td : TensorDictBase
+            A TensorDict, memory-mapped or not, or a PersistentTensorDict on HDF5 or Zarr. Its batch dimensions are
+            what the tensors share. It stays open, and what changes in it is seen after an `invalidate`.
+        version : JSON value, optional
+            Your word for its content. Stored and compared by tensors that are computed from it. Without one, a
+            memory-mapped or HDF5 file with another size or time is a FunctionChangedWarning for what is stored.
+        tile_store : TileStore, optional
+            Where blocks that were read are kept. Default: up to 64 MiB of them, in memory.
+        tensor_id : str, optional
+            What the ids of the tensors begin with; a dot and the names of the key follow. Default: they have none.
+
+        Raises
+        ------
+        ValidationError
+            If something in it is no tensor, or has no pixels.
+        """
+        tensors = tensors_of(td, version, tile_store, tensor_id)
+        shared = tuple(range(td.batch_dims))
+        return cls._of(members_of(tensors, shared, None))
 
     @property
     def device(self) -> torch.device | None:
