@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
 from infinite_tensor.engine.assemble import read_together
 from infinite_tensor.errors import ValidationError
+from infinite_tensor.groups.export import save_tensordict
 from infinite_tensor.groups.keys import Key, as_key, is_key, leaves
 from infinite_tensor.groups.large import LargeGroupRegions
 from infinite_tensor.groups.members import members_of
@@ -169,6 +172,45 @@ class TensorGroup(LargeGroupRegions):
             }
             for number, region in enumerate(regions)
         ]
+
+    def save_tensordict(
+        self,
+        region: object,
+        path: str | os.PathLike[str],
+        *,
+        format: str = "memmap",  # noqa: A002  (what it is called elsewhere)
+        overwrite: bool = False,
+        workers: int | None = None,
+    ) -> None:
+        """Write a region as a TensorDict that tensordict opens by itself, block by block, in bounded memory.
+
+        The path is there when all of it is written, and not before. A process that is killed leaves a hidden file or
+        folder beside it, ``.<name>.<random>.partial``.
+
+        Parameters
+        ----------
+        region
+            As ``group[...]`` takes it, without a step.
+        path : str or path
+            A folder for "memmap" and "zarr", a file for "h5", on a local disk.
+        format : str
+            "memmap", which ``TensorDict.load_memmap(path)`` opens; or "h5" and "zarr", for
+            ``PersistentTensorDict.from_h5(path)`` and ``.from_zarr(path)``, which have no bfloat16.
+        overwrite : bool
+            Replace a TensorDict of this format that is there. The path is missing for a moment, and holds either the
+            old one or the new one whole.
+        workers : int, optional
+            As for `InfiniteTensor.read`.
+
+        Raises
+        ------
+        ValidationError
+            If there is something at `path`, or the format cannot hold a tensor. Nothing is written then.
+        """
+        if not isinstance(path, str | os.PathLike):
+            raise ValidationError(f"path must be a local path, got {path!r}")
+        workers = None if workers is None else checked_workers(workers)
+        save_tensordict(self, self._plain(region), Path(path), format, workers, overwrite=overwrite)
 
     def align(self, region: object) -> tuple[slice | int, ...]:
         """The smallest region around one that begins and ends with whole pixels of every tensor.

@@ -1,0 +1,237 @@
+"""A region of a group as files that tensordict opens by itself."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+
+from infinite_tensor.errors import ValidationError
+from infinite_tensor.groups.keys import Key, shown
+from infinite_tensor.groups.members import Member
+from infinite_tensor.groups.tensordicts import assembled, batch_size
+from infinite_tensor.indexing import Selection
+
+if TYPE_CHECKING:
+    from infinite_tensor.groups.group import TensorGroup
+
+_BLOCK_BYTES = 2**25
+"""How much is read and written at a time, of all tensors together."""
+
+Slices: TypeAlias = tuple[slice, ...]
+Write: TypeAlias = Callable[[Key, Slices, torch.Tensor], None]
+
+
+def save_tensordict(
+    group: TensorGroup, region: Selection, path: Path, form: str, workers: int | None, *, overwrite: bool
+) -> None:
+    """`TensorGroup.save_tensordict`; see there."""
+    if form not in _FORMS:
+        raise ValidationError(f"format must be one of {', '.join(_FORMS)}, got {form!r}")
+    members, extents = group._members, _extents(group, region)
+    sample = {key: _empty(member, region) for key, member in members.items()}
+    if form != "memmap":
+        _check_storable(sample, form)
+    opened, mark = _FORMS[form]
+    _check_free(path, mark, form, overwrite=overwrite)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
+    try:
+        with opened(unfinished, members, sample, region, extents) as write:
+            for block in _blocks(region, extents):
+                (results,) = group._results([block], workers)
+                for key, result in results.items():
+                    write(key, _place(members[key], region, block, result.ndim), result.cpu())
+        _publish(unfinished, path, overwrite=overwrite)
+    finally:
+        _remove(unfinished)
+
+
+def _empty(member: Member, region: Selection) -> torch.Tensor:
+    """A tensor of the shape and dtype of what is read of a member, which takes no memory."""
+    box = torch.zeros((), dtype=member.tensor.dtype).expand(member.selection(region).shape)
+    squeezed = [member.dims[d] for d in region.squeezed]
+    return member.arranged(box[tuple(0 if d in squeezed else slice(None) for d in range(box.ndim))], region.squeezed)
+
+
+def _extents(group: TensorGroup, region: Selection) -> list[int]:
+    """Extents of a block in pixels of the group: whole pixels of every tensor, rows that lie together first."""
+    extents = list(region.shape)
+    for d in range(len(extents)):
+        if _bytes(group, extents) <= _BLOCK_BYTES:
+            break
+        unit = 1 if d in region.squeezed else group._unit(d)
+        least = _bytes(group, [*extents[:d], unit, *extents[d + 1 :]])
+        extents[d] = min(extents[d], unit * max(1, _BLOCK_BYTES // max(1, least)))
+    return extents
+
+
+def _bytes(group: TensorGroup, extents: Sequence[int]) -> int:
+    total = 0
+    for member in group._members.values():
+        size = member.tensor.dtype.itemsize
+        for extent, scale in zip(extents, member.scale, strict=True):
+            size *= -(-extent * scale.numerator // scale.denominator)
+        for d in member.rest:
+            size *= member.tensor.shape[d] or 1
+        total += size
+    return total
+
+
+def _blocks(region: Selection, extents: Sequence[int]) -> Iterator[Selection]:
+    cuts = [
+        [(a, min(a + n, stop)) for a in range(start, stop, max(1, n))]
+        for start, stop, n in zip(region.start, region.stop, extents, strict=True)
+    ]
+    for block in itertools.product(*cuts):
+        yield region._replace(start=tuple(a for a, _ in block), stop=tuple(b for _, b in block))
+
+
+def _place(member: Member, region: Selection, block: Selection, ndim: int) -> Slices:
+    """Where a block of a member lies in the whole of it."""
+    whole, part = member.selection(region), member.selection(block)
+    shared = [own for d, own in enumerate(member.dims) if d not in region.squeezed]
+    at = [slice(part.start[own] - whole.start[own], part.stop[own] - whole.start[own]) for own in shared]
+    return (*at, *[slice(None)] * (ndim - len(at)))
+
+
+# The forms, each created whole and without content.
+
+
+@contextmanager
+def _memory_mapped(
+    folder: Path, members: Mapping[Key, Member], sample: Mapping[Key, torch.Tensor], region: Selection, _: Sequence[int]
+) -> Iterator[Write]:
+    skeleton: Any = assembled(members, sample, region, torch.device("cpu")).memmap_like(folder)
+    files = {key: skeleton.get(key).filename for key, tensor in sample.items() if tensor.numel()}
+    del skeleton
+
+    def write(key: Key, at: Slices, block: torch.Tensor) -> None:
+        like = sample[key]
+        # Mapped anew each time, so that what has been written does not stay in memory.
+        mapped = torch.from_file(files[key], shared=True, size=like.numel(), dtype=like.dtype)
+        mapped.view(like.shape)[at] = block
+
+    yield write
+
+
+@contextmanager
+def _hdf5(
+    path: Path, _: Mapping[Key, Member], sample: Mapping[Key, torch.Tensor], _region: Selection, _extents: Sequence[int]
+) -> Iterator[Write]:
+    try:
+        import h5py  # noqa: PLC0415  (only this form needs it)
+    except ImportError as error:
+        raise ImportError("format 'h5' needs the package h5py: pip install 'infinite-tensor[hdf5]'") from error
+    with h5py.File(path, "x") as file:
+        for key, tensor in sample.items():
+            file.create_dataset("/".join(key), tensor.shape, _numpy_dtype(tensor))
+
+        def write(key: Key, at: Slices, block: torch.Tensor) -> None:
+            file["/".join(key)][at] = block.numpy()
+
+        yield write
+
+
+@contextmanager
+def _zarr(
+    folder: Path,
+    members: Mapping[Key, Member],
+    sample: Mapping[Key, torch.Tensor],
+    region: Selection,
+    extents: Sequence[int],
+) -> Iterator[Write]:
+    import zarr  # noqa: PLC0415  (the same)
+
+    root: Any = zarr.open_group(str(folder), mode="w-")
+    levels = dict.fromkeys(key[:depth] for key in sample for depth in range(len(key)))
+    for level in levels:
+        node = root.require_group("/".join(level)) if level else root
+        within = [member for key, member in members.items() if key[: len(level)] == level]
+        # What tensordict itself writes; without it, it takes the dimensions that happen to have one extent.
+        node.attrs["__tensordict__"] = {"batch_size": batch_size(within, region), "version": 1}
+    first = region._replace(stop=tuple(a + n for a, n in zip(region.start, extents, strict=True)))
+    for key, tensor in sample.items():
+        chunks = tuple(max(1, n) for n in _empty(members[key], first).shape)
+        root.create_array("/".join(key), shape=tuple(tensor.shape), chunks=chunks, dtype=_numpy_dtype(tensor))
+
+    def write(key: Key, at: Slices, block: torch.Tensor) -> None:
+        root["/".join(key)][at] = block.numpy()
+
+    yield write
+
+
+_FORMS: dict[str, tuple[Any, str]] = {
+    "memmap": (_memory_mapped, "meta.json"),
+    "h5": (_hdf5, ""),
+    "zarr": (_zarr, "zarr.json"),
+}
+"""How each form is begun, and the file in its folder by which it is known."""
+
+
+def _numpy_dtype(tensor: torch.Tensor) -> Any:
+    return torch.empty(0, dtype=tensor.dtype).numpy().dtype
+
+
+def _check_storable(sample: Mapping[Key, torch.Tensor], form: str) -> None:
+    for key, tensor in sample.items():
+        if tensor.dtype is torch.bfloat16:
+            raise ValidationError(f"format {form!r} has no bfloat16, which {shown(key)} is; format 'memmap' has")
+        if any("/" in name or name in (".", "..") for name in key):
+            raise ValidationError(f"format {form!r} cannot name a tensor {shown(key)}; format 'memmap' can")
+
+
+# From an unfinished file or folder to the one that was asked for.
+
+
+def _check_free(path: Path, mark: str, form: str, *, overwrite: bool) -> None:
+    if not path.exists() and not path.is_symlink():
+        return
+    if not overwrite:
+        raise ValidationError(f"there is something at {str(path)!r} already; give another path, or overwrite=True")
+    if not (path / mark if mark else path).is_file() or path.is_symlink():
+        raise ValidationError(f"what is at {str(path)!r} is no TensorDict of format {form!r}, so it is not overwritten")
+
+
+def _publish(unfinished: Path, path: Path, *, overwrite: bool) -> None:
+    """Give a finished file or folder its name, at one blow; what had the name before is gone then."""
+    _synchronize(unfinished)
+    former = unfinished.with_suffix(".former")
+    if overwrite and path.exists():
+        path.rename(former)
+    try:
+        if unfinished.is_dir():
+            unfinished.rename(path)
+        else:
+            # Unlike a rename, a link does not replace what somebody else has put there meanwhile.
+            os.link(unfinished, path)
+    except OSError as error:
+        if former.exists():
+            former.rename(path)
+        raise ValidationError(f"what was written could not be named {str(path)!r}: {error}") from error
+    _synchronize(path.parent, deep=False)
+    _remove(former)
+
+
+def _synchronize(path: Path, *, deep: bool = True) -> None:
+    """Bring files, and which files there are, to the disk."""
+    for each in [path, *(path.rglob("*") if deep and path.is_dir() else ())]:
+        handle = os.open(each, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
