@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -29,6 +29,9 @@ from infinite_tensor.tilestore.conflicts import check_same
 from infinite_tensor.tilestore.stored import StoredTensor
 from infinite_tensor.validate import check_args, checked_device, checked_id
 from infinite_tensor.window import WindowGrid
+
+if TYPE_CHECKING:
+    from infinite_tensor.groups import TensorGroup
 
 
 def open_tensor(
@@ -145,5 +148,14 @@ def _bind(
     return InfiniteTensor.of_node(node, args, named=True)
 
 
+def open_group(*args: Any) -> TensorGroup:
+    """`TileStore.open_group`; see there."""
+    # What only groups need.
+    from infinite_tensor.groups.opening import open_group as opened  # noqa: PLC0415
+
+    return opened(*args)
+
+
 TileStore.opener = staticmethod(open_tensor)
+TileStore.group_opener = staticmethod(open_group)
 TileStore.tensor_type = InfiniteTensor

@@ -50,17 +50,17 @@ def checked_device(device: object) -> torch.device:
         raise ValidationError(f"device {device!r} cannot be used: {error}") from error
 
 
-def checked_id(tensor_id: object) -> str:
-    """`tensor_id`, if it is a str that can be stored; a UUID stands for its str."""
-    if isinstance(tensor_id, UUID):
-        return str(tensor_id)
-    if not isinstance(tensor_id, str) or not tensor_id:
-        raise ValidationError(f"tensor_id must be a non-empty str, got {tensor_id!r}")
+def checked_id(given: object, name: str = "tensor_id") -> str:
+    """An id, if it is a str that can be stored; a UUID stands for its str. `name` is the argument, for messages."""
+    if isinstance(given, UUID):
+        return str(given)
+    if not isinstance(given, str) or not given:
+        raise ValidationError(f"{name} must be a non-empty str, got {given!r}")
     try:
-        tensor_id.encode()
+        given.encode()
     except UnicodeEncodeError as error:
-        raise ValidationError(f"tensor_id {tensor_id!r} is not valid Unicode: {error}") from error
-    return tensor_id
+        raise ValidationError(f"{name} {given!r} is not valid Unicode: {error}") from error
+    return given
 
 
 def check_output_window(window: object, shape: Shape) -> None:

@@ -84,6 +84,19 @@ class DictTileStore(PersistentTileStore):
     def _list_tensors(self) -> list[str]:
         return [key[0] for key in list(self.storage) if key[1] == "definition"]
 
+    def _read_group(self, group_id: str) -> dict[str, Any] | None:
+        stored = self.storage.get((None, "group", group_id))
+        return None if stored is None else json.loads(stored)
+
+    def _write_group(self, group_id: str, definition: dict[str, Any]) -> None:
+        self.storage.setdefault((None, "group", group_id), json.dumps(definition))
+
+    def _delete_group(self, group_id: str) -> None:
+        self.storage.pop((None, "group", group_id), None)
+
+    def _list_groups(self) -> list[str]:
+        return [key[2] for key in list(self.storage) if key[0] is None]
+
     def _describe_tensor(self, tensor_id: str, definition: dict[str, Any]) -> TensorInfo:
         mine = {key: log for key, log in list(self.storage.items()) if key[0] == tensor_id and log}
         logs = {key: log for key, log in mine.items() if key[1] != "definition"}
@@ -107,7 +120,7 @@ class DictTileStore(PersistentTileStore):
         return found
 
     def _collect_garbage(self) -> Garbage:
-        logs = [key for key in self.storage if key[1] != "definition"]
+        logs = [key for key in self.storage if key[1] not in ("definition", "group")]
         complete = {(key[0], key[2]) for key in logs if key[1] == "tile" and self.storage[key]}
         garbage = [
             key

@@ -16,6 +16,7 @@ from infinite_tensor.groups.export import save_tensordict
 from infinite_tensor.groups.keys import Key, as_key, is_key, leaves
 from infinite_tensor.groups.large import LargeGroupRegions
 from infinite_tensor.groups.members import members_of
+from infinite_tensor.groups.saved import save_group
 from infinite_tensor.groups.source import tensors_of
 from infinite_tensor.groups.tensordicts import assembled, import_tensordict
 from infinite_tensor.indexing import Selection, parse
@@ -211,6 +212,28 @@ class TensorGroup(LargeGroupRegions):
             raise ValidationError(f"path must be a local path, got {path!r}")
         workers = None if workers is None else checked_workers(workers)
         save_tensordict(self, self._plain(region), Path(path), format, workers, overwrite=overwrite)
+
+    def save(self, store: TileStore, group_id: str) -> None:
+        """Keep in a store which tensors the group is made of, for `TileStore.open_group`.
+
+        What is stored names the tensors by their ids; their pixels stay where they are. Saving an equal group again
+        changes nothing.
+
+        Parameters
+        ----------
+        store : TileStore
+            Where. Tensors may be in other stores, which `open_group` is then told of.
+        group_id : str
+            The name under which it is found again. It has nothing to do with the ids of tensors.
+
+        Raises
+        ------
+        ValidationError
+            If a tensor was made without a `tensor_id`, the store is read-only, or it holds another group of that id.
+        StoreError
+            If it cannot be stored.
+        """
+        save_group(self._members, store, group_id)
 
     def align(self, region: object) -> tuple[slice | int, ...]:
         """The smallest region around one that begins and ends with whole pixels of every tensor.

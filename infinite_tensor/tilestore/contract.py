@@ -19,17 +19,17 @@ from infinite_tensor.forking import renew_in_children
 from infinite_tensor.spec import TensorSpec
 from infinite_tensor.tilestore.access import Access
 from infinite_tensor.tilestore.conflicts import warn_of_dependants
-from infinite_tensor.tilestore.contents import StoreContents
 from infinite_tensor.tilestore.dependants import dependants_in, readers_in
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.report import Dropped
+from infinite_tensor.tilestore.stored_groups import StoredGroups
 from infinite_tensor.validate import checked_workers
 
 if TYPE_CHECKING:
     from infinite_tensor.tensor import InfiniteTensor
 
 
-class TileStore(StoreContents, OldSpelling, ABC):
+class TileStore(StoredGroups, OldSpelling, ABC):
     """Keeps the windows of any number of tensors, each under its id.
 
     One store object may be used from many threads. A closed store raises StoreError; ``with store:``

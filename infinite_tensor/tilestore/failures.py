@@ -27,11 +27,20 @@ def combined(failures: Sequence[StoreError]) -> StoreError:
 class stored_errors:  # noqa: N801  (reads as a statement: ``with stored_errors(...)``)
     """Turns what storage raises into a StoreError that names store, tensor and tile."""
 
-    def __init__(self, storage: object, action: str, tensor_id: str | None, tiles: Sequence[Index] = ()) -> None:
+    def __init__(
+        self,
+        storage: object,
+        action: str,
+        tensor_id: str | None,
+        tiles: Sequence[Index] = (),
+        *,
+        group_id: str | None = None,
+    ) -> None:
         self._storage = storage
         self._action = action
         self._tensor_id = tensor_id
         self._tiles = tiles
+        self._group_id = group_id
 
     def __enter__(self) -> None:
         pass
@@ -39,6 +48,8 @@ class stored_errors:  # noqa: N801  (reads as a statement: ``with stored_errors(
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, Exception) and not isinstance(error, StoreError):
             what = "its backend" if self._tensor_id is None else f"tensor {self._tensor_id!r}"
+            if self._group_id is not None:
+                what = f"group {self._group_id!r}"
             if self._tiles:
                 more = f" and {len(self._tiles) - 1} more" if len(self._tiles) > 1 else ""
                 what = f"tile {self._tiles[0]}{more} of {what}"
@@ -56,6 +67,14 @@ def damaged_definition(store: object, tensor_id: str, where: str, error: ValueEr
         f"{store!r}: the definition of tensor {tensor_id!r}, {where}, is damaged ({error}); "
         f"verify({tensor_id!r}, repair=True) restores it where it can, clear_tensor({tensor_id!r}) deletes "
         "all of the tensor"
+    )
+
+
+def damaged_group(store: object, group_id: str, where: str, error: ValueError) -> StoreError:
+    """The error for a group that cannot be read, which names what can be done."""
+    return StoreError(
+        f"{store!r}: group {group_id!r}, {where}, is damaged ({error}); clear_group({group_id!r}) deletes it, its "
+        "tensors stay, and it can be saved again"
     )
 
 

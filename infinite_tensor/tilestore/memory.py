@@ -55,6 +55,7 @@ class MemoryTileStore(TileStore):
         self._patches = Patches()
         self._layouts: dict[str, TileLayout] = {}
         self._specs: dict[str, TensorSpec] = {}
+        self._groups: dict[str, dict[str, Any]] = {}
         self._awaited = Awaited()
         super().__init__(workers=workers)
 
@@ -212,11 +213,24 @@ class MemoryTileStore(TileStore):
             sizes = [row.window_bytes for row in self._windows.of(tensor_id).values()]
             return TensorInfo(tensor_id, definition, len(sizes), 0, sum(sizes), "memory")
 
+    def _read_group(self, group_id: str) -> dict[str, Any] | None:
+        return self._groups.get(group_id)
+
+    def _write_group(self, group_id: str, definition: dict[str, Any]) -> None:
+        self._groups[group_id] = definition
+
+    def _delete_group(self, group_id: str) -> None:
+        self._groups.pop(group_id, None)
+
+    def _list_groups(self) -> list[str]:
+        return list(self._groups)
+
     def close(self, *, discard: bool = False) -> None:  # noqa: ARG002  (there is nothing that could not be stored)
         """Forget everything."""
         with self._lock:
             for tensor_id in list(self._specs):
                 self._delete(tensor_id)
+            self._groups.clear()
             self._closed = True
 
     def _registered(self) -> list[str]:

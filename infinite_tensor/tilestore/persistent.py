@@ -301,6 +301,9 @@ class PersistentTileStore(TileStore, Backend):
             self._registry.records.clear()
             self._close_backend()
 
+    def _flush_groups(self) -> None:
+        self._flush_backend()
+
     def _registered(self) -> list[str]:
         return list(self._registry.records)
 

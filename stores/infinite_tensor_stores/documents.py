@@ -48,15 +48,21 @@ def checked(found: object, tensor_id: str | None = None) -> dict[str, Any]:
     StoreError
         If it is intact, and in a format of a later version.
     """
-    if not isinstance(found, dict) or "digest" not in found:
-        raise ValueError("there is no definition of a tensor")
-    if found["digest"] != _digest(found):
-        raise ValueError("its content does not match its digest")
+    found = intact(found)
     if not isinstance(found.get("tensor_id"), str) or tensor_id not in (None, found["tensor_id"]):
         raise ValueError(f"it defines tensor {found.get('tensor_id')!r:.200}")
     layout_of(found)
     if not isinstance(found.get("incarnation"), str) or not _INCARNATION.fullmatch(found["incarnation"]):
         raise ValueError(f"its incarnation is {found.get('incarnation')!r:.200}, not 16 hexadecimal digits")
+    return found
+
+
+def intact(found: object) -> dict[str, Any]:
+    """What `sealed` returned, of a tensor or of anything else; ValueError if it is not as it was."""
+    if not isinstance(found, dict) or "digest" not in found:
+        raise ValueError("there is no definition")
+    if found["digest"] != _digest(found):
+        raise ValueError("its content does not match its digest")
     return found
 
 

@@ -20,6 +20,7 @@ from infinite_tensor_stores.binding import BindingStore
 from infinite_tensor_stores.documents import sealed
 from infinite_tensor_stores.dtypes import from_stored, to_stored
 from infinite_tensor_stores.hdf5_file import SharedFile
+from infinite_tensor_stores.hdf5_groups import delete_group, groups_in, read_group, write_group
 from infinite_tensor_stores.hdf5_root import let_go, open_file
 from infinite_tensor_stores.hdf5_slots import DEFINITION, TensorGroup, definition_in, import_h5py
 from infinite_tensor_stores.hdf5_space import reserve
@@ -187,6 +188,28 @@ class HDF5TileStore(BindingStore[TensorGroup]):
     def _delete_tensor(self, tensor_id: str) -> None:
         self._bound.pop(tensor_id, None)
         self._writable().delete(name_of(tensor_id))
+
+    # Groups of tensors.
+
+    def _read_group(self, group_id: str) -> dict[str, Any] | None:
+        file = self._opened_file()
+        with file.lock:
+            return read_group(file.h5, group_id, self)
+
+    def _write_group(self, group_id: str, definition: dict[str, Any]) -> None:
+        file = self._writable()
+        with file.lock:
+            write_group(file.h5, group_id, definition)
+
+    def _delete_group(self, group_id: str) -> None:
+        file = self._writable()
+        with file.lock:
+            delete_group(file.h5, group_id)
+
+    def _list_groups(self) -> list[str]:
+        file = self._opened_file()
+        with file.lock:
+            return groups_in(file.h5)
 
     # Tiles. The lock is held for one batch at a time, so that reads and background writes take turns.
 

@@ -39,6 +39,7 @@ from infinite_tensor_stores.zarr_definitions import (
     write_definition,
 )
 from infinite_tensor_stores.zarr_garbage import Sweep
+from infinite_tensor_stores.zarr_groups import delete_group, groups_in, read_group, write_group
 from infinite_tensor_stores.zarr_layout import DOCUMENT, Place, array_document, attributes_in
 from infinite_tensor_stores.zarr_listing import described, logged_in, logs_of, tiles_in
 from infinite_tensor_stores.zarr_logs import Logs, part_of
@@ -218,6 +219,20 @@ class ZarrTileStore(BindingStore[_Bound]):
                 f"{self!r}: tensor {place.definition['tensor_id']!r} is stored with {', '.join(names)}: damage there "
                 "may take any amount of memory. If you trust the store, name them in compressors=... when you open it"
             )
+
+    # Groups of tensors.
+
+    def _read_group(self, group_id: str) -> dict[str, Any] | None:
+        return read_group(self._store, group_id, self)
+
+    def _write_group(self, group_id: str, definition: dict[str, Any]) -> None:
+        write_group(self._store, group_id, definition)
+
+    def _delete_group(self, group_id: str) -> None:
+        delete_group(self._store, group_id)
+
+    def _list_groups(self) -> list[str]:
+        return groups_in(self._store, self.concurrency, self)
 
     # Tiles.
 

@@ -13,6 +13,7 @@ nor the store object itself can vouch for what is stored.
 """
 
 from infinite_tensor.tilestore.testing.definitions import DefinitionTests
+from infinite_tensor.tilestore.testing.groups import GroupTests
 from infinite_tensor.tilestore.testing.lives import LifeTests
 from infinite_tensor.tilestore.testing.partials import PartialTileTests
 from infinite_tensor.tilestore.testing.tiles import TileTests
@@ -21,7 +22,7 @@ from infinite_tensor.tilestore.testing.upkeep import UpkeepTests
 __all__ = ["PersistentStoreTests"]
 
 
-class PersistentStoreTests(DefinitionTests, TileTests, PartialTileTests, UpkeepTests, LifeTests):
+class PersistentStoreTests(DefinitionTests, TileTests, PartialTileTests, UpkeepTests, GroupTests, LifeTests):
     """What every backend must do. Override `open_store`, and `location` where a path will not do.
 
     Attributes

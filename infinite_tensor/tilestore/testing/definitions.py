@@ -14,30 +14,8 @@ from infinite_tensor.errors import FunctionChangedWarning, ValidationError
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore.persistent import PartialTile, PersistentTileStore
 from infinite_tensor.tilestore.testing.hooks import SuiteHooks
-from infinite_tensor.tilestore.testing.samples import TILE, OtherRamp, Ramp, declare, same_bits, tensor_on
+from infinite_tensor.tilestore.testing.samples import HOSTILE_IDS, TILE, OtherRamp, Ramp, declare, same_bits, tensor_on
 from infinite_tensor.window import TensorWindow
-
-_HOSTILE_IDS = {
-    "parent": "../x",
-    "parents": "../../x",
-    "slash": "a/b",
-    "absolute": "/x",
-    "backslash": "..\\x",
-    "dot": ".",
-    "dots": "..",
-    "umlaut": "ü",
-    "emoji": "\N{WORLD MAP}",
-    "long": "x" * 1000,
-    "long umlauts": "ü" * 1000,
-    "nul": "a\0b",
-    "newline": "a\nb",
-    "space": " ",
-    "percent": "a%2Fb",
-    "metadata": "zarr.json",
-    "device": "con",
-    "url": "memory://x",
-    "format": "{0} %s =41",
-}
 
 
 class DefinitionTests(SuiteHooks):
@@ -89,7 +67,7 @@ class DefinitionTests(SuiteHooks):
             assert same_bits(store._read_tiles("other", [(0, 0)])[0], ones)
             assert store._read_partials("other", [(0, 1)]) != [None]
 
-    @pytest.mark.parametrize("tensor_id", _HOSTILE_IDS.values(), ids=_HOSTILE_IDS)
+    @pytest.mark.parametrize("tensor_id", HOSTILE_IDS.values(), ids=HOSTILE_IDS)
     def test_a_hostile_id_is_stored_safely_or_refused(self, location: Any, tensor_id: str, tmp_path: Path) -> None:
         """Nothing is written beside the store, and other tensors are unharmed."""
         with self._open(location) as store:

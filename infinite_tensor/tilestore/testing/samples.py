@@ -19,6 +19,29 @@ WINDOW = TensorWindow((4, 4), stride=3)
 
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=dtype_name)
 
+HOSTILE_IDS = {
+    "parent": "../x",
+    "parents": "../../x",
+    "slash": "a/b",
+    "absolute": "/x",
+    "backslash": "..\\x",
+    "dot": ".",
+    "dots": "..",
+    "umlaut": "ü",
+    "emoji": "\N{WORLD MAP}",
+    "long": "x" * 1000,
+    "long umlauts": "ü" * 1000,
+    "nul": "a\0b",
+    "newline": "a\nb",
+    "space": " ",
+    "percent": "a%2Fb",
+    "metadata": "zarr.json",
+    "device": "con",
+    "url": "memory://x",
+    "format": "{0} %s =41",
+}
+"""Ids that would do harm if they were used as they are, by what is special of them."""
+
 
 class Ramp:
     """The ``f`` of the tensors here: tells window and pixel, and remembers its calls."""

@@ -1,0 +1,141 @@
+"""What a store keeps of a group: which tensors it is made of, and how they lie beside each other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from infinite_tensor.errors import StoreError, ValidationError
+from infinite_tensor.groups.keys import Key, leaves, nested, shown
+from infinite_tensor.groups.members import Member
+from infinite_tensor.tensor import InfiniteTensor
+from infinite_tensor.tilestore import TileStore
+from infinite_tensor.tilestore.failures import damaged_group
+from infinite_tensor.validate import checked_id
+
+FORMAT = 1
+"""Version of what is stored of a group; what a later version has stored is refused."""
+
+_RATIO = re.compile(r"[1-9][0-9]{0,9}(/[1-9][0-9]{0,9})?")
+
+
+@dataclass(frozen=True)
+class StoredMember:
+    """One tensor of a group as a store names it.
+
+    Attributes
+    ----------
+    key : Key
+        Its name in the group.
+    tensor_id : str
+        The id by which a store holds it.
+    digest : str
+        What it is: the digest of its definition.
+    dims : tuple of int
+        As of `Member`.
+    scale : tuple of str
+        As of `Member`: ratios like ``1/8``.
+    """
+
+    key: Key
+    tensor_id: str
+    digest: str
+    dims: tuple[int, ...]
+    scale: tuple[str, ...]
+
+    @classmethod
+    def of(cls, member: Member) -> StoredMember:
+        """What is stored of a member."""
+        scale = tuple(map(str, member.scale))
+        return cls(member.key, member.tensor.tensor_id, digest_of(member.tensor), member.dims, scale)
+
+    @classmethod
+    def from_json(cls, stored: object) -> StoredMember:
+        """From what a store holds, which is not trusted; ValidationError for anything else."""
+        match stored:
+            case {
+                "key": list(key),
+                "tensor_id": str(tensor_id),
+                "digest": str(digest),
+                "dims": list(dims),
+                "scale": list(scale),
+            }:
+                names = [name for name in key if isinstance(name, str) and name]
+                ratios = [ratio for ratio in scale if isinstance(ratio, str) and _RATIO.fullmatch(ratio)]
+                numbers = [number for number in dims if type(number) is int]
+                if names and tensor_id and (names, numbers, ratios) == (key, dims, scale):
+                    return cls(tuple(names), tensor_id, digest, tuple(numbers), tuple(ratios))
+        raise ValidationError(f"{stored!r:.200} is no tensor of a group")
+
+    def to_json(self) -> dict[str, Any]:
+        """What a store holds."""
+        return {
+            "key": list(self.key),
+            "tensor_id": self.tensor_id,
+            "digest": self.digest,
+            "dims": list(self.dims),
+            "scale": list(self.scale),
+        }
+
+
+def digest_of(tensor: InfiniteTensor) -> str:
+    """What tells a tensor from others of the same id."""
+    return tensor._spec.definition.digest
+
+
+def save_group(members: Mapping[Key, Member], store: TileStore, group_id: str) -> None:
+    """`TensorGroup.save`; see there."""
+    if not isinstance(store, TileStore):
+        raise ValidationError(f"a group is saved in a TileStore, got {store!r}")
+    group_id = checked_id(group_id, "group_id")
+    for member in members.values():
+        if not member.tensor._named:
+            raise ValidationError(
+                f"{shown(member.key)} of the group has no tensor_id by which it could be found again; make it with "
+                "tensor_id=..."
+            )
+    given = {key: StoredMember.of(member) for key, member in members.items()}
+    listed = [member.to_json() for member in given.values()]
+    stored = store.store_group(group_id, {"format": FORMAT, "group_id": group_id, "members": listed})
+    found = stored_members(store, group_id, stored)
+    if found != given:
+        differing = [key for key in {**found, **given} if found.get(key) != given.get(key)]
+        lines = "".join(
+            f"\n  {shown(key)}: stored {_line(found.get(key))}, given {_line(given.get(key))}" for key in differing
+        )
+        raise ValidationError(
+            f"{store!r} already holds a group {group_id!r} of other tensors:{lines}\nGive another group_id, or delete "
+            f"the stored one with store.clear_group({group_id!r}); its tensors stay."
+        )
+
+
+def _line(member: StoredMember | None) -> str:
+    if member is None:
+        return "nothing"
+    scale = f", scale {' x '.join(member.scale)}" if set(member.scale) - {"1"} else ""
+    return f"tensor {member.tensor_id!r} ({member.digest[:8]}), dims {list(member.dims)}{scale}"
+
+
+def stored_members(store: TileStore, group_id: str, stored: Mapping[str, Any]) -> dict[Key, StoredMember]:
+    """The tensors in the definition of a group, which is not trusted; StoreError where it is none."""
+    try:
+        version, members = stored.get("format"), stored.get("members")
+        if type(version) is not int or version < 1:
+            raise ValidationError(f"its format is {version!r:.200}")
+        if version > FORMAT:
+            raise StoreError(
+                f"{store!r}: group {group_id!r} has format {version}, this version reads up to {FORMAT}; upgrade "
+                "infinite-tensor"
+            )
+        if stored.get("group_id") != group_id:
+            raise ValidationError(f"it defines group {stored.get('group_id')!r:.200}")
+        if not isinstance(members, list) or not members:
+            raise ValidationError(f"its members are {members!r:.200}")
+        parts = [StoredMember.from_json(member) for member in members]
+        # In the order of nested names, and nothing twice.
+        found = dict(leaves(nested([(part.key, part) for part in parts])))
+    except ValidationError as error:
+        raise damaged_group(store, group_id, "its definition", error) from error
+    return found
