@@ -147,17 +147,17 @@ def draw(heights: torch.Tensor) -> npt.NDArray[np.uint8]:
     return np.clip(colour * shade[..., None], 0, 255).astype(np.uint8)
 
 
-def arguments() -> argparse.Namespace:
-    """What the command line says."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(description: str | None, name: str, size: int) -> argparse.Namespace:
+    """What the command line says; `name` begins the names of the files, `size` is the default side of the picture."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--x", type=int, default=0, help="leftmost column, in pixels (default: %(default)s)")
     parser.add_argument("--y", type=int, default=0, help="uppermost row, in pixels (default: %(default)s)")
-    parser.add_argument("--size", type=int, default=640, help="side of the picture, in pixels (default: %(default)s)")
+    parser.add_argument("--size", type=int, default=size, help="side of the picture, in pixels (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="which world (default: %(default)s)")
-    parser.add_argument("--output", type=Path, default=Path("terrain.png"), help="PNG to write (default: %(default)s)")
+    parser.add_argument("--output", type=Path, default=Path(f"{name}.png"), help="PNG to write (default: %(default)s)")
     parser.add_argument(
         "--store",
-        default="terrain.zarr",
+        default=f"{name}.zarr",
         help="where the tiles are kept: a path or URL of a Zarr store, or an .h5 file (default: %(default)s)",
     )
     args = parser.parse_args()
@@ -168,7 +168,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     """Read a region of the world, draw it, and tell what it took."""
-    args = arguments()
+    args = arguments(__doc__, "terrain", size=640)
     # Windows are small: more threads would cost more than they bring.
     torch.set_num_threads(1)
     started = time.perf_counter()
