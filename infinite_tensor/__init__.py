@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from infinite_tensor import reopen as _reopen  # noqa: F401  (lets stores open tensors)
 from infinite_tensor.errors import (
+    BlobModeError,
+    BlobNotFoundError,
     DamagedDataWarning,
     DependantsRemainWarning,
     DeviceMismatchError,
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from infinite_tensor.groups import TensorGroup
     from infinite_tensor.modules import InfiniteBuffer, VirtualTensor
     from infinite_tensor_stores import HDF5TileStore, ZarrTileStore, open_store
+    from infinite_tensor_stores.blobs import TensorBlob
 
 try:
     __version__ = version("infinite-tensor")
@@ -45,12 +48,15 @@ _LAZY = {
     "VirtualTensor": "infinite_tensor.modules",
     "TensorGroup": "infinite_tensor.groups",
     "HDF5TileStore": "infinite_tensor_stores",
+    "TensorBlob": "infinite_tensor_stores.blobs",
     "ZarrTileStore": "infinite_tensor_stores",
     "open_store": "infinite_tensor_stores",
 }
 """Imported when first used, so that `import infinite_tensor` is quick, and loads neither zarr nor h5py."""
 
 __all__ = [
+    "BlobModeError",
+    "BlobNotFoundError",
     "Damage",
     "DamagedDataWarning",
     "DependantsRemainWarning",
@@ -72,6 +78,7 @@ __all__ = [
     "RegionError",
     "ShapeMismatchError",
     "StoreError",
+    "TensorBlob",
     "TensorGroup",
     "TensorInfo",
     "TensorWindow",

@@ -6,6 +6,8 @@ would catch anyway, so ``except ValueError`` and ``except OSError`` work.
 
 from __future__ import annotations
 
+import io
+
 
 class InfiniteTensorError(Exception):
     """Base of every exception of this library."""
@@ -37,6 +39,14 @@ class TileAccessError(InfiniteTensorError):
 
 class StoreError(InfiniteTensorError, OSError):
     """A store could not be opened, read or written. What it holds already is unharmed; retry works."""
+
+
+class BlobModeError(StoreError, io.UnsupportedOperation):
+    """The mode in which a `TensorBlob` was opened does not allow this."""
+
+
+class BlobNotFoundError(StoreError, FileNotFoundError):
+    """There is no `TensorBlob` where one was to be opened."""
 
 
 class FunctionChangedWarning(UserWarning):

@@ -23,7 +23,7 @@ from infinite_tensor.engine.node import Computation, Member
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.nested import show
 from infinite_tensor.spec import TensorSpec
-from infinite_tensor.tensor import InfiniteTensor, arg_definitions
+from infinite_tensor.tensor import InfiniteTensor, arg_definitions, as_tensors
 from infinite_tensor.tilestore import TileStore
 from infinite_tensor.tilestore.conflicts import check_same
 from infinite_tensor.tilestore.stored import StoredTensor
@@ -54,7 +54,7 @@ def open_tensor(
             f"tensor {tensor_id!r} is the output {show(definition.output)} of an f that computes several; to compute "
             "what is missing, make them again with InfiniteTensor.from_multi"
         )
-    upstream = tuple(args) if args is not None else _open_args(store, tensor_id, stored)
+    upstream = as_tensors(args) if args is not None else _open_args(store, tensor_id, stored)
     if args is not None:
         _check_given(store, tensor_id, definition, upstream)
     if f is not None and len(upstream) < len(definition.args):

@@ -67,8 +67,9 @@ class InfiniteTensor(LargeRegions):
         a list or one stacked tensor.
     output_window : TensorWindow
         Which pixels a window covers. Windows that would reach past a finite dimension do not exist.
-    args : sequence of InfiniteTensor, optional
-        Upstream tensors. They may live in other stores, dtypes and devices; nothing is converted.
+    args : sequence of InfiniteTensor or TensorBlob, optional
+        Upstream tensors; a `TensorBlob` stands for its `as_tensor()`. They may live in other stores, dtypes and
+        devices; nothing is converted.
     args_windows : sequence of TensorWindow, optional
         One per arg: the region that `f` is given of it, in coordinates of this tensor's `ctx`.
     dtype : torch.dtype
@@ -479,11 +480,21 @@ def _checked_args(args: Any, windows: Any) -> tuple[tuple[InfiniteTensor, ...], 
     for name, value in (("args", args), ("args_windows", windows)):
         if value is not None and not isinstance(value, list | tuple):
             raise ValidationError(f"{name} must be a tuple or list, got {value!r}")
-    tensors = tuple(args or ())
+    tensors = as_tensors(args or ())
     for at, arg in enumerate(tensors):
         if not isinstance(arg, InfiniteTensor):
-            raise ValidationError(f"args[{at}] must be an InfiniteTensor, got {arg!r}")
+            raise ValidationError(f"args[{at}] must be an InfiniteTensor or a TensorBlob, got {arg!r}")
     return tensors, tuple(windows or ())
+
+
+def as_tensors(args: Sequence[Any]) -> tuple[Any, ...]:
+    """`args`, where what is no InfiniteTensor but can be one stands as that; the same object as the same tensor."""
+    made: dict[int, Any] = {}
+    for arg in args:
+        if id(arg) not in made:
+            as_tensor = None if isinstance(arg, InfiniteTensor) else getattr(arg, "as_tensor", None)
+            made[id(arg)] = arg if as_tensor is None else as_tensor()
+    return tuple(made[id(arg)] for arg in args)
 
 
 def arg_definitions(args: Sequence[InfiniteTensor], windows: Sequence[TensorWindow]) -> tuple[ArgDefinition, ...]:

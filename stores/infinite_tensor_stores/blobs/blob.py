@@ -1,0 +1,345 @@
+"""`TensorBlob`: a growable collection of equally shaped tensors that is opened, read and written as a file is."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import weakref
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any, Self, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from zarr.abc.store import Store
+
+from infinite_tensor.errors import BlobModeError, ValidationError
+from infinite_tensor.window import as_index
+from infinite_tensor_stores.blobs.dropping import close_dropped, wait_for_dropped
+from infinite_tensor_stores.blobs.home import home_at
+from infinite_tensor_stores.blobs.indexing import parsed, rows_of
+from infinite_tensor_stores.blobs.opening import Wanted, created, delete, found, positive, rows_in
+from infinite_tensor_stores.blobs.reader import BlobReader, whole
+from infinite_tensor_stores.blobs.rows import Rows
+from infinite_tensor_stores.targets import DEFAULT_TIMEOUT, check_timeout
+
+if TYPE_CHECKING:
+    from infinite_tensor.tensor import InfiniteTensor
+
+MODES = ("r", "r+", "w", "w+", "a", "a+")
+
+
+class TensorBlob(BlobReader):
+    """A growable collection of tensors of one shape and dtype: rows, stored as a Zarr array on any storage.
+
+    Open one with `TensorBlob.open`. It has a cursor as a file has, is indexed by row, and is a map-style dataset for
+    `torch.utils.data.DataLoader`. What is read are copies. Many threads may use one blob; they share its cursor.
+
+    Rows are stored when their block is full, and by `flush` and `close`: these are there after the process is killed.
+    One process writes at a time, and any number read. A reader knows the length that it found when it was opened: it
+    looks again when it is asked for what lies behind that, and when it is told to `refresh`.
+
+    In a forked child, and pickled, a blob that was opened for writing is one for reading.
+    """
+
+    def __init__(self, rows: Rows, mode: str, options: dict[str, Any]) -> None:
+        super().__init__(rows, mode)
+        self._options = options
+        self._finalizer = weakref.finalize(self, close_dropped, rows)
+        # `at_exit` has closed it by then.
+        self._finalizer.atexit = False
+
+    @classmethod
+    def open(
+        cls,
+        target: str | os.PathLike[str] | Store,
+        mode: str = "r",
+        *,
+        dtype: torch.dtype | str | None = None,
+        shape: int | Sequence[int] | None = None,
+        block_size: int | None = None,
+        max_cached_blocks: int | None = None,
+        compressors: Any = "auto",
+        storage_options: dict[str, Any] | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
+    ) -> Self:
+        """Open a blob, or create one.
+
+        Parameters
+        ----------
+        target : str, path or zarr Store
+            A path, any fsspec URL (``s3://``, ``gs://``, ``memory://``, ...), or a zarr Store: a place for this blob
+            alone.
+        mode : str
+            ``r`` reads; ``r+`` reads, overwrites and appends from the cursor; ``a`` appends, ``a+`` reads too; ``w``
+            creates a blob, in place of one that is there, and ``w+`` reads it too. Only ``w`` and ``w+`` create.
+        dtype : torch.dtype or str, optional
+            Of the rows of a new blob. Where one is replaced, it is as before by default. In other modes it is compared.
+        shape : int or sequence of int, optional
+            Of a row of a new blob, as `dtype`; ``()`` for numbers.
+        block_size : int, optional
+            Rows of a block of a new blob. Default: as many as take about 4 MiB, at most 8192.
+        max_cached_blocks : int, optional
+            How many blocks are held, in memory or mapped. Default: 1 GiB of mapped ones, 128 MiB of others.
+        compressors : zarr codec, sequence of them, "auto" or None
+            How blocks of a new blob are compressed: Zstandard, Blosc, or gzip alone. "auto" does not compress on a
+            local disk, and compresses with fast Zstandard elsewhere. A CRC-32C always follows.
+        storage_options : dict, optional
+            Passed to fsspec. Kept in memory only, never shown.
+        timeout : float
+            Seconds within which S3 is reported when it is down or hangs.
+
+        Returns
+        -------
+        TensorBlob
+
+        Raises
+        ------
+        FileNotFoundError
+            If there is none, and the mode does not create one.
+        ValidationError
+            (a ValueError) If an argument does not fit; if a new blob has no dtype or no shape.
+        StoreError
+            (an OSError) If somebody else has it open for writing, or the storage cannot be used.
+
+        Examples
+        --------
+        >>> with TensorBlob.open("memory://example-blob", "w", dtype="float32", shape=(3,)) as blob:
+        ...     blob.write(torch.ones(5, 3))
+        5
+        >>> blob = TensorBlob.open("memory://example-blob")
+        >>> blob[1:3].sum(), len(blob)
+        (tensor(6.), 5)
+        """
+        if mode not in MODES:
+            raise ValidationError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
+        wait_for_dropped()
+        wanted = Wanted(dtype, shape, block_size, compressors)
+        most_blocks = positive("max_cached_blocks", max_cached_blocks)
+        home = home_at(target, storage_options, check_timeout(timeout))
+        header, right = created(home, wanted) if mode[0] == "w" else found(home, wanted, writing=mode != "r")
+        options = {"storage_options": storage_options, "timeout": timeout, "max_cached_blocks": max_cached_blocks}
+        return cls(rows_in(home, header, right, most_blocks), mode, options)
+
+    @classmethod
+    def unlink(cls, target: str | os.PathLike[str] | Store, *, storage_options: dict[str, Any] | None = None) -> bool:
+        """Delete a blob, and nothing else that may lie in its place.
+
+        Parameters
+        ----------
+        target, storage_options
+            As for `open`.
+
+        Returns
+        -------
+        bool
+            Whether there was one.
+
+        Raises
+        ------
+        StoreError
+            If something else is there, or somebody has it open for writing.
+        """
+        wait_for_dropped()
+        return delete(home_at(target, storage_options))
+
+    def as_tensor(self, rows: int | None = None) -> InfiniteTensor:
+        """The first rows as an `InfiniteTensor` of shape ``(rows, *shape)``, which reads the blocks of the blob.
+
+        Its identity is the blob's incarnation, the number of rows, and how often rows were overwritten or truncated.
+        Where that happens later, a read of the tensor raises StoreError. A blob may go on growing.
+
+        Parameters
+        ----------
+        rows : int, optional
+            How many rows. Default: all that are there now; those that wait are flushed.
+        """
+        # It stands on tensors; a blob alone does not.
+        from infinite_tensor_stores.blobs.source import tensor_of  # noqa: PLC0415
+
+        self._check_open()
+        with self._rows.lock:
+            if self._rows.writes:
+                self._rows.flush()
+            count = self._rows.length if rows is None else whole("rows", rows)
+            if count > self._rows.length:
+                self._rows.refresh()
+            if not 1 <= count <= self._rows.length:
+                raise ValidationError(f"a tensor of 1 to {self._rows.length} rows can be had, got rows={count}")
+            reader = type(self).open(self._rows.home.target, **self._options)
+            return tensor_of(reader, count)
+
+    # Writing.
+
+    def write(self, ts: torch.Tensor | npt.NDArray[Any]) -> int:
+        """Write rows: from the cursor on, over what is there; with mode ``a`` or ``a+`` behind the last row.
+
+        Parameters
+        ----------
+        ts : torch.Tensor or numpy.ndarray
+            One row, rows along any number of leading dimensions, or the numbers of several rows in one dimension.
+
+        Returns
+        -------
+        int
+            How many rows.
+
+        Raises
+        ------
+        TypeError
+            If it has another dtype.
+        ValidationError
+            (a ValueError) If its shape does not end in that of a row.
+        StoreError
+            If the mode does not allow it, or blocks that have been filled cannot be stored: then the blob is as long as
+            it was, and the cursor where it was.
+        """
+        self._check_writable("written to")
+        rows = self._as_rows(ts)
+        with self._rows.lock:
+            start = self._rows.length if self._mode[0] == "a" else min(self._position, self._rows.length)
+            self._rows.put(start, rows)
+            self._position = start + len(rows)
+        return len(rows)
+
+    def extend(self, other: TensorBlob, maintain_order: bool = False) -> None:  # noqa: ARG002  (the order is always kept)
+        """Append all rows of another blob, and move the cursor behind them.
+
+        Parameters
+        ----------
+        other : TensorBlob
+            Of the same dtype and shape. It stays as it is, its cursor too.
+        maintain_order : bool
+            Accepted for those who say so; rows are always appended in their order.
+        """
+        self._check_writable("extended")
+        if not isinstance(other, TensorBlob) or (other.dtype, other.shape) != (self.dtype, self.shape):
+            raise ValidationError(
+                f"a blob is extended by another one of dtype {self.dtype} and shape {self.shape}, got {other!r:.200}"
+            )
+        other._check_open()
+        count = len(other)
+        step = max(1, min(other.block_size, 2 * self.block_size))
+        for start in range(0, count, step):
+            piece = other._rows.span(start, min(start + step, count))
+            with self._rows.lock:
+                self._rows.put(self._rows.length, piece)
+        self._position = self._rows.length
+
+    def __setitem__(self, index: Any, values: Any) -> None:
+        """Overwrite rows, with modes ``r+`` and ``w+``; the cursor stays.
+
+        Parameters
+        ----------
+        index
+            As for reading.
+        values : torch.Tensor, numpy.ndarray or number
+            Of the blob's dtype, unless a number; one row, or as many as `index` means.
+        """
+        self._check_writable("overwritten")
+        if self._mode[0] == "a" or self._mode == "w":
+            raise BlobModeError(f"{self!r} only takes rows at its end or cursor; open it with mode 'r+' to overwrite")
+        with self._rows.lock:
+            numbers = rows_of(parsed(index), self._rows.length)
+            if isinstance(numbers, int):
+                numbers = range(numbers, numbers + 1)
+            places = np.arange(numbers.start, numbers.stop, numbers.step) if isinstance(numbers, range) else numbers
+            rows = self._spread(values, len(places), single=as_index(index) is not None)
+            if len(places):
+                self._rows.scatter(places.astype(np.int64, copy=False), rows)
+
+    def truncate(self, pos: int | None = None) -> int:
+        """Drop the rows from `pos` on, and commit that.
+
+        Parameters
+        ----------
+        pos : int, optional
+            How many rows to keep; as many as there are, or more, change nothing. Default: those before the cursor.
+
+        Returns
+        -------
+        int
+            How many there are now.
+        """
+        self._check_writable("truncated")
+        with self._rows.lock:
+            length = self._position if pos is None else whole("pos", pos)
+            if length < 0:
+                raise ValidationError(f"a blob cannot be truncated to {length} rows")
+            if length < self._rows.length:
+                self._rows.truncate(length)
+                self._position = min(self._position, length)
+            return self._rows.length
+
+    def flush(self) -> None:
+        """Return when all rows written so far are committed: there for readers, and after this process is killed.
+
+        Raises
+        ------
+        StoreError
+            If they cannot be stored. They stay in memory, so that flushing again works once the cause is gone.
+        """
+        self._check_writable("flushed")
+        self._rows.flush()
+
+    def close(self) -> None:
+        """Flush, and let others write; a second time is no error. Where flushing fails, the blob stays open."""
+        self._rows.close()
+
+    def __enter__(self) -> Self:
+        self._check_open()
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by reference, as a blob for reading: the target, the options, its credentials too, and the cursor."""
+        if not self._rows.home.shared:
+            raise pickle.PicklingError(f"{self!r} is in the memory of this process, where no other can read it")
+        self._check_open()
+        if self._rows.writes:
+            self._rows.flush()
+        return _reopened, (type(self), self._rows.home.target, self._options, self._position)
+
+    def _check_writable(self, what: str) -> None:
+        self._check_open()
+        if self._mode == "r":
+            raise BlobModeError(f"{self!r} cannot be {what}; open it with mode 'r+', 'a' or 'w'")
+        if not self._rows.writes:
+            raise BlobModeError(f"{self!r} cannot be {what} in a forked process: the one that opened it writes it")
+
+    def _as_rows(self, ts: Any) -> torch.Tensor:
+        """What is to be written, of shape (n, *shape), on the CPU."""
+        if isinstance(ts, np.ndarray):
+            ts = torch.from_numpy(ts)
+        if not isinstance(ts, torch.Tensor):
+            raise TypeError(f"rows are a torch.Tensor or a numpy.ndarray, got {type(ts).__name__}")
+        if ts.dtype != self.dtype:
+            raise TypeError(f"rows are of {self.dtype}, got {ts.dtype}; convert them with .to({self.dtype})")
+        shape, given = self.shape, tuple(ts.shape)
+        flat = ts.ndim == 1 and len(ts) % prod(shape) == 0
+        if not flat and (ts.ndim < len(shape) or given[ts.ndim - len(shape) :] != shape):
+            raise ValidationError(f"rows have shape {shape}, perhaps with more dimensions before it; got {given}")
+        rows: torch.Tensor = ts.detach()
+        if rows.device.type != "cpu" or rows.is_conj() or rows.is_neg():
+            rows = rows.cpu().resolve_conj().resolve_neg()
+        return rows.reshape(-1, *shape)
+
+    def _spread(self, values: Any, count: int, *, single: bool) -> torch.Tensor:
+        """`values` as `count` rows."""
+        if isinstance(values, bool | int | float | complex):
+            return torch.full((count, *self.shape), cast("float", values), dtype=self.dtype)
+        rows = self._as_rows(values)
+        if len(rows) == 1 and (single or count != 1):
+            return rows.expand(count, *self.shape)
+        if len(rows) != count:
+            raise ValidationError(f"{count} rows are to be overwritten, got {len(rows)}")
+        return rows
+
+
+def _reopened(kind: type[TensorBlob], target: Any, options: dict[str, Any], position: int) -> TensorBlob:
+    blob = kind.open(target, **options)
+    blob.seek(position)
+    return blob

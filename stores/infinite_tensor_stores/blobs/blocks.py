@@ -1,0 +1,182 @@
+"""Reading and writing blocks of rows, each as a chunk of the Zarr array."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+import google_crc32c
+import numpy as np
+import torch
+
+from infinite_tensor_stores.blobs.header import Header
+from infinite_tensor_stores.blobs.home import Folder, Home
+from infinite_tensor_stores.dtypes import from_stored, to_stored
+from infinite_tensor_stores.zarr_chunks import ChunkCodec
+from infinite_tensor_stores.zarr_objects import DEFAULT_CONCURRENCY, get_many, put_encoded
+
+_CRC_BYTES = 4
+_ZEROS = np.zeros(2**18, np.uint8)
+_MAPPED_BYTES = 2**30
+_DECODED_BYTES = 2**27
+
+
+class DamagedBlockError(Exception):
+    """A block is not what it was written as, or not there."""
+
+    def __init__(self, number: int, reason: str) -> None:
+        super().__init__(reason)
+        self.number = number
+        self.reason = reason
+
+
+class Blocks(ABC):
+    """The blocks of a blob in its storage."""
+
+    cache_bytes: int
+    """So many bytes of blocks are held unless the user says how many."""
+
+    at_once: int
+    """How many blocks are worth asking for at a time."""
+
+    def __init__(self, home: Home, header: Header) -> None:
+        self._home = home
+        self._header = header
+
+    @abstractmethod
+    def load(self, numbers: Sequence[int]) -> list[torch.Tensor]:
+        """Blocks, each of shape (block_size, *shape), not to be written to.
+
+        Raises
+        ------
+        DamagedBlockError
+            If one is damaged or missing.
+        """
+
+    @abstractmethod
+    def save(self, blocks: Mapping[int, torch.Tensor]) -> None:
+        """Write blocks, whether or not they exist: up to block_size rows of each, zeros after these."""
+
+    def delete(self, first: int, count: int) -> None:
+        """Delete blocks."""
+        # From the last on: what is left where that ends early follows the rows, so `delete_from` finds it.
+        self._home.delete([self._header.key(number) for number in reversed(range(first, first + count))])
+
+    def delete_from(self, number: int) -> None:
+        """Delete the block `number` and those that follow it, up to one that is missing."""
+        while self._home.exists(self._header.key(number)):
+            self.delete(number, 1)
+            number += 1
+
+    def _full(self, rows: torch.Tensor) -> torch.Tensor:
+        if len(rows) == self._header.block_size:
+            return rows.contiguous()
+        block = torch.zeros((self._header.block_size, *self._header.shape), dtype=self._header.dtype)
+        block[: len(rows)] = rows
+        return block
+
+
+class MappedBlocks(Blocks):
+    """Uncompressed blocks in files, read through memory maps."""
+
+    cache_bytes = _MAPPED_BYTES
+    at_once = 1
+
+    def __init__(self, home: Folder, header: Header) -> None:
+        super().__init__(home, header)
+        self._folder = home
+        self._checked: dict[int, tuple[int, int, int]] = {}
+
+    def load(self, numbers: Sequence[int]) -> list[torch.Tensor]:
+        """Map the files; those that this process has not seen before are checked."""
+        return [self._load(number) for number in numbers]
+
+    def save(self, blocks: Mapping[int, torch.Tensor]) -> None:
+        """Write files; a block that is not full ends in a hole, and its checksum."""
+        for number, rows in blocks.items():
+            data = to_stored(rows.contiguous()).reshape(-1).view(np.uint8)
+            size = self._header.block_bytes + _CRC_BYTES
+            checksum = _extended(google_crc32c.value(data), self._header.block_bytes - len(data))
+            self._folder.replace(self._header.key(number), [data, checksum.to_bytes(_CRC_BYTES, "little")], size)
+
+    def _load(self, number: int) -> torch.Tensor:
+        size = self._header.block_bytes
+        try:
+            descriptor = os.open(self._folder.path / self._header.key(number), os.O_RDONLY)
+        except FileNotFoundError:
+            raise DamagedBlockError(number, "it is missing") from None
+        try:
+            found = os.fstat(descriptor)
+            if found.st_size != size + _CRC_BYTES:
+                raise DamagedBlockError(number, f"it has {found.st_size} bytes, not {size + _CRC_BYTES}")
+            # Private: torch wants memory that could be written to.
+            pages = mmap.mmap(descriptor, size + _CRC_BYTES, access=mmap.ACCESS_COPY)
+        finally:
+            os.close(descriptor)
+        stamp = found.st_ino, found.st_mtime_ns, found.st_ctime_ns
+        if self._checked.get(number) != stamp:
+            expected = int.from_bytes(pages[size:], "little")
+            if google_crc32c.value(np.frombuffer(pages, np.uint8, size)) != expected:
+                raise DamagedBlockError(number, "its checksum is not that of its content")
+            self._checked[number] = stamp
+        block = torch.frombuffer(pages, dtype=torch.uint8, count=size).view(self._header.dtype)
+        return block.view(self._header.block_size, *self._header.shape)
+
+
+class EncodedBlocks(Blocks):
+    """Blocks that are fetched whole and decoded: compressed ones, and all that are not on a local disk.
+
+    Where the last compressor is Zstandard, a block is bound to its blob and its number.
+    """
+
+    cache_bytes = _DECODED_BYTES
+    at_once = 8
+
+    def __init__(self, home: Home, header: Header) -> None:
+        super().__init__(home, header)
+        self._codec = ChunkCodec(header.document())
+
+    def load(self, numbers: Sequence[int]) -> list[torch.Tensor]:
+        """Fetch the blocks at the same time."""
+        stored = get_many(self._home.store, [self._header.key(number) for number in numbers])
+        for number, data in zip(numbers, stored, strict=True):
+            if data is None:
+                raise DamagedBlockError(number, "it is missing")
+        decoded = self._codec.decode(
+            [data or b"" for data in stored], [self._bond(self._header.key(number)) for number in numbers]
+        )
+        blocks = []
+        for number, block in zip(numbers, decoded, strict=True):
+            if isinstance(block, Exception):
+                raise DamagedBlockError(number, str(block)) from block
+            blocks.append(from_stored(block, self._header.dtype))
+        return blocks
+
+    def save(self, blocks: Mapping[int, torch.Tensor]) -> None:
+        """Write the blocks at the same time."""
+        put_encoded(
+            self._home.store,
+            {self._header.key(number): to_stored(self._full(rows)) for number, rows in blocks.items()},
+            lambda arrays, keys: self._codec.encode(arrays, list(map(self._bond, keys))),
+            DEFAULT_CONCURRENCY,
+        )
+
+    def _bond(self, key: str) -> str:
+        return f"{self._header.incarnation}/{key}"
+
+
+def blocks_of(home: Home, header: Header) -> Blocks:
+    """The blocks of a blob, read in the way that suits them."""
+    if header.is_plain and isinstance(home, Folder):
+        return MappedBlocks(home, header)
+    return EncodedBlocks(home, header)
+
+
+def _extended(checksum: int, zeros: int) -> int:
+    """The checksum of what has `checksum`, with some zeros behind."""
+    while zeros > 0:
+        checksum = google_crc32c.extend(checksum, _ZEROS[:zeros])
+        zeros -= len(_ZEROS)
+    return checksum

@@ -1,0 +1,291 @@
+"""Where a blob lives: a folder on a local disk, or a prefix in any other storage."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from zarr.abc.store import Store
+from zarr.core.sync import sync
+from zarr.storage import LocalStore
+
+from infinite_tensor.errors import RegionError, StoreError
+from infinite_tensor_stores.blobs.header import DOCUMENT
+from infinite_tensor_stores.blobs.lease import FOLDER, Lease
+from infinite_tensor_stores.blobs.lock import LOCK, LOCKS, FileLock
+from infinite_tensor_stores.targets import DEFAULT_TIMEOUT, is_in_memory, shown, zarr_store
+from infinite_tensor_stores.zarr_objects import concurrently, disconnect, get_many, put_many
+
+_PARTIAL = "writer.partial"
+"""What is being written, until it is renamed: there is one writer, so there is one such file."""
+
+
+class Right(Protocol):
+    """The right to write."""
+
+    def check(self) -> None:
+        """Raise StoreError if somebody else may have it by now."""
+
+    def release(self) -> None:
+        """Let others write."""
+
+    def abandon(self) -> None:
+        """In a forked child: leave it to the parent."""
+
+
+class Home(ABC):
+    """A place for one blob.
+
+    Parameters
+    ----------
+    target, storage_options, timeout
+        As `zarr_store` takes them.
+    """
+
+    def __init__(self, target: Any, storage_options: dict[str, Any] | None, timeout: float) -> None:
+        self.target = target
+        self.storage_options = storage_options
+        self.timeout = timeout
+        self._opened: Store | None = None
+
+    @property
+    def store(self) -> Store:
+        """The zarr Store; in a forked child a new one."""
+        if self._opened is None:
+            self._opened = zarr_store(self.target, self.storage_options, read_only=False, timeout=self.timeout)
+        return self._opened
+
+    def renew(self) -> None:
+        """In a forked child: connections are the parent's."""
+        self._opened = None
+
+    @abstractmethod
+    def document(self) -> bytes | None:
+        """The ``zarr.json``, None where there is none."""
+
+    @abstractmethod
+    def commit(self, document: bytes) -> None:
+        """Put a ``zarr.json`` in the place of the one that is there."""
+
+    @abstractmethod
+    def stamp(self) -> object:
+        """Something that differs if the ``zarr.json`` has been replaced in between; None where that takes a look."""
+
+    @abstractmethod
+    def lock(self, *, create: bool = False) -> Right:
+        """The right to write; with `create`, in a place that may have to be made."""
+
+    @abstractmethod
+    def stranger(self) -> str | None:
+        """Something in this place that no blob has there."""
+
+    @abstractmethod
+    def objects(self) -> list[str]:
+        """Of all objects."""
+
+    @abstractmethod
+    def exists(self, key: str) -> bool:
+        """Whether there is an object."""
+
+    @abstractmethod
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete objects; what is not there is no error."""
+
+    @abstractmethod
+    def vanish(self) -> None:
+        """Delete the place itself, which holds no block any more."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of connections."""
+
+    is_local: bool
+    """Whether it is a folder on a local disk."""
+
+    @property
+    @abstractmethod
+    def shared(self) -> bool:
+        """Whether other processes can see what it holds."""
+
+    def __repr__(self) -> str:
+        return shown(self.target)
+
+
+class Folder(Home):
+    """A folder on a local disk."""
+
+    is_local = True
+
+    def __init__(self, path: Path, target: Any, timeout: float) -> None:
+        super().__init__(target, None, timeout)
+        self.path = path
+
+    def document(self) -> bytes | None:
+        """The ``zarr.json``."""
+        try:
+            return (self.path / DOCUMENT).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def commit(self, document: bytes) -> None:
+        """Write a file, and rename it."""
+        self.replace(DOCUMENT, [document])
+
+    def replace(self, key: str, parts: Sequence[Any], size: int | None = None) -> None:
+        """Put a new file in the place of `key`: some parts, with a hole before the last where `size` is more."""
+        partial = self.path / _PARTIAL
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        try:
+            for number, part in enumerate(parts):
+                if size is not None and number == len(parts) - 1:
+                    os.lseek(descriptor, size - len(part), os.SEEK_SET)
+                _write(descriptor, part)
+        except BaseException:
+            os.close(descriptor)
+            with suppress(OSError):
+                partial.unlink()
+            raise
+        os.close(descriptor)
+        partial.replace(self.path / key)
+
+    def stamp(self) -> object:
+        """What tells one file from another."""
+        try:
+            found = os.stat(self.path / DOCUMENT)  # noqa: PTH116  (three times as fast)
+        except (FileNotFoundError, NotADirectoryError):
+            return ()
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
+    def lock(self, *, create: bool = False) -> Right:
+        """A lock on a file."""
+        if create:
+            self.path.mkdir(parents=True, exist_ok=True)
+        return FileLock(self.path) if LOCKS else Lease(lambda: self.store)
+
+    def stranger(self) -> str | None:
+        """A file or folder that is not a blob's."""
+        if not self.path.exists():
+            return None
+        return next((key for key in sorted(self.objects()) if not _is_ours(key)), None)
+
+    def objects(self) -> list[str]:
+        """The names of the files."""
+        return [path.name for path in self.path.iterdir()]
+
+    def exists(self, key: str) -> bool:
+        """Whether there is a file."""
+        return (self.path / key).exists()
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete files."""
+        for key in keys:
+            (self.path / key).unlink(missing_ok=True)
+
+    def vanish(self) -> None:
+        """Delete the lock, and the folder if nothing else is in it."""
+        self.delete([_PARTIAL, LOCK])
+        with suppress(OSError):
+            (self.path / FOLDER).rmdir()
+        with suppress(OSError):
+            self.path.rmdir()
+
+    def close(self) -> None:
+        """There are no connections."""
+
+    @property
+    def shared(self) -> bool:
+        """Other processes can see it."""
+        return True
+
+
+class Prefix(Home):
+    """A prefix in object storage, or whatever else zarr has a Store for."""
+
+    is_local = False
+
+    def document(self) -> bytes | None:
+        """The ``zarr.json``."""
+        return get_many(self.store, [DOCUMENT])[0]
+
+    def commit(self, document: bytes) -> None:
+        """One request."""
+        put_many(self.store, {DOCUMENT: document})
+
+    def stamp(self) -> object:
+        """To look at the document costs no more than to ask whether it has changed."""
+        return None
+
+    def lock(self, *, create: bool = False) -> Right:  # noqa: ARG002  (a prefix is not made)
+        """A lease."""
+        return Lease(lambda: self.store)
+
+    def stranger(self) -> str | None:
+        """An object that is not a blob's."""
+        return next((key for key in self.objects() if not _is_ours(key.partition("/")[0])), None)
+
+    def objects(self) -> list[str]:
+        """The keys of all objects."""
+        return concurrently(_listed, [self.store])[0]
+
+    def exists(self, key: str) -> bool:
+        """Whether there is an object."""
+        return bool(sync(self.store.exists(key)))
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete objects."""
+        concurrently(self.store.delete, keys)
+
+    def vanish(self) -> None:
+        """A prefix is gone with its objects."""
+
+    def close(self) -> None:
+        """Close connections that nobody else uses."""
+        disconnect(self.store)
+
+    @property
+    def shared(self) -> bool:
+        """Whether it is anywhere but in the memory of this process."""
+        return not is_in_memory(self.store)
+
+
+def home_at(target: Any, storage_options: dict[str, Any] | None, timeout: float = DEFAULT_TIMEOUT) -> Home:
+    """The place that a path, an fsspec URL or a zarr Store names; errors as of `zarr_store`."""
+    store = zarr_store(target, storage_options, read_only=False, timeout=timeout)
+    if type(store) is LocalStore:
+        return Folder(store.root, target, timeout)
+    home = Prefix(target, storage_options, timeout)
+    home._opened = store
+    return home
+
+
+@contextmanager
+def reported(home: Home, what: str) -> Iterator[None]:
+    """Within it, what a storage raises becomes a StoreError that names the blob and says `what` failed."""
+    try:
+        yield
+    except (RegionError, MemoryError):
+        raise
+    except StoreError as error:
+        if str(error).startswith(repr(home)):
+            raise
+        raise StoreError(f"{home!r} {what}: {error}") from error
+    except Exception as error:  # (each storage has errors of its own)
+        raise StoreError(f"{home!r} {what}: {type(error).__name__}: {error}") from error
+
+
+def _is_ours(name: str) -> bool:
+    return name in (DOCUMENT, LOCK, _PARTIAL, FOLDER) or name.startswith("c.")
+
+
+async def _listed(store: Store) -> list[str]:
+    return [key async for key in store.list()]
+
+
+def _write(descriptor: int, part: Any) -> None:
+    view = memoryview(part).cast("B")
+    while len(view):
+        view = view[os.write(descriptor, view) :]

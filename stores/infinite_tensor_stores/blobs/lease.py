@@ -1,0 +1,145 @@
+"""Keeping a second writer out where nothing tells that a process has ended: a lease that runs out unless renewed.
+
+A writer puts an object of its own below ``writers/``, then lists what is there. Where another lease has not run out, it
+takes its own back and gives up. Storage whose listings show what was put before (S3, GCS, Azure, memory) so lets two
+writers never both go on: of two that begin at once, at least one sees the other. Both may give up.
+
+A lease holds the time at which it was last renewed, and runs out 60 s later. It is renewed every 15 s on a thread. A
+writer that could not renew it for 40 s looks again before it writes anything, and stops where its lease is gone or
+somebody else has one. What is promised supposes that the clocks of the machines differ by less than 40 s, and that a
+process is not stopped for longer than 20 s between that look and the end of its request.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from zarr.abc.store import Store
+
+from infinite_tensor.errors import StoreError
+from infinite_tensor_stores.zarr_objects import concurrently, get_many, put_many
+
+FOLDER = "writers"
+SECONDS = 60.0
+"""After so long without renewal, a lease has run out."""
+RENEWAL = 15.0
+_CERTAIN = 40.0
+"""So long after a renewal, nobody else can have a lease, even if requests and clocks are slow."""
+
+
+class Lease:
+    """The right to write a blob that is not on a local disk, until it is released or not renewed any more.
+
+    Parameters
+    ----------
+    store : callable
+        Returns the zarr Store that holds the blob.
+    seconds, renewal : float
+        After how long a lease has run out, and how often this one is renewed.
+
+    Raises
+    ------
+    StoreError
+        If somebody else has a lease.
+    """
+
+    def __init__(self, store: Callable[[], Store], *, seconds: float = SECONDS, renewal: float = RENEWAL) -> None:
+        self._store = store
+        self._seconds, self._renewal = seconds, renewal
+        self._key = f"{FOLDER}/{secrets.token_hex(8)}"
+        self._renewed = 0.0
+        self._lost: str | None = None
+        self._released = threading.Event()
+        self._lock = threading.Lock()
+        self._put()
+        holder = self._other(clean=True)
+        if holder is not None:
+            self._delete([self._key])
+            raise StoreError(
+                f"{holder} has it open for writing; close it there, or open it here with mode 'r'. If that process was "
+                f"killed, its lease runs out {seconds:.0f} s after its last sign of life"
+            )
+        threading.Thread(target=self._keep, name="infinite_tensor-lease", daemon=True).start()
+
+    def check(self) -> None:
+        """Raise StoreError unless nobody else can be writing."""
+        if time.monotonic() - self._renewed > self._seconds * _CERTAIN / SECONDS:
+            self._renew()
+        if self._lost is not None:
+            raise StoreError(f"{self._lost}; what was not flushed is not stored. Open it again to go on")
+
+    def release(self) -> None:
+        """Let others write."""
+        self._released.set()
+        with self._lock:
+            if self._lost is None:
+                self._delete([self._key])
+
+    def abandon(self) -> None:
+        """In a forked child: the lease is the parent's, and so is the thread that renews it."""
+        self._lost = "the process that has it open for writing is the one that forked this one"
+        self._lock = threading.Lock()
+
+    def _keep(self) -> None:
+        while not self._released.wait(self._renewal):
+            try:
+                self._renew()
+            except OSError:
+                # Whoever writes next will see that the storage does not answer; until then it may get better.
+                continue
+
+    def _renew(self) -> None:
+        with self._lock:
+            if self._released.is_set() or self._lost is not None:
+                return
+            holder = self._other()
+            if holder is not None:
+                self._lost = f"{holder} has taken over writing, since this process gave no sign of life"
+            elif get_many(self._store(), [self._key]) == [None]:
+                self._lost = "its lease was taken back, since this process gave no sign of life"
+            else:
+                self._put()
+
+    def _put(self) -> None:
+        begun = time.monotonic()
+        lease = {"holder": f"process {os.getpid()} on {socket.gethostname()}", "renewed": time.time()}
+        put_many(self._store(), {self._key: json.dumps(lease).encode()})
+        self._renewed = begun
+
+    def _other(self, *, clean: bool = False) -> str | None:
+        """Who else has a lease that has not run out; with `clean`, those that have are deleted."""
+        store = self._store()
+        keys = [key for key in concurrently(_listed, [store])[0] if key != self._key]
+        expired = []
+        for key, document in zip(keys, get_many(store, keys), strict=True):
+            holder, renewed = _read(document)
+            if document is None:
+                continue
+            if time.time() - renewed < self._seconds:
+                return holder
+            expired.append(key)
+        if clean:
+            self._delete(expired)
+        return None
+
+    def _delete(self, keys: list[str]) -> None:
+        concurrently(self._store().delete, keys)
+
+
+async def _listed(store: Store) -> list[str]:
+    return [key async for key in store.list_prefix(f"{FOLDER}/")]
+
+
+def _read(document: bytes | None) -> tuple[str, float]:
+    try:
+        found = json.loads(document or b"{}")
+        return str(found["holder"]), float(found["renewed"])
+    except (ValueError, KeyError, TypeError):
+        # Damaged: nobody renews it.
+        return "somebody", 0.0

@@ -1,0 +1,85 @@
+"""Keeping a second writer of a local blob out, by a lock that the operating system takes from a process that ends."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+from infinite_tensor.errors import StoreError
+
+try:
+    import fcntl
+except ImportError:  # Windows: blobs have a lease there.
+    LOCKS = False
+else:
+    LOCKS = True
+
+LOCK = "writer.lock"
+
+
+class FileLock:
+    """A lock on a file in a folder, held until it is released or the process ends.
+
+    Forked children have the lock in common with their parent, so each lets go of it as it is born; see `abandon`.
+
+    Parameters
+    ----------
+    folder : Path
+        Where the file is made; it stays there.
+
+    Raises
+    ------
+    StoreError
+        If somebody holds the lock.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / LOCK
+        self._descriptor: int | None = None
+        while self._descriptor is None:
+            self._try()
+
+    def check(self) -> None:
+        """Nothing takes the lock from its holder."""
+
+    def release(self) -> None:
+        """Let others write."""
+        if self._descriptor is not None:
+            descriptor, self._descriptor = self._descriptor, None
+            # Closing would not unlock it while a child that was forked in this moment has it open.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
+
+    def abandon(self) -> None:
+        """Close the file in a forked child; the parent goes on holding the lock."""
+        if self._descriptor is not None:
+            descriptor, self._descriptor = self._descriptor, None
+            os.close(descriptor)
+
+    def _try(self) -> None:
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 1000, 0).decode(errors="replace").strip()
+            os.close(descriptor)
+            raise StoreError(
+                f"{holder or 'another process'} has it open for writing; close it there, or open it here with mode 'r'"
+            ) from None
+        except OSError:
+            os.close(descriptor)
+            raise
+        if self._is_current(descriptor):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+            self._descriptor = descriptor
+        else:
+            # Whoever held it has deleted the blob.
+            os.close(descriptor)
+
+    def _is_current(self, descriptor: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(descriptor), self._path.stat())
+        except FileNotFoundError:
+            return False

@@ -1,0 +1,142 @@
+"""Finding, creating and deleting blobs: what `TensorBlob.open` and `TensorBlob.unlink` do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from infinite_tensor.definition import dtype_of
+from infinite_tensor.errors import BlobNotFoundError, StoreError, ValidationError
+from infinite_tensor.validate import checked_dtype
+from infinite_tensor.window import as_index
+from infinite_tensor_stores.blobs.header import DOCUMENT, Header, is_blob, row_shape
+from infinite_tensor_stores.blobs.home import Home, Right, reported
+from infinite_tensor_stores.blobs.rows import Rows, read_header
+
+
+class Wanted:
+    """What a user says of a blob when opening it; the arguments are those of `TensorBlob.open`."""
+
+    def __init__(self, dtype: Any, shape: Any, block_size: Any, compressors: Any) -> None:
+        if dtype is not None and not isinstance(dtype, torch.dtype | str):
+            raise TypeError(f"dtype must be a torch.dtype or its name, got {dtype!r}")
+        self.dtype = dtype_of(dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
+        if self.dtype is not None:
+            checked_dtype(self.dtype)
+        try:
+            self.shape = None if shape is None else row_shape(shape)
+        except ValueError as error:
+            raise ValidationError(str(error)) from error
+        self.block_size = positive("block_size", block_size)
+        self.compressors = compressors
+
+    def header(self, home: Home, old: Header | None) -> Header:
+        """A new blob, in the place of one that was there, perhaps."""
+        dtype = self.dtype or (old.dtype if old else None)
+        shape = self.shape if self.shape is not None else (old.shape if old else None)
+        if dtype is None or shape is None:
+            raise ValidationError(f"a new blob needs dtype and shape, got dtype={dtype} and shape={shape}")
+        automatic = isinstance(self.compressors, str) and self.compressors == "auto"
+        compressors = None if automatic and home.is_local else self.compressors
+        return Header.new(shape, dtype, self.block_size, compressors)
+
+    def check(self, header: Header) -> None:
+        """ValidationError if a blob that is there is another one."""
+        for field, given, stored in (("dtype", self.dtype, header.dtype), ("shape", self.shape, header.shape)):
+            if given is not None and given != stored:
+                raise ValidationError(f"the blob has {field} {stored}, got {given}; mode 'w' makes it anew")
+
+
+def rows_in(home: Home, header: Header, right: Right | None, most_blocks: int | None) -> Rows:
+    """The rows of a blob; where that fails, the right to write is let go of."""
+    try:
+        with reported(home, "cannot be opened"):
+            return Rows(home, header, right, most_blocks)
+    except BaseException:
+        if right is not None:
+            right.release()
+        raise
+
+
+def found(home: Home, wanted: Wanted, *, writing: bool) -> tuple[Header, Right | None]:
+    """A blob that is there, and the right to write it, if that is asked for."""
+    try:
+        with reported(home, "cannot be opened"):
+            header = read_header(home)
+    except StoreError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            raise BlobNotFoundError(f"there is no blob at {home!r}; mode 'w' creates one") from error
+        raise
+    wanted.check(header)
+    if not writing:
+        return header, None
+    with reported(home, "cannot be opened"):
+        right = home.lock()
+        try:
+            # Somebody may have written it in between.
+            return read_header(home), right
+        except BaseException:
+            right.release()
+            raise
+
+
+def created(home: Home, wanted: Wanted) -> tuple[Header, Right]:
+    """A new blob in place of what is there, and the right to write it."""
+    with reported(home, "cannot be created"):
+        document = home.document()
+        if document is None and (stranger := home.stranger()) is not None:
+            raise StoreError(f"{stranger!r} is there already; choose an empty place")
+        if document is not None and not is_blob(document):
+            raise StoreError("something else is there; choose another place")
+        old = None if document is None else _readable(document)
+    # What is wrong with the arguments must not cost what is there.
+    header = wanted.header(home, old)
+    with reported(home, "cannot be created"):
+        right = home.lock(create=True)
+        try:
+            home.commit(header.to_bytes())
+            home.delete([key for key in home.objects() if key.startswith("c.")])
+        except BaseException:
+            right.release()
+            raise
+    return header, right
+
+
+def _readable(document: bytes) -> Header | None:
+    try:
+        return Header.from_bytes(document)
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def delete(home: Home) -> bool:
+    """Delete a blob; whether there was one."""
+    with reported(home, "cannot be deleted"):
+        document = home.document()
+        if document is None:
+            return False
+        if not is_blob(document):
+            raise StoreError("it is not a TensorBlob")
+        right = home.lock()
+        try:
+            _delete_all(home)
+        finally:
+            right.release()
+            home.close()
+    return True
+
+
+def _delete_all(home: Home) -> None:
+    # The document first: without it the rest is nothing, whatever happens to this process.
+    home.delete([DOCUMENT])
+    home.delete([key for key in home.objects() if key.startswith("c.")])
+    home.vanish()
+
+
+def positive(name: str, value: object) -> int | None:
+    """`value`, if it is a positive int or None; ValidationError otherwise."""
+    number = as_index(value)
+    if value is not None and (number is None or number < 1):
+        raise ValidationError(f"{name} must be a positive int or None, got {value!r}")
+    return number

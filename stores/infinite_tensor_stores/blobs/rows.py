@@ -1,0 +1,402 @@
+"""All rows of a blob: those that are stored, and those of one that is being written, which are not stored yet."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from infinite_tensor.errors import RegionError, StoreError
+from infinite_tensor.forking import renew_in_children
+from infinite_tensor.pages import new_result
+from infinite_tensor.tilestore.at_exit import flush_at_exit
+from infinite_tensor_stores.blobs.blocks import DamagedBlockError, MappedBlocks, blocks_of
+from infinite_tensor_stores.blobs.header import Header
+from infinite_tensor_stores.blobs.home import Home, Right, reported
+from infinite_tensor_stores.dtypes import to_stored
+
+_CPU = torch.device("cpu")
+_BUFFERED_BYTES = 2**26
+
+
+class Rows:
+    """The rows of one opened blob. Its methods may be called from many threads.
+
+    Parameters
+    ----------
+    home : Home
+        Where it is stored.
+    header : Header
+        What is committed.
+    right : Right or None
+        The right to write, which is let go of when this is closed.
+    most_blocks : int or None
+        How many blocks are held in memory, or mapped.
+
+    Attributes
+    ----------
+    length : int
+        How many rows there are, those that wait to be stored included.
+    lock : RLock
+        Held by whoever does several things that belong together.
+    """
+
+    def __init__(self, home: Home, header: Header, right: Right | None, most_blocks: int | None) -> None:
+        self.home, self.header, self.length = home, header, header.rows
+        self.lock = threading.RLock()
+        self.closed = False
+        self._right = right
+        self._forked = False
+        self._size = header.block_size
+        self._blocks = blocks_of(home, header)
+        self._most_blocks = most_blocks or max(2, self._blocks.cache_bytes // header.block_bytes)
+        self._at_once = min(self._blocks.at_once, self._most_blocks)
+        self._loaded: OrderedDict[int, torch.Tensor] = OrderedDict()
+        # Blocks that are being written, the one that is not full yet among them.
+        self._buffers: OrderedDict[int, torch.Tensor] = OrderedDict()
+        self._most_buffers = most_blocks or max(2, _BUFFERED_BYTES // header.block_bytes)
+        self._unsaved: set[int] = set()
+        self._editing = False
+        self._stamp = home.stamp()
+        renew_in_children(self)
+        if right is not None:
+            flush_at_exit(self)
+            with self._reported("cannot be opened for writing"):
+                self._blocks.delete_from(header.blocks)
+
+    @property
+    def writes(self) -> bool:
+        """Whether it was opened for writing, in this process."""
+        return self._right is not None and not self._forked
+
+    @property
+    def needs_loop(self) -> bool:
+        """Whether to store something takes zarr's event loop, which a finalizer must not wait for."""
+        return not isinstance(self._blocks, MappedBlocks)
+
+    @property
+    def blocks_held(self) -> int:
+        """How many blocks are in memory, or mapped."""
+        return len(self._loaded) + len(self._buffers)
+
+    # Reading.
+
+    def row(self, number: int) -> torch.Tensor:
+        """A copy of one row."""
+        with self.lock:
+            block, at = divmod(number, self._size)
+            found = self._block(block)[at].clone()
+            self._check_there(number)
+            return found
+
+    def span(self, start: int, stop: int) -> torch.Tensor:
+        """A copy of the rows from `start` to before `stop`."""
+        out = new_result((max(0, stop - start), *self.header.shape), self.header.dtype, _CPU)
+        with self.lock:
+            for number, block in self._blocks_of(range(start // self._size, -(-stop // self._size))):
+                first = number * self._size
+                low, high = max(start, first), min(stop, first + self._size)
+                out[low - start : high - start] = block[low - first : high - first]
+            self._check_there(stop - 1)
+        return out
+
+    def gather(self, rows: npt.NDArray[np.int64]) -> torch.Tensor:
+        """Copies of any rows, in the order in which they are asked for."""
+        out = new_result((len(rows), *self.header.shape), self.header.dtype, _CPU)
+        target = _whole_rows(out)
+        with self.lock:
+            parts = dict(self._parts(rows))
+            for number, block in self._blocks_of(list(parts)):
+                places, at = parts[number]
+                target[places] = _whole_rows(block).take(at)
+            if len(rows):
+                self._check_there(int(rows.max()))
+        return out
+
+    def refresh(self) -> int:
+        """Look how many rows are committed by now.
+
+        Raises
+        ------
+        StoreError
+            If the blob has been deleted, or made anew, or cannot be read.
+        """
+        with self.lock:
+            if self._right is not None:
+                return self.length
+            stamp = self.home.stamp()
+            if stamp is None or stamp != self._stamp:
+                with self._reported("cannot be read"):
+                    self._follow(read_header(self.home))
+                self._stamp = stamp
+            return self.length
+
+    def _follow(self, header: Header) -> None:
+        if header.incarnation != self.header.incarnation:
+            raise StoreError("it has been made anew since it was opened; open it again")
+        if header.edits != self.header.edits:
+            self._loaded.clear()
+        elif header.rows != self.length:
+            self._loaded.pop(self.length // self._size, None)
+        self.header, self.length = header, header.rows
+
+    def _block(self, number: int) -> torch.Tensor:
+        found = self._buffers.get(number)
+        if found is None:
+            found = self._loaded.get(number)
+            if found is None:
+                return self._load([number])[0]
+            self._loaded.move_to_end(number)
+        return found
+
+    def _blocks_of(self, numbers: range | list[int]) -> Iterator[tuple[int, torch.Tensor]]:
+        for begin in range(0, len(numbers), self._at_once):
+            wave = numbers[begin : begin + self._at_once]
+            missing = [number for number in wave if number not in self._buffers and number not in self._loaded]
+            found = dict(zip(missing, self._load(missing), strict=True)) if missing else {}
+            for number in wave:
+                yield number, found[number] if number in found else self._block(number)
+
+    def _load(self, numbers: list[int]) -> list[torch.Tensor]:
+        if self._right is None and self._stamp is not None and self.home.stamp() != self._stamp:
+            # The writer has committed since: what is in its blocks may be of another blob by now.
+            self.refresh()
+        with self._reported("cannot be read"):
+            try:
+                blocks = self._blocks.load(numbers)
+            except DamagedBlockError as error:
+                if self.refresh() > error.number * self._size:
+                    raise self._explained(error) from error
+                raise self._truncated() from error
+        for number, block in zip(numbers, blocks, strict=True):
+            self._loaded[number] = block
+        while len(self._loaded) > self._most_blocks:
+            self._loaded.popitem(last=False)
+        return blocks
+
+    def _explained(self, error: DamagedBlockError) -> StoreError:
+        first = error.number * self._size
+        last = min(first + self._size, self.length) - 1
+        return StoreError(
+            f"block {self.header.key(error.number)}, which holds rows {first} to {last}, is damaged: {error.reason}. "
+            f"Put a copy of it back, or truncate({first}) the blob; other rows can be read"
+        )
+
+    def _check_there(self, number: int) -> None:
+        """RegionError if the blob turned out to have been truncated while a row was read."""
+        if number >= self.length:
+            raise self._truncated()
+
+    def _truncated(self) -> RegionError:
+        return RegionError(f"{self.home!r} has been truncated to {self.length} rows since it was opened")
+
+    # Writing.
+
+    def put(self, start: int, rows: torch.Tensor) -> None:
+        """Store rows from `start` on, which is at most the length; they lie behind the last row where that is passed.
+
+        Raises
+        ------
+        StoreError
+            If what must be stored now cannot be. The blob is as long as it was, and rows may have been overwritten.
+        """
+        with self.lock:
+            number, at = divmod(start, self._size)
+            if start == self.length and at + len(rows) < self._size and number in self._buffers:
+                # One row after the other.
+                self._buffers[number][at : at + len(rows)] = rows
+                self._unsaved.add(number)
+                self.length += len(rows)
+                return
+            before = self.length
+            try:
+                self._put(start, rows)
+            except BaseException:
+                self.length = before
+                raise
+
+    def scatter(self, numbers: npt.NDArray[np.int64], rows: torch.Tensor) -> None:
+        """Overwrite any rows; of a row that is named twice, the last stays."""
+        with self.lock, self._reported("cannot be written"):
+            self._begin_edit()
+            values = _whole_rows(rows.contiguous())
+            for number, (places, at) in self._parts(numbers):
+                _whole_rows(self._buffer(number))[at] = values[places]
+                self._unsaved.add(number)
+
+    def truncate(self, length: int) -> None:
+        """Forget the rows from `length` on."""
+        with self.lock, self._reported("cannot be truncated"):
+            blocks, kept = -(-self.length // self._size), -(-length // self._size)
+            if length < self.header.rows:
+                self._commit(length, self.header.edits + 1)
+            self.length = length
+            for number in range(kept, blocks):
+                self._loaded.pop(number, None)
+                self._buffers.pop(number, None)
+                self._unsaved.discard(number)
+            self._blocks.delete(kept, blocks - kept)
+            self.flush()
+
+    def flush(self) -> None:
+        """Return when all rows are committed."""
+        with self.lock, self._reported("cannot be flushed"):
+            self._save(sorted(self._unsaved))
+            if self._editing or self.length != self.header.rows:
+                self._commit(self.length, self.header.edits + self._editing)
+                self._editing = False
+            for number in [number for number in self._buffers if number != self.length // self._size]:
+                del self._buffers[number]
+
+    def close(self) -> None:
+        """Flush, and let others write. A second time is no error; after one that failed, it is tried again."""
+        with self.lock:
+            if self.closed:
+                return
+            if self.writes:
+                self.flush()
+            self.closed = True
+            self._loaded.clear()
+            self._buffers.clear()
+            if self._right is not None and not self._forked:
+                with self._reported("cannot be closed"):
+                    self._right.release()
+            if not self._forked:
+                self.home.close()
+
+    def _put(self, start: int, rows: torch.Tensor) -> None:
+        """Write full blocks straight from `rows`, and copy the rest into buffers."""
+        with self._reported("cannot be written"):
+            if start < self.header.rows:
+                self._begin_edit()
+            whole: dict[int, torch.Tensor] = {}
+            done, full = 0, False
+            while done < len(rows):
+                number, at = divmod(start + done, self._size)
+                piece = rows[done : done + self._size - at]
+                if len(piece) == self._size:
+                    whole[number] = piece
+                else:
+                    self._buffer(number)[at : at + len(piece)] = piece
+                    self._unsaved.add(number)
+                done += len(piece)
+                if at + len(piece) == self._size:
+                    full = True
+                if len(whole) == self._at_once or done == len(rows):
+                    self._save_whole(whole)
+                    whole = {}
+                self.length = max(self.length, start + done)
+            if full:
+                self._commit_full()
+
+    def _save_whole(self, blocks: dict[int, torch.Tensor]) -> None:
+        self._check_right()
+        self._blocks.save(blocks)
+        for number in blocks:
+            self._loaded.pop(number, None)
+            self._buffers.pop(number, None)
+            self._unsaved.discard(number)
+
+    def _commit_full(self) -> None:
+        """Store and commit the blocks that have been filled, so that a long run without a flush loses little."""
+        last = self.length // self._size
+        self._save(sorted(number for number in self._unsaved if number < last))
+        rows = self.length if last not in self._unsaved else max(last * self._size, self.header.rows)
+        if rows > self.header.rows:
+            self._commit(rows, self.header.edits)
+
+    def _buffer(self, number: int) -> torch.Tensor:
+        """A block to write into."""
+        buffer = self._buffers.get(number)
+        if buffer is None:
+            shape = (self._size, *self.header.shape)
+            if number * self._size < self.length:
+                buffer = self._block(number).clone()
+            else:
+                buffer = torch.empty(shape, dtype=self.header.dtype)
+            while len(self._buffers) >= self._most_buffers:
+                oldest = next(iter(self._buffers))
+                self._save([oldest] if oldest in self._unsaved else [])
+                del self._buffers[oldest]
+            self._buffers[number] = buffer
+        return buffer
+
+    def _save(self, numbers: list[int]) -> None:
+        """Store blocks of which there are buffers; what is not stored stays in memory."""
+        for begin in range(0, len(numbers), self._at_once):
+            wave = numbers[begin : begin + self._at_once]
+            self._check_right()
+            self._blocks.save({number: self._buffers[number][: self.length - number * self._size] for number in wave})
+            for number in wave:
+                self._loaded.pop(number, None)
+                self._unsaved.discard(number)
+
+    def _begin_edit(self) -> None:
+        """Tell before the first of the committed rows changes that they are not what they were."""
+        if not self._editing:
+            self._commit(self.header.rows, self.header.edits + 1)
+            self._editing = True
+
+    def _commit(self, rows: int, edits: int) -> None:
+        self._check_right()
+        header = replace(self.header, rows=rows, edits=edits)
+        self.home.commit(header.to_bytes())
+        self.header = header
+
+    def _check_right(self) -> None:
+        assert self._right is not None
+        self._right.check()
+
+    def _parts(self, rows: npt.NDArray[np.int64]) -> Iterator[tuple[int, tuple[npt.NDArray[Any], npt.NDArray[Any]]]]:
+        """Per block, the places in `rows` that lie in it, and where in it."""
+        if not len(rows):
+            return
+        numbers, at = np.divmod(rows, self._size)
+        order = np.argsort(numbers, kind="stable")
+        cuts = np.flatnonzero(np.diff(numbers[order])) + 1
+        for places in np.split(order, cuts):
+            yield int(numbers[places[0]]), (places, at[places])
+
+    @contextmanager
+    def _reported(self, what: str) -> Iterator[None]:
+        with reported(self.home, what):
+            yield
+
+    # Processes that end, and processes that fork.
+
+    def _flush_at_exit(self) -> None:
+        if self.writes:
+            self.close()
+
+    def _renew_after_fork(self) -> None:
+        self.lock = threading.RLock()
+        self.home.renew()
+        if self._right is not None and not self._forked:
+            self._right.abandon()
+        self._forked = True
+
+
+def read_header(home: Home) -> Header:
+    """What is committed; FileNotFoundError where there is nothing, StoreError where it cannot be read."""
+    document = home.document()
+    if document is None:
+        raise FileNotFoundError("there is no blob; mode 'w' creates one")
+    try:
+        return Header.from_bytes(document)
+    except (ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"its zarr.json is damaged, or of something else ({error})") from error
+
+
+def _whole_rows(block: torch.Tensor) -> npt.NDArray[np.void]:
+    """The rows of a tensor as items that numpy copies as they are."""
+    array = to_stored(block)
+    width = array.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
+    items: npt.NDArray[np.void] = array.reshape(-1).view(np.uint8).view(np.dtype((np.void, width)))
+    return items

@@ -1,0 +1,205 @@
+"""A blob as an InfiniteTensor: a snapshot of its first rows, read from the blocks of the blob."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from infinite_tensor.arrays import Array
+from infinite_tensor.boxes import IntArray
+from infinite_tensor.boxset import BoxSet
+from infinite_tensor.definition import Definition, functions_of
+from infinite_tensor.engine.node import Batching
+from infinite_tensor.errors import StoreError, ValidationError
+from infinite_tensor.spec import TensorSpec
+from infinite_tensor.tensor import InfiniteTensor
+from infinite_tensor.tilestore import TensorInfo, TileStore
+from infinite_tensor.tilestore.contract import Access
+from infinite_tensor.tilestore.inventory import Inventory
+from infinite_tensor.tilestore.layout import TileLayout
+from infinite_tensor.tilestore.report import Dropped
+from infinite_tensor.window import TensorWindow
+
+if TYPE_CHECKING:
+    from infinite_tensor_stores.blobs.blob import TensorBlob
+
+
+def tensor_of(blob: TensorBlob, rows: int) -> InfiniteTensor:
+    """The first rows of a blob that is open for reading, and is left to the tensor."""
+    header = blob._rows.header
+    shape = (rows, *header.shape)
+    definition = Definition(
+        shape=shape,
+        dtype=header.dtype,
+        output_window=TensorWindow((1, *header.shape)),
+        args=(),
+        blend=None,
+        blend_init=None,
+        version={"blob": header.incarnation, "edits": header.edits},
+        functions=functions_of(None, None, ()),
+    )
+    spec = TensorSpec(f"blob-{header.incarnation}-{rows}", definition, torch.device("cpu"))
+    tensor = InfiniteTensor.__new__(InfiniteTensor)
+    tensor._bind(spec, BlobStore(blob, header.edits), None, Batching.of(None), (), named=False)
+    return tensor
+
+
+class BlobStore(TileStore):
+    """Serves the rows of one blob to the engine; it computes and keeps nothing.
+
+    Parameters
+    ----------
+    blob : TensorBlob
+        Open for reading.
+    edits : int
+        How often its rows had been changed when the snapshot was taken.
+    """
+
+    read_only = True
+
+    def __init__(self, blob: TensorBlob, edits: int) -> None:
+        super().__init__()
+        self._blob = blob
+        self._edits = edits
+        self._spec: TensorSpec | None = None
+
+    def __repr__(self) -> str:
+        return f"BlobStore({self._blob.name!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by reference."""
+        return type(self), (self._blob, self._edits)
+
+    def register(self, spec: TensorSpec) -> None:
+        """Bind the one tensor."""
+        self._spec = spec
+
+    def access(self, spec: TensorSpec) -> Access:
+        """Begin a read.
+
+        Raises
+        ------
+        StoreError
+            If rows of the blob have been overwritten or truncated since the snapshot was taken.
+        """
+        self._check_open()
+        rows = spec.shape[0] or 0
+        if self._blob.refresh() < rows or self._blob._rows.header.edits != self._edits:
+            raise StoreError(
+                f"{self._blob!r} has been overwritten or truncated since a tensor was made of its first {rows} rows; "
+                "make another one, and with another id what is computed from it"
+            )
+        return BlobAccess(self._blob)
+
+    def layout(self, spec: TensorSpec) -> TileLayout:
+        """Tiles are blocks."""
+        rows = min(self._blob.block_size, spec.shape[0] or 1)
+        return TileLayout(spec.shape, (rows, *self._blob.shape), spec.dtype)
+
+    def inventory(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> Inventory:
+        """All is there."""
+        layout = self.layout(spec)
+        return Inventory(layout, frozenset(itertools.product(*map(range, *layout.box(start, stop)))))
+
+    def is_complete(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> bool:  # noqa: ARG002
+        """All is there."""
+        return True
+
+    @property
+    def cache_limit(self) -> int | None:
+        """What the blob holds is limited by `max_cached_blocks`."""
+        return 0
+
+    def limited(self, cache_limit: int) -> AbstractContextManager[None]:  # noqa: ARG002
+        """It has a limit already."""
+        return nullcontext()
+
+    def migrate(self, spec: TensorSpec, moved: TensorSpec) -> None:  # noqa: ARG002
+        """ValidationError: a blob is as it is stored."""
+        raise ValidationError(f"{self!r} cannot be moved to another dtype or device; convert what is read of it")
+
+    def clear_cache(self, tensor_id: str) -> None:
+        """Nothing is kept."""
+
+    def check_droppable(self, tensor_id: str) -> None:  # noqa: ARG002
+        """ValidationError: what a blob holds cannot be computed again."""
+        raise ValidationError(f"{self!r} holds what cannot be computed again; change the blob itself")
+
+    def drop(self, spec: TensorSpec, windows: BoxSet) -> Dropped:  # noqa: ARG002
+        """Never called: `check_droppable` refuses."""
+        return Dropped()
+
+    def tensor_ids(self) -> list[str]:
+        """The one tensor."""
+        return [] if self._spec is None else [self._spec.tensor_id]
+
+    def tensor_definition(self, tensor_id: str) -> dict[str, Any]:
+        """The definition of the one tensor."""
+        if self._spec is None or self._spec.tensor_id != tensor_id:
+            raise StoreError(f"{self!r} holds {self.tensor_ids()}, not {tensor_id!r}")
+        return dict(self._spec.definition.to_json())
+
+    def tensor_info(self, tensor_id: str) -> TensorInfo:
+        """What is known of the one tensor."""
+        definition = self.tensor_definition(tensor_id)
+        header = self._blob._rows.header
+        return TensorInfo(tensor_id, definition, header.blocks, 0, header.blocks * header.block_bytes, self._blob.name)
+
+    def specs_downstream(self) -> list[TensorSpec]:
+        """Nothing here is computed from anything."""
+        return []
+
+    def close(self, *, discard: bool = False) -> None:  # noqa: ARG002
+        """Close the blob that it reads."""
+        self._closed = True
+        self._blob.close()
+
+    def _registered(self) -> list[str]:
+        return self.tensor_ids()
+
+    def _digest_of(self, tensor_id: str) -> str | None:
+        return None if self._spec is None or self._spec.tensor_id != tensor_id else self._spec.definition.digest
+
+    def _delete(self, tensor_id: str) -> None:
+        self.check_droppable(tensor_id)
+
+
+class BlobAccess(Access):
+    """One read's view of a blob, of which nothing is ever missing."""
+
+    outdated = False
+
+    def __init__(self, blob: TensorBlob) -> None:
+        self._rows = blob._rows
+
+    def add(self, starts: IntArray, stops: IntArray) -> IntArray:  # noqa: ARG002
+        """No window is missing."""
+        return np.empty((0, starts.shape[1]), dtype=np.int64)
+
+    def absent(self, windows: IntArray) -> npt.NDArray[np.bool_]:
+        """No window is missing."""
+        return np.zeros(len(windows), dtype=bool)
+
+    def deposit(self, windows: IntArray, outputs: Array) -> None:  # noqa: ARG002
+        """Never called: no window is missing."""
+        raise AssertionError("a blob computes nothing")
+
+    def read(self, start: Sequence[int], out: torch.Tensor) -> None:
+        """Copy rows, or parts of them."""
+        rows = self._rows.span(start[0], start[0] + len(out))
+        out.copy_(rows[(slice(None), *(slice(a, a + n) for a, n in zip(start[1:], out.shape[1:], strict=True)))])
+
+    def keep(self, start: Sequence[int] | None) -> None:
+        """Nothing is held."""
+
+    def detach(self) -> None:
+        """Nothing is ever deposited."""
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -1,0 +1,45 @@
+"""Places for blobs: a local disk, with and without compression, and a storage that zarr knows."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+from zarr.codecs import GzipCodec
+
+from infinite_tensor import TensorBlob
+
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a test makes its blob, and what it tells `TensorBlob.open` of it."""
+
+    target: str
+    options: dict[str, Any]
+
+    def open(self, mode: str = "r", **more: Any) -> TensorBlob:
+        return TensorBlob.open(self.target, mode, **self.options, **more)
+
+
+Opening: TypeAlias = Callable[..., TensorBlob]
+
+
+@pytest.fixture(params=["folder", "compressed", "memory"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """Each kind of place in turn."""
+    if request.param == "memory":
+        return Place(f"memory://blobs-{next(_numbers)}/rows", {})
+    options = {"compressors": GzipCodec(level=1)} if request.param == "compressed" else {}
+    return Place(str(tmp_path / "blob"), options)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Place:
+    """A local disk."""
+    return Place(str(tmp_path / "blob"), {})
