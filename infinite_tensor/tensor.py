@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +47,13 @@ from infinite_tensor.validate import (
     move_target,
 )
 from infinite_tensor.window import Shape, TensorWindow, WindowGrid
+
+
+class Tensorlike(Protocol):
+    """What can stand for an InfiniteTensor among the args of another one: a `TensorBlob`, say."""
+
+    def as_tensor(self) -> InfiniteTensor:
+        """The tensor that it stands for."""
 
 
 class InfiniteTensor(LargeRegions):
@@ -107,7 +114,7 @@ class InfiniteTensor(LargeRegions):
         shape: Sequence[int | None],
         f: Callable[..., Any],
         output_window: TensorWindow,
-        args: Sequence[InfiniteTensor] | None = None,
+        args: Sequence[InfiniteTensor | Tensorlike] | None = None,
         args_windows: Sequence[TensorWindow] | None = None,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",

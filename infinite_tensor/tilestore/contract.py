@@ -26,7 +26,7 @@ from infinite_tensor.tilestore.stored_groups import StoredGroups
 from infinite_tensor.validate import checked_workers
 
 if TYPE_CHECKING:
-    from infinite_tensor.tensor import InfiniteTensor
+    from infinite_tensor.tensor import InfiniteTensor, Tensorlike
 
 
 class TileStore(StoredGroups, OldSpelling, ABC):
@@ -202,7 +202,7 @@ class TileStore(StoredGroups, OldSpelling, ABC):
         self,
         tensor_id: str,
         f: Callable[..., Any] | None = None,
-        args: Sequence[InfiniteTensor] | None = None,
+        args: Sequence[InfiniteTensor | Tensorlike] | None = None,
         *,
         blend: Blend | None = None,
         batch_size: int | tuple[int, ...] | None = None,
@@ -219,7 +219,7 @@ class TileStore(StoredGroups, OldSpelling, ABC):
             Its id, one of `tensor_ids`.
         f : callable, optional
             Computes the windows that are missing.
-        args : sequence of InfiniteTensor, optional
+        args : sequence of InfiniteTensor or TensorBlob, optional
             The upstream tensors that `f` is given.
         blend : callable, optional
             The blend; needed to compute where it is none of torch's own elementwise functions.

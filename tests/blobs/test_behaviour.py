@@ -14,22 +14,7 @@ import zarr
 from infinite_tensor import BlobModeError, RegionError, StoreError, TensorBlob, ValidationError
 from infinite_tensor.definition import DTYPES
 from tests.blobs.conftest import Place
-
-SHAPE = (2, 3)
-
-
-def numbered(count: int, first: int = 0) -> torch.Tensor:
-    """Rows that are all different."""
-    return torch.arange(first * 6, (first + count) * 6, dtype=torch.float32).reshape(count, *SHAPE)
-
-
-def made(place: Place, count: int = 10, block_size: int = 4) -> torch.Tensor:
-    """A closed blob of some rows, and these."""
-    rows = numbered(count)
-    with place.open("w", dtype="float32", shape=SHAPE, block_size=block_size) as blob:
-        blob.write(rows)
-    return rows
-
+from tests.blobs.rows import SHAPE, made, numbered
 
 # Opening.
 

@@ -318,13 +318,17 @@ class TensorBlob(BlobReader):
             raise TypeError(f"rows are a torch.Tensor or a numpy.ndarray, got {type(ts).__name__}")
         if ts.dtype != self.dtype:
             raise TypeError(f"rows are of {self.dtype}, got {ts.dtype}; convert them with .to({self.dtype})")
-        shape, given = self.shape, tuple(ts.shape)
+        if ts.requires_grad or ts.device.type != "cpu" or ts.is_conj() or ts.is_neg():
+            ts = ts.detach().cpu().resolve_conj().resolve_neg()
+        rows: torch.Tensor = ts
+        shape: torch.Size | tuple[int, ...] = self.shape
+        if rows.shape == shape:
+            return rows.unsqueeze(0)
         flat = ts.ndim == 1 and len(ts) % prod(shape) == 0
-        if not flat and (ts.ndim < len(shape) or given[ts.ndim - len(shape) :] != shape):
-            raise ValidationError(f"rows have shape {shape}, perhaps with more dimensions before it; got {given}")
-        rows: torch.Tensor = ts.detach()
-        if rows.device.type != "cpu" or rows.is_conj() or rows.is_neg():
-            rows = rows.cpu().resolve_conj().resolve_neg()
+        if not flat and (ts.ndim < len(shape) or ts.shape[ts.ndim - len(shape) :] != shape):
+            raise ValidationError(
+                f"rows have shape {shape}, perhaps with more dimensions before it; got {tuple(ts.shape)}"
+            )
         return rows.reshape(-1, *shape)
 
     def _spread(self, values: Any, count: int, *, single: bool) -> torch.Tensor:

@@ -15,7 +15,7 @@ import torch
 
 from infinite_tensor.errors import RegionError, StoreError
 from infinite_tensor.forking import renew_in_children
-from infinite_tensor.pages import new_result
+from infinite_tensor.pages import new_block, new_result
 from infinite_tensor.tilestore.at_exit import flush_at_exit
 from infinite_tensor_stores.blobs.blocks import DamagedBlockError, MappedBlocks, blocks_of
 from infinite_tensor_stores.blobs.header import Header
@@ -316,11 +316,9 @@ class Rows:
         """A block to write into."""
         buffer = self._buffers.get(number)
         if buffer is None:
-            shape = (self._size, *self.header.shape)
+            buffer = new_block((self._size, *self.header.shape), self.header.dtype, _CPU)
             if number * self._size < self.length:
-                buffer = self._block(number).clone()
-            else:
-                buffer = torch.empty(shape, dtype=self.header.dtype)
+                buffer.copy_(self._block(number))
             while len(self._buffers) >= self._most_buffers:
                 oldest = next(iter(self._buffers))
                 self._save([oldest] if oldest in self._unsaved else [])

@@ -1,0 +1,179 @@
+"""A blob as an arg of an InfiniteTensor."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from infinite_tensor import (
+    InfiniteTensor,
+    MemoryTileStore,
+    StoreError,
+    TensorWindow,
+    TileStore,
+    ValidationError,
+    ZarrTileStore,
+)
+from tests.blobs.conftest import Place
+from tests.blobs.rows import made, numbered
+
+
+class Mean:
+    """The mean of two rows; counts how often it is computed."""
+
+    calls = 0
+
+    def __call__(self, _ctx: tuple[int, ...], pair: torch.Tensor) -> torch.Tensor:
+        Mean.calls += 1
+        return pair.mean(0, keepdim=True)
+
+
+def means(blob: Any, rows: int, store: TileStore) -> InfiniteTensor:
+    """The mean of each pair of rows."""
+    return InfiniteTensor(
+        (rows // 2, 2, 3),
+        Mean(),
+        TensorWindow((1, 2, 3)),
+        args=[blob],
+        args_windows=[TensorWindow((2, 2, 3))],
+        tile_store=store,
+        tensor_id="means",
+    )
+
+
+@pytest.fixture(autouse=True)
+def no_calls() -> None:
+    Mean.calls = 0
+
+
+EXPECTED = numbered(10).reshape(5, 2, 2, 3).mean(1)
+
+
+def test_a_blob_is_a_legal_arg(place: Place) -> None:
+    made(place)
+    t = means(place.open(), 10, MemoryTileStore())
+    assert torch.equal(t[:], EXPECTED)
+    assert torch.equal(t.args[0][3:7], numbered(4, 3))
+    assert torch.equal(t.args[0][9, 1], numbered(1, 9)[0, 1])
+
+
+def test_a_blob_that_is_given_twice_is_one_tensor(folder: Place) -> None:
+    made(folder)
+    blob, window = folder.open(), TensorWindow((1, 2, 3))
+    t = InfiniteTensor((10, 2, 3), lambda _, a, b: a + b, window, args=[blob, blob], args_windows=[window, window])
+    assert t.args[0] is t.args[1]
+    assert torch.equal(t[:], 2 * numbered(10))
+
+
+def test_rows_that_wait_are_flushed_before_they_are_a_tensor(folder: Place) -> None:
+    made(folder, 3)
+    with folder.open("a") as blob:
+        blob.write(numbered(7, 3))
+        assert torch.equal(blob.as_tensor()[:], numbered(10))
+
+
+def test_an_empty_blob_is_no_tensor(folder: Place) -> None:
+    made(folder, 0)
+    with pytest.raises(ValidationError, match="a tensor of 1 to 0 rows can be had, got rows=0"):
+        folder.open().as_tensor()
+
+
+def test_the_rows_are_read_from_the_blob_and_stored_nowhere_else(folder: Place, tmp_path: Path) -> None:
+    made(folder)
+    store = ZarrTileStore(tmp_path / "store")
+    t = means(folder.open(), 10, store)
+    assert torch.equal(t[:], EXPECTED)
+    assert store.tensor_ids() == ["means"]
+
+
+def test_a_tensor_goes_on_after_its_blob_is_closed_or_has_grown(folder: Place) -> None:
+    made(folder)
+    blob = folder.open()
+    t = means(blob, 10, MemoryTileStore())
+    blob.close()
+    with folder.open("a") as writer:
+        writer.write(numbered(4, 10))
+    assert t.args[0].shape == (10, 2, 3)
+    assert torch.equal(t[:], EXPECTED)
+
+
+@pytest.mark.parametrize("change", ["overwrite", "truncate", "anew"])
+def test_a_tensor_whose_rows_have_changed_is_not_read(folder: Place, change: str) -> None:
+    made(folder)
+    t = folder.open().as_tensor()
+    assert torch.equal(t[0:2], numbered(2))
+    with folder.open("w" if change == "anew" else "r+") as blob:
+        if change == "overwrite":
+            blob[5] = 0
+        elif change == "truncate":
+            blob.truncate(9)
+        blob.seek(0, 2)
+        blob.write(numbered(10))
+    with pytest.raises(StoreError, match=r"has been overwritten or truncated since a tensor was made|made anew"):
+        t[0:2]
+
+
+def test_what_is_computed_from_a_blob_is_found_again(folder: Place, tmp_path: Path) -> None:
+    made(folder)
+    with ZarrTileStore(tmp_path / "store") as store:
+        assert torch.equal(means(folder.open(), 10, store)[:], EXPECTED)
+    with ZarrTileStore(tmp_path / "store") as store:
+        assert torch.equal(means(folder.open(), 10, store)[:], EXPECTED)
+        reopened = store.open("means", Mean(), [folder.open()])
+        assert torch.equal(reopened[:], EXPECTED)
+    assert Mean.calls == 5
+
+
+def test_a_blob_that_has_grown_is_another_arg_and_its_first_rows_are_the_same(folder: Place, tmp_path: Path) -> None:
+    made(folder)
+    store = ZarrTileStore(tmp_path / "store")
+    means(folder.open(), 10, store)[:]
+    with folder.open("a") as writer:
+        writer.write(numbered(4, 10))
+    with pytest.raises(ValidationError, match=r"args\[0\]\.digest"):
+        means(folder.open(), 10, store)
+    assert torch.equal(means(folder.open().as_tensor(10), 10, store)[:], EXPECTED)
+    assert Mean.calls == 5
+
+
+def test_rows_that_were_overwritten_are_another_arg(folder: Place, tmp_path: Path) -> None:
+    made(folder)
+    store = ZarrTileStore(tmp_path / "store")
+    means(folder.open(), 10, store)[:]
+    with folder.open("r+") as writer:
+        writer[3] = 0
+    with pytest.raises(ValidationError, match=r"args\[0\]\.digest"):
+        means(folder.open(), 10, store)
+
+
+def test_a_tensor_over_a_blob_is_pickled_by_reference(folder: Place) -> None:
+    made(folder)
+    t = pickle.loads(pickle.dumps(folder.open().as_tensor(8)))  # noqa: S301  (our own)
+    assert t.shape == (8, 2, 3)
+    assert torch.equal(t[:], numbered(8))
+
+
+def test_a_plan_knows_that_all_of_a_blob_is_there(folder: Place, tmp_path: Path) -> None:
+    made(folder)
+    t = means(folder.open(), 10, ZarrTileStore(tmp_path / "store"))
+    report = t.fill((slice(0, 5),), progress=False)
+    assert sum(tensor.windows for tensor in report.tensors) == 5
+    assert torch.equal(t[:], EXPECTED)
+
+
+def test_rows_of_a_blob_cannot_be_invalidated_or_moved(folder: Place) -> None:
+    made(folder)
+    t = folder.open().as_tensor()
+    with pytest.raises(ValidationError, match="cannot be moved"):
+        t.to(torch.float64)
+    with pytest.raises(ValidationError, match="cannot be computed again"):
+        t.tile_store.clear_tensor(t.tensor_id)
+
+
+def test_what_is_neither_tensor_nor_blob_is_refused() -> None:
+    with pytest.raises(ValidationError, match=r"args\[0\] must be an InfiniteTensor or a TensorBlob, got 3"):
+        means(3, 10, MemoryTileStore())

@@ -1,0 +1,332 @@
+"""One writer, and readers beside it."""
+
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import torch
+import zarr
+
+from infinite_tensor import RegionError, StoreError, TensorBlob
+from infinite_tensor_stores.blobs.header import DOCUMENT
+from infinite_tensor_stores.blobs.lease import FOLDER, SECONDS, Lease
+from infinite_tensor_stores.targets import zarr_store
+from tests.blobs.conftest import Place
+from tests.blobs.rows import SHAPE, made, numbered
+from tests.processes.fork_server import Team
+
+
+def hold(target: str, mode: str) -> int:
+    """Open a blob for writing, and keep it open."""
+    _held.append(TensorBlob.open(target, mode))
+    return len(_held[-1])
+
+
+_held: list[TensorBlob] = []
+
+
+# Readers.
+
+
+def test_a_reader_sees_nothing_that_is_not_flushed(place: Place) -> None:
+    made(place, 0)
+    with place.open("a") as writer:
+        writer.write(numbered(3))
+        assert len(place.open()) == 0
+        writer.flush()
+        assert torch.equal(place.open().read(), numbered(3))
+
+
+def test_blocks_that_are_full_are_there_without_a_flush(place: Place) -> None:
+    made(place, 0)
+    with place.open("a") as writer:
+        writer.write(numbered(3))
+        writer.write(numbered(8, 3))
+        assert torch.equal(place.open().read(), numbered(8))
+
+
+def test_a_reader_learns_of_growth_when_it_refreshes(place: Place) -> None:
+    made(place, 6)
+    reader = place.open()
+    assert torch.equal(reader[-1], numbered(1, 5)[0])
+    with place.open("a") as writer:
+        writer.write(numbered(6, 6))
+        writer.flush()
+        assert len(reader) == 6
+        assert torch.equal(reader[-1], numbered(1, 5)[0])
+        assert reader.refresh() == len(reader) == 12
+        assert torch.equal(reader[:], numbered(12))
+
+
+@pytest.mark.parametrize(
+    "reach",
+    [
+        lambda blob: blob[11],
+        lambda blob: blob[5:12],
+        lambda blob: blob[[11, 0]],
+        lambda blob: blob[torch.ones(12, dtype=torch.bool)],
+        lambda blob: blob.read(),
+        lambda blob: blob.read(12),
+        list,
+        lambda blob: blob.seek(12),
+        lambda blob: blob.as_tensor(12),
+    ],
+)
+def test_a_reader_looks_again_when_it_is_asked_for_what_lies_behind_its_end(
+    folder: Place, reach: Callable[[TensorBlob], Any]
+) -> None:
+    made(folder, 6)
+    reader = folder.open()
+    _ = reader[5]
+    with folder.open("a") as writer:
+        writer.write(numbered(6, 6))
+        writer.flush()
+        reach(reader)
+        assert len(reader) == 12
+        assert torch.equal(reader[:], numbered(12))
+
+
+def test_a_reader_sees_rows_that_were_overwritten_when_it_refreshes(place: Place) -> None:
+    made(place)
+    reader = place.open()
+    assert torch.equal(reader[:], numbered(10))
+    with place.open("r+") as writer:
+        writer[2] = 0
+    reader.refresh()
+    assert reader[2].sum() == 0
+    assert torch.equal(reader[3:], numbered(7, 3))
+
+
+@pytest.mark.parametrize("index", [9, slice(2, 10), [0, 7]], ids=str)
+def test_a_reader_says_that_rows_have_been_truncated_away(folder: Place, index: Any) -> None:
+    made(folder)
+    reader = folder.open()
+    with folder.open("r+") as writer:
+        writer.truncate(5)
+    with pytest.raises(RegionError, match="has been truncated to 5 rows since"):
+        reader[index]
+    assert torch.equal(reader[:], numbered(5))
+
+
+def test_a_reader_says_that_the_blob_has_been_made_anew(folder: Place) -> None:
+    made(folder)
+    reader = folder.open()
+    _ = reader[0]
+    made(folder, 20)
+    with pytest.raises(StoreError, match="has been made anew since it was opened; open it again"):
+        reader.refresh()
+    with pytest.raises(StoreError, match="made anew"):
+        _ = reader[9]
+
+
+def test_a_reader_says_that_the_blob_is_gone(place: Place) -> None:
+    made(place)
+    reader = place.open()
+    TensorBlob.unlink(place.target)
+    with pytest.raises(StoreError, match="there is no blob"):
+        reader.refresh()
+
+
+def test_readers_in_other_processes_see_whole_rows_while_one_writes(folder: Place) -> None:
+    made(folder, 0)
+    with Team(3) as team:
+        lengths = team.together((append, folder.target, 400), (watch, folder.target, 400), (watch, folder.target, 400))
+    assert lengths == [400, 400, 400]
+
+
+def append(target: str, count: int) -> int:
+    """Write rows of one number each, flushing now and then, some of them again."""
+    with TensorBlob.open(target, "r+") as blob:
+        for number in range(count):
+            blob.write(torch.full(SHAPE, float(number)))
+            if number % 3 == 0:
+                blob[number // 2] = float(number // 2)
+                blob.flush()
+    return count
+
+
+def watch(target: str, count: int) -> int:
+    """Look at all rows until there are so many."""
+    blob = TensorBlob.open(target)
+    while blob.refresh() < count:
+        rows = blob[:]
+        assert torch.equal(rows, torch.arange(float(len(rows)))[:, None, None].expand(-1, *SHAPE))
+    return len(blob)
+
+
+def test_zarr_reads_what_is_committed(place: Place) -> None:
+    rows = made(place, 10)
+    array = zarr.open_array(store=zarr_store(place.target, None, True), mode="r")
+    assert array.shape == (10, *SHAPE)
+    assert array.chunks == (4, *SHAPE)
+    assert torch.equal(torch.from_numpy(array[:]), rows)
+
+
+def test_attributes_that_a_user_adds_to_the_array_stay(folder: Place) -> None:
+    made(folder)
+    zarr.open_array(folder.target, mode="r+").attrs["model"] = "a"
+    with folder.open("a") as blob:
+        blob.write(numbered(1, 10))
+    assert zarr.open_array(folder.target, mode="r").attrs["model"] == "a"
+    assert torch.equal(folder.open().read(), numbered(11))
+
+
+# A second writer.
+
+
+@pytest.mark.parametrize("mode", ["a", "r+", "w"])
+def test_a_second_writer_is_told_who_writes(place: Place, mode: str) -> None:
+    made(place)
+    with place.open("a") as writer:
+        with pytest.raises(StoreError, match=r"process \d+ on .* has it open for writing; close it there"):
+            place.open(mode)
+        with pytest.raises(StoreError, match="open for writing"):
+            TensorBlob.unlink(place.target)
+        writer.write(numbered(1, 10))
+    with place.open("a") as writer:
+        assert torch.equal(place.open().read(), numbered(11))
+
+
+def test_a_second_writer_in_another_process_is_refused(folder: Place) -> None:
+    made(folder)
+    with Team(2) as team:
+        first, second = team.members
+        assert first.call(hold, folder.target, "a") == 10
+        with pytest.raises(StoreError, match="open for writing"):
+            second.call(hold, folder.target, "r+")
+        with pytest.raises(StoreError, match="open for writing"):
+            folder.open("a")
+
+
+def test_a_writer_that_was_killed_leaves_no_lock(folder: Place) -> None:
+    made(folder)
+    with Team(1) as team:
+        assert team.members[0].call(hold, folder.target, "a") == 10
+    with folder.open("a") as writer:
+        assert writer.write(numbered(1)) == 1
+
+
+def test_a_writer_that_could_not_be_opened_leaves_no_lock(place: Place) -> None:
+    made(place)
+    for options in ({"shape": 7}, {"dtype": "int8"}):
+        with pytest.raises(ValueError, match="mode 'w' makes it anew"):
+            place.open("a", **options)
+    place.open("a").close()
+
+
+@pytest.mark.parametrize("round_", range(3))
+def test_of_writers_that_begin_at_once_no_two_go_on(folder: Place, round_: int) -> None:
+    made(folder, round_)
+    with Team(4) as team:
+        outcomes = team.together(*[(try_to_hold, folder.target)] * 4)
+    assert outcomes.count(True) == 1
+
+
+def try_to_hold(target: str) -> bool:
+    """Whether this process may write."""
+    try:
+        hold(target, "a")
+    except StoreError:
+        return False
+    return True
+
+
+# Leases.
+
+
+def lease(url: str, **options: float) -> Lease:
+    return Lease(lambda: zarr_store(url, None, False), **options)
+
+
+def age(url: str, seconds: float) -> None:
+    """Make all leases older."""
+    files = fsspec.filesystem("memory")
+    for path in files.ls(url.removeprefix("memory://") + f"/{FOLDER}", detail=False):
+        found = json.loads(files.cat(path))
+        files.pipe(path, json.dumps({**found, "renewed": found["renewed"] - seconds}).encode())
+
+
+def test_a_lease_that_has_run_out_keeps_nobody_out() -> None:
+    url = "memory://lease-1"
+    first = lease(url)
+    with pytest.raises(StoreError, match="its lease runs out 60 s after its last sign of life"):
+        lease(url)
+    age(url, SECONDS + 1)
+    second = lease(url)
+    second.check()
+    first.release()
+    second.release()
+    assert not fsspec.filesystem("memory").find("lease-1")
+
+
+def test_a_writer_whose_lease_somebody_has_taken_stores_nothing_more() -> None:
+    url = "memory://lease-2/rows"
+    rows = numbered(4)
+    writer = TensorBlob.open(url, "w", dtype="float32", shape=SHAPE, block_size=4)
+    age(url, SECONDS + 1)
+    with TensorBlob.open(url, "a") as other:
+        other.write(rows)
+    stopped = writer._rows._right
+    assert isinstance(stopped, Lease)
+    stopped._renewed = time.monotonic() - SECONDS
+    with pytest.raises(StoreError, match="lease was taken back, since this process gave no sign of life"):
+        writer.write(rows)
+    assert len(TensorBlob.open(url)) == 4
+    stopped._lost = None
+    writer._rows.closed = True
+
+
+def test_a_lease_is_renewed_while_its_writer_does_nothing() -> None:
+    url = "memory://lease-3"
+    held = lease(url, renewal=0.02)
+    files = fsspec.filesystem("memory")
+    (path,) = files.ls("lease-3/writers", detail=False)
+    before, deadline = files.cat(path), time.monotonic() + 10
+    while files.cat(path) == before:
+        assert time.monotonic() < deadline
+    held.release()
+
+
+# Blobs that nobody closes.
+
+
+def test_a_blob_that_is_dropped_is_stored_and_can_be_written_again(place: Place) -> None:
+    made(place, 0)
+    blob = place.open("a")
+    blob.write(numbered(5))
+    del blob
+    gc.collect()
+    with place.open("a+") as blob:
+        assert torch.equal(blob[:], numbered(5))
+
+
+@pytest.mark.parametrize("options", ["", ", compressors='auto', dtype='float32', shape=(2, 3)"])
+def test_a_blob_that_is_open_at_the_end_of_its_process_is_stored(folder: Place, options: str) -> None:
+    mode = "w" if options else "a"
+    if not options:
+        made(folder, 0)
+    program = (
+        "import torch\nfrom infinite_tensor import TensorBlob\n"
+        f"blob = TensorBlob.open({folder.target!r}, {mode!r}{options})\nblob.write(torch.ones(5, 2, 3))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert folder.open().read().sum() == 30
+
+
+def test_a_killed_creation_is_no_blob_and_can_be_repeated(tmp_path: Path) -> None:
+    (tmp_path / "writer.lock").write_text("process 1 on a machine that is off\n")
+    with pytest.raises(FileNotFoundError):
+        TensorBlob.open(tmp_path)
+    with TensorBlob.open(tmp_path, "w", dtype="int8", shape=()) as blob:
+        blob.write(torch.tensor(3, dtype=torch.int8))
+    assert (tmp_path / DOCUMENT).exists()
