@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from multiprocessing.connection import Connection
+from typing import Any
 
 import torch
 
@@ -18,14 +19,14 @@ def rows(first: int, count: int) -> torch.Tensor:
     return torch.arange(first, first + count, dtype=torch.int64)[:, None].expand(-1, WIDTH)
 
 
-def write_at_random(sending: Connection, target: str, seed: int) -> None:
+def write_at_random(sending: Connection, target: str, seed: int, storage_options: dict[str, Any] | None = None) -> None:
     """Append rows, overwrite some by themselves, flush, truncate and reopen, for ever.
 
     Sends the least and the most rows that a reader may find from now on.
     """
     enter_child()
     rng = random.Random(seed)  # noqa: S311
-    blob = TensorBlob.open(target, "r+")
+    blob = TensorBlob.open(target, "r+", storage_options=storage_options)
     least = len(blob)
     while True:
         step = rng.random()
@@ -44,8 +45,8 @@ def write_at_random(sending: Connection, target: str, seed: int) -> None:
             sending.send((least, least))
         elif step < 0.76:
             blob.close()
-            least = len(TensorBlob.open(target))
-            blob = TensorBlob.open(target, "r+")
+            least = len(TensorBlob.open(target, storage_options=storage_options))
+            blob = TensorBlob.open(target, "r+", storage_options=storage_options)
             sending.send((least, least))
         else:
             blob.flush()
