@@ -12,6 +12,7 @@ from pathlib import Path
 
 PEER = "infinite-tensor==0.4.0"
 TENSORSTORE = "tensorstore==0.1.86"
+TENSORBLOB = "tensorblob==0.3.0"
 _SHARED = ("torch", "numpy", "h5py")
 """Packages of which peer and we run the same version."""
 
@@ -28,7 +29,7 @@ def requirements() -> list[str]:
     """What is installed, as pip names it."""
     # A local version, as in 2.13.0+cpu, says how a wheel was built; pip takes the one that its index has.
     shared = [f"{name}=={version(name).partition('+')[0]}" for name in _SHARED]
-    return [PEER, TENSORSTORE, *shared]
+    return [PEER, TENSORSTORE, TENSORBLOB, *shared]
 
 
 def prepared(folder: Path) -> Path:

@@ -16,7 +16,7 @@ Values = Mapping[Measurement, float]
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 NOTHING = "-"
 
-_STORES = {"memory": "memory", "zarr": "Zarr", "hdf5": "HDF5"}
+_STORES = {"memory": "memory", "zarr": "Zarr", "hdf5": "HDF5", "tensorblob": "tensorblob", "blob": "TensorBlob"}
 
 
 def table(rows: Sequence[Row], values: Values) -> str:

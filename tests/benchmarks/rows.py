@@ -198,4 +198,26 @@ def _training() -> list[Row]:
     ]
 
 
-ROWS = (*_cold(), *_warm(), *_chains(), *_storing(), *_opening(), *_memory(), *_others(), *_training())
+def _blobs() -> list[Row]:
+    return [
+        _blob("blob-write", "100,000 rows of 768 floats in one write", "write", "write_floor", 100_000),
+        _blob("blob-write", "the same, 1000 rows a write", "write", "write_floor", 1000),
+        _blob("blob-write-singly", "one row a write (per row)", "write_singly"),
+        _blob("blob-read", "read 100,000 rows in one call", "read_all", "read_all_floor"),
+        _blob("blob-rows", "random rows, one by one (per row)", "rows", "rows_floor"),
+        _blob("blob-slices", "64 rows side by side", "slices", "slices_floor", 64),
+        _blob("blob-slices", "1000 rows side by side", "slices", "slices_floor", 1000),
+        _blob("blob-slices", "8192 rows side by side", "slices", "slices_floor", 8192),
+        _blob("blob-gather", "10,000 random rows in one call", "gather", "gather_floor"),
+        _blob("blob-walk", "iterate over rows (per row)", "walk"),
+    ]
+
+
+def _blob(case: str, what: str, workload: str, floor: str = "", size: int = 0) -> Row:
+    ours = Measurement(Subject.OURS, f"blobs.{workload}", "blob", size)
+    peer = Measurement(Subject.PEER, f"blobs.{workload}", "tensorblob", size)
+    below = Measurement(Subject.FLOOR, f"blobs.{floor}", "blob", size) if floor else None
+    return Row(case, what, ours, peer, below, "file" if floor else "", _target("1"))
+
+
+ROWS = (*_cold(), *_warm(), *_chains(), *_storing(), *_opening(), *_memory(), *_others(), *_training(), *_blobs())

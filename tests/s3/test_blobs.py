@@ -40,7 +40,7 @@ def test_a_blob_on_s3_is_written_reopened_and_read(server: S3Server, url: str, c
         blob.write(rows(0, 30))
         blob[7] = rows(99, 1)
         blob.truncate(27)
-    options = {"storage_options": server.options()}
+    options: dict[str, Any] = {"storage_options": server.options()}
     with TensorBlob.open(url, "a+", **options) as blob:
         blob.write(rows(27, 3))
         expected = rows(0, 30).clone()
@@ -119,7 +119,7 @@ def test_a_killed_writer_on_s3_leaves_whole_rows_and_no_lease_for_good(
             told.append(receiving.recv())
         except EOFError:
             break
-    options = {"storage_options": server.options()}
+    options: dict[str, Any] = {"storage_options": server.options()}
     found = TensorBlob.open(url, **options).read()
     assert min(least for least, _ in told[-2:]) <= len(found) <= max(most for _, most in told[-2:])
     assert torch.equal(found, rows(0, len(found)))
