@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import pytest
 from zarr.codecs import GzipCodec
@@ -25,9 +24,6 @@ class Place:
 
     def open(self, mode: str = "r", **more: Any) -> TensorBlob:
         return TensorBlob.open(self.target, mode, **self.options, **more)
-
-
-Opening: TypeAlias = Callable[..., TensorBlob]
 
 
 @pytest.fixture(params=["folder", "compressed", "memory"])

@@ -165,6 +165,17 @@ def test_a_plan_knows_that_all_of_a_blob_is_there(folder: Place, tmp_path: Path)
     assert torch.equal(t[:], EXPECTED)
 
 
+def test_rows_that_are_being_overwritten_are_no_tensor(folder: Place) -> None:
+    made(folder)
+    with folder.open("r+") as writer:
+        writer[3] = 0
+        with pytest.raises(StoreError, match="are being overwritten, or a writer was killed"):
+            folder.open().as_tensor()
+        assert writer.as_tensor()[3].sum() == 0
+        writer[4] = 0
+    assert folder.open().as_tensor()[3:5].sum() == 0
+
+
 def test_rows_of_a_blob_cannot_be_invalidated_or_moved(folder: Place) -> None:
     made(folder)
     t = folder.open().as_tensor()

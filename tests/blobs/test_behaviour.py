@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import zarr
+from zarr.codecs import GzipCodec
 
 from infinite_tensor import BlobModeError, RegionError, StoreError, TensorBlob, ValidationError
 from infinite_tensor.definition import DTYPES
@@ -49,6 +50,13 @@ def test_a_mode_that_is_none_is_refused(place: Place) -> None:
         ({"dtype": "int8", "shape": "3"}, ValueError, "an int or a tuple of ints"),
         ({"dtype": "int8", "shape": 1, "block_size": 0}, ValueError, "block_size must be a positive int"),
         ({"dtype": "int8", "shape": 1, "max_cached_blocks": -1}, ValueError, "max_cached_blocks must be"),
+        (
+            {"dtype": "int8", "shape": 2**31, "block_size": 1},
+            ValueError,
+            "a block of 1 rows has more than 2147483647 bytes",
+        ),
+        ({"dtype": "int8", "shape": 1, "compressors": "fast"}, ValueError, "compressors='fast'"),
+        ({"dtype": "int8", "shape": 1, "compressors": [GzipCodec(), GzipCodec()]}, ValueError, "or gzip alone"),
     ],
 )
 def test_an_argument_that_does_not_fit_is_named(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import random
 from pathlib import Path
@@ -72,6 +73,20 @@ def test_any_flipped_bit_in_the_document_is_found_or_harmless(folder: Place) -> 
         path.write_bytes(intact)
     assert errors
     assert not [error for error in errors if "its zarr.json is damaged" not in error]
+
+
+@pytest.mark.parametrize(
+    "field", ["shape", "dtype", "block_size", "codecs", "incarnation", "rows", "edits", "format", "digest"]
+)
+def test_whatever_the_document_says_of_a_blob_it_is_not_believed_once_changed(folder: Place, field: str) -> None:
+    made(folder)
+    path = Path(folder.target, "zarr.json")
+    document = json.loads(path.read_bytes())
+    ours = document["attributes"]["infinite_tensor_blob"]
+    ours[field] = 0 if isinstance(ours[field], int) else ours[field][::-1] + ours[field]
+    path.write_text(json.dumps(document))
+    with pytest.raises(StoreError, match=r"its zarr\.json is damaged, or of something else"):
+        folder.open()
 
 
 def test_a_damaged_document_is_an_error_and_w_makes_the_blob_anew(folder: Place) -> None:

@@ -6,18 +6,18 @@ import os
 import pickle
 import weakref
 from collections.abc import Sequence
-from math import prod
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from zarr.abc.store import Store
 
-from infinite_tensor.errors import BlobModeError, ValidationError
+from infinite_tensor.errors import BlobModeError, StoreError, ValidationError
 from infinite_tensor.window import as_index
 from infinite_tensor_stores.blobs.dropping import close_dropped, wait_for_dropped
 from infinite_tensor_stores.blobs.home import home_at
+from infinite_tensor_stores.blobs.incoming import as_rows, spread
 from infinite_tensor_stores.blobs.indexing import parsed, rows_of
 from infinite_tensor_stores.blobs.opening import Wanted, created, delete, found, positive, rows_in
 from infinite_tensor_stores.blobs.reader import BlobReader, whole
@@ -165,6 +165,11 @@ class TensorBlob(BlobReader):
             count = self._rows.length if rows is None else whole("rows", rows)
             if count > self._rows.length:
                 self._rows.refresh()
+            if self._rows.header.changing:
+                raise StoreError(
+                    f"rows of {self!r} are being overwritten, or a writer was killed while it did that: flush it there, "
+                    "or open and close it with mode 'a'"
+                )
             if not 1 <= count <= self._rows.length:
                 raise ValidationError(f"a tensor of 1 to {self._rows.length} rows can be had, got rows={count}")
             reader = type(self).open(self._rows.home.target, **self._options)
@@ -196,7 +201,7 @@ class TensorBlob(BlobReader):
             it was, and the cursor where it was.
         """
         self._check_writable("written to")
-        rows = self._as_rows(ts)
+        rows = as_rows(ts, self.dtype, self.shape)
         with self._rows.lock:
             start = self._rows.length if self._mode[0] == "a" else min(self._position, self._rows.length)
             self._rows.put(start, rows)
@@ -245,7 +250,7 @@ class TensorBlob(BlobReader):
             if isinstance(numbers, int):
                 numbers = range(numbers, numbers + 1)
             places = np.arange(numbers.start, numbers.stop, numbers.step) if isinstance(numbers, range) else numbers
-            rows = self._spread(values, len(places), single=as_index(index) is not None)
+            rows = spread(values, len(places), self.dtype, self.shape, single=as_index(index) is not None)
             if len(places):
                 self._rows.scatter(places.astype(np.int64, copy=False), rows)
 
@@ -309,38 +314,6 @@ class TensorBlob(BlobReader):
             raise BlobModeError(f"{self!r} cannot be {what}; open it with mode 'r+', 'a' or 'w'")
         if not self._rows.writes:
             raise BlobModeError(f"{self!r} cannot be {what} in a forked process: the one that opened it writes it")
-
-    def _as_rows(self, ts: Any) -> torch.Tensor:
-        """What is to be written, of shape (n, *shape), on the CPU."""
-        if isinstance(ts, np.ndarray):
-            ts = torch.from_numpy(ts)
-        if not isinstance(ts, torch.Tensor):
-            raise TypeError(f"rows are a torch.Tensor or a numpy.ndarray, got {type(ts).__name__}")
-        if ts.dtype != self.dtype:
-            raise TypeError(f"rows are of {self.dtype}, got {ts.dtype}; convert them with .to({self.dtype})")
-        if ts.requires_grad or ts.device.type != "cpu" or ts.is_conj() or ts.is_neg():
-            ts = ts.detach().cpu().resolve_conj().resolve_neg()
-        rows: torch.Tensor = ts
-        shape: torch.Size | tuple[int, ...] = self.shape
-        if rows.shape == shape:
-            return rows.unsqueeze(0)
-        flat = ts.ndim == 1 and len(ts) % prod(shape) == 0
-        if not flat and (ts.ndim < len(shape) or ts.shape[ts.ndim - len(shape) :] != shape):
-            raise ValidationError(
-                f"rows have shape {shape}, perhaps with more dimensions before it; got {tuple(ts.shape)}"
-            )
-        return rows.reshape(-1, *shape)
-
-    def _spread(self, values: Any, count: int, *, single: bool) -> torch.Tensor:
-        """`values` as `count` rows."""
-        if isinstance(values, bool | int | float | complex):
-            return torch.full((count, *self.shape), cast("float", values), dtype=self.dtype)
-        rows = self._as_rows(values)
-        if len(rows) == 1 and (single or count != 1):
-            return rows.expand(count, *self.shape)
-        if len(rows) != count:
-            raise ValidationError(f"{count} rows are to be overwritten, got {len(rows)}")
-        return rows
 
 
 def _reopened(kind: type[TensorBlob], target: Any, options: dict[str, Any], position: int) -> TensorBlob:

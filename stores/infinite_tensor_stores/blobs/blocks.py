@@ -11,6 +11,7 @@ import google_crc32c
 import numpy as np
 import torch
 
+from infinite_tensor.errors import StoreError
 from infinite_tensor_stores.blobs.header import Header
 from infinite_tensor_stores.blobs.home import Folder, Home
 from infinite_tensor_stores.dtypes import from_stored, to_stored
@@ -137,6 +138,8 @@ class EncodedBlocks(Blocks):
     def __init__(self, home: Home, header: Header) -> None:
         super().__init__(home, header)
         self._codec = ChunkCodec(header.document())
+        if not self._codec.is_bounded:
+            raise StoreError("its compressors could take any amount of memory; they are not those that a blob has")
 
     def load(self, numbers: Sequence[int]) -> list[torch.Tensor]:
         """Fetch the blocks at the same time."""

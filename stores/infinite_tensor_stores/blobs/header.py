@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from infinite_tensor.definition import dtype_name, dtype_of
+from infinite_tensor.tilestore.layout import LARGEST_TILE_BYTES
 from infinite_tensor.window import LARGEST, as_index
 from infinite_tensor_stores.documents import parsed, sealed
 from infinite_tensor_stores.dtypes import stored_dtype
@@ -46,8 +47,8 @@ class Header:
     rows : int
         How many there are.
     edits : int
-        Grows when rows that were committed are about to change, and again when they have: two headers of one
-        incarnation with the same number have the same rows, as far as both have them.
+        Grows by one when rows that were committed are about to change, and again when they have: so it is odd in
+        between. Two headers of one incarnation with the same even number have the same rows, as far as both have them.
     attributes : mapping
         What users have added to the array.
     """
@@ -63,9 +64,11 @@ class Header:
 
     @classmethod
     def new(cls, shape: tuple[int, ...], dtype: torch.dtype, block_size: int | None, compressors: Any) -> Header:
-        """An empty blob; blocks of about 4 MiB unless `block_size` says otherwise."""
+        """An empty blob, with blocks of about 4 MiB unless `block_size` says otherwise; ValueError for 2 GiB and more."""
         if block_size is None:
             block_size = max(1, min(_MOST_ROWS, _BLOCK_BYTES // (prod(shape) * dtype.itemsize)))
+        if block_size * prod(shape) * dtype.itemsize > LARGEST_TILE_BYTES:
+            raise ValueError(f"a block of {block_size} rows has more than {LARGEST_TILE_BYTES} bytes; make it smaller")
         codecs = codecs_of(stored_dtype(dtype), (block_size, *shape), compressors)
         return cls(shape, dtype, block_size, codecs, secrets.token_hex(8))
 
@@ -140,6 +143,11 @@ class Header:
     def block_bytes(self) -> int:
         """Bytes of a block, not encoded."""
         return self.block_size * self.row_bytes
+
+    @property
+    def changing(self) -> bool:
+        """Whether rows that were committed are being changed, or a writer was killed meanwhile."""
+        return self.edits % 2 == 1
 
     @property
     def blocks(self) -> int:

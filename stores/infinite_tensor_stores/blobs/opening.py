@@ -13,6 +13,7 @@ from infinite_tensor.window import as_index
 from infinite_tensor_stores.blobs.header import DOCUMENT, Header, is_blob, row_shape
 from infinite_tensor_stores.blobs.home import Home, Right, reported
 from infinite_tensor_stores.blobs.rows import Rows, read_header
+from infinite_tensor_stores.zarr_chunks import ChunkCodec
 
 
 class Wanted:
@@ -39,7 +40,16 @@ class Wanted:
             raise ValidationError(f"a new blob needs dtype and shape, got dtype={dtype} and shape={shape}")
         automatic = isinstance(self.compressors, str) and self.compressors == "auto"
         compressors = None if automatic and home.is_local else self.compressors
-        return Header.new(shape, dtype, self.block_size, compressors)
+        try:
+            header = Header.new(shape, dtype, self.block_size, compressors)
+            bounded = header.is_plain or ChunkCodec(header.document()).is_bounded
+        except (ValueError, TypeError) as error:
+            raise ValidationError(
+                f"block_size={self.block_size} or compressors={self.compressors!r}: {error}"
+            ) from error
+        if not bounded:
+            raise ValidationError(f"compressors must be Zstandard, Blosc, or gzip alone, got {self.compressors!r}")
+        return header
 
     def check(self, header: Header) -> None:
         """ValidationError if a blob that is there is another one."""

@@ -7,10 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from infinite_tensor.errors import RegionError, StoreError
@@ -20,7 +17,8 @@ from infinite_tensor.tilestore.at_exit import flush_at_exit
 from infinite_tensor_stores.blobs.blocks import DamagedBlockError, MappedBlocks, blocks_of
 from infinite_tensor_stores.blobs.header import Header
 from infinite_tensor_stores.blobs.home import Home, Right, reported
-from infinite_tensor_stores.dtypes import to_stored
+from infinite_tensor_stores.blobs.loaded import LoadedBlocks
+from infinite_tensor_stores.blobs.placing import Places, parts_of, whole_rows
 
 _CPU = torch.device("cpu")
 _BUFFERED_BYTES = 2**26
@@ -56,14 +54,13 @@ class Rows:
         self._forked = False
         self._size = header.block_size
         self._blocks = blocks_of(home, header)
-        self._most_blocks = most_blocks or max(2, self._blocks.cache_bytes // header.block_bytes)
-        self._at_once = min(self._blocks.at_once, self._most_blocks)
-        self._loaded: OrderedDict[int, torch.Tensor] = OrderedDict()
+        most = most_blocks or max(2, self._blocks.cache_bytes // header.block_bytes)
+        self._at_once = min(self._blocks.at_once, most)
+        self._loaded = LoadedBlocks(self._blocks, most)
         # Blocks that are being written, the one that is not full yet among them.
         self._buffers: OrderedDict[int, torch.Tensor] = OrderedDict()
         self._most_buffers = most_blocks or max(2, _BUFFERED_BYTES // header.block_bytes)
         self._unsaved: set[int] = set()
-        self._editing = False
         self._stamp = home.stamp()
         renew_in_children(self)
         if right is not None:
@@ -107,15 +104,15 @@ class Rows:
             self._check_there(stop - 1)
         return out
 
-    def gather(self, rows: npt.NDArray[np.int64]) -> torch.Tensor:
+    def gather(self, rows: Places) -> torch.Tensor:
         """Copies of any rows, in the order in which they are asked for."""
         out = new_result((len(rows), *self.header.shape), self.header.dtype, _CPU)
-        target = _whole_rows(out)
+        target = whole_rows(out)
         with self.lock:
-            parts = dict(self._parts(rows))
+            parts = dict(parts_of(rows, self._size))
             for number, block in self._blocks_of(list(parts)):
                 places, at = parts[number]
-                target[places] = _whole_rows(block).take(at)
+                target[places] = whole_rows(block).take(at)
             if len(rows):
                 self._check_there(int(rows.max()))
         return out
@@ -131,11 +128,11 @@ class Rows:
         with self.lock:
             if self._right is not None:
                 return self.length
+            # Whatever it says, the document is read: two that follow each other fast may have the same one.
             stamp = self.home.stamp()
-            if stamp is None or stamp != self._stamp:
-                with self._reported("cannot be read"):
-                    self._follow(read_header(self.home))
-                self._stamp = stamp
+            with self._reported("cannot be read"):
+                self._follow(read_header(self.home))
+            self._stamp = stamp
             return self.length
 
     def _follow(self, header: Header) -> None:
@@ -144,17 +141,14 @@ class Rows:
         if header.edits != self.header.edits:
             self._loaded.clear()
         elif header.rows != self.length:
-            self._loaded.pop(self.length // self._size, None)
+            self._loaded.forget(self.length // self._size)
         self.header, self.length = header, header.rows
 
     def _block(self, number: int) -> torch.Tensor:
         found = self._buffers.get(number)
         if found is None:
             found = self._loaded.get(number)
-            if found is None:
-                return self._load([number])[0]
-            self._loaded.move_to_end(number)
-        return found
+        return self._load([number])[0] if found is None else found
 
     def _blocks_of(self, numbers: range | list[int]) -> Iterator[tuple[int, torch.Tensor]]:
         for begin in range(0, len(numbers), self._at_once):
@@ -170,16 +164,11 @@ class Rows:
             self.refresh()
         with self._reported("cannot be read"):
             try:
-                blocks = self._blocks.load(numbers)
+                return self._loaded.load(numbers)
             except DamagedBlockError as error:
                 if self.refresh() > error.number * self._size:
                     raise self._explained(error) from error
                 raise self._truncated() from error
-        for number, block in zip(numbers, blocks, strict=True):
-            self._loaded[number] = block
-        while len(self._loaded) > self._most_blocks:
-            self._loaded.popitem(last=False)
-        return blocks
 
     def _explained(self, error: DamagedBlockError) -> StoreError:
         first = error.number * self._size
@@ -222,13 +211,13 @@ class Rows:
                 self.length = before
                 raise
 
-    def scatter(self, numbers: npt.NDArray[np.int64], rows: torch.Tensor) -> None:
+    def scatter(self, numbers: Places, rows: torch.Tensor) -> None:
         """Overwrite any rows; of a row that is named twice, the last stays."""
         with self.lock, self._reported("cannot be written"):
             self._begin_edit()
-            values = _whole_rows(rows.contiguous())
-            for number, (places, at) in self._parts(numbers):
-                _whole_rows(self._buffer(number))[at] = values[places]
+            values = whole_rows(rows.contiguous())
+            for number, (places, at) in parts_of(numbers, self._size):
+                whole_rows(self._buffer(number))[at] = values[places]
                 self._unsaved.add(number)
 
     def truncate(self, length: int) -> None:
@@ -236,10 +225,10 @@ class Rows:
         with self.lock, self._reported("cannot be truncated"):
             blocks, kept = -(-self.length // self._size), -(-length // self._size)
             if length < self.header.rows:
-                self._commit(length, self.header.edits + 1)
+                self._commit(length, self.header.edits + 2)
             self.length = length
             for number in range(kept, blocks):
-                self._loaded.pop(number, None)
+                self._loaded.forget(number)
                 self._buffers.pop(number, None)
                 self._unsaved.discard(number)
             self._blocks.delete(kept, blocks - kept)
@@ -249,9 +238,8 @@ class Rows:
         """Return when all rows are committed."""
         with self.lock, self._reported("cannot be flushed"):
             self._save(sorted(self._unsaved))
-            if self._editing or self.length != self.header.rows:
-                self._commit(self.length, self.header.edits + self._editing)
-                self._editing = False
+            if self.header.changing or self.length != self.header.rows:
+                self._commit(self.length, self.header.edits + self.header.changing)
             for number in [number for number in self._buffers if number != self.length // self._size]:
                 del self._buffers[number]
 
@@ -300,7 +288,7 @@ class Rows:
         self._check_right()
         self._blocks.save(blocks)
         for number in blocks:
-            self._loaded.pop(number, None)
+            self._loaded.forget(number)
             self._buffers.pop(number, None)
             self._unsaved.discard(number)
 
@@ -333,14 +321,13 @@ class Rows:
             self._check_right()
             self._blocks.save({number: self._buffers[number][: self.length - number * self._size] for number in wave})
             for number in wave:
-                self._loaded.pop(number, None)
+                self._loaded.forget(number)
                 self._unsaved.discard(number)
 
     def _begin_edit(self) -> None:
         """Tell before the first of the committed rows changes that they are not what they were."""
-        if not self._editing:
+        if not self.header.changing:
             self._commit(self.header.rows, self.header.edits + 1)
-            self._editing = True
 
     def _commit(self, rows: int, edits: int) -> None:
         self._check_right()
@@ -351,16 +338,6 @@ class Rows:
     def _check_right(self) -> None:
         assert self._right is not None
         self._right.check()
-
-    def _parts(self, rows: npt.NDArray[np.int64]) -> Iterator[tuple[int, tuple[npt.NDArray[Any], npt.NDArray[Any]]]]:
-        """Per block, the places in `rows` that lie in it, and where in it."""
-        if not len(rows):
-            return
-        numbers, at = np.divmod(rows, self._size)
-        order = np.argsort(numbers, kind="stable")
-        cuts = np.flatnonzero(np.diff(numbers[order])) + 1
-        for places in np.split(order, cuts):
-            yield int(numbers[places[0]]), (places, at[places])
 
     @contextmanager
     def _reported(self, what: str) -> Iterator[None]:
@@ -390,11 +367,3 @@ def read_header(home: Home) -> Header:
         return Header.from_bytes(document)
     except (ValueError, KeyError, TypeError) as error:
         raise StoreError(f"its zarr.json is damaged, or of something else ({error})") from error
-
-
-def _whole_rows(block: torch.Tensor) -> npt.NDArray[np.void]:
-    """The rows of a tensor as items that numpy copies as they are."""
-    array = to_stored(block)
-    width = array.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
-    items: npt.NDArray[np.void] = array.reshape(-1).view(np.uint8).view(np.dtype((np.void, width)))
-    return items
