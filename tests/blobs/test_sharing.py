@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -213,6 +215,25 @@ def test_a_writer_that_was_killed_leaves_no_lock(folder: Place) -> None:
         assert team.members[0].call(hold, folder.target, "a") == 10
     with folder.open("a") as writer:
         assert writer.write(numbered(1)) == 1
+
+
+def test_a_writer_that_was_killed_leaves_no_lock_to_a_child_that_lives_on(folder: Place) -> None:
+    made(folder)
+    with Team(1) as team:
+        child = team.members[0].call(hold_and_fork, folder.target)
+    try:
+        folder.open("a").close()
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def hold_and_fork(target: str) -> int:
+    """Open a blob for writing, and fork a child; its process id."""
+    hold(target, "a")
+    child = os.fork()
+    if not child:
+        signal.pause()
+    return child
 
 
 def test_a_writer_that_could_not_be_opened_leaves_no_lock(place: Place) -> None:

@@ -167,7 +167,7 @@ class TensorBlob(BlobReader):
                 self._rows.refresh()
             if self._rows.header.changing:
                 raise StoreError(
-                    f"rows of {self!r} are being overwritten, or a writer was killed while it did that: flush it there, "
+                    f"rows of {self!r} are being overwritten, or a writer was killed while it did that: flush there, "
                     "or open and close it with mode 'a'"
                 )
             if not 1 <= count <= self._rows.length:
@@ -201,9 +201,13 @@ class TensorBlob(BlobReader):
             it was, and the cursor where it was.
         """
         self._check_writable("written to")
-        rows = as_rows(ts, self.dtype, self.shape)
         with self._rows.lock:
-            start = self._rows.length if self._mode[0] == "a" else min(self._position, self._rows.length)
+            length = self._rows.length
+            start = length if self._mode[0] == "a" else min(self._position, length)
+            if start == length and self._rows.append(ts):
+                self._position = start + 1
+                return 1
+            rows = as_rows(ts, self.dtype, self.shape)
             self._rows.put(start, rows)
             self._position = start + len(rows)
         return len(rows)

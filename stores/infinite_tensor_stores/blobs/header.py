@@ -64,7 +64,7 @@ class Header:
 
     @classmethod
     def new(cls, shape: tuple[int, ...], dtype: torch.dtype, block_size: int | None, compressors: Any) -> Header:
-        """An empty blob, with blocks of about 4 MiB unless `block_size` says otherwise; ValueError for 2 GiB and more."""
+        """An empty blob; blocks of about 4 MiB unless `block_size` says otherwise, ValueError for 2 GiB and more."""
         if block_size is None:
             block_size = max(1, min(_MOST_ROWS, _BLOCK_BYTES // (prod(shape) * dtype.itemsize)))
         if block_size * prod(shape) * dtype.itemsize > LARGEST_TILE_BYTES:

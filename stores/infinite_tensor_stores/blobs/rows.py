@@ -188,6 +188,28 @@ class Rows:
 
     # Writing.
 
+    def append(self, row: object) -> bool:
+        """Put one row behind the last into the buffer that it belongs to; False, and nothing, where that takes more.
+
+        The way of those who write one row after the other; called with the lock held.
+        """
+        number, at = divmod(self.length, self._size)
+        buffer = self._buffers.get(number)
+        header = self.header
+        if (
+            buffer is None
+            or at + 1 == self._size
+            or type(row) is not torch.Tensor
+            or row.shape != header.shape
+            or row.dtype is not header.dtype
+            or row.requires_grad
+        ):
+            return False
+        buffer[at].copy_(row)
+        self._unsaved.add(number)
+        self.length += 1
+        return True
+
     def put(self, start: int, rows: torch.Tensor) -> None:
         """Store rows from `start` on, which is at most the length; they lie behind the last row where that is passed.
 
@@ -197,13 +219,6 @@ class Rows:
             If what must be stored now cannot be. The blob is as long as it was, and rows may have been overwritten.
         """
         with self.lock:
-            number, at = divmod(start, self._size)
-            if start == self.length and at + len(rows) < self._size and number in self._buffers:
-                # One row after the other.
-                self._buffers[number][at : at + len(rows)] = rows
-                self._unsaved.add(number)
-                self.length += len(rows)
-                return
             before = self.length
             try:
                 self._put(start, rows)
