@@ -63,12 +63,14 @@ def test_a_lock_ends_with_its_owner_though_a_child_lives_on(folder: Place) -> No
     if not child:
         os.read(reading, 1)
         os._exit(0)
-    blob.close()
-    folder.open("a").close()
-    os.write(writing, b"x")
-    assert os.waitpid(child, 0)[1] == 0
-    os.close(reading)
-    os.close(writing)
+    try:
+        blob.close()
+        folder.open("a").close()
+    finally:
+        os.write(writing, b"x")
+        assert os.waitpid(child, 0)[1] == 0
+        os.close(reading)
+        os.close(writing)
 
 
 def test_a_pickled_blob_is_one_for_reading_at_the_same_row(folder: Place) -> None:

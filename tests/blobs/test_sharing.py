@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +165,29 @@ def watch(target: str, count: int) -> int:
         rows = blob[:]
         assert torch.equal(rows, torch.arange(float(len(rows)))[:, None, None].expand(-1, *SHAPE))
     return len(blob)
+
+
+def test_threads_share_a_blob_while_one_of_them_writes(place: Place) -> None:
+    made(place, 0)
+    with place.open("a+", max_cached_blocks=2) as blob:
+        blob.write(torch.zeros(SHAPE))
+
+        def read(seed: int) -> int:
+            dice, seen = random.Random(seed), 0  # noqa: S311
+            while seen < 200:
+                seen = len(blob)
+                where = [dice.randrange(seen) for _ in range(5)]
+                assert torch.equal(blob[where][:, 0, 0], torch.tensor(where, dtype=torch.float32))
+                assert blob[where[0]][1, 2] == where[0]
+            return seen
+
+        with ThreadPoolExecutor(4) as pool:
+            readers = [pool.submit(read, seed) for seed in range(4)]
+            for number in range(1, 200):
+                blob.write(torch.full(SHAPE, float(number)))
+                if number % 20 == 0:
+                    blob.flush()
+            assert [reader.result(60) for reader in readers] == [200] * 4
 
 
 def test_zarr_reads_what_is_committed(place: Place) -> None:
