@@ -12,37 +12,11 @@ import torch
 from zarr.codecs import GzipCodec
 
 from infinite_tensor import TensorBlob
-from tests.blobs.victims import WIDTH, rows, write_at_random
+from tests.blobs.victims import WIDTH, rows
+from tests.blobs.witness import kill_at_random
 from tests.crash.kills import NEVER, Kill
 from tests.processes.fork_server import CONTEXT, DEADLINE, enter_child
 from tests.processes.moments import Moment
-
-
-def kill_at_random(target: str, seed: int, messages: int, delay: float) -> tuple[int, int]:
-    """Have a process write, kill it `delay` seconds after some messages; the bounds that it told last."""
-    receiving, sending = CONTEXT.Pipe(duplex=False)
-    process = CONTEXT.Process(target=write_at_random, args=(sending, target, seed), daemon=True)
-    process.start()
-    sending.close()
-    told = [(0, 0)]
-    try:
-        for _ in range(messages):
-            assert receiving.poll(DEADLINE), "the process hangs"
-            told.append(receiving.recv())
-        process.join(delay)
-    except EOFError:
-        pytest.fail(f"the process has ended by itself: {process.exitcode}")
-    finally:
-        process.kill()
-        process.join(DEADLINE)
-    assert process.exitcode == -signal.SIGKILL
-    while receiving.poll():
-        try:
-            told.append(receiving.recv())
-        except EOFError:
-            break
-    # What it was about to do when it was killed may have been done, or not.
-    return min(told[-1][0], told[-2][0]) if len(told) > 1 else 0, max(told[-1][1], told[-2][1] if len(told) > 1 else 0)
 
 
 def survive(target: str, seed: int, kills: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import time
 from typing import Any
 
@@ -13,8 +12,9 @@ from s3fs import S3FileSystem
 
 from infinite_tensor import StoreError, TensorBlob
 from infinite_tensor_stores.blobs.lease import FOLDER, SECONDS
-from tests.blobs.victims import WIDTH, rows, write_at_random
-from tests.processes.fork_server import CONTEXT, DEADLINE, Team
+from tests.blobs.victims import WIDTH, rows
+from tests.blobs.witness import kill_at_random
+from tests.processes.fork_server import Team
 from tests.s3.proxy import Proxy
 from tests.s3.server import ADMIN, S3Server
 
@@ -103,25 +103,10 @@ def test_a_killed_writer_on_s3_leaves_whole_rows_and_no_lease_for_good(
     server: S3Server, url: str, bucket: S3FileSystem, seed: int
 ) -> None:
     create(url, server).close()
-    receiving, sending = CONTEXT.Pipe(duplex=False)
-    process = CONTEXT.Process(target=write_at_random, args=(sending, url, seed, server.options()), daemon=True)
-    process.start()
-    sending.close()
-    told = [(0, 0)]
-    for _ in range(25):
-        assert receiving.poll(DEADLINE)
-        told.append(receiving.recv())
-    process.kill()
-    process.join(DEADLINE)
-    assert process.exitcode == -signal.SIGKILL
-    while receiving.poll():
-        try:
-            told.append(receiving.recv())
-        except EOFError:
-            break
+    least, most = kill_at_random(url, seed, 25, storage_options=server.options())
     options: dict[str, Any] = {"storage_options": server.options()}
     found = TensorBlob.open(url, **options).read()
-    assert min(least for least, _ in told[-2:]) <= len(found) <= max(most for _, most in told[-2:])
+    assert least <= len(found) <= most
     assert torch.equal(found, rows(0, len(found)))
     with pytest.raises(StoreError, match="its lease runs out"):
         TensorBlob.open(url, "a", **options)
