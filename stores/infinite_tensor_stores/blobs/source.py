@@ -15,12 +15,13 @@ from infinite_tensor.arrays import Array
 from infinite_tensor.boxes import IntArray
 from infinite_tensor.boxset import BoxSet
 from infinite_tensor.definition import Definition, functions_of
-from infinite_tensor.engine.node import Batching
+from infinite_tensor.engine.batching import Batching
+from infinite_tensor.engine.node import Computation, Member
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.spec import TensorSpec
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import TensorInfo, TileStore
-from infinite_tensor.tilestore.contract import Access
+from infinite_tensor.tilestore.access import Access
 from infinite_tensor.tilestore.inventory import Inventory
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.report import Dropped
@@ -45,9 +46,9 @@ def tensor_of(blob: TensorBlob, rows: int) -> InfiniteTensor:
         functions=functions_of(None, None, ()),
     )
     spec = TensorSpec(f"blob-{header.incarnation}-{rows}", definition, torch.device("cpu"))
-    tensor = InfiniteTensor.__new__(InfiniteTensor)
-    tensor._bind(spec, BlobStore(blob, header.edits), None, Batching.of(None), (), named=False)
-    return tensor
+    members = [Member(spec, BlobStore(blob, header.edits))]
+    (node,) = Computation.registered(members, None, Batching.of(None), []).nodes
+    return InfiniteTensor.of_node(node, (), named=False)
 
 
 class BlobStore(TileStore):
