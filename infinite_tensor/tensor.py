@@ -11,12 +11,12 @@ import numpy.typing as npt
 import torch
 
 from infinite_tensor import compiled
+from infinite_tensor.attributes import TensorAttributes
 from infinite_tensor.blend import check_blend
 from infinite_tensor.definition import (
     ArgDefinition,
     Blend,
     Definition,
-    Json,
     Number,
     blend_name,
     functions_of,
@@ -30,7 +30,6 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.methods import LargeRegions
 from infinite_tensor.indexing import parse
 from infinite_tensor.joint import Shared, nested, new_id
-from infinite_tensor.nested import show
 from infinite_tensor.pickling import reduced
 from infinite_tensor.spec import TensorSpec
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
@@ -46,7 +45,7 @@ from infinite_tensor.validate import (
     checked_workers,
     move_target,
 )
-from infinite_tensor.window import Shape, TensorWindow, WindowGrid
+from infinite_tensor.window import TensorWindow, WindowGrid
 
 
 class Tensorlike(Protocol):
@@ -56,7 +55,7 @@ class Tensorlike(Protocol):
         """The tensor that it stands for."""
 
 
-class InfiniteTensor(LargeRegions):
+class InfiniteTensor(TensorAttributes, LargeRegions):
     """A tensor whose dimensions may be unbounded, defined by a deterministic function over windows.
 
     A read computes the windows that intersect the region and are not stored yet, stores them, and
@@ -234,94 +233,6 @@ class InfiniteTensor(LargeRegions):
         tensors = [cls.of_node(node, args, named=tensor_id is not None) for node in nodes]
         return nested(dict(zip(specs, tensors, strict=True)))
 
-    @property
-    def _spec(self) -> TensorSpec:
-        return self._node.spec
-
-    @property
-    def shape(self) -> Shape:
-        """Extent per dimension, None for an unbounded one."""
-        return self._spec.shape
-
-    @property
-    def ndim(self) -> int:
-        """Number of dimensions."""
-        return len(self.shape)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Element type."""
-        return self._spec.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Where ``f`` returns windows and reads return results."""
-        return self._spec.device
-
-    @property
-    def f(self) -> Callable[..., Any] | None:
-        """The function that computes windows; None where the tensor was opened without one."""
-        return self._node.computation.f
-
-    @property
-    def args(self) -> tuple[InfiniteTensor, ...]:
-        """Upstream tensors."""
-        return self._args
-
-    @property
-    def args_windows(self) -> tuple[TensorWindow, ...]:
-        """The window through which each arg is read."""
-        return tuple(arg.window for arg in self._spec.definition.args)
-
-    @property
-    def output_window(self) -> TensorWindow:
-        """Which pixels a window covers."""
-        return self._spec.definition.output_window
-
-    @property
-    def batch_size(self) -> int | tuple[int, ...] | None:
-        """Most windows in one call of ``f``, or the allowed numbers."""
-        return self._node.batching.given
-
-    @property
-    def blend(self) -> Blend | None:
-        """How overlapping windows are combined; None sums."""
-        return self._spec.blend
-
-    @property
-    def blend_init(self) -> Number | None:
-        """What a pixel holds before its first window; None is 0."""
-        return self._spec.blend_init
-
-    @property
-    def version(self) -> Json:
-        """The version that was given, as JSON holds it."""
-        return self._spec.definition.version
-
-    @property
-    def tensor_id(self) -> str:
-        """The name under which the store keeps this tensor."""
-        return self._spec.tensor_id
-
-    uuid = tensor_id
-
-    @property
-    def tile_store(self) -> TileStore:
-        """Where windows are kept."""
-        return self._node.store
-
-    def dim(self) -> int:
-        """Number of dimensions, as `torch.Tensor.dim`."""
-        return self.ndim
-
-    def size(self, dim: int | None = None) -> Shape | int | None:
-        """The shape, or its entry `dim`, as `torch.Tensor.size`."""
-        if dim is None:
-            return self.shape
-        if not -self.ndim <= dim < self.ndim:
-            raise IndexError(f"dimension {dim} is out of range for a tensor with {self.ndim} dimensions")
-        return self.shape[dim]
-
     def __getitem__(self, indices: object) -> Any:
         """Read a region, or a list of regions in one plan.
 
@@ -413,13 +324,6 @@ class InfiniteTensor(LargeRegions):
         """Drop from memory what can be had again, after storing what is pending."""
         self.tile_store.clear_cache(self.tensor_id)
 
-    def to_json(self) -> dict[str, Json]:
-        """The definition, as JSON: what decides the values, and the fingerprints of the functions.
-
-        The device, which is no part of what a store compares, is told as well.
-        """
-        return self._spec.definition.to_json() | {"device": str(self.device)}
-
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by reference: the store's target, the id and definition, and `f`, which must be picklable itself.
 
@@ -433,23 +337,6 @@ class InfiniteTensor(LargeRegions):
     def __exit__(self, *_exc: object) -> None:
         """Flush the store. It stays open: other tensors may share it."""
         self.tile_store.flush()
-
-    def __repr__(self) -> str:
-        parts = [f"shape={self.shape}", f"dtype={self.dtype}"]
-        if self.device.type != "cpu":
-            parts.append(f"device={str(self.device)!r}")
-        parts += [f"tensor_id={self.tensor_id!r}", f"output_window={self.output_window!r}"]
-        if self._spec.definition.output is not None:
-            parts.append(f"output={show(self._spec.definition.output)}")
-        if self.args:
-            parts.append(f"args={[arg.tensor_id for arg in self.args]}")
-        return f"InfiniteTensor({', '.join(parts)}, tile_store={self.tile_store!r})"
-
-    def __len__(self) -> int:
-        extent = self.shape[0]
-        if extent is None:
-            raise TypeError("len() of an InfiniteTensor whose dimension 0 is unbounded")
-        return extent
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         self._check_finite("iterate over")
@@ -465,11 +352,6 @@ class InfiniteTensor(LargeRegions):
             raise ValueError("an InfiniteTensor cannot be an array without a copy")
         array: npt.NDArray[Any] = self[...].numpy(force=True)
         return array if dtype is None else array.astype(np.dtype(dtype), copy=False)
-
-    def _check_finite(self, action: str) -> None:
-        for d, extent in enumerate(self.shape):
-            if extent is None:
-                raise TypeError(f"cannot {action} an InfiniteTensor: dimension {d} is unbounded; read a region of it")
 
 
 def _as_target(arg: Any) -> Any:
