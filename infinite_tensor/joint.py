@@ -163,14 +163,3 @@ def _check_coordinates(declared: Mapping[Key, Output]) -> None:
                 f"follows; ctx has {count} entries, and each output must follow all of them. Give the windows a "
                 "dimension_map: (None, 0, 1), say, for an image with channels first beside a mask without"
             )
-
-
-def nested(entries: Mapping[Key, Any]) -> dict[str, Any]:
-    """Entries in dictionaries of dictionaries, as their keys say."""
-    outermost: dict[str, Any] = {}
-    for (*outer, last), entry in entries.items():
-        inner = outermost
-        for key in outer:
-            inner = inner.setdefault(key, {})
-        inner[last] = entry
-    return outermost

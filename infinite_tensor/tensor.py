@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,7 @@ from infinite_tensor.engine.node import Computation, Member, Node
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.methods import LargeRegions
 from infinite_tensor.indexing import parse
-from infinite_tensor.joint import Shared, nested, new_id
+from infinite_tensor.joint import Shared, new_id
 from infinite_tensor.pickling import reduced
 from infinite_tensor.spec import TensorSpec
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
@@ -46,6 +46,9 @@ from infinite_tensor.validate import (
     move_target,
 )
 from infinite_tensor.window import TensorWindow, WindowGrid
+
+if TYPE_CHECKING:
+    from infinite_tensor.groups import TensorGroup
 
 
 class Tensorlike(Protocol):
@@ -172,7 +175,7 @@ class InfiniteTensor(TensorAttributes, LargeRegions):
         tensor_id: str | uuid.UUID | None = None,
         batch_size: int | tuple[int, ...] | None = None,
         version: object = None,
-    ) -> dict[str, Any]:
+    ) -> TensorGroup:
         """Tensors that one function computes together: each call returns a window of each.
 
         A window runs once for all of them: what a read of one makes `f` compute of the others is stored too.
@@ -193,9 +196,10 @@ class InfiniteTensor(TensorAttributes, LargeRegions):
 
         Returns
         -------
-        dict of str to InfiniteTensor
-            The tensors, nested as `outputs`. Each is an ordinary one: it is stored in an array of its own, and may be
-            read, filled, moved and reopened on its own, and be an arg of others.
+        TensorGroup
+            The tensors, nested as `outputs`. They share the dimensions that follow `ctx`, in pixels of the first one;
+            others may be finer or coarser, by their strides. Each is an ordinary tensor: it is stored in an array of
+            its own, and may be read, filled, moved and reopened on its own, and be an arg of others.
 
         Raises
         ------
@@ -231,7 +235,10 @@ class InfiniteTensor(TensorAttributes, LargeRegions):
         members = [Member(spec, store) for spec in specs.values()]
         nodes = Computation.registered(members, f, Batching.of(batch_size), [arg._node for arg in args]).nodes
         tensors = [cls.of_node(node, args, named=tensor_id is not None) for node in nodes]
-        return nested(dict(zip(specs, tensors, strict=True)))
+        # Groups are made of tensors.
+        from infinite_tensor.groups import TensorGroup  # noqa: PLC0415
+
+        return TensorGroup.of_outputs(dict(zip(specs, tensors, strict=True)))
 
     def __getitem__(self, indices: object) -> Any:
         """Read a region, or a list of regions in one plan.

@@ -139,10 +139,10 @@ class History:
             outputs = {
                 str(n): Output(s.shape, s.dtype, s.window, s.blend, s.blend_init) for n, s in enumerate(function.stages)
             }
-            made: dict[str, InfiniteTensor] = InfiniteTensor.from_multi(
+            made = InfiniteTensor.from_multi(
                 function, outputs, args, windows, tile_store=store, tensor_id=name, batch_size=batch_size
             )
-            return made.values()
+            return [made[str(n)] for n in range(len(outputs))]
         # What was cleared and not read since is not there to be opened.
         if opens and name in store.tensor_ids():
             return [store.open(name, function, args, blend=stage.blend, batch_size=batch_size)]

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from infinite_tensor.errors import ValidationError
-from infinite_tensor.groups.keys import Key, shown
 from infinite_tensor.groups.members import Member
 from infinite_tensor.groups.tensordicts import assembled, batch_size
 from infinite_tensor.indexing import Selection
+from infinite_tensor.nested import Key, show
 
 if TYPE_CHECKING:
     from infinite_tensor.groups.group import TensorGroup
@@ -183,9 +183,9 @@ def _numpy_dtype(tensor: torch.Tensor) -> Any:
 def _check_storable(sample: Mapping[Key, torch.Tensor], form: str) -> None:
     for key, tensor in sample.items():
         if tensor.dtype is torch.bfloat16:
-            raise ValidationError(f"format {form!r} has no bfloat16, which {shown(key)} is; format 'memmap' has")
+            raise ValidationError(f"format {form!r} has no bfloat16, which {show(key)} is; format 'memmap' has")
         if any("/" in name or name in (".", "..") for name in key):
-            raise ValidationError(f"format {form!r} cannot name a tensor {shown(key)}; format 'memmap' can")
+            raise ValidationError(f"format {form!r} cannot name a tensor {show(key)}; format 'memmap' can")
 
 
 # From an unfinished file or folder to the one that was asked for.

@@ -13,13 +13,14 @@ import torch
 from infinite_tensor.engine.assemble import read_together
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.groups.export import save_tensordict
-from infinite_tensor.groups.keys import Key, as_key, is_key, leaves
+from infinite_tensor.groups.keys import as_key, is_key, leaves
 from infinite_tensor.groups.large import LargeGroupRegions
-from infinite_tensor.groups.members import members_of
+from infinite_tensor.groups.members import check_extents, members_of, outputs_of
 from infinite_tensor.groups.saved import save_group
 from infinite_tensor.groups.source import tensors_of
 from infinite_tensor.groups.tensordicts import assembled, import_tensordict
 from infinite_tensor.indexing import Selection, parse
+from infinite_tensor.nested import Key
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import TileStore
 from infinite_tensor.validate import checked_workers
@@ -71,7 +72,14 @@ class TensorGroup(LargeGroupRegions):
                 given |= {(*key, *inner): member for inner, member in value._members.items()}
             else:
                 given[key] = value
-        self._bind(members_of(given, dims, scale))
+        members = members_of(given, dims, scale)
+        check_extents(members)
+        self._bind(members)
+
+    @classmethod
+    def of_outputs(cls, tensors: Mapping[Key, InfiniteTensor]) -> Self:
+        """The outputs of one ``f``, by their keys; see `InfiniteTensor.from_multi`."""
+        return cls._of(outputs_of(tensors))
 
     @classmethod
     def from_tensordict(

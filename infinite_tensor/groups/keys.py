@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, TypeGuard
 
 from infinite_tensor.errors import ValidationError
-
-Key: TypeAlias = tuple[str, ...]
-"""The names from the outermost one inwards; always at least one."""
+from infinite_tensor.nested import Key, show
 
 
 def is_key(value: object) -> TypeGuard[str | tuple[str, ...]]:
@@ -25,11 +23,6 @@ def as_key(value: object) -> Key:
     return (value,) if isinstance(value, str) else value
 
 
-def shown(key: Key) -> str:
-    """A key as a person writes it: ``'height'`` or ``('biome', 'id')``."""
-    return repr(key[0] if len(key) == 1 else key)
-
-
 def leaves(given: Mapping[Any, Any], above: Key = ()) -> Iterator[tuple[Key, Any]]:
     """What nested mappings hold that is no mapping, in their order, each under its key.
 
@@ -39,11 +32,11 @@ def leaves(given: Mapping[Any, Any], above: Key = ()) -> Iterator[tuple[Key, Any
         If a name is no str or empty, or a mapping holds nothing.
     """
     if not given:
-        raise ValidationError(f"a group holds at least one tensor{f', {shown(above)} is empty' if above else ''}")
+        raise ValidationError(f"a group holds at least one tensor{f', {show(above)} is empty' if above else ''}")
     for name, value in given.items():
         if not isinstance(name, str) or not name:
             raise ValidationError(
-                f"names in a group are non-empty str, got {name!r}{f' in {shown(above)}' if above else ''}; nest "
+                f"names in a group are non-empty str, got {name!r}{f' in {show(above)}' if above else ''}; nest "
                 "mappings for nested names"
             )
         if isinstance(value, Mapping):
@@ -66,10 +59,10 @@ def nested(values: Iterable[tuple[Key, Any]]) -> dict[str, Any]:
         level = outermost
         for depth, name in enumerate(key[:-1], 1):
             if key[:depth] in ends:
-                raise ValidationError(f"{shown(key[:depth])} holds a tensor, so that {shown(key)} cannot be one")
+                raise ValidationError(f"{show(key[:depth])} holds a tensor, so that {show(key)} cannot be one")
             level = level.setdefault(name, {})
         if key[-1] in level:
-            raise ValidationError(f"{shown(key)} is there twice")
+            raise ValidationError(f"{show(key)} is there twice")
         level[key[-1]] = value
         ends.add(key)
     return outermost
@@ -117,7 +110,7 @@ def chosen(name: str, given: object, keys: Iterable[Key], default: Any) -> dict[
     said = dict(_said(given, ()))
     for key in said:
         if not any(leaf[: len(key)] == key for leaf in keys):
-            raise ValidationError(f"{name} is given for {shown(key)}, which is not in the group: {_names(keys)}")
+            raise ValidationError(f"{name} is given for {show(key)}, which is not in the group: {_names(keys)}")
     found = {}
     for leaf in keys:
         depth = next((n for n in range(len(leaf), 0, -1) if leaf[:n] in said), 0)
@@ -135,4 +128,4 @@ def _said(given: Mapping[Any, Any], above: Key) -> Iterator[tuple[Key, Any]]:
 
 
 def _names(keys: Iterable[Key]) -> str:
-    return ", ".join(map(shown, keys))
+    return ", ".join(map(show, keys))

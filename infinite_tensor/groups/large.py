@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 from infinite_tensor.filling import FillPlan, FillReport, Progress
 from infinite_tensor.filling.invalidate import Invalidation
 from infinite_tensor.filling.together import fill_together, plan_together
-from infinite_tensor.groups.keys import Key, nested
+from infinite_tensor.groups.keys import nested
 from infinite_tensor.groups.names import NamedTensors
 from infinite_tensor.indexing import Selection, parse
+from infinite_tensor.nested import Key
 from infinite_tensor.tensor import InfiniteTensor
 
 if TYPE_CHECKING:

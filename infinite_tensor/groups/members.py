@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 from infinite_tensor.errors import RegionError, ValidationError
-from infinite_tensor.groups.keys import Key, chosen, shown
+from infinite_tensor.groups.keys import chosen
 from infinite_tensor.indexing import Selection, parse
+from infinite_tensor.nested import Key, show
 from infinite_tensor.tensor import InfiniteTensor
-from infinite_tensor.window import Shape, as_index
+from infinite_tensor.window import Shape, as_index, coordinates_of
 
 _FINEST = 2**31
 """Numerators and denominators of scales stay below it."""
@@ -83,7 +84,7 @@ class Member:
         return slice(int(start * scale), int(stop * scale))
 
     def _misfit(self, d: int, problem: str) -> RegionError:
-        return RegionError(f"dimension {d}: {shown(self.key)} has scale {self.scale[d]}, and {problem}")
+        return RegionError(f"dimension {d}: {show(self.key)} has scale {self.scale[d]}, and {problem}")
 
     def arranged(self, result: torch.Tensor, squeezed: Sequence[int]) -> torch.Tensor:
         """What was read, its shared dimensions first, in the order of the group."""
@@ -112,7 +113,7 @@ def members_of(given: Mapping[Key, InfiniteTensor | Member], dims: object, scale
     for key, value in given.items():
         tensors[key] = tensor = value.tensor if isinstance(value, Member) else value
         if not isinstance(tensor, InfiniteTensor):
-            raise ValidationError(f"{shown(key)} must be an InfiniteTensor, or a mapping of them, got {tensor!r}")
+            raise ValidationError(f"{show(key)} must be an InfiniteTensor, or a mapping of them, got {tensor!r}")
         if isinstance(value, Member) and wanted[key] is None:
             wanted[key] = value.dims
     shared = {
@@ -129,23 +130,43 @@ def members_of(given: Mapping[Key, InfiniteTensor | Member], dims: object, scale
     return members
 
 
-def shape_of(members: Mapping[Key, Member]) -> Shape:
-    """Extents of the dimensions that members share, in pixels of the group."""
+def check_extents(members: Mapping[Key, Member]) -> None:
+    """ValidationError unless members have the same whole number of pixels of the group along each shared dimension."""
     first, *others = members.values()
     shape = _extents(first)
     for other in others:
         if _extents(other) != shape:
             raise ValidationError(
                 "the tensors of a group have the same extent along the dimensions that they share, in pixels of the "
-                f"group: {shown(first.key)} has {_text(shape)}, {shown(other.key)} has {_text(_extents(other))}; give "
+                f"group: {show(first.key)} has {_text(shape)}, {show(other.key)} has {_text(_extents(other))}; give "
                 "dims=... or scale=..."
             )
-    for extent in shape:
-        if extent is not None and extent.denominator != 1:
-            raise ValidationError(
-                f"a group of {_text(shape)} pixels does not end with a whole pixel; give another scale=..."
-            )
-    return tuple(None if extent is None else int(extent) for extent in shape)
+    if any(extent is not None and extent.denominator != 1 for extent in shape):
+        raise ValidationError(
+            f"a group of {_text(shape)} pixels does not end with a whole pixel; give another scale=..."
+        )
+
+
+def shape_of(members: Mapping[Key, Member]) -> Shape:
+    """Extents of the dimensions that members share, in whole pixels of the group that all of them have."""
+    extents = zip(*map(_extents, members.values()), strict=True)
+    return tuple(min((int(n) for n in of_members if n is not None), default=None) for of_members in extents)
+
+
+def outputs_of(tensors: Mapping[Key, InfiniteTensor]) -> dict[Key, Member]:
+    """The outputs of one ``f``, which share the dimensions that follow its window index.
+
+    How many pixels they have between one window and the next tells their scales. The first one has scale 1.
+    """
+    members: dict[Key, Member] = {}
+    strides: list[int] = []
+    for key, tensor in tensors.items():
+        window = tensor.output_window
+        dims = tuple(map(window.followed.index, range(coordinates_of(window))))
+        strides = strides or [window.stride[d] for d in dims]
+        scale = tuple(Fraction(window.stride[d], stride) for d, stride in zip(dims, strides, strict=True))
+        members[key] = Member(key, tensor, dims, scale)
+    return members
 
 
 def _extents(member: Member) -> tuple[Fraction | None, ...]:
@@ -167,7 +188,7 @@ def _check_as_many(
     counts = {len(dims) for dims in shared.values()}
     unsaid = [key for key in tensors if wanted[key] is None]
     if len(counts) > 1 or (0 in counts and unsaid):
-        found = "; ".join(f"{shown(key)} of shape {tensors[key].shape} shares {list(shared[key])}" for key in tensors)
+        found = "; ".join(f"{show(key)} of shape {tensors[key].shape} shares {list(shared[key])}" for key in tensors)
         raise ValidationError(
             "the tensors of a group share as many dimensions each, the unbounded ones unless dims=... says which, in "
             f"which order: {found}"
@@ -176,7 +197,7 @@ def _check_as_many(
         inner = [d for d in _unbounded(tensors[key]) if d not in shared[key]]
         if inner:
             raise ValidationError(
-                f"{shown(key)} of shape {tensors[key].shape} is unbounded in dimension {inner[0]}, which dims="
+                f"{show(key)} of shape {tensors[key].shape} is unbounded in dimension {inner[0]}, which dims="
                 f"{shared[key]} does not share: no region would say what to read of it"
             )
 
@@ -186,7 +207,7 @@ def _checked_dims(key: Key, tensor: InfiniteTensor, given: object) -> tuple[int,
     dims = [d % tensor.ndim for d in numbers if d is not None and -tensor.ndim <= d < tensor.ndim]
     if len(dims) < len(numbers) or len(set(dims)) < len(dims):
         raise ValidationError(
-            f"dims of {shown(key)} must be a tuple of different dimensions of its shape {tensor.shape}, got {given!r}"
+            f"dims of {show(key)} must be a tuple of different dimensions of its shape {tensor.shape}, got {given!r}"
         )
     return tuple(dims)
 
@@ -196,7 +217,7 @@ def _checked_scale(key: Key, given: Any, count: int) -> tuple[Fraction, ...]:
     scales = [_fraction(entry) for entry in entries]
     if len(scales) != count or None in scales:
         raise ValidationError(
-            f"scale of {shown(key)} must be a positive number of its pixels along one pixel of the group, such as "
+            f"scale of {show(key)} must be a positive number of its pixels along one pixel of the group, such as "
             f"Fraction(1, 8), 0.125 or 2, or a tuple of {count} of them, got {given!r}"
         )
     return tuple(scale for scale in scales if scale is not None)

@@ -8,8 +8,9 @@ from fractions import Fraction
 from typing import Any, NoReturn, Self
 
 from infinite_tensor.errors import ValidationError
-from infinite_tensor.groups.keys import Key, as_key, is_key, listed, shown
+from infinite_tensor.groups.keys import as_key, is_key, listed
 from infinite_tensor.groups.members import Member, shape_of
+from infinite_tensor.nested import Key, show
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.window import Shape
 
@@ -63,7 +64,7 @@ class NamedTensors:
         return found
 
     def _unknown(self, key: Key) -> KeyError:
-        return KeyError(f"key {shown(key)} is not in the group, which has {', '.join(map(shown, self._members))}")
+        return KeyError(f"key {show(key)} is not in the group, which has {', '.join(map(show, self._members))}")
 
     def get(self, key: str | tuple[str, ...], default: Any = None) -> Any:
         """What has a key, or `default`."""
@@ -127,7 +128,7 @@ class NamedTensors:
 
     def _kept(self, keys: list[Key]) -> Self:
         if not keys:
-            raise ValidationError(f"nothing is left of the group, which has {', '.join(map(shown, self._members))}")
+            raise ValidationError(f"nothing is left of the group, which has {', '.join(map(show, self._members))}")
         return self._of({key: self._members[key] for key in keys})
 
     def __setitem__(self, key: object, value: object) -> NoReturn:
@@ -174,4 +175,4 @@ def _is_in(leaf: Key, keys: list[Key]) -> bool:
 
 def _line(member: Member) -> str:
     scale = f", scale {' x '.join(map(str, member.scale))}" if set(member.scale) - {1} else ""
-    return f"{shown(member.key)}: {member.tensor.shape} {member.tensor.dtype}, shares {list(member.dims)}{scale}"
+    return f"{show(member.key)}: {member.tensor.shape} {member.tensor.dtype}, shares {list(member.dims)}{scale}"

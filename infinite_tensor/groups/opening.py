@@ -10,9 +10,10 @@ import torch
 
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.groups.group import TensorGroup
-from infinite_tensor.groups.keys import chosen, shown
+from infinite_tensor.groups.keys import chosen
 from infinite_tensor.groups.members import members_of
 from infinite_tensor.groups.saved import StoredMember, digest_of, stored_members
+from infinite_tensor.nested import show
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import TileStore
 from infinite_tensor.tilestore.failures import damaged_group
@@ -80,17 +81,17 @@ def _opened(
         problems.append(f"{place!r} holds another tensor {part.tensor_id!r}, with another definition")
     listed = "".join(f"\n  {problem}" for problem in problems)
     raise StoreError(
-        f"{shown(part.key)} of group {group_id!r} is tensor {part.tensor_id!r}, which cannot be opened:{listed}\n"
+        f"{show(part.key)} of group {group_id!r} is tensor {part.tensor_id!r}, which cannot be opened:{listed}\n"
         "Name the store that holds it in stores=[...], or give the tensor in members={...}"
     )
 
 
 def _checked_member(group_id: str, part: StoredMember, given: object) -> InfiniteTensor:
     if not isinstance(given, InfiniteTensor):
-        raise ValidationError(f"members must hold InfiniteTensors, got {given!r} for {shown(part.key)}")
+        raise ValidationError(f"members must hold InfiniteTensors, got {given!r} for {show(part.key)}")
     if digest_of(given) != part.digest:
         raise ValidationError(
-            f"{shown(part.key)} of group {group_id!r} is tensor {part.tensor_id!r} with another definition than the "
+            f"{show(part.key)} of group {group_id!r} is tensor {part.tensor_id!r} with another definition than the "
             f"tensor {given.tensor_id!r} that is given in members"
         )
     return given

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from infinite_tensor.errors import StoreError, ValidationError
-from infinite_tensor.groups.keys import Key, leaves, nested, shown
+from infinite_tensor.groups.keys import leaves, nested
 from infinite_tensor.groups.members import Member
+from infinite_tensor.nested import Key, show
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import TileStore
 from infinite_tensor.tilestore.failures import damaged_group
@@ -93,7 +94,7 @@ def save_group(members: Mapping[Key, Member], store: TileStore, group_id: str) -
     for member in members.values():
         if not member.tensor._named:
             raise ValidationError(
-                f"{shown(member.key)} of the group has no tensor_id by which it could be found again; make it with "
+                f"{show(member.key)} of the group has no tensor_id by which it could be found again; make it with "
                 "tensor_id=..."
             )
     given = {key: StoredMember.of(member) for key, member in members.items()}
@@ -103,7 +104,7 @@ def save_group(members: Mapping[Key, Member], store: TileStore, group_id: str) -
     if found != given:
         differing = [key for key in {**found, **given} if found.get(key) != given.get(key)]
         lines = "".join(
-            f"\n  {shown(key)}: stored {_line(found.get(key))}, given {_line(given.get(key))}" for key in differing
+            f"\n  {show(key)}: stored {_line(found.get(key))}, given {_line(given.get(key))}" for key in differing
         )
         raise ValidationError(
             f"{store!r} already holds a group {group_id!r} of other tensors:{lines}\nGive another group_id, or delete "

@@ -13,8 +13,9 @@ import torch
 
 from infinite_tensor.boxes import Index
 from infinite_tensor.errors import ValidationError
-from infinite_tensor.groups.keys import Key, as_key, shown
+from infinite_tensor.groups.keys import as_key
 from infinite_tensor.groups.tensordicts import import_tensordict
+from infinite_tensor.nested import Key, show
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
 from infinite_tensor.window import TensorWindow
@@ -40,8 +41,8 @@ def tensors_of(
     others = [key for key in map(as_key, td.keys(True)) if key not in above]
     if others:
         raise ValidationError(
-            f"{', '.join(map(shown, others))} of the TensorDict hold no tensor; leave them out: "
-            f"td.exclude({', '.join(map(shown, others))})"
+            f"{', '.join(map(show, others))} of the TensorDict hold no tensor; leave them out: "
+            f"td.exclude({', '.join(map(show, others))})"
         )
     if not keys:
         raise ValidationError("the TensorDict holds no tensor")
@@ -53,8 +54,8 @@ def _tensor(td: TensorDictBase, key: Key, version: object, store: TileStore, ten
     shape = tuple(td.get_item_shape(key))
     if not shape or not all(extent > 0 for extent in shape):
         raise ValidationError(
-            f"{shown(key)} of the TensorDict has shape {shape}: a tensor needs dimensions, and pixels along each; "
-            f"leave it out: td.exclude({shown(key)})"
+            f"{show(key)} of the TensorDict has shape {shape}: a tensor needs dimensions, and pixels along each; "
+            f"leave it out: td.exclude({show(key)})"
         )
     sample = td.get_at(key, (slice(0, 0),))
     window = _window(shape, sample.dtype.itemsize)
@@ -73,7 +74,7 @@ def _tensor(td: TensorDictBase, key: Key, version: object, store: TileStore, ten
             version={"tensordict": list(key), "version": version},
         )
     except ValidationError as error:
-        raise ValidationError(f"{shown(key)} of the TensorDict: {error}") from error
+        raise ValidationError(f"{show(key)} of the TensorDict: {error}") from error
 
 
 def _either(_existing: torch.Tensor, incoming: torch.Tensor) -> torch.Tensor:
