@@ -128,6 +128,35 @@ def test_windows_that_wait_for_a_full_batch_are_not_computed_again(
     )
 
 
+def test_what_lies_between_regions_of_one_step_is_not_taken_for_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("infinite_tensor.engine.assemble._BLOCK_BYTES", 64)
+    calls: Counter[tuple[int, ...]] = Counter()
+    line = TensorWindow((4,))
+
+    def store() -> MemoryTileStore:
+        return MemoryTileStore(cache_size_bytes=1)
+
+    def source_of(ctx: tuple[int, ...]) -> torch.Tensor:
+        calls[ctx] += 1
+        return torch.full((4,), float(ctx[0]))
+
+    def copied(_ctx: tuple[int, ...], region: torch.Tensor) -> torch.Tensor:
+        return region
+
+    source = InfiniteTensor((None,), source_of, line, tile_store=store())
+    here, ahead = (InfiniteTensor((None,), copied, line, [source], [line], tile_store=store()) for _ in range(2))
+    total = InfiniteTensor(
+        (None,),
+        lambda _ctx, near, far, next_one: near + far + next_one,
+        line,
+        [here, here, ahead],
+        [line, TensorWindow((4,), offset=400), TensorWindow((4,), offset=4)],
+        tile_store=store(),
+    )
+    assert total[0:200].tolist() == [3.0 * (x // 4) + 101 for x in range(200)]
+    assert set(calls.values()) == {1}
+
+
 def test_each_request_gets_a_list_and_an_empty_region_computes_nothing() -> None:
     fork = Fork(MemoryTileStore())
     results = read_together(

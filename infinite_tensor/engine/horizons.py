@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Self
+from typing import Self, TypeAlias
 
 import numpy as np
 
 from infinite_tensor.boxes import IntArray
 from infinite_tensor.engine.node import Computation, Node, consumers_first
 from infinite_tensor.window import TensorWindow
+
+_Boxes: TypeAlias = tuple[IntArray, IntArray]
 
 _NOWHERE = 2**62
 """Where a region begins that a tensor has no part in; it ends at the negative."""
@@ -62,22 +64,30 @@ class Horizons:
         self._reach = {
             node: self._spread(regions.numbers, regions.starts, regions.stops) for node, regions in roots.items()
         }
+        self._hulls: set[Node] = set()
         for computation, nodes in chain.items():
-            numbers, low, high = self._windows(computation, [node for node in nodes if node in self._reach])
+            read = [node for node in nodes if node in self._reach]
+            numbers, low, high, whole = self._windows(computation, read)
             for node in computation.nodes:
                 # What nobody reads is stored, and let go of.
                 if node not in self._reach:
                     self._reads(node, node.spec.grid.window, numbers, low, high, computation.depth)
-            low = _first_new(low, high)
+            # Of a hull, not all needs to be there.
+            low = _first_new(low, high) if whole else low
             for upstream in computation.inputs:
                 self._reads(upstream.node, upstream.window, numbers, low, high, computation.depth)
+                if not whole:
+                    self._hulls.add(upstream.node)
         self._before = {
             node: np.minimum.accumulate(first[::-1], axis=0)[::-1] for node, (first, _) in self._reach.items()
         }
         self._until = {node: np.maximum.accumulate(last, axis=0) for node, (_, last) in self._reach.items()}
 
-    def _windows(self, computation: Computation, nodes: Sequence[Node]) -> tuple[IntArray, IntArray, IntArray]:
-        """The box of windows that each region needs of a computation, and the numbers of regions that need any."""
+    def _windows(self, computation: Computation, nodes: Sequence[Node]) -> tuple[IntArray, IntArray, IntArray, bool]:
+        """The box of windows that each region needs of a computation, for the numbers of regions that need any.
+
+        And whether all windows of the boxes are needed.
+        """
         boxes = []
         for node in nodes:
             first, last = self._reach[node]
@@ -87,7 +97,8 @@ class Horizons:
         low = reduce(np.minimum, [box[0] for box in boxes])
         high = reduce(np.maximum, [box[1] for box in boxes])
         numbers = np.flatnonzero(low[:, 0] < _NOWHERE)
-        return numbers, low[numbers], high[numbers]
+        whole = self._hulls.isdisjoint(nodes) and all(_is_one((low, high), boxes[0], box) for box in boxes[1:])
+        return numbers, low[numbers], high[numbers], whole
 
     def _reads(
         self, node: Node, window: TensorWindow, numbers: IntArray, low: IntArray, high: IntArray, depth: int
@@ -97,7 +108,10 @@ class Horizons:
         end = window.starts(np.maximum(high - 1, low)) + np.array(window.size)
         read = self._spread(numbers, begin, end)
         known = self._reach.get(node, read)
-        self._reach[node] = np.minimum(known[0], read[0]), np.maximum(known[1], read[1])
+        hull = np.minimum(known[0], read[0]), np.maximum(known[1], read[1])
+        if not _is_one(hull, known, read):
+            self._hulls.add(node)
+        self._reach[node] = hull
         self._read_at[node] = max(self._read_at.get(node, 0), depth)
 
     def _spread(self, numbers: IntArray, starts: IntArray, stops: IntArray) -> tuple[IntArray, IntArray]:
@@ -131,6 +145,12 @@ class Horizons:
         reached = self._until[node][held] - self._before[node][held] + np.array(spec.grid.window.size, dtype=np.int64)
         ends = [np.iinfo(np.int64).max if extent is None else extent for extent in spec.shape]
         return int(np.minimum(reached, ends).prod(axis=1, dtype=np.float64).max(initial=0))
+
+
+def _is_one(hull: _Boxes, box: _Boxes, other: _Boxes) -> bool:
+    """Whether each hull of two boxes is one of them, and holds nothing between them."""
+    each = [((hull[0] == given[0]) & (hull[1] == given[1])).all(axis=1) for given in (box, other)]
+    return bool((each[0] | each[1]).all())
 
 
 def _first_new(low: IntArray, high: IntArray) -> IntArray:
