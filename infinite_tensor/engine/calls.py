@@ -36,11 +36,11 @@ class Calls:
         self._batched = computation.batching.given is not None
         specs = [member.spec for member in computation.members]
         self._checks = [_Check(spec) for spec in specs]
-        self._check = self._checks[0]
+        self._check = self._checks[0].array_of
         self._keys = [spec.definition.output for spec in specs if spec.definition.output is not None]
 
-    def run(self, places: Sequence[int], put: Callable[[int, Sequence[Array]], None]) -> None:
-        """One call; hands on the windows that it returned, checked, with their place: one for each tensor.
+    def run(self, places: Sequence[int], put: Callable[..., None]) -> None:
+        """One call; ``put(place, *windows)`` is handed what it returned for each window, checked: one for each tensor.
 
         They are to be copied at once: ``f`` may use its buffer again.
 
@@ -50,27 +50,31 @@ class Calls:
             If ``f`` does not return what was declared. What ``f`` raises comes through. Either way the
             message ends with the tensor and the windows that were being computed.
         """
+        others: Sequence[Array] = ()
         try:
             if self._batched:
                 windows = self._checked_batch(places)
             else:
                 (place,) = places
                 output = self._f(self._indices[place], *self._regions(place))
-                window = self._checked(output) if self._keys else (self._check(output),)
+                if self._keys:
+                    window, *others = self._checked(output)
+                else:
+                    window = self._check(output)
         except Exception as error:
             listed = ", ".join([str(self._indices[place]) for place in places[:8]]) + ", ..." * (len(places) > 8)
             error.add_note(f"while computing window {listed} of tensor {self._computation.names}")
             raise
         if self._batched:
             for place, each in zip(places, windows, strict=True):
-                put(place, each)
+                put(place, *each)
         else:
-            put(place, window)
+            put(place, window, *others)
 
     def _checked(self, output: object) -> list[Array]:
         """What `f` returned for one window, for each tensor."""
         entries = _entries(output, self._keys)
-        return [check(entry) for check, entry in zip(self._checks, entries, strict=True)]
+        return [check.array_of(entry) for check, entry in zip(self._checks, entries, strict=True)]
 
     def _checked_batch(self, places: Sequence[int]) -> list[Sequence[Array]]:
         """What `f` returned for several windows, for each window and tensor."""
@@ -81,7 +85,7 @@ class Calls:
         if isinstance(output, Mapping):
             columns = [_as_list(entry, len(places)) for entry in _entries(output, self._keys)]
             return [
-                [check(entry) for check, entry in zip(self._checks, row, strict=True)]
+                [check.array_of(entry) for check, entry in zip(self._checks, row, strict=True)]
                 for row in zip(*columns, strict=True)
             ]
         return [self._checked(each) for each in _as_list(output, len(places))]
@@ -97,7 +101,8 @@ class _Check:
         self._spec = spec
         self._size, self._dtype = spec.definition.output_window.size, spec.numpy_dtype
 
-    def __call__(self, output: object) -> Array:
+    def array_of(self, output: object) -> Array:
+        """A view of it, or of what it stands for."""
         if self._dtype is not None and type(output) is torch.Tensor:
             try:
                 array = output.numpy()

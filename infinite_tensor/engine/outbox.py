@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Sequence
 from typing import Self
 
 from infinite_tensor.arrays import Array, as_array
@@ -25,19 +24,24 @@ class Outbox:
     def __init__(self, claim: Claim) -> None:
         self._claim = claim
         self._specs = [result.node.spec for result in claim.level.results]
-        self._blocks: list[Array] = []
+        self._first: Array = ()
+        self._others: list[Array] = []
         self._begin = self._end = self._length = 0
         self._places: list[int] = []
         self._sent = time.monotonic()
 
-    def put(self, place: int, windows: Sequence[Array]) -> None:
+    def put(self, place: int, window: Array, *others: Array) -> None:
         """Copy the windows at this place of the claim, one for each tensor."""
-        if self._end == self._length:
+        end = self._end
+        if end == self._length:
             self.send()
             self._allocate()
-        end = self._end
-        for block, window in zip(self._blocks, windows, strict=True):
-            block[end] = window
+            end = 0
+        # In most cases there is one: this runs for each window.
+        self._first[end] = window
+        if others:
+            for block, other in zip(self._others, others, strict=True):
+                block[end] = other
         self._end = end + 1
         self._places.append(place)
 
@@ -45,7 +49,7 @@ class Outbox:
         shapes = [spec.definition.output_window.size for spec in self._specs]
         largest = max(math.prod(size) * spec.dtype.itemsize for size, spec in zip(shapes, self._specs, strict=True))
         self._length = max(1, min(len(self._claim.indices), _BLOCK_BYTES // max(1, largest)))
-        self._blocks = [
+        self._first, *self._others = [
             as_array(new_block((self._length, *size), spec.dtype, spec.device))
             for size, spec in zip(shapes, self._specs, strict=True)
         ]
@@ -61,7 +65,7 @@ class Outbox:
         places, begin = self._places, self._begin
         self._places, self._begin = [], self._end
         if places:
-            for result, block in zip(self._claim.level.results, self._blocks, strict=True):
+            for result, block in zip(self._claim.level.results, (self._first, *self._others), strict=True):
                 count = result.deposit(places, block[begin : self._end])
                 self._claim.reader.notice(result.node, count)
             CLAIMS.end(self._claim, [self._claim.indices[place] for place in places])
