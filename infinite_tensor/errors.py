@@ -33,7 +33,7 @@ class DeviceMismatchError(ValidationError):
     """``f`` returned a tensor on another device than the InfiniteTensor was declared with."""
 
 
-class TileAccessError(InfiniteTensorError):
+class TileAccessError(InfiniteTensorError, LookupError):
     """A region is not stored, and there is no ``f`` at hand to compute it."""
 
 

@@ -23,7 +23,7 @@ from infinite_tensor.engine.node import Computation, Member
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.nested import show
 from infinite_tensor.spec import TensorSpec
-from infinite_tensor.tensor import InfiniteTensor, Tensorlike, arg_definitions, as_tensors
+from infinite_tensor.tensor import InfiniteTensor, SupportsAsTensor, arg_definitions, as_tensors
 from infinite_tensor.tilestore import TileStore
 from infinite_tensor.tilestore.conflicts import check_same
 from infinite_tensor.tilestore.stored import StoredTensor
@@ -38,7 +38,7 @@ def open_tensor(
     store: TileStore,
     tensor_id: str,
     f: Callable[..., Any] | None,
-    args: Sequence[InfiniteTensor | Tensorlike] | None,
+    args: Sequence[InfiniteTensor | SupportsAsTensor] | None,
     blend: Blend | None,
     batch_size: int | tuple[int, ...] | None,
     device: torch.device | str,

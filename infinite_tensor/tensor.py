@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from infinite_tensor.groups import TensorGroup
 
 
-class Tensorlike(Protocol):
+class SupportsAsTensor(Protocol):
     """What can stand for an InfiniteTensor among the args of another one: a `TensorBlob`, say."""
 
     def as_tensor(self) -> InfiniteTensor:
@@ -116,7 +116,7 @@ class InfiniteTensor(TensorAttributes, LargeRegions):
         shape: Sequence[int | None],
         f: Callable[..., Any],
         output_window: TensorWindow,
-        args: Sequence[InfiniteTensor | Tensorlike] | None = None,
+        args: Sequence[InfiniteTensor | SupportsAsTensor] | None = None,
         args_windows: Sequence[TensorWindow] | None = None,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
@@ -168,7 +168,7 @@ class InfiniteTensor(TensorAttributes, LargeRegions):
         cls,
         f: Callable[..., Any],
         outputs: Mapping[str, Any],
-        args: Sequence[InfiniteTensor] | None = None,
+        args: Sequence[InfiniteTensor | SupportsAsTensor] | None = None,
         args_windows: Sequence[TensorWindow] | None = None,
         device: torch.device | str = "cpu",
         tile_store: TileStore | None = None,

@@ -449,3 +449,15 @@ def test_processes_of_torch_fill_a_region_together(tmp_path: Path) -> None:
     expected, _ = chain(MemoryTileStore())
     assert opened.is_filled(sl[0:256, 0:512])
     assert torch.equal(opened[0:256, 0:512], expected[0:256, 0:512])
+
+
+def test_what_is_stored_in_a_read_only_store_is_filled_already(tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path / "s", tile_size=16) as store:
+        InfiniteTensor((None,), lambda _: torch.ones(16), TensorWindow((16,)), tile_store=store, tensor_id="t").fill(
+            slice(0, 64), progress=False
+        )
+    with ZarrTileStore(tmp_path / "s", mode="r") as store:
+        t = store.open("t")
+        assert t.fill(slice(0, 64), progress=False).windows == 0
+        with pytest.raises(ValidationError, match="read-only, and lacks some of tensor 't'"):
+            t.fill(slice(0, 65), progress=False)

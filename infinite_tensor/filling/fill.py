@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -139,7 +139,6 @@ def fill(job: Job, workers: int | None, progress: bool | str | Watcher) -> FillR
     A Ctrl-C, or an error of ``f``, ends it after what is done has been stored.
     """
     nodes = job.chain
-    _check_writable(job)
     before = {node: node.store.written(node.spec.tensor_id) for node in nodes}
     # What is stored shows as it is met: to look for it beforehand would take a listing.
     total = estimated(job.boxes).windows
@@ -180,10 +179,18 @@ def _unfinished(node: Node, strip: Regions) -> Regions:
     return Regions.alone(strip.starts[kept], strip.stops[kept])
 
 
-def _check_writable(job: Job) -> None:
-    for node, _ in job.parts:
-        if node.store.read_only:
-            raise ValidationError(f"{node.store!r} is read-only: open it with mode='a' or 'r+' to fill a tensor")
+def writable(job: Job) -> Job:
+    """What is left to fill where some stores are read-only; ValidationError where one of these lacks something."""
+    parts = []
+    for node, way in job.parts:
+        if not node.store.read_only:
+            parts.append((node, way))
+        elif not node.store.is_complete(node.spec, way.start, way.stop):
+            raise ValidationError(
+                f"{node.store!r} is read-only, and lacks some of tensor {node.spec.tensor_id!r}: open it with mode='a' "
+                "or 'r+' to fill a tensor"
+            )
+    return replace(job, parts=tuple(parts))
 
 
 @contextmanager

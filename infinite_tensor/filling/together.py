@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from infinite_tensor.engine.node import Node
 from infinite_tensor.errors import ValidationError
-from infinite_tensor.filling.fill import Job, fill, prepare
+from infinite_tensor.filling.fill import Job, fill, prepare, writable
 from infinite_tensor.filling.forecast import FillPlan
 from infinite_tensor.filling.progress import Watcher, checked_progress
 from infinite_tensor.filling.report import FillReport
@@ -54,7 +54,7 @@ def fill_together(
     upstream is computed once where it is stored; in memory as far as its cache keeps it.
     """
     workers = None if workers is None else checked_workers(workers)
-    job = _job(requests, max_memory, shard)
+    job = writable(_job(requests, max_memory, shard))
     progress = checked_progress(progress)
     if not job.parts:
         return FillReport((), 0.0)

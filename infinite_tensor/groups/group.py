@@ -103,7 +103,7 @@ class TensorGroup(LargeGroupRegions):
         tile_store : TileStore, optional
             Where blocks that were read are kept. Default: up to 64 MiB of them, in memory.
         tensor_id : str, optional
-            What the ids of the tensors begin with; a dot and the names of the key follow. Default: they have none.
+            The tensors get the ids ``tensor_id/key``. Default: they have none.
 
         Raises
         ------
@@ -284,6 +284,8 @@ class TensorGroup(LargeGroupRegions):
         ValidationError
             If one of them cannot be moved; none has moved then.
         """
+        if isinstance(device, torch.dtype):
+            raise ValidationError(f"a group moves to another device only, got {device}; move its tensors one by one")
         moved: list[tuple[InfiniteTensor, torch.device]] = []
         try:
             for member in self._members.values():

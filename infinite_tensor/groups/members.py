@@ -13,7 +13,7 @@ from infinite_tensor.errors import RegionError, ValidationError
 from infinite_tensor.groups.keys import chosen
 from infinite_tensor.indexing import Selection, parse
 from infinite_tensor.nested import Key, show
-from infinite_tensor.tensor import InfiniteTensor
+from infinite_tensor.tensor import InfiniteTensor, as_tensors
 from infinite_tensor.window import Shape, as_index, coordinates_of
 
 _FINEST = 2**31
@@ -111,7 +111,8 @@ def members_of(given: Mapping[Key, InfiniteTensor | Member], dims: object, scale
     tensors: dict[Key, InfiniteTensor] = {}
     wanted, scales = chosen("dims", dims, given, None), chosen("scale", scale, given, 1)
     for key, value in given.items():
-        tensors[key] = tensor = value.tensor if isinstance(value, Member) else value
+        (tensor,) = as_tensors([value.tensor if isinstance(value, Member) else value])
+        tensors[key] = tensor
         if not isinstance(tensor, InfiniteTensor):
             raise ValidationError(f"{show(key)} must be an InfiniteTensor, or a mapping of them, got {tensor!r}")
         if isinstance(value, Member) and wanted[key] is None:
@@ -156,13 +157,16 @@ def shape_of(members: Mapping[Key, Member]) -> Shape:
 def outputs_of(tensors: Mapping[Key, InfiniteTensor]) -> dict[Key, Member]:
     """The outputs of one ``f``, which share the dimensions that follow its window index.
 
-    How many pixels they have between one window and the next tells their scales. The first one has scale 1.
+    How many pixels they have between one window and the next tells their scales. The first one has scale 1. What
+    follows a coordinate that has one value only, such as the channels of images, is not shared.
     """
+    grids = [tensor._node.spec.grid for tensor in tensors.values()]
+    shared = [k for k in range(coordinates_of(grids[0].window)) if any(grid.first[k] < grid.last[k] for grid in grids)]
     members: dict[Key, Member] = {}
     strides: list[int] = []
     for key, tensor in tensors.items():
         window = tensor.output_window
-        dims = tuple(map(window.followed.index, range(coordinates_of(window))))
+        dims = tuple(map(window.followed.index, shared))
         strides = strides or [window.stride[d] for d in dims]
         scale = tuple(Fraction(window.stride[d], stride) for d, stride in zip(dims, strides, strict=True))
         members[key] = Member(key, tensor, dims, scale)

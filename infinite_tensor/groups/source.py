@@ -68,7 +68,7 @@ def _tensor(td: TensorDictBase, key: Key, version: object, store: TileStore, ten
             dtype=sample.dtype,
             device=sample.device,
             tile_store=store,
-            tensor_id=None if tensor_id is None else ".".join((tensor_id, *key)),
+            tensor_id=None if tensor_id is None else "/".join((tensor_id, *key)),
             batch_size=_BLOCKS_AT_ONCE,
             blend=_either if overlaps else None,
             version={"tensordict": list(key), "version": version},

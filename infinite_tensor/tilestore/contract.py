@@ -26,7 +26,7 @@ from infinite_tensor.tilestore.stored_groups import StoredGroups
 from infinite_tensor.validate import checked_workers
 
 if TYPE_CHECKING:
-    from infinite_tensor.tensor import InfiniteTensor, Tensorlike
+    from infinite_tensor.tensor import InfiniteTensor, SupportsAsTensor
 
 
 class TileStore(StoredGroups, OldSpelling, ABC):
@@ -202,7 +202,7 @@ class TileStore(StoredGroups, OldSpelling, ABC):
         self,
         tensor_id: str,
         f: Callable[..., Any] | None = None,
-        args: Sequence[InfiniteTensor | Tensorlike] | None = None,
+        args: Sequence[InfiniteTensor | SupportsAsTensor] | None = None,
         *,
         blend: Blend | None = None,
         batch_size: int | tuple[int, ...] | None = None,

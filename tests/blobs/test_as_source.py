@@ -13,6 +13,7 @@ from infinite_tensor import (
     InfiniteTensor,
     MemoryTileStore,
     StoreError,
+    TensorGroup,
     TensorWindow,
     TileStore,
     ValidationError,
@@ -78,7 +79,7 @@ def test_rows_that_wait_are_flushed_before_they_are_a_tensor(folder: Place) -> N
 
 def test_an_empty_blob_is_no_tensor(folder: Place) -> None:
     made(folder, 0)
-    with pytest.raises(ValidationError, match="a tensor of 1 to 0 rows can be had, got rows=0"):
+    with pytest.raises(ValidationError, match="holds no rows yet, and a tensor has at least one"):
         folder.open().as_tensor()
 
 
@@ -188,3 +189,13 @@ def test_rows_of_a_blob_cannot_be_invalidated_or_moved(folder: Place) -> None:
 def test_what_is_neither_tensor_nor_blob_is_refused() -> None:
     with pytest.raises(ValidationError, match=r"args\[0\] must be an InfiniteTensor or a TensorBlob, got 3"):
         means(3, 10, MemoryTileStore())
+
+
+def test_a_blob_stands_in_a_group_beside_what_is_computed_from_it(place: Place) -> None:
+    made(place)
+    blob = place.open()
+    t = means(blob, 10, MemoryTileStore())
+    group = TensorGroup({"rows": blob, "means": t}, dims=(0,), scale={"means": 0.5})
+    assert torch.equal(group["rows"][4:6], numbered(2, 4))
+    assert group.fill(slice(0, 10), progress=False).windows == 5
+    assert group.is_filled(slice(0, 10))

@@ -201,8 +201,8 @@ def test_blocks_may_be_kept_in_a_store_that_is_read_without_the_source(tmp_path:
             ..., progress=False
         )
     with ZarrTileStore(tmp_path / "store.zarr", mode="r") as store:
-        assert store.tensor_ids() == ["faces.image", "faces.label.id", "faces.label.seen", "faces.label.weight"]
-        assert torch.equal(store.open("faces.label.id")[...], torch.arange(ROWS))
+        assert store.tensor_ids() == ["faces/image", "faces/label/id", "faces/label/seen", "faces/label/weight"]
+        assert torch.equal(store.open("faces/label/id")[...], torch.arange(ROWS))
 
 
 @pytest.mark.parametrize(

@@ -85,3 +85,15 @@ def test_outputs_of_different_extents_share_the_pixels_that_all_have() -> None:
     assert group.shape == (16,)
     assert group[0:16].batch_size == (16,)
     assert group["corners"][:].shape == (17,)
+
+
+def test_channels_that_all_outputs_have_whole_are_not_shared() -> None:
+    outputs = {
+        "rgb": Output((3, None, None), torch.float32, TensorWindow((3, 4, 4))),
+        "flow": Output((2, None, None), torch.float32, TensorWindow((2, 4, 4))),
+    }
+    group = InfiniteTensor.from_multi(lambda _ctx: {"rgb": torch.ones(3, 4, 4), "flow": torch.zeros(2, 4, 4)}, outputs)
+    assert group.shape == (None, None)
+    place = group[0:4, 0:6]
+    assert place.batch_size == (4, 6)
+    assert place["flow"].shape == (4, 6, 2)

@@ -170,6 +170,8 @@ class TensorBlob(BlobReader):
                     f"rows of {self!r} are being overwritten, or a writer was killed while it did that: flush there, "
                     "or open and close it with mode 'a'"
                 )
+            if not self._rows.length:
+                raise ValidationError(f"{self!r} holds no rows yet, and a tensor has at least one")
             if not 1 <= count <= self._rows.length:
                 raise ValidationError(f"a tensor of 1 to {self._rows.length} rows can be had, got rows={count}")
             reader = type(self).open(self._rows.home.target, **self._options)
