@@ -219,5 +219,5 @@ def test_help_explains_where_tiles_are_kept(
     monkeypatch.syspath_prepend(EXAMPLES)
     monkeypatch.setattr(sys, "argv", [name, "--help"])
     with pytest.raises(SystemExit, match="0"):
-        importlib.import_module(name).arguments()
+        importlib.import_module(name).main()
     assert "a path or URL of a Zarr store" in " ".join(capsys.readouterr().out.split())

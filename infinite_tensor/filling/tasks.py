@@ -9,8 +9,9 @@ import pickle
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from infinite_tensor.engine.node import Node, chain_of
 from infinite_tensor.filling.demand import Demand
 from infinite_tensor.filling.needs import Product, as_array
 from infinite_tensor.filling.progress import Tally
+from infinite_tensor.tilestore.access import Access
 from infinite_tensor.window import WindowGrid
 
 _TASK_BYTES = 2**26
@@ -52,13 +54,23 @@ class Done:
 
 
 def compute(payload: bytes, place: int, windows: IntArray, workers: int | None) -> Done:
-    """Compute and store those windows of one tensor that are missing: indices of shape (N, ndim)."""
+    """Compute and store those windows of one tensor that are missing: indices of shape (N, ndim).
+
+    What the same ``f`` computes beside it is stored as well, even if a worker was lost that had stored only the one.
+    """
     chain = _unpickled(payload)
-    node = chain[place]
-    starts, stops = node.spec.grid.window.bounds(windows)
-    if node.store.is_complete(node.spec, starts.min(axis=0).tolist(), stops.max(axis=0).tolist()):
-        return _done(chain, Counter())
-    return _carry_out(chain, node, starts, stops, set(as_tuples(windows)), workers)
+    computation = chain[place].computation
+    own = computation.own(windows)
+    regions = {}
+    for node in computation.nodes:
+        indices = node.indices(own)
+        if len(computation.members) > 1:
+            indices = indices[node.spec.grid.exist(indices)]
+        if len(indices):
+            starts, stops = node.spec.grid.window.bounds(indices)
+            if not node.store.is_complete(node.spec, starts.min(axis=0).tolist(), stops.max(axis=0).tolist()):
+                regions[node] = _Wanted(starts, stops, set(as_tuples(indices)))
+    return _carry_out(chain, regions, workers) if regions else _done(chain, Counter())
 
 
 def complete(payload: bytes, place: int, tiles: Sequence[Index], workers: int | None) -> Done:
@@ -67,7 +79,7 @@ def complete(payload: bytes, place: int, tiles: Sequence[Index], workers: int | 
     layout = chain[place].store.layout(chain[place].spec)
     starts = np.array([layout.start(tile) for tile in tiles], dtype=np.int64)
     stops = np.array([layout.stop(tile) for tile in tiles], dtype=np.int64)
-    return _carry_out(chain, chain[place], starts, stops, None, workers)
+    return _carry_out(chain, {chain[place]: _Wanted(starts, stops, None)}, workers)
 
 
 def parts_of(demand: Demand, threads: int) -> Iterator[IntArray]:
@@ -129,31 +141,38 @@ def _extents(demand: Demand, threads: int) -> IntArray:
     return np.array(extents, dtype=np.int64)
 
 
-def _carry_out(
-    chain: Sequence[Node],
-    node: Node,
-    starts: IntArray,
-    stops: IntArray,
-    wanted: set[Index] | None,
-    workers: int | None,
-) -> Done:
-    """Compute what is missing of regions, no other windows than those `wanted` (None: all), and store it."""
+class _Wanted(NamedTuple):
+    """Regions of a tensor in pixels, and which windows of them are to be computed: None means all."""
+
+    starts: IntArray
+    stops: IntArray
+    windows: set[Index] | None
+
+
+def _carry_out(chain: Sequence[Node], regions: Mapping[Node, _Wanted], workers: int | None) -> Done:
+    """Compute what is missing of regions, and store it."""
     tally = Tally(0, progress=False)
     reader = CLAIMS.reader(workers)
     reader.notice = tally.count
     try:
         with Accesses(reader) as accesses:
-            missing = accesses.of(node).add(starts, stops)
-            if wanted is not None:
-                missing = missing[np.array([index in wanted for index in as_tuples(missing)], dtype=bool)]
-            if len(missing):
-                run({node: missing}, accesses)
+            missing = {node: _missing(accesses.of(node), wanted) for node, wanted in regions.items()}
+            if any(map(len, missing.values())):
+                run(missing, accesses)
     finally:
         for each in chain:
             each.store.refresh(each.spec.tensor_id)
             if not each.store.outlives_process:
                 each.store.clear_cache(each.spec.tensor_id)
     return _done(chain, tally.windows)
+
+
+def _missing(access: Access, wanted: _Wanted) -> IntArray:
+    missing = access.add(wanted.starts, wanted.stops)
+    if wanted.windows is None:
+        return missing
+    chosen: IntArray = missing[np.array([index in wanted.windows for index in as_tuples(missing)], dtype=bool)]
+    return chosen
 
 
 def _done(chain: Sequence[Node], windows: Counter[Node]) -> Done:

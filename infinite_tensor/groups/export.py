@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import secrets
@@ -210,14 +211,27 @@ def _publish(unfinished: Path, path: Path, *, overwrite: bool) -> None:
         if unfinished.is_dir():
             unfinished.rename(path)
         else:
-            # Unlike a rename, a link does not replace what somebody else has put there meanwhile.
-            os.link(unfinished, path)
-    except OSError as error:
+            _link(unfinished, path)
+    except BaseException as error:
         if former.exists():
             former.rename(path)
+        if not isinstance(error, OSError):
+            raise
         raise ValidationError(f"what was written could not be named {str(path)!r}: {error}") from error
     _synchronize(path.parent, deep=False)
     _remove(former)
+
+
+def _link(unfinished: Path, path: Path) -> None:
+    """Name a file; unlike a rename, that does not replace what somebody else has put there meanwhile."""
+    try:
+        os.link(unfinished, path)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP):
+            raise
+        # A file system without links.
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        unfinished.replace(path)
 
 
 def _synchronize(path: Path, *, deep: bool = True) -> None:

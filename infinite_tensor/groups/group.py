@@ -194,7 +194,7 @@ class TensorGroup(LargeGroupRegions):
         """Write a region as a TensorDict that tensordict opens by itself, block by block, in bounded memory.
 
         The path is there when all of it is written, and not before. A process that is killed leaves a hidden file or
-        folder beside it, ``.<name>.<random>.partial``.
+        folder beside it, ``.<name>.<random>.partial``, and ``.former`` of what it was about to replace.
 
         Parameters
         ----------

@@ -14,6 +14,7 @@ from torch import nn
 
 import infinite_tensor
 from infinite_tensor.definition import Definition, changed_functions, differences
+from infinite_tensor.engine.drops import DROPS
 from infinite_tensor.errors import FunctionChangedWarning, ValidationError
 from infinite_tensor.modules.dependencies import Stamps
 from infinite_tensor.tensor import InfiniteTensor
@@ -129,7 +130,9 @@ class InfiniteBuffer(nn.Module):
         if self._tensor is None:
             # Until one is loaded.
             return Stamps((), ())
-        return Stamps((id(self._tensor), self._tensor.dtype, self._tensor.device), (weakref.ref(self._tensor),))
+        return Stamps(
+            (id(self._tensor), self._tensor.dtype, self._tensor.device, DROPS.count), (weakref.ref(self._tensor),)
+        )
 
 
 @dataclass(frozen=True)

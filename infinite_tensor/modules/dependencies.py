@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from infinite_tensor.engine.drops import DROPS
 from infinite_tensor.tensor import InfiniteTensor
 
 Tracked: TypeAlias = "torch.Tensor | InfiniteTensor"
@@ -112,7 +113,7 @@ def _state(value: object, tracked: list[Tracked]) -> object:
         return stamps
     if isinstance(value, InfiniteTensor):
         tracked.append(value)
-        return id(value), value.dtype, value.device
+        return id(value), value.dtype, value.device, DROPS.count
     if isinstance(value, nn.Module):
         return _state_of_module(value, tracked)
     if isinstance(value, tuple):

@@ -75,8 +75,10 @@ class Writers:
         if not self._announced:
             put_many(store, {self._mark: b""})
             self._announced = True
-        if self._written is not None:
-            self._written.update(tiles)
+        # A thread that reads may find somebody else's announcement meanwhile.
+        written = self._written
+        if written is not None:
+            written.update(tiles)
 
     def leave(self) -> None:
         """Be one of several from now on: a forked child goes on with what its parent has, beside it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -199,3 +200,34 @@ def test_memory_is_bounded_whatever_is_written(form: str, tmp_path: Path) -> Non
     # Of a gigabyte, blocks of 32 MiB.
     assert int(written.stdout) * 1024 < 2**28
     assert OPEN[form](tmp_path / "out").get_at("x", rows - 1)[0] == (rows - 1) // 256
+
+
+def test_a_ctrl_c_before_the_new_one_has_its_name_gives_the_old_one_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = TensorGroup({"a": plain((None,))})
+    group.save_tensordict(slice(0, 4), tmp_path / "td")
+    renamed = Path.rename
+
+    def interrupted(path: Path, target: Path) -> Path:
+        if path.suffix == ".partial":
+            raise KeyboardInterrupt
+        return renamed(path, target)
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        group.save_tensordict(slice(0, 8), tmp_path / "td", overwrite=True)
+    assert TensorDict.load_memmap(tmp_path / "td")["a"].shape == (4,)
+    assert names_in(tmp_path) == ["td"]
+
+
+def test_a_file_system_without_links_is_written_to_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_paths: object) -> None:
+        raise OSError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr(os, "link", refused)
+    group = TensorGroup({"a": plain((None,))})
+    group.save_tensordict(slice(0, 4), tmp_path / "td.h5", format="h5")
+    with pytest.raises(ValidationError, match="already"):
+        group.save_tensordict(slice(0, 4), tmp_path / "td.h5", format="h5")
+    assert names_in(tmp_path) == ["td.h5"]

@@ -16,7 +16,7 @@ from torch.autograd import backward
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
-from infinite_tensor import ValidationError, VirtualTensor
+from infinite_tensor import InfiniteBuffer, InfiniteTensor, TensorWindow, ValidationError, VirtualTensor
 from infinite_tensor.modules.dependencies import Stamps
 from tests.modules.nets import Cached, Doubling, plane
 
@@ -404,3 +404,27 @@ def test_a_cached_value_does_not_keep_what_it_was_computed_from() -> None:
     module.base = nn.Parameter(torch.ones(2, 2))
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.parametrize("wrap", [InfiniteBuffer, lambda tensor: tensor], ids=["InfiniteBuffer", "InfiniteTensor"])
+def test_a_value_of_an_infinite_tensor_is_computed_anew_after_invalidate(
+    wrap: Callable[[InfiniteTensor], Any],
+) -> None:
+    height = [1.0]
+    tensor = InfiniteTensor((None,), lambda _: torch.full((4,), height[0]), TensorWindow((4,)))
+
+    class Heights(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.source = wrap(tensor)
+            VirtualTensor.create(self, "top", "highest", cache=True, dependencies=["source"])
+
+        def highest(self, _dtype: torch.dtype, _device: torch.device) -> torch.Tensor:
+            found: torch.Tensor = self.source[0:4]
+            return found
+
+    module: Any = Heights()
+    assert module.top.value.tolist() == [1.0] * 4
+    height[0] = 2.0
+    tensor.invalidate()
+    assert module.top.value.tolist() == [2.0] * 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore
+from infinite_tensor import InfiniteTensor, Output, TensorWindow, ZarrTileStore
 from infinite_tensor.boxes import as_tuples
+from infinite_tensor.engine.node import chain_of
 from infinite_tensor.filling.demand import Demand, demands
-from infinite_tensor.filling.tasks import parts_of, spread
+from infinite_tensor.filling.tasks import compute, parts_of, spread
 
 
 def demand_of(t: InfiniteTensor, rows: int, columns: int) -> Demand:
@@ -93,3 +95,25 @@ def test_a_task_is_64_mib_at_most(tmp_path: Path) -> None:
         (None, None), lambda _ctx: torch.ones(512, 512), TensorWindow((512, 512)), tile_store=store, tensor_id="t"
     )
     assert {len(part) for part in parts_of(demand_of(t, 2**17, 2**17), 1)} == {64}
+
+
+def outputs(_ctx: tuple[int, ...]) -> dict[str, torch.Tensor]:
+    return {"x": torch.ones(4), "y": torch.zeros(4)}
+
+
+def test_a_task_that_is_repeated_stores_what_a_lost_worker_had_not_of_another_output(tmp_path: Path) -> None:
+    window = TensorWindow((4,))
+    declared = {name: Output((None,), torch.float32, window) for name in ("x", "y")}
+    with ZarrTileStore(tmp_path / "s", tile_size=4) as store:
+        world = InfiniteTensor.from_multi(outputs, declared, tile_store=store, tensor_id="j")
+        lost, other = (pickle.dumps([world["x"], world["y"]], protocol) for protocol in (4, 5))
+        windows = np.arange(8)[:, None]
+        place = [node.spec.tensor_id for node in chain_of([world["x"]._node, world["y"]._node])].index("j/x")
+        compute(lost, place, windows, None)
+        chunk = min((tmp_path / "s").glob("t-j=2Fy/tiles-*/c/*"))
+        chunk.unlink()
+        again = compute(other, place, windows, None)
+        assert sum(again.windows) >= 1
+        assert chunk.exists()
+        assert world["x"].is_filled(slice(0, 32))
+        assert world["y"].is_filled(slice(0, 32))
