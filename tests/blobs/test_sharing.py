@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import os
@@ -10,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ import fsspec
 import pytest
 import torch
 import zarr
+from zarr.core.buffer import Buffer
+from zarr.storage import MemoryStore, WrapperStore
 
 from infinite_tensor import RegionError, StoreError, TensorBlob
 from infinite_tensor_stores.blobs.header import DOCUMENT
@@ -340,6 +343,55 @@ def test_a_lease_is_renewed_while_its_writer_does_nothing() -> None:
     while files.cat(path) == before:
         assert time.monotonic() < deadline
     held.release()
+
+
+class Interrupted(WrapperStore[MemoryStore]):
+    """Storage where something happens right before the next request of a kind: "set", "list" or "delete"."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        super().__init__(store)
+        self.before: dict[str, Callable[[], object]] = {}
+
+    async def _interrupt(self, kind: str) -> None:
+        if kind in self.before:
+            await asyncio.to_thread(self.before.pop(kind))
+
+    async def set(self, key: str, value: Buffer) -> None:
+        await self._interrupt("set")
+        await super().set(key, value)
+
+    async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
+        await self._interrupt("list")
+        async for key in super().list_prefix(prefix):
+            yield key
+
+    async def delete(self, key: str) -> None:
+        await self._interrupt("delete")
+        await super().delete(key)
+
+
+def failing(error: Exception) -> Callable[[], None]:
+    """What raises this error."""
+
+    def fail() -> None:
+        raise error
+
+    return fail
+
+
+def test_a_blob_whose_lease_could_not_be_given_back_can_be_closed_again() -> None:
+    memory = MemoryStore()
+    storage = Interrupted(memory)
+    blob = TensorBlob.open(storage, "w", dtype="float32", shape=SHAPE)
+    blob.write(numbered(3))
+    storage.before["delete"] = failing(OSError("no answer"))
+    with pytest.raises(StoreError, match="cannot be closed"):
+        blob.close()
+    with pytest.raises(StoreError, match="has it open for writing"):
+        TensorBlob.open(memory, "a")
+    blob.close()
+    with TensorBlob.open(memory, "a+") as other:
+        assert torch.equal(other[:], numbered(3))
 
 
 # Blobs that nobody closes.

@@ -75,11 +75,12 @@ class Lease:
             raise StoreError(f"{self._lost}; what was not flushed is not stored. Open it again to go on")
 
     def release(self) -> None:
-        """Let others write."""
+        """Let others write. Where that fails, the right stays, only `check` renews it, and it can be tried again."""
         self._released.set()
         with self._lock:
             if self._lost is None:
                 self._delete([self._key])
+                self._lost = "the right to write has been released"
 
     def abandon(self) -> None:
         """In a forked child: the lease is the parent's, and so is the thread that renews it."""
@@ -96,7 +97,7 @@ class Lease:
 
     def _renew(self) -> None:
         with self._lock:
-            if self._released.is_set() or self._lost is not None:
+            if self._lost is not None:
                 return
             holder = self._other()
             if holder is not None:

@@ -265,12 +265,12 @@ class Rows:
                 return
             if self.writes:
                 self.flush()
-            self.closed = True
-            self._loaded.clear()
-            self._buffers.clear()
             if self._right is not None and not self._forked:
                 with self._reported("cannot be closed"):
                     self._right.release()
+            self.closed = True
+            self._loaded.clear()
+            self._buffers.clear()
             if not self._forked:
                 self.home.close()
 
