@@ -10,6 +10,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -377,6 +378,23 @@ def failing(error: Exception) -> Callable[[], None]:
         raise error
 
     return fail
+
+
+@pytest.mark.parametrize("error", [OSError("no answer"), RuntimeError("no answer")], ids=["OSError", "another"])
+def test_a_lease_is_renewed_after_a_renewal_that_failed(error: Exception) -> None:
+    storage, tried, renewed = Interrupted(MemoryStore()), threading.Event(), threading.Event()
+
+    def fail() -> None:
+        storage.before["set"] = renewed.set
+        tried.set()
+        raise error
+
+    held = Lease(lambda: storage, renewal=0.02)
+    storage.before["set"] = fail
+    assert tried.wait(10)
+    assert renewed.wait(10)
+    held.check()
+    held.release()
 
 
 def test_a_blob_whose_lease_could_not_be_given_back_can_be_closed_again() -> None:

@@ -91,8 +91,8 @@ class Lease:
         while not self._released.wait(self._renewal):
             try:
                 self._renew()
-            except OSError:
-                # Whoever writes next will see that the storage does not answer; until then it may get better.
+            except Exception:  # noqa: BLE001, S112
+                # Each storage has errors of its own. Who writes next will see it; until then it may get better.
                 continue
 
     def _renew(self) -> None:
