@@ -380,6 +380,61 @@ def failing(error: Exception) -> Callable[[], None]:
     return fail
 
 
+def stall(held: Lease, objects: dict[str, Buffer]) -> None:
+    """Make a lease as old as that of a process that was suspended."""
+    found = json.loads(objects[held._key].to_bytes())
+    aged = json.dumps({**found, "renewed": found["renewed"] - SECONDS - 1}).encode()
+    objects[held._key] = type(objects[held._key]).from_bytes(aged)
+    held._renewed -= SECONDS + 1
+
+
+def test_an_attempt_to_open_takes_no_right_from_a_writer_that_renews_its_lease_meanwhile() -> None:
+    memory = MemoryStore()
+    writer, newcomer = Lease(lambda: memory), Interrupted(memory)
+    newcomer.before["list"] = writer._renew
+    with pytest.raises(StoreError, match="has it open for writing"):
+        Lease(lambda: newcomer)
+    assert not newcomer.before
+    writer.check()
+    writer._renewed -= SECONDS
+    writer.check()
+    writer.release()
+
+
+@pytest.mark.parametrize("begins", ["stalled", "in time"])
+@pytest.mark.parametrize("listing", ["works", "fails once"])
+def test_of_a_writer_that_stalls_while_it_renews_its_lease_and_its_successor_one_goes_on(
+    begins: str, listing: str
+) -> None:
+    objects: dict[str, Buffer] = {}
+    memory = MemoryStore(objects)
+    storage = Interrupted(memory)
+    stalled, successors = Lease(lambda: storage), list[Lease]()
+
+    def succeed() -> None:
+        if begins == "in time":
+            stall(stalled, objects)
+        successors.append(Lease(lambda: memory))
+
+    if begins == "stalled":
+        stall(stalled, objects)
+    storage.before["set"] = succeed
+    if listing == "fails once":
+        storage.before["list"] = failing(OSError("no answer"))
+        with pytest.raises(OSError, match="no answer"):
+            stalled._renew()
+    else:
+        stalled._renew()
+    with pytest.raises(StoreError, match="has taken over writing, since this process gave no sign of life"):
+        stalled.check()
+    (successor,) = successors
+    successor.check()
+    assert list(objects) == [successor._key]
+    stalled.release()
+    successor.release()
+    assert not objects
+
+
 @pytest.mark.parametrize("error", [OSError("no answer"), RuntimeError("no answer")], ids=["OSError", "another"])
 def test_a_lease_is_renewed_after_a_renewal_that_failed(error: Exception) -> None:
     storage, tried, renewed = Interrupted(MemoryStore()), threading.Event(), threading.Event()

@@ -8,6 +8,8 @@ A lease holds the time at which it was last renewed, and runs out 60 s later. It
 writer that could not renew it for 40 s looks again before it writes anything, and stops where its lease is gone or
 somebody else has one. What is promised supposes that the clocks of the machines differ by less than 40 s, and that a
 process is not stopped for longer than 20 s between that look and the end of its request.
+
+Who begins is sure to see a lease that never lacked renewal, and gives up: its holder pays no heed to other leases.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ class Lease:
         self._lost: str | None = None
         self._released = threading.Event()
         self._lock = threading.Lock()
-        self._put()
+        begun = self._put()
         holder = self._other(clean=True)
         if holder is not None:
             self._delete([self._key])
@@ -65,11 +67,12 @@ class Lease:
                 f"{holder} has it open for writing; close it there, or open it here with mode 'r'. If that process was "
                 f"killed, its lease runs out {seconds:.0f} s after its last sign of life"
             )
+        self._renewed = begun
         threading.Thread(target=self._keep, name="infinite_tensor-lease", daemon=True).start()
 
     def check(self) -> None:
         """Raise StoreError unless nobody else can be writing."""
-        if time.monotonic() - self._renewed > self._seconds * _CERTAIN / SECONDS:
+        if not self._certain():
             self._renew()
         if self._lost is not None:
             raise StoreError(f"{self._lost}; what was not flushed is not stored. Open it again to go on")
@@ -99,19 +102,27 @@ class Lease:
         with self._lock:
             if self._lost is not None:
                 return
-            holder = self._other()
-            if holder is not None:
-                self._lost = f"{holder} has taken over writing, since this process gave no sign of life"
-            elif get_many(self._store(), [self._key]) == [None]:
+            if get_many(self._store(), [self._key]) == [None]:
                 self._lost = "its lease was taken back, since this process gave no sign of life"
-            else:
-                self._put()
+                return
+            begun = self._put()
+            holder = None if self._certain() else self._other()
+            if holder is None:
+                self._renewed = begun
+                return
+            self._lost = f"{holder} has taken over writing, since this process gave no sign of life"
+            self._delete([self._key])
 
-    def _put(self) -> None:
+    def _certain(self) -> bool:
+        """Whether the last renewal that counts is so recent that to nobody the lease can have run out."""
+        return time.monotonic() - self._renewed < self._seconds * _CERTAIN / SECONDS
+
+    def _put(self) -> float:
+        """Store the lease anew; the time from which on it is valid."""
         begun = time.monotonic()
         lease = {"holder": f"process {os.getpid()} on {socket.gethostname()}", "renewed": time.time()}
         put_many(self._store(), {self._key: json.dumps(lease).encode()})
-        self._renewed = begun
+        return begun
 
     def _other(self, *, clean: bool = False) -> str | None:
         """Who else has a lease that has not run out; with `clean`, those that have are deleted."""
