@@ -26,7 +26,7 @@ from zarr.storage import MemoryStore, WrapperStore
 
 from infinite_tensor import RegionError, StoreError, TensorBlob
 from infinite_tensor_stores.blobs.header import DOCUMENT
-from infinite_tensor_stores.blobs.lease import FOLDER, SECONDS, Lease
+from infinite_tensor_stores.blobs.lease import FOLDER, RENEWAL, SECONDS, Lease
 from infinite_tensor_stores.targets import zarr_store
 from tests.blobs.conftest import Place
 from tests.blobs.rows import SHAPE, made, numbered
@@ -433,6 +433,20 @@ def test_of_a_writer_that_stalls_while_it_renews_its_lease_and_its_successor_one
     stalled.release()
     successor.release()
     assert not objects
+
+
+def test_a_writer_looks_again_soon_enough_for_clocks_and_requests_that_take_40_s_together() -> None:
+    memory = MemoryStore()
+    storage = Interrupted(memory)
+    writer, looked = Lease(lambda: storage), threading.Event()
+    storage.before["set"] = looked.set
+    writer._renewed = time.monotonic() - RENEWAL
+    writer.check()
+    assert not looked.is_set()
+    writer._renewed = time.monotonic() - (SECONDS - 40)
+    writer.check()
+    assert looked.is_set()
+    writer.release()
 
 
 @pytest.mark.parametrize("error", [OSError("no answer"), RuntimeError("no answer")], ids=["OSError", "another"])

@@ -5,9 +5,9 @@ takes its own back and gives up. Storage whose listings show what was put before
 writers never both go on: of two that begin at once, at least one sees the other. Both may give up.
 
 A lease holds the time at which it was last renewed, and runs out 60 s later. It is renewed every 15 s on a thread. A
-writer that could not renew it for 40 s looks again before it writes anything, and stops where its lease is gone or
-somebody else has one. What is promised supposes that the clocks of the machines differ by less than 40 s, and that a
-process is not stopped for longer than 20 s between that look and the end of its request.
+writer that could not renew it for 20 s looks again before it writes anything, and stops where its lease is gone or
+somebody else has one. What is promised supposes that the difference of the machines' clocks, and the time from the
+beginning of that look to the end of the request that follows it, are together less than 40 s.
 
 Who begins is sure to see a lease that never lacked renewal, and gives up: its holder pays no heed to other leases.
 """
@@ -31,8 +31,11 @@ FOLDER = "writers"
 SECONDS = 60.0
 """After so long without renewal, a lease has run out."""
 RENEWAL = 15.0
-_CERTAIN = 40.0
-"""So long after a renewal, nobody else can have a lease, even if requests and clocks are slow."""
+_CERTAIN = 20.0
+"""So long after a renewal, nobody else can have a lease, even if requests and clocks are slow.
+
+More than RENEWAL. What remains of SECONDS is for the difference of clocks and for a request under way.
+"""
 
 
 class Lease:
