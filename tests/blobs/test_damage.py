@@ -135,12 +135,12 @@ def test_a_file_that_has_been_checked_is_not_checked_again(folder: Place) -> Non
     assert torch.equal(blob[:], numbered(10))
 
 
+def full(_descriptor: int, _data: Any) -> int:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
 def test_a_full_disk_costs_nothing_that_was_stored(folder: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     made(folder)
-
-    def full(_descriptor: int, _data: Any) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     blob = folder.open("a")
     blob.write(numbered(1, 10))
     with monkeypatch.context() as disk:
@@ -157,3 +157,15 @@ def test_a_full_disk_costs_nothing_that_was_stored(folder: Place, monkeypatch: p
     blob.close()
     assert torch.equal(folder.open().read(), numbered(20))
     assert not Path(folder.target, "writer.partial").exists()
+
+
+def test_rows_that_could_not_be_stored_leave_no_block_behind(folder: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    made(folder)
+    with folder.open("a") as blob:
+        with monkeypatch.context() as disk:
+            disk.setattr("infinite_tensor_stores.blobs.home.os.write", full)
+            with pytest.raises(StoreError, match="No space left on device"):
+                blob.write(numbered(4, 10))
+        assert len(blob) == 10
+    assert sorted(path.name for path in Path(folder.target).glob("c.*")) == ["c.0.0.0", "c.1.0.0", "c.2.0.0"]
+    assert torch.equal(folder.open().read(), numbered(10))

@@ -224,6 +224,8 @@ class Rows:
                 self._put(start, rows)
             except BaseException:
                 self.length = before
+                for number in [number for number in self._buffers if number * self._size >= before]:
+                    self._forget(number)
                 raise
 
     def scatter(self, numbers: Places, rows: torch.Tensor) -> None:
@@ -243,9 +245,7 @@ class Rows:
                 self._commit(length, self.header.edits + 2)
             self.length = length
             for number in range(kept, blocks):
-                self._loaded.forget(number)
-                self._buffers.pop(number, None)
-                self._unsaved.discard(number)
+                self._forget(number)
             self._blocks.delete(kept, blocks - kept)
             self.flush()
 
@@ -303,9 +303,12 @@ class Rows:
         self._check_right()
         self._blocks.save(blocks)
         for number in blocks:
-            self._loaded.forget(number)
-            self._buffers.pop(number, None)
-            self._unsaved.discard(number)
+            self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        self._loaded.forget(number)
+        self._buffers.pop(number, None)
+        self._unsaved.discard(number)
 
     def _commit_full(self) -> None:
         """Store and commit the blocks that have been filled, so that a long run without a flush loses little."""
