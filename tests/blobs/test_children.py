@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 from pathlib import Path
@@ -15,7 +16,7 @@ from infinite_tensor import BlobModeError, StoreError, TensorBlob
 from tests.blobs.conftest import Place
 from tests.blobs.rows import made, numbered
 from tests.processes.fork_server import Team
-from tests.test_fork import in_child
+from tests.test_fork import LIMIT, in_child
 
 
 @pytest.mark.parametrize(("context", "mode"), [("fork", "r"), ("fork", "r+"), ("spawn", "r+")])
@@ -53,6 +54,47 @@ def test_a_forked_child_reads_what_waits_and_does_not_write(place: Place) -> Non
     assert blob.write(numbered(1, 42)) == 1
     blob.close()
     assert torch.equal(place.open()[:3], numbered(3, 40))
+
+
+@pytest.mark.parametrize("look", ["refreshes", "reads"])
+def test_a_forked_child_follows_what_the_writer_commits_later(folder: Place, look: str) -> None:
+    made(folder)
+    processes = multiprocessing.get_context("fork")
+    committed = processes.Event()
+    with folder.open("r+") as blob:
+        blob.seek(0, os.SEEK_END)
+        blob.write(numbered(1, 10))
+
+        def child() -> None:
+            assert torch.equal(blob[10], numbered(1, 10)[0])
+            assert committed.wait(LIMIT)
+            if look == "refreshes":
+                assert blob.refresh() == len(blob) == 14
+            else:
+                assert torch.equal(blob[0], numbered(1)[0])
+            assert torch.equal(blob[:], torch.cat([numbered(2), numbered(12, 50)]))
+
+        process = processes.Process(target=child)
+        process.start()
+        blob.truncate(2)
+        blob.seek(2)
+        blob.write(numbered(12, 50))
+        blob.flush()
+        committed.set()
+        process.join(LIMIT)
+        assert process.exitcode == 0
+
+
+def test_a_forked_child_that_looks_again_keeps_what_waits_while_nothing_is_committed(place: Place) -> None:
+    made(place)
+    with place.open("a+") as blob:
+        blob.write(numbered(3, 10))
+
+        def child() -> None:
+            assert blob.refresh() == len(blob) == 13
+            assert torch.equal(blob[:], numbered(13))
+
+        in_child(child)
 
 
 def test_a_lock_ends_with_its_owner_though_a_child_lives_on(folder: Place) -> None:

@@ -126,7 +126,7 @@ class Rows:
             If the blob has been deleted, or made anew, or cannot be read.
         """
         with self.lock:
-            if self._right is not None:
+            if self.writes:
                 return self.length
             # Whatever it says, the document is read: two that follow each other fast may have the same one.
             stamp = self.home.stamp()
@@ -138,11 +138,18 @@ class Rows:
     def _follow(self, header: Header) -> None:
         if header.incarnation != self.header.incarnation:
             raise StoreError("it has been made anew since it was opened; open it again")
-        if header.edits != self.header.edits:
+        before, self.header = self.header, header
+        if (header.edits, header.rows) == (before.edits, before.rows):
+            # In a forked child, rows that waited when it was forked may follow.
+            return
+        if header.edits != before.edits or self._buffers:
             self._loaded.clear()
-        elif header.rows != self.length:
+        else:
             self._loaded.forget(self.length // self._size)
-        self.header, self.length = header, header.rows
+        # Those of a forked child: the parent has stored them, or others in their place.
+        self._buffers.clear()
+        self._unsaved.clear()
+        self.length = header.rows
 
     def _block(self, number: int) -> torch.Tensor:
         found = self._buffers.get(number)
@@ -159,7 +166,7 @@ class Rows:
                 yield number, found[number] if number in found else self._block(number)
 
     def _load(self, numbers: list[int]) -> list[torch.Tensor]:
-        if self._right is None and self._stamp is not None and self.home.stamp() != self._stamp:
+        if not self.writes and self._stamp is not None and self.home.stamp() != self._stamp:
             # The writer has committed since: what is in its blocks may be of another blob by now.
             self.refresh()
         with self._reported("cannot be read"):
