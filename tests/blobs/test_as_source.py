@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from infinite_tensor import (
     ValidationError,
     ZarrTileStore,
 )
+from infinite_tensor_stores.blobs.source import tensor_of
 from tests.blobs.conftest import Place
 from tests.blobs.rows import made, numbered
 
@@ -175,6 +177,68 @@ def test_rows_that_are_being_overwritten_are_no_tensor(folder: Place) -> None:
         assert writer.as_tensor()[3].sum() == 0
         writer[4] = 0
     assert folder.open().as_tensor()[3:5].sum() == 0
+
+
+@pytest.mark.parametrize("change", ["overwrite", "truncate"])
+def test_rows_that_change_while_a_tensor_is_read_do_not_get_into_it(place: Place, change: str) -> None:
+    made(place, block_size=1)
+    reader = place.open()
+    with place.open("r+") as writer:
+
+        def changed(ctx: tuple[int, ...], rows: torch.Tensor) -> torch.Tensor:
+            if ctx[0] == 0 and change == "overwrite":
+                writer[1:] = 0
+                writer.flush()
+            elif ctx[0] == 0:
+                writer.truncate(5)
+            return rows
+
+        window = TensorWindow((1, 2, 3))
+        t = InfiniteTensor((10, 2, 3), changed, window, args=[reader], args_windows=[window])
+        with pytest.raises(StoreError, match="has been overwritten or truncated since a tensor was made"):
+            t[:]
+        with pytest.raises(StoreError, match="has been overwritten or truncated since a tensor was made"):
+            t[1:5]
+
+
+def test_rows_that_change_while_their_block_is_opened_are_not_read(
+    folder: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(folder)
+    t = folder.open().as_tensor()
+    system = os.open
+    late: list[Any] = []
+
+    def changed(path: Any, flags: int, mode: int = 0o777) -> int:
+        if not late and Path(path).name == "c.0.0.0":
+            late.append(path)
+            writer[0] = 0
+            writer.flush()
+        return system(path, flags, mode)
+
+    with folder.open("r+") as writer:
+        monkeypatch.setattr("infinite_tensor_stores.blobs.blocks.os.open", changed)
+        with pytest.raises(StoreError, match="has been overwritten or truncated since a tensor was made"):
+            t[0:2]
+    assert late
+
+
+def test_a_pickled_tensor_is_not_read_from_a_blob_that_was_made_anew(folder: Place) -> None:
+    made(folder)
+    pickled = pickle.dumps(folder.open().as_tensor())
+    made(folder, 20)
+    t = pickle.loads(pickled)  # noqa: S301  (our own)
+    with pytest.raises(StoreError, match="has been overwritten or truncated since a tensor was made"):
+        t[:]
+
+
+def test_a_snapshot_of_rows_that_are_being_overwritten_is_never_read(place: Place) -> None:
+    made(place)
+    with place.open("r+") as writer:
+        writer[3] = 0
+        t = tensor_of(place.open(), 10)
+        with pytest.raises(StoreError, match="has been overwritten or truncated since a tensor was made"):
+            t[:]
 
 
 def test_rows_of_a_blob_cannot_be_invalidated_or_moved(folder: Place) -> None:

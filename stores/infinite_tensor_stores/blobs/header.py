@@ -150,6 +150,11 @@ class Header:
         return self.edits % 2 == 1
 
     @property
+    def version(self) -> tuple[str, int]:
+        """The incarnation and the edits."""
+        return self.incarnation, self.edits
+
+    @property
     def blocks(self) -> int:
         """How many blocks hold the rows."""
         return -(-self.rows // self.block_size)

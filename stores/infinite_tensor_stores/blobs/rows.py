@@ -62,6 +62,8 @@ class Rows:
         self._most_buffers = most_blocks or max(2, _BUFFERED_BYTES // header.block_bytes)
         self._unsaved: set[int] = set()
         self._stamp = home.stamp()
+        # Whether blocks have been loaded since somebody looked at the document.
+        self._unconfirmed = False
         renew_in_children(self)
         if right is not None:
             flush_at_exit(self)
@@ -132,8 +134,14 @@ class Rows:
             stamp = self.home.stamp()
             with self._reported("cannot be read"):
                 self._follow(read_header(self.home))
-            self._stamp = stamp
+            self._stamp, self._unconfirmed = stamp, False
             return self.length
+
+    def confirm(self) -> None:
+        """Make sure that `header` was committed when the blocks that are held were loaded; errors as of `refresh`."""
+        with self.lock:
+            if self._unconfirmed:
+                self.refresh()
 
     def _follow(self, header: Header) -> None:
         if header.incarnation != self.header.incarnation:
@@ -166,16 +174,27 @@ class Rows:
                 yield number, found[number] if number in found else self._block(number)
 
     def _load(self, numbers: list[int]) -> list[torch.Tensor]:
-        if not self.writes and self._stamp is not None and self.home.stamp() != self._stamp:
-            # The writer has committed since: what is in its blocks may be of another blob by now.
-            self.refresh()
+        self._look_again()
         with self._reported("cannot be read"):
             try:
-                return self._loaded.load(numbers)
+                found = self._loaded.load(numbers)
             except DamagedBlockError as error:
                 if self.refresh() > error.number * self._size:
                     raise self._explained(error) from error
                 raise self._truncated() from error
+        self._unconfirmed = self._stamp is None
+        try:
+            self._look_again()
+        except BaseException:
+            for number in numbers:
+                self._loaded.forget(number)
+            raise
+        return found
+
+    def _look_again(self) -> None:
+        """Refresh if the writer has committed: what is in its blocks may be of another blob by now."""
+        if not self.writes and self._stamp is not None and self.home.stamp() != self._stamp:
+            self.refresh()
 
     def _explained(self, error: DamagedBlockError) -> StoreError:
         first = error.number * self._size

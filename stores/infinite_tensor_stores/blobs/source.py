@@ -46,7 +46,7 @@ def tensor_of(blob: TensorBlob, rows: int) -> InfiniteTensor:
         functions=functions_of(None, None, ()),
     )
     spec = TensorSpec(f"blob-{header.incarnation}-{rows}", definition, torch.device("cpu"))
-    members = [Member(spec, BlobStore(blob, header.edits))]
+    members = [Member(spec, BlobStore(blob, header.version))]
     (node,) = Computation.registered(members, None, Batching.of(None), []).nodes
     return InfiniteTensor.of_node(node, (), named=False)
 
@@ -58,16 +58,16 @@ class BlobStore(TileStore):
     ----------
     blob : TensorBlob
         Open for reading.
-    edits : int
-        How often its rows had been changed when the snapshot was taken.
+    version : tuple of str and int
+        Of its header, when the snapshot was taken.
     """
 
     read_only = True
 
-    def __init__(self, blob: TensorBlob, edits: int) -> None:
+    def __init__(self, blob: TensorBlob, version: tuple[str, int]) -> None:
         super().__init__()
         self._blob = blob
-        self._edits = edits
+        self._version = version
         self._spec: TensorSpec | None = None
 
     def __repr__(self) -> str:
@@ -75,7 +75,7 @@ class BlobStore(TileStore):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by reference."""
-        return type(self), (self._blob, self._edits)
+        return type(self), (self._blob, self._version)
 
     def register(self, spec: TensorSpec) -> None:
         """Bind the one tensor."""
@@ -90,13 +90,10 @@ class BlobStore(TileStore):
             If rows of the blob have been overwritten or truncated since the snapshot was taken.
         """
         self._check_open()
-        rows = spec.shape[0] or 0
-        if self._blob.refresh() < rows or self._blob._rows.header.edits != self._edits:
-            raise StoreError(
-                f"{self._blob!r} has been overwritten or truncated since a tensor was made of its first {rows} rows; "
-                "make another one, and with another id what is computed from it"
-            )
-        return BlobAccess(self._blob)
+        access = BlobAccess(self._blob, self._version, spec.shape[0] or 0)
+        self._blob.refresh()
+        access.check()
+        return access
 
     def layout(self, spec: TensorSpec) -> TileLayout:
         """Tiles are blocks."""
@@ -172,12 +169,34 @@ class BlobStore(TileStore):
 
 
 class BlobAccess(Access):
-    """One read's view of a blob, of which nothing is ever missing."""
+    """One read's view of a blob, of which nothing is ever missing.
+
+    Parameters
+    ----------
+    blob : TensorBlob
+        Open for reading.
+    version : tuple of str and int
+        Of its header, when the snapshot was taken.
+    rows : int
+        How many belong to the snapshot.
+    """
 
     outdated = False
 
-    def __init__(self, blob: TensorBlob) -> None:
+    def __init__(self, blob: TensorBlob, version: tuple[str, int], rows: int) -> None:
+        self._blob = blob
         self._rows = blob._rows
+        self._version = version
+        self._count = rows
+
+    def check(self) -> None:
+        """StoreError if the rows are not those of the snapshot, as far as is known."""
+        header = self._rows.header
+        if header.version != self._version or header.changing or header.rows < self._count:
+            raise StoreError(
+                f"{self._blob!r} has been overwritten or truncated since a tensor was made of its first "
+                f"{self._count} rows; make another one, and with another id what is computed from it"
+            )
 
     def add(self, starts: IntArray, stops: IntArray) -> IntArray:  # noqa: ARG002
         """No window is missing."""
@@ -192,8 +211,18 @@ class BlobAccess(Access):
         raise AssertionError("a blob computes nothing")
 
     def read(self, start: Sequence[int], out: torch.Tensor) -> None:
-        """Copy rows, or parts of them."""
-        rows = self._rows.span(start[0], start[0] + len(out))
+        """Copy rows, or parts of them.
+
+        Raises
+        ------
+        StoreError
+            If rows of the blob have been overwritten or truncated meanwhile.
+        """
+        try:
+            rows = self._rows.span(start[0], start[0] + len(out))
+            self._rows.confirm()
+        finally:
+            self.check()
         out.copy_(rows[(slice(None), *(slice(a, a + n) for a, n in zip(start[1:], out.shape[1:], strict=True)))])
 
     def keep(self, start: Sequence[int] | None) -> None:
