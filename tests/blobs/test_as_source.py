@@ -232,6 +232,29 @@ def test_a_pickled_tensor_is_not_read_from_a_blob_that_was_made_anew(folder: Pla
         t[:]
 
 
+def test_a_reader_that_knows_of_no_change_yet_makes_no_tensor_of_what_changes(place: Place) -> None:
+    made(place)
+    reader = place.open()
+    with place.open("r+") as writer:
+        writer[3] = 0
+        with pytest.raises(StoreError, match="are being overwritten, or a writer was killed"):
+            reader.as_tensor()
+    assert torch.equal(reader.as_tensor()[2:4], torch.stack([numbered(1, 2)[0], torch.zeros(2, 3)]))
+
+
+def test_a_reader_that_knows_of_no_change_yet_makes_a_tensor_of_what_is_left(place: Place) -> None:
+    made(place)
+    reader, other = place.open(), place.open()
+    with place.open("r+") as writer:
+        writer.truncate(5)
+    assert torch.equal(reader.as_tensor()[:], numbered(5))
+    with pytest.raises(ValidationError, match="a tensor of 1 to 5 rows can be had, got rows=7"):
+        other.as_tensor(7)
+    made(place, 20)
+    with pytest.raises(StoreError, match="made anew since it was opened"):
+        other.as_tensor()
+
+
 def test_a_snapshot_of_rows_that_are_being_overwritten_is_never_read(place: Place) -> None:
     made(place)
     with place.open("r+") as writer:

@@ -16,6 +16,7 @@ from zarr.abc.store import Store
 from infinite_tensor.errors import BlobModeError, StoreError, ValidationError
 from infinite_tensor.window import as_index
 from infinite_tensor_stores.blobs.dropping import close_dropped, wait_for_dropped
+from infinite_tensor_stores.blobs.header import Header
 from infinite_tensor_stores.blobs.home import home_at
 from infinite_tensor_stores.blobs.incoming import as_rows, spread
 from infinite_tensor_stores.blobs.indexing import parsed, rows_of
@@ -162,20 +163,29 @@ class TensorBlob(BlobReader):
         with self._rows.lock:
             if self._rows.writes:
                 self._rows.flush()
-            count = self._rows.length if rows is None else whole("rows", rows)
-            if count > self._rows.length:
-                self._rows.refresh()
-            if self._rows.header.changing:
-                raise StoreError(
-                    f"rows of {self!r} are being overwritten, or a writer was killed while it did that: flush there, "
-                    "or open and close it with mode 'a'"
-                )
-            if not self._rows.length:
-                raise ValidationError(f"{self!r} holds no rows yet, and a tensor has at least one")
-            if not 1 <= count <= self._rows.length:
-                raise ValidationError(f"a tensor of 1 to {self._rows.length} rows can be had, got rows={count}")
+            wanted = None if rows is None else whole("rows", rows)
             reader = type(self).open(self._rows.home.target, **self._options)
-            return tensor_of(reader, count)
+            try:
+                return tensor_of(reader, self._snapshot_length(reader._rows.header, wanted))
+            except BaseException:
+                reader.close()
+                raise
+
+    def _snapshot_length(self, header: Header, wanted: int | None) -> int:
+        """How many rows a snapshot takes of what `header` says, which is newer than what this object knows."""
+        if header.version != self._rows.header.version or (wanted or 1) > self._rows.length:
+            self._rows.refresh()
+        if header.changing:
+            raise StoreError(
+                f"rows of {self!r} are being overwritten, or a writer was killed while it did that: flush there, "
+                "or open and close it with mode 'a'"
+            )
+        if not header.rows:
+            raise ValidationError(f"{self!r} holds no rows yet, and a tensor has at least one")
+        count = min(self._rows.length, header.rows) if wanted is None else wanted
+        if not 1 <= count <= header.rows:
+            raise ValidationError(f"a tensor of 1 to {header.rows} rows can be had, got rows={count}")
+        return count
 
     # Writing.
 
