@@ -61,7 +61,7 @@ class Job:
     @property
     def stores(self) -> list[TileStore]:
         """Where these are stored."""
-        return list({id(node.store): node.store for node in self.chain}.values())
+        return _stores_of(self.chain)
 
     def plan(self) -> FillPlan:
         """What it costs, beside what is stored."""
@@ -100,8 +100,8 @@ def prepare(
 
 def _cut(node: Node, start: Index, stop: Index, max_memory: int | None) -> tuple[Cut, int]:
     """In which order to fill a region, and how much memory that takes at most."""
-    stores = {id(each.store): each.store for each in chain_of([node])}.values()
-    caches = sum(_LENT if store.cache_limit is None else store.cache_limit for store in stores)
+    limits = [store.cache_limit for store in _stores_of(chain_of([node]))]
+    caches = sum(_LENT if limit is None else limit for limit in limits)
     held = _DEFAULT_HELD if max_memory is None else max_memory - caches - _OVERHEAD
     found = cut(node, start, stop, node.store.layout(node.spec), held)
     needed = held_bytes(node, found)
@@ -112,6 +112,11 @@ def _cut(node: Node, start: Index, stop: Index, max_memory: int | None) -> tuple
             "tiles or a smaller cache_size_bytes"
         )
     return found, needed + caches + _OVERHEAD
+
+
+def _stores_of(nodes: Sequence[Node]) -> list[TileStore]:
+    """The stores of some tensors, each once."""
+    return list({id(node.store): node.store for node in nodes}.values())
 
 
 def is_filled(node: Node, selection: Selection) -> bool:
