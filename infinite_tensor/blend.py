@@ -12,7 +12,6 @@ from __future__ import annotations
 import enum
 import operator
 from collections.abc import Sequence
-from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -20,6 +19,7 @@ import torch
 
 from infinite_tensor.arrays import Array, as_array, as_tensor, copied
 from infinite_tensor.boxes import Index, with_entry
+from infinite_tensor.cached_property import cached_property
 from infinite_tensor.definition import Blend, Number
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.window import WindowGrid

@@ -6,12 +6,12 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, TypeAlias, TypeVar
 
 from torch.utils.data import Dataset, get_worker_info
 
 from infinite_tensor.boxes import Index
+from infinite_tensor.cached_property import cached_property
 from infinite_tensor.engine.assemble import read
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.indexing import Selection, parse

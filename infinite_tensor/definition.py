@@ -9,12 +9,12 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
 
+from infinite_tensor.cached_property import cached_property
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.fingerprint import PYTHON, fingerprint
 from infinite_tensor.nested import Key

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import torch
 from infinite_tensor.arrays import as_array
 from infinite_tensor.blend import Blender
 from infinite_tensor.boxes import Index
+from infinite_tensor.cached_property import cached_property
 from infinite_tensor.definition import Blend, Definition, Number, json_scalar
 from infinite_tensor.window import Shape, WindowGrid
 

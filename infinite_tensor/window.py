@@ -12,7 +12,6 @@ import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -29,6 +28,7 @@ from infinite_tensor.boxes import (
     points_of_boxes,
     unique_points,
 )
+from infinite_tensor.cached_property import cached_property
 from infinite_tensor.errors import ValidationError
 
 Shape: TypeAlias = tuple[int | None, ...]

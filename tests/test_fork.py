@@ -26,6 +26,7 @@ from infinite_tensor import (
     TileStore,
     ZarrTileStore,
 )
+from infinite_tensor.cached_property import cached_property
 from tests.reference import Index
 
 LIMIT = 60.0
@@ -157,6 +158,8 @@ def test_what_waits_to_be_stored_at_a_fork_is_left_to_the_parent(tmp_path: Path)
 def test_forks_in_the_middle_of_reads_by_other_threads_leave_children_that_work(kind: str, tmp_path: Path) -> None:
     store = ZarrTileStore(tmp_path, tile_size=16, cache_size_tiles=3) if kind == "zarr" else MemoryTileStore()
     t = make(store)
+    # torch makes what a function needs at its first call, behind locks that a fork leaves taken.
+    t[0:20, 0:20]
     over = threading.Event()
 
     def busy(row: int) -> None:
@@ -180,6 +183,36 @@ def test_forks_in_the_middle_of_reads_by_other_threads_leave_children_that_work(
         over.set()
         for thread in threads:
             thread.join()
+
+
+def test_a_fork_in_the_middle_of_a_cached_property_leaves_children_that_compute_theirs() -> None:
+    begun, forked = threading.Event(), threading.Event()
+
+    class Holder:
+        def __init__(self, *, waits: bool) -> None:
+            self.waits = waits
+
+        @cached_property
+        def value(self) -> int:
+            if self.waits:
+                begun.set()
+                forked.wait(LIMIT)
+            return 7
+
+    slow, quick = Holder(waits=True), Holder(waits=False)
+    thread = threading.Thread(target=lambda: slow.value)
+    thread.start()
+    begun.wait(LIMIT)
+
+    def work() -> None:
+        assert quick.value == 7
+
+    try:
+        in_child(work)
+    finally:
+        forked.set()
+        thread.join()
+    assert slow.__dict__["value"] == 7
 
 
 def test_a_forked_child_reads_an_hdf5_file_and_is_refused_to_write(tmp_path: Path) -> None:

@@ -7,12 +7,12 @@ import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from math import prod
 from typing import Any
 
 import torch
 
+from infinite_tensor.cached_property import cached_property
 from infinite_tensor.definition import dtype_name, dtype_of
 from infinite_tensor.tilestore.layout import LARGEST_TILE_BYTES
 from infinite_tensor.window import LARGEST, as_index
