@@ -1,4 +1,4 @@
-"""Patches of tensors as map-style datasets, for `torch.utils.data.DataLoader`."""
+"""Patches of tensors and groups as map-style datasets, for `torch.utils.data.DataLoader`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch.utils.data import Dataset, get_worker_info
 
 from infinite_tensor.boxes import Index
 from infinite_tensor.cached_property import cached_property
-from infinite_tensor.engine.assemble import read
 from infinite_tensor.errors import ValidationError
+from infinite_tensor.groups import TensorGroup
 from infinite_tensor.indexing import Selection, parse
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore.at_termination import flush_at_termination
@@ -21,7 +21,8 @@ from infinite_tensor.tilestore.layout import sizes_of
 from infinite_tensor.window import Shape, as_index
 
 Region: TypeAlias = tuple[int | slice, ...]
-Tensors: TypeAlias = InfiniteTensor | list[InfiniteTensor] | tuple[InfiniteTensor, ...] | dict[Any, InfiniteTensor]
+Source: TypeAlias = InfiniteTensor | TensorGroup
+Sources: TypeAlias = Source | list[Source] | tuple[Source, ...] | dict[Any, Source]
 
 _T = TypeVar("_T")
 
@@ -45,21 +46,21 @@ class _Axis:
 
 @dataclass(frozen=True)
 class _Cut:
-    """A tensor, and how it is cut into patches.
+    """A tensor or group, and how it is cut into patches.
 
     Attributes
     ----------
-    tensor : InfiniteTensor
+    source : InfiniteTensor or TensorGroup
         What is read.
     box : Selection
         The region that bounds the patches.
     axes : tuple of _Axis
         The dimensions along which there may be several patches.
     dims : tuple of int
-        Which dimensions of the tensor these are.
+        Which dimensions of the source these are.
     """
 
-    tensor: InfiniteTensor
+    source: Source
     box: Selection
     axes: tuple[_Axis, ...]
     dims: tuple[int, ...]
@@ -80,15 +81,15 @@ class _Cut:
 class _Patches(Dataset[Any]):
     """Patches that are told apart by a number: their place in the lexicographic order of their corners."""
 
-    def __init__(self, tensors: Tensors, patch_size: object, stride: object, region: object) -> None:
-        self._tensors = tensors
-        self._cuts = [_cut(tensor, patch_size, stride, region) for tensor in _leaves(tensors)]
+    def __init__(self, sources: Sources, patch_size: object, stride: object, region: object) -> None:
+        self._sources = sources
+        self._cuts = [_cut(source, patch_size, stride, region) for source in _leaves(sources)]
         self._axes = self._cuts[0].axes
         for cut in self._cuts[1:]:
             if cut.axes != self._axes:
                 raise ValidationError(
-                    "several tensors must be cut alike along the dimensions that patch_size is about, got "
-                    f"{_shown(self._axes)} of {self._cuts[0].tensor!r} and {_shown(cut.axes)} of {cut.tensor!r}"
+                    "all that is read must be cut alike along the dimensions that patch_size is about, got "
+                    f"{_shown(self._axes)} of {self._cuts[0].source!r} and {_shown(cut.axes)} of {cut.source!r}"
                 )
         self._places = math.prod(axis.places for axis in self._axes)
         if not self._places:
@@ -116,7 +117,7 @@ class _Patches(Dataset[Any]):
         Returns
         -------
         tuple of (int or slice)
-            The region in pixels, as ``t[...]`` takes it; of several tensors, a list, tuple or dict of these.
+            The region in pixels, as ``t[...]`` takes it; where `t` holds several, a list, tuple or dict of these.
 
         Raises
         ------
@@ -127,7 +128,7 @@ class _Patches(Dataset[Any]):
         return self._arranged([cut.region(corner) for cut in self._cuts])
 
     def __getitem__(self, index: int) -> Any:
-        """The patch at `index`: a tensor, or a list, tuple or dict of them."""
+        """The patch at `index`: a tensor or TensorDict, or a list, tuple or dict of them."""
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
@@ -135,7 +136,7 @@ class _Patches(Dataset[Any]):
         if get_worker_info() is not None:
             flush_at_termination()
         corners = [self._corner(index) for index in indices]
-        patches = [read(cut.tensor._node, [cut.selection(corner) for corner in corners]) for cut in self._cuts]
+        patches = [cut.source._read([cut.selection(corner) for corner in corners]) for cut in self._cuts]
         return [self._arranged(item) for item in zip(*patches, strict=True)]
 
     def _corner(self, index: int) -> Index:
@@ -152,12 +153,12 @@ class _Patches(Dataset[Any]):
         return tuple(reversed(corner))
 
     def _arranged(self, values: Sequence[_T]) -> _T | list[_T] | tuple[_T, ...] | dict[Any, _T]:
-        """One value per tensor, in the structure in which the tensors were given."""
-        if isinstance(self._tensors, dict):
-            return dict(zip(self._tensors, values, strict=True))
-        if isinstance(self._tensors, InfiniteTensor):
+        """One value per source, in the structure in which the sources were given."""
+        if isinstance(self._sources, dict):
+            return dict(zip(self._sources, values, strict=True))
+        if isinstance(self._sources, Source):
             return values[0]
-        return list(values) if isinstance(self._tensors, list) else tuple(values)
+        return list(values) if isinstance(self._sources, list) else tuple(values)
 
 
 class GridDataset(_Patches):
@@ -165,8 +166,9 @@ class GridDataset(_Patches):
 
     Parameters
     ----------
-    t : InfiniteTensor, or a list, tuple or dict of them
-        What is read. Of several tensors, an item is a list, tuple or dict of patches at the same coordinates.
+    t : InfiniteTensor or TensorGroup, or a list, tuple or dict of them
+        What is read. Of a group, an item is a TensorDict, and patches lie on whole pixels of all its tensors; of a
+        list, tuple or dict, an item is one too, of patches at the same coordinates.
     patch_size : int or tuple of int
         Extent of a patch in pixels: an int for every unbounded dimension (every dimension, where none is unbounded),
         one int per unbounded dimension, or one int per dimension. Finite dimensions that are not named stay whole.
@@ -181,7 +183,7 @@ class GridDataset(_Patches):
     Raises
     ------
     ValidationError
-        If an argument does not fit, no patch fits into the region, or several tensors are not cut alike.
+        If an argument does not fit, no patch fits into the region, or what is read is not cut alike.
 
     Examples
     --------
@@ -195,7 +197,7 @@ class GridDataset(_Patches):
 
     def __init__(
         self,
-        t: Tensors,
+        t: Sources,
         patch_size: int | Sequence[int],
         stride: int | Sequence[int] | None = None,
         region: object = None,
@@ -217,8 +219,8 @@ class PatchDataset(_Patches):
 
     Parameters
     ----------
-    t : InfiniteTensor, or a list, tuple or dict of them
-        What is read. Of several tensors, an item is a list, tuple or dict of patches at the same coordinates.
+    t : InfiniteTensor or TensorGroup, or a list, tuple or dict of them
+        As for `GridDataset`.
     patch_size : int or tuple of int
         As for `GridDataset`.
     region : optional
@@ -231,7 +233,7 @@ class PatchDataset(_Patches):
     Raises
     ------
     ValidationError
-        If an argument does not fit, no patch fits into the region, or several tensors are not cut alike.
+        If an argument does not fit, no patch fits into the region, or what is read is not cut alike.
 
     Examples
     --------
@@ -243,13 +245,13 @@ class PatchDataset(_Patches):
 
     def __init__(
         self,
-        t: Tensors,
+        t: Sources,
         patch_size: int | Sequence[int],
         region: object = None,
         seed: int = 0,
         length: int | None = None,
     ) -> None:
-        super().__init__(t, patch_size, 1, region)
+        super().__init__(t, patch_size, None, region)
         number = as_index(seed)
         if number is None:
             raise ValidationError(f"seed must be an int, got {seed!r}")
@@ -267,25 +269,37 @@ class PatchDataset(_Patches):
         return self._places * int.from_bytes(digest, "big") >> 512
 
 
-def _leaves(tensors: object) -> list[InfiniteTensor]:
-    if isinstance(tensors, dict):
-        leaves = list(tensors.values())
+def _leaves(sources: object) -> list[Source]:
+    if isinstance(sources, dict):
+        leaves = list(sources.values())
     else:
-        leaves = list(tensors) if isinstance(tensors, list | tuple) else [tensors]
-    if not leaves or not all(isinstance(leaf, InfiniteTensor) for leaf in leaves):
-        raise ValidationError(f"t must be an InfiniteTensor, or a list, tuple or dict of some, got {tensors!r}")
+        leaves = list(sources) if isinstance(sources, list | tuple) else [sources]
+    if not leaves or not all(isinstance(leaf, Source) for leaf in leaves):
+        raise ValidationError(
+            f"t must be an InfiniteTensor or TensorGroup, or a list, tuple or dict of some, got {sources!r}"
+        )
     return leaves
 
 
-def _cut(tensor: InfiniteTensor, patch_size: object, stride: object, region: object) -> _Cut:
-    box = _box(region, tensor.shape)
-    dims = [d for d in range(tensor.ndim) if d not in box.squeezed]
-    extents = tuple(None if tensor.shape[d] is None else box.stop[d] - box.start[d] for d in dims)
+def _cut(source: Source, patch_size: object, stride: object, region: object) -> _Cut:
+    """How a source is cut, where a stride of None means wherever a patch may lie."""
+    box = _box(region, source.shape)
+    dims = [d for d in range(source.ndim) if d not in box.squeezed]
+    extents = tuple(None if source.shape[d] is None else box.stop[d] - box.start[d] for d in dims)
     sizes = sizes_of("patch_size", patch_size, extents)
-    every = as_index(stride)
-    strides = sizes_of("stride", stride if every is None else [every] * len(dims), extents)
-    axes = [_Axis(box.start[dims[k]], box.stop[dims[k]], size, strides.get(k, size)) for k, size in sizes.items()]
-    return _Cut(tensor, box, tuple(axes), tuple(dims[k] for k in sizes))
+    units = [source._unit(d) if isinstance(source, TensorGroup) else 1 for d in dims]
+    every = units if stride is None else stride
+    one = as_index(every)
+    strides = sizes_of("stride", every if one is None else [one] * len(dims), extents)
+    axes = {k: _Axis(box.start[dims[k]], box.stop[dims[k]], size, strides.get(k, size)) for k, size in sizes.items()}
+    for k, unit in enumerate(units):
+        axis = axes.get(k) or _whole(box, dims[k])
+        if any(number % unit for number in (axis.low, axis.size, axis.stride)):
+            raise ValidationError(
+                f"dimension {dims[k]}: pixels of all tensors of the group end together at multiples of {unit}, so "
+                f"that patches must begin there, got {axis.size} pixels from {axis.low} on, every {axis.stride}"
+            )
+    return _Cut(source, box, tuple(axes.values()), tuple(dims[k] for k in axes))
 
 
 def _box(region: object, shape: Shape) -> Selection:
@@ -303,6 +317,12 @@ def _box(region: object, shape: Shape) -> Selection:
     if len(box.squeezed) == len(shape):
         raise ValidationError(f"region must have a slice, or it leaves no dimension to cut, got {region!r}")
     return box
+
+
+def _whole(box: Selection, d: int) -> _Axis:
+    """A dimension that is not cut."""
+    size = box.stop[d] - box.start[d]
+    return _Axis(box.start[d], box.stop[d], size, size)
 
 
 def _shown(axes: Sequence[_Axis]) -> str:

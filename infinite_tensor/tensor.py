@@ -28,7 +28,7 @@ from infinite_tensor.engine.batching import Batching
 from infinite_tensor.engine.node import Computation, Member, Node
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.methods import LargeRegions
-from infinite_tensor.indexing import parse
+from infinite_tensor.indexing import Selection, parse
 from infinite_tensor.joint import Shared, new_id
 from infinite_tensor.pickling import reduced
 from infinite_tensor.spec import TensorSpec
@@ -283,8 +283,11 @@ class InfiniteTensor(TensorAttributes, LargeRegions):
             return compiled.read(self, indices)
         workers = None if workers is None else checked_workers(workers)
         if isinstance(indices, list):
-            return read(self._node, [parse(region, self.shape) for region in indices], workers)
-        return read(self._node, [parse(indices, self.shape)], workers)[0]
+            return self._read([parse(region, self.shape) for region in indices], workers)
+        return self._read([parse(indices, self.shape)], workers)[0]
+
+    def _read(self, regions: Sequence[Selection], workers: int | None = None) -> list[torch.Tensor]:
+        return read(self._node, regions, workers)
 
     def iter_regions(self, regions: Iterable[object], *, workers: int | None = None) -> Iterator[list[torch.Tensor]]:
         """Read regions one after the other, in full batches, and yield them as they are ready.

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import pickle
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,19 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
-from infinite_tensor import GridDataset, InfiniteTensor, PatchDataset, RegionError, TensorWindow, ValidationError, sl
+from infinite_tensor import (
+    GridDataset,
+    InfiniteTensor,
+    MemoryTileStore,
+    PatchDataset,
+    RegionError,
+    TensorGroup,
+    TensorWindow,
+    ValidationError,
+    sl,
+)
 from tests.reference import Index
 
 
@@ -220,7 +232,9 @@ class TestBoth:
     def test_what_is_no_tensor_is_refused(self, kind: Kind) -> None:
         wrong: Any
         for wrong in (torch.zeros(4, 4), [], {}, [PLANE, [PLANE]], None):
-            with pytest.raises(ValidationError, match="t must be an InfiniteTensor, or a list, tuple or dict of some"):
+            with pytest.raises(
+                ValidationError, match="t must be an InfiniteTensor or TensorGroup, or a list, tuple or dict"
+            ):
                 kind(wrong, 4)
 
 
@@ -249,6 +263,77 @@ class TestSeveralTensors:
     def test_tensors_that_are_not_cut_alike_are_refused(self, kind: Kind) -> None:
         with pytest.raises(ValidationError, match=r"cut alike.*\[0:50 by 8, 0:30 by 8\].*\[0:40 by 8, 0:24 by 8\]"):
             kind([PLANE, FINITE], 8, region=sl[0:50, 0:30])
+
+
+COARSE = InfiniteTensor((None, None), lambda ctx: places(ctx).float(), TensorWindow((8, 8)))
+WORLD = TensorGroup({"image": IMAGE, "look": {"coarse": COARSE}}, scale={"look": Fraction(1, 4)})
+
+
+@pytest.mark.parametrize("kind", [GridDataset, PatchDataset])
+class TestGroup:
+    def test_an_item_is_what_the_group_has_in_its_region(self, kind: Kind) -> None:
+        dataset = kind(WORLD, 8, region=sl[-16:40, 0:48])
+        for index in range(len(dataset)):
+            item, region = dataset[index], dataset.region(index)
+            assert torch.equal(item["image"], IMAGE[(slice(None), *region)].permute(1, 2, 0))
+            coarse = tuple(slice(part.start // 4, part.stop // 4) for part in region)
+            assert torch.equal(item["look", "coarse"], COARSE[coarse])
+
+    def test_a_loader_stacks_items(self, kind: Kind) -> None:
+        dataset = kind(WORLD, 8, region=sl[0:32, 0:32])
+        batch = next(iter(DataLoader(dataset, batch_size=4)))
+        assert batch["image"].shape == (4, 8, 8, 3)
+        assert batch["look", "coarse"].shape == (4, 2, 2)
+        assert torch.equal(batch["image"][2], dataset[2]["image"])
+
+    def test_what_tensors_share_runs_once_for_a_batch(self, kind: Kind) -> None:
+        calls = []
+
+        def f(ctx: Index) -> torch.Tensor:
+            calls.append(ctx)
+            return places(ctx)
+
+        shared = InfiniteTensor(
+            (None, None), f, TensorWindow((8, 8)), dtype=torch.int64, tile_store=MemoryTileStore(cache_size_bytes=1)
+        )
+        pair = [
+            InfiniteTensor(
+                (None, None),
+                lambda _ctx, region: region + 1,
+                TensorWindow((8, 8)),
+                args=[shared],
+                args_windows=[TensorWindow((8, 8))],
+                dtype=torch.int64,
+                tile_store=MemoryTileStore(cache_size_bytes=1),
+            )
+            for _ in range(2)
+        ]
+        dataset = kind(TensorGroup({"a": pair[0], "b": pair[1]}), 8, region=sl[0:64, 0:64])
+        dataset.__getitems__(list(range(8)))
+        assert len(calls) == len(set(calls))
+
+    @pytest.mark.parametrize(
+        ("patch_size", "region", "said"),
+        [
+            (6, sl[0:32, 0:32], r"dimension 0: .* multiples of 4, .* got 6 pixels from 0 on"),
+            (8, sl[0:32, 2:34], r"dimension 1: .* multiples of 4, .* got 8 pixels from 2 on"),
+        ],
+    )
+    def test_parts_of_pixels_are_refused(self, kind: Kind, patch_size: int, region: Any, said: str) -> None:
+        with pytest.raises(ValidationError, match=said):
+            kind(WORLD, patch_size, region=region)
+
+
+def test_patches_of_a_group_lie_wherever_all_its_tensors_have_whole_pixels() -> None:
+    dataset = PatchDataset(WORLD, 8, region=sl[-16:40, 0:48], length=2000)
+    corners = {tuple(part.start for part in dataset.region(index)) for index in range(len(dataset))}
+    assert corners == set(itertools.product(range(-16, 33, 4), range(0, 41, 4)))
+
+
+def test_a_grid_over_a_group_is_made_of_whole_pixels() -> None:
+    with pytest.raises(ValidationError, match=r"multiples of 4, .* every 6"):
+        GridDataset(WORLD, 8, stride=6, region=sl[0:32, 0:32])
+    assert len(GridDataset(WORLD, 8, stride=4, region=sl[0:32, 0:32])) == 49
 
 
 def test_an_int_is_the_stride_of_every_dimension_that_patches_are_cut_along() -> None:

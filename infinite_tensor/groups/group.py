@@ -26,7 +26,7 @@ from infinite_tensor.tilestore import TileStore
 from infinite_tensor.validate import checked_workers
 
 if TYPE_CHECKING:
-    from tensordict import TensorDictBase
+    from tensordict import TensorDict, TensorDictBase
 
 
 class TensorGroup(LargeGroupRegions):
@@ -161,13 +161,15 @@ class TensorGroup(LargeGroupRegions):
             batch size is the extent of the region along the shared dimensions, up to the first one in which tensors
             have different scales; that of a nested TensorDict counts only the tensors in it.
         """
-        import_tensordict()
         workers = None if workers is None else checked_workers(workers)
-        several = isinstance(indices, list)
-        regions = [parse(region, self.shape) for region in (indices if isinstance(indices, list) else [indices])]
+        if isinstance(indices, list):
+            return self._read([parse(region, self.shape) for region in indices], workers)
+        return self._read([parse(indices, self.shape)], workers)[0]
+
+    def _read(self, regions: Sequence[Selection], workers: int | None = None) -> list[TensorDict]:
+        import_tensordict()
         results = zip(regions, self._results(regions, workers), strict=True)
-        read = [assembled(self._members, tensors, region, self.device) for region, tensors in results]
-        return read if several else read[0]
+        return [assembled(self._members, tensors, region, self.device) for region, tensors in results]
 
     def _results(self, regions: Sequence[Selection], workers: int | None) -> list[dict[Key, torch.Tensor]]:
         """What is read of each tensor, arranged, for each region."""
