@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, TypeAlias
 
@@ -100,8 +100,12 @@ class _Tensor(NamedTuple):
 _Wrong: TypeAlias = list[tuple[_Tensor, BoxSet]]
 
 
-def invalidate(root: Node, selection: Selection | None, *, dependants: bool) -> Invalidation:
-    """Drop the windows of a tensor that touch a selection, None for all, and what was computed from them.
+Requests: TypeAlias = "Sequence[tuple[Node, Selection | None]]"
+"""Tensors, each with what is wrong of it: None for all."""
+
+
+def invalidate(requests: Requests, *, dependants: bool) -> Invalidation:
+    """Drop the windows of tensors that touch selections of them, and what was computed from these.
 
     Dependants are dropped first. So whatever ends this early, what is left is as it was before: nothing stands on
     pixels that are computed anew, and a second call does the rest.
@@ -109,11 +113,11 @@ def invalidate(root: Node, selection: Selection | None, *, dependants: bool) -> 
     if any(node.store.closed for node in nodes_alive()):
         # A tensor that only waits for the garbage collector needs no open store.
         gc.collect()
-    stores = {id(root.store): root.store}
+    stores = {id(node.store): node.store for node, _ in requests}
     while True:
         with DROPS.begin(stores.values()):
             # No read begins in these stores any more, so nobody comes to depend on what will be dropped.
-            wrong = _wrong_windows(root, selection, dependants=dependants)
+            wrong = _wrong_windows(requests, dependants=dependants)
             concerned = {id(tensor.store): tensor.store for tensor, _ in wrong}
             if concerned.keys() <= stores.keys():
                 return _drop(wrong)
@@ -138,17 +142,20 @@ def _told(tensor: _Tensor, windows: BoxSet, dropped: Dropped) -> TensorInvalidat
     )
 
 
-def _wrong_windows(root: Node, selection: Selection | None, *, dependants: bool) -> _Wrong:
-    """The windows that are wrong, of the tensor and of those that are computed from it, each after those it reads."""
-    grid = root.spec.grid
-    begun = all_windows(grid) if selection is None else windows_over(grid, selection.start, selection.stop)
+def _wrong_windows(requests: Requests, *, dependants: bool) -> _Wrong:
+    """The windows that are wrong, of the tensors and of what is computed from them, each after those it reads."""
+    family = _Family()
+    wrong: dict[_Key, BoxSet] = {}
+    for node, selection in requests:
+        grid = node.spec.grid
+        begun = all_windows(grid) if selection is None else windows_over(grid, selection.start, selection.stop)
+        root = family.enter(node.store, node.spec)
+        _join(wrong, root, begun)
+        # Calls of one f have computed the windows of all its outputs.
+        for key in family.beside(root) if dependants else ():
+            _join(wrong, key, same_windows(begun, node.computation.coordinates, family.tensors[key].spec.grid))
     if not dependants:
-        return [(_Tensor(root.store, root.spec), begun)]
-    family = _Family(root)
-    # Calls of one f have computed the windows of all its outputs.
-    wrong = {family.root: begun}
-    for key in family.beside(family.root):
-        wrong[key] = same_windows(begun, root.computation.coordinates, family.tensors[key].spec.grid)
+        return [(family.tensors[key], windows) for key, windows in wrong.items()]
     order = sources_first(list(wrong), lambda key: [reader for reader, _ in family.readers(key)])
     for key in order:
         if key not in wrong:
@@ -157,8 +164,12 @@ def _wrong_windows(root: Node, selection: Selection | None, *, dependants: bool)
         for reader, window in family.readers(key):
             read = readers_of(pixels, family.tensors[reader].spec.grid, window)
             if read:
-                wrong[reader] = wrong[reader].joined(read) if reader in wrong else read
+                _join(wrong, reader, read)
     return [(family.tensors[key], wrong[key]) for key in order if key in wrong]
+
+
+def _join(wrong: dict[_Key, BoxSet], key: _Key, windows: BoxSet) -> None:
+    wrong[key] = wrong[key].joined(windows) if key in wrong else windows
 
 
 _Key: TypeAlias = tuple[int, str, str]
@@ -168,16 +179,21 @@ _Key: TypeAlias = tuple[int, str, str]
 class _Family:
     """Who reads whom, of all tensors that are alive in this process, and of those that are stored beside them."""
 
-    def __init__(self, root: Node) -> None:
+    def __init__(self) -> None:
         self.tensors: dict[_Key, _Tensor] = {}
         self._readers: defaultdict[_Key, dict[tuple[_Key, TensorWindow], None]] = defaultdict(dict)
         self._searched: set[int] = set()
-        self.root = self._enter(root.store, root.spec)
         for node in nodes_alive():
-            reader = self._enter(node.store, node.spec)
+            reader = self.enter(node.store, node.spec)
             for upstream in node.inputs:
-                key = self._enter(upstream.node.store, upstream.node.spec)
+                key = self.enter(upstream.node.store, upstream.node.spec)
                 self._readers[key][reader, upstream.window] = None
+
+    def enter(self, store: TileStore, spec: TensorSpec) -> _Key:
+        """Know of a tensor."""
+        key = id(store), spec.tensor_id, spec.definition.digest
+        self.tensors.setdefault(key, _Tensor(store, spec))
+        return key
 
     def beside(self, key: _Key) -> list[_Key]:
         """The tensors that the ``f`` of one computes as well."""
@@ -199,12 +215,7 @@ class _Family:
         if id(store) not in self._searched:
             self._searched.add(id(store))
             for spec in store.specs_downstream():
-                reader = self._enter(store, spec)
+                reader = self.enter(store, spec)
                 for arg in spec.definition.args:
                     if arg.tensor_id is not None:
                         self._readers[id(store), arg.tensor_id, arg.digest][reader, arg.window] = None
-
-    def _enter(self, store: TileStore, spec: TensorSpec) -> _Key:
-        key = id(store), spec.tensor_id, spec.definition.digest
-        self.tensors.setdefault(key, _Tensor(store, spec))
-        return key

@@ -165,7 +165,8 @@ class LargeRegions:
         StoreError
             If a store is closed, or something could not be stored or deleted; call it again.
         """
-        return invalidate(self._node, None if region is None else self._selection(region), dependants=dependants)
+        selection = None if region is None else self._selection(region)
+        return invalidate([(self._node, selection)], dependants=dependants)
 
     def _selection(self, region: object) -> Selection:
         return parse(region, self._node.spec.shape)

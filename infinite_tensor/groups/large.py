@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from infinite_tensor.filling import FillPlan, FillReport, Progress
-from infinite_tensor.filling.invalidate import Invalidation
+from infinite_tensor.filling.invalidate import Invalidation, invalidate
 from infinite_tensor.filling.together import fill_together, plan_together
 from infinite_tensor.groups.keys import nested
 from infinite_tensor.groups.names import NamedTensors
@@ -111,13 +111,21 @@ class LargeGroupRegions(NamedTensors):
         Returns
         -------
         Invalidation
-            What was dropped of which tensor. One that is in the group and computed from another stands there twice.
+            What was dropped of which tensor.
+
+        Raises
+        ------
+        RegionError
+            (an IndexError) If `region` is no region of the group.
+        ValidationError
+            If the store of a tensor, or that of a dependant, is read-only, as a blob is. Nothing is dropped then;
+            `exclude` leaves it out.
+        StoreError
+            If a store is closed, or something could not be stored or deleted; call it again.
         """
         if region is None:
-            dropped = [member.tensor.invalidate(None, dependants) for member in self._members.values()]
-        else:
-            dropped = [tensor.invalidate(_box(part), dependants) for tensor, part in self._parts(region).values()]
-        return Invalidation(tuple(tensor for one in dropped for tensor in one.tensors))
+            return invalidate([(member.tensor._node, None) for member in self._members.values()], dependants=dependants)
+        return invalidate([(tensor._node, part) for tensor, part in self._requests(region)], dependants=dependants)
 
     def clear_cache(self) -> None:
         """Drop from memory what can be had again, of all tensors, after storing what is pending."""

@@ -94,8 +94,8 @@ def save_group(members: Mapping[Key, Member], store: TileStore, group_id: str) -
     for member in members.values():
         if not member.tensor._named:
             raise ValidationError(
-                f"{show(member.key)} of the group has no tensor_id by which it could be found again; make it with "
-                "tensor_id=..."
+                f"{show(member.key)} of the group has no tensor_id by which it could be found again: make it with "
+                f"tensor_id=..., or save group.exclude({show(member.key)}) and put it beside what open_group returns"
             )
     given = {key: StoredMember.of(member) for key, member in members.items()}
     listed = [member.to_json() for member in given.values()]

@@ -7,7 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from infinite_tensor import MemoryTileStore, RegionError, TensorGroup, ZarrTileStore, sl
+from infinite_tensor import (
+    InfiniteTensor,
+    MemoryTileStore,
+    RegionError,
+    TensorBlob,
+    TensorGroup,
+    TensorWindow,
+    ValidationError,
+    ZarrTileStore,
+    sl,
+)
 from tests.groups.world import World, plain
 
 
@@ -61,6 +71,39 @@ def test_invalidate_drops_a_region_of_all_tensors(world: World) -> None:
     assert group.is_filled(sl[20:32, 20:32])
     group.invalidate()
     assert not group.coverage(sl[16:32, 16:32])["biome"]["id"].any()
+
+
+def test_a_tensor_that_another_of_the_group_reads_is_dropped_once() -> None:
+    below = plain((None, None))
+    above = InfiniteTensor(
+        (None, None),
+        lambda _ctx, region: region,
+        TensorWindow((4, 4)),
+        args=[below],
+        args_windows=[TensorWindow((4, 4))],
+    )
+    group = TensorGroup({"below": below, "above": above})
+    group.fill(sl[0:16, 0:16], progress=False)
+    windows = [tensor.plan(sl[0:16, 0:16]).tensors[-1].stored for tensor in (below, above)]
+    dropped = group.invalidate(sl[0:16, 0:16])
+    assert [(tensor.tensor_id, tensor.windows) for tensor in dropped.tensors] == [
+        (below.tensor_id, windows[0]),
+        (above.tensor_id, windows[1]),
+    ]
+    assert not group.is_filled(sl[0:4, 0:4])
+
+
+def test_where_one_tensor_cannot_be_dropped_none_is(tmp_path: Path) -> None:
+    with TensorBlob.open(tmp_path / "rows", "w", dtype="float32", shape=()) as blob:
+        blob.write(torch.arange(8.0))
+    line = InfiniteTensor((8,), lambda _ctx: torch.zeros(4), TensorWindow((4,)))
+    group = TensorGroup({"line": line, "rows": TensorBlob.open(tmp_path / "rows").as_tensor()}, dims=(0,))
+    line[0:8]
+    with pytest.raises(ValidationError, match="holds what cannot be computed again"):
+        group.invalidate()
+    assert line.is_filled(sl[0:8])
+    group.exclude("rows").invalidate()
+    assert not line.is_filled(sl[0:8])
 
 
 def test_clear_cache_forgets_what_is_in_memory() -> None:
