@@ -12,7 +12,7 @@ from typing import Any
 from infinite_tensor.errors import StoreError
 from infinite_tensor.forking import renew_in_children
 from infinite_tensor.tilestore.report import Garbage
-from infinite_tensor_stores.hdf5_slots import DEFINITION, TensorGroup, definition_in
+from infinite_tensor_stores.hdf5_slots import DEFINITION, TileSlots, definition_in
 from infinite_tensor_stores.hdf5_space import give_back
 
 
@@ -23,7 +23,7 @@ class SharedFile:
         self.h5 = h5
         self.writable = writable
         self.lock = threading.RLock()
-        self.groups: dict[str, TensorGroup] = {}
+        self.groups: dict[str, TileSlots] = {}
         self.users: weakref.WeakSet[object] = weakref.WeakSet()
         self.process = os.getpid()
         self._flushed = time.monotonic()
@@ -32,12 +32,12 @@ class SharedFile:
     def _renew_after_fork(self) -> None:
         self.lock = threading.RLock()
 
-    def group(self, name: str, definition: Mapping[str, Any]) -> TensorGroup:
+    def group(self, name: str, definition: Mapping[str, Any]) -> TileSlots:
         """The tiles of the tensor in group `name`."""
         with self.lock:
             known = self.groups.get(name)
             if known is None or known.incarnation != definition["incarnation"]:
-                known = self.groups[name] = TensorGroup(self.h5[name], definition)
+                known = self.groups[name] = TileSlots(self.h5[name], definition)
             return known
 
     def delete(self, name: str) -> None:

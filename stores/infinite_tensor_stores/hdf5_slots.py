@@ -40,7 +40,7 @@ _BATCH_BYTES = 2**20
 _UNUSED = -1
 
 
-class TensorGroup:
+class TileSlots:
     """The tiles of one tensor in its HDF5 group.
 
     Parameters

@@ -22,14 +22,14 @@ from infinite_tensor_stores.dtypes import from_stored, to_stored
 from infinite_tensor_stores.hdf5_file import SharedFile
 from infinite_tensor_stores.hdf5_groups import delete_group, groups_in, read_group, write_group
 from infinite_tensor_stores.hdf5_root import let_go, open_file
-from infinite_tensor_stores.hdf5_slots import DEFINITION, TensorGroup, definition_in, import_h5py
+from infinite_tensor_stores.hdf5_slots import DEFINITION, TileSlots, definition_in, import_h5py
 from infinite_tensor_stores.hdf5_space import reserve
 from infinite_tensor_stores.hdf5_verify import damages, looked_over
 from infinite_tensor_stores.names import id_of, name_of
 from infinite_tensor_stores.targets import check_mode, local_path, shown
 
 
-class HDF5TileStore(BindingStore[TensorGroup]):
+class HDF5TileStore(BindingStore[TileSlots]):
     """Keeps tensors in one HDF5 file.
 
     One process at a time: HDF5 locks the file. Within a process, stores that name the same file share it, and
@@ -176,12 +176,12 @@ class HDF5TileStore(BindingStore[TensorGroup]):
             reserve(file.h5, 0)
             file.delete(name)
             identified = sealed({**definition, "incarnation": secrets.token_hex(8)})
-            TensorGroup.create(file.h5.create_group(name), identified, self._filters)
+            TileSlots.create(file.h5.create_group(name), identified, self._filters)
 
-    def _binding(self, tensor_id: str, definition: Mapping[str, Any]) -> TensorGroup:
+    def _binding(self, tensor_id: str, definition: Mapping[str, Any]) -> TileSlots:
         return self._opened_file().group(name_of(tensor_id), definition)
 
-    def _bound_to(self, tensor_id: str) -> TensorGroup | None:
+    def _bound_to(self, tensor_id: str) -> TileSlots | None:
         self._opened_file()
         return super()._bound_to(tensor_id)
 
@@ -214,7 +214,7 @@ class HDF5TileStore(BindingStore[TensorGroup]):
     # Tiles. The lock is held for one batch at a time, so that reads and background writes take turns.
 
     def _read_bound_tiles(
-        self, tensor_id: str, bound: TensorGroup, tile_indices: Sequence[Index]
+        self, tensor_id: str, bound: TileSlots, tile_indices: Sequence[Index]
     ) -> list[torch.Tensor | None]:
         file = self._opened_file()
         tiles: list[torch.Tensor | None] = [None] * len(tile_indices)
@@ -242,7 +242,7 @@ class HDF5TileStore(BindingStore[TensorGroup]):
     def _read_bound_partials(
         self,
         tensor_id: str,  # noqa: ARG002  (each part names its place)
-        bound: TensorGroup,
+        bound: TileSlots,
         tile_indices: Sequence[Index],
     ) -> list[PartialTile | None]:
         with self._opened_file().lock:
@@ -280,12 +280,12 @@ class HDF5TileStore(BindingStore[TensorGroup]):
             group.log.delete(tile_indices)
             group.delete(tile_indices)
 
-    def _has_bound_tiles(self, bound: TensorGroup, tile_indices: Sequence[Index]) -> list[bool]:
+    def _has_bound_tiles(self, bound: TileSlots, tile_indices: Sequence[Index]) -> list[bool]:
         with self._opened_file().lock:
             return bound.has(tile_indices)
 
     def _find_bound_tiles(
-        self, bound: TensorGroup, low: Sequence[int], high: Sequence[int]
+        self, bound: TileSlots, low: Sequence[int], high: Sequence[int]
     ) -> tuple[set[Index], set[Index]]:
         with self._opened_file().lock:
             return bound.find(low, high)

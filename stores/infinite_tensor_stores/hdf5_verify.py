@@ -7,10 +7,10 @@ from typing import Any
 
 from infinite_tensor.tilestore.report import Damage
 from infinite_tensor_stores.hdf5_file import SharedFile
-from infinite_tensor_stores.hdf5_slots import COPY, DEFINITION, TensorGroup, definition_in, put_definition
+from infinite_tensor_stores.hdf5_slots import COPY, DEFINITION, TileSlots, definition_in, put_definition
 
 
-def looked_over(file: SharedFile, name: str, *, repair: bool) -> tuple[list[Damage], TensorGroup | None]:
+def looked_over(file: SharedFile, name: str, *, repair: bool) -> tuple[list[Damage], TileSlots | None]:
     """What is damaged of the frame of a tensor, and its tiles, if they can be got at."""
     with file.lock:
         group = file.h5[name]
@@ -25,7 +25,7 @@ def looked_over(file: SharedFile, name: str, *, repair: bool) -> tuple[list[Dama
             return [*found, Damage("array", None, f"/{name}/tiles", str(error))], None
 
 
-def damages(file: SharedFile, group: TensorGroup, *, repair: bool) -> Iterator[Damage]:
+def damages(file: SharedFile, group: TileSlots, *, repair: bool) -> Iterator[Damage]:
     """What is damaged of the tiles; the lock is held for one batch at a time, so that reads take turns."""
     for first in group.slots():
         with file.lock:
