@@ -19,6 +19,6 @@ _SHARED = settings(
     database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-settings.register_profile("quick", _SHARED, max_examples=40, derandomize=True)
+settings.register_profile("quick", _SHARED, max_examples=25, derandomize=True)
 settings.register_profile("thorough", _SHARED, max_examples=2000)
 settings.load_profile(os.environ.get("INFINITE_TENSOR_HYPOTHESIS", "quick"))

@@ -60,8 +60,8 @@ def growth(kind: str, folder: Path, extent: int) -> int:
 @pytest.mark.parametrize(
     ("kind", "extent"),
     [
-        ("memory", 8192),
         ("zarr", 8192),
+        pytest.param("memory", 8192, marks=pytest.mark.slow),
         *[pytest.param(kind, 16384, marks=pytest.mark.slow) for kind in ("memory", "zarr", "hdf5")],
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from infinite_tensor import MemoryTileStore, ZarrTileStore, sl
@@ -11,6 +12,7 @@ from tests.clusters import chain, cluster, computed, one_worker_killed
 from tests.s3.server import S3Server
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_costs_no_pixel(server: S3Server, url: str, tmp_path: Path) -> None:
     region = sl[0:200, 0:200]
     with ZarrTileStore(url, storage_options=server.options(), tile_size=64) as store, cluster() as client:
