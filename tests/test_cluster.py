@@ -112,6 +112,21 @@ def test_a_worker_that_is_killed_costs_no_pixel(tmp_path: Path) -> None:
         assert [store.verify(name) for name in store.tensor_ids()] == [[]] * 3
 
 
+def test_an_error_that_passes_costs_no_window(client: Client, tmp_path: Path) -> None:
+    def f(ctx: tuple[int, ...]) -> torch.Tensor:
+        seen = tmp_path / f"seen-{ctx[0]}-{ctx[1]}"
+        if ctx[0] == ctx[1] and not seen.exists():
+            seen.touch()
+            raise OSError("a model that is not there yet")
+        return torch.full((16, 16), float(ctx[0]))
+
+    with ZarrTileStore(tmp_path / "store", tile_size=16) as store:
+        t = InfiniteTensor((None, None), f, TensorWindow((16, 16)), tile_store=store, tensor_id="t")
+        assert t.fill(sl[0:64, 0:64], client=client, progress=False).windows == 16
+        assert len(list(tmp_path.glob("seen-*"))) == 4
+        assert t.is_filled(sl[0:64, 0:64])
+
+
 def test_workers_that_come_later_are_given_work(tmp_path: Path) -> None:
     with ZarrTileStore(tmp_path / "store", tile_size=16) as store, cluster(1) as own:
         t = InfiniteTensor((None, None), meeting(tmp_path, 3), TensorWindow((16, 16)), tile_store=store, tensor_id="t")
