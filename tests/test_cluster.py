@@ -73,6 +73,15 @@ def test_it_goes_on_from_what_this_process_has_computed(client: Client, tmp_path
         assert torch.equal(t[REGION], truth(tmp_path))
 
 
+def test_what_this_process_reads_meanwhile_does_not_hide_what_workers_store(client: Client, tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path / "store", tile_size=64) as store:
+        t = chain(store, tmp_path)
+        t.fill(REGION, client=client, progress=lambda _progress: t[0:5, 0:5])
+        calls = computed(tmp_path)
+        assert torch.equal(t[REGION], truth(tmp_path))
+        assert computed(tmp_path) == calls
+
+
 def test_an_f_with_several_outputs_is_run_once_for_all_of_them(client: Client, tmp_path: Path) -> None:
     outputs = {
         "rgb": Output((2, None, None), torch.float32, TensorWindow((2, 16, 16), dimension_map=(None, 0, 1))),
