@@ -41,7 +41,7 @@ class _Axis:
         return max(0, (self.high - self.low - self.size) // self.stride + 1)
 
     def __str__(self) -> str:
-        return f"{self.low}:{self.high} by {self.size}"
+        return f"{self.low}:{self.high} in patches of {self.size}, one every {self.stride}"
 
 
 @dataclass(frozen=True)
@@ -297,7 +297,7 @@ def _cut(source: Source, patch_size: object, stride: object, region: object) -> 
         if any(number % unit for number in (axis.low, axis.size, axis.stride)):
             raise ValidationError(
                 f"dimension {dims[k]}: pixels of all tensors of the group end together at multiples of {unit}, so "
-                f"that patches must begin there, got {axis.size} pixels from {axis.low} on, every {axis.stride}"
+                f"that patches must begin and end there, got {axis.size} pixels from {axis.low} on, every {axis.stride}"
             )
     return _Cut(source, box, tuple(axes.values()), tuple(dims[k] for k in axes))
 
@@ -326,4 +326,4 @@ def _whole(box: Selection, d: int) -> _Axis:
 
 
 def _shown(axes: Sequence[_Axis]) -> str:
-    return "[" + ", ".join(map(str, axes)) + "]"
+    return "[" + "; ".join(map(str, axes)) + "]"

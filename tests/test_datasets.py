@@ -261,7 +261,7 @@ class TestSeveralTensors:
             assert torch.equal(mask, dataset[i][1])
 
     def test_tensors_that_are_not_cut_alike_are_refused(self, kind: Kind) -> None:
-        with pytest.raises(ValidationError, match=r"cut alike.*\[0:50 by 8, 0:30 by 8\].*\[0:40 by 8, 0:24 by 8\]"):
+        with pytest.raises(ValidationError, match=r"cut alike.*\[0:50 in patches of 8.*; 0:30 .*\[0:40 .*; 0:24 "):
             kind([PLANE, FINITE], 8, region=sl[0:50, 0:30])
 
 
