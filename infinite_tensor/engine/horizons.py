@@ -40,6 +40,11 @@ class Regions:
         """Regions that follow each other, beside no others."""
         return cls(np.arange(len(starts)), starts, stops)
 
+    def before(self, number: int) -> Self:
+        """Those with lower numbers."""
+        count = int(np.searchsorted(self.numbers, number))
+        return type(self)(self.numbers[:count], self.starts[:count], self.stops[:count])
+
     def between(self, first: int, last: int) -> tuple[IntArray, IntArray]:
         """Bounds of the regions with these numbers, without the last."""
         if len(self.numbers) and first <= self.numbers[0] and self.numbers[-1] < last:

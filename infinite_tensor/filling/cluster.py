@@ -149,7 +149,7 @@ def _pickled(tensors: Sequence[object]) -> bytes:
 
 
 def _check_shared(job: Job) -> None:
-    filled = {node for node, _ in job.parts}
+    filled = {node for node, _, _ in job.boxes}
     for node in job.chain:
         kept = node.store.outlives_process or node in filled
         if kept and not node.store.shared:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
@@ -13,7 +13,7 @@ from infinite_tensor.engine.accesses import Accesses
 from infinite_tensor.engine.claims import CLAIMS
 from infinite_tensor.engine.horizons import Regions
 from infinite_tensor.engine.march import March, march
-from infinite_tensor.engine.node import Node, chain_of
+from infinite_tensor.engine.node import Computation, Node, chain_of
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.demand import Box, demands, estimated
 from infinite_tensor.filling.forecast import FillPlan, forecast
@@ -21,7 +21,7 @@ from infinite_tensor.filling.needs import Product, Spans
 from infinite_tensor.filling.progress import Tally, Watcher
 from infinite_tensor.filling.report import FillReport, TensorReport
 from infinite_tensor.filling.shares import share_of
-from infinite_tensor.filling.strips import Cut, cut, held_bytes
+from infinite_tensor.filling.strips import Cut, cut, held_bytes, side_by_side
 from infinite_tensor.filling.table import bytes_of
 from infinite_tensor.indexing import Selection
 from infinite_tensor.tilestore.contract import TileStore
@@ -39,24 +39,24 @@ class Job:
 
     Attributes
     ----------
-    parts : tuple of (Node, Cut)
-        The regions, which begin and end with tiles, each with its order. A tensor comes after those that it reads.
+    passes : tuple of mapping of Node to Cut
+        The regions, which begin and end with tiles, each with its order. Those of one pass are filled side by side.
     peak_memory : int
         The most memory that it is expected to hold, in bytes.
     """
 
-    parts: tuple[tuple[Node, Cut], ...]
+    passes: tuple[Mapping[Node, Cut], ...]
     peak_memory: int
 
     @property
     def boxes(self) -> list[Box]:
-        """The regions."""
-        return [(node, cut.start, cut.stop) for node, cut in self.parts]
+        """The regions. A tensor comes after those that it reads."""
+        return [(node, cut.start, cut.stop) for each in self.passes for node, cut in each.items()]
 
     @property
     def chain(self) -> list[Node]:
         """The tensors that are filled and all upstream, each after those that it reads."""
-        return chain_of([node for node, _ in self.parts])
+        return chain_of([node for node, _, _ in self.boxes])
 
     @property
     def stores(self) -> list[TileStore]:
@@ -85,33 +85,68 @@ def prepare(
         If it cannot be done within `max_memory`.
     """
     order = chain_of([node for node, _ in targets])
-    parts, most = [], 0
+    boxes: list[Box] = []
     for node, selection in sorted(targets, key=lambda target: order.index(target[0])):
-        layout = node.store.layout(node.spec)
         start, stop = _to_fill(node, selection)
         if shard is not None:
-            start, stop = share_of(layout, start, stop, *shard)
+            start, stop = share_of(node.store.layout(node.spec), start, stop, *shard)
         if not is_empty(start, stop):
-            found, peak_memory = _cut(node, start, stop, max_memory)
-            parts.append((node, found))
-            most = max(most, peak_memory)
-    return Job(tuple(parts), most)
+            boxes.append((node, start, stop))
+    passes = [found for family in _families(boxes) for found in _passes(family, max_memory)]
+    return Job(tuple(cuts for cuts, _ in passes), max((most for _, most in passes), default=0))
 
 
-def _cut(node: Node, start: Index, stop: Index, max_memory: int | None) -> tuple[Cut, int]:
-    """In which order to fill a region, and how much memory that takes at most."""
-    limits = [store.cache_limit for store in _stores_of(chain_of([node]))]
-    caches = sum(_LENT if limit is None else limit for limit in limits)
-    held = _DEFAULT_HELD if max_memory is None else max_memory - caches - _OVERHEAD
-    found = cut(node, start, stop, node.store.layout(node.spec), held)
-    needed = held_bytes(node, found)
+def _families(boxes: Sequence[Box]) -> list[list[Box]]:
+    """Regions, those together whose tensors share some upstream, or read each other."""
+    families: list[tuple[set[Computation], list[Box]]] = []
+    for box in boxes:
+        chain, members, apart = {node.computation for node in chain_of([box[0]])}, [box], []
+        for family in families:
+            if chain.isdisjoint(family[0]):
+                apart.append(family)
+            else:
+                chain, members = chain | family[0], [*family[1], *members]
+        families = [*apart, (chain, members)]
+    return [members for _, members in families]
+
+
+def _passes(boxes: Sequence[Box], max_memory: int | None) -> list[tuple[dict[Node, Cut], int]]:
+    """How regions are worked through: side by side where memory allows it. And how much memory each pass takes."""
+    nodes = [node for node, _, _ in boxes]
+    if len(boxes) > 1 and len(set(nodes)) == len(nodes):
+        caches, held = _memory(nodes, max_memory)
+        most = max(_cut(box, held // len(boxes)).strip_count for box in boxes)
+        cuts = {box[0]: _cut(box, held // len(boxes), most) for box in boxes}
+        if all(cut.strip_count == most for cut in cuts.values()):
+            needed = held_bytes(cuts)
+            if needed <= held:
+                return [(cuts, needed + caches + _OVERHEAD)]
+    return [_alone(box, max_memory) for box in boxes]
+
+
+def _alone(box: Box, max_memory: int | None) -> tuple[dict[Node, Cut], int]:
+    caches, held = _memory([box[0]], max_memory)
+    cuts = {box[0]: _cut(box, held)}
+    needed = held_bytes(cuts)
     if max_memory is not None and needed > held:
         raise ValidationError(
             f"max_memory is {bytes_of(max_memory)}, but the caches of the stores may take {bytes_of(caches)}, a step "
             f"{bytes_of(needed)}, and what waits to be written {bytes_of(_OVERHEAD)}: allow that much, or give smaller "
             "tiles or a smaller cache_size_bytes"
         )
-    return found, needed + caches + _OVERHEAD
+    return cuts, needed + caches + _OVERHEAD
+
+
+def _memory(nodes: Sequence[Node], max_memory: int | None) -> tuple[int, int]:
+    """What caches may take while some tensors are filled, and what may be held beside them, in bytes."""
+    limits = [store.cache_limit for store in _stores_of(chain_of(nodes))]
+    caches = sum(_LENT if limit is None else limit for limit in limits)
+    return caches, _DEFAULT_HELD if max_memory is None else max_memory - caches - _OVERHEAD
+
+
+def _cut(box: Box, held: int, least_strips: int = 1) -> Cut:
+    node, start, stop = box
+    return cut(node, start, stop, node.store.layout(node.spec), held, least_strips)
 
 
 def _stores_of(nodes: Sequence[Node]) -> list[TileStore]:
@@ -139,7 +174,7 @@ def _to_fill(node: Node, selection: Selection) -> tuple[Index, Index]:
 
 
 def fill(job: Job, workers: int | None, progress: bool | str | Watcher) -> FillReport:
-    """Compute and store what is missing, of one tensor after the other.
+    """Compute and store what is missing, pass after pass.
 
     A Ctrl-C, or an error of ``f``, ends it after what is done has been stored.
     """
@@ -147,11 +182,11 @@ def fill(job: Job, workers: int | None, progress: bool | str | Watcher) -> FillR
     before = {node: node.store.written(node.spec.tensor_id) for node in nodes}
     # What is stored shows as it is met: to look for it beforehand would take a listing.
     total = estimated(job.boxes).windows
-    with Tally(total, progress, sum(cut.steps for _, cut in job.parts)) as tally:
+    with Tally(total, progress, sum(cut.steps for each in job.passes for cut in each.values())) as tally:
         try:
             with _bounded(job):
-                for node, cut in job.parts:
-                    _fill(node, cut, tally, workers)
+                for cuts in job.passes:
+                    _fill(cuts, tally, workers)
         finally:
             job.flush()
     reports = []
@@ -163,15 +198,17 @@ def fill(job: Job, workers: int | None, progress: bool | str | Watcher) -> FillR
     return FillReport(tuple(reports), tally.seconds)
 
 
-def _fill(node: Node, cut: Cut, tally: Tally, workers: int | None) -> None:
-    for strip in cut.strips():
-        rest = _unfinished(node, strip)
-        tally.pass_steps(len(strip.numbers) - len(rest.numbers))
-        reader = CLAIMS.reader(workers)
-        reader.notice = tally.count
-        with Accesses(reader) as accesses:
-            steps = [range(at, at + 1) for at in range(len(rest.numbers))]
-            march(March({node: rest}, steps), accesses, lambda _: tally.pass_steps(1))
+def _fill(cuts: Mapping[Node, Cut], tally: Tally, workers: int | None) -> None:
+    for strips in side_by_side(cuts):
+        rest = _renumbered({node: _unfinished(node, strip) for node, strip in strips.items()})
+        count = sum(len(strip.numbers) for strip in rest.values())
+        tally.pass_steps(sum(len(strip.numbers) for strip in strips.values()) - count)
+        if count:
+            reader = CLAIMS.reader(workers)
+            reader.notice = tally.count
+            with Accesses(reader) as accesses:
+                steps = [range(at, at + 1) for at in range(count)]
+                march(March(rest, steps), accesses, lambda _: tally.pass_steps(1))
 
 
 def _unfinished(node: Node, strip: Regions) -> Regions:
@@ -181,27 +218,35 @@ def _unfinished(node: Node, strip: Regions) -> Regions:
         return strip
     rest = zip(strip.starts[1:].tolist(), strip.stops[1:].tolist(), strict=True)
     kept = [number for number, step in enumerate(rest, 1) if not node.store.is_complete(node.spec, *step)]
-    return Regions.alone(strip.starts[kept], strip.stops[kept])
+    return Regions(strip.numbers[kept], strip.starts[kept], strip.stops[kept])
+
+
+def _renumbered(strips: Mapping[Node, Regions]) -> dict[Node, Regions]:
+    """The strips that have steps, numbered without gaps."""
+    numbers = np.sort(np.concatenate([strip.numbers for strip in strips.values()]))
+    return {
+        node: Regions(np.searchsorted(numbers, strip.numbers), strip.starts, strip.stops)
+        for node, strip in strips.items()
+        if len(strip.numbers)
+    }
 
 
 def writable(job: Job) -> Job:
     """What is left to fill where some stores are read-only; ValidationError where one of these lacks something."""
-    parts = []
-    for node, way in job.parts:
-        if not node.store.read_only:
-            parts.append((node, way))
-        elif not node.store.is_complete(node.spec, way.start, way.stop):
+    for node, start, stop in job.boxes:
+        if node.store.read_only and not node.store.is_complete(node.spec, start, stop):
             raise ValidationError(
                 f"{node.store!r} is read-only, and lacks some of tensor {node.spec.tensor_id!r}: open it with mode='a' "
                 "or 'r+' to fill a tensor"
             )
-    return replace(job, parts=tuple(parts))
+    left = [{node: cut for node, cut in cuts.items() if not node.store.read_only} for cuts in job.passes]
+    return replace(job, passes=tuple(filter(None, left)))
 
 
 @contextmanager
 def _bounded(job: Job) -> Iterator[None]:
     """Give stores that have no limit one for the time of a fill, but for those in memory that are filled."""
-    filled = {id(node.store) for node, _ in job.parts}
+    filled = {id(node.store) for node, _, _ in job.boxes}
     with ExitStack() as limits:
         for store in job.stores:
             if id(store) not in filled or store.outlives_process:

@@ -50,13 +50,13 @@ def fill_together(
 ) -> FillReport:
     """Compute and store every tile that some regions touch; parameters and errors as for `InfiniteTensor.fill`.
 
-    The tensors are filled one after the other, those that others read first. So what several of them need of a tensor
-    upstream is computed once where it is stored; in memory as far as its cache keeps it.
+    Tensors that share some upstream are filled side by side where memory allows it, so that what several of them need
+    is computed once, whatever its store keeps; otherwise one after the other, those that others read first.
     """
     workers = None if workers is None else checked_workers(workers)
     job = writable(_job(requests, max_memory, shard))
     progress = checked_progress(progress)
-    if not job.parts:
+    if not job.passes:
         return FillReport((), 0.0)
     if client is not None:
         # What only a cluster needs.

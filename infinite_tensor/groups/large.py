@@ -57,7 +57,8 @@ class LargeGroupRegions(NamedTensors):
     ) -> FillReport:
         """Compute and store every tile of every tensor that a region touches.
 
-        What several tensors need of one upstream is computed once where it is stored, in memory as far as it is kept.
+        Tensors that share some upstream are filled side by side, so that what several of them need is computed once,
+        whatever its store keeps. Where memory does not allow that, they are filled one after the other.
 
         Parameters
         ----------

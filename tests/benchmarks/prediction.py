@@ -160,7 +160,9 @@ class _Model:
     def _share(self, tensors: Sequence[InfiniteTensor], rank: int) -> Prediction:
         """One process."""
         box = _region((0, 0), (self.work.side, self.work.side))
-        ((_, cut),) = prepare([(tensors[-1]._node, parse(box, (None, None)))], None, (rank, self.fleet.processes)).parts
+        root = tensors[-1]._node
+        (cuts,) = prepare([(root, parse(box, (None, None)))], None, (rank, self.fleet.processes)).passes
+        cut = cuts[root]
         along, widths = cut.along, [b - a for a, b in zip(cut.start, cut.stop, strict=True)]
         strips = max(1.0, widths[1 - along] / cut.extents[1 - along])
         steps = strips * max(1.0, widths[along] / cut.extents[along])

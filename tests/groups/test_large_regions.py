@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from infinite_tensor import (
     TensorBlob,
     TensorGroup,
     TensorWindow,
+    TileStore,
     ValidationError,
     ZarrTileStore,
     sl,
@@ -48,6 +51,63 @@ def test_after_a_fill_nothing_is_computed_any_more(world: World) -> None:
     place = group[0:32, 0:32]
     assert world.calls.total() == before
     assert torch.equal(place["biome", "weight"], world.expected(sl[0:32, 0:32])["biome", "weight"])
+
+
+def _sharing(store: TileStore, calls: Counter[tuple[int, ...]]) -> TensorGroup:
+    """Three tensors over one, of which nothing is kept: one with a halo, one with channels first, one coarse."""
+
+    def ground(ctx: tuple[int, ...]) -> torch.Tensor:
+        calls[ctx] += 1
+        return torch.arange(256.0).reshape(16, 16) + ctx[0] - ctx[1]
+
+    below = InfiniteTensor(
+        (None, None), ground, TensorWindow((16, 16)), tile_store=MemoryTileStore(cache_size_bytes=1), tensor_id="below"
+    )
+
+    def above(name: str, f: Callable[..., torch.Tensor], window: TensorWindow, arg: TensorWindow) -> InfiniteTensor:
+        shape = (3, None, None)[3 - window.ndim :]
+        return InfiniteTensor(shape, f, window, args=[below], args_windows=[arg], tile_store=store, tensor_id=name)
+
+    halo = TensorWindow((20, 20), stride=16, offset=-2)
+    plain, channels = TensorWindow((16, 16)), TensorWindow((16, 16), dimension_map=(1, 2))
+    return TensorGroup(
+        {
+            "smooth": above("smooth", lambda _ctx, region: region[2:-2, 2:-2] + region[4:, 4:], plain, halo),
+            "colour": above("colour", lambda _ctx, r: torch.stack([r, -r, r]), TensorWindow((3, 16, 16)), channels),
+            "coarse": above("coarse", lambda _ctx, region: region[::2, ::2], TensorWindow((8, 8)), plain),
+        },
+        scale={"coarse": 0.5},
+    )
+
+
+@pytest.mark.parametrize(("max_memory", "most"), [(None, 1.0), (67 * 2**20, 1.25)], ids=["one strip", "several strips"])
+def test_what_tensors_share_is_computed_once_for_all_however_little_its_store_keeps(
+    max_memory: int | None, most: float, tmp_path: Path
+) -> None:
+    calls: Counter[tuple[int, ...]] = Counter()
+    region = sl[-30:500, 0:1024]
+    with ZarrTileStore(tmp_path / "store", tile_size=64, cache_size_bytes=2**20) as store:
+        group = _sharing(store, calls)
+        report = group.fill(region, max_memory=max_memory, progress=False)
+        assert calls.total() <= most * len(calls)
+        assert report.windows == calls.total() + sum(tensor.windows for tensor in report.tensors[1:])
+        assert group.is_filled(region)
+        found, expected = group[region], _sharing(MemoryTileStore(), Counter())[region]
+        for key in group:
+            assert torch.equal(found[key], expected[key])
+
+
+def test_a_fill_of_several_goes_on_where_each_was_stopped(tmp_path: Path) -> None:
+    calls: Counter[tuple[int, ...]] = Counter()
+    with ZarrTileStore(tmp_path / "store", tile_size=64) as store:
+        group = _sharing(store, calls)
+        group.select("smooth").fill(sl[0:192, 0:320], progress=False)
+        group.select("coarse").fill(sl[128:256, 128:384], progress=False)
+        report = group.fill(sl[0:256, 0:512], progress=False)
+        windows = {tensor.tensor_id: tensor.windows for tensor in report.tensors}
+        assert windows["smooth"] == 16 * 32 - 12 * 20
+        assert windows["coarse"] == 16 * 32 - 8 * 16
+        assert group.fill(sl[0:256, 0:512], progress=False).windows == 0
 
 
 def test_each_tensor_is_filled_at_its_own_resolution() -> None:
