@@ -173,6 +173,20 @@ class TestPlan:
         t, _ = chain(MemoryTileStore())
         assert t.plan(sl[5:5, 0:10]).windows == 0
 
+    def test_tiles_that_arrive_in_storage_meanwhile_are_counted(self, tmp_path: Path) -> None:
+        class Arriving(ZarrTileStore):
+            """What was on its way when a look into storage began arrives while it ends."""
+
+            def _find_tiles(self, tensor_id: str, low: Sequence[int], high: Sequence[int]) -> Any:
+                found = super()._find_tiles(tensor_id, low, high)
+                self.clear_cache(tensor_id)
+                return found
+
+        with Arriving(tmp_path / "store", tile_size=24) as store:
+            t = InfiniteTensor((None, None), Counted(), WINDOW, tile_store=store, tensor_id="t")
+            t[0:48, 0:48]
+            assert t.plan(sl[0:48, 0:48]).windows == 0
+
 
 class TestFill:
     @pytest.mark.parametrize("kind", ["memory", "zarr", "hdf5"])

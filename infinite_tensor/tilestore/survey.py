@@ -22,9 +22,10 @@ _TILES_AT_ONCE = 64
 def inventory_of(storage: PersistentTileStore, record: Record, start: Sequence[int], stop: Sequence[int]) -> Inventory:
     """What there is of the tiles that hold the pixels ``[start, stop)``."""
     low, high = record.layout.box(start, stop)
+    # In this order: a tile that is on its way may arrive after a look into storage, and be in memory no longer.
+    held = storage._tiles.held(record, low, high)
     with stored_errors(storage, "list", record.spec.tensor_id):
         complete, partial = storage._find_tiles(record.spec.tensor_id, low, high)
-    held = storage._tiles.held(record, low, high)
     for tile, entry in held.items():
         if not isinstance(entry, TileInProgress):
             complete.add(tile)
