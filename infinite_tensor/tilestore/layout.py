@@ -55,9 +55,9 @@ def sizes_of(name: str, given: object, shape: Shape) -> dict[int, int]:
         dims: Sequence[int] = range(len(shape)) if len(given) == len(shape) else unbounded
         sizes = {d: as_index(size) or 0 for d, size in zip(dims, given, strict=True)}
     else:
+        some = f"one int per unbounded dimension ({len(unbounded)}) or " if len(unbounded) < len(shape) else ""
         raise ValidationError(
-            f"{name} must be an int, one int per unbounded dimension ({len(unbounded)}) or one per dimension "
-            f"({len(shape)}) of shape {shape}, got {given!r}"
+            f"{name} must be an int, or {some}one per dimension ({len(shape)}) of shape {shape}, got {given!r}"
         )
     if min(sizes.values()) < 1:
         raise ValidationError(f"{name} must hold positive ints only, got {given!r}")
