@@ -115,8 +115,10 @@ def _passes(boxes: Sequence[Box], max_memory: int | None) -> list[tuple[dict[Nod
     nodes = [node for node, _, _ in boxes]
     if len(boxes) > 1 and len(set(nodes)) == len(nodes):
         caches, held = _memory(nodes, max_memory)
-        most = max(_cut(box, held // len(boxes)).strip_count for box in boxes)
-        cuts = {box[0]: _cut(box, held // len(boxes), most) for box in boxes}
+        share = held // len(boxes)
+        cuts = {box[0]: _cut(box, share) for box in boxes}
+        most = max(cut.strip_count for cut in cuts.values())
+        cuts |= {box[0]: _cut(box, share, most) for box in boxes if cuts[box[0]].strip_count < most}
         if all(cut.strip_count == most for cut in cuts.values()):
             needed = held_bytes(cuts)
             if needed <= held:
