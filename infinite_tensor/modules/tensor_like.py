@@ -6,7 +6,10 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
+import numpy as np
 import torch
+
+from infinite_tensor.modules.ufuncs import as_tensor, ufunc_of_tensors
 
 if TYPE_CHECKING:
     # To a type checker it is one: what a tensor has is given to it below.
@@ -44,6 +47,17 @@ class TensorLike(Base):
                     each._refuse(func.__name__)
         return func(*_values(args), **_values(kwargs))
 
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        """Call a function of numpy on the values: what its operators do too, on whichever side of them this stands."""
+        for each in options.get("out", ()):
+            if isinstance(each, TensorLike):
+                each._refuse(ufunc.__name__)
+        return ufunc_of_tensors(ufunc, method, _values(inputs), _values(options))
+
+    def __array_wrap__(self, array: Any, context: object = None, return_scalar: bool = False) -> torch.Tensor:
+        """What other functions of numpy give back for a tensor."""
+        return as_tensor(array)
+
     def _refuse(self, operation: str) -> NoReturn:
         raise TypeError(
             f"{operation} would change {self!r}, which is computed when it is read; change what it is computed from, "
@@ -67,10 +81,14 @@ def _values(given: Any) -> Any:
 _OPERATORS = (
     *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift"),
     *("radd", "rsub", "rmul", "rtruediv", "rfloordiv", "rmod", "rpow", "rmatmul", "rand", "ror", "rxor"),
-    *("lt", "le", "eq", "ne", "gt", "ge", "neg", "pos", "abs", "invert"),
-    *("getitem", "len", "iter", "contains", "bool", "int", "float", "complex", "index", "array"),
+    *("rlshift", "rrshift", "lt", "le", "eq", "ne", "gt", "ge", "neg", "pos", "abs", "invert"),
+    *("getitem", "len", "iter", "reversed", "contains", "bool", "int", "float", "complex", "index", "format"),
+    *("array", "dlpack", "dlpack_device", "cuda_array_interface"),
 )
-_IN_PLACE = ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "setitem")
+_IN_PLACE = (
+    *("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "ilshift", "irshift"),
+    *("imatmul", "setitem", "delitem"),
+)
 
 
 def _is_in_place(name: str) -> bool:
