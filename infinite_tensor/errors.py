@@ -30,7 +30,7 @@ class DtypeMismatchError(ValidationError):
 
 
 class DeviceMismatchError(ValidationError):
-    """``f`` returned a tensor on another device than the InfiniteTensor was declared with."""
+    """``f`` returned a tensor on another device than it was declared with, or a materializer one on meta."""
 
 
 class TileAccessError(InfiniteTensorError, LookupError):

@@ -70,6 +70,9 @@ class InfiniteBuffer(nn.Module):
             raise TypeError(f"tensor must be an InfiniteTensor, got {type(tensor).__name__} {tensor!r:.80}")
         self._tensor = tensor
         self._device = torch.get_default_device() if tensor is None else tensor.device
+        if tensor is None and self._device.type == "meta":
+            # What is stored is read all the same.
+            self._device = torch.device("cpu")
 
     @property
     def tensor(self) -> InfiniteTensor:

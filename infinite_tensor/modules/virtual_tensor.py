@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import nn
 
-from infinite_tensor.errors import ValidationError
+from infinite_tensor.errors import DeviceMismatchError, ValidationError
 from infinite_tensor.modules.cached import CachedValue, undisturbed
 from infinite_tensor.modules.dependencies import Stamps
 from infinite_tensor.modules.reference import Reference
@@ -75,6 +75,10 @@ class VirtualTensor(TensorLike):
     uses that graph: then it is computed anew. Two backward passes through one cached value need ``retain_graph=True``
     for the first, as with any tensor that is computed once and used twice. Where torch traces, transforms or
     recomputes (`torch.compile`, `torch.export`, `torch.func`, activation checkpoints), nothing is cached.
+
+    A module that is made on meta, to be loaded later, is computed where its parameters and buffers are once they are
+    there, and never on meta while it has data: a value without data is an error then. To have shapes without data of
+    one virtual tensor alone, set its device to meta.
 
     Methods may be called from several threads; two that read at the same time may both compute the value.
 
@@ -167,7 +171,7 @@ class VirtualTensor(TensorLike):
     @property
     def device(self) -> torch.device:
         """The device of the value; may be set."""
-        return self._reference.tensor.device
+        return self._reference.device
 
     @device.setter
     def device(self, device: torch.device | str) -> None:
@@ -175,7 +179,7 @@ class VirtualTensor(TensorLike):
 
     def to(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
         """Set dtype and device; takes what `torch.Tensor.to` takes."""
-        self._reference.tensor = self._reference.tensor.to(*args, **kwargs)
+        self._reference.to(*args, **kwargs)
 
     @property
     def value(self) -> torch.Tensor:
@@ -187,6 +191,8 @@ class VirtualTensor(TensorLike):
             If the module is gone.
         TypeError
             If the materializer returns no tensor.
+        DeviceMismatchError
+            (a ValueError) If it returns one on meta, and not all tensors of the module are on meta.
         """
         owner, ref = self._reference.living_owner(), self._reference.tensor
         if self._cached is None or not undisturbed():
@@ -206,23 +212,37 @@ class VirtualTensor(TensorLike):
         )
 
     def _materialized(self, owner: nn.Module, ref: torch.Tensor) -> torch.Tensor:
-        materializer = self._materializer
+        materializer, dtype = self._materializer, ref.dtype
+        device = self._reference.device if ref.is_meta else ref.device
         if isinstance(materializer, str):
-            value = getattr(owner, materializer)(ref.dtype, ref.device)
+            value = getattr(owner, materializer)(dtype, device)
         else:
-            value = materializer(owner, ref.dtype, ref.device)
+            value = materializer(owner, dtype, device)
         if not isinstance(value, torch.Tensor):
             raise TypeError(
                 f"the materializer of virtual tensor {self._name!r} must return a torch.Tensor, got "
                 f"{type(value).__name__} {value!r}"
             )
-        return value.to(dtype=ref.dtype, device=ref.device)
+        if value.is_meta and not self._reference.allows_meta:
+            raise DeviceMismatchError(_without_data(self._name, type(owner).__name__))
+        if value.is_meta or (ref.is_meta and device.type == "meta" and not self._reference.set_to_meta):
+            # Data does not go to meta, where it would be lost, unless it was sent there.
+            return value.to(dtype)
+        return value.to(dtype=dtype, device=device)
 
     def __repr__(self) -> str:  # type: ignore[override]
         ref = None if self.owner is None else self._reference.tensor
         of = "a module that is gone" if ref is None else type(self.owner).__name__
-        where = "" if ref is None else f", dtype={ref.dtype}, device={str(ref.device)!r}"
+        where = "" if ref is None else f", dtype={ref.dtype}, device={str(self.device)!r}"
         return f"VirtualTensor({self._name!r} of {of}{where})"
+
+
+def _without_data(name: str, owner: str) -> str:
+    return (
+        f"the materializer of virtual tensor {name!r} returned a tensor on meta, which has no data, but {owner} is not "
+        f"all on meta: load what the value is computed from, or say where to compute it, module.{name}.device = 'cpu'; "
+        "'meta' is for shapes without data"
+    )
 
 
 def _checked_name(name: object) -> str:

@@ -87,7 +87,8 @@ def test_the_value_is_computed_at_each_read() -> None:
 
 def test_the_value_is_brought_to_dtype_and_device() -> None:
     module: Any = nn.Module()
-    virtual = VirtualTensor(module, "x", ones, dtype=torch.int16, device="meta")
+    virtual = VirtualTensor(module, "x", ones, dtype=torch.int16)
+    virtual.device = torch.device("meta")
     assert (virtual.value.dtype, virtual.value.device.type) == (torch.int16, "meta")
 
 
