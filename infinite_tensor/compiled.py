@@ -1,10 +1,11 @@
-"""Reads in code that torch compiles or exports: one operator, of which the compiler knows the shape and no more.
+"""Reads in code that torch compiles or exports: an operator, of which the compiler knows the shapes and no more.
 
 The rest of a read, with its threads and its storage, is nothing that could be traced.
 """
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import weakref
 from collections.abc import Iterator, Sequence
@@ -12,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from infinite_tensor.engine.assemble import read_together as read_at_once
 from infinite_tensor.errors import RegionError
-from infinite_tensor.indexing import parse
+from infinite_tensor.indexing import Selection, parse
 
 if TYPE_CHECKING:
     from infinite_tensor.tensor import InfiniteTensor
@@ -33,12 +35,24 @@ def handle_of(tensor: InfiniteTensor) -> str:
     return handle
 
 
-def read(tensor: InfiniteTensor, indices: object) -> Any:
-    """``tensor[indices]``, while torch traces it."""
+def read(tensor: InfiniteTensor, indices: object, workers: int | None) -> Any:
+    """``tensor.read(indices, workers=workers)``, while torch traces it."""
     if isinstance(indices, list):
-        return [read(tensor, region) for region in indices]
+        return [read(tensor, region, workers) for region in indices]
     region = _encoded(indices if isinstance(indices, tuple) else (indices,))
-    return torch.ops.infinite_tensor.read(tensor._handle, region, tensor.dtype, tensor.device)
+    return torch.ops.infinite_tensor.read(tensor._handle, region, tensor.dtype, tensor.device, workers)
+
+
+def read_together(
+    requests: Sequence[tuple[InfiniteTensor, Sequence[Selection]]], workers: int | None
+) -> list[list[torch.Tensor]]:
+    """What selections of several tensors select, per tensor, while torch traces it."""
+    handles = " ".join([tensor._handle for tensor, _ in requests])
+    boxes = [number for _, wanted in requests for selection in wanted for number in _box(selection)]
+    like = [torch.empty(0, dtype=tensor.dtype, device=tensor.device) for tensor, _ in requests]
+    results = torch.ops.infinite_tensor.read_together(handles, boxes, like, workers)
+    count = len(requests[0][1])
+    return [results[count * at : count * (at + 1)] for at in range(len(requests))]
 
 
 def _encoded(indices: Sequence[object]) -> list[int]:
@@ -72,6 +86,25 @@ def _entry(kind: int, numbers: Iterator[int]) -> object:
     return slice(*(part if given else None for given, part in parts))
 
 
+def _box(selection: Selection) -> list[int]:
+    """A selection as numbers, four for each dimension."""
+    squeezed = [int(d in selection.squeezed) for d in range(len(selection.start))]
+    return [*selection.start, *selection.stop, *selection.steps, *squeezed]
+
+
+def _requests(handles: str, boxes: Sequence[int]) -> list[tuple[InfiniteTensor, list[Selection]]]:
+    """The tensors, and the selections of each, of which there are as many for every tensor."""
+    tensors = [_tensor_of(handle) for handle in handles.split(" ")]
+    count = len(boxes) // sum(4 * tensor.ndim for tensor in tensors)
+    numbers = iter([int(number) for number in boxes])
+    return [(tensor, [_selection(numbers, tensor.ndim) for _ in range(count)]) for tensor in tensors]
+
+
+def _selection(numbers: Iterator[int], ndim: int) -> Selection:
+    start, stop, steps, squeezed = (tuple(itertools.islice(numbers, ndim)) for _ in Selection._fields)
+    return Selection(start, stop, steps, tuple(d for d, gone in enumerate(squeezed) if gone))
+
+
 def _tensor_of(handle: str) -> InfiniteTensor:
     tensor = _TENSORS.get(handle)
     if tensor is None:
@@ -83,14 +116,54 @@ def _tensor_of(handle: str) -> InfiniteTensor:
 
 
 @torch.library.custom_op("infinite_tensor::read", mutates_args=())
-def _read(handle: str, region: list[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:  # noqa: ARG001
+def _read(
+    handle: str,
+    region: list[int],
+    dtype: torch.dtype,  # noqa: ARG001
+    device: torch.device,  # noqa: ARG001
+    workers: int | None,
+) -> torch.Tensor:
     """The pixels; the dtype and the device are those that the code was compiled for."""
-    pixels: torch.Tensor = _tensor_of(handle).read(_decoded(region))
+    pixels: torch.Tensor = _tensor_of(handle).read(_decoded(region), workers=workers)
     return pixels
 
 
 @_read.register_fake
-def _shape_of_read(handle: str, region: list[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def _shape_of_read(
+    handle: str,
+    region: list[int],
+    dtype: torch.dtype,
+    device: torch.device,
+    workers: int | None,  # noqa: ARG001
+) -> torch.Tensor:
     selection = parse(_decoded([int(number) for number in region]), _tensor_of(handle).shape)
+    return _unread(selection, dtype, device)
+
+
+def _unread(selection: Selection, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor of the shape of what is read."""
     pixels = selection.pick(torch.empty(selection.shape, dtype=dtype, device="meta"))
     return torch.empty(pixels.shape, dtype=dtype, device=device)
+
+
+@torch.library.custom_op("infinite_tensor::read_together", mutates_args=())
+def _read_together(
+    handles: str,
+    boxes: list[int],
+    like: list[torch.Tensor],  # noqa: ARG001
+    workers: int | None,
+) -> list[torch.Tensor]:
+    """The pixels of each selection of each tensor; `like` has the dtypes and devices that the code was compiled for."""
+    requests = [(tensor._node, selections) for tensor, selections in _requests(handles, boxes)]
+    return [pixels for of_tensor in read_at_once(requests, workers) for pixels in of_tensor]
+
+
+@_read_together.register_fake
+def _shapes_of_reads(
+    handles: str,
+    boxes: list[int],
+    like: list[torch.Tensor],
+    workers: int | None,  # noqa: ARG001
+) -> list[torch.Tensor]:
+    requests = zip(_requests(handles, boxes), like, strict=True)
+    return [_unread(each, one.dtype, one.device) for (_, selections), one in requests for each in selections]

@@ -279,9 +279,9 @@ class InfiniteTensor(TensorAttributes, LargeRegions):
         -------
         torch.Tensor or list of torch.Tensor
         """
-        if torch.compiler.is_compiling():
-            return compiled.read(self, indices)
         workers = None if workers is None else checked_workers(workers)
+        if torch.compiler.is_compiling():
+            return compiled.read(self, indices, workers)
         if isinstance(indices, list):
             return self._read([parse(region, self.shape) for region in indices], workers)
         return self._read([parse(indices, self.shape)], workers)[0]

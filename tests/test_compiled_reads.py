@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from infinite_tensor import InfiniteTensor, RegionError, TensorWindow, sl
+from infinite_tensor import InfiniteTensor, RegionError, TensorWindow, ValidationError, sl
+from tests.test_workers import meeting
 
 
 @pytest.fixture(autouse=True)
@@ -105,6 +106,22 @@ def test_a_read_is_exported_as_one_operator(strict: bool) -> None:
     program = torch.export.export(module, (x,), strict=strict)
     assert "infinite_tensor.read" in str(program.graph)
     assert torch.equal(program.module()(x), x + tensor[-1:1, 0:3])
+
+
+def test_compiled_code_reads_on_as_many_threads_as_it_says() -> None:
+    def tensor() -> InfiniteTensor:
+        return InfiniteTensor((None,), meeting(2), TensorWindow((4,)))
+
+    first, second = tensor(), tensor()
+    assert compiled(lambda: first.read(slice(0, 8), workers=2) + 1)().tolist() == [1] * 4 + [2] * 4
+    one, other = compiled(lambda: second.read([slice(0, 8), slice(8, 16)], workers=2))()
+    assert torch.cat([one, other]).tolist() == [x // 4 for x in range(16)]
+
+
+def test_workers_that_are_no_number_of_threads_are_refused() -> None:
+    tensor = plane()
+    with pytest.raises(ValidationError, match="workers must be a positive int, got 0"):
+        torch.compile(lambda: tensor.read(sl[0:4, 0:4], workers=0), backend="eager")()
 
 
 def test_a_region_that_no_operator_takes_is_refused() -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
+from infinite_tensor import compiled
 from infinite_tensor.engine.assemble import read_together
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.groups.export import save_tensordict
@@ -174,8 +175,11 @@ class TensorGroup(LargeGroupRegions):
     def _results(self, regions: Sequence[Selection], workers: int | None) -> list[dict[Key, torch.Tensor]]:
         """What is read of each tensor, arranged, for each region."""
         members = list(self._members.values())
-        requests = [(member.tensor._node, [member.selection(region) for region in regions]) for member in members]
-        results = read_together(requests, workers)
+        requests = [(member.tensor, [member.selection(region) for region in regions]) for member in members]
+        if torch.compiler.is_compiling():
+            results = compiled.read_together(requests, workers)
+        else:
+            results = read_together([(tensor._node, wanted) for tensor, wanted in requests], workers)
         return [
             {
                 member.key: member.arranged(of_member[number], region.squeezed)

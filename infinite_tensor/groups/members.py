@@ -151,7 +151,8 @@ def check_extents(members: Mapping[Key, Member]) -> None:
 def shape_of(members: Mapping[Key, Member]) -> Shape:
     """Extents of the dimensions that members share, in whole pixels of the group that all of them have."""
     extents = zip(*map(_extents, members.values()), strict=True)
-    return tuple(min((int(n) for n in of_members if n is not None), default=None) for of_members in extents)
+    known = [[int(n) for n in of_members if n is not None] for of_members in extents]
+    return tuple([min(numbers) if numbers else None for numbers in known])
 
 
 def outputs_of(tensors: Mapping[Key, InfiniteTensor]) -> dict[Key, Member]:
