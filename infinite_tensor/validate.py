@@ -149,7 +149,7 @@ def move_target(
         known = arg is None or isinstance(arg, torch.Tensor | torch.device | torch.dtype | str | int)
         if not known or isinstance(arg, bool):
             raise TypeError(f"to() takes a device, a dtype or a tensor, got {type(arg).__name__} {arg!r}")
-    moved = torch.empty(0, dtype=dtype).to(*args, **kwargs)
+    moved = torch.empty(0, dtype=dtype, device="cpu").to(*args, **kwargs)
     names_device = kwargs.get("device") is not None or any(
         isinstance(arg, torch.Tensor | torch.device | str | int) and not isinstance(arg, bool)
         for arg in (*args, kwargs.get("tensor"))

@@ -116,7 +116,7 @@ class LargeRegions:
         selection = self._selection(region)
         node = self._node
         if is_empty(selection.start, selection.stop):
-            return torch.ones([0] * len(selection.start), dtype=torch.bool)
+            return torch.ones([0] * len(selection.start), dtype=torch.bool, device="cpu")
         inventory = node.store.inventory(node.spec, selection.start, selection.stop)
         low, high = inventory.layout.box(selection.start, selection.stop)
         return torch.from_numpy(inventory.filled(node.spec.grid, low, high))

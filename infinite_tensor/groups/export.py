@@ -57,7 +57,7 @@ def save_tensordict(
 
 def _empty(member: Member, region: Selection) -> torch.Tensor:
     """A tensor of the shape and dtype of what is read of a member, which takes no memory."""
-    box = torch.zeros((), dtype=member.tensor.dtype).expand(member.selection(region).shape)
+    box = torch.zeros((), dtype=member.tensor.dtype, device="cpu").expand(member.selection(region).shape)
     squeezed = [member.dims[d] for d in region.squeezed]
     return member.arranged(box[tuple(0 if d in squeezed else slice(None) for d in range(box.ndim))], region.squeezed)
 
@@ -178,7 +178,7 @@ _FORMS: dict[str, tuple[Any, str]] = {
 
 
 def _numpy_dtype(tensor: torch.Tensor) -> Any:
-    return torch.empty(0, dtype=tensor.dtype).numpy().dtype
+    return torch.empty(0, dtype=tensor.dtype, device="cpu").numpy().dtype
 
 
 def _check_storable(sample: Mapping[Key, torch.Tensor], form: str) -> None:

@@ -74,7 +74,7 @@ class Blocks(ABC):
     def _full(self, rows: torch.Tensor) -> torch.Tensor:
         if len(rows) == self._header.block_size:
             return rows.contiguous()
-        block = torch.zeros((self._header.block_size, *self._header.shape), dtype=self._header.dtype)
+        block = torch.zeros((self._header.block_size, *self._header.shape), dtype=self._header.dtype, device="cpu")
         block[: len(rows)] = rows
         return block
 

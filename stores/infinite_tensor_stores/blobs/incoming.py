@@ -55,7 +55,7 @@ def spread(values: Any, count: int, dtype: torch.dtype, shape: tuple[int, ...], 
     With `single`, they are to be one row.
     """
     if isinstance(values, bool | int | float | complex):
-        return torch.full((count, *shape), cast("float", values), dtype=dtype)
+        return torch.full((count, *shape), cast("float", values), dtype=dtype, device="cpu")
     rows = as_rows(values, dtype, shape)
     if len(rows) == 1 and (single or count != 1):
         return rows.expand(count, *shape)

@@ -1,0 +1,210 @@
+"""Where torch puts tensors by default, and what it makes them of: nothing of it reaches into the library."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import PersistentTensorDict, TensorDict
+
+from infinite_tensor import (
+    GridDataset,
+    HDF5TileStore,
+    InfiniteTensor,
+    MemoryTileStore,
+    PatchDataset,
+    TensorBlob,
+    TensorGroup,
+    TensorWindow,
+    TileStore,
+    ZarrTileStore,
+    sl,
+)
+from infinite_tensor.definition import DTYPES
+
+WINDOW = TensorWindow((4, 4), stride=(2, 2))
+
+
+@contextmanager
+def another_device() -> Iterator[None]:
+    with torch.device("meta"):
+        yield
+
+
+@contextmanager
+def another_dtype() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def ramp(dtype: torch.dtype, ctx: tuple[int, ...], *regions: torch.Tensor) -> torch.Tensor:
+    # On the CPU in every thread, and in no default dtype.
+    pixels = torch.arange(16, device="cpu").reshape(4, 4) % 5 + ctx[0] % 3
+    return sum((region.to(dtype) for region in regions), pixels.to(dtype))
+
+
+def plane(store: TileStore, name: str = "plane", dtype: torch.dtype = torch.float32, **options: Any) -> InfiniteTensor:
+    return InfiniteTensor(
+        (None, None),
+        lambda *given: ramp(dtype, *given),
+        WINDOW,
+        dtype=dtype,
+        tile_store=store,
+        tensor_id=name,
+        **options,
+    )
+
+
+STORES: dict[str, Callable[[Path], TileStore]] = {
+    "memory": lambda _: MemoryTileStore(),
+    "little memory": lambda _: MemoryTileStore(cache_size_bytes=1),
+    "zarr": lambda path: ZarrTileStore(path / "s.zarr", tile_size=8),
+    "hdf5": lambda path: HDF5TileStore(path / "s.h5", tile_size=8),
+}
+
+
+def reads_and_fills(open_store: Callable[[Path], TileStore], path: Path) -> Iterator[Any]:
+    with open_store(path) as store:
+        source = plane(store, "source", blend=operator.add, blend_init=1)
+        t = plane(store, args=[source], args_windows=[WINDOW])
+        yield from (t[-3:9, 0], t[4:4, 0:3], t[8:0:-3, 0:4], *t[[sl[0:3, 0:3], sl[20, 20:22]]])
+        yield list(t.iter_regions([sl[0:3, 3:9], sl[30:33, 0:3]]))
+        yield from (str(t.plan(sl[0:20, 0:20])), t.is_filled(sl[0:20, 0:20]))
+        t.fill(sl[0:20, 0:20], workers=2, progress=False)
+        yield from (t.coverage(sl[0:20, 0:20]), t.coverage(sl[0:0, 0:3]), t.is_filled(sl[0:20, 0:20]))
+        t.invalidate(sl[0:2, 0:2])
+        yield from (t[0:9, 0:9], t.to("cpu")[0:2, 0:2], t.to(device="cpu").dtype)
+        store.flush()
+    with open_store(path) as store:
+        yield plane(store, "source", blend=operator.add, blend_init=1)[0:9, 0:9]
+
+
+def every_dtype(open_store: Callable[[Path], TileStore], path: Path) -> Iterator[Any]:
+    with open_store(path) as store:
+        for dtype in DTYPES:
+            yield plane(store, str(dtype), dtype, blend=lambda a, b: torch.where(a == b, a, b))[0:9, 0:9]
+
+
+def arrays(_: Path) -> Iterator[Any]:
+    dtype = torch.float32
+    t = InfiniteTensor((4,), lambda _: torch.arange(4, device="cpu").to(dtype), TensorWindow((4,)))
+    yield from (np.asarray(t), list(t), 3 in t)
+    dtype = torch.float64
+    yield t.to(dtype)[...]
+
+
+def group_in(store: TileStore) -> TensorGroup:
+    several = {"c": plane(store, "c", torch.int64), "d": plane(store, "d", torch.bool)}
+    return TensorGroup({"a": plane(store), "b": several})
+
+
+def groups(path: Path) -> Iterator[Any]:
+    with ZarrTileStore(path / "g.zarr", tile_size=8) as store:
+        group = group_in(store)
+        yield from (group[0:5, 0:5], group[-1, 3:0:-1], *group[[sl[0, 0:3], sl[3:5, 3:5]]])
+        group.fill(sl[0:5, 0:5], progress=False)
+        yield from group.coverage(sl[0:5, 0:5])["b"].values()
+        group.to("cpu").save(store, "g")
+        store.flush()
+        yield store.open_group("g")[0:5, 0:5]
+
+
+def exports(path: Path) -> Iterator[Any]:
+    group = group_in(MemoryTileStore())
+    for form in ("memmap", "h5", "zarr"):
+        group.save_tensordict(sl[0:30, 5], path / form, format=form)
+        group.save_tensordict(sl[-3:30, 4:9], path / form, format=form, overwrite=True)
+        opened: Any = stored_as(form, path / form)
+        yield {key: TensorGroup.from_tensordict(opened)[key][...] for key in ("a", ("b", "c"), ("b", "d"))}
+        yield TensorGroup.from_tensordict(opened)[2:9]
+    yield TensorGroup.from_tensordict(group[0:5, 0:5])[1:3]
+
+
+def stored_as(form: str, path: Path) -> Any:
+    if form == "memmap":
+        return TensorDict.load_memmap(path)
+    return PersistentTensorDict.from_h5(path) if form == "h5" else PersistentTensorDict.from_zarr(path)
+
+
+def blobs(path: Path) -> Iterator[Any]:
+    rows = torch.arange(30, dtype=torch.float32, device="cpu").reshape(10, 3)
+    # Mapped, and compressed.
+    for target in (path / "blob", "memory://torch-defaults"):
+        with TensorBlob.open(target, "w+", dtype="float32", shape=3, block_size=4) as blob:
+            blob.write(rows)
+            blob.write(rows.numpy()[:3])
+            blob[2], blob[4:6], blob[-1] = 7.0, rows[:2], rows[0]
+            blob.flush()
+            blob.seek(0)
+            yield from (
+                blob.read(2),
+                blob.read(),
+                blob[1],
+                blob[::-2],
+                blob[[1, 9, 3]],
+                blob[3:3],
+                blob[[]],
+                blob.read(0),
+            )
+            yield from (blob[np.array([2, 0])], blob[torch.tensor([True, False] * 6 + [True], device="cpu")])
+            blob.truncate(11)
+        with TensorBlob.open(target, "r+") as blob:
+            yield from (list(blob), blob.as_tensor()[2:9, 0:2], len(blob))
+            blob.extend(blob)
+            blob[0:2] = 1
+            yield blob[0:20]
+        TensorBlob.unlink(target)
+
+
+def datasets(_: Path) -> Iterator[Any]:
+    t, group = plane(MemoryTileStore()), group_in(MemoryTileStore())
+    sources: list[Any] = [t, group, {"x": t, "y": group}]
+    for source in sources:
+        dataset = PatchDataset(source, 4, sl[0:30, 0:30], length=5)
+        yield from (dataset[3], dataset.__getitems__([0, 4]))
+        yield GridDataset(source, 4, region=sl[0:8, 0:8])[2]
+
+
+USES: dict[str, Callable[[Path], Iterator[Any]]] = {
+    **{f"reads and fills in {name}": partial(reads_and_fills, open_store) for name, open_store in STORES.items()},
+    **{f"every dtype in {name}": partial(every_dtype, STORES[name]) for name in ("memory", "zarr")},
+    "arrays": arrays,
+    "groups": groups,
+    "exports": exports,
+    "blobs": blobs,
+    "datasets": datasets,
+}
+
+
+def plain(found: Any) -> Any:
+    """What was found, comparable: of tensors what they hold, of what, and where."""
+    if isinstance(found, TensorDict):
+        found = {"batch_size": tuple(found.batch_size), **found.to_dict()}
+    if isinstance(found, dict):
+        return {key: plain(each) for key, each in found.items()}
+    if isinstance(found, list | tuple):
+        return [plain(each) for each in found]
+    if isinstance(found, torch.Tensor):
+        return found.dtype, str(found.device), found.cpu().tolist()
+    return found.tolist() if isinstance(found, np.ndarray) else found
+
+
+@pytest.mark.parametrize("defaults", [another_device, another_dtype])
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_the_defaults_of_torch_change_nothing(
+    use: Callable[[Path], Iterator[Any]], defaults: Any, tmp_path: Path
+) -> None:
+    expected = [plain(each) for each in use(tmp_path / "ordinary")]
+    with defaults():
+        found = list(use(tmp_path / "other"))
+    assert [plain(each) for each in found] == expected
