@@ -1,4 +1,4 @@
-"""Folders and stores in memory that are deleted under an open store."""
+"""Folders, stores in memory and HDF5 files that are deleted, or cleared by somebody else, under an open store."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import h5py
 import pytest
 
-from infinite_tensor import ZarrTileStore
+from infinite_tensor import HDF5TileStore, ZarrTileStore
 from tests.vanishing import VanishingPlaceTests
 
 _numbers = itertools.count()
@@ -49,3 +50,24 @@ class TestMemory(VanishingPlaceTests):
 
     def keys(self) -> list[str]:
         return sorted(self.files.find(self.path))
+
+
+class TestFile(VanishingPlaceTests):
+    @pytest.fixture(autouse=True)
+    def _place(self, tmp_path: Path) -> None:
+        self.path = tmp_path / "s.h5"
+
+    def open(self, **options: Any) -> HDF5TileStore:
+        return HDF5TileStore(self.path, **options)
+
+    def delete(self) -> None:
+        self.path.unlink()
+
+    def keys(self) -> list[str]:
+        if not self.path.exists():
+            return []
+        with h5py.File(self.path, "r") as file:
+            found: list[str] = []
+            file.visit(found.append)
+            datasets = [name for name in found if hasattr(file[name], "dtype")]
+            return found + [f"{name}: {file[name][()].tolist()}" for name in datasets]

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from infinite_tensor import InfiniteTensor, StoreError, TensorWindow, ZarrTileStore
+from infinite_tensor import InfiniteTensor, StoreError, TensorWindow
+from infinite_tensor.tilestore.persistent import PersistentTileStore
 
 GONE = "tensor 't' is gone: it has been cleared, or the whole store has vanished"
+REMADE = "tensor 't' has been cleared and made anew by somebody else"
 VANISHED = "the store has vanished since it was opened; open it again"
 
 
 class VanishingPlaceTests:
     """A subclass says how to open, delete and list a place of its kind."""
 
-    def open(self, **options: Any) -> ZarrTileStore:
+    def open(self, **options: Any) -> PersistentTileStore:
         raise NotImplementedError
 
     def delete(self) -> None:
@@ -55,7 +59,16 @@ class VanishingPlaceTests:
     def test_nothing_can_be_told_of_it(self) -> None:
         store, _ = self.filled()
         self.delete()
-        for question in (store.tensor_ids, lambda: store.tensor_info("t"), lambda: store.verify("t"), store.gc):
+        questions: list[Callable[[], object]] = [
+            store.tensor_ids,
+            lambda: store.tensor_info("t"),
+            lambda: store.verify("t"),
+            store.gc,
+            store.group_ids,
+            lambda: store.stored_group("g"),
+            lambda: store.store_group("g", {}),
+        ]
+        for question in questions:
             with pytest.raises(StoreError, match=VANISHED):
                 question()
         with pytest.raises(StoreError, match=VANISHED):
@@ -67,7 +80,7 @@ class VanishingPlaceTests:
         self.delete()
         with self.open(tile_size=8) as store:
             assert halves(store)[100:108].tolist() == [25] * 4 + [26] * 4
-        with pytest.raises(StoreError, match="tensor 't' has been cleared and made anew by somebody else"):
+        with pytest.raises(StoreError, match=REMADE):
             t[200:208]
 
     def test_what_another_process_has_made_anew_is_left_alone(self) -> None:
@@ -77,7 +90,7 @@ class VanishingPlaceTests:
             other.clear_tensor("t")
             halves(other)
             before = self.keys()
-            with pytest.raises(StoreError, match="tensor 't' has been cleared and made anew by somebody else"):
+            with pytest.raises(StoreError, match=REMADE):
                 store.flush()
             assert self.keys() == before
             with pytest.raises(StoreError, match=r"close\(discard=True\) this store, and open it again"):
@@ -85,7 +98,62 @@ class VanishingPlaceTests:
             store.close(discard=True)
             assert self.keys() == before
 
-    def filled(self) -> tuple[ZarrTileStore, InfiniteTensor]:
+    @pytest.mark.parametrize("complete", [True, False])
+    def test_what_another_store_has_cleared_is_not_taken_for_stored(self, complete: bool) -> None:
+        store, t = self.filled()
+        t[96:100]
+        stored = store.written("t")
+        with self.open(tile_size=8) as other:
+            other.clear_tensor("t")
+            before = self.keys()
+            if complete:
+                t[100:104]
+            for _ in range(2):
+                with pytest.raises(StoreError, match=GONE):
+                    store.flush()
+            with pytest.raises(StoreError, match=GONE):
+                t[200:208]
+            assert store.written("t") == stored
+            assert self.keys() == before
+        store.clear_tensor("t")
+        assert t[96:104].tolist() == [24] * 4 + [25] * 4
+        store.close()
+        with self.open(mode="r") as again:
+            assert again.open("t")[96:104].tolist() == [24] * 4 + [25] * 4
+
+    def test_nothing_is_dropped_of_what_another_store_has_made_anew(self) -> None:
+        store, t = self.filled()
+        with self.open(tile_size=8) as other:
+            other.clear_tensor("t")
+            assert halves(other)[0:4].tolist() == [0] * 4
+            other.flush()
+            before = self.keys()
+            with pytest.raises(StoreError, match=REMADE):
+                t.invalidate((slice(0, 8),))
+            assert self.keys() == before
+            assert other.tensor_info("t").tiles_partial == 1
+        store.close(discard=True)
+
+    def test_a_definition_that_was_read_before_another_store_made_the_tensor_anew_binds_nothing(self) -> None:
+        store, t = self.filled()
+        definition = store.tensor_definition("t")
+        with self.open(tile_size=8) as other:
+            other.clear_tensor("t")
+            new = halves(other)
+            assert new[0:8].tolist() == [0] * 4 + [1] * 4
+            other.flush()
+            with contextlib.suppress(OSError):
+                store._bind_tensor("t", definition)
+            with pytest.raises(StoreError, match=REMADE):
+                t[200:208]
+            assert new[100:108].tolist() == [25] * 4 + [26] * 4
+        with self.open(mode="r") as again:
+            assert again.verify("t") == []
+            assert again.open("t")[0:8].tolist() == [0] * 4 + [1] * 4
+            assert again.open("t")[100:108].tolist() == [25] * 4 + [26] * 4
+        store.close(discard=True)
+
+    def filled(self) -> tuple[PersistentTileStore, InfiniteTensor]:
         store = self.open(tile_size=8)
         t = halves(store)
         t[0:16]
@@ -93,7 +161,7 @@ class VanishingPlaceTests:
         return store, t
 
 
-def halves(store: ZarrTileStore, tensor_id: str = "t") -> InfiniteTensor:
+def halves(store: PersistentTileStore, tensor_id: str = "t") -> InfiniteTensor:
     """Two windows to a tile, each full of its index."""
     return InfiniteTensor(
         (None,),

@@ -78,6 +78,28 @@ def damaged_group(store: object, group_id: str, where: str, error: ValueError) -
     )
 
 
+def cleared_elsewhere(store: object, tensor_id: str) -> StoreError:
+    """The error for a tensor that is not stored any more, of which something is to be stored or looked up."""
+    return StoreError(
+        f"{store!r}: tensor {tensor_id!r} is gone: it has been cleared, or the whole store has vanished. "
+        f"clear_tensor({tensor_id!r}) drops what is left of it in memory; then build it again, in the store "
+        "opened anew if that has vanished"
+    )
+
+
+def remade_elsewhere(store: object, tensor_id: str) -> StoreError:
+    """The error for a tensor in whose place there is another by now."""
+    return StoreError(
+        f"{store!r}: tensor {tensor_id!r} has been cleared and made anew by somebody else; "
+        "close(discard=True) this store, and open it again to go on with the new one"
+    )
+
+
+def vanished(store: object) -> StoreError:
+    """The error for a store of which nothing is left."""
+    return StoreError(f"{store!r}: the store has vanished since it was opened; open it again to start anew")
+
+
 def warn_of_damage(store: object, what: str) -> None:
     """DamagedDataWarning for something that cannot be read."""
     warnings.warn(f"{store!r}: {what}; it is treated as missing", DamagedDataWarning, stacklevel=3)

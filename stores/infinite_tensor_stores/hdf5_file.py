@@ -7,12 +7,14 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from infinite_tensor.errors import StoreError
 from infinite_tensor.forking import renew_in_children
 from infinite_tensor.tilestore.report import Garbage
-from infinite_tensor_stores.hdf5_slots import DEFINITION, TileSlots, definition_in
+from infinite_tensor_stores.hdf5_members import delete_members, tensor_at, tensors_in
+from infinite_tensor_stores.hdf5_slots import COPY, DEFINITION, MEMBERS, TileSlots, definition_in
 from infinite_tensor_stores.hdf5_space import give_back
 
 
@@ -32,32 +34,60 @@ class SharedFile:
     def _renew_after_fork(self) -> None:
         self.lock = threading.RLock()
 
+    @property
+    def vanished(self) -> bool:
+        """Whether the file has been deleted or replaced: what is written to it from then on, nobody finds again."""
+        own = os.fstat(self.h5.id.get_vfd_handle())
+        if own.st_nlink:
+            return False
+        # Some file systems count no links.
+        try:
+            return not os.path.samestat(own, Path(self.h5.filename).stat())
+        except FileNotFoundError:
+            return True
+
     def group(self, name: str, definition: Mapping[str, Any]) -> TileSlots:
-        """The tiles of the tensor in group `name`."""
+        """The tiles of the tensor in group `name`; OSError where `definition` is not that of the group any more."""
         with self.lock:
             known = self.groups.get(name)
             if known is None or known.incarnation != definition["incarnation"]:
+                # Two that know of different slots in one dataset would write over each other's tiles.
+                if not self._defines(name, definition["incarnation"]):
+                    raise OSError("it has been cleared by somebody else in this moment; try once more")
                 known = self.groups[name] = TileSlots(self.h5[name], definition)
             return known
 
+    def _defines(self, name: str, incarnation: str) -> bool:
+        """Whether a group is in the incarnation of a tensor that a definition was read of."""
+        group = tensor_at(self.h5, name)
+        for key in (DEFINITION, COPY) if group is not None else ():
+            try:
+                found = definition_in(group, key)
+            except ValueError:
+                continue
+            if found is not None and found["incarnation"] == incarnation:
+                return True
+        return False
+
     def delete(self, name: str) -> None:
-        """Delete a group, its definition first: without it the rest is garbage."""
+        """Delete a tensor, its definition first: without it the rest is garbage."""
         with self.lock:
-            if name not in self.h5:
+            group = tensor_at(self.h5, name)
+            if group is None:
                 return
-            if DEFINITION in self.h5[name]:
-                del self.h5[name][DEFINITION]
+            if DEFINITION in group:
+                del group[DEFINITION]
                 self.flush()
             known = self.groups.pop(name, None)
             if known is not None:
                 known.let_go()
-            del self.h5[name]
+            delete_members(self.h5, name)
 
     def collect_garbage(self) -> Garbage:
         """Delete groups without a definition, and the logs of complete tiles."""
         with self.lock:
             parts = size = 0
-            for name in [name for name in self.h5 if name.startswith("t-")]:
+            for name in tensors_in(self.h5):
                 if DEFINITION not in self.h5[name]:
                     sizes = _sizes(self.h5[name])
                     self.delete(name)
@@ -98,11 +128,11 @@ class SharedFile:
 
 
 def _sizes(group: Any) -> list[int]:
-    """The bytes that each dataset in a group takes."""
+    """The bytes that each dataset of a tensor takes."""
     sizes: list[int] = []
 
-    def look_at(_name: str, item: Any) -> None:
-        if hasattr(item, "dtype"):
+    def look_at(name: str, item: Any) -> None:
+        if name.partition("/")[0] in MEMBERS and hasattr(item, "dtype"):
             sizes.append(item.id.get_storage_size())
 
     group.visititems(look_at)

@@ -35,6 +35,8 @@ Block: TypeAlias = npt.NDArray[Any]
 
 DEFINITION = "definition"
 COPY = "copy"
+MEMBERS = (DEFINITION, COPY, "tiles", "index", "partial")
+"""All that lies in the group of a tensor."""
 
 _BATCH_BYTES = 2**20
 _UNUSED = -1
@@ -101,6 +103,11 @@ class TileSlots:
         group.create_group("partial")
         for name in (COPY, DEFINITION):
             put_definition(group, name, definition)
+
+    @property
+    def gone(self) -> bool:
+        """Whether the tensor has been cleared."""
+        return self._data is None
 
     def let_go(self) -> None:
         """Close the datasets of a tensor that is being cleared: HDF5 frees their space only then."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -13,19 +12,26 @@ import torch
 from infinite_tensor.boxes import Index
 from infinite_tensor.compat import accepts_old_keywords
 from infinite_tensor.errors import StoreError, ValidationError
-from infinite_tensor.tilestore.failures import damaged_definition, warn_of_damage
+from infinite_tensor.tilestore.failures import cleared_elsewhere, remade_elsewhere, warn_of_damage
 from infinite_tensor.tilestore.partial import PartialTile
 from infinite_tensor.tilestore.report import Damage, Garbage, TensorInfo
 from infinite_tensor_stores.binding import BindingStore
-from infinite_tensor_stores.documents import sealed
 from infinite_tensor_stores.dtypes import from_stored, to_stored
+from infinite_tensor_stores.hdf5_definitions import (
+    check_there,
+    definitions_in,
+    is_defined,
+    list_tensors,
+    read_definition,
+    write_definition,
+)
 from infinite_tensor_stores.hdf5_file import SharedFile
 from infinite_tensor_stores.hdf5_groups import delete_group, groups_in, read_group, write_group
 from infinite_tensor_stores.hdf5_root import let_go, open_file
-from infinite_tensor_stores.hdf5_slots import DEFINITION, TileSlots, definition_in, import_h5py
+from infinite_tensor_stores.hdf5_slots import TileSlots, import_h5py
 from infinite_tensor_stores.hdf5_space import reserve
 from infinite_tensor_stores.hdf5_verify import damages, looked_over
-from infinite_tensor_stores.names import id_of, name_of
+from infinite_tensor_stores.names import name_of
 from infinite_tensor_stores.targets import check_mode, local_path, shown
 
 
@@ -161,22 +167,14 @@ class HDF5TileStore(BindingStore[TileSlots]):
     # Definitions.
 
     def _read_definition(self, tensor_id: str) -> dict[str, Any] | None:
-        file, name = self._opened_file(), name_of(tensor_id)
-        try:
-            with file.lock:
-                return definition_in(file.h5[name]) if name in file.h5 else None
-        except ValueError as error:
-            raise damaged_definition(self, tensor_id, f"/{name}/{DEFINITION}", error) from error
+        file = self._opened_file()
+        with file.lock:
+            return read_definition(file, tensor_id, self)
 
     def _write_definition(self, tensor_id: str, definition: dict[str, Any]) -> None:
-        file, name = self._writable(), name_of(tensor_id)
+        file = self._writable()
         with file.lock:
-            if name in file.h5 and DEFINITION in file.h5[name]:
-                return
-            reserve(file.h5, 0)
-            file.delete(name)
-            identified = sealed({**definition, "incarnation": secrets.token_hex(8)})
-            TileSlots.create(file.h5.create_group(name), identified, self._filters)
+            write_definition(file, tensor_id, definition, self._filters)
 
     def _binding(self, tensor_id: str, definition: Mapping[str, Any]) -> TileSlots:
         return self._opened_file().group(name_of(tensor_id), definition)
@@ -194,6 +192,7 @@ class HDF5TileStore(BindingStore[TileSlots]):
     def _read_group(self, group_id: str) -> dict[str, Any] | None:
         file = self._opened_file()
         with file.lock:
+            check_there(file, self)
             return read_group(file.h5, group_id, self)
 
     def _write_group(self, group_id: str, definition: dict[str, Any]) -> None:
@@ -209,6 +208,7 @@ class HDF5TileStore(BindingStore[TileSlots]):
     def _list_groups(self) -> list[str]:
         file = self._opened_file()
         with file.lock:
+            check_there(file, self)
             return groups_in(file.h5)
 
     # Tiles. The lock is held for one batch at a time, so that reads and background writes take turns.
@@ -235,17 +235,16 @@ class HDF5TileStore(BindingStore[TileSlots]):
         for begin in range(0, len(indices), group.batch):
             batch = indices[begin : begin + group.batch]
             with file.lock:
+                self._check_bound(tensor_id, group)
                 reserve(file.h5, len(batch) * group.layout.tile_bytes)
                 group.write({tile: to_stored(tiles[tile]) for tile in batch})
         file.flush(older_than=self._tiles.flush_interval)
 
     def _read_bound_partials(
-        self,
-        tensor_id: str,  # noqa: ARG002  (each part names its place)
-        bound: TileSlots,
-        tile_indices: Sequence[Index],
+        self, tensor_id: str, bound: TileSlots, tile_indices: Sequence[Index]
     ) -> list[PartialTile | None]:
         with self._opened_file().lock:
+            self._check_bound(tensor_id, bound)
             logs = [bound.log.read(tile) for tile in tile_indices]
         found = zip(tile_indices, logs, strict=True)
         return [PartialTile.merged(self._parts_in(bound.log.place(tile), log)) for tile, log in found]
@@ -266,6 +265,7 @@ class HDF5TileStore(BindingStore[TileSlots]):
         file, group = self._writable(), self._bound[tensor_id]
         for tile, part in partials.items():
             with file.lock:
+                self._check_bound(tensor_id, group)
                 if part is None:
                     group.log.finish([tile])
                 else:
@@ -277,6 +277,7 @@ class HDF5TileStore(BindingStore[TileSlots]):
     def _delete_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> None:
         file, group = self._writable(), self._bound[tensor_id]
         with file.lock:
+            self._check_bound(tensor_id, group)
             group.log.delete(tile_indices)
             group.delete(tile_indices)
 
@@ -289,6 +290,17 @@ class HDF5TileStore(BindingStore[TileSlots]):
     ) -> tuple[set[Index], set[Index]]:
         with self._opened_file().lock:
             return bound.find(low, high)
+
+    def _check_bound(self, tensor_id: str, bound: TileSlots) -> None:
+        """StoreError if another store has cleared the tensor, or the file has vanished. The file's lock is held."""
+        file = self._opened_file()
+        if self._bound.get(tensor_id) is not bound:
+            # Cleared here, in the meantime: the caller knows.
+            return
+        if file.vanished:
+            raise remade_elsewhere(self, tensor_id) if self._path.exists() else cleared_elsewhere(self, tensor_id)
+        if bound.gone:
+            raise (remade_elsewhere if is_defined(file, tensor_id) else cleared_elsewhere)(self, tensor_id)
 
     def _writable(self) -> SharedFile:
         file = self._opened_file()
@@ -303,33 +315,12 @@ class HDF5TileStore(BindingStore[TileSlots]):
     def _list_tensors(self) -> list[str]:
         file = self._opened_file()
         with file.lock:
-            names = [name for name in file.h5 if name.startswith("t-")]
-            found = [self._id_in(file.h5[name], name) for name in names]
-        return [tensor_id for tensor_id in found if tensor_id is not None]
+            return list_tensors(file, self)
 
     def _read_definitions(self) -> dict[str, dict[str, Any]]:
-        file, found = self._opened_file(), {}
+        file = self._opened_file()
         with file.lock:
-            for name in [name for name in file.h5 if name.startswith("t-")]:
-                try:
-                    definition = definition_in(file.h5[name])
-                except (ValueError, StoreError) as error:
-                    warn_of_damage(self, f"the definition in /{name}/{DEFINITION} cannot be read ({error})")
-                else:
-                    if definition is not None:
-                        found[str(definition["tensor_id"])] = definition
-        return found
-
-    def _id_in(self, group: Any, name: str) -> str | None:
-        try:
-            definition = definition_in(group)
-        except (ValueError, StoreError) as error:
-            tensor_id = id_of(name)
-            if tensor_id is None:
-                told = f"/{name}/{DEFINITION} is damaged ({error}), and does not tell which tensor it defined"
-                warn_of_damage(self, told)
-            return tensor_id
-        return None if definition is None else str(definition["tensor_id"])
+            return definitions_in(file, self)
 
     def _describe_tensor(self, tensor_id: str, definition: dict[str, Any]) -> TensorInfo:
         file, name = self._opened_file(), name_of(tensor_id)
@@ -340,9 +331,10 @@ class HDF5TileStore(BindingStore[TileSlots]):
     def _verify_tensor(self, tensor_id: str, *, repair: bool) -> list[Damage]:
         file, name = (self._writable if repair else self._opened_file)(), name_of(tensor_id)
         with file.lock:
+            check_there(file, self)
             if repair:
                 reserve(file.h5, 0)
-            known = name in file.h5 and DEFINITION in file.h5[name]
+            known = is_defined(file, tensor_id)
         if not known:
             self.tensor_definition(tensor_id)
             return []
@@ -354,4 +346,7 @@ class HDF5TileStore(BindingStore[TileSlots]):
         return found
 
     def _collect_garbage(self) -> Garbage:
-        return self._writable().collect_garbage()
+        file = self._writable()
+        with file.lock:
+            check_there(file, self)
+            return file.collect_garbage()

@@ -12,7 +12,7 @@ from zarr.abc.store import Store
 from zarr.core.sync import sync
 
 from infinite_tensor.errors import StoreError
-from infinite_tensor.tilestore.failures import damaged_definition, warn_of_damage
+from infinite_tensor.tilestore.failures import damaged_definition, vanished, warn_of_damage
 from infinite_tensor_stores.documents import layout_of, sealed
 from infinite_tensor_stores.dtypes import stored_dtype
 from infinite_tensor_stores.names import id_of, name_of
@@ -118,7 +118,7 @@ def check_root(store: Store, owner: object) -> None:
 
 def _check_root(document: bytes | None, owner: object) -> None:
     if document is None:
-        raise StoreError(f"{owner!r}: the store has vanished since it was opened; open it again to start anew")
+        raise vanished(owner)
 
 
 def _documents(store: Store, concurrency: int, owner: object) -> dict[str, bytes]:

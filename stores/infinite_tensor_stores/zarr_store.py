@@ -14,7 +14,7 @@ from zarr.storage import LocalStore
 from infinite_tensor.boxes import Index
 from infinite_tensor.compat import accepts_old_keywords
 from infinite_tensor.errors import StoreError
-from infinite_tensor.tilestore.failures import warn_of_damage
+from infinite_tensor.tilestore.failures import cleared_elsewhere, remade_elsewhere, warn_of_damage
 from infinite_tensor.tilestore.partial import PartialTile
 from infinite_tensor.tilestore.report import Damage, Garbage, TensorInfo
 from infinite_tensor_stores.binding import BindingStore
@@ -323,21 +323,14 @@ class ZarrTileStore(BindingStore[_Bound]):
             # Cleared here, in the meantime: the caller knows.
             return
         if document is None:
-            raise StoreError(
-                f"{self!r}: tensor {tensor_id!r} is gone: it has been cleared, or the whole store has vanished. "
-                f"clear_tensor({tensor_id!r}) drops what is left of it in memory; then build it again, in the store "
-                "opened anew if that has vanished"
-            )
+            raise cleared_elsewhere(self, tensor_id)
         try:
             found = attributes_in(document)
         except ValueError:
             # Damaged, which `verify` reports.
             return
         if found is not None and found.get("incarnation") != place.definition["incarnation"]:
-            raise StoreError(
-                f"{self!r}: tensor {tensor_id!r} has been cleared and made anew by somebody else; "
-                "close(discard=True) this store, and open it again to go on with the new one"
-            )
+            raise remade_elsewhere(self, tensor_id)
 
     # What can be told of the store.
 

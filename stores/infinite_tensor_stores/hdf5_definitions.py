@@ -1,0 +1,89 @@
+"""The definitions of tensors in an HDF5 file: created, read and listed.
+
+The owner of the file is passed along for its repr, which stands in messages. The caller holds the lock of the file.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from infinite_tensor.errors import StoreError
+from infinite_tensor.tilestore.failures import damaged_definition, vanished, warn_of_damage
+from infinite_tensor_stores.documents import sealed
+from infinite_tensor_stores.hdf5_file import SharedFile
+from infinite_tensor_stores.hdf5_members import room_for, tensor_at, tensors_in
+from infinite_tensor_stores.hdf5_slots import DEFINITION, TileSlots, definition_in
+from infinite_tensor_stores.hdf5_space import reserve
+from infinite_tensor_stores.names import id_of, name_of
+
+
+def read_definition(file: SharedFile, tensor_id: str, owner: object) -> dict[str, Any] | None:
+    """The definition of a tensor, None where there is none; StoreError where it is damaged, or the file gone."""
+    check_there(file, owner)
+    name = name_of(tensor_id)
+    group = tensor_at(file.h5, name)
+    try:
+        return None if group is None else definition_in(group)
+    except ValueError as error:
+        raise damaged_definition(owner, tensor_id, f"/{name}/{DEFINITION}", error) from error
+
+
+def write_definition(
+    file: SharedFile, tensor_id: str, definition: Mapping[str, Any], filters: Mapping[str, Any]
+) -> None:
+    """Create a tensor, its datasets compressed by `filters`, unless there is one; OSError where there is no place."""
+    name = name_of(tensor_id)
+    group = tensor_at(file.h5, name)
+    if group is not None and DEFINITION in group:
+        return
+    reserve(file.h5, 0)
+    file.delete(name)
+    TileSlots.create(room_for(file.h5, name), sealed({**definition, "incarnation": secrets.token_hex(8)}), filters)
+
+
+def is_defined(file: SharedFile, tensor_id: str) -> bool:
+    """Whether there is a definition, damaged or not."""
+    group = tensor_at(file.h5, name_of(tensor_id))
+    return group is not None and DEFINITION in group
+
+
+def list_tensors(file: SharedFile, owner: object) -> list[str]:
+    """Ids of the tensors that are defined."""
+    check_there(file, owner)
+    found = [_id_in(file.h5[name], name, owner) for name in tensors_in(file.h5)]
+    return [tensor_id for tensor_id in found if tensor_id is not None]
+
+
+def definitions_in(file: SharedFile, owner: object) -> dict[str, dict[str, Any]]:
+    """The definitions of tensors, by their ids, without damaged ones."""
+    check_there(file, owner)
+    found = {}
+    for name in tensors_in(file.h5):
+        try:
+            definition = definition_in(file.h5[name])
+        except (ValueError, StoreError) as error:
+            warn_of_damage(owner, f"the definition in /{name}/{DEFINITION} cannot be read ({error})")
+        else:
+            if definition is not None:
+                found[str(definition["tensor_id"])] = definition
+    return found
+
+
+def check_there(file: SharedFile, owner: object) -> None:
+    """StoreError if the file has vanished."""
+    if file.vanished:
+        raise vanished(owner)
+
+
+def _id_in(group: Any, name: str, owner: object) -> str | None:
+    try:
+        definition = definition_in(group)
+    except (ValueError, StoreError) as error:
+        tensor_id = id_of(name)
+        if tensor_id is None:
+            told = f"/{name}/{DEFINITION} is damaged ({error}), and does not tell which tensor it defined"
+            warn_of_damage(owner, told)
+        return tensor_id
+    return None if definition is None else str(definition["tensor_id"])
