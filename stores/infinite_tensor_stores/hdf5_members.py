@@ -1,8 +1,12 @@
 """What in an HDF5 file is of this library, and what is somebody else's, which stays as it is.
 
 A file may be a user's own: programs keep settings in its attributes, and arrays of their own beside ours. Of this
-library is a group ``t-<id>`` that holds nothing but `MEMBERS`, or beside them a definition that is intact. The lock of
-the file is held by the caller.
+library are
+
+    /t-<id>           a tensor: a group that holds nothing but `MEMBERS`, or beside them a definition that is intact
+    /groups/g-<id>    a group of tensors: a string
+
+and the mark, an attribute of the root. The lock of the file is held by the caller.
 """
 
 from __future__ import annotations
@@ -11,7 +15,16 @@ from typing import Any
 
 from infinite_tensor.errors import StoreError
 from infinite_tensor_stores.hdf5_slots import COPY, DEFINITION, MEMBERS, definition_in, import_h5py
-from infinite_tensor_stores.names import TENSOR
+from infinite_tensor_stores.names import GROUP, TENSOR
+
+MARK = "infinite_tensor_format"
+"""The attribute of the root that makes a file a store: the version of its layout."""
+
+FOLDER = "groups"
+"""The HDF5 group that holds groups of tensors, and may hold what is somebody else's too."""
+
+_OLD_FOLDER = "tensors"
+"""The HDF5 group in which versions 0.x keep everything, and which they make in every file."""
 
 
 def group_at(h5: Any, name: str) -> Any | None:
@@ -56,9 +69,80 @@ def delete_members(h5: Any, name: str) -> None:
         del h5[name]
 
 
+def delete_ours(h5: Any) -> None:
+    """Delete all that is of this library, but the mark: a process that is killed leaves a store, of fewer tensors."""
+    for name in tensors_in(h5):
+        group = h5[name]
+        if DEFINITION in group:
+            del group[DEFINITION]
+    h5.flush()
+    for name in tensors_in(h5):
+        delete_members(h5, name)
+    for name in groups_in(h5):
+        delete_group(h5, name)
+    h5.flush()
+
+
+def document_at(h5: Any, name: str) -> Any | None:
+    """The dataset that a group of tensors is; None where there is nothing, or something else."""
+    h5py, folder = import_h5py(), group_at(h5, FOLDER)
+    hard = folder is not None and isinstance(folder.get(name, getlink=True), h5py.HardLink)
+    found = folder[name] if folder is not None and hard else None
+    is_text = isinstance(found, h5py.Dataset) and found.shape == () and h5py.check_string_dtype(found.dtype) is not None
+    return found if is_text else None
+
+
+def groups_in(h5: Any) -> list[str]:
+    """The names of all groups of tensors, damaged or not."""
+    names = [] if (folder := group_at(h5, FOLDER)) is None else list(folder)
+    return [name for name in names if name.startswith(GROUP) and document_at(h5, name) is not None]
+
+
+def folder_for(h5: Any, name: str) -> Any:
+    """The HDF5 group for a new group of tensors; OSError where something of somebody else's lies in its place."""
+    folder = group_at(h5, FOLDER)
+    if folder is None and h5.get(FOLDER, getlink=True) is None:
+        return h5.create_group(FOLDER)
+    if folder is None:
+        raise in_the_way(f"/{FOLDER}")
+    if folder.get(name, getlink=True) is not None:
+        raise in_the_way(f"/{FOLDER}/{name}")
+    return folder
+
+
+def delete_group(h5: Any, name: str) -> None:
+    """Delete a group of tensors, and the HDF5 group that it lies in if nothing else is there."""
+    folder = h5[FOLDER]
+    del folder[name]
+    if not len(folder):
+        del h5[FOLDER]
+
+
 def in_the_way(path: str) -> OSError:
     """The error for something of somebody else's that has the name of something of ours."""
     return OSError(f"{path} is in the way, and not of this library: rename it, or choose another id")
+
+
+def names_taken(h5: Any) -> list[str]:
+    """What lies in a file that is no store yet, and would be taken for ours, or keep ours from its place."""
+    found = [f"/{name}" for name in h5 if name.startswith(TENSOR)]
+    folder = group_at(h5, FOLDER)
+    if folder is None:
+        return found + [f"/{name}" for name in h5 if name == FOLDER]
+    return found + [f"/{FOLDER}/{name}" for name in folder if name.startswith(GROUP)]
+
+
+def is_of_version_0(h5: Any) -> bool:
+    """Whether versions 0.x have written a file: they make a group "tensors", which holds nothing or such tensors."""
+    h5py, folder = import_h5py(), group_at(h5, _OLD_FOLDER)
+    if folder is None:
+        return False
+
+    def look_at(_name: str, item: Any) -> bool | None:
+        found = isinstance(item, h5py.Group) and {"metadata", "tiles"} <= set(item)
+        return True if found else None
+
+    return not len(folder) or folder.visititems(look_at) is not None
 
 
 def _is_intact(group: Any, key: str) -> bool:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +15,12 @@ from infinite_tensor.forking import renew_in_children
 from infinite_tensor.tilestore.persistent import FORMAT
 from infinite_tensor.window import as_index
 from infinite_tensor_stores.hdf5_file import SharedFile
+from infinite_tensor_stores.hdf5_members import MARK, delete_ours, is_of_version_0, names_taken, tensors_in
 from infinite_tensor_stores.hdf5_slots import import_h5py
-from infinite_tensor_stores.hdf5_space import check_room
+from infinite_tensor_stores.hdf5_space import check_room, give_back, reserve
 
-_ATTRIBUTE = "infinite_tensor_format"
+_TOLD = 5
+"""Names that one error tells."""
 
 
 class _OpenFiles:
@@ -34,7 +39,7 @@ _files = _OpenFiles()
 
 
 def open_file(path: Path, mode: str, owner: object) -> SharedFile:
-    """Open a file in a mode, or create it.
+    """Open a file in a mode, or create it. A file of somebody else's becomes a store too, and keeps what is in it.
 
     Parameters
     ----------
@@ -50,18 +55,21 @@ def open_file(path: Path, mode: str, owner: object) -> SharedFile:
     StoreError
         If there is no file where one must be, one where none may be, something else, or no way to look.
     """
-    try:
-        with _files.lock:
-            file = _shared(path, mode, owner) or _opened(path, mode, owner)
-            file.users.add(owner)
-            return file
-    except StoreError:
-        raise
-    except BlockingIOError as error:
-        raise StoreError(f"{owner!r} is open in another process; HDF5 serves one at a time ({error})") from error
-    except Exception as error:  # (h5py raises what it pleases on a damaged file)
-        kept = "; mode 'w' deletes nothing that is not of this library" if mode == "w" else ""
-        raise StoreError(f"{owner!r} cannot be opened: {type(error).__name__}: {error}{kept}") from error
+    with _opening(path, owner):
+        _check_mode(path, mode, owner)
+        file = _shared(path, mode, owner)
+        if file is None:
+            if mode != "r" and _is_blank(path):
+                _create(path, exclusive=mode == "w-")
+            ours = _look(path, owner, adopts=mode != "r")
+            file = _opened(path, "r" if mode == "r" else "r+")
+            with _closed_on_failure(file):
+                if not ours:
+                    _mark(file.h5)
+                elif mode == "w":
+                    delete_ours(file.h5)
+        file.users.add(owner)
+        return file
 
 
 def let_go(file: SharedFile, owner: object) -> None:
@@ -70,57 +78,135 @@ def let_go(file: SharedFile, owner: object) -> None:
         file.release(owner)
 
 
+@contextmanager
+def _opening(path: Path, owner: object) -> Iterator[None]:
+    """Alone in this process, with errors that name the store."""
+    try:
+        with _files.lock:
+            yield
+    except StoreError:
+        raise
+    except BlockingIOError as error:
+        raise StoreError(f"{owner!r} is open in another process; HDF5 serves one at a time ({error})") from error
+    except Exception as error:  # (h5py raises what it pleases on a damaged file)
+        if path.is_file() and not import_h5py().is_hdf5(path):
+            raise StoreError(f"{owner!r}: there is a file that is not an HDF5 file; choose another path") from error
+        raise StoreError(f"{owner!r} cannot be opened: {type(error).__name__}: {error}") from error
+
+
+def _check_mode(path: Path, mode: str, owner: object) -> None:
+    exists = path.exists()
+    if mode in ("r", "r+") and not exists:
+        raise StoreError(f"{owner!r}: there is no file; mode 'a' or 'w' creates one")
+    if mode == "r" and _is_blank(path):
+        raise StoreError(f"{owner!r}: the file is empty; mode 'a' makes it a store")
+    if mode == "w-" and exists:
+        raise StoreError(f"{owner!r}: there is something already; mode 'a' opens it, 'w' deletes the store in it")
+
+
 def _shared(path: Path, mode: str, owner: object) -> SharedFile | None:
     """The file as another store of this process has it open."""
-    shared = _files.known.get(_identity(path)) if path.exists() else None
+    shared = _files.known.get(_identity(path.stat())) if path.exists() else None
     if shared is None or not shared.h5:
         return None
-    if mode in ("w", "w-"):
+    if mode == "w":
         raise StoreError(f"{owner!r} is open in this process; close it first, or use mode 'a'")
     if mode != "r" and not shared.writable:
         raise StoreError(f"{owner!r} is open in this process with mode 'r'; close it first")
     return shared
 
 
-def _opened(path: Path, mode: str, owner: object) -> SharedFile:
-    h5py, exists = import_h5py(), path.exists()
-    # A file without content, as tempfile makes it, holds nothing that could be lost.
-    blank = not exists or (path.is_file() and not path.stat().st_size)
-    if mode in ("r", "r+") and not exists:
-        raise StoreError(f"{owner!r}: there is no file; mode 'a' or 'w' creates one")
-    if mode == "w-" and exists:
-        raise StoreError(f"{owner!r}: there is something already; mode 'a' opens it, 'w' deletes it")
-    if not blank:
-        h5 = h5py.File(path, "r" if mode in ("r", "w") else "r+")
-        _check_ours(h5, owner)
-    if blank or mode == "w":
-        if not blank:
-            h5.close()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if blank:
-            check_room(path.parent)
-        h5 = h5py.File(path, "w" if exists else "x")
-        h5.attrs[_ATTRIBUTE] = FORMAT
+def _look(path: Path, owner: object, *, adopts: bool) -> bool:
+    """Whether a file is a store; StoreError if it is none, and may not become one. Nothing of it is changed."""
+    if not path.is_file():
+        # To open a pipe would take until somebody writes to it.
+        raise StoreError(f"{owner!r}: there is something that is not a file; choose another path")
+    with import_h5py().File(path, "r") as h5:
+        if MARK in h5.attrs:
+            _check_format(h5.attrs[MARK], owner)
+            return True
+        if is_of_version_0(h5):
+            raise StoreError(
+                f"{owner!r}: the file was written by a version 0.x of this library (it has a group /tensors), which "
+                "this version does not read; choose another path"
+            )
+        if not adopts:
+            raise StoreError(f"{owner!r}: there is an HDF5 file with no store in it; mode 'a' adds one to it")
+        _check_free(h5, owner)
+        return False
+
+
+def _check_format(stored: object, owner: object) -> None:
+    version = as_index(stored)
+    if version is None or version < 1:
+        raise StoreError(
+            f"{owner!r} has format {stored!r:.200}, which is none; it may be damaged. Where it is a store of this "
+            f"version, h5py.File(path, 'r+').attrs[{MARK!r}] = {FORMAT} restores it"
+        )
+    if version > FORMAT:
+        raise StoreError(f"{owner!r} has format {version}, this version reads up to {FORMAT}")
+
+
+def _check_free(h5: Any, owner: object) -> None:
+    taken = names_taken(h5)
+    if not taken:
+        return
+    names = ", ".join(taken[:_TOLD]) + (f" and {len(taken) - _TOLD} more" if len(taken) > _TOLD else "")
+    told = f"{owner!r}: the HDF5 file is not of this library, and {names} would be in the way; choose another path"
+    if tensors_in(h5):
+        told += (
+            f". Where they are of this library, and only its mark is lost, h5py.File(path, 'r+').attrs[{MARK!r}] = "
+            f"{FORMAT} restores it"
+        )
+    raise StoreError(told)
+
+
+def _is_blank(path: Path) -> bool:
+    """Whether there is no file, or one without content, as tempfile makes it: there is nothing that could be lost."""
+    return not path.exists() or (path.is_file() and not path.stat().st_size)
+
+
+def _create(path: Path, *, exclusive: bool) -> None:
+    """Make a file that is an empty store, by a single write: a process that is killed leaves all of it, or a blank one.
+
+    HDF5 itself leaves a file that nobody can open, and in its mode ``w`` empties one that another process has open.
+    """
+    h5py = import_h5py()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    check_room(path.parent)
+    with h5py.File("blank", "w", driver="core", backing_store=False) as h5:
+        h5.attrs[MARK] = FORMAT
         h5.flush()
-    file = _files.known[_identity(path)] = SharedFile(h5, mode != "r")
-    return file
+        image = h5.id.get_file_image()
+    # Should another process have made it in this moment, this comes behind what is in it, and HDF5 passes over it.
+    with path.open("xb" if exclusive else "ab") as file:
+        file.write(image)
 
 
-def _check_ours(h5: Any, owner: object) -> None:
+def _opened(path: Path, mode: str) -> SharedFile:
+    h5 = import_h5py().File(path, mode)
+    shared = SharedFile(h5, writable=mode != "r")
+    _files.known[_identity(os.fstat(h5.id.get_vfd_handle()))] = shared
+    return shared
+
+
+@contextmanager
+def _closed_on_failure(file: SharedFile) -> Iterator[None]:
     try:
-        stored = h5.attrs.get(_ATTRIBUTE)
-        if stored is None:
-            raise StoreError(f"{owner!r}: there is an HDF5 file that is not of this library; choose another path")
-        if as_index(stored) is None or stored < 1:
-            raise StoreError(f"{owner!r} has format {stored!r}, which is none; it may be damaged")
-        if stored > FORMAT:
-            raise StoreError(f"{owner!r} has format {stored}, this version reads up to {FORMAT}")
+        yield
     except BaseException:
-        h5.close()
+        file.h5.close()
         raise
 
 
-def _identity(path: Path) -> tuple[int, int]:
+def _mark(h5: Any) -> None:
+    """Make a file of somebody else's a store as well."""
+    reserve(h5, 0)
+    h5.attrs[MARK] = FORMAT
+    h5.flush()
+    give_back(h5)
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
     """What a file is, by whatever path it is named."""
-    status = path.stat()
     return status.st_dev, status.st_ino

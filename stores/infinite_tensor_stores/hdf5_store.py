@@ -26,7 +26,7 @@ from infinite_tensor_stores.hdf5_definitions import (
     write_definition,
 )
 from infinite_tensor_stores.hdf5_file import SharedFile
-from infinite_tensor_stores.hdf5_groups import delete_group, groups_in, read_group, write_group
+from infinite_tensor_stores.hdf5_groups import clear_group, list_groups, read_group, write_group
 from infinite_tensor_stores.hdf5_root import let_go, open_file
 from infinite_tensor_stores.hdf5_slots import TileSlots, import_h5py
 from infinite_tensor_stores.hdf5_space import reserve
@@ -48,8 +48,9 @@ class HDF5TileStore(BindingStore[TileSlots]):
     filepath : str or path
         The file, also as a ``file://`` URL.
     mode : str
-        ``a`` opens or creates, ``r+`` opens, ``r`` opens and never writes, ``w`` deletes what is there and
-        creates, ``w-`` creates and fails where something is.
+        ``a`` opens or creates, ``r+`` opens, ``r`` opens and never writes, ``w`` deletes the store that is in the
+        file and creates one, ``w-`` creates and fails where something is. ``a``, ``r+`` and ``w`` also make a store
+        of an HDF5 file of somebody else's, whose attributes, groups and datasets stay.
     compression : str, int or None
         How new tensors are compressed, as h5py names it, after their bytes are shuffled; None stores tiles as they
         are.
@@ -203,13 +204,13 @@ class HDF5TileStore(BindingStore[TileSlots]):
     def _delete_group(self, group_id: str) -> None:
         file = self._writable()
         with file.lock:
-            delete_group(file.h5, group_id)
+            clear_group(file.h5, group_id)
 
     def _list_groups(self) -> list[str]:
         file = self._opened_file()
         with file.lock:
             check_there(file, self)
-            return groups_in(file.h5)
+            return list_groups(file.h5)
 
     # Tiles. The lock is held for one batch at a time, so that reads and background writes take turns.
 
