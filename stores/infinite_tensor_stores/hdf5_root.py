@@ -72,6 +72,19 @@ def open_file(path: Path, mode: str, owner: object) -> SharedFile:
         return file
 
 
+def reopen_file(path: Path, mode: str, owner: object) -> SharedFile:
+    """Open a file again that was open before, in mode ``r`` or ``r+``: it must be there, and still be a store."""
+    with _opening(path, owner):
+        if not path.exists():
+            raise StoreError(f"{owner!r}: its file is gone; HDF5TileStore(...) with mode 'a' or 'w' creates a new one")
+        file = _shared(path, mode, owner)
+        if file is None:
+            _look(path, owner, adopts=False)
+            file = _opened(path, mode)
+        file.users.add(owner)
+        return file
+
+
 def let_go(file: SharedFile, owner: object) -> None:
     """End what `open_file` began: the last user closes the file."""
     with _files.lock:

@@ -27,7 +27,7 @@ from infinite_tensor_stores.hdf5_definitions import (
 )
 from infinite_tensor_stores.hdf5_file import SharedFile
 from infinite_tensor_stores.hdf5_groups import clear_group, list_groups, read_group, write_group
-from infinite_tensor_stores.hdf5_root import let_go, open_file
+from infinite_tensor_stores.hdf5_root import let_go, open_file, reopen_file
 from infinite_tensor_stores.hdf5_slots import TileSlots, import_h5py
 from infinite_tensor_stores.hdf5_space import reserve
 from infinite_tensor_stores.hdf5_verify import damages, looked_over
@@ -148,7 +148,7 @@ class HDF5TileStore(BindingStore[TileSlots]):
     # The file.
 
     def _resume(self) -> None:
-        self._file = open_file(self._path, "r" if self.read_only else "a", self)
+        self._file = reopen_file(self._path, "r" if self.read_only else "r+", self)
 
     def _opened_file(self) -> SharedFile:
         if self._file is None:
