@@ -121,6 +121,18 @@ class VanishingPlaceTests:
         with self.open(mode="r") as again:
             assert again.open("t")[96:104].tolist() == [24] * 4 + [25] * 4
 
+    def test_what_another_store_has_cleared_is_not_filled(self) -> None:
+        store, t = self.filled()
+        assert t.is_filled((slice(0, 16),))
+        with self.open(tile_size=8) as other:
+            other.clear_tensor("t")
+            store.clear_cache("t")
+            assert not t.is_filled((slice(0, 16),))
+            assert not t.coverage((slice(0, 16),)).any()
+            with pytest.raises(StoreError, match=GONE):
+                t.fill((slice(0, 16),), progress=False)
+        store.close(discard=True)
+
     def test_nothing_is_dropped_of_what_another_store_has_made_anew(self) -> None:
         store, t = self.filled()
         with self.open(tile_size=8) as other:

@@ -13,19 +13,18 @@ from infinite_tensor.errors import StoreError
 from infinite_tensor.tilestore.failures import damaged_definition, vanished, warn_of_damage
 from infinite_tensor_stores.documents import sealed
 from infinite_tensor_stores.hdf5_file import SharedFile
-from infinite_tensor_stores.hdf5_members import room_for, tensor_at, tensors_in
+from infinite_tensor_stores.hdf5_members import group_at, room_for, tensor_at
 from infinite_tensor_stores.hdf5_slots import DEFINITION, TileSlots, definition_in
 from infinite_tensor_stores.hdf5_space import reserve
-from infinite_tensor_stores.names import id_of, name_of
+from infinite_tensor_stores.names import TENSOR, id_of, name_of
 
 
 def read_definition(file: SharedFile, tensor_id: str, owner: object) -> dict[str, Any] | None:
     """The definition of a tensor, None where there is none; StoreError where it is damaged, or the file gone."""
     check_there(file, owner)
     name = name_of(tensor_id)
-    group = tensor_at(file.h5, name)
     try:
-        return None if group is None else definition_in(group)
+        return _definition_at(file.h5, name)
     except ValueError as error:
         raise damaged_definition(owner, tensor_id, f"/{name}/{DEFINITION}", error) from error
 
@@ -52,7 +51,7 @@ def is_defined(file: SharedFile, tensor_id: str) -> bool:
 def list_tensors(file: SharedFile, owner: object) -> list[str]:
     """Ids of the tensors that are defined."""
     check_there(file, owner)
-    found = [_id_in(file.h5[name], name, owner) for name in tensors_in(file.h5)]
+    found = [_id_at(file.h5, name, owner) for name in file.h5 if name.startswith(TENSOR)]
     return [tensor_id for tensor_id in found if tensor_id is not None]
 
 
@@ -60,9 +59,9 @@ def definitions_in(file: SharedFile, owner: object) -> dict[str, dict[str, Any]]
     """The definitions of tensors, by their ids, without damaged ones."""
     check_there(file, owner)
     found = {}
-    for name in tensors_in(file.h5):
+    for name in [name for name in file.h5 if name.startswith(TENSOR)]:
         try:
-            definition = definition_in(file.h5[name])
+            definition = _definition_at(file.h5, name)
         except (ValueError, StoreError) as error:
             warn_of_damage(owner, f"the definition in /{name}/{DEFINITION} cannot be read ({error})")
         else:
@@ -77,9 +76,21 @@ def check_there(file: SharedFile, owner: object) -> None:
         raise vanished(owner)
 
 
-def _id_in(group: Any, name: str, owner: object) -> str | None:
+def _definition_at(h5: Any, name: str) -> dict[str, Any] | None:
+    """The definition of the tensor in a group, None where there is none; ValueError if it is damaged."""
+    group = group_at(h5, name)
     try:
-        definition = definition_in(group)
+        return None if group is None else definition_in(group)
+    except ValueError:
+        # Looked at only now: it takes longer than reading the definition.
+        if tensor_at(h5, name) is None:
+            return None
+        raise
+
+
+def _id_at(h5: Any, name: str, owner: object) -> str | None:
+    try:
+        definition = _definition_at(h5, name)
     except (ValueError, StoreError) as error:
         tensor_id = id_of(name)
         if tensor_id is None:

@@ -14,7 +14,7 @@ from infinite_tensor.errors import StoreError
 from infinite_tensor.forking import renew_in_children
 from infinite_tensor.tilestore.report import Garbage
 from infinite_tensor_stores.hdf5_members import delete_members, tensor_at, tensors_in
-from infinite_tensor_stores.hdf5_slots import COPY, DEFINITION, MEMBERS, TileSlots, definition_in
+from infinite_tensor_stores.hdf5_slots import DEFINITION, MEMBERS, TileSlots, definition_in, incarnations_in
 from infinite_tensor_stores.hdf5_space import give_back
 
 
@@ -52,22 +52,10 @@ class SharedFile:
             known = self.groups.get(name)
             if known is None or known.incarnation != definition["incarnation"]:
                 # Two that know of different slots in one dataset would write over each other's tiles.
-                if not self._defines(name, definition["incarnation"]):
+                if definition["incarnation"] not in incarnations_in(self.h5[name]):
                     raise OSError("it has been cleared by somebody else in this moment; try once more")
                 known = self.groups[name] = TileSlots(self.h5[name], definition)
             return known
-
-    def _defines(self, name: str, incarnation: str) -> bool:
-        """Whether a group is in the incarnation of a tensor that a definition was read of."""
-        group = tensor_at(self.h5, name)
-        for key in (DEFINITION, COPY) if group is not None else ():
-            try:
-                found = definition_in(group, key)
-            except ValueError:
-                continue
-            if found is not None and found["incarnation"] == incarnation:
-                return True
-        return False
 
     def delete(self, name: str) -> None:
         """Delete a tensor, its definition first: without it the rest is garbage."""

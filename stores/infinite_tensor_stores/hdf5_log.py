@@ -46,7 +46,7 @@ class PartLog:
 
     def let_go(self) -> None:
         """Forget the group of a tensor that is being cleared."""
-        self._folder = None
+        self._folder, self._ends, self._finished = None, {}, set()
 
     def place(self, tile: Index) -> str:
         """What names a partial tile of this tensor, and of no other."""

@@ -16,6 +16,7 @@ import json
 import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import Any, TypeAlias
 
@@ -112,6 +113,7 @@ class TileSlots:
     def let_go(self) -> None:
         """Close the datasets of a tensor that is being cleared: HDF5 frees their space only then."""
         self._data = self._table = None
+        self._index = TileIndex(np.empty((0, len(self.layout.tile_shape)), np.int64), np.empty(0, np.int64))
         self.log.let_go()
 
     # Complete tiles.
@@ -289,15 +291,31 @@ def put_definition(group: Any, name: str, definition: Mapping[str, Any]) -> None
     group.create_dataset(name, data=np.bytes_(json.dumps(definition, allow_nan=False)))
 
 
+def incarnations_in(group: Any) -> set[str]:
+    """What the definition in the group of a tensor, and its copy, say of its incarnation, unless they are damaged."""
+    found: set[str] = set()
+    for name in (DEFINITION, COPY):
+        with suppress(ValueError):
+            found.add(str((_document_in(group, name) or {}).get("incarnation")))
+    return found
+
+
 def definition_in(group: Any, name: str = DEFINITION) -> dict[str, Any] | None:
     """The definition in the group of a tensor, None where there is none; ValueError if it is damaged."""
+    found = _document_in(group, name)
+    if found is None:
+        return None
+    definition = checked(found)
+    if name_of(definition["tensor_id"]) != group.name.removeprefix("/"):
+        raise ValueError(f"it defines tensor {definition['tensor_id']!r}")
+    return definition
+
+
+def _document_in(group: Any, name: str) -> dict[str, Any] | None:
     if name not in group:
         return None
     try:
         document = bytes(group[name][()])
     except Exception as error:  # (h5py raises what it pleases on a damaged file)
         raise ValueError(f"it cannot be read: {error}") from error
-    definition = checked(parsed(document))
-    if name_of(definition["tensor_id"]) != group.name.removeprefix("/"):
-        raise ValueError(f"it defines tensor {definition['tensor_id']!r}")
-    return definition
+    return parsed(document)
