@@ -14,7 +14,7 @@ from infinite_tensor.errors import StoreError
 from infinite_tensor.forking import renew_in_children
 from infinite_tensor.tilestore.report import Garbage
 from infinite_tensor_stores.hdf5_members import delete_members, tensor_at, tensors_in
-from infinite_tensor_stores.hdf5_slots import DEFINITION, MEMBERS, TileSlots, definition_in, incarnations_in
+from infinite_tensor_stores.hdf5_slots import DEFINITION, MEMBERS, TileSlots, definition_in, is_incarnation
 from infinite_tensor_stores.hdf5_space import give_back
 
 
@@ -52,7 +52,7 @@ class SharedFile:
             known = self.groups.get(name)
             if known is None or known.incarnation != definition["incarnation"]:
                 # Two that know of different slots in one dataset would write over each other's tiles.
-                if definition["incarnation"] not in incarnations_in(self.h5[name]):
+                if not is_incarnation(self.h5[name], definition["incarnation"]):
                     raise OSError("it has been cleared by somebody else in this moment; try once more")
                 known = self.groups[name] = TileSlots(self.h5[name], definition)
             return known

@@ -291,13 +291,14 @@ def put_definition(group: Any, name: str, definition: Mapping[str, Any]) -> None
     group.create_dataset(name, data=np.bytes_(json.dumps(definition, allow_nan=False)))
 
 
-def incarnations_in(group: Any) -> set[str]:
-    """What the definition in the group of a tensor, and its copy, say of its incarnation, unless they are damaged."""
-    found: set[str] = set()
+def is_incarnation(group: Any, incarnation: str) -> bool:
+    """Whether the definition in the group of a tensor, or its copy where that is damaged, is of an incarnation."""
     for name in (DEFINITION, COPY):
         with suppress(ValueError):
-            found.add(str((_document_in(group, name) or {}).get("incarnation")))
-    return found
+            found = _document_in(group, name)
+            if found is not None and found.get("incarnation") == incarnation:
+                return True
+    return False
 
 
 def definition_in(group: Any, name: str = DEFINITION) -> dict[str, Any] | None:
