@@ -52,7 +52,7 @@ class SharedFile:
             known = self.groups.get(name)
             if known is None or known.incarnation != definition["incarnation"]:
                 # Two that know of different slots in one dataset would write over each other's tiles.
-                if not is_incarnation(self.h5[name], definition["incarnation"]):
+                if name not in self.h5 or not is_incarnation(self.h5[name], definition["incarnation"]):
                     raise OSError("it has been cleared by somebody else in this moment; try once more")
                 known = self.groups[name] = TileSlots(self.h5[name], definition)
             return known
