@@ -26,15 +26,14 @@ _HARMLESS = frozenset(
 
 # A password may hold a slash as it is; what follows a host and its port is no password.
 _LOGIN = re.compile(r"(?<=://)(?:[^/\s:@\[]+:(?!:|\d+(?:/|\s|$))(?:(?!::)\S)*|[^/?#\s]*)@")
-_QUERY = re.compile(r"(?<=://)([^\s?\"'<>]*)\?[^\s\"'<>)\]]*")
-_VALUE = re.compile(r"=([^&#\s]*)")
+_QUERY = re.compile(r"(?<=://)([^\s?#\"'<>]*)([?#])([^\s\"'<>)\]]*)")
 
 _SHORT = 6
 
 
 def without_logins(text: str) -> str:
-    """`text` without the ``user:password@`` and the queries of the URLs in it."""
-    return _QUERY.sub(rf"\1?{HIDDEN}", _LOGIN.sub(f"{HIDDEN}@", text))
+    """`text` without the ``user:password@``, the queries and the fragments of the URLs in it."""
+    return _QUERY.sub(rf"\1\2{HIDDEN}", _LOGIN.sub(f"{HIDDEN}@", text))
 
 
 class Mask:
@@ -43,7 +42,7 @@ class Mask:
     Parameters
     ----------
     url : str
-        Where the storage is; what it holds as a login or a query is hidden.
+        Where the storage is; what it holds as a login, a query or a fragment is hidden.
     options : mapping, optional
         Options of the storage, nested in any way. Every text in them is hidden, but for the few that only
         say where the storage is.
@@ -73,7 +72,9 @@ def _in_url(url: str) -> Iterator[str]:
     for login in _LOGIN.findall(url):
         yield from login.removesuffix("@").split(":", 1)
     for query in _QUERY.finditer(url):
-        yield from _VALUE.findall(query.group())
+        for entry in re.split("[?&#]", query[3]):
+            # Without a name it is all value.
+            yield entry.partition("=")[2] or entry
 
 
 def _in_options(value: object, name: str = "") -> Iterator[str]:

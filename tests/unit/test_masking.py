@@ -24,6 +24,11 @@ SECRETS = ("hunter2secret", "AKIAEXAMPLE99", "abc/def+ghi==", "tokentoken")
         ("ftp://user:p@hunter2secret@host:21/x", "ftp://***@host:21/x"),
         ("s3://AKIAEXAMPLE99:abc/def+ghi==@bucket/x", "s3://***@bucket/x"),
         ("https://host/x?AWSAccessKeyId=AKIAEXAMPLE99&Signature=abc/def+ghi==", "https://host/x?***"),
+        ("https://host/x#token=hunter2secret", "https://host/x#***"),
+        ("https://host/x.zarr#hunter2secret?v=2", "https://host/x.zarr#***"),
+        ("https://host/x?v=2#hunter2secret", "https://host/x?***"),
+        ("https://user:hunter2secret@host/x#tokentoken", "https://***@host/x#***"),
+        ("a/b#c.zarr", "a/b#c.zarr"),
         ("simplecache::https://user:hunter2secret@host/x", "simplecache::https://***@host/x"),
         ("zip://in.zarr::s3://AKIAEXAMPLE99:tokentoken@b/x.zip", "zip://in.zarr::s3://***@b/x.zip"),
     ],
@@ -68,6 +73,14 @@ def test_credentials_of_the_url_are_hidden_apart_from_it() -> None:
     mask = Mask("https://me:hunter2secret@host/x?Signature=abc%2Fdef%2Bghi%3D%3D&t=tokentoken")
     for secret in ("hunter2secret", "abc/def+ghi==", "abc%2Fdef%2Bghi%3D%3D", "tokentoken"):
         assert mask.text(f"what about {secret}?") == "what about ***?"
+
+
+@pytest.mark.parametrize("end", ["#access=hunter2secret&t=tokentoken", "#hunter2secret", "?hunter2secret"])
+def test_what_a_url_ends_in_is_hidden_apart_from_it(end: str) -> None:
+    mask = Mask(f"https://host/x{end}")
+    for secret in ("hunter2secret", "tokentoken"):
+        if secret in end:
+            assert mask.text(f"what about {secret}?") == "what about ***?"
 
 
 def test_an_error_that_shows_nothing_is_left_as_it_is() -> None:
