@@ -19,10 +19,10 @@ def open_store(target: str | os.PathLike[str] | Store, **options: Any) -> Persis
     Parameters
     ----------
     target : str, path or zarr Store
-        A path that ends in ``.h5`` or ``.hdf5`` is an `HDF5TileStore`, everything else a `ZarrTileStore`.
+        A path that ends in ``.h5``, ``.hdf5`` or ``.hdf`` is an `HDF5TileStore`, everything else a `ZarrTileStore`.
     **options
         Passed on to the store.
     """
-    if not isinstance(target, Store) and os.fspath(target).lower().endswith((".h5", ".hdf5")):
+    if not isinstance(target, Store) and os.fspath(target).lower().endswith((".h5", ".hdf5", ".hdf")):
         return HDF5TileStore(local_path(os.fspath(target)), **options)
     return ZarrTileStore(target, **options)
