@@ -11,6 +11,7 @@ from typing import Any
 from infinite_tensor.definition import Definition
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.stored import StoredTensor
+from infinite_tensor_stores.files import content
 
 _INCARNATION = re.compile(r"[0-9a-f]{16}")
 
@@ -18,7 +19,7 @@ _INCARNATION = re.compile(r"[0-9a-f]{16}")
 def parsed(document: bytes) -> dict[str, Any]:
     """The JSON object in `document`; ValueError for anything else, however it is nested or encoded."""
     try:
-        found = json.loads(document)
+        found = json.loads(content(document))
     except RecursionError as error:
         raise ValueError("it is nested too deep") from error
     if not isinstance(found, dict):

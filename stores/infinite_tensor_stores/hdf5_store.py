@@ -32,7 +32,7 @@ from infinite_tensor_stores.hdf5_slots import TileSlots, import_h5py
 from infinite_tensor_stores.hdf5_space import reserve
 from infinite_tensor_stores.hdf5_verify import damages, looked_over
 from infinite_tensor_stores.names import name_of
-from infinite_tensor_stores.targets import check_mode, local_path, shown
+from infinite_tensor_stores.targets import absolute, check_mode, local_path, shown
 
 
 class HDF5TileStore(BindingStore[TileSlots]):
@@ -46,7 +46,8 @@ class HDF5TileStore(BindingStore[TileSlots]):
     Parameters
     ----------
     filepath : str or path
-        The file, also as a ``file://`` URL.
+        The file, also as a ``file://`` URL. A relative path is taken from the folder that is current now, and stays
+        the place that it is.
     mode : str
         ``a`` opens or creates, ``r+`` opens, ``r`` opens and never writes, ``w`` deletes the store that is in the
         file and creates one, ``w-`` creates and fails where something is. ``a``, ``r+`` and ``w`` also make a store
@@ -102,9 +103,9 @@ class HDF5TileStore(BindingStore[TileSlots]):
     ) -> None:
         if not isinstance(filepath, str | os.PathLike):
             raise ValidationError(f"filepath must be a path or a file:// URL, got {filepath!r}")
-        self.filepath = filepath
+        self.filepath = absolute(filepath)
         self.mode = check_mode(mode)
-        self._path = local_path(os.fspath(filepath)).absolute()
+        self._path = local_path(os.fspath(self.filepath))
         self._h5py = import_h5py()
         self._filters = self._checked_filters(compression, compression_opts)
         self._bound = {}
@@ -127,7 +128,7 @@ class HDF5TileStore(BindingStore[TileSlots]):
 
     @property
     def address(self) -> str:
-        """The path of the file, as it was given."""
+        """The path of the file."""
         return shown(self.filepath)
 
     def __repr__(self) -> str:

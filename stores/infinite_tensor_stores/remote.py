@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from typing import Any, Self
 
 from zarr.abc.store import ByteRequest
-from zarr.core.buffer import Buffer, BufferPrototype
+from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 from zarr.storage import FsspecStore
 
+from infinite_tensor_stores.files import Unreadable
 from infinite_tensor_stores.masking import Mask
 
 
@@ -38,6 +39,13 @@ class RemoteStore(FsspecStore):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({type(self.fs).__name__}, {self.mask.text(self.path)!r})"
+
+    async def read(self, key: str, most: int) -> bytes | None:
+        """The object, None if there is none; `Unreadable` for one that is larger than `most` bytes."""
+        found = await self.get(key, default_buffer_prototype())
+        if found is None:
+            return None
+        return Unreadable.too_large(len(found), most) if len(found) > most else found.to_bytes()
 
     async def create(self, key: str, data: bytes) -> bool:
         """Write an object unless there is one; whether it was written."""

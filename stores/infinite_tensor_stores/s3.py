@@ -60,11 +60,12 @@ class S3Store(RemoteStore):
         """The object, or None."""
         if byte_range is not None:
             return await super().get(key, prototype, byte_range)
-        try:
-            response = await self._call("get_object", key)
-        except FileNotFoundError:
-            return None
-        return prototype.buffer.from_bytes(response["Body"])
+        found = await self._content(key)
+        return None if found is None else prototype.buffer.from_bytes(found)
+
+    async def read(self, key: str, most: int) -> bytes | None:
+        """The object, None if there is none; `Unreadable`, and not fetched, if it is larger than `most` bytes."""
+        return await self._content(key, most)
 
     async def set(self, key: str, value: Buffer, byte_range: tuple[int, int] | None = None) -> None:
         """Write an object."""
@@ -142,6 +143,14 @@ class S3Store(RemoteStore):
         """Close connections that nobody else uses; the next operation opens new ones."""
         await self._client.close()
 
+    async def _content(self, key: str, most: int | None = None) -> bytes | None:
+        try:
+            response = await self._call("get_object", key, most=most)
+        except FileNotFoundError:
+            return None
+        body: bytes = response["Body"]
+        return body
+
     async def _pages(self, prefix: str, **parameters: Any) -> AsyncIterator[Response]:
         parameters["Prefix"] = self._root + prefix
         while True:
@@ -152,12 +161,17 @@ class S3Store(RemoteStore):
             parameters["ContinuationToken"] = page["NextContinuationToken"]
 
     async def _call(
-        self, operation: str, key: str | None = None, data: bytes | None = None, **parameters: Any
+        self,
+        operation: str,
+        key: str | None = None,
+        data: bytes | None = None,
+        most: int | None = None,
+        **parameters: Any,
     ) -> Response:
         if key is not None:
             parameters["Key"] = self._root + key
         with self._discreet():
-            return await self._client.call(operation, data, Bucket=self._bucket, **parameters)
+            return await self._client.call(operation, data, most, Bucket=self._bucket, **parameters)
 
 
 def _folder(prefix: str) -> str:

@@ -17,6 +17,7 @@ from botocore.parsers import ResponseParserError
 from s3fs import S3FileSystem
 
 from infinite_tensor_stores import s3_lifetime as lifetime
+from infinite_tensor_stores.files import Unreadable
 
 Response: TypeAlias = dict[str, Any]
 
@@ -60,7 +61,9 @@ class S3Client:
             self._patience = _set_timeouts(fs, timeout)
         self._connections: Any = None
 
-    async def call(self, operation: str, data: bytes | None = None, **parameters: Any) -> Response:
+    async def call(
+        self, operation: str, data: bytes | None = None, most: int | None = None, **parameters: Any
+    ) -> Response:
         """The response to one request, with its whole body.
 
         Parameters
@@ -69,6 +72,8 @@ class S3Client:
             A method of the botocore client.
         data : bytes, optional
             The body to send.
+        most : int, optional
+            How many bytes of a body are fetched: `Unreadable` stands for one that has more.
         **parameters
             What the method takes.
 
@@ -81,7 +86,7 @@ class S3Client:
         last_start = time.monotonic() + (self.timeout or 0.0) - self._patience
         for attempt in itertools.count():
             try:
-                return await self._send(operation, data, parameters)
+                return await self._send(operation, data, most, parameters)
             except Exception as error:
                 pause = _FIRST_PAUSE * 2**attempt * random.uniform(0.5, 1)  # noqa: S311  (spreads load, hides nothing)
                 if not _may_pass(error) or time.monotonic() + pause > last_start:
@@ -108,13 +113,15 @@ class S3Client:
             # Waiting for "100 Continue" would make two round trips of each PUT.
             self.fs._s3.meta.events.unregister("before-call.s3", add_expect_header)
 
-    async def _send(self, operation: str, data: bytes | None, parameters: dict[str, Any]) -> Response:
+    async def _send(self, operation: str, data: bytes | None, most: int | None, parameters: dict[str, Any]) -> Response:
         upload = _Upload(data or b"")
         body = {} if data is None else {"Body": upload}
         response = await self._begun(operation, {**parameters, **body}, upload)
         if operation == "get_object":
+            size = response.get("ContentLength", 0)
             async with response["Body"] as stream:
-                response["Body"] = await stream.read()
+                too_large = most is not None and size > most
+                response["Body"] = Unreadable.too_large(size, most or 0) if too_large else await stream.read()
         return response
 
     async def _begun(self, operation: str, parameters: dict[str, Any], upload: _Upload) -> Response:

@@ -14,6 +14,7 @@ from zarr.storage import FsspecStore, LocalStore, MemoryStore, WrapperStore
 
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.window import as_index
+from infinite_tensor_stores.files import FileStore
 from infinite_tensor_stores.masking import Mask, without_logins
 from infinite_tensor_stores.remote import RemoteStore
 
@@ -39,6 +40,20 @@ def local_path(target: str) -> Path:
     if parts.scheme not in ("file", "local"):
         raise ValidationError(f"{shown(target)} is not a local file")
     return Path(unquote(parts.netloc + parts.path))
+
+
+def absolute(target: Any) -> Any:
+    """`target` as it means the same place from whatever folder: a local one as an absolute path, any other as it is."""
+    if type(target) is LocalStore:
+        return LocalStore(target.root.expanduser().absolute(), read_only=target.read_only)
+    if not isinstance(target, str | os.PathLike) or not _is_local(os.fspath(target)):
+        return target
+    path = local_path(os.fspath(target)).absolute()
+    return str(path) if isinstance(target, str) else path
+
+
+def _is_local(target: str) -> bool:
+    return "://" not in target or target.startswith(("file://", "local://"))
 
 
 def check_timeout(timeout: object) -> float:
@@ -90,13 +105,15 @@ def zarr_store(
             raise ValidationError("storage_options go with a URL; a zarr Store has its own")
         store = target.with_read_only(True) if read_only and not target.read_only else target
         # A subclass may do what only its author knows.
+        if type(store) is LocalStore:
+            return FileStore(store.root.absolute(), read_only=store.read_only)
         return _of_file_system(store) if type(store) is FsspecStore else store
     if not isinstance(target, str | os.PathLike):
         raise ValidationError(f"target must be a path, an fsspec URL or a zarr Store, got {target!r}")
     url = os.fspath(target)
-    if "://" not in url or url.startswith(("file://", "local://")):
-        # LocalStore creates files exclusively, which zarr's fsspec store over file:// cannot.
-        return LocalStore(local_path(url).absolute(), read_only=read_only)
+    if _is_local(url):
+        # It creates files exclusively, which zarr's fsspec store over file:// cannot.
+        return FileStore(local_path(url).absolute(), read_only=read_only)
     return _of_url(url, storage_options or {}, read_only, timeout)
 
 

@@ -29,11 +29,13 @@ from zarr.core.sync import sync
 from zarr.storage import MemoryStore
 
 from infinite_tensor_stores.direct_codec import Bytes, DirectCodec, on_threads
+from infinite_tensor_stores.files import content
 from infinite_tensor_stores.zarr_objects import PROTOTYPE, bytes_of, get_many
 from infinite_tensor_stores.zstd_stamp import LENGTH, stamp_of, stamped
 
 _CRC_LENGTH = 4
 _INFLATED_AT_ONCE = 2**20
+_LARGEST_HEADER = 2**16
 
 
 class ChunkCodec:
@@ -53,6 +55,8 @@ class ChunkCodec:
     ----------
     is_bounded : bool
         Whether to decode a chunk takes little more memory than the chunk, whatever is stored in its place.
+    most_bytes : int
+        What is stored of a chunk has no more: no codec makes pixels much larger than they are.
     """
 
     def __init__(self, document: Mapping[str, Any]) -> None:
@@ -69,6 +73,7 @@ class ChunkCodec:
         self._spec: ArraySpec = metadata.get_chunk_spec((), array.config, PROTOTYPE)
         self._dtype = self._spec.dtype.to_native_dtype()
         self._size = self._dtype.itemsize * math.prod(self._spec.shape)
+        self.most_bytes = 2 * self._size + _LARGEST_HEADER
         self._stamps = names[-2] == "zstd"
         self._direct = DirectCodec.of(codecs, self._dtype, self._spec.shape)
         self._pipeline = array.codec_pipeline.from_codecs(codecs)
@@ -136,7 +141,7 @@ class ChunkCodec:
 
     def _unsealed(self, data: bytes, key: str) -> npt.NDArray[np.uint8]:
         """What is compressed; ValueError if it was changed, or written for another place."""
-        compressed = np.frombuffer(data, np.uint8)[:-_CRC_LENGTH]
+        compressed = np.frombuffer(content(data), np.uint8)[:-_CRC_LENGTH]
         if google_crc32c.value(compressed) != int.from_bytes(data[-_CRC_LENGTH:], "little"):
             raise ValueError("its checksum is not that of its content")
         # Another tool may have written it without a stamp.

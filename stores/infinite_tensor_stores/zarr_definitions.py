@@ -29,6 +29,7 @@ from infinite_tensor_stores.zarr_layout import (
 )
 from infinite_tensor_stores.zarr_listing import children
 from infinite_tensor_stores.zarr_objects import create, delete_folder, get_many, put_many
+from infinite_tensor_stores.zarr_ours import check_free, check_ours, is_of_others
 
 
 def read_definition(store: Store, tensor_id: str, owner: object) -> dict[str, Any] | None:
@@ -40,6 +41,8 @@ def read_definition(store: Store, tensor_id: str, owner: object) -> dict[str, An
     try:
         return None if document is None else definition_in(document, name)
     except ValueError as error:
+        assert document is not None
+        check_ours(store, name, document, f"tensor {tensor_id!r}", owner)
         raise damaged_definition(owner, tensor_id, f"{name}/{DOCUMENT}", error) from error
 
 
@@ -48,9 +51,11 @@ def write_definition(
 ) -> str | None:
     """Create a tensor with its array, compressed by `compressors`.
 
-    Returns its incarnation; None where somebody else was first, whose definition is left.
+    Returns its incarnation; None where somebody else was first, whose definition is left. StoreError where something
+    lies in its place that is not of this library.
     """
     name, (_, layout) = name_of(tensor_id), layout_of(definition)
+    check_free(store, name, f"tensor {tensor_id!r}", owner)
     place = Place.of(
         sealed(
             {
@@ -71,8 +76,8 @@ def write_definition(
     return None
 
 
-def delete_tensor(store: Store, tensor_id: str) -> None:
-    """Delete everything of a tensor; one that does not exist is no error."""
+def delete_tensor(store: Store, tensor_id: str, owner: object) -> None:
+    """Delete everything of a tensor; one that does not exist is no error. StoreError if something else lies there."""
     name = name_of(tensor_id)
     (document,) = get_many(store, [f"{name}/{DOCUMENT}"])
     if document is None:
@@ -80,6 +85,7 @@ def delete_tensor(store: Store, tensor_id: str) -> None:
     try:
         incarnations = {definition_in(document, name)["incarnation"]}
     except (ValueError, StoreError):
+        check_ours(store, name, document, f"tensor {tensor_id!r}", owner)
         # Damaged, or of a later version.
         incarnations = {incarnation_of(folder) for folder in children(store, name)} - {None}
     # The definition first: without it the rest is garbage, whatever happens to this process.
@@ -91,7 +97,7 @@ def delete_tensor(store: Store, tensor_id: str) -> None:
 
 def tensors_in(store: Store, concurrency: int, owner: object) -> list[str]:
     """Ids of the tensors that are defined."""
-    found = [_id_in(data, name, owner) for name, data in _documents(store, concurrency, owner).items()]
+    found = [_id_in(store, data, name, owner) for name, data in _documents(store, concurrency, owner).items()]
     return [tensor_id for tensor_id in found if tensor_id is not None]
 
 
@@ -106,7 +112,8 @@ def definitions_in(store: Store, concurrency: int, owner: object) -> dict[str, d
                 definition = definition_in(data, name)
                 found[str(definition["tensor_id"])] = definition
         except (ValueError, StoreError) as error:
-            warn_of_damage(owner, f"the definition in {name}/{DOCUMENT} cannot be read ({error})")
+            if not is_of_others(store, name, data):
+                warn_of_damage(owner, f"the definition in {name}/{DOCUMENT} cannot be read ({error})")
     return found
 
 
@@ -130,10 +137,12 @@ def _documents(store: Store, concurrency: int, owner: object) -> dict[str, bytes
     return {name: data for name, data in zip(names, documents, strict=True) if data is not None}
 
 
-def _id_in(document: bytes, name: str, owner: object) -> str | None:
+def _id_in(store: Store, document: bytes, name: str, owner: object) -> str | None:
     try:
         return str(definition_in(document, name)["tensor_id"])
     except (ValueError, StoreError) as error:
+        if is_of_others(store, name, document):
+            return None
         tensor_id = id_of(name)
         if tensor_id is None:
             told = f"{name}/{DOCUMENT} is damaged ({error}), and does not tell which tensor it defined"

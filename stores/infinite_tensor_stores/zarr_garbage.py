@@ -9,13 +9,15 @@ from zarr.core.sync import sync
 
 from infinite_tensor.errors import StoreError
 from infinite_tensor.tilestore.report import Garbage
+from infinite_tensor_stores.names import TENSOR
 from infinite_tensor_stores.zarr_layout import DOCUMENT, Place, definition_in, incarnation_of, is_temporary
 from infinite_tensor_stores.zarr_listing import children, pages, sized_pages, sizes_of, temporary_files_in
 from infinite_tensor_stores.zarr_objects import concurrently, delete_folder, get_many
+from infinite_tensor_stores.zarr_ours import ours_at_root
 
 
 class Sweep:
-    """Deletes garbage and counts it. What does not have a name of our layout is left alone.
+    """Deletes garbage and counts it. What is not ours is left alone.
 
     Parameters
     ----------
@@ -39,16 +41,21 @@ class Sweep:
 
     def run(self) -> Garbage:
         """Go over the whole store."""
-        for name in children(self._store, ""):
-            if name.startswith("t-"):
+        ours = ours_at_root(self._store, self._concurrency)
+        for name in ours:
+            if name.startswith(TENSOR):
                 self._sweep_incarnations(name)
                 self._sweep_logs(name)
         if temporary_files_in(self._store):
-            for keys in pages(self._store, ""):
-                left_over = [key for key in keys if is_temporary(key)]
-                self._count(sizes_of(self._store, left_over, self._concurrency))
-                concurrently(self._store.delete, left_over, self._concurrency)
+            self._sweep_temporary_files([name for name in children(self._store, "") if is_temporary(name, DOCUMENT)])
+            for name in ours:
+                for keys in pages(self._store, name):
+                    self._sweep_temporary_files([key for key in keys if is_temporary(key)])
         return Garbage(self._objects, self._bytes)
+
+    def _sweep_temporary_files(self, keys: list[str]) -> None:
+        self._count(sizes_of(self._store, keys, self._concurrency))
+        concurrently(self._store.delete, keys, self._concurrency)
 
     def _sweep_incarnations(self, name: str) -> None:
         for folder in children(self._store, name):

@@ -22,6 +22,7 @@ DOCUMENT = "zarr.json"
 
 _FOLDER = re.compile(r"(tiles|partial)-(?P<incarnation>[0-9a-f]{16})")
 _LONGEST_LOG = 10**6
+_ENTRY_BYTES = 2**12
 _TEMPORARY = re.compile(r"[^/]*\.[0-9a-f]{32}\.partial")
 
 
@@ -39,21 +40,24 @@ class Place:
         How the tensor is cut into tiles, each of which is a chunk.
     origin : tuple of int
         Index of pixel 0 in the array, in pixels per dimension.
+    largest_part : int
+        A part of a log has no more bytes: the tile, and a piece of each window that covers it.
     """
 
     name: str
     definition: Mapping[str, Any]
     layout: TileLayout
     origin: Index
+    largest_part: int
 
     @classmethod
     def of(cls, definition: Mapping[str, Any]) -> Place:
         """The place that a definition means; ValueError where it makes no sense."""
-        _, layout = layout_of(definition)
+        tensor, layout = layout_of(definition)
         origin = origin_of(layout.shape, layout.tile_shape)
         if definition.get("origin") != list(origin):
             raise ValueError(f"its origin is {definition.get('origin')!r:.200}, not {list(origin)}")
-        return cls(name_of(definition["tensor_id"]), definition, layout, origin)
+        return cls(name_of(definition["tensor_id"]), definition, layout, origin, _largest_part(tensor, layout))
 
     @property
     def group(self) -> str:
@@ -111,6 +115,14 @@ def origin_of(shape: Sequence[int | None], tile: Sequence[int]) -> Index:
     )
 
 
+def _largest_part(tensor: Definition, layout: TileLayout) -> int:
+    window, windows, piece = tensor.output_window, 1, layout.dtype.itemsize
+    for size, stride, tile in zip(window.size, window.stride, layout.tile_shape, strict=True):
+        windows *= (tile + size - 2) // stride + 1
+        piece *= min(size, tile)
+    return layout.tile_bytes + _ENTRY_BYTES + windows * (piece + _ENTRY_BYTES)
+
+
 def group_document(attributes: Mapping[str, Any], damaged: bytes = b"") -> bytes:
     """The ``zarr.json`` of a group that holds `attributes`, and what users have added to the one it replaces."""
     try:
@@ -124,13 +136,44 @@ def group_document(attributes: Mapping[str, Any], damaged: bytes = b"") -> bytes
 def attributes_in(document: bytes, node: str = "group") -> dict[str, Any] | None:
     """The attributes of this library in a ``zarr.json``, None where it has none; ValueError if it is damaged."""
     found = parsed(document)
-    attributes = found.get("attributes")
+    attributes = found.get("attributes", {})
     if found.get("zarr_format") != 3 or found.get("node_type") != node or not isinstance(attributes, dict):
         raise ValueError(f"it is not the metadata of a Zarr {node}")
     ours = attributes.get(ATTRIBUTE)
     if ours is not None and not isinstance(ours, dict):
         raise ValueError(f"its attribute {ATTRIBUTE!r} is {ours!r}")
     return ours
+
+
+def marked(document: bytes, mark: Mapping[str, Any]) -> bytes:
+    """The ``zarr.json`` of a group, perhaps of somebody else, with `mark` as the attributes of this library."""
+    found = parsed(document)
+    return _dumped({**found, "attributes": {**found.get("attributes", {}), ATTRIBUTE: mark}})
+
+
+def is_array(document: bytes) -> bool:
+    """Whether a ``zarr.json`` is that of an array."""
+    try:
+        return parsed(document).get("node_type") == "array"
+    except ValueError:
+        return False
+
+
+def has_our_mark(document: bytes) -> bool:
+    """Whether there are attributes of this library in a ``zarr.json`` that is intact so far."""
+    try:
+        return attributes_in(document) is not None
+    except ValueError:
+        return False
+
+
+def is_zarr_of_others(document: bytes) -> bool:
+    """Whether this library has never written a ``zarr.json``, of which one byte may be damaged."""
+    try:
+        parsed(document)
+    except ValueError:
+        return False
+    return not any(trace in document for trace in (b'"infinite_tensor"', b'"digest"'))
 
 
 def definition_in(document: bytes, name: str, node: str = "group") -> dict[str, Any]:
@@ -164,9 +207,13 @@ def array_bytes(definition: Mapping[str, Any]) -> bytes:
     return _dumped(array_document(definition))
 
 
-def is_temporary(key: str) -> bool:
-    """Whether an object is what zarr's LocalStore writes before it renames it, left behind by a process that ended."""
-    return _TEMPORARY.fullmatch(key.rpartition("/")[2]) is not None
+def is_temporary(key: str, of: str | None = None) -> bool:
+    """Whether an object is what zarr's LocalStore writes before it renames it, left behind by a process that ended.
+
+    With `of`, whether it would have been renamed so.
+    """
+    name = key.rpartition("/")[2]
+    return _TEMPORARY.fullmatch(name) is not None and (of is None or name.startswith(f"{of.rpartition('.')[0]}."))
 
 
 def incarnation_of(folder: str) -> str | None:

@@ -30,14 +30,15 @@ class Logs:
         self._concurrency = concurrency
         self._lengths: dict[str, int] = {}
 
-    def read(self, store: Store, first: Mapping[str, bytes | None]) -> dict[str, list[bytes]]:
-        """All parts of logs whose first parts are at hand, up to the first part that is missing."""
+    def read(self, store: Store, first: Mapping[str, bytes | None], most: int) -> dict[str, list[bytes]]:
+        """All parts, of `most` bytes, of logs whose first parts are at hand, up to the first part that is missing."""
         logs: dict[str, list[bytes]] = {log: [] for log in first}
         grown = {log: part for log, part in first.items() if part is not None}
         while grown:
             for log, part in grown.items():
                 logs[log].append(part)
-            found = get_many(store, [part_of(log, len(logs[log])) for log in grown], self._concurrency)
+            keys = [part_of(log, len(logs[log])) for log in grown]
+            found = get_many(store, keys, self._concurrency, most=most)
             grown = {log: part for log, part in zip(grown, found, strict=True) if part is not None}
         self._lengths.update((log, len(parts)) for log, parts in logs.items() if parts)
         return logs

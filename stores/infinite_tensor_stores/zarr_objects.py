@@ -13,6 +13,7 @@ from zarr.core.buffer import Buffer, default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import LocalStore, MemoryStore
 
+from infinite_tensor_stores.files import LARGEST_DOCUMENT, FileStore, Unreadable
 from infinite_tensor_stores.remote import RemoteStore
 
 T = TypeVar("T")
@@ -28,14 +29,24 @@ _FEWEST_FAILURES = 8
 _RETRIES = 2
 
 
-def get_many(store: Store, keys: Sequence[str], concurrency: int = DEFAULT_CONCURRENCY) -> list[bytes | None]:
-    """The objects under `keys`, None for those that do not exist."""
+def get_many(
+    store: Store, keys: Sequence[str], concurrency: int = DEFAULT_CONCURRENCY, *, most: int = LARGEST_DOCUMENT
+) -> list[bytes | None]:
+    """The objects under `keys`, None for those that do not exist.
 
-    async def get(key: str) -> bytes | None:
-        found = await store.get(key, PROTOTYPE)
-        return None if found is None else bytes_of(found)
+    `Unreadable` stands for one that has more than `most` bytes, and for what is no regular file on a local disk.
+    """
+    return concurrently(lambda key: get_one(store, key, most), keys, concurrency)
 
-    return concurrently(get, keys, concurrency)
+
+async def get_one(store: Store, key: str, most: int = LARGEST_DOCUMENT) -> bytes | None:
+    """One object, as of `get_many`."""
+    if isinstance(store, FileStore | RemoteStore):
+        return await store.read(key, most)
+    found = await store.get(key, PROTOTYPE)
+    if found is None:
+        return None
+    return Unreadable.too_large(len(found), most) if len(found) > most else bytes_of(found)
 
 
 def put_many(store: Store, objects: Mapping[str, bytes], concurrency: int = DEFAULT_CONCURRENCY) -> None:
@@ -76,8 +87,7 @@ async def create(store: Store, key: str, data: bytes) -> bool:
     elif await store.create(key, data):
         return True
     # An attempt whose answer was lost may have written it, and then another one has found it.
-    found = await store.get(key, PROTOTYPE)
-    return found is not None and bytes_of(found) == data
+    return await get_one(store, key, len(data)) == data
 
 
 async def delete_folder(store: Store, prefix: str) -> None:

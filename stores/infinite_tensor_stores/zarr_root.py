@@ -11,8 +11,11 @@ from zarr.storage import LocalStore
 
 from infinite_tensor.errors import StoreError
 from infinite_tensor.tilestore.persistent import FORMAT
-from infinite_tensor_stores.zarr_layout import DOCUMENT, attributes_in, group_document
-from infinite_tensor_stores.zarr_objects import create, get_many
+from infinite_tensor_stores.zarr_layout import DOCUMENT, attributes_in, group_document, is_array, marked
+from infinite_tensor_stores.zarr_objects import create, get_many, put_many
+from infinite_tensor_stores.zarr_ours import delete_ours, is_empty, strangers_at_root
+
+_MARK = {"format": FORMAT}
 
 
 def open_root(store: Store, mode: str, owner: object) -> None:
@@ -43,25 +46,43 @@ def open_root(store: Store, mode: str, owner: object) -> None:
 
 
 def _open(store: Store, mode: str, owner: object) -> None:
-    document = get_many(store, [DOCUMENT])[0]
-    ours = None if document is None else _root_in(document, owner)
-    if document is not None and ours is None:
-        raise StoreError(f"{owner!r}: there is a Zarr hierarchy that is not of this library; choose another path")
-    if ours is not None and ours["format"] > FORMAT:
-        raise StoreError(f"{owner!r} has format {ours['format']}, this version reads up to {FORMAT}")
-    if mode in ("r", "r+") and ours is None:
-        raise StoreError(f"{owner!r}: there is no store; mode 'a' or 'w' creates one")
-    if mode == "w-" and (ours is not None or not sync(store.is_empty(""))):
-        raise StoreError(f"{owner!r}: there is something already; mode 'a' opens it, 'w' deletes it")
+    (document,) = get_many(store, [DOCUMENT])
+    ours = None if document is None else _mark_in(document, store, owner)
+    _check_mode(store, mode, document is not None, ours, owner)
     if mode != "r":
         _check_writable(store, owner)
-    if mode == "w" and ours is not None:
-        sync(store.clear())
-        ours = None
-    elif mode == "w" and not sync(store.is_empty("")):
-        raise StoreError(f"{owner!r}: what is there is not of this library, so mode 'w' does not delete it")
-    if ours is None:
-        sync(create(store, DOCUMENT, group_document({"format": FORMAT})))
+    if document is None:
+        _check_no_strangers(store, owner)
+    if mode == "w":
+        delete_ours(store, owner)
+    if document is None:
+        if not sync(create(store, DOCUMENT, group_document(_MARK))):
+            # Somebody else was first.
+            _open(store, "w-" if mode == "w-" else "r+", owner)
+    elif ours is None or (mode == "w" and ours != _MARK):
+        # Attributes of somebody else stay.
+        put_many(store, {DOCUMENT: marked(document, _MARK)})
+
+
+def _check_mode(store: Store, mode: str, exists: bool, ours: dict[str, Any] | None, owner: object) -> None:
+    """StoreError if a mode is not for what is there: a root with our mark, one that `exists` without it, or none."""
+    if ours is not None and ours["format"] > FORMAT:
+        raise StoreError(f"{owner!r} has format {ours['format']}, this version reads up to {FORMAT}")
+    if not exists and mode in ("r", "r+"):
+        raise StoreError(f"{owner!r}: there is no store; mode 'a' or 'w' creates one")
+    if ours is None and mode == "r":
+        raise StoreError(f"{owner!r}: there is a Zarr group, but no store in it; mode 'a' creates one there")
+    if mode == "w-" and (exists or not is_empty(store)):
+        raise StoreError(f"{owner!r}: there is something already; mode 'a' opens it, 'w' deletes it")
+
+
+def _check_no_strangers(store: Store, owner: object) -> None:
+    strangers = strangers_at_root(store)
+    if strangers:
+        raise StoreError(
+            f"{owner!r}: there is no store, but something that is not of this library: "
+            f"{', '.join(map(repr, strangers))}; choose an empty folder"
+        )
 
 
 def _check_writable(store: Store, owner: object) -> None:
@@ -71,14 +92,20 @@ def _check_writable(store: Store, owner: object) -> None:
         raise StoreError(f"{owner!r} cannot be opened: its folder cannot be written to; mode 'r' reads what is there")
 
 
-def _root_in(document: bytes, owner: object) -> dict[str, Any] | None:
+def _mark_in(document: bytes, store: Store, owner: object) -> dict[str, Any] | None:
+    """What our mark says in the document of a root; None where that is a group of somebody else."""
+    if is_array(document):
+        raise StoreError(f"{owner!r}: there is a Zarr array that is not of this library; choose another path")
     try:
         ours = attributes_in(document)
         if ours is not None and (not isinstance(ours.get("format"), int) or ours["format"] < 1):
             raise ValueError(f"its format is {ours.get('format')!r}")
     except ValueError as error:
-        raise StoreError(
-            f"{owner!r}: {DOCUMENT} of the store is damaged ({error}). It holds nothing but the version of the "
-            "store: delete it, and open the store with mode 'a'"
-        ) from error
+        strangers = strangers_at_root(store)
+        advice = (
+            f"Put an intact copy back; there is something that is not of this library, such as {strangers[0]!r}"
+            if strangers
+            else "It holds nothing but the version of the store: delete it, and open the store with mode 'a'"
+        )
+        raise StoreError(f"{owner!r}: {DOCUMENT} of the store is damaged ({error}). {advice}") from error
     return ours

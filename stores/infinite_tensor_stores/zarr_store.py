@@ -19,9 +19,11 @@ from infinite_tensor.tilestore.partial import PartialTile
 from infinite_tensor.tilestore.report import Damage, Garbage, TensorInfo
 from infinite_tensor_stores.binding import BindingStore
 from infinite_tensor_stores.dtypes import from_stored, stored_dtype, to_stored
+from infinite_tensor_stores.files import LARGEST_DOCUMENT, content
 from infinite_tensor_stores.names import name_of
 from infinite_tensor_stores.targets import (
     DEFAULT_TIMEOUT,
+    absolute,
     check_concurrency,
     check_mode,
     check_timeout,
@@ -65,7 +67,8 @@ class ZarrTileStore(BindingStore[_Bound]):
     Parameters
     ----------
     target : str, path or zarr Store
-        A path, any fsspec URL (``s3://``, ``gs://``, ``memory://``, ...), or a zarr Store.
+        A path, any fsspec URL (``s3://``, ``gs://``, ``memory://``, ...), or a zarr Store. A relative path is taken
+        from the folder that is current now, and stays the place that it is.
     mode : str
         ``a`` opens or creates, ``r+`` opens, ``r`` opens and never writes, ``w`` deletes what is there and
         creates, ``w-`` creates and fails where something is.
@@ -120,14 +123,14 @@ class ZarrTileStore(BindingStore[_Bound]):
         flush_interval: float = 30.0,
         workers: int = 1,
     ) -> None:
-        self.target = target
+        self.target = absolute(target)
         self.mode = check_mode(mode)
         self._compressors = compressors
         read_only = mode == "r"
         self._storage_options = storage_options
         self._timeout = check_timeout(timeout)
         self.concurrency = check_concurrency(concurrency)
-        self._opened: Store | None = zarr_store(target, storage_options, read_only, self._timeout)
+        self._opened: Store | None = zarr_store(self.target, storage_options, read_only, self._timeout)
         # Fixed when a tensor is registered: whoever goes on writing after the id was cleared and made anew writes
         # beside the new tensor, never into it.
         self._bound = {}
@@ -196,7 +199,7 @@ class ZarrTileStore(BindingStore[_Bound]):
 
     def _delete_tensor(self, tensor_id: str) -> None:
         self._bound.pop(tensor_id, None)
-        delete_tensor(self._store, tensor_id)
+        delete_tensor(self._store, tensor_id, self)
 
     def _binding(self, tensor_id: str, definition: Mapping[str, Any]) -> _Bound:  # noqa: ARG002  (the definition names it)
         place = Place.of(definition)
@@ -226,10 +229,10 @@ class ZarrTileStore(BindingStore[_Bound]):
         return read_group(self._store, group_id, self)
 
     def _write_group(self, group_id: str, definition: dict[str, Any]) -> None:
-        write_group(self._store, group_id, definition)
+        write_group(self._store, group_id, definition, self)
 
     def _delete_group(self, group_id: str) -> None:
-        delete_group(self._store, group_id)
+        delete_group(self._store, group_id, self)
 
     def _list_groups(self) -> list[str]:
         return groups_in(self._store, self.concurrency, self)
@@ -241,7 +244,8 @@ class ZarrTileStore(BindingStore[_Bound]):
     ) -> list[torch.Tensor | None]:
         place, codec, _ = bound
         keys = {tile: place.chunk(tile) for tile in self._candidates(bound, tile_indices)}
-        stored = zip(keys.items(), get_many(self._store, list(keys.values()), self.concurrency), strict=True)
+        found = get_many(self._store, list(keys.values()), self.concurrency, most=codec.most_bytes)
+        stored = zip(keys.items(), found, strict=True)
         present = {tile: (key, data) for (tile, key), data in stored if data is not None}
         blocks = codec.decode([data for _, data in present.values()], [key for key, _ in present.values()])
         tiles: dict[Index, torch.Tensor] = {}
@@ -271,19 +275,20 @@ class ZarrTileStore(BindingStore[_Bound]):
         doubt = writers.doubt(tile_indices)
         # Where nothing is in doubt, the parts are asked for with the definition.
         keys = doubt or [part_of(place.log(tile)) for tile in tile_indices]
-        document, *found = get_many(self._store, [place.group, *keys], self.concurrency)
+        most = max(place.largest_part, LARGEST_DOCUMENT)
+        document, *found = get_many(self._store, [place.group, *keys], self.concurrency, most=most)
         self._check_place(tensor_id, place, document)
         tiles = writers.candidates(tile_indices, found if doubt else [])
         logs = [place.log(tile) for tile in tiles]
-        first = get_many(self._store, [*map(part_of, logs)], self.concurrency) if doubt else found
-        parts = self._logs.read(self._store, dict(zip(logs, first, strict=True)))
+        first = get_many(self._store, [*map(part_of, logs)], self.concurrency, most=most) if doubt else found
+        parts = self._logs.read(self._store, dict(zip(logs, first, strict=True)), most)
         return [PartialTile.merged(self._parts_in(log, parts.get(log, ()))) for log in map(place.log, tile_indices)]
 
     def _parts_in(self, log: str, stored: Sequence[bytes]) -> list[PartialTile]:
         parts = []
         for number, data in enumerate(stored):
             try:
-                parts.append(PartialTile.from_bytes(data, log))
+                parts.append(PartialTile.from_bytes(content(data), log))
             except ValueError as error:
                 warn_of_damage(self, f"part {number}: {error}")
         return parts
@@ -350,7 +355,7 @@ class ZarrTileStore(BindingStore[_Bound]):
             # An error, unless it is a tensor that a read-only store knows and may not create.
             self.tensor_definition(tensor_id)
             return []
-        found, place = looked_over(self._store, name, document, repair=repair)
+        found, place = looked_over(self._store, name, document, self, repair=repair)
         if place is not None:
             found += damages(self._store, place, self._codec_of(place), self.concurrency, repair=repair)
         elif repair:

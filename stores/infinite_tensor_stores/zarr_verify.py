@@ -15,6 +15,7 @@ from infinite_tensor.boxes import Index
 from infinite_tensor.tilestore.partial import PartialTile
 from infinite_tensor.tilestore.report import Damage
 from infinite_tensor_stores.documents import parsed
+from infinite_tensor_stores.files import content
 from infinite_tensor_stores.zarr_chunks import ChunkCodec, normal_form
 from infinite_tensor_stores.zarr_layout import (
     DOCUMENT,
@@ -29,16 +30,20 @@ from infinite_tensor_stores.zarr_layout import (
 from infinite_tensor_stores.zarr_listing import children, pages
 from infinite_tensor_stores.zarr_logs import part_of
 from infinite_tensor_stores.zarr_objects import concurrently, create, get_many, put_many
+from infinite_tensor_stores.zarr_ours import check_ours
 
 _PAGE_BYTES = 2**26
 _PAGE_TILES = 256
 
 
-def looked_over(store: Store, name: str, document: bytes, *, repair: bool) -> tuple[list[Damage], Place | None]:
+def looked_over(
+    store: Store, name: str, document: bytes, owner: object, *, repair: bool
+) -> tuple[list[Damage], Place | None]:
     """What is damaged of the definition of a tensor, and its place, if that can be told."""
     try:
         return [], Place.of(definition_in(document, name))
     except ValueError as error:
+        check_ours(store, name, document, "a tensor", owner)
         found = [Damage("definition", None, f"{name}/{DOCUMENT}", str(error))]
     definition = _intact_copy(store, name)
     if definition is None:
@@ -91,7 +96,7 @@ def _in_array(store: Store, place: Place, *, repair: bool) -> Iterator[Damage]:
 def _in_tiles(store: Store, place: Place, codec: ChunkCodec, concurrency: int, *, repair: bool) -> Iterator[Damage]:
     for keys in pages(store, f"{place.array}/c", _page_length(place)):
         chunks = [(key, tile) for key in keys if (tile := place.tile_of_chunk(key)) is not None]
-        stored = get_many(store, [key for key, _ in chunks], concurrency)
+        stored = get_many(store, [key for key, _ in chunks], concurrency, most=codec.most_bytes)
         present = [(key, tile, data) for (key, tile), data in zip(chunks, stored, strict=True) if data is not None]
         blocks = codec.decode([data for *_, data in present], [key for key, *_ in present])
         damaged = []
@@ -108,13 +113,13 @@ def _in_logs(store: Store, place: Place, concurrency: int, *, repair: bool) -> I
     for keys in pages(store, place.logs, _page_length(place)):
         parts = [(key, *part) for key in keys if (part := place.tile_of_part(key)) is not None]
         mended = {}
-        stored = get_many(store, [key for key, *_ in parts], concurrency)
+        stored = get_many(store, [key for key, *_ in parts], concurrency, most=place.largest_part)
         for (key, tile, number), data in zip(parts, stored, strict=True):
             if data is None:
                 continue
             numbers.setdefault(tile, set()).add(number)
             try:
-                PartialTile.from_bytes(data, place.log(tile))
+                PartialTile.from_bytes(content(data), place.log(tile))
             except ValueError as error:
                 yield Damage("partial", tile, key, str(error))
                 mended[key] = _nothing(place, tile)

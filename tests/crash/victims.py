@@ -9,12 +9,15 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from infinite_tensor import InfiniteTensor
+import torch
+
+from infinite_tensor import InfiniteTensor, TensorGroup, TensorWindow, ZarrTileStore
 from tests.crash.kills import Kill
 from tests.processes.chain import (
     MAP,
     NAMES,
     STAGES,
+    TILE,
     Window,
     build,
     build_stage,
@@ -23,6 +26,7 @@ from tests.processes.chain import (
     region,
 )
 from tests.processes.fork_server import enter_child
+from tests.reference import Index
 
 
 @dataclass(frozen=True)
@@ -128,3 +132,27 @@ def collect_garbage(sending: Connection, path: Path, kill: Kill) -> None:
     with open_chain_store(path) as store:
         store.gc()
     sending.send(Done(changes()))
+
+
+def create_all(_sending: Connection, path: Path, kill: Kill) -> None:
+    """Create a store with a tensor and a group in it, unless killed before."""
+    enter_child()
+    kill.arm(path)
+    with ZarrTileStore(path, tile_size=TILE) as store:
+        TensorGroup({"t": zeros_in(store)}).save(store, "g")
+
+
+def zeros_in(store: ZarrTileStore) -> InfiniteTensor:
+    """A tensor of overlapping windows."""
+    return InfiniteTensor((None, None), _zeros, TensorWindow((4, 4), stride=3), tile_store=store, tensor_id="t")
+
+
+def empty(_sending: Connection, path: Path, kill: Kill) -> None:
+    """Open a store in mode 'w', unless killed before."""
+    enter_child()
+    kill.arm(path)
+    ZarrTileStore(path, mode="w").close()
+
+
+def _zeros(_ctx: Index) -> torch.Tensor:
+    return torch.zeros(4, 4)

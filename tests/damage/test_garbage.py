@@ -79,10 +79,10 @@ def test_what_no_definition_refers_to_is_deleted_and_what_is_not_ours_stays(tmp_
         tmp_path,
         "notes.txt",
         "theirs/zarr.json",
-        "t-t/notes.txt",
-        "t-t/tiles-old/c/0/0",
         "t-noted/notes.txt",
-        "t-noted/tiles-0123/zarr.json",
+        f"t-noted/partial-{other}/0.0.0/0",
+        "t-numbered/tiles-0123/zarr.json",
+        f"t-numbered/tiles-{old}/zarr.json",
         "t-file",
     )
     garbage = written(
@@ -90,7 +90,7 @@ def test_what_no_definition_refers_to_is_deleted_and_what_is_not_ours_stays(tmp_
         f"t-t/tiles-{old}/zarr.json",
         f"t-t/tiles-{old}/c/1/2",
         f"t-t/partial-{old}/0.0.0/0",
-        f"t-noted/partial-{other}/0.0.0/0",
+        f"t-gone/partial-{other}/0.0.0/0",
         f"t-gone/tiles-{other}/zarr.json",
     )
     with ZarrTileStore(tmp_path) as store:

@@ -111,6 +111,13 @@ def keep_open(path: Path) -> None:
     _kept["store"] = open_chain_store(path)
 
 
+def open_and_create(path: Path, tensor_id: str) -> list[str]:
+    """Open a store, or create it, and create a tensor in it; tells which tensors there are then."""
+    with open_chain_store(path) as store:
+        plain(store, tensor_id, 1)
+        return store.tensor_ids()
+
+
 def create(tensor_id: str, number: int) -> str | None:
     """Make a plain tensor in the store that is kept open; see `create_in`."""
     return create_in(_kept["store"], tensor_id, number)

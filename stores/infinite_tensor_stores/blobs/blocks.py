@@ -15,6 +15,7 @@ from infinite_tensor.errors import StoreError
 from infinite_tensor_stores.blobs.header import Header
 from infinite_tensor_stores.blobs.home import Folder, Home
 from infinite_tensor_stores.dtypes import from_stored, to_stored
+from infinite_tensor_stores.files import Unreadable, open_file
 from infinite_tensor_stores.zarr_chunks import ChunkCodec
 from infinite_tensor_stores.zarr_objects import DEFAULT_CONCURRENCY, get_many, put_encoded
 
@@ -105,11 +106,13 @@ class MappedBlocks(Blocks):
     def _load(self, number: int) -> torch.Tensor:
         size = self._header.block_bytes
         try:
-            descriptor = os.open(self._folder.path / self._header.key(number), os.O_RDONLY)
+            opened = open_file(self._folder.path / self._header.key(number))
         except FileNotFoundError:
             raise DamagedBlockError(number, "it is missing") from None
+        if isinstance(opened, Unreadable):
+            raise DamagedBlockError(number, opened.reason)
+        descriptor, found = opened
         try:
-            found = os.fstat(descriptor)
             if found.st_size != size + _CRC_BYTES:
                 raise DamagedBlockError(number, f"it has {found.st_size} bytes, not {size + _CRC_BYTES}")
             # Private: torch wants memory that could be written to.
@@ -143,13 +146,12 @@ class EncodedBlocks(Blocks):
 
     def load(self, numbers: Sequence[int]) -> list[torch.Tensor]:
         """Fetch the blocks at the same time."""
-        stored = get_many(self._home.store, [self._header.key(number) for number in numbers])
+        keys = [self._header.key(number) for number in numbers]
+        stored = get_many(self._home.store, keys, most=self._codec.most_bytes)
         for number, data in zip(numbers, stored, strict=True):
             if data is None:
                 raise DamagedBlockError(number, "it is missing")
-        decoded = self._codec.decode(
-            [data or b"" for data in stored], [self._bond(self._header.key(number)) for number in numbers]
-        )
+        decoded = self._codec.decode([data for data in stored if data is not None], list(map(self._bond, keys)))
         blocks = []
         for number, block in zip(numbers, decoded, strict=True):
             if isinstance(block, Exception):

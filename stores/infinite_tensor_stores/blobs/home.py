@@ -11,13 +11,13 @@ from typing import Any, Protocol
 
 from zarr.abc.store import Store
 from zarr.core.sync import sync
-from zarr.storage import LocalStore
 
 from infinite_tensor.errors import RegionError, StoreError
 from infinite_tensor_stores.blobs.header import DOCUMENT
 from infinite_tensor_stores.blobs.lease import FOLDER, Lease
 from infinite_tensor_stores.blobs.lock import LOCK, LOCKS, FileLock
-from infinite_tensor_stores.targets import DEFAULT_TIMEOUT, is_in_memory, shown, zarr_store
+from infinite_tensor_stores.files import LARGEST_DOCUMENT, FileStore, read_file
+from infinite_tensor_stores.targets import DEFAULT_TIMEOUT, absolute, is_in_memory, shown, zarr_store
 from infinite_tensor_stores.zarr_objects import concurrently, disconnect, get_many, put_many
 
 _PARTIAL = "writer.partial"
@@ -47,7 +47,7 @@ class Home(ABC):
     """
 
     def __init__(self, target: Any, storage_options: dict[str, Any] | None, timeout: float) -> None:
-        self.target = target
+        self.target = absolute(target)
         self.storage_options = storage_options
         self.timeout = timeout
         self._opened: Store | None = None
@@ -126,10 +126,7 @@ class Folder(Home):
 
     def document(self) -> bytes | None:
         """The ``zarr.json``."""
-        try:
-            return (self.path / DOCUMENT).read_bytes()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
+        return read_file(self.path / DOCUMENT, LARGEST_DOCUMENT)
 
     def commit(self, document: bytes) -> None:
         """Write a file, and rename it."""
@@ -138,7 +135,7 @@ class Folder(Home):
     def replace(self, key: str, parts: Sequence[Any], size: int | None = None) -> None:
         """Put a new file in the place of `key`: some parts, with a hole before the last where `size` is more."""
         partial = self.path / _PARTIAL
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        descriptor = _new_file(partial)
         try:
             for number, part in enumerate(parts):
                 if size is not None and number == len(parts) - 1:
@@ -255,7 +252,7 @@ class Prefix(Home):
 def home_at(target: Any, storage_options: dict[str, Any] | None, timeout: float = DEFAULT_TIMEOUT) -> Home:
     """The place that a path, an fsspec URL or a zarr Store names; errors as of `zarr_store`."""
     store = zarr_store(target, storage_options, read_only=False, timeout=timeout)
-    if type(store) is LocalStore:
+    if type(store) is FileStore:
         return Folder(store.root, target, timeout)
     home = Prefix(target, storage_options, timeout)
     home._opened = store
@@ -283,6 +280,16 @@ def _is_ours(name: str) -> bool:
 
 async def _listed(store: Store) -> list[str]:
     return [key async for key in store.list()]
+
+
+def _new_file(path: Path) -> int:
+    """A descriptor to write to a file that is made anew, whatever is there: a FIFO would wait for a reader."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    try:
+        return os.open(path, flags, 0o666)
+    except FileExistsError:
+        path.unlink()
+        return os.open(path, flags, 0o666)
 
 
 def _write(descriptor: int, part: Any) -> None:

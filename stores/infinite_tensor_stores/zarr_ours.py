@@ -1,0 +1,170 @@
+"""What at the root of a Zarr store is of this library, told by its name and by what is in it; all else is not touched.
+
+Ours is a folder ``t-...`` or ``g-...`` that holds nothing but ``zarr.json``, ``tiles-<incarnation>`` and
+``partial-<incarnation>``. What killed writers and operating systems leave in any folder counts for nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+
+from zarr.abc.store import Store
+from zarr.core.sync import sync
+from zarr.storage import LocalStore
+
+from infinite_tensor.errors import StoreError
+from infinite_tensor_stores.names import GROUP, TENSOR
+from infinite_tensor_stores.zarr_layout import DOCUMENT, has_our_mark, incarnation_of, is_temporary, is_zarr_of_others
+from infinite_tensor_stores.zarr_objects import concurrently, delete_folder, get_one
+
+# Some storages list the folder itself, without a name.
+_LEFT_BEHIND = re.compile(r"|.*\.partial|\.DS_Store|Thumbs\.db|lost\+found|\.nfs.*", re.DOTALL)
+_MOST_TOLD = 3
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A folder of the root that has a name of ours.
+
+    Attributes
+    ----------
+    name : str
+        Its name.
+    stranger : str or None
+        The key of something that is not ours in it.
+    marked : bool
+        Whether a definition of ours lies in it.
+    """
+
+    name: str
+    stranger: str | None
+    marked: bool
+
+
+def is_empty(store: Store) -> bool:
+    """Whether nothing lies at the root."""
+    return not sync(_names(store, ""))
+
+
+def strangers_at_root(store: Store) -> list[str]:
+    """Some of what lies at the root and is not ours; none where nothing does."""
+
+    async def find() -> list[str]:
+        strangers: list[str] = []
+        for name in await _names(store, ""):
+            place = await _look(store, name) if _is_name_of_ours(name) else _Place(name, name, marked=False)
+            if place.stranger is not None and name != DOCUMENT:
+                strangers.append(place.stranger)
+            if len(strangers) == _MOST_TOLD:
+                break
+        return strangers
+
+    return sync(find())
+
+
+def ours_at_root(store: Store, concurrency: int) -> list[str]:
+    """Names of the folders of tensors and groups, those without a definition too."""
+    places = concurrently(lambda name: _look(store, name), _named_as_ours(store), concurrency)
+    return [place.name for place in places if place.stranger is None]
+
+
+def is_of_others(store: Store, name: str, document: bytes) -> bool:
+    """Whether `document`, found where the definition of a tensor or group of ours would be, is somebody else's."""
+    return is_zarr_of_others(document) and sync(_look(store, name)).stranger is not None
+
+
+def check_ours(store: Store, name: str, document: bytes, what: str, owner: object) -> None:
+    """StoreError if `document`, found where `what` would be defined, is somebody else's."""
+    if is_of_others(store, name, document):
+        raise _in_the_way(f"{name}/{DOCUMENT}", what, owner)
+
+
+def check_free(store: Store, name: str, what: str, owner: object) -> None:
+    """StoreError if something that is not ours lies where `what`, a tensor or a group, is to be kept."""
+    # Elsewhere a listing would be one more request, and mode 'w' tells what it finds later.
+    stranger = sync(_look(store, name)).stranger if isinstance(store, LocalStore) else None
+    if stranger is not None:
+        raise _in_the_way(stranger, what, owner)
+
+
+def _in_the_way(stranger: str, what: str, owner: object) -> StoreError:
+    return StoreError(
+        f"{owner!r}: {stranger!r} is not of this library, and lies where {what} is kept; choose another id, or move it "
+        "away"
+    )
+
+
+def delete_ours(store: Store, owner: object) -> None:
+    """Delete all tensors and groups, and nothing else at the root.
+
+    Raises
+    ------
+    StoreError
+        If something else lies in the folder of one. Nothing has been deleted then.
+    """
+    places = concurrently(lambda name: _look(store, name), _named_as_ours(store))
+    for place in places:
+        if place.stranger is not None and place.marked:
+            raise StoreError(
+                f"{owner!r}: {place.stranger!r} is not of this library, and lies in {place.name!r}, which mode 'w' "
+                "would delete; move it away"
+            )
+    ours = [place.name for place in places if place.stranger is None]
+    # Groups name tensors: the other way round, a kill could leave one that names what is gone.
+    for kind in (GROUP, TENSOR):
+        concurrently(lambda name: _delete(store, name), [name for name in ours if name.startswith(kind)])
+
+
+async def _look(store: Store, name: str) -> _Place:
+    inside = await _names(store, name)
+    strangers = [f"{name}/{child}" for child in inside if child != DOCUMENT and incarnation_of(child) is None]
+    document = None
+    # Where tiles lie beside it and nothing else, it is ours, intact or not.
+    if DOCUMENT in inside and (strangers or len(inside) == 1):
+        document = await get_one(store, f"{name}/{DOCUMENT}")
+    if document is not None and is_zarr_of_others(document):
+        strangers.append(f"{name}/{DOCUMENT}")
+    if not inside and await _is_object(store, name):
+        strangers.append(name)
+    marked = document is not None and has_our_mark(document)
+    return _Place(name, strangers[0] if strangers else None, marked)
+
+
+async def _is_object(store: Store, name: str) -> bool:
+    # Elsewhere an object is not in the way of a folder of its name.
+    return isinstance(store, LocalStore) and await store.exists(name)
+
+
+async def _names(store: Store, prefix: str) -> list[str]:
+    """What lies right below a folder, without what counts for nothing."""
+    found = dict.fromkeys([name.rstrip("/") async for name in store.list_dir(prefix)])
+    return [name for name in found if not _LEFT_BEHIND.fullmatch(name)]
+
+
+async def _delete(store: Store, name: str) -> None:
+    """Delete what is ours in a folder, and the folder if nothing is left."""
+    # The definition first: without it the rest is garbage, whatever happens to this process.
+    await store.delete(f"{name}/{DOCUMENT}")
+    for child in [child async for child in store.list_dir(name)]:
+        if incarnation_of(child.rstrip("/")) is not None:
+            await delete_folder(store, f"{name}/{child.rstrip('/')}")
+        elif is_temporary(child):
+            await store.delete(f"{name}/{child}")
+    if isinstance(store, LocalStore):
+        folder = store.root / name
+        # Something that counts for nothing may keep it there, or another process.
+        with suppress(OSError):
+            if folder.is_symlink():
+                folder.unlink()
+            else:
+                folder.rmdir()
+
+
+def _named_as_ours(store: Store) -> list[str]:
+    return list(filter(_is_name_of_ours, sync(_names(store, ""))))
+
+
+def _is_name_of_ours(name: str) -> bool:
+    return name.startswith((TENSOR, GROUP))

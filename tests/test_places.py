@@ -1,0 +1,133 @@
+"""A relative path means the same place from whatever folder it is used later, in other processes too."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from zarr.storage import LocalStore
+
+from infinite_tensor import (
+    HDF5TileStore,
+    InfiniteTensor,
+    TensorBlob,
+    TensorWindow,
+    ZarrTileStore,
+    open_store,
+)
+from infinite_tensor.tilestore.persistent import PersistentTileStore
+
+OPENERS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "Zarr": ("s.zarr", ZarrTileStore),
+    "Zarr, a Path": ("s.zarr", lambda target, **options: ZarrTileStore(Path(target), **options)),
+    "Zarr, a file:// URL": ("s.zarr", lambda target, **options: ZarrTileStore(f"file://{target}", **options)),
+    "Zarr, a LocalStore": ("s.zarr", lambda target, **options: ZarrTileStore(LocalStore(target), **options)),
+    "HDF5": ("s.h5", HDF5TileStore),
+    "HDF5, a Path": ("s.h5", lambda target, **options: HDF5TileStore(Path(target), **options)),
+    "HDF5, a file:// URL": ("s.h5", lambda target, **options: HDF5TileStore(f"file://{target}", **options)),
+    "open_store, Zarr": ("s.zarr", open_store),
+    "open_store, HDF5": ("s.h5", open_store),
+}
+
+
+@pytest.fixture(autouse=True)
+def _folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("here", "elsewhere"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+
+
+@pytest.fixture(params=OPENERS)
+def kind(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+def opened(kind: str, **options: Any) -> PersistentTileStore:
+    target, open_it = OPENERS[kind]
+    store: PersistentTileStore = open_it(target, tile_size=8, **options)
+    return store
+
+
+def ones(store: PersistentTileStore) -> InfiniteTensor:
+    return InfiniteTensor((None,), lambda _ctx: torch.ones(4), TensorWindow((4,)), tile_store=store, tensor_id="ones")
+
+
+def place_of(tmp_path: Path, kind: str) -> str:
+    return str(tmp_path / "here" / OPENERS[kind][0])
+
+
+def test_a_store_says_where_it_is(tmp_path: Path, kind: str) -> None:
+    with opened(kind) as store:
+        os.chdir(tmp_path / "elsewhere")
+        assert store.address is not None
+        assert store.address.removeprefix("file://") == place_of(tmp_path, kind)
+        assert place_of(tmp_path, kind) in repr(store)
+
+
+def test_a_store_that_is_closed_and_opened_again_is_where_it_was(tmp_path: Path, kind: str) -> None:
+    store = opened(kind)
+    ones(store)[0:20]
+    store.close()
+    os.chdir(tmp_path / "elsewhere")
+    with store:
+        assert store.tensor_ids() == ["ones"]
+        assert store.open("ones")[0:20].sum() == 20
+    assert list(Path.cwd().iterdir()) == []
+
+
+def test_a_pickled_store_is_opened_where_it_was(tmp_path: Path, kind: str) -> None:
+    with opened(kind) as store:
+        ones(store)[0:20]
+        pickled = pickle.dumps(store)
+    os.chdir(tmp_path / "elsewhere")
+    with pickle.loads(pickled) as again:  # noqa: S301  (our own)
+        assert again.open("ones")[0:20].sum() == 20
+    assert list(Path.cwd().iterdir()) == []
+
+
+def test_the_address_of_a_store_opens_it(tmp_path: Path, kind: str) -> None:
+    with opened(kind) as store:
+        ones(store)[0:20]
+    os.chdir(tmp_path / "elsewhere")
+    assert store.address is not None
+    with open_store(store.address.removeprefix("file://"), mode="r") as again:
+        assert again.tensor_ids() == ["ones"]
+
+
+@pytest.mark.parametrize("target", ["blob", Path("blob"), "file://blob"], ids=["str", "Path", "file:// URL"])
+def test_a_blob_is_where_it_was_opened(tmp_path: Path, target: Any) -> None:
+    place = str(tmp_path / "here" / "blob")
+    with TensorBlob.open(target, "w", dtype="float32", shape=(2,)) as blob:
+        blob.write(torch.ones(3, 2))
+    reader = TensorBlob.open(target)
+    pickled = pickle.dumps(reader)
+    os.chdir(tmp_path / "elsewhere")
+    assert reader.name == place
+    assert reader[0].sum() == 2
+    assert place in repr(reader)
+    assert pickle.loads(pickled)[2].sum() == 2  # noqa: S301  (our own)
+    assert list(Path.cwd().iterdir()) == []
+
+
+def test_a_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with ZarrTileStore("~/s.zarr") as store:
+        assert store.address == str(tmp_path / "s.zarr")
+
+
+def test_a_place_that_is_no_folder_stays_as_it_is() -> None:
+    with ZarrTileStore("memory://places/s.zarr") as store:
+        assert store.address == "memory://places/s.zarr"
+
+
+@pytest.mark.parametrize("name", ["x.h5", "x.hdf5", "x.hdf", "X.HDF"])
+def test_a_file_is_opened_as_hdf5_by_its_name(name: str) -> None:
+    with open_store(name) as store:
+        assert isinstance(store, HDF5TileStore)
+    assert Path(name).is_file()

@@ -1,0 +1,436 @@
+"""What a Zarr store opens beside, moves in with, refuses, and deletes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import torch
+import zarr
+
+from infinite_tensor import InfiniteTensor, StoreError, TensorGroup, TensorWindow, ZarrTileStore
+from infinite_tensor.tilestore import Garbage
+
+MARK = {"format": 1}
+INCARNATION = "0123456789abcdef"
+PHOTOGRAPH = b"\xff\xd8 of the sea"
+
+_numbers = itertools.count()
+
+
+class Place(ABC):
+    """Where a store may be opened, and what others see there."""
+
+    target: str
+
+    def open(self, mode: str = "a", **options: Any) -> ZarrTileStore:
+        return ZarrTileStore(self.target, mode=mode, tile_size=8, **options)
+
+    @abstractmethod
+    def put(self, *keys: str, data: bytes = PHOTOGRAPH) -> None:
+        """Write files as somebody else does."""
+
+    @abstractmethod
+    def delete(self, key: str) -> None:
+        """Delete a file as somebody else does."""
+
+    @abstractmethod
+    def files(self) -> dict[str, bytes]:
+        """All that there is, by its key."""
+
+    def root(self) -> dict[str, Any]:
+        """The root document."""
+        found: dict[str, Any] = json.loads(self.files()["zarr.json"])
+        return found
+
+
+class Folder(Place):
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.target = str(path)
+
+    def put(self, *keys: str, data: bytes = PHOTOGRAPH) -> None:
+        for key in keys:
+            (self.path / key).parent.mkdir(parents=True, exist_ok=True)
+            (self.path / key).write_bytes(data)
+
+    def delete(self, key: str) -> None:
+        (self.path / key).unlink()
+
+    def files(self) -> dict[str, bytes]:
+        return {
+            file.relative_to(self.path).as_posix(): file.read_bytes() for file in self.path.rglob("*") if file.is_file()
+        }
+
+
+class Memory(Place):
+    def __init__(self) -> None:
+        self.files_of_all = fsspec.filesystem("memory")
+        self.prefix = f"/roots-{next(_numbers)}/s.zarr"
+        self.target = f"memory:/{self.prefix}"
+
+    def put(self, *keys: str, data: bytes = PHOTOGRAPH) -> None:
+        for key in keys:
+            self.files_of_all.pipe_file(f"{self.prefix}/{key}", data)
+
+    def delete(self, key: str) -> None:
+        self.files_of_all.rm_file(f"{self.prefix}/{key}")
+
+    def files(self) -> dict[str, bytes]:
+        found = self.files_of_all.find(self.prefix)
+        return {key.removeprefix(f"{self.prefix}/"): self.files_of_all.cat_file(key) for key in found}
+
+
+@pytest.fixture(params=["folder", "memory"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    if request.param == "folder":
+        yield Folder(tmp_path / "s.zarr")
+        return
+    memory = Memory()
+    yield memory
+    memory.files_of_all.rm(memory.prefix.rpartition("/")[0], recursive=True)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path / "s.zarr")
+
+
+def a_tensor(store: ZarrTileStore, tensor_id: str = "t") -> InfiniteTensor:
+    return InfiniteTensor(
+        (None, None),
+        lambda ctx: torch.full((4, 4), 100.0 * ctx[0] + ctx[1]),
+        TensorWindow((4, 4), stride=3),
+        tile_store=store,
+        tensor_id=tensor_id,
+    )
+
+
+def filled(store: ZarrTileStore) -> torch.Tensor:
+    """Complete and partial tiles of a tensor, and a group, in a store that is closed then."""
+    with store:
+        tensor = a_tensor(store)
+        pixels: torch.Tensor = tensor[0:9, 0:9]
+        TensorGroup({"all": tensor}).save(store, "group")
+    return pixels
+
+
+def without_mark(document: dict[str, Any]) -> dict[str, Any]:
+    attributes = {key: value for key, value in document.get("attributes", {}).items() if key != "infinite_tensor"}
+    return {**document, "attributes": attributes}
+
+
+def members(files: dict[str, bytes]) -> dict[str, bytes]:
+    return {key: data for key, data in files.items() if key != "zarr.json"}
+
+
+# No root document.
+
+STRANGERS = {
+    "thesis.txt": "thesis.txt",
+    "photographs/2024/sea.jpg": "photographs",
+    ".zgroup": ".zgroup",
+    "c/0/0": "c",
+    "t-shirts/blue.jpg": "t-shirts/blue.jpg",
+    "g-force/1.csv": "g-force/1.csv",
+    f"t-x/tiles-{INCARNATION[:-1]}/0": f"t-x/tiles-{INCARNATION[:-1]}",
+    f"t-x/logs-{INCARNATION}/0": f"t-x/logs-{INCARNATION}",
+}
+
+
+@pytest.mark.parametrize("mode", ["a", "w"])
+@pytest.mark.parametrize("key", STRANGERS)
+def test_a_folder_of_somebody_else_is_refused_and_left_as_it_is(place: Place, key: str, mode: str) -> None:
+    place.put(key)
+    with pytest.raises(StoreError, match="there is no store, but something that is not of this library") as refused:
+        place.open(mode)
+    assert f"{STRANGERS[key]!r}; choose an empty folder" in str(refused.value)
+    assert place.files() == {key: PHOTOGRAPH}
+
+
+def test_a_file_with_a_name_of_ours_is_no_tensor(folder: Folder) -> None:
+    folder.put("t-notes")
+    with pytest.raises(StoreError, match="'t-notes'; choose an empty folder"):
+        folder.open()
+    assert folder.files() == {"t-notes": PHOTOGRAPH}
+
+
+@pytest.mark.parametrize("name", ["t-2024", "g-2024"])
+def test_a_zarr_group_of_somebody_else_with_a_name_of_ours_is_no_tensor(place: Place, name: str) -> None:
+    theirs = json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {"year": 2024}}).encode()
+    place.put(f"{name}/zarr.json", data=theirs)
+    with pytest.raises(StoreError, match=f"'{name}/zarr.json'; choose an empty folder"):
+        place.open()
+    assert place.files() == {f"{name}/zarr.json": theirs}
+
+
+@pytest.mark.parametrize("mode", ["a", "w", "w-"])
+def test_what_systems_and_killed_writers_leave_is_in_nobodys_way(place: Place, mode: str) -> None:
+    left = (".DS_Store", "Thumbs.db", "lost+found/x", ".nfs00001", "film.partial", f"zarr.{uuid.uuid4().hex}.partial")
+    within = (f"t-x/zarr.{uuid.uuid4().hex}.partial", f"t-x/tiles-{INCARNATION}/zarr.json", "t-x/.DS_Store")
+    place.put(*left, *(within if mode != "w-" else ()))
+    with place.open(mode) as store:
+        assert store.tensor_ids() == []
+    assert place.files().keys() >= {"zarr.json", *left}
+
+
+@pytest.mark.parametrize("key", ["thesis.txt", f"t-x/tiles-{INCARNATION}/zarr.json"])
+def test_mode_w_minus_creates_only_where_nothing_is(place: Place, key: str) -> None:
+    place.put(key)
+    with pytest.raises(StoreError, match="there is something already"):
+        place.open("w-")
+    assert place.files() == {key: PHOTOGRAPH}
+
+
+def test_a_store_whose_root_was_deleted_is_found_again(place: Place) -> None:
+    expected = filled(place.open())
+    before = place.files()
+    place.delete("zarr.json")
+    with place.open() as store:
+        assert store.tensor_ids() == ["t"]
+        assert torch.equal(store.open("t")[0:9, 0:9], expected)
+        assert store.group_ids() == ["group"]
+    assert place.files() == before
+
+
+def test_mode_w_empties_a_store_whose_root_was_deleted(place: Place) -> None:
+    filled(place.open())
+    place.delete("zarr.json")
+    with place.open("w") as store:
+        assert store.tensor_ids() == []
+    assert place.files().keys() == {"zarr.json"}
+
+
+@pytest.mark.parametrize("mode", ["a", "w"])
+def test_a_store_whose_root_was_deleted_is_refused_where_something_else_has_moved_in(place: Place, mode: str) -> None:
+    filled(place.open())
+    place.delete("zarr.json")
+    place.put("sea.jpg")
+    before = place.files()
+    with pytest.raises(StoreError, match=r"'sea.jpg'; choose an empty folder"):
+        place.open(mode)
+    assert place.files() == before
+
+
+def test_of_many_strangers_some_are_named(folder: Folder) -> None:
+    folder.put(*(f"{number}.jpg" for number in range(100)))
+    with pytest.raises(StoreError, match=r"library: '\d+.jpg', '\d+.jpg', '\d+.jpg'; choose"):
+        folder.open()
+
+
+# A root document of ours.
+
+PHOTOGRAPHS = ("sea.jpg", "holiday/sea.jpg", "t-shirts/blue.jpg", f"t-shirts/tiles-{INCARNATION}/red.jpg", "g-force/1")
+
+
+def test_a_store_opens_whatever_lies_beside_it(place: Place) -> None:
+    expected = filled(place.open())
+    place.put(*PHOTOGRAPHS)
+    for mode in ("a", "r+", "r"):
+        with place.open(mode) as store:
+            assert store.tensor_ids() == ["t"]
+            assert store.group_ids() == ["group"]
+            assert torch.equal(store.open("t")[0:9, 0:9], expected)
+
+
+def test_mode_w_deletes_what_is_ours_and_no_photograph(place: Place) -> None:
+    filled(place.open())
+    place.put(*PHOTOGRAPHS)
+    with place.open("w") as store:
+        assert store.tensor_ids() == []
+        assert store.group_ids() == []
+    assert place.files().keys() == {"zarr.json", *PHOTOGRAPHS}
+    filled(place.open())
+
+
+def test_mode_w_keeps_what_users_have_written_into_the_root_document(place: Place) -> None:
+    filled(place.open())
+    place.put(
+        "zarr.json", data=json.dumps({**place.root(), "attributes": {"infinite_tensor": MARK, "by": "me"}}).encode()
+    )
+    place.open("w").close()
+    assert place.root()["attributes"] == {"infinite_tensor": MARK, "by": "me"}
+
+
+def test_mode_w_refuses_before_it_deletes_where_a_file_lies_in_the_folder_of_a_tensor(place: Place) -> None:
+    with place.open() as store:
+        for name in ("a", "t", "z"):
+            a_tensor(store, name)[0:9, 0:9]
+    place.put("t-t/notes.txt")
+    before = place.files()
+    with pytest.raises(StoreError, match=r"'t-t/notes.txt' is not of this library, and lies in 't-t', .*move it away"):
+        place.open("w")
+    assert place.files() == before
+
+
+def test_gc_leaves_alone_what_is_not_ours(place: Place) -> None:
+    filled(place.open())
+    temporary = f"zarr.{uuid.uuid4().hex}.partial"
+    place.put(*PHOTOGRAPHS, f"holiday/{temporary}", f"t-shirts/{temporary}", f"sea.{uuid.uuid4().hex}.partial")
+    before = place.files()
+    with place.open() as store:
+        assert store.gc() == Garbage(0, 0)
+    assert place.files() == before
+
+
+def test_a_tensor_is_not_put_into_a_folder_of_somebody_else(folder: Folder) -> None:
+    filled(folder.open())
+    folder.put(*PHOTOGRAPHS)
+    before = folder.files()
+    with folder.open() as store:
+        with pytest.raises(StoreError, match=r"'t-shirts/\w+.* is not of this library, .*'shirts' is kept; choose"):
+            a_tensor(store, "shirts")
+        with pytest.raises(StoreError, match=r"'g-force/1' is not of this library, .*'force' is kept; choose another"):
+            TensorGroup({"all": store.open("t")}).save(store, "force")
+    assert folder.files() == before
+
+
+def test_zarr_nodes_of_somebody_else_are_no_tensors_and_no_groups(place: Place) -> None:
+    filled(place.open())
+    place.put("t-mine/zarr.json", data=json.dumps({"zarr_format": 3, "node_type": "array", "shape": []}).encode())
+    place.put("t-mine/c", data=b"1234")
+    place.put("g-mine/zarr.json", data=json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}}).encode())
+    before = place.files()
+    with place.open() as store:
+        assert store.tensor_ids() == ["t"]
+        assert store.group_ids() == ["group"]
+        uses: list[Callable[[], object]] = [
+            lambda: a_tensor(store, "mine"),
+            lambda: store.open("mine"),
+            lambda: store.verify("mine", repair=True),
+            lambda: store.clear_tensor("mine"),
+        ]
+        for use in uses:
+            with pytest.raises(StoreError, match=r"'t-mine/zarr.json' is not of this library"):
+                use()
+        group = TensorGroup({"all": store.open("t")})
+        with pytest.raises(StoreError, match=r"'g-mine/zarr.json' is not of this library, .*choose another id"):
+            group.save(store, "mine")
+        with pytest.raises(StoreError, match=r"'g-mine/zarr.json' is not of this library, .*choose another id"):
+            store.clear_group("mine")
+    assert place.files() == before
+
+
+# A root document of somebody else.
+
+
+@pytest.fixture
+def guest(folder: Folder) -> Folder:
+    """A Zarr group of somebody else, with members, some of which are named as ours are."""
+    theirs = zarr.create_group(folder.path, attributes={"instrument": "S-1", "gain": [1, 2.5, float("inf")]})
+    theirs.create_array("raw", shape=(4,), chunks=(2,), dtype="f4")[:] = 7
+    theirs.create_group("t-2024", attributes={"year": 2024}).create_array("raw", shape=(4,), dtype="f4")[:] = 8
+    theirs.create_group("g-empty", attributes={"year": 2025})
+    return folder
+
+
+@pytest.mark.parametrize("mode", ["a", "r+", "w"])
+def test_a_zarr_group_of_somebody_else_is_moved_in_with(guest: Folder, mode: str) -> None:
+    document, before = guest.root(), guest.files()
+    expected = filled(guest.open(mode))
+    with guest.open() as store:
+        assert store.gc() == Garbage(0, 0)
+        assert store.tensor_ids() == ["t"]
+        assert store.verify("t", repair=True) == []
+        assert torch.equal(store.open("t")[0:9, 0:9], expected)
+    assert guest.root()["attributes"]["infinite_tensor"] == MARK
+    assert without_mark(guest.root()) == document
+    assert members(guest.files()).items() >= members(before).items()
+    guest.open("w").close()
+    assert members(guest.files()) == members(before)
+    assert without_mark(guest.root()) == document
+    assert dict(zarr.open_group(guest.path, mode="r")["t-2024"].attrs) == {"year": 2024}
+
+
+@pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part")
+def test_a_consolidated_group_and_one_without_attributes_are_moved_in_with(guest: Folder) -> None:
+    zarr.consolidate_metadata(guest.path)
+    document = guest.root()
+    guest.open().close()
+    assert without_mark(guest.root()) == document
+    bare = {"zarr_format": 3, "node_type": "group"}
+    guest.put("zarr.json", data=json.dumps(bare).encode())
+    guest.open().close()
+    assert guest.root() == {**bare, "attributes": {"infinite_tensor": MARK}}
+
+
+@pytest.mark.parametrize("mode", ["r", "w-"])
+def test_modes_that_may_not_add_to_what_is_there_refuse_a_group_of_somebody_else(guest: Folder, mode: str) -> None:
+    before = guest.files()
+    with pytest.raises(StoreError, match=r"there is (a Zarr group, but no store in it|something already); mode 'a'"):
+        guest.open(mode)
+    assert guest.files() == before
+
+
+@pytest.mark.parametrize("mode", ["a", "r+", "r", "w", "w-"])
+def test_a_zarr_array_of_somebody_else_is_refused(folder: Folder, mode: str) -> None:
+    zarr.create_array(folder.path, shape=(4,), chunks=(2,), dtype="f4")[:] = 7
+    before = folder.files()
+    with pytest.raises(StoreError, match="there is a Zarr array that is not of this library; choose another path"):
+        folder.open(mode)
+    assert folder.files() == before
+
+
+def test_who_has_strangers_beside_a_damaged_root_is_not_told_to_delete_it(place: Place) -> None:
+    filled(place.open())
+    place.put("zarr.json", data=b"{")
+    with pytest.raises(StoreError, match="delete it, and open the store with mode 'a'"):
+        place.open()
+    place.put("sea.jpg")
+    with pytest.raises(StoreError, match=r"Put an intact copy back; there is something .* such as 'sea.jpg'") as told:
+        place.open()
+    assert "delete it" not in str(told.value)
+
+
+# Symbolic links.
+
+
+def test_mode_w_works_through_a_symbolic_link(folder: Folder, tmp_path: Path) -> None:
+    filled(folder.open())
+    folder.put(*PHOTOGRAPHS)
+    link = tmp_path / "link.zarr"
+    link.symlink_to(folder.path)
+    with ZarrTileStore(link, mode="w") as store:
+        assert store.tensor_ids() == []
+    assert link.is_symlink()
+    assert folder.files().keys() == {"zarr.json", *PHOTOGRAPHS}
+
+
+@pytest.mark.parametrize("use", ["w", "clear", "gc"])
+def test_of_a_symbolic_link_in_a_store_the_link_is_deleted(folder: Folder, tmp_path: Path, use: str) -> None:
+    filled(folder.open())
+    with folder.open() as store:
+        tiles = Path(store.tensor_info("t").location)
+    elsewhere = tmp_path / "other disk"
+    (folder.path / tiles).rename(elsewhere)
+    (folder.path / tiles).symlink_to(elsewhere)
+    kept = {file for file in elsewhere.rglob("*") if file.is_file()}
+    if use == "gc":
+        folder.delete("t-t/zarr.json")
+    with folder.open("w" if use == "w" else "a") as store:
+        if use == "clear":
+            store.clear_tensor("t")
+        if use == "gc":
+            store.gc()
+        assert store.tensor_ids() == []
+    assert not (folder.path / tiles).is_symlink()
+    assert {file for file in elsewhere.rglob("*") if file.is_file()} == kept
+
+
+def test_a_tensor_that_a_symbolic_link_leads_to_is_deleted_by_mode_w(folder: Folder, tmp_path: Path) -> None:
+    expected = filled(folder.open())
+    elsewhere = tmp_path / "other disk"
+    (folder.path / "t-t").rename(elsewhere)
+    (folder.path / "t-t").symlink_to(elsewhere)
+    with folder.open("r") as store:
+        assert torch.equal(store.open("t")[0:9, 0:9], expected)
+    folder.open("w").close()
+    assert [path.name for path in folder.path.iterdir()] == ["zarr.json"]
+    assert list(elsewhere.iterdir()) == []
