@@ -16,7 +16,7 @@ import torch
 
 from infinite_tensor.cached_property import cached_property
 from infinite_tensor.errors import ValidationError
-from infinite_tensor.fingerprint import PYTHON, fingerprint
+from infinite_tensor.fingerprint import PYTHON, combined, fingerprint, scheme_of
 from infinite_tensor.nested import Key
 from infinite_tensor.window import Shape, TensorWindow
 
@@ -302,8 +302,7 @@ def functions_of(
     if blend is not None and _is_anonymous(blend):
         found["blend"] = fingerprint(blend)
     if upstream:
-        joined = _canonical([dict(functions) for functions in upstream])
-        found["upstream"] = hashlib.sha256(joined.encode()).hexdigest()
+        found["upstream"] = combined(upstream)
     return found
 
 
@@ -312,5 +311,8 @@ def changed_functions(stored: Mapping[str, str], given: Mapping[str, str]) -> li
     if stored.get("python") != given.get("python"):
         return []
     return [
-        name for name in ("f", "blend", "upstream") if name in stored and name in given and stored[name] != given[name]
+        name
+        for name in ("f", "blend", "upstream")
+        if name in stored and name in given
+        if stored[name] != given[name] and scheme_of(stored[name]) == scheme_of(given[name])
     ]

@@ -1,22 +1,30 @@
 """A fingerprint of a function: equal for equal code, stable across processes of one Python version.
 
 It tells a person that ``f`` has changed since results were stored. It is a hint, not a proof: what a
-function reads from the world, the weights of a network say, is not part of it.
+function reads from the world, the weights of a network say, is not part of it, nor is all of a large table.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import sys
 import types
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 """Bytecode differs between minor versions, so fingerprints compare only within one."""
+
+_MOST_VALUES = 10_000
+_MOST_MEMBERS = 1000
+"""Of one container, in a fingerprint of the second scheme."""
+
+_SECOND = "2:"
 
 
 def fingerprint(function: Callable[..., Any]) -> str:
@@ -25,97 +33,256 @@ def fingerprint(function: Callable[..., Any]) -> str:
     Covered are bytecode, names, constants, defaults, plain values in closures, and functions that are
     reached as globals, closures or attributes of a partial or a bound method. Locks, modules and the
     storage of tensors are not.
+
+    Where these are 10,000 values or more, or one is an int that is too large to be written in decimal, only the
+    nearest 10,000 count, at most 1,000 of each list, and the fingerprint is of a second scheme: ``2:`` stands before
+    the digits.
     """
+    try:
+        return _digest(_in_depth(function, _MOST_VALUES)[0])
+    except (_TooManyValuesError, ValueError):
+        return _SECOND + _digest(_in_breadth(function))
+
+
+def combined(fingerprints: Sequence[Mapping[str, str]]) -> str:
+    """One fingerprint for the functions of several tensors, of the second scheme if one of theirs is."""
+    second = any(value.startswith(_SECOND) for functions in fingerprints for value in functions.values())
+    text = json.dumps([dict(functions) for functions in fingerprints], sort_keys=True, separators=(",", ":"))
+    return _SECOND * second + hashlib.sha256(text.encode()).hexdigest()
+
+
+def scheme_of(fingerprint: str) -> str:
+    """By what rules it was made, "" for the first ones: fingerprints compare only within one scheme."""
+    number, colon, _ = fingerprint.partition(":")
+    return number if colon else ""
+
+
+def _digest(said: Iterable[str]) -> str:
     digest = hashlib.sha256()
-    for part in _Walk().parts(function):
+    for part in said:
         digest.update(f"{len(part)}:{part}".encode("utf-8", "surrogatepass"))
     return digest.hexdigest()
 
 
-class _Walk:
-    """Turns a value into strings; a function met before stands as a reference to itself."""
+class _Said(str):
+    """Something to say of a value, told apart from the strings that are values."""
 
-    def __init__(self) -> None:
+    __slots__ = ()
+
+
+class _Apart(NamedTuple):
+    """A value that is to be looked into by itself, whatever was met before."""
+
+    value: object
+
+
+_Steps: TypeAlias = Generator[object, str | None, None]
+"""A look into a value: things said, and the values in it; what is said of one apart is sent back."""
+
+_END = object()
+
+
+class _TooManyValuesError(Exception):
+    """There are more values than may be looked at."""
+
+
+class _Look:
+    """A way through a value and all that is in it, where what was met before stands as a reference to itself."""
+
+    def __init__(self, value: object) -> None:
+        self.said: list[str] = []
+        self._inside: list[_Steps] = []
         self._seen: dict[int, tuple[int, object]] = {}
+        self.meet(value)
 
-    def parts(self, value: object) -> Iterable[str]:
-        if value is None or isinstance(value, bool | int | float | complex | str | bytes):
-            yield f"{type(value).__name__}={value!r}"
-        elif isinstance(value, torch.dtype | torch.device | range | slice):
-            yield repr(value)
+    def meet(self, value: object) -> None:
+        """Say what a value is, or begin to look into it."""
+        plain = _plain(value)
+        if plain is not None:
+            self.said.append(plain)
         elif id(value) in self._seen:
-            yield f"seen={self._seen[id(value)][0]}"
+            self.said.append(f"seen={self._seen[id(value)][0]}")
         else:
             # Keeping the value keeps its id from being given to another one.
             self._seen[id(value)] = (len(self._seen), value)
-            yield from self._compound(value)
+            self._inside.append(_steps(value))
 
-    def _compound(self, value: object) -> Iterable[str]:
-        if isinstance(value, types.CodeType):
-            yield from self._code(value)
-        elif isinstance(value, types.FunctionType):
-            yield from self._function(value)
-        elif isinstance(value, functools.partial):
-            yield "partial"
-            yield from self._all((value.func, value.args, value.keywords))
-        elif isinstance(value, types.MethodType):
-            yield "method"
-            yield from self._all((value.__func__, type(value.__self__).__qualname__))
-        elif isinstance(value, tuple | list):
-            yield f"{type(value).__name__}[{len(value)}]"
-            yield from self._all(value)
-        elif isinstance(value, set | frozenset):
-            yield f"set[{len(value)}]"
-            yield from sorted("".join(_Walk().parts(item)) for item in value)
-        elif isinstance(value, dict):
-            yield f"dict[{len(value)}]"
-            for key, item in value.items():
-                yield from self._all((key, item))
-        else:
-            yield from self._named(value)
-
-    def _all(self, values: Iterable[object]) -> Iterable[str]:
-        for value in values:
-            yield from self.parts(value)
-
-    def _code(self, code: types.CodeType) -> Iterable[str]:
-        yield code.co_code.hex()
-        yield from self._all((code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars))
-        yield from self._all(code.co_consts)
-
-    def _function(self, function: types.FunctionType) -> Iterable[str]:
-        yield from self._code(function.__code__)
-        yield from self._all((function.__defaults__, function.__kwdefaults__))
-        for cell in function.__closure__ or ():
+    def step(self, answer: str | None) -> object:
+        """The next value, or `_END`; `answer` is what there is to say of the last one, if that was apart."""
+        while self._inside:
             try:
-                yield from self.parts(cell.cell_contents)
-            except ValueError:
-                yield "empty cell"
-        for name in _names_of(function.__code__):
-            named = function.__globals__.get(name)
-            if isinstance(named, types.FunctionType | functools.partial):
-                yield name
-                yield from self.parts(named)
+                step = self._inside[-1].send(answer)
+            except StopIteration:
+                self._inside.pop()
+            else:
+                if type(step) is not _Said:
+                    return step
+                self.said.append(step)
+            answer = None
+        return _END
 
-    def _named(self, value: object) -> Iterable[str]:
-        """Everything else counts by its type, and by the code that a call of it would run."""
-        kind = value if isinstance(value, type) else type(value)
-        yield f"{kind.__module__}.{kind.__qualname__}"
-        if isinstance(value, types.BuiltinFunctionType):
-            yield value.__qualname__
-        if hasattr(value, "__wrapped__"):
-            yield from self.parts(value.__wrapped__)
-        for method in ("__call__", "forward"):
-            code = getattr(kind, method, None)
-            # What torch itself does when a module is called is no part of the user's function.
-            if isinstance(code, types.FunctionType) and not (code.__module__ or "").startswith("torch."):
-                yield from self.parts(code)
+
+def _in_depth(value: object, most: int) -> tuple[list[str], int]:
+    """What there is to say of all values, each before the next one beside it, and their number.
+
+    A loop instead of recursion: values may lie deep in each other, or in themselves. _TooManyValuesError where there
+    are `most` values or more.
+    """
+    looks, answer, count = [_Look(value)], None, 1
+    while True:
+        step = looks[-1].step(answer)
+        answer = None
+        if step is _END:
+            said = looks.pop().said
+            if not looks:
+                return said, count
+            answer = "".join(said)
+            continue
+        count += 1
+        if count >= most:
+            raise _TooManyValuesError
+        if type(step) is not _Apart:
+            looks[-1].meet(step)
+            continue
+        answer = _plain(step.value)
+        if answer is None:
+            looks.append(_Look(step.value))
+
+
+def _in_breadth(function: object) -> list[str]:
+    """What there is to say of the values that are nearest to a function."""
+    said: list[str] = []
+    queue, places, count = [function], {id(function): 0}, 1
+    for value in queue:
+        steps, answer = _steps(value, _MOST_MEMBERS), None
+        # Members of a set come in any order, but nothing is said of them before all are counted.
+        while count < _MOST_VALUES:
+            try:
+                step = steps.send(answer)
+            except (StopIteration, ValueError):
+                break
+            answer = None
+            if isinstance(step, _Said):
+                said.append(step)
+            elif isinstance(step, _Apart):
+                answer, number = _apart(step.value)
+                count += number
+            else:
+                count += 1
+                try:
+                    plain = _plain(step)
+                except ValueError:
+                    plain = hex(step) if isinstance(step, int) else _name_of(type(step))
+                if plain is None and id(step) not in places:
+                    places[id(step)] = len(queue)
+                    queue.append(step)
+                said.append(f"at={places[id(step)]}" if plain is None else plain)
+    return said
+
+
+def _apart(value: object) -> tuple[str, int]:
+    """What there is to say of a value by itself, where it is not too much, and at how many values that takes a look."""
+    try:
+        said, count = _in_depth(value, _MOST_MEMBERS)
+    except (_TooManyValuesError, ValueError):
+        return _name_of(type(value)), _MOST_MEMBERS
+    return "".join(said), count
+
+
+def _plain(value: object) -> str | None:
+    """What there is to say of a value with no others in it; None for all others. ValueError for very large ints."""
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+        return f"{type(value).__name__}={value!r}"
+    return repr(value) if isinstance(value, torch.dtype | torch.device | range | slice) else None
+
+
+def _steps(value: object, most: int = sys.maxsize) -> _Steps:
+    """A look into a value, at so many members of a container at most."""
+    if isinstance(value, types.CodeType):
+        yield from _code(value)
+    elif isinstance(value, types.FunctionType):
+        yield from _function(value)
+    elif isinstance(value, functools.partial):
+        yield _Said("partial")
+        yield from (value.func, value.args, value.keywords)
+    elif isinstance(value, types.MethodType):
+        yield _Said("method")
+        yield from (value.__func__, type(value.__self__).__qualname__)
+    elif isinstance(value, tuple | list):
+        yield _Said(f"{type(value).__name__}[{len(value)}]")
+        yield from value if len(value) <= most else _spread(value, most)
+    elif isinstance(value, set | frozenset):
+        yield _Said(f"set[{len(value)}]")
+        if len(value) <= most:
+            yield from _set(value)
+    elif isinstance(value, dict):
+        yield _Said(f"dict[{len(value)}]")
+        for item in islice(value.items(), most):
+            yield from item
+    else:
+        yield from _named(value)
+
+
+def _spread(values: Sequence[object], count: int) -> Iterator[object]:
+    """So many of the values, evenly spread, the first and the last one among them."""
+    return (values[i * (len(values) - 1) // (count - 1)] for i in range(count))
+
+
+def _set(values: Collection[object]) -> _Steps:
+    said = []
+    for value in values:
+        answer = yield _Apart(value)
+        assert answer is not None
+        said.append(answer)
+    yield from map(_Said, sorted(said))
+
+
+def _code(code: types.CodeType) -> Iterator[object]:
+    yield _Said(code.co_code.hex())
+    yield from (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+    yield from code.co_consts
+
+
+def _function(function: types.FunctionType) -> Iterator[object]:
+    yield from _code(function.__code__)
+    yield from (function.__defaults__, function.__kwdefaults__)
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:
+            yield _Said("empty cell")
+    for name in _names_of(function.__code__):
+        named = function.__globals__.get(name)
+        if isinstance(named, types.FunctionType | functools.partial):
+            yield _Said(name)
+            yield named
+
+
+def _named(value: object) -> Iterator[object]:
+    """Everything else counts by its type, and by the code that a call of it would run."""
+    kind = value if isinstance(value, type) else type(value)
+    yield _Said(_name_of(kind))
+    if isinstance(value, types.BuiltinFunctionType):
+        yield _Said(value.__qualname__)
+    if hasattr(value, "__wrapped__"):
+        yield value.__wrapped__
+    for method in ("__call__", "forward"):
+        code = getattr(kind, method, None)
+        # What torch itself does when a module is called is no part of the user's function.
+        if isinstance(code, types.FunctionType) and not (code.__module__ or "").startswith("torch."):
+            yield code
+
+
+def _name_of(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _names_of(code: types.CodeType) -> list[str]:
     """Global names that `code` or a function nested in it may look up, in order."""
-    names = list(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names += _names_of(constant)
+    names: list[str] = []
+    rest = [code]
+    while rest:
+        code = rest.pop()
+        names += code.co_names
+        rest += [constant for constant in reversed(code.co_consts) if isinstance(constant, types.CodeType)]
     return names
