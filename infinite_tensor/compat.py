@@ -80,19 +80,24 @@ class OldSpelling:
         name = str(uuid.uuid4() if tensor_id is None else tensor_id)
         if cache_limit is not ... or cache_method == "direct":
             self._limit_cache(_checked_limit(_DIRECT_LIMIT if cache_limit is ... else cache_limit))
-        if tile_size is not None and cache_method == "indirect":
-            self._set_tile_size(name, tile_size)
-        made = self.tensor_type(
-            shape,
-            f,
-            output_window,
-            args=args,
-            args_windows=args_windows,
-            dtype=torch.float32 if dtype is None else dtype,
-            tile_store=self,  # type: ignore[arg-type]
-            tensor_id=name,
-            batch_size=batch_size,
-        )
+        is_tiled = tile_size is not None and cache_method == "indirect"
+        before = self._set_tile_size(name, tile_size) if is_tiled else None
+        try:
+            made = self.tensor_type(
+                shape,
+                f,
+                output_window,
+                args=args,
+                args_windows=args_windows,
+                dtype=torch.float32 if dtype is None else dtype,
+                tile_store=self,  # type: ignore[arg-type]
+                tensor_id=name,
+                batch_size=batch_size,
+            )
+        except BaseException:
+            if is_tiled:
+                self._set_tile_size(name, before)
+            raise
         known = self._made.get(name)
         if known is not None and known._spec.definition.digest == made._spec.definition.digest:
             return known
@@ -116,8 +121,9 @@ class OldSpelling:
     def _limit_cache(self, limit: int | None) -> None:
         """Take over ``cache_limit``, where it has a meaning."""
 
-    def _set_tile_size(self, tensor_id: str, tile_size: int | Sequence[int]) -> None:
-        """Take over ``tile_size``, where it has a meaning."""
+    def _set_tile_size(self, tensor_id: str, tile_size: int | Sequence[int] | None) -> int | Sequence[int] | None:  # noqa: ARG002
+        """Take over ``tile_size``, where it has a meaning; returns the one before."""
+        return None
 
 
 def accepts_old_keywords(

@@ -67,6 +67,8 @@ def mismatch(tensor_id: str, lines: Sequence[str], store: object, changed_args: 
             " Where only some regions of an arg have changed, leave its definition as it was, and call its "
             "invalidate(region)."
         )
+    if any(line.startswith("tile_size:") for line in lines):
+        advice += " Without a tile_size, a stored tensor keeps the one it has."
     return ValidationError(
         f"{store!r} already holds a tensor {tensor_id!r} with another definition:{listed}\n{stale}"
         "Give the new tensor another tensor_id, or delete the stored one with "

@@ -48,9 +48,10 @@ class PersistentTileStore(TileStore, Backend):
 
     Parameters
     ----------
-    tile_size : int or tuple of int
+    tile_size : int or tuple of int, optional
         Extent of a tile in pixels: an int for every unbounded dimension, one int per unbounded dimension
-        (finite ones stay whole), or one int per dimension.
+        (finite ones stay whole), or one int per dimension. A tensor that is stored with another one is a
+        ValidationError. Default: 512 for new tensors, what they are stored with for others.
     cache_size_bytes : int or None
         Limit of the cache of tiles in memory, in bytes.
     cache_size_tiles : int or None
@@ -68,7 +69,7 @@ class PersistentTileStore(TileStore, Backend):
     @accepts_old_keywords
     def __init__(
         self,
-        tile_size: int | Sequence[int] = 512,
+        tile_size: int | Sequence[int] | None = None,
         cache_size_bytes: int | None = 100 * 2**20,
         cache_size_tiles: int | None = None,
         *,
@@ -96,9 +97,9 @@ class PersistentTileStore(TileStore, Backend):
             warn_of_changes(spec.tensor_id, record.functions, spec.definition.functions, self)
 
     def placed(self, spec: TensorSpec) -> TensorSpec:
-        """`spec` with its tile size, which another store object may have another default for."""
+        """`spec` with the tile size that it was given, here or by this store."""
         with self._lock:
-            return replace(spec, tile_size=self._registry.record_of(self, spec).layout.tile_shape)
+            return replace(spec, tile_size=self._registry.given_tile(self, spec))
 
     def access(self, spec: TensorSpec) -> Access:
         """Begin a read of a tensor; raises what a background write has failed with since the last call."""
@@ -185,6 +186,7 @@ class PersistentTileStore(TileStore, Backend):
     def _delete(self, tensor_id: str) -> None:
         with self._lock:
             record = self._registry.records.pop(tensor_id, None)
+            self._registry.tile_sizes.pop(tensor_id, None)
             if record is not None:
                 self._tiles.forget(record)
             with stored_errors(self, "delete", tensor_id):
@@ -307,8 +309,11 @@ class PersistentTileStore(TileStore, Backend):
     def _registered(self) -> list[str]:
         return list(self._registry.records)
 
-    def _set_tile_size(self, tensor_id: str, tile_size: int | Sequence[int]) -> None:
-        self._registry.tile_sizes[tensor_id] = tile_size
+    def _set_tile_size(self, tensor_id: str, tile_size: int | Sequence[int] | None) -> int | Sequence[int] | None:
+        before = self._registry.tile_sizes.pop(tensor_id, None)
+        if tile_size is not None:
+            self._registry.tile_sizes[tensor_id] = tile_size
+        return before
 
     def _flush_at_exit(self) -> None:
         if not self._closed:

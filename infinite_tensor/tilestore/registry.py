@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from infinite_tensor.boxes import Index
 from infinite_tensor.definition import UnknownBlend, differences
 from infinite_tensor.errors import DamagedDataWarning, StoreError
 from infinite_tensor.spec import TensorSpec
@@ -16,6 +17,10 @@ from infinite_tensor.tilestore.stored import FORMAT, StoredTensor
 
 if TYPE_CHECKING:
     from infinite_tensor.tilestore.persistent import PersistentTileStore
+
+
+_TILE_SIZE = 512
+"""Of a new tensor, where none is given."""
 
 
 class Registry:
@@ -41,14 +46,20 @@ class Registry:
         if record is None:
             record = self.records[spec.tensor_id] = self._find_or_create(storage, spec)
         check_same(spec.tensor_id, record.spec.definition, spec.definition, storage)
-        wanted = spec.tile_size or self.tile_sizes.get(spec.tensor_id)
-        tile, given = record.layout.tile_shape, tile_shape_of(spec.shape, wanted or record.layout.tile_shape)
-        if given != tile:
+        tile, given = record.layout.tile_shape, self.given_tile(storage, spec)
+        if given not in (None, tile):
             raise mismatch(spec.tensor_id, [f"tile_size: stored {list(tile)}, given {list(given)}"], storage)
         if isinstance(record.spec.blend, UnknownBlend):
             # Opened for reading before; now there is the blend to go on with.
             record.spec = spec
         return record
+
+    def given_tile(self, storage: PersistentTileStore, spec: TensorSpec) -> Index | None:
+        """The tile that a tensor is to have; None where nobody has said, so that it keeps the one it has."""
+        for given in (spec.tile_size, self.tile_sizes.get(spec.tensor_id), storage.tile_size):
+            if given is not None:
+                return tile_shape_of(spec.shape, given)
+        return None
 
     def digest_of(self, storage: PersistentTileStore, tensor_id: str) -> str | None:
         """What a tensor is, None where that cannot be told."""
@@ -97,39 +108,47 @@ class Registry:
 
     def _find_or_create(self, storage: PersistentTileStore, spec: TensorSpec) -> Record:
         """Compare the tensor with what is stored under its id, or create it there."""
-        tensor_id = spec.tensor_id
-        tile_size = spec.tile_size or self.tile_sizes.get(tensor_id, storage.tile_size)
-        layout = TileLayout(spec.shape, tile_shape_of(spec.shape, tile_size), spec.dtype)
-        given: dict[str, Any] = {
-            "format": FORMAT,
-            "tensor_id": tensor_id,
-            **spec.definition.to_json(),
-            "tile_size": list(layout.tile_shape),
-        }
+        tensor_id, given = spec.tensor_id, self.given_tile(storage, spec)
         with stored_errors(storage, "register", tensor_id):
             stored = storage._read_definition(tensor_id)
-            if stored is None and not storage.read_only:
-                storage._write_definition(tensor_id, given)
-                # Another process may have been first; its definition holds.
-                stored = storage._read_definition(tensor_id)
-                if stored is None:
-                    raise StoreError(f"{storage!r}: tensor {tensor_id!r} was created and is gone again; try once more")
-        functions = spec.definition.functions
-        if stored is not None:
-            functions = _checked_functions(storage, spec, layout, stored)
-            with stored_errors(storage, "open", tensor_id):
-                storage._bind_tensor(tensor_id, stored)
-        return Record(spec, layout, functions)
+        if stored is None:
+            layout = TileLayout(spec.shape, given or tile_shape_of(spec.shape, _TILE_SIZE), spec.dtype)
+            if storage.read_only:
+                return Record(spec, layout, spec.definition.functions)
+            stored = _created(storage, spec, layout)
+        found = StoredTensor.of(storage, tensor_id, stored)
+        layout = TileLayout(spec.shape, _checked_tile(storage, spec, given, found), spec.dtype)
+        with stored_errors(storage, "open", tensor_id):
+            storage._bind_tensor(tensor_id, stored)
+        return Record(spec, layout, found.definition.functions)
 
 
-def _checked_functions(
-    storage: PersistentTileStore, spec: TensorSpec, layout: TileLayout, stored: object
-) -> Mapping[str, str]:
-    """The functions that computed what is stored; ValidationError where the definition is another one."""
-    found = StoredTensor.of(storage, spec.tensor_id, stored)
-    before: dict[str, Any] = {**found.definition.values(), "tile_size": list(found.tile_size or ())}
-    now: dict[str, Any] = {**spec.definition.values(), "tile_size": list(layout.tile_shape)}
+def _created(storage: PersistentTileStore, spec: TensorSpec, layout: TileLayout) -> dict[str, Any]:
+    """What is stored of a tensor once it has been created: by another process, where that has been first."""
+    new: dict[str, Any] = {
+        "format": FORMAT,
+        "tensor_id": spec.tensor_id,
+        **spec.definition.to_json(),
+        "tile_size": list(layout.tile_shape),
+    }
+    with stored_errors(storage, "register", spec.tensor_id):
+        storage._write_definition(spec.tensor_id, new)
+        stored = storage._read_definition(spec.tensor_id)
+        if stored is None:
+            raise StoreError(f"{storage!r}: tensor {spec.tensor_id!r} was created and is gone again; try once more")
+        return stored
+
+
+def _checked_tile(storage: PersistentTileStore, spec: TensorSpec, given: Index | None, found: StoredTensor) -> Index:
+    """The tile of a tensor that is stored; ValidationError where it is not what is given, or has another definition."""
+    if found.tile_size is None:
+        raise StoreError(
+            f"{storage!r}: what is stored as the definition of tensor {spec.tensor_id!r} is none: its tile_size is "
+            f"missing. It may be damaged; clear_tensor({spec.tensor_id!r}) deletes it"
+        )
+    before: dict[str, Any] = {**found.definition.values(), "tile_size": list(found.tile_size)}
+    now: dict[str, Any] = {**spec.definition.values(), "tile_size": list(given or found.tile_size)}
     lines = differences(before, now)
     if lines:
         raise mismatch(spec.tensor_id, lines, storage, changed_args(found.definition, spec.definition))
-    return found.definition.functions
+    return found.tile_size

@@ -57,8 +57,9 @@ class HDF5TileStore(BindingStore[TileSlots]):
         are.
     compression_opts : object
         The setting of `compression`, as h5py takes it.
-    tile_size : int or tuple of int
-        Extent of a tile, which is a chunk; see `PersistentTileStore`.
+    tile_size : int or tuple of int, optional
+        Extent of a tile, which is a chunk; see `PersistentTileStore`. Default: 512 for new tensors, what they are
+        stored with for others.
     cache_size_bytes : int or None
         Limit of the cache of tiles in memory, in bytes.
     cache_size_tiles : int or None
@@ -94,7 +95,7 @@ class HDF5TileStore(BindingStore[TileSlots]):
         mode: str = "a",
         compression: Any = "gzip",
         compression_opts: Any = 4,
-        tile_size: int | Sequence[int] = 512,
+        tile_size: int | Sequence[int] | None = None,
         cache_size_bytes: int | None = 100 * 2**20,
         cache_size_tiles: int | None = None,
         *,

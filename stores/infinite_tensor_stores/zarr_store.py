@@ -72,8 +72,9 @@ class ZarrTileStore(BindingStore[_Bound]):
     mode : str
         ``a`` opens or creates, ``r+`` opens, ``r`` opens and never writes, ``w`` deletes what is there and
         creates, ``w-`` creates and fails where something is.
-    tile_size : int or tuple of int
-        Extent of a tile, which is a chunk; see `PersistentTileStore`.
+    tile_size : int or tuple of int, optional
+        Extent of a tile, which is a chunk; see `PersistentTileStore`. Default: 512 for new tensors, what they are
+        stored with for others.
     storage_options : dict, optional
         Passed to fsspec. Kept in memory only, never shown.
     timeout : float
@@ -113,7 +114,7 @@ class ZarrTileStore(BindingStore[_Bound]):
         target: str | os.PathLike[str] | Store,
         *,
         mode: str = "a",
-        tile_size: int | Sequence[int] = 512,
+        tile_size: int | Sequence[int] | None = None,
         storage_options: dict[str, Any] | None = None,
         timeout: float = DEFAULT_TIMEOUT,
         concurrency: int = DEFAULT_CONCURRENCY,

@@ -173,3 +173,13 @@ class DefinitionTests(SuiteHooks):
                 tensor = store.open("t") if opens else make()
                 assert same_bits(tensor[:, 0:9, 0:10], expected)
                 assert store.tensor_definition("t")["tile_size"] == tile
+
+    def test_a_stored_tensor_keeps_its_tile_size_where_none_is_given(self, location: Any) -> None:
+        """So that whoever builds it again need not repeat it; a backend that passes a size of its own gives one."""
+        with self._open(location) as store:
+            expected = tensor_on(store, Ramp())[0:7, 0:7]
+        with self.open_store(location) as store:
+            if store.tile_size is not None:
+                pytest.skip("this backend gives a tile_size of its own")
+            assert same_bits(tensor_on(store, Ramp())[0:7, 0:7], expected)
+            assert store.tensor_definition("t")["tile_size"] == [TILE, TILE]
