@@ -1,8 +1,9 @@
-"""A backend over a plain dictionary: what a third party writes to have a store of its own."""
+"""A backend over a plain dictionary, whose entries tests can look at and change."""
 
 from __future__ import annotations
 
 import json
+import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
@@ -14,6 +15,9 @@ from infinite_tensor.tilestore import Damage, Garbage
 from infinite_tensor.tilestore.persistent import PartialTile, PersistentTileStore, TensorInfo
 
 Index: TypeAlias = tuple[int, ...]
+
+_CHANGING = threading.Lock()
+"""Held while a log is changed, by all stores: several may share a dictionary."""
 
 
 class DictTileStore(PersistentTileStore):
@@ -59,7 +63,9 @@ class DictTileStore(PersistentTileStore):
             if part is None:
                 self.storage.pop(key, None)
             else:
-                self.storage[key] = (*self.storage.get(key, ()), part.to_bytes(str(key)))
+                data = part.to_bytes(str(key))
+                with _CHANGING:
+                    self.storage[key] = (*self.storage.get(key, ()), data)
 
     def _delete_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> None:
         for tile in tile_indices:
@@ -116,7 +122,8 @@ class DictTileStore(PersistentTileStore):
                 except ValueError as error:
                     found.append(Damage(key[1], key[2], str(key), str(error)))
                     if repair:
-                        self.storage[key] = tuple(other for other in self.storage[key] if other is not part)
+                        with _CHANGING:
+                            self.storage[key] = tuple(other for other in self.storage[key] if other is not part)
         return found
 
     def _collect_garbage(self) -> Garbage:

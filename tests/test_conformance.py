@@ -1,4 +1,4 @@
-"""The conformance suite, on every backend of ours and on one that a third party could have written."""
+"""The conformance suite, on every backend of ours and on two that a third party could have written."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from zarr.storage import MemoryStore
 from infinite_tensor import HDF5TileStore, ZarrTileStore
 from infinite_tensor.tilestore.testing import PersistentStoreTests
 from tests.dict_store import DictTileStore
+from tests.file_store import FileTileStore
 
 Index = tuple[int, ...]
 
@@ -63,6 +64,20 @@ class TestHDF5(PersistentStoreTests):
             pixels = group["tiles"][slot]
             pixels.view("u1")[0, 0] ^= 0x10
             group["tiles"][slot] = pixels
+
+
+class TestFiles(PersistentStoreTests):
+    """The backend that the documentation shows."""
+
+    def open_store(self, location: Any, **options: Any) -> FileTileStore:
+        return FileTileStore(location, **options)
+
+    def damage_tile(self, location: Path, tensor_id: str, tile: Index) -> None:
+        with FileTileStore(location) as store:
+            store.open(tensor_id)
+            path = store._folders[tensor_id] / ".".join(map(str, tile))
+        data = path.read_bytes()
+        path.write_bytes(data[:-1] + bytes([data[-1] ^ 0x10]))
 
 
 class TestDict(PersistentStoreTests):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -110,3 +112,24 @@ class PartialTileTests(SuiteHooks):
         assert found is not None
         assert found.prefix_length == 1
         assert same_bits(found.prefix, 2 * ones)
+
+    def test_parts_that_two_add_at_once_are_all_kept(self, location: Any) -> None:
+        """A backend that reads, adds and writes back loses those that the other has added meanwhile."""
+        if not self.concurrent:
+            pytest.skip("one store object at a time")
+        piece, together, count = torch.ones(1, 1), Barrier(2), 30
+
+        def add(row: int) -> None:
+            with self._open(location) as store:
+                declare(store)
+                together.wait(60)
+                for column in range(count):
+                    store._write_partials("t", {(0, 0): PartialTile(pieces={(row, column): piece})})
+
+        with self._open(location) as store:
+            declare(store)
+            with ThreadPoolExecutor(2) as threads:
+                list(threads.map(add, range(2)))
+            (found,) = store._read_partials("t", [(0, 0)])
+        assert found is not None
+        assert found.pieces.keys() == {(row, column) for row in range(2) for column in range(count)}
