@@ -193,10 +193,10 @@ def fill(job: Job, workers: int | None, progress: bool | str | Watcher) -> FillR
             job.flush()
     reports = []
     for node in nodes:
-        (tiles_before, bytes_before), (tiles, nbytes) = before[node], node.store.written(node.spec.tensor_id)
-        reports.append(
-            TensorReport(node.spec.tensor_id, tally.windows[node], tiles - tiles_before, nbytes - bytes_before)
-        )
+        # A tensor that has been cleared meanwhile is counted from 0 again.
+        counts = zip(node.store.written(node.spec.tensor_id), before[node], strict=True)
+        tiles, nbytes = (max(0, now - earlier) for now, earlier in counts)
+        reports.append(TensorReport(node.spec.tensor_id, tally.windows[node], tiles, nbytes))
     return FillReport(tuple(reports), tally.seconds)
 
 

@@ -210,6 +210,7 @@ class TileCache:
         """
         self._writer.cancel(lambda key: key[0] is record)
         self._drop(lambda key, _entry: key[0] is record)
+        self._storer.forget(record.spec.tensor_id)
 
     def hand_over(self, old: Record, new: Record, but: BoxSet) -> None:
         """Let a tensor's new record, which is current by now, have what is stored and in memory of the old one.

@@ -29,6 +29,7 @@ class LRU(Generic[K, V]):
         self.max_bytes = max_bytes
         self.max_items = max_items
         self.total_bytes = 0
+        self._lent: list[int] = []
         self._entries: OrderedDict[K, V] = OrderedDict()
         self._sizes: dict[K, int] = {}
 
@@ -80,15 +81,16 @@ class LRU(Generic[K, V]):
 
     @contextmanager
     def limited(self, room: int) -> Iterator[None]:
-        """While it is entered, values without a limit have one: what there is now and `room` bytes."""
-        if self.max_bytes is not None or self.max_items is not None:
-            yield
-            return
-        self.max_bytes = self.total_bytes + room
+        """While it is entered, values without a limit have one: what there is now and `room` bytes.
+
+        Of several that are entered at once, each keeps its own until it is left.
+        """
+        limit = self.total_bytes + room
+        self._lent.append(limit)
         try:
             yield
         finally:
-            self.max_bytes = None
+            self._lent.remove(limit)
 
     def recount(self, keep: Callable[[V], bool] = lambda _value: True) -> None:
         """Drop what `keep` refuses, and add up sizes anew, after a fork in the middle of a change."""
@@ -97,6 +99,8 @@ class LRU(Generic[K, V]):
         self.total_bytes = sum(self._sizes.values())
 
     def _over(self) -> bool:
+        if self._lent and self.max_bytes is None and self.max_items is None:
+            return self.total_bytes > min(self._lent, default=self.total_bytes)
         return (self.max_bytes is not None and self.total_bytes > self.max_bytes) or (
             self.max_items is not None and len(self._entries) > self.max_items
         )

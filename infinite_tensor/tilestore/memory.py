@@ -96,16 +96,16 @@ class MemoryTileStore(TileStore):
     @contextmanager
     def limited(self, cache_limit: int) -> Iterator[None]:
         """Keep no more than now and this much, if there is no limit."""
-        if self._windows.limited:
-            yield
-            return
         with self._lock:
             held = sum(row.window_bytes for id_ in self._specs for row in self._windows.of(id_).values())
-        self.cache_size_bytes = held + cache_limit
+            limit = held + cache_limit
+            self._windows.lend(limit)
+            self._shrink_patches()
         try:
             yield
         finally:
-            self.cache_size_bytes = None
+            with self._lock:
+                self._windows.take_back(limit)
 
     def layout(self, spec: TensorSpec) -> TileLayout:
         """The patches that blended pixels are kept in."""
@@ -267,6 +267,9 @@ class MemoryTileStore(TileStore):
         return known
 
     def _layout(self, spec: TensorSpec) -> TileLayout:
+        if not self._keeps(spec):
+            # Cleared, or moved: what is found of it must not be taken for that of the next tensor of this id.
+            return patch_layout(spec)
         if spec.tensor_id not in self._layouts:
             self._layouts[spec.tensor_id] = patch_layout(spec)
         return self._layouts[spec.tensor_id]

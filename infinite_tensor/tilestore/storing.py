@@ -30,19 +30,23 @@ class TileStorer:
         return self._written.get(tensor_id, (0, 0))
 
     def store(
-        self, storage: PersistentTileStore, lock: threading.RLock, jobs: Mapping[Key, TileInProgress]
+        self, storage: PersistentTileStore, lock: threading.RLock, jobs: dict[Key, TileInProgress]
     ) -> Sequence[StoreError]:
         """Store tiles of any tensors; a tensor that cannot be stored holds up no other. Runs on the writer's thread.
 
-        The lock is held while tiles in progress are looked at, not while they are on their way.
+        What is stored, or need not be any more, is taken out of `jobs`. The lock is held while tiles in progress are
+        looked at, not while they are on their way.
         """
         by_record: dict[Record, dict[Index, TileInProgress]] = {}
         for (record, tile), job in jobs.items():
             by_record.setdefault(record, {})[tile] = job
         failures = []
-        for record, tiles in filter(lambda item: storage._is_current(item[0]), by_record.items()):
+        for record, tiles in by_record.items():
             try:
-                self._store_tensor(storage, lock, record.spec.tensor_id, tiles)
+                if storage._is_current(record):
+                    self._store_tensor(storage, lock, record.spec.tensor_id, tiles)
+                for tile in tiles:
+                    del jobs[record, tile]
             except StoreError as error:
                 failures.append(error)
                 if isinstance(error.__cause__, TimeoutError | ConnectionError):
@@ -70,3 +74,7 @@ class TileStorer:
             tile_count, nbytes = self.written(tensor_id)
             nbytes += sum(block.nbytes for block in (*complete.values(), *parts.values()) if block is not None)
             self._written[tensor_id] = tile_count + len(complete), nbytes
+
+    def forget(self, tensor_id: str) -> None:
+        """Count a tensor from 0 again: it has been cleared."""
+        self._written.pop(tensor_id, None)

@@ -25,6 +25,7 @@ class WindowCache:
         self.max_bytes = max_bytes
         self.max_items = max_items
         self.total_bytes = 0
+        self._lent: list[int] = []
         self._rows: dict[str, dict[Index, Row]] = {}
         # Kept where there are limits only.
         self._order: OrderedDict[tuple[str, Index], int] = OrderedDict()
@@ -32,17 +33,37 @@ class WindowCache:
     @property
     def limited(self) -> bool:
         """Whether windows may be forgotten."""
-        return self.max_bytes is not None or self.max_items is not None
+        return self.max_bytes is not None or self.max_items is not None or len(self._lent) > 0
 
     @property
     def room(self) -> int:
         """Bytes that the limit leaves; 0 where there is a limit in windows only."""
-        return 0 if self.max_bytes is None else self.max_bytes - self.total_bytes
+        limit = self._limit()
+        return 0 if limit is None else limit - self.total_bytes
 
     def limit_bytes(self, max_bytes: int | None) -> None:
         """Set another limit, and make it hold."""
         was_limited, self.max_bytes = self.limited, max_bytes
-        if not was_limited:
+        self._hold(was_limited)
+
+    def lend(self, limit: int) -> None:
+        """Let windows without a limit have one, until it is taken back; the smallest one counts."""
+        was_limited = self.limited
+        self._lent.append(limit)
+        self._hold(was_limited)
+
+    def take_back(self, limit: int) -> None:
+        """End what `lend` began."""
+        self._lent.remove(limit)
+
+    def _limit(self) -> int | None:
+        if self.max_bytes is not None or self.max_items is not None:
+            return self.max_bytes
+        return min(self._lent, default=None)
+
+    def _hold(self, was_limited: bool) -> None:
+        """Make the limits hold; windows that had none are put in order first."""
+        if not was_limited and self.limited:
             kept, self._rows = self._rows, {}
             for tensor_id, rows in kept.items():
                 self.put(tensor_id, rows)
@@ -114,6 +135,7 @@ class WindowCache:
             del self._rows[tensor_id][index]
 
     def _over(self) -> bool:
-        return (self.max_bytes is not None and self.total_bytes > self.max_bytes) or (
+        limit = self._limit()
+        return (limit is not None and self.total_bytes > limit) or (
             self.max_items is not None and len(self._order) > self.max_items
         )

@@ -21,8 +21,8 @@ class Job(Protocol):
 
 K = TypeVar("K", bound=Hashable)
 J = TypeVar("J", bound=Job)
-Write: TypeAlias = Callable[[Mapping[K, J]], Sequence[StoreError]]
-"""Stores the jobs; what it returns says what went wrong."""
+Write: TypeAlias = Callable[[dict[K, J]], Sequence[StoreError]]
+"""Stores the jobs; what it returns says what went wrong. Where something did, it takes those out that are stored."""
 
 _BATCH_JOBS = 64
 _BATCH_BYTES = 16 * 2**20
@@ -137,13 +137,14 @@ class Writer(Generic[K, J]):
 
     def _work(self, write: Write[K, J]) -> None:
         while self._begin():
+            unstored = dict(self._writing)
             try:
-                failures = write(self._writing)
+                failures = write(unstored)
             except BaseException as error:  # noqa: BLE001  (a thread that ends here would be waited for)
                 stopped = StoreError(f"what was to be stored in the background was stopped by {error!r}")
                 stopped.__cause__ = error
                 failures = [stopped]
-            self._end(failures)
+            self._end(failures, unstored)
 
     def _begin(self) -> bool:
         """Take jobs from the queue; False where it is empty and the thread must end."""
@@ -157,12 +158,12 @@ class Writer(Generic[K, J]):
             self._busy = bool(self._writing)
             return self._busy
 
-    def _end(self, failures: Sequence[StoreError]) -> None:
+    def _end(self, failures: Sequence[StoreError], unstored: Mapping[K, J]) -> None:
         with self._lock:
             self._untold += failures
             self._reasons += failures
             if failures:
-                self._failed |= {key: job for key, job in self._writing.items() if key not in self._queued}
+                self._failed |= {key: job for key, job in unstored.items() if key not in self._queued}
             if any(isinstance(failure.__cause__, TimeoutError | ConnectionError) for failure in failures):
                 # Nothing gets through: the others would only take longer to fail as well.
                 self._failed |= self._queued

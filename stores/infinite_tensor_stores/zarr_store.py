@@ -52,11 +52,12 @@ from infinite_tensor_stores.zarr_writers import Writers
 
 
 class _Bound(NamedTuple):
-    """Where a tensor lies, how its tiles are encoded, and who writes them."""
+    """Where a tensor lies, how its tiles are encoded, who writes them, and the logs of those that are not complete."""
 
     place: Place
     codec: ChunkCodec
     writers: Writers
+    logs: Logs
 
 
 class ZarrTileStore(BindingStore[_Bound]):
@@ -136,7 +137,6 @@ class ZarrTileStore(BindingStore[_Bound]):
         # beside the new tensor, never into it.
         self._bound = {}
         self._created: str | None = None
-        self._logs = Logs(self.concurrency)
         super().__init__(
             tile_size,
             cache_size_bytes,
@@ -206,7 +206,8 @@ class ZarrTileStore(BindingStore[_Bound]):
         place = Place.of(definition)
         # Once: whoever binds the tensor again does not know what has been written since.
         founder, self._created = place.definition["incarnation"] == self._created, None
-        return _Bound(place, self._codec_of(place), Writers(place.shared, founder=founder))
+        writers = Writers(place.shared, founder=founder)
+        return _Bound(place, self._codec_of(place), writers, Logs(self.concurrency))
 
     def _codec_of(self, place: Place) -> ChunkCodec:
         codec = ChunkCodec(array_document(place.definition))
@@ -243,7 +244,7 @@ class ZarrTileStore(BindingStore[_Bound]):
     def _read_bound_tiles(
         self, tensor_id: str, bound: _Bound, tile_indices: Sequence[Index]
     ) -> list[torch.Tensor | None]:
-        place, codec, _ = bound
+        place, codec = bound.place, bound.codec
         keys = {tile: place.chunk(tile) for tile in self._candidates(bound, tile_indices)}
         found = get_many(self._store, list(keys.values()), self.concurrency, most=codec.most_bytes)
         stored = zip(keys.items(), found, strict=True)
@@ -263,7 +264,7 @@ class ZarrTileStore(BindingStore[_Bound]):
         return bound.writers.candidates(tile_indices, get_many(self._store, doubt) if doubt else [])
 
     def _write_tiles(self, tensor_id: str, tiles: Mapping[Index, torch.Tensor]) -> None:
-        place, codec, writers = self._bound[tensor_id]
+        place, codec, writers, _ = self._bound[tensor_id]
         self._check_place(tensor_id, place, *get_many(self._store, [place.group]))
         writers.will_write(self._store, tiles)
         blocks = {place.chunk(tile): to_stored(block) for tile, block in tiles.items()}
@@ -272,7 +273,7 @@ class ZarrTileStore(BindingStore[_Bound]):
     def _read_bound_partials(
         self, tensor_id: str, bound: _Bound, tile_indices: Sequence[Index]
     ) -> list[PartialTile | None]:
-        place, _, writers = bound
+        place, _, writers, bound_logs = bound
         doubt = writers.doubt(tile_indices)
         # Where nothing is in doubt, the parts are asked for with the definition.
         keys = doubt or [part_of(place.log(tile)) for tile in tile_indices]
@@ -282,7 +283,7 @@ class ZarrTileStore(BindingStore[_Bound]):
         tiles = writers.candidates(tile_indices, found if doubt else [])
         logs = [place.log(tile) for tile in tiles]
         first = get_many(self._store, [*map(part_of, logs)], self.concurrency, most=most) if doubt else found
-        parts = self._logs.read(self._store, dict(zip(logs, first, strict=True)), most)
+        parts = bound_logs.read(self._store, dict(zip(logs, first, strict=True)), most)
         return [PartialTile.merged(self._parts_in(log, parts.get(log, ()))) for log in map(place.log, tile_indices)]
 
     def _parts_in(self, log: str, stored: Sequence[bytes]) -> list[PartialTile]:
@@ -295,17 +296,17 @@ class ZarrTileStore(BindingStore[_Bound]):
         return parts
 
     def _write_partials(self, tensor_id: str, partials: Mapping[Index, PartialTile | None]) -> None:
-        place, _, writers = self._bound[tensor_id]
-        logs = {place.log(tile): part for tile, part in partials.items()}
+        place, _, writers, logs = self._bound[tensor_id]
         self._check_place(tensor_id, place, *get_many(self._store, [place.group]))
         writers.will_write(self._store, [tile for tile, part in partials.items() if part is not None])
-        self._logs.write(self._store, {log: None if part is None else part.to_bytes(log) for log, part in logs.items()})
+        parts = {place.log(tile): part for tile, part in partials.items()}
+        logs.write(self._store, {log: None if part is None else part.to_bytes(log) for log, part in parts.items()})
 
     def _delete_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> None:
-        place = self._bound[tensor_id].place
+        place, _, _, logs = self._bound[tensor_id]
         self._check_place(tensor_id, place, *get_many(self._store, [place.group]))
-        self._logs.delete(self._store, logs_of(self._store, place, set(tile_indices)))
-        self._logs.forget(map(place.log, tile_indices))
+        logs.delete(self._store, logs_of(self._store, place, set(tile_indices)))
+        logs.forget(map(place.log, tile_indices))
         concurrently(self._store.delete, map(place.chunk, tile_indices), self.concurrency)
 
     def _has_bound_tiles(self, bound: _Bound, tile_indices: Sequence[Index]) -> list[bool]:
@@ -367,10 +368,10 @@ class ZarrTileStore(BindingStore[_Bound]):
         check_root(self._store, self)
         sweep = Sweep(self._store, self.concurrency)
         collected = sweep.run()
-        self._logs.forget(sweep.logs)
+        for bound in list(self._bound.values()):
+            bound.logs.forget(sweep.logs)
         return collected
 
     def _close_backend(self) -> None:
         self._bound.clear()
-        self._logs = Logs(self.concurrency)
         disconnect(self._store)

@@ -122,6 +122,32 @@ def test_a_tensor_that_cannot_be_stored_does_not_hold_up_another() -> None:
     store.close()
 
 
+def test_what_was_stored_beside_it_is_neither_stored_nor_counted_again(broken: Broken) -> None:
+    written: list[str] = []
+
+    def hits(operation: str, key: str) -> bool:
+        if writes(operation, key) and key.startswith("t-top/"):
+            written.append(key)
+        return writes(operation, key) and key.startswith("t-noise/")
+
+    # All tiles wait, and so those of both tensors are in one batch now.
+    broken.outage.hits = hits
+    with pytest.raises(StoreError, match="of tensor 'noise'"):
+        broken.store.flush()
+    assert written
+    written.clear()
+    counted = broken.store.written("top")
+    for _ in range(2):
+        with pytest.raises(StoreError, match="of tensor 'noise'"):
+            broken.store.flush()
+    assert (written, broken.store.written("top")) == ([], counted)
+    broken.outage.stop()
+    broken.store.close()
+    again = Chain(broken.opened())
+    assert torch.equal(again.top[0:60, 0:20], broken.pixels)
+    assert not again.calls
+
+
 def test_a_flush_names_every_tensor_that_could_not_be_stored(broken: Broken) -> None:
     with pytest.raises(StoreError, match=r"(?s)writes have failed:.*of tensor 'noise'.*of tensor 'top'"):
         broken.store.flush()
