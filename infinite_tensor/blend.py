@@ -5,11 +5,17 @@ on the order in which windows were computed. The default sum starts from the fir
 pixel rather than from 0: ``0.0 + -0.0`` is ``0.0`` and an addition may change a NaN, a copy does neither.
 Which part of a window comes first is geometry: the part that the previous window along no coordinate
 covers. It is a few boxes, the same for every inner window, so no mask is needed.
+
+On the CPU, torch computes most of a block with vector instructions and what remains at its end one by one; the
+two may differ in the last bit (logaddexp, atan2, pow), or in the sign of a zero (maximum). A blend that is given
+is therefore called on flat blocks that leave no remainder, so that the bits of a pixel do not depend on where in
+a block it lies. A graphics processor computes all pixels alike.
 """
 
 from __future__ import annotations
 
 import enum
+import math
 import operator
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
@@ -28,6 +34,14 @@ _LEFT_TO_NUMPY = frozenset(map(np.dtype, ("uint16", "uint32", "uint64", "complex
 """torch cannot add the former, and to add the latter it multiplies: what is infinite becomes NaN."""
 _SERIAL = 2**15 - 1
 """Elements that torch works on without its threads, which are not there in a forked process."""
+_LANES = 64
+"""A multiple of what torch's vector loops take at a time, in every dtype that rounds."""
+_FLAT = _SERIAL // _LANES * _LANES
+"""Most elements of a flat block: so many are not shared out among threads, whose parts would end anywhere."""
+_SAME_EVERYWHERE = (torch.fmax, torch.fmin)
+"""Blends that give the same bits wherever a pixel lies in a block, of any shape."""
+_SAME_INTEGERS = (torch.maximum, torch.minimum)
+"""The same holds of these where there is neither NaN nor -0.0, of which torch's loops pick different ones."""
 
 _Box: TypeAlias = tuple[Index, Index]
 
@@ -58,7 +72,7 @@ class Blender:
     dtype : torch.dtype
         Its dtype.
     blend : callable or None
-        ``blend(existing, incoming) -> combined``, elementwise; None sums.
+        ``blend(existing, incoming) -> combined``, elementwise; None sums. On the CPU it is called on flat blocks.
     blend_init : number or None
         What a pixel holds before its first window; None is 0.
     """
@@ -69,6 +83,8 @@ class Blender:
         self._blend = blend
         self._init = blend_init
         self._sums_from_first = blend is None and blend_init is None
+        same = _SAME_EVERYWHERE if dtype.is_floating_point else _SAME_EVERYWHERE + _SAME_INTEGERS
+        self._takes_any_shape = any(blend is each for each in same)
         self._parts: dict[tuple[bool, ...], list[_Part]] = {}
         self._row_parts: dict[tuple[bool, ...], list[_Part]] = {}
 
@@ -174,14 +190,31 @@ class Blender:
 
     def _combined(self, blend: Blend, existing: Array, incoming: Array) -> Array:
         # Copies, so that a blend which writes into its arguments harms nothing that is stored.
-        a, b = (as_tensor(copied(block)) for block in (existing, incoming))
-        shape = a.shape
-        combined = blend(a, b)
+        if self._takes_any_shape or not _on_cpu(existing):
+            combined = self._called(blend, *(as_tensor(copied(block)) for block in (existing, incoming)))
+        else:
+            combined = self._combined_flat(blend, _flattened(existing), _flattened(incoming))
+            combined = combined[: math.prod(existing.shape)].reshape(existing.shape)
+        return as_array(combined) if isinstance(existing, np.ndarray) else combined
+
+    def _combined_flat(self, blend: Blend, existing: torch.Tensor, incoming: torch.Tensor) -> torch.Tensor:
+        """Blend what `_flattened` gave; the pixels that fill it up are still there."""
+        if len(existing) <= _FLAT:
+            return self._called(blend, existing, incoming)
+        for begin in range(0, len(existing), _FLAT):
+            part = existing[begin : begin + _FLAT]
+            part.copy_(self._called(blend, part, incoming[begin : begin + _FLAT]))
+        return existing
+
+    def _called(self, blend: Blend, existing: torch.Tensor, incoming: torch.Tensor) -> torch.Tensor:
+        shape = existing.shape
+        combined = blend(existing, incoming)
         if not isinstance(combined, torch.Tensor) or combined.dtype != self._dtype or combined.shape != shape:
             raise ValidationError(
-                f"blend must be elementwise and return {self._dtype} of shape {tuple(shape)}, got {_describe(combined)}"
+                f"blend must be elementwise and return {self._dtype} of shape {tuple(shape)}, the block that it was "
+                f"given, got {_describe(combined)}"
             )
-        return as_array(combined) if isinstance(existing, np.ndarray) else combined
+        return combined
 
     def _parts_of(self, index: Index) -> list[_Part]:
         """The parts of window `index`, and what is done with each; those that are seen first in it come first."""
@@ -282,6 +315,20 @@ def _add(target: Array, source: Array) -> None:
             _add(target[begin : begin + step], source[begin : begin + step])
 
 
+def _on_cpu(array: Array) -> bool:
+    return isinstance(array, np.ndarray) or array.device.type == "cpu"
+
+
+def _flattened(block: Array) -> torch.Tensor:
+    """A copy of the pixels of a block in a row, whose first one fills it up to a multiple of `_LANES`."""
+    count = math.prod(block.shape)
+    length = -(-count // _LANES) * _LANES
+    flat = np.empty(length, block.dtype) if isinstance(block, np.ndarray) else block.new_empty(length)
+    flat[:count].reshape(block.shape)[...] = block
+    flat[count:] = flat[:1]
+    return as_tensor(flat)
+
+
 def check_blend(blend: Blend | None, dtype: torch.dtype, device: torch.device) -> None:
     """Try `blend` once on a small block, so that a blend that cannot work is found at construction.
 
@@ -294,14 +341,17 @@ def check_blend(blend: Blend | None, dtype: torch.dtype, device: torch.device) -
         return
     if not callable(blend):
         raise ValidationError(f"blend must be callable or None, got {blend!r}")
-    pair = [torch.zeros(2, dtype=dtype, device=device) for _ in range(2)]
+    pair = [torch.zeros(_LANES, dtype=dtype, device=device) for _ in range(2)]
     try:
         combined = blend(*pair)
-    except (RuntimeError, TypeError) as error:
-        raise ValidationError(f"blend {blend!r} does not work on {dtype}: {error}") from error
-    if not isinstance(combined, torch.Tensor) or combined.dtype != dtype or combined.shape != (2,):
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise ValidationError(
-            f"blend must map two blocks of {dtype} to one of the same shape, got {_describe(combined)}"
+            f"blend {blend!r} does not work on {dtype}, in flat blocks of shape ({_LANES},): {error}"
+        ) from error
+    if not isinstance(combined, torch.Tensor) or combined.dtype != dtype or combined.shape != (_LANES,):
+        raise ValidationError(
+            f"blend must map two blocks of {dtype} of shape ({_LANES},) to one of the same shape, "
+            f"got {_describe(combined)}"
         )
 
 

@@ -93,7 +93,8 @@ class InfiniteTensor(TensorAttributes, LargeRegions):
         Most windows in one call of `f`; a tuple lists the sizes that are allowed, and contains 1.
     blend : callable, optional
         Elementwise ``blend(existing, incoming) -> combined`` for pixels that several windows cover,
-        applied in lexicographic order of window index. Default: the sum.
+        applied in lexicographic order of window index. On the CPU it is given flat blocks, of shape ``(N,)``.
+        Default: the sum.
     blend_init : number, optional
         What a pixel holds before its first window, and where there is none. Default: 0.
     version : JSON value, optional

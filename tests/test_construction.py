@@ -53,6 +53,8 @@ def base() -> InfiniteTensor:
         ({"blend": 3}, "blend must be callable"),
         ({"blend": lambda a, b: (a + b).double()}, "blend must map"),
         ({"blend": lambda a, _b: a.sum()}, "blend must map"),
+        ({"blend": lambda a, b: a[:, 0] + b}, r"does not work on torch.float32, in flat blocks of shape \(64,\)"),
+        ({"blend": lambda a, b: a.reshape(4, 4) + b}, "in flat blocks"),
         ({"blend": torch.maximum, "dtype": torch.complex64}, "does not work on torch.complex64"),
         ({"blend": torch.maximum, "dtype": torch.uint16}, "does not work on torch.uint16"),
         ({"blend_init": "0"}, "blend_init must be a number"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,10 +13,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infinite_tensor import TensorWindow
+from infinite_tensor import TensorWindow, ValidationError
 from infinite_tensor.arrays import as_array
 from infinite_tensor.blend import Blender
 from infinite_tensor.window import Shape, WindowGrid
+from tests.blends import BLENDS, CASES, alone
 
 GRIDS: list[tuple[TensorWindow, Shape]] = [
     (TensorWindow((4, 5), stride=(2, 2)), (None, None)),
@@ -113,3 +116,65 @@ def test_a_row_of_windows_is_folded_as_one_after_the_other(
             blender.fold_row(as_array(by_rows), start, as_array(row), (*lead, last))
             last += count
     assert torch.equal(one_by_one.view(torch.uint8), by_rows.view(torch.uint8))
+
+
+@pytest.fixture(params=[1, 2])
+def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    """So many threads of torch."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+def test_a_pixel_is_blended_alike_wherever_in_a_block_it_lies(name: str, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(5)
+    existing, incoming = (torch.randn(61, dtype=dtype, generator=generator) * 2 for _ in range(2))
+    # Of these the sign is easily lost.
+    existing[0], incoming[0], existing[1], incoming[1] = 0.0, -0.0, -0.0, 0.0
+    expected = alone(BLENDS[name], existing, incoming)
+    for size, first in itertools.product([(1,), (7, 9), (3, 64), (5, 11, 17), (190, 180)], [0, 1, 30]):
+        pixels = (torch.arange(math.prod(size)) + first) % len(existing)
+        # A part of a larger block, as most are.
+        target = torch.zeros([extent + 3 for extent in size], dtype=dtype)
+        part = target[tuple([slice(extent) for extent in size])]
+        part[...] = existing[pixels].reshape(size)
+        blender = Blender(WindowGrid(TensorWindow(size), (None,) * len(size)), dtype, BLENDS[name], 0)
+        origin = (0,) * len(size)
+        blender.fold(as_array(part), origin, as_array(incoming[pixels].reshape(size)), origin, origin)
+        assert torch.equal(part.flatten().view(torch.uint8), expected[pixels].view(torch.uint8)), (size, first)
+
+
+def test_a_blend_is_called_on_flat_blocks_of_whole_lanes() -> None:
+    shapes: list[tuple[int, ...]] = []
+
+    def noted(existing: torch.Tensor, incoming: torch.Tensor) -> torch.Tensor:
+        shapes.append(tuple(existing.shape))
+        assert existing.is_contiguous()
+        assert incoming.is_contiguous()
+        assert bool((incoming == 1).all())
+        return existing + incoming
+
+    def fold(size: tuple[int, ...]) -> None:
+        blender = Blender(WindowGrid(TensorWindow(size), (None,) * len(size)), torch.float32, noted, None)
+        origin = (0,) * len(size)
+        target = np.zeros(size, dtype=np.float32)
+        blender.fold(target, origin, np.ones(size, dtype=np.float32), origin, origin)
+        assert (target == 1).all()
+
+    fold((5, 7))
+    fold((300, 220))
+    assert shapes == [(64,), (32704,), (32704,), (640,)]
+
+
+def test_what_a_blend_of_a_large_block_returns_is_checked_to_the_end() -> None:
+    def fickle(existing: torch.Tensor, incoming: torch.Tensor) -> torch.Tensor:
+        return existing + incoming if len(existing) == 32704 else existing.double()
+
+    blender = Blender(WindowGrid(TensorWindow((300, 220)), (None, None)), torch.float32, fickle, None)
+    target = np.zeros((300, 220), dtype=np.float32)
+    with pytest.raises(ValidationError, match=r"elementwise and return torch.float32 of shape \(640,\).*float64"):
+        blender.fold(target, (0, 0), np.ones((300, 220), dtype=np.float32), (0, 0), (0, 0))
+    assert not target.any()
