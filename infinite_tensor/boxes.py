@@ -19,7 +19,7 @@ UNBOUNDED = 2**62
 """Stands for infinity in interval arithmetic; leaves room for sums within int64."""
 
 COORDINATE_LIMIT = 2**51
-"""Pixels of an unbounded dimension lie in [-2**51, 2**51]: exact in every store's metadata."""
+"""Pixels of an unbounded dimension lie in [-2**51, 2**51): exact in every store's metadata."""
 
 MOST_AT_ONCE = 2**23
 """Windows or tiles that are worked on at once; the indices of more would fill the memory."""

@@ -148,10 +148,10 @@ def _coordinate(entry: object, d: int, extent: int | None) -> int:
 
 
 def _check_limit(start: int, stop: int, d: int) -> None:
-    if start < -COORDINATE_LIMIT or stop > COORDINATE_LIMIT + 1:
+    if start < -COORDINATE_LIMIT or stop > COORDINATE_LIMIT:
         raise RegionError(
-            f"dimension {d}: pixels {start}..{stop - 1} reach beyond the limit of 2**51 = {COORDINATE_LIMIT}"
-            " in either direction"
+            f"dimension {d}: pixels {start}..{stop - 1} reach beyond the limit of 2**51: coordinates go from "
+            f"-{COORDINATE_LIMIT} to {COORDINATE_LIMIT - 1}"
         )
 
 

@@ -324,9 +324,10 @@ class WindowGrid:
         exist = np.asarray(((indices >= self.first) & (indices <= self.last)).all(axis=1))
         for k, size, stride, offset, _ in self._dimensions():
             if k is not None:
-                # As floats, which do not wrap around.
-                start = indices[:, k].astype(np.float64) * stride + offset
-                exist &= (start <= COORDINATE_LIMIT) & (start + size > -COORDINATE_LIMIT)
+                # The index is compared, as products with it could wrap around.
+                low = -((COORDINATE_LIMIT + offset + size - 1) // stride)
+                high = (COORDINATE_LIMIT - 1 - offset) // stride
+                exist &= (indices[:, k] >= low) & (indices[:, k] <= high)
         return exist
 
     @cached_property

@@ -16,7 +16,7 @@ from infinite_tensor.errors import RegionError, TileAccessError, ValidationError
 from infinite_tensor.validate import outside_arg
 
 _REACH = 2 * COORDINATE_LIMIT
-"""Halos may reach a little beyond the last pixel that can be read."""
+"""Halos may reach beyond the last pixel that can be read; what lies there is computed and not stored."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,8 @@ def _arg_starts(computation: Computation, at: int, upstream: Input, windows: Int
         if max(-low, high) > _REACH:
             raise RegionError(
                 f"args_windows[{at}] of tensor {computation.names} reaches pixels {low} .. {high - 1} in dimension "
-                f"{d} of {upstream.node.spec.tensor_id!r}, beyond the limit of 2**51 in either direction"
+                f"{d} of {upstream.node.spec.tensor_id!r}, far beyond the limit of 2**51: coordinates go from "
+                f"-{COORDINATE_LIMIT} to {COORDINATE_LIMIT - 1}, and args_windows may reach from -2**52 to 2**52"
             )
     return window.starts(windows)
 

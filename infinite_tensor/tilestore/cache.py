@@ -42,7 +42,7 @@ class TileCache:
     flush_interval : float
         Seconds after which tiles in progress are stored, looked at as they change.
     read_only : bool
-        Nothing is ever stored; what is evicted is gone.
+        Nothing is ever stored; what is evicted is gone. Elsewhere that holds of tiles beyond the coordinate limits.
     """
 
     def __init__(self, entries: LRU[Key, Entry], flush_interval: float, read_only: bool) -> None:
@@ -185,7 +185,7 @@ class TileCache:
         with self.lock:
             self._dirty_since = None
             for key, entry in self.entries.items():
-                if isinstance(entry, TileInProgress) and entry.dirty and not self._read_only:
+                if isinstance(entry, TileInProgress) and entry.dirty:
                     self._submit(storage, key, entry)
 
     def flush(self, storage: PersistentTileStore) -> None:
@@ -277,8 +277,7 @@ class TileCache:
     def _enter(self, storage: PersistentTileStore, record: Record, tile: Index, entry: Entry) -> Entry:
         key = (record, tile)
         if isinstance(entry, TileInProgress) and entry.blended:
-            if not self._read_only:
-                self._submit(storage, key, entry)
+            self._submit(storage, key, entry)
             entry = entry.finished()
         elif isinstance(entry, TileInProgress) and entry.dirty and self._dirty_since is None:
             self._dirty_since = time.monotonic()
@@ -289,6 +288,9 @@ class TileCache:
         self.entries.put(key, entry, entry.nbytes)
 
     def _submit(self, storage: PersistentTileStore, key: Key, tile: TileInProgress) -> None:
+        """Have a tile stored, unless it has no place in storage."""
+        if self._read_only or not key[0].layout.is_stored(key[1]):
+            return
         self._writer.submit(key, tile, partial(self._storer.store, storage, self.lock))
 
     def _evict(self, storage: PersistentTileStore) -> None:
@@ -298,6 +300,6 @@ class TileCache:
         if isinstance(entry, TileInProgress):
             if key in self._pins:
                 return False
-            if entry.dirty and not self._read_only:
+            if entry.dirty:
                 self._submit(storage, key, entry)
         return True

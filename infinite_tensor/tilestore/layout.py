@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from infinite_tensor.arrays import Array
-from infinite_tensor.boxes import Index
+from infinite_tensor.boxes import COORDINATE_LIMIT, Index
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.spec import TensorSpec
 from infinite_tensor.window import Shape, TensorWindow, WindowGrid, as_index
@@ -113,6 +113,13 @@ class TileLayout:
         """The pixel after the last one of a tile that lies inside the tensor."""
         ends = [(i + 1) * n for i, n in zip(tile, self.tile_shape, strict=True)]
         return tuple([e if extent is None else min(e, extent) for e, extent in zip(ends, self.shape, strict=True)])
+
+    def is_stored(self, tile: Index) -> bool:
+        """Whether a tile has a place in storage: it holds pixels between the limits of the coordinates."""
+        for i, n, extent in zip(tile, self.tile_shape, self.shape, strict=True):
+            if extent is None and not -COORDINATE_LIMIT - n < i * n < COORDINATE_LIMIT:
+                return False
+        return True
 
     def box(self, start: Sequence[int], stop: Sequence[int]) -> tuple[list[int], list[int]]:
         """The box of tiles that hold the pixels ``[start, stop)``, of which there is at least one."""

@@ -71,7 +71,8 @@ def test_anything_with_index_is_an_int() -> None:
         (sl[0:4:0], (None,), "step cannot be zero"),
         (10, (10,), "out of range for dimension 0 with size 10"),
         (-11, (10,), "out of range"),
-        (COORDINATE_LIMIT + 1, (None,), r"beyond the limit of 2\*\*51"),
+        (COORDINATE_LIMIT, (None,), r"beyond the limit of 2\*\*51"),
+        (sl[0 : COORDINATE_LIMIT + 1], (None,), f"go from -{COORDINATE_LIMIT} to {COORDINATE_LIMIT - 1}$"),
         (sl[-COORDINATE_LIMIT - 1 : 0], (None,), "beyond the limit"),
     ],
 )
@@ -82,7 +83,8 @@ def test_other_indices_are_refused(index: object, shape: tuple[int | None, ...],
 
 
 def test_the_limits_themselves_can_be_read() -> None:
-    assert parse(sl[COORDINATE_LIMIT], (None,)).start == (COORDINATE_LIMIT,)
+    assert parse(sl[COORDINATE_LIMIT - 1], (None,)).start == (COORDINATE_LIMIT - 1,)
+    assert parse(sl[0:COORDINATE_LIMIT], (None,)).stop == (COORDINATE_LIMIT,)
     assert parse(sl[-COORDINATE_LIMIT], (None,)).start == (-COORDINATE_LIMIT,)
 
 

@@ -12,6 +12,7 @@ from infinite_tensor.tilestore.testing.hooks import SuiteHooks
 from infinite_tensor.tilestore.testing.samples import TILE, declare, each_dtype, pixels, same_bits
 
 _FAR = 2**51 // TILE
+"""Tiles from -_FAR to _FAR - 1 hold all pixels."""
 
 
 class TileTests(SuiteHooks):
@@ -65,18 +66,19 @@ class TileTests(SuiteHooks):
             assert all(same_bits(found, tile) for found in store._read_tiles("t", [(0, 0), (0, 1)]))
 
     def test_tiles_and_partial_tiles_reach_to_the_limits_of_the_coordinates(self, location: Any) -> None:
-        """Pixels from -2**51 to 2**51, and neighbours are not mixed up."""
-        far: list[Index] = [(_FAR, -_FAR), (-_FAR - 1, _FAR), (_FAR - 1, -_FAR), (-1, 0), (0, -1)]
+        """Pixels from -2**51 to 2**51 - 1, and neighbours are not mixed up."""
+        far: list[Index] = [(_FAR - 1, -_FAR), (-_FAR, _FAR - 1), (_FAR - 2, -_FAR), (-1, 0), (0, -1)]
+        partial: list[Index] = [(_FAR - 1, _FAR - 1), (-_FAR, -_FAR), (-_FAR, _FAR - 2), (3, 4), (4, 3)]
         tiles = {index: pixels(torch.float32, TILE, TILE, seed=n) for n, index in enumerate(far)}
         with self._open(location) as store:
             declare(store)
             store._write_tiles("t", tiles)
-            store._write_partials("t", {(i + 5, j): PartialTile(tile, 1) for (i, j), tile in tiles.items()})
+            parts = zip(partial, tiles.values(), strict=True)
+            store._write_partials("t", {index: PartialTile(tile, 1) for index, tile in parts})
         with self._open(location) as store:
             declare(store)
             assert all(map(same_bits, store._read_tiles("t", far), tiles.values()))
-            partials = store._read_partials("t", [(i + 5, j) for i, j in far])
-            prefixes = [None if found is None else found.prefix for found in partials]
+            prefixes = [None if part is None else part.prefix for part in store._read_partials("t", partial)]
         assert all(map(same_bits, prefixes, tiles.values()))
 
     def test_equal_indices_of_two_tensors_do_not_meet(self, location: Any) -> None:

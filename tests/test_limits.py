@@ -1,0 +1,141 @@
+"""At the first and the last pixel of an unbounded dimension, everything is as it is elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import zarr
+
+from infinite_tensor import (
+    HDF5TileStore,
+    InfiniteTensor,
+    MemoryTileStore,
+    Output,
+    RegionError,
+    TensorWindow,
+    TileStore,
+    ZarrTileStore,
+)
+from infinite_tensor.window import WindowGrid
+
+LIMIT = 2**51
+
+STORES: dict[str, Callable[[Path], TileStore]] = {
+    "memory": lambda _path: MemoryTileStore(),
+    "zarr": lambda path: ZarrTileStore(path / "s.zarr", tile_size=4),
+    "zarr, with tiles that do not end at the limit": lambda path: ZarrTileStore(path / "s.zarr", tile_size=3),
+    "zarr, one tile in memory": lambda path: ZarrTileStore(path / "s.zarr", tile_size=4, cache_size_tiles=1),
+    "hdf5": lambda path: HDF5TileStore(path / "s.h5", tile_size=4),
+}
+
+
+@pytest.fixture(params=STORES)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> TileStore:
+    return STORES[request.param](tmp_path)
+
+
+def position(ctx: tuple[int, ...], size: int, stride: int) -> torch.Tensor:
+    return torch.arange(size) + ctx[0] * stride
+
+
+def chain(store: TileStore) -> tuple[InfiniteTensor, InfiniteTensor]:
+    """The number of each pixel, in windows that end beyond the limits; and sums over what is up to 9 pixels away."""
+    ground = InfiniteTensor(
+        (None,),
+        lambda ctx: position(ctx, 6, 6),
+        TensorWindow((6,), stride=6),
+        dtype=torch.int64,
+        tile_store=store,
+        tensor_id="ground",
+    )
+    top = InfiniteTensor(
+        (None,),
+        lambda _ctx, region: region.unfold(0, 19, 1).sum(-1),
+        TensorWindow((4,)),
+        args=[ground],
+        args_windows=[TensorWindow((22,), stride=4, offset=-9)],
+        dtype=torch.int64,
+        tile_store=store,
+        tensor_id="top",
+    )
+    return ground, top
+
+
+def test_the_first_and_the_last_pixels_are_read(store: TileStore) -> None:
+    ground, top = chain(store)
+    for start in (-LIMIT, LIMIT - 7):
+        expected = list(range(start, start + 7))
+        assert ground[start : start + 7].tolist() == expected
+        assert top[start : start + 7].tolist() == [19 * pixel for pixel in expected]
+        store.flush()
+        for t in (ground, top):
+            t.clear_cache()
+        assert top[start : start + 7].tolist() == [19 * pixel for pixel in expected]
+
+
+def test_pixels_beyond_are_refused_by_every_method(store: TileStore) -> None:
+    ground, _ = chain(store)
+    for region in (slice(LIMIT - 2, LIMIT + 1), slice(-LIMIT - 1, -LIMIT + 2)):
+        for use in (ground.__getitem__, ground.fill, ground.plan, ground.is_filled, ground.invalidate):
+            with pytest.raises(RegionError, match=rf"limit of 2\*\*51: coordinates go from -{LIMIT} to {LIMIT - 1}"):
+                use(region)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in STORES if "zarr" in kind])
+def test_all_chunks_lie_in_the_zarr_array(kind: str, tmp_path: Path) -> None:
+    with STORES[kind](tmp_path) as store:
+        tensors = chain(store)
+        for start in (-LIMIT, LIMIT - 7):
+            tensors[1].fill(slice(start, start + 7))
+            tensors[0][start : start + 7]
+        store.flush()
+        for t in tensors:
+            info = store.tensor_info(t.tensor_id)
+            folder = tmp_path / "s.zarr" / info.location
+            array = zarr.open_array(folder, mode="r")
+            (size,), (count,) = array.chunks, array.cdata_shape
+            numbers = sorted(int(chunk.name) for chunk in (folder / "c").iterdir())
+            assert numbers[0] == (info.definition["origin"][0] - LIMIT) // size
+            assert numbers[-1] == count - 1
+            logs = [int(log.name.removeprefix("0.")) for log in folder.parent.glob("partial-*/0.*")]
+            assert all(-count // 2 <= tile < count // 2 for tile in logs)
+            last = array[info.definition["origin"][0] + LIMIT - 4 : info.definition["origin"][0] + LIMIT]
+            assert np.array_equal(last, t[LIMIT - 4 : LIMIT].numpy())
+        assert all(store.verify(t.tensor_id) == [] for t in tensors)
+
+
+@pytest.mark.parametrize(("stride", "offset"), [(4, 0), (3, 1), (5, -2), (2, 2**53 - 1), (7, -(2**53)), (2**40, 3)])
+def test_a_window_exists_as_long_as_one_of_its_pixels_can_be_read(stride: int, offset: int) -> None:
+    grid = WindowGrid(TensorWindow((6,), stride, offset), (None,))
+    for end in (-LIMIT - 6, -LIMIT, LIMIT):
+        near = (end - offset) // stride
+        indices = range(near - 8, near + 9)
+        starts = [index * stride + offset for index in indices]
+        assert grid.exist(np.array([indices]).T).tolist() == [-LIMIT - 6 < start < LIMIT for start in starts]
+
+
+def test_an_output_has_the_windows_that_begin_below_the_limit(store: TileStore) -> None:
+    calls: list[tuple[int, ...]] = []
+
+    def f(ctx: tuple[int, ...]) -> dict[str, torch.Tensor]:
+        calls.append(ctx)
+        return {"a": position(ctx, 2, 2), "b": position(ctx, 3, 3)}
+
+    world = InfiniteTensor.from_multi(
+        f,
+        {
+            "a": Output((None,), torch.int64, TensorWindow((2,))),
+            "b": Output((None,), torch.int64, TensorWindow((3,))),
+        },
+        tile_store=store,
+        tensor_id="t",
+    )
+    last = (LIMIT - 1) // 3
+    assert world["b"][LIMIT - 1] == LIMIT - 1
+    assert calls == [(last,)]
+    assert world["a"][2 * last : 2 * last + 2].tolist() == [2 * last, 2 * last + 1]
+    assert calls == [(last,)]
