@@ -18,7 +18,7 @@ from infinite_tensor.engine.claims import CLAIMS
 from infinite_tensor.engine.execute import run
 from infinite_tensor.engine.horizons import Regions
 from infinite_tensor.engine.march import March, march
-from infinite_tensor.engine.node import Node
+from infinite_tensor.engine.node import Node, resolved
 from infinite_tensor.indexing import Selection
 from infinite_tensor.pages import new_result
 from infinite_tensor.tilestore.access import Access
@@ -77,7 +77,8 @@ _Parts: TypeAlias = list[tuple[Selection, torch.Tensor]]
 
 
 def _fill(requests: Sequence[tuple[Node, _Parts]], workers: int | None) -> None:
-    blocks = _side_by_side(requests)
+    nodes = resolved([node for node, _ in requests])
+    blocks = _side_by_side([(node, parts) for node, (_, parts) in zip(nodes, requests, strict=True)])
     with Accesses(CLAIMS.reader(workers)) as accesses:
 
         def read_block(number: int) -> None:

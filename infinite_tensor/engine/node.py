@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -65,6 +65,8 @@ class Computation:
         How many entries a window index has for `f`. Of each member's own index these are the first; the others are 0.
     depth : int
         Length of the longest chain upstream of it; 0 where it reads no other tensor.
+    computable : bool
+        Whether it has an `f`, and everything upstream of it too.
     """
 
     members: tuple[Member, ...]
@@ -75,6 +77,7 @@ class Computation:
 
     def __post_init__(self) -> None:
         self.depth: int = max((upstream.node.depth + 1 for upstream in self.inputs), default=0)
+        self.computable: bool = self.f is not None and all(each.node.computation.computable for each in self.inputs)
         _alive[id(self)] = self
 
     def __eq__(self, other: object) -> bool:
@@ -180,27 +183,68 @@ class Input:
     window: TensorWindow
 
 
+def resolved(nodes: Sequence[Node]) -> list[Node]:
+    """The same tensors, where one stands for all that are equal in their chains: the first that has an ``f``.
+
+    A tensor may be there as it was opened without ``f``, and as it was built with it.
+    """
+    if all(node.computation.computable for node in nodes):
+        return list(nodes)
+    chosen = _first_with_f(nodes)
+    made: dict[Node, Node] = {}
+    for computation in _upstream_first(nodes, chosen):
+        inputs = tuple([Input(made[upstream.node], upstream.window) for upstream in computation.inputs])
+        same = all(a.node.computation is b.node.computation for a, b in zip(inputs, computation.inputs, strict=True))
+        made |= {node: node for node in (computation if same else replace(computation, inputs=inputs)).nodes}
+    return [made[node] for node in nodes]
+
+
+def _first_with_f(nodes: Iterable[Node]) -> dict[Node, Node]:
+    """For each tensor in some chains, the one that stands for it."""
+    chosen: dict[Node, Node] = {}
+    seen: set[int] = set()
+    stack = [*nodes][::-1]
+    while stack:
+        computation = stack.pop().computation
+        if id(computation) in seen:
+            continue
+        seen.add(id(computation))
+        for node in computation.nodes:
+            if node not in chosen or (computation.f is not None and chosen[node].computation.f is None):
+                chosen[node] = node
+        stack += [upstream.node for upstream in reversed(computation.inputs)]
+    return chosen
+
+
 def consumers_first(roots: Iterable[Node]) -> dict[Computation, list[Node]]:
     """The computations of `roots` and everything upstream, each before those that it reads. Without recursion.
 
-    With each come the tensors that it computes in this chain: of several that compute one tensor, one does.
+    With each come the tensors that it computes in this chain: of several that compute one tensor, one does, which is
+    one that has an ``f`` if any has.
     """
+    return dict(reversed(_upstream_first(resolved([*roots]), {}).items()))
+
+
+def _upstream_first(roots: Iterable[Node], chosen: Mapping[Node, Node]) -> dict[Computation, list[Node]]:
+    """`consumers_first`, the other way round; where a tensor is in `chosen`, what stands there takes its place."""
     finished: dict[Computation, list[Node]] = {}
     entered: set[Node] = set()
     for root in roots:
         if root not in entered:
-            _finish(root, entered, finished)
-    return dict(reversed(finished.items()))
+            _finish(root, chosen, entered, finished)
+    return finished
 
 
-def _finish(root: Node, entered: set[Node], finished: dict[Computation, list[Node]]) -> None:
+def _finish(
+    root: Node, chosen: Mapping[Node, Node], entered: set[Node], finished: dict[Computation, list[Node]]
+) -> None:
     """Walk upstream from `root`; each computation is finished after those that it reads."""
-    stack = [_enter(root, entered)]
+    stack = [_enter(chosen.get(root, root), entered)]
     while stack:
         nodes, inputs = stack[-1]
         for upstream in inputs:
             if upstream.node not in entered:
-                stack.append(_enter(upstream.node, entered))
+                stack.append(_enter(chosen.get(upstream.node, upstream.node), entered))
                 break
         else:
             finished[nodes[0].computation] = nodes

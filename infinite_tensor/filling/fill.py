@@ -13,7 +13,7 @@ from infinite_tensor.engine.accesses import Accesses
 from infinite_tensor.engine.claims import CLAIMS
 from infinite_tensor.engine.horizons import Regions
 from infinite_tensor.engine.march import March, march
-from infinite_tensor.engine.node import Computation, Node, chain_of
+from infinite_tensor.engine.node import Computation, Node, chain_of, resolved
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.demand import Box, demands, estimated
 from infinite_tensor.filling.forecast import FillPlan, forecast
@@ -84,9 +84,11 @@ def prepare(
     ValidationError
         If it cannot be done within `max_memory`.
     """
-    order = chain_of([node for node, _ in targets])
+    nodes = resolved([node for node, _ in targets])
+    order = chain_of(nodes)
     boxes: list[Box] = []
-    for node, selection in sorted(targets, key=lambda target: order.index(target[0])):
+    selections = [selection for _, selection in targets]
+    for node, selection in sorted(zip(nodes, selections, strict=True), key=lambda target: order.index(target[0])):
         start, stop = _to_fill(node, selection)
         if shard is not None:
             start, stop = share_of(node.store.layout(node.spec), start, stop, *shard)
