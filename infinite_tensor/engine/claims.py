@@ -179,6 +179,9 @@ class Claims:
 
         Yields the stages in which to carry it out. In the end all claims are given up.
         """
+        for level in plan.levels:
+            # Worked out and remembered here, where nobody waits for it.
+            level.computation.batching.calls(len(level.windows))
         with self._changed:
             met = self._met(plan, reader)
             levels, others = self._free(plan) if met else (list(plan.levels), [])
