@@ -348,14 +348,20 @@ def check_blend(blend: Blend | None, dtype: torch.dtype, device: torch.device) -
         raise ValidationError(
             f"blend {blend!r} does not work on {dtype}, in flat blocks of shape ({_LANES},): {error}"
         ) from error
-    if not isinstance(combined, torch.Tensor) or combined.dtype != dtype or combined.shape != (_LANES,):
+    if not isinstance(combined, torch.Tensor) or _kind(combined) != _kind(pair[0]) or combined.shape != (_LANES,):
         raise ValidationError(
-            f"blend must map two blocks of {dtype} of shape ({_LANES},) to one of the same shape, "
+            f"blend must map two blocks of {dtype} on {device} of shape ({_LANES},) to one of the same shape, "
             f"got {_describe(combined)}"
         )
 
 
+def _kind(tensor: torch.Tensor) -> tuple[object, ...]:
+    return tensor.dtype, tensor.device, tensor.layout, tensor.is_nested
+
+
 def _describe(value: object) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"{value.dtype} of shape {tuple(value.shape)}"
-    return repr(value)
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    if value.is_nested or value.layout is not torch.strided:
+        return "one that is not dense"
+    return f"{value.dtype} on {value.device} of shape {tuple(value.shape)}"

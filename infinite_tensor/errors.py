@@ -33,6 +33,10 @@ class DeviceMismatchError(ValidationError):
     """``f`` returned a tensor on another device than it was declared with, or a materializer one on meta."""
 
 
+class OutOfMemoryError(InfiniteTensorError, MemoryError):
+    """What a read returns, or what it needs at one time, does not fit into memory."""
+
+
 class TileAccessError(InfiniteTensorError, LookupError):
     """A region is not stored, and there is no ``f`` at hand to compute it."""
 

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from infinite_tensor.errors import OutOfMemoryError
+
 _AT_HAND_BYTES = 2**25
 """glibc keeps what is smaller at hand when it is freed, and gives what is larger back at once."""
 _LARGE_BYTES = 2**21
@@ -21,16 +23,45 @@ _KEPT_BYTES = 2**26
 """So much of what is freed waits to be used again."""
 
 
-def new_result(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A new tensor with nothing written to it yet, to be given away."""
+def new_result(shape: Sequence[int], dtype: torch.dtype, device: torch.device, advice: str = "") -> torch.Tensor:
+    """A new tensor with nothing written to it yet, to be given away.
+
+    Raises
+    ------
+    OutOfMemoryError
+        If there is no room for it; `advice` ends the message, and says what to do.
+    """
     if _nbytes(shape, dtype) < _AT_HAND_BYTES:
+        return new_tensor(shape, dtype, device, advice)
+    return _on_pages(shape, dtype, device, _mapped, advice)
+
+
+def new_block(shape: Sequence[int], dtype: torch.dtype, device: torch.device, advice: str = "") -> torch.Tensor:
+    """A new tensor as of `new_result`, of which there will be many of one size, soon dropped."""
+    return _on_pages(shape, dtype, device, _FREED.take, advice)
+
+
+def new_tensor(shape: Sequence[int], dtype: torch.dtype, device: torch.device, advice: str = "") -> torch.Tensor:
+    """A new tensor as of `new_result`, in whatever memory torch takes."""
+    try:
         return torch.empty(shape, dtype=dtype, device=device)
-    return _on_pages(shape, dtype, device, _mapped)
+    except RuntimeError as error:
+        if not is_lack_of_memory(error, device):
+            raise
+        raise out_of_memory(shape, dtype, advice) from error
 
 
-def new_block(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A new tensor with nothing written to it yet, of which there will be many of one size, soon dropped."""
-    return _on_pages(shape, dtype, device, _FREED.take)
+def is_lack_of_memory(error: RuntimeError, device: torch.device) -> bool:
+    """Whether torch could not allocate a tensor. On the CPU it says so with an error of no class of its own."""
+    return isinstance(error, torch.OutOfMemoryError) or device.type == "cpu"
+
+
+def out_of_memory(shape: Sequence[int], dtype: torch.dtype, advice: str) -> OutOfMemoryError:
+    """The error for a tensor that could not be allocated."""
+    size = f"{_nbytes(shape, dtype) / 2**30:,.1f} GiB"
+    return OutOfMemoryError(
+        f"a tensor of shape {tuple(shape)} and {dtype} takes {size}, which cannot be allocated{advice and '; '}{advice}"
+    )
 
 
 class _Freed:
@@ -63,16 +94,20 @@ _FREED = _Freed()
 
 
 def _on_pages(
-    shape: Sequence[int], dtype: torch.dtype, device: torch.device, pages: Callable[[int], mmap.mmap | memoryview]
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+    pages: Callable[[int], mmap.mmap | memoryview],
+    advice: str,
 ) -> torch.Tensor:
     nbytes = _nbytes(shape, dtype)
     if device.type != "cpu" or nbytes < _LARGE_BYTES // 2 or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.empty(shape, dtype=dtype, device=device)
+        return new_tensor(shape, dtype, device, advice)
     try:
         buffer = pages(nbytes)
     except (OSError, OverflowError):
-        # So much that torch will say what is wrong with it.
-        return torch.empty(shape, dtype=dtype, device=device)
+        # There may be room for ordinary pages.
+        return new_tensor(shape, dtype, device, advice)
     return torch.frombuffer(buffer, dtype=torch.uint8).view(dtype).view(tuple(shape))
 
 

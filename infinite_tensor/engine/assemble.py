@@ -20,13 +20,14 @@ from infinite_tensor.engine.horizons import Regions
 from infinite_tensor.engine.march import March, march
 from infinite_tensor.engine.node import Node, resolved
 from infinite_tensor.indexing import Selection
-from infinite_tensor.pages import new_result
+from infinite_tensor.pages import is_lack_of_memory, new_result, out_of_memory
 from infinite_tensor.tilestore.access import Access
 
 _BLOCK_BYTES = 16 * 2**20
 """A larger read is carried out block by block, so that upstream windows are let go early."""
 _MOST_WAITING = 1024
 """Regions of a stream that wait for a batch to fill."""
+_IN_PARTS = "read it in parts with iter_regions, or store it with fill, which takes little memory"
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def read_together(
         # Tensors that are born in it could not be used outside of it.
         with torch.inference_mode(mode=False):
             return read_together(requests, workers)
-    boxes = [[new_result(s.shape, node.spec.dtype, node.spec.device) for s in wanted] for node, wanted in requests]
+    boxes = [[_box_of(s, node) for s in wanted] for node, wanted in requests]
     absent = [
         [
             (s, box)
@@ -67,9 +68,24 @@ def read_together(
     if any(absent):
         _fill([(node, parts) for (node, _), parts in zip(requests, absent, strict=True) if parts], workers)
     return [
-        [selection.pick(box) for selection, box in zip(wanted, into, strict=True)]
+        [_picked(selection, box) for selection, box in zip(wanted, into, strict=True)]
         for (_, wanted), into in zip(requests, boxes, strict=True)
     ]
+
+
+def _box_of(selection: Selection, node: Node) -> torch.Tensor:
+    """Room for the pixels of a selection."""
+    return new_result(selection.shape, node.spec.dtype, node.spec.device, _IN_PARTS)
+
+
+def _picked(selection: Selection, box: torch.Tensor) -> torch.Tensor:
+    try:
+        return selection.pick(box)
+    except RuntimeError as error:
+        # What a step leaves is a copy.
+        if not is_lack_of_memory(error, box.device):
+            raise
+        raise out_of_memory(selection.shape, box.dtype, _IN_PARTS) from error
 
 
 _Parts: TypeAlias = list[tuple[Selection, torch.Tensor]]
@@ -186,10 +202,10 @@ def _read_ready(node: Node, access: Access, waiting: deque[tuple[Selection, int]
     results = []
     while waiting and waiting[0][1] <= done:
         selection, _ = waiting.popleft()
-        box = new_result(selection.shape, node.spec.dtype, node.spec.device)
+        box = _box_of(selection, node)
         if box.numel():
             access.read(selection.start, box)
-        results.append(selection.pick(box))
+        results.append(_picked(selection, box))
     starts = [selection.start for selection, _ in waiting]
     access.keep([min(column) for column in zip(*starts, strict=True)] if starts else None)
     return results

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from infinite_tensor.errors import (
     ValidationError,
 )
 from infinite_tensor.nested import Key, leaves, show
+from infinite_tensor.pages import new_tensor
 from infinite_tensor.spec import TensorSpec
 from infinite_tensor.tilestore.access import Access
 
@@ -63,7 +65,7 @@ class Calls:
                     window = self._check(output)
         except Exception as error:
             listed = ", ".join([str(self._indices[place]) for place in places[:8]]) + ", ..." * (len(places) > 8)
-            error.add_note(f"while computing window {listed} of tensor {self._computation.names}")
+            error.add_note(f"while computing window {listed} of tensor {self._computation.names}{_source_of(self._f)}")
             raise
         if self._batched:
             for place, each in zip(places, windows, strict=True):
@@ -81,9 +83,10 @@ class Calls:
         regions = [list(column) for column in zip(*map(self._regions, places), strict=True)]
         output = self._f([self._indices[place] for place in places], *regions)
         if not self._keys:
-            return [(self._check(each),) for each in _as_list(output, len(places))]
+            return [(self._check(each),) for each in self._checks[0].windows_of(output, len(places))]
         if isinstance(output, Mapping):
-            columns = [_as_list(entry, len(places)) for entry in _entries(output, self._keys)]
+            entries = _entries(output, self._keys)
+            columns = [check.windows_of(entry, len(places)) for check, entry in zip(self._checks, entries, strict=True)]
             return [
                 [check.array_of(entry) for check, entry in zip(self._checks, row, strict=True)]
                 for row in zip(*columns, strict=True)
@@ -100,6 +103,7 @@ class _Check:
     def __init__(self, spec: TensorSpec) -> None:
         self._spec = spec
         self._size, self._dtype = spec.definition.output_window.size, spec.numpy_dtype
+        self._named = "" if spec.definition.output is None else f" for {show(spec.definition.output)}"
 
     def array_of(self, output: object) -> Array:
         """A view of it, or of what it stands for."""
@@ -108,15 +112,67 @@ class _Check:
                 array = output.numpy()
             except (RuntimeError, TypeError):
                 # It needs a gradient, say, or is on another device.
-                return as_array(_checked(self._spec, output))
+                return self._slow(output)
             if array.dtype == self._dtype and array.shape == self._size:
                 return array
-        return as_array(_checked(self._spec, output))
+        return self._slow(output)
+
+    def windows_of(self, returned: object, count: int) -> Sequence[object]:
+        """What `f` returned for `count` windows, for each of them: from a list, or one stacked tensor."""
+        if isinstance(returned, torch.Tensor) and not returned.is_nested:
+            self._check_dense(returned)
+            stacked = (count, *self._size)
+            if returned.shape != stacked:
+                raise ShapeMismatchError(
+                    f"given {_windows(count)}, f returned{self._named} shape {tuple(returned.shape)}; return {stacked}"
+                )
+        return _as_list(returned, count)
+
+    def _slow(self, output: object) -> Array:
+        tensor = self._checked(output)
+        try:
+            return as_array(tensor)
+        except (RuntimeError, TypeError) as error:
+            raise ValidationError(
+                f"f must return a tensor{self._named} that holds values, got {type(output).__name__}: {error}"
+            ) from error
+
+    def _checked(self, output: object) -> torch.Tensor:
+        spec, size, named = self._spec, self._size, self._named
+        if not isinstance(output, torch.Tensor):
+            raise ValidationError(f"f must return a torch.Tensor{named}, got {type(output).__name__}: {output!r:.80}")
+        self._check_dense(output)
+        if output.shape != size:
+            raise ShapeMismatchError(
+                f"f returned{named} shape {tuple(output.shape)}, but the output window has size {size}; return {size}"
+            )
+        if output.dtype != spec.dtype:
+            raise DtypeMismatchError(
+                f"f returned{named} {output.dtype}, but the tensor has dtype {spec.dtype}; return "
+                f"result.to({spec.dtype}), or declare dtype={output.dtype}"
+            )
+        if output.device != spec.device:
+            here, there = str(spec.device), str(output.device)
+            advice = f"return result.to({here!r}), or declare device={there!r}"
+            raise DeviceMismatchError(
+                f"f returned{named} a tensor on {there}, but the tensor is declared on {here}; "
+                + ("a meta tensor holds no values" if output.is_meta else advice)
+            )
+        return output.detach().resolve_conj().resolve_neg()
+
+    def _check_dense(self, output: torch.Tensor) -> None:
+        if output.is_nested:
+            raise ValidationError(f"f must return a dense tensor{self._named}, got a nested one")
+        if output.layout is not torch.strided:
+            raise ValidationError(
+                f"f must return a dense tensor{self._named}, got one of layout {output.layout}; return "
+                "result.to_dense()"
+            )
 
 
 def _region(upstream: Input, access: Access, start: Sequence[int]) -> torch.Tensor:
     spec = upstream.node.spec
-    region = torch.empty(upstream.window.size, dtype=spec.dtype, device=spec.device)
+    region = new_tensor(upstream.window.size, spec.dtype, spec.device, "give args_windows a smaller size")
     access.read(start, region)
     return region
 
@@ -144,23 +200,19 @@ def _as_list(returned: object, count: int) -> Sequence[object]:
             f"f with a batch_size must return a list of tensors or one stacked tensor, got {type(returned).__name__}"
         )
     if len(returned) != count:
-        raise ShapeMismatchError(f"f was given {count} windows and returned {len(returned)} tensors")
+        raise ShapeMismatchError(
+            f"given {_windows(count)}, f returned {len(returned)} results; return one tensor for each window"
+        )
     return returned
 
 
-def _checked(spec: TensorSpec, output: object) -> torch.Tensor:
-    key, size = spec.definition.output, spec.definition.output_window.size
-    named = "" if key is None else f" for {show(key)}"
-    if not isinstance(output, torch.Tensor):
-        raise ValidationError(f"f must return a torch.Tensor{named}, got {type(output).__name__}: {output!r:.80}")
-    if output.layout is not torch.strided:
-        raise ValidationError(f"f must return a dense tensor{named}, got one of layout {output.layout}")
-    if output.shape != size:
-        raise ShapeMismatchError(f"f returned{named} shape {tuple(output.shape)}, the output window has size {size}")
-    if output.dtype != spec.dtype:
-        raise DtypeMismatchError(f"f returned{named} {output.dtype}, the tensor is declared {spec.dtype}")
-    if output.device != spec.device:
-        raise DeviceMismatchError(
-            f"f returned{named} a tensor on {output.device}, the tensor is declared on {spec.device}"
-        )
-    return output.detach().resolve_conj().resolve_neg()
+def _source_of(f: Callable[..., Any]) -> str:
+    """Where a function is defined, for messages."""
+    while isinstance(f, partial):
+        f = f.func
+    code = getattr(f, "__code__", None)
+    return "" if code is None else f", by {f.__name__} defined in {code.co_filename}:{code.co_firstlineno}"
+
+
+def _windows(count: int) -> str:
+    return f"{count} window{'s' * (count > 1)}"

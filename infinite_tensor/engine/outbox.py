@@ -50,7 +50,7 @@ class Outbox:
         largest = max(math.prod(size) * spec.dtype.itemsize for size, spec in zip(shapes, self._specs, strict=True))
         self._length = max(1, min(len(self._claim.indices), _BLOCK_BYTES // max(1, largest)))
         self._first, *self._others = [
-            as_array(new_block((self._length, *size), spec.dtype, spec.device))
+            as_array(new_block((self._length, *size), spec.dtype, spec.device, "give smaller windows"))
             for size, spec in zip(shapes, self._specs, strict=True)
         ]
         self._begin = self._end = 0

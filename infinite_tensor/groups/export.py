@@ -8,13 +8,13 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from infinite_tensor.errors import ValidationError
+from infinite_tensor.errors import InfiniteTensorError, StoreError, ValidationError
 from infinite_tensor.groups.members import Member
 from infinite_tensor.groups.tensordicts import assembled, batch_size
 from infinite_tensor.indexing import Selection
@@ -38,21 +38,42 @@ def save_tensordict(
         raise ValidationError(f"format must be one of {', '.join(_FORMS)}, got {form!r}")
     members, extents = group._members, _extents(group, region)
     sample = {key: _empty(member, region) for key, member in members.items()}
-    if form != "memmap":
-        _check_storable(sample, form)
+    _check_storable(sample, form)
     opened, mark = _FORMS[form]
-    _check_free(path, mark, form, overwrite=overwrite)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
+    with _explained(path):
+        _check_free(path, mark, form, overwrite=overwrite)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
+        _check_nameable(unfinished)
     try:
-        with opened(unfinished, members, sample, region, extents) as write:
+        with ExitStack() as opening:
+            with _explained(path):
+                write = opening.enter_context(opened(unfinished, members, sample, region, extents))
             for block in _blocks(region, extents):
                 (results,) = group._results([block], workers)
-                for key, result in results.items():
-                    write(key, _place(members[key], region, block, result.ndim), result.cpu())
-        _publish(unfinished, path, overwrite=overwrite)
+                with _explained(path):
+                    for key, result in results.items():
+                        write(key, _place(members[key], region, block, result.ndim), result.cpu())
+            with _explained(path):
+                opening.close()
+                _publish(unfinished, path, overwrite=overwrite)
     finally:
         _remove(unfinished)
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Name the path in what the file system, or the library that writes, refuses."""
+    try:
+        yield
+    except InfiniteTensorError:
+        raise
+    except (OSError, RuntimeError, ValueError) as error:
+        message = f"cannot write {str(path)!r}: {type(error).__name__}: {error}"
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            message += "; give a shorter name: those of the tensors become names of files too, but for format 'h5'"
+            raise ValidationError(message) from error
+        raise (ValidationError if isinstance(error, ValueError) else StoreError)(message) from error
 
 
 def _empty(member: Member, region: Selection) -> torch.Tensor:
@@ -130,7 +151,7 @@ def _hdf5(
     try:
         import h5py  # noqa: PLC0415  (only this form needs it)
     except ImportError as error:
-        raise ImportError("format 'h5' needs the package h5py: pip install 'infinite-tensor[hdf5]'") from error
+        raise ImportError("format 'h5' needs the package h5py: pip install h5py") from error
     with h5py.File(path, "x") as file:
         for key, tensor in sample.items():
             file.create_dataset("/".join(key), tensor.shape, _numpy_dtype(tensor))
@@ -175,6 +196,8 @@ _FORMS: dict[str, tuple[Any, str]] = {
     "zarr": (_zarr, "zarr.json"),
 }
 """How each form is begun, and the file in its folder by which it is known."""
+_RESERVED = {"h5": (".", ".."), "zarr": (".", "..", "zarr.json")}
+"""Names that a tensor cannot have."""
 
 
 def _numpy_dtype(tensor: torch.Tensor) -> Any:
@@ -183,9 +206,15 @@ def _numpy_dtype(tensor: torch.Tensor) -> Any:
 
 def _check_storable(sample: Mapping[Key, torch.Tensor], form: str) -> None:
     for key, tensor in sample.items():
+        try:
+            "".join(key).encode()
+        except UnicodeEncodeError as error:
+            raise ValidationError(f"{show(key)} is not valid Unicode, and cannot be the name of a file") from error
+        if form == "memmap":
+            continue
         if tensor.dtype is torch.bfloat16:
             raise ValidationError(f"format {form!r} has no bfloat16, which {show(key)} is; format 'memmap' has")
-        if any("/" in name or name in (".", "..") for name in key):
+        if any(name in _RESERVED[form] or not {"/", "\0"}.isdisjoint(name) for name in key):
             raise ValidationError(f"format {form!r} cannot name a tensor {show(key)}; format 'memmap' can")
 
 
@@ -199,6 +228,12 @@ def _check_free(path: Path, mark: str, form: str, *, overwrite: bool) -> None:
         raise ValidationError(f"there is something at {str(path)!r} already; give another path, or overwrite=True")
     if not (path / mark if mark else path).is_file() or path.is_symlink():
         raise ValidationError(f"what is at {str(path)!r} is no TensorDict of format {form!r}, so it is not overwritten")
+
+
+def _check_nameable(path: Path) -> None:
+    """Fail where the file system allows no such name, before anything is written."""
+    with suppress(FileNotFoundError):
+        os.lstat(path)
 
 
 def _publish(unfinished: Path, path: Path, *, overwrite: bool) -> None:

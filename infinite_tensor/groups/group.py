@@ -220,7 +220,9 @@ class TensorGroup(LargeGroupRegions):
         Raises
         ------
         ValidationError
-            If there is something at `path`, or the format cannot hold a tensor. Nothing is written then.
+            If there is something at `path`, or the format cannot hold a tensor or its name. Nothing is left there.
+        StoreError
+            If it cannot be written, because the disk is full, say. Nothing is left there.
         """
         if not isinstance(path, str | os.PathLike):
             raise ValidationError(f"path must be a local path, got {path!r}")

@@ -8,7 +8,7 @@ import mmap
 import pytest
 import torch
 
-from infinite_tensor import pages
+from infinite_tensor import OutOfMemoryError, pages
 from infinite_tensor.pages import new_block, new_result
 
 CPU = torch.device("cpu")
@@ -55,7 +55,7 @@ def test_a_result_is_never_of_memory_that_was_used_before() -> None:
 
 
 @pytest.mark.parametrize("new", [new_block, new_result])
-def test_more_than_there_can_be_is_an_error_of_torch(new: object) -> None:
+def test_more_than_there_can_be_is_an_error_that_tells_the_size(new: object) -> None:
     assert callable(new)
-    with pytest.raises(RuntimeError, match="allocate"):
-        new((2**50,), torch.float32, CPU)
+    with pytest.raises(OutOfMemoryError, match=r"takes 4,194,304.0 GiB, which cannot be allocated; take less"):
+        new((2**50,), torch.float32, CPU, "take less")

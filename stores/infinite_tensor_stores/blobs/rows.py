@@ -22,6 +22,7 @@ from infinite_tensor_stores.blobs.placing import Places, parts_of, whole_rows
 
 _CPU = torch.device("cpu")
 _BUFFERED_BYTES = 2**26
+_FEWER = "read fewer rows at a time"
 
 
 class Rows:
@@ -97,7 +98,7 @@ class Rows:
 
     def span(self, start: int, stop: int) -> torch.Tensor:
         """A copy of the rows from `start` to before `stop`."""
-        out = new_result((max(0, stop - start), *self.header.shape), self.header.dtype, _CPU)
+        out = new_result((max(0, stop - start), *self.header.shape), self.header.dtype, _CPU, _FEWER)
         with self.lock:
             for number, block in self._blocks_of(range(start // self._size, -(-stop // self._size))):
                 first = number * self._size
@@ -108,7 +109,7 @@ class Rows:
 
     def gather(self, rows: Places) -> torch.Tensor:
         """Copies of any rows, in the order in which they are asked for."""
-        out = new_result((len(rows), *self.header.shape), self.header.dtype, _CPU)
+        out = new_result((len(rows), *self.header.shape), self.header.dtype, _CPU, _FEWER)
         target = whole_rows(out)
         with self.lock:
             parts = dict(parts_of(rows, self._size))
