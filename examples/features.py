@@ -71,10 +71,11 @@ class Waves:
     def draw(self, ctx: tuple[int, ...]) -> torch.Tensor:
         """One window: ROWS waves."""
         self.calls += 1
-        dice = torch.Generator().manual_seed((self.seed * 1_000_003 + ctx[0]) % 2**63)
-        scale, phase = torch.rand(2, ROWS, 1, generator=dice)
+        rng = np.random.default_rng(np.array((self.seed, *ctx), np.int64).view(np.uint32))
+        scale, phase = rng.random((2, ROWS, 1), np.float32)
         # Long waves for what is large in a picture, short ones for its details.
-        return torch.cat([DETAIL * scale * torch.randn(ROWS, 2, generator=dice), phase], dim=1)
+        waves = DETAIL * scale * rng.standard_normal((ROWS, 2), np.float32)
+        return torch.from_numpy(np.concatenate([waves, phase], axis=1))
 
 
 class Painter(nn.Module):

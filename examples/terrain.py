@@ -10,7 +10,6 @@ windows as in the middle of one, and no seam shows.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import sys
 import time
 from functools import partial
@@ -110,9 +109,8 @@ class World:
 
     def detail(self, pixel: int, ctx: tuple[int, ...]) -> torch.Tensor:
         """Random heights: always the same ones for one seed, layer and window."""
-        digest = hashlib.blake2b(f"{self.seed} {pixel} {ctx}".encode(), digest_size=8).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest, "big", signed=True))
-        noise = torch.fft.rfft2(torch.randn(SIDE, SIDE, generator=generator))
+        rng = np.random.default_rng(np.array((self.seed, pixel, *ctx), np.int64).view(np.uint32))
+        noise = torch.fft.rfft2(torch.from_numpy(rng.standard_normal((SIDE, SIDE), np.float32)))
         heights: torch.Tensor = torch.fft.irfft2(noise * amplitudes(pixel))
         return STEEPNESS * SIDE * pixel * PIXEL * heights
 
