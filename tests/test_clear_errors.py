@@ -81,6 +81,7 @@ def test_a_result_that_holds_no_dense_values_is_named(kind: str, batch_size: int
 @pytest.mark.parametrize("kind", ["opaque", "sparse", "sparse rows"])
 @pytest.mark.filterwarnings("ignore:.*(prototype|beta|deprecated)")
 def test_a_stacked_result_that_is_not_dense_is_named(kind: str) -> None:
+    f: dict[str, Callable[[torch.Tensor], torch.Tensor]]
     f = {"opaque": torch.Tensor.to_mkldnn, "sparse": torch.Tensor.to_sparse, "sparse rows": torch.Tensor.to_sparse_csr}
     t = InfiniteTensor((None,), lambda contexts: f[kind](torch.ones(len(contexts), 4)), FOUR, batch_size=4)
     with pytest.raises(ValidationError, match=r"return result\.to_dense\(\)"):

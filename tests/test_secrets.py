@@ -16,7 +16,7 @@ from infinite_tensor import StoreError, ZarrTileStore
 LOGIN = ("user", "hunter2secret")
 KEY, SIGNATURE = "AKIAEXAMPLE99", "abcd+ef=="
 
-pytest.importorskip("aiohttp", reason='fsspec needs aiohttp for http; pip install "infinite-tensor[s3]"')
+pytest.importorskip("aiohttp", reason="fsspec needs aiohttp for http: pip install aiohttp")
 
 
 @pytest.fixture

@@ -127,8 +127,8 @@ def stored_members(store: TileStore, group_id: str, stored: Mapping[str, Any]) -
             raise ValidationError(f"its format is {version!r:.200}")
         if version > FORMAT:
             raise StoreError(
-                f"{store!r}: group {group_id!r} has format {version}, this version reads up to {FORMAT}; upgrade "
-                "infinite-tensor"
+                f"{store!r}: group {group_id!r} has format {version}, this version reads up to {FORMAT}; open it "
+                "with a later version of this library"
             )
         if stored.get("group_id") != group_id:
             raise ValidationError(f"it defines group {stored.get('group_id')!r:.200}")

@@ -27,8 +27,7 @@ def import_tensordict() -> Any:
         import tensordict  # noqa: PLC0415  (only groups that are read need it)
     except ImportError as error:
         raise ImportError(
-            "a region of a TensorGroup is a TensorDict, which needs the package tensordict: "
-            "pip install 'infinite-tensor[tensordict]'"
+            "a region of a TensorGroup is a TensorDict, which needs the package tensordict: pip install tensordict"
         ) from error
     return tensordict
 

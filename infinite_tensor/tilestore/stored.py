@@ -65,7 +65,10 @@ class StoredTensor:
         if version is None or version < 1:
             raise ValidationError(f"format must be a positive int, got {fields['format']!r:.200}")
         if version > FORMAT:
-            raise StoreError(f"it has format {version}, this version reads up to {FORMAT}; upgrade infinite-tensor")
+            raise StoreError(
+                f"it has format {version}, this version reads up to {FORMAT}; open it with a later version "
+                "of this library"
+            )
         definition = definition_of(fields)
         return cls(definition, _tile_size(definition, fields.get("tile_size")))
 

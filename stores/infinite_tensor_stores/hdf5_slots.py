@@ -267,7 +267,7 @@ def import_h5py() -> Any:
     try:
         return import_module("h5py")
     except ImportError as error:
-        raise ImportError('HDF5TileStore needs h5py: pip install "infinite-tensor[hdf5]"') from error
+        raise ImportError("HDF5TileStore needs the package h5py: pip install h5py") from error
 
 
 def _uncached(group: Any, name: str) -> Any:

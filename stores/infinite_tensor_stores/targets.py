@@ -138,7 +138,7 @@ def _of_url(url: str, storage_options: dict[str, Any], read_only: bool, timeout:
         fs, path = url_to_fs(url, asynchronous=True, skip_instance_cache=True, **options)
         return _s3_store(fs, path, mask, read_only, timeout)
     except ImportError as error:
-        extra = '; pip install "infinite-tensor[s3]"' if url.startswith(_S3) else ""
+        extra = "; pip install s3fs aiobotocore" if url.startswith(_S3) else ""
         raise ImportError(f"{shown(url)} needs another package: {error}{extra}") from error
     except Exception as error:  # noqa: BLE001  (each file system has errors of its own)
         failure = mask.error(error)

@@ -237,7 +237,7 @@ def test_a_definition_that_is_none_is_an_error_that_says_how_to_go_on(damage: An
 def test_a_group_of_a_later_version_is_refused() -> None:
     store = MemoryTileStore()
     store.store_group("g", {"format": 2, "group_id": "g"})
-    with pytest.raises(StoreError, match="group 'g' has format 2, this version reads up to 1; upgrade"):
+    with pytest.raises(StoreError, match="group 'g' has format 2, this version reads up to 1; open it with a later"):
         store.open_group("g")
 
 
