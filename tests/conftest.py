@@ -1,4 +1,9 @@
-"""Hypothesis profiles, chosen by the environment variable INFINITE_TENSOR_HYPOTHESIS.
+"""Which tests are skipped where packages are missing, and how long Hypothesis searches.
+
+A module of tests that imports a package of an extra is skipped where that package is not installed.
+INFINITE_TENSOR_S3=required makes it an error where the tests of S3 cannot run.
+
+Hypothesis profiles are chosen by the environment variable INFINITE_TENSOR_HYPOTHESIS:
 
 ``quick`` (default)
     40 cases per store, always the same ones.
@@ -10,15 +15,57 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Generator
+from contextlib import suppress
+from pathlib import Path
 
-from hypothesis import HealthCheck, settings
+import pytest
 
-_SHARED = settings(
-    deadline=None,
-    print_blob=True,
-    database=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
-settings.register_profile("quick", _SHARED, max_examples=25, derandomize=True)
-settings.register_profile("thorough", _SHARED, max_examples=2000)
-settings.load_profile(os.environ.get("INFINITE_TENSOR_HYPOTHESIS", "quick"))
+_S3_PACKAGES = {"aiobotocore", "aiohttp", "botocore", "obstore", "s3fs"}
+_PACKAGES = _S3_PACKAGES | {
+    "cloudpickle",
+    "dask",
+    "distributed",
+    "h5py",
+    "hypothesis",
+    "matplotlib",
+    "PIL",
+    "pytest_benchmark",
+    "tensordict",
+    "tensorstore",
+}
+"""What the extras install, by the names under which it is imported."""
+_MISSING = re.compile(r"No module named '(\w+)")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Skip a module that needs a package of an extra."""
+    report = yield
+    missing = _MISSING.search(str(report.longrepr)) if report.failed else None
+    required = _S3_PACKAGES if os.environ.get("INFINITE_TENSOR_S3") == "required" else ()
+    if missing and missing[1] in _PACKAGES and missing[1] not in required:
+        report.outcome = "skipped"
+        report.longrepr = (str(Path(collector.nodeid)), 1, f"Skipped: needs the package {missing[1]}")
+    return report
+
+
+def _load_profile() -> None:
+    from hypothesis import HealthCheck, settings  # noqa: PLC0415  (of an extra)
+
+    shared = settings(
+        deadline=None,
+        print_blob=True,
+        database=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+    settings.register_profile("quick", shared, max_examples=25, derandomize=True)
+    settings.register_profile("thorough", shared, max_examples=2000)
+    settings.load_profile(os.environ.get("INFINITE_TENSOR_HYPOTHESIS", "quick"))
+
+
+with suppress(ImportError):
+    _load_profile()

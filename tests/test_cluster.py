@@ -209,6 +209,18 @@ def test_an_error_of_f_comes_through_with_its_window(client: Client, tmp_path: P
         assert any("(3,)" in note for note in caught.value.__notes__)
 
 
+def test_a_ctrl_c_says_how_to_continue(client: Client, tmp_path: Path) -> None:
+    def pressed(_progress: Progress) -> None:
+        raise KeyboardInterrupt
+
+    with ZarrTileStore(tmp_path / "store", tile_size=64) as store:
+        t = chain(store, tmp_path)
+        with pytest.raises(KeyboardInterrupt, match="kept: call fill with the same region again"):
+            t.fill(REGION, client=client, progress=pressed)
+        t.fill(REGION, client=client, progress=False)
+        assert torch.equal(t[REGION], truth(tmp_path))
+
+
 def test_the_dashboard_goes_by_the_name_of_the_tensor(client: Client, tmp_path: Path) -> None:
     with ZarrTileStore(tmp_path / "store", tile_size=64) as store:
         chain(store, tmp_path).fill(sl[0:64, 0:64], client=client, progress=False)

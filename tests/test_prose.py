@@ -33,6 +33,17 @@ def test_nothing_tells_anybody_to_install_the_package_of_another_library() -> No
     assert {where: told for where, told in found.items() if told} == {}
 
 
+def test_git_ignores_what_the_examples_and_the_quick_start_write() -> None:
+    ignored = {line.strip("/") for line in (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()}
+    written = set(re.findall(r'TileStore\("(\w+\.\w+)"', (ROOT / "README.md").read_text(encoding="utf-8")))
+    for script in (ROOT / "examples").glob("*.py"):
+        text = script.read_text(encoding="utf-8")
+        written.update(re.findall(r'default=(?:Path\()?"(\w+(?:\.\w+)?)"', text))
+        for stem in re.findall(r'= arguments\(__doc__, "(\w+)"', text):
+            written |= {f"{stem}.zarr", f"{stem}.png"}
+    assert {"blur.zarr", "embeddings", "terrain.png", "train.zarr"} <= written <= ignored
+
+
 def recipes() -> list[str]:
     texts = [path.read_text(encoding="utf-8") for path in SHOWN]
     return [found["entropy"] for text in texts for found in _RECIPE.finditer(text)]

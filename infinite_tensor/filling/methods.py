@@ -64,7 +64,8 @@ class LargeRegions:
         """Compute and store every tile that a region touches.
 
         Works in steps, and holds what the next steps need of the tensors upstream, so that little is computed twice,
-        whatever their stores keep. Ctrl-C ends it after what is done has been stored; a second fill goes on from there.
+        whatever their stores keep. Ctrl-C ends it after what is done has been stored; a second fill continues from
+        there.
 
         Parameters
         ----------
@@ -98,6 +99,8 @@ class LargeRegions:
             If an argument does not fit, the store is read-only, or `max_memory` is too little.
         StoreError
             If something cannot be stored. It stays in memory; a flush tries again.
+        KeyboardInterrupt
+            After a Ctrl-C, with a note that says how to continue.
         """
         return fill_together(
             [(self, self._selection(region))],

@@ -25,6 +25,11 @@ class Filled(Protocol):
     _node: Node
 
 
+_INTERRUPTED = (
+    "The fill was interrupted. What it has computed is kept: call fill with the same region again, and it continues "
+    "from there."
+)
+
 Requests: TypeAlias = "Sequence[tuple[Filled, Selection]]"
 
 
@@ -52,18 +57,27 @@ def fill_together(
 
     Tensors that share some upstream are filled side by side where memory allows it, so that what several of them need
     is computed once, whatever its store keeps; otherwise one after the other, those that others read first.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        After a Ctrl-C, with a note that says how to continue.
     """
     workers = None if workers is None else checked_workers(workers)
     job = writable(_job(requests, max_memory, shard))
     progress = checked_progress(progress)
     if not job.passes:
         return FillReport((), 0.0)
-    if client is not None:
-        # What only a cluster needs.
-        from infinite_tensor.filling.cluster import fill_on_cluster  # noqa: PLC0415
+    try:
+        if client is not None:
+            # What only a cluster needs.
+            from infinite_tensor.filling.cluster import fill_on_cluster  # noqa: PLC0415
 
-        return fill_on_cluster([tensor for tensor, _ in requests], job, client, workers, progress)
-    return fill(job, workers, progress)
+            return fill_on_cluster([tensor for tensor, _ in requests], job, client, workers, progress)
+        return fill(job, workers, progress)
+    except KeyboardInterrupt as interrupt:
+        interrupt.add_note(_INTERRUPTED)
+        raise
 
 
 def _job(requests: Requests, max_memory: object, shard: object) -> Job:
