@@ -133,7 +133,7 @@ class TensorAttributes:
     def __len__(self) -> int:
         extent = self.shape[0]
         if extent is None:
-            raise TypeError("len() of an InfiniteTensor whose dimension 0 is unbounded")
+            raise TypeError("this InfiniteTensor has no len(): dimension 0 is unbounded; see t.shape, or read a region")
         return extent
 
     def _check_finite(self, action: str) -> None:

@@ -11,7 +11,7 @@ from infinite_tensor.boxes import COORDINATE_LIMIT, Index
 from infinite_tensor.errors import RegionError
 from infinite_tensor.window import Shape, as_index
 
-_SUPPORTED = "supported are ints, slices and Ellipsis"
+_SUPPORTED = "use ints, slices and Ellipsis"
 
 
 class _RegionBuilder:
@@ -120,7 +120,7 @@ def _box_of_slice(entry: slice, d: int, extent: int | None) -> tuple[int, int, i
         pixels = range(*slice(start, stop, step).indices(extent))
     elif start is None or stop is None:
         raise RegionError(
-            f"dimension {d} is unbounded: a slice over it needs a start and a stop, got {_show_one(entry)}"
+            f"dimension {d} is unbounded: a slice over it needs a start and a stop, as in 0:512, got {_show_one(entry)}"
         )
     else:
         pixels = range(start, stop, step)

@@ -17,7 +17,10 @@ from infinite_tensor.window import LARGEST, MOST_OVERLAP, Shape, TensorWindow, W
 def check_callable(f: object) -> None:
     """`f` can be called."""
     if not callable(f):
-        raise ValidationError(f"f must be callable, got {f!r}")
+        raise ValidationError(
+            f"f must be callable, got {f!r}; give a function f(ctx, *regions) that returns a tensor, or read what is "
+            "stored without f by store.open(tensor_id)"
+        )
 
 
 def checked_shape(shape: object) -> Shape:
@@ -68,7 +71,10 @@ def check_output_window(window: object, shape: Shape) -> None:
     if not isinstance(window, TensorWindow):
         raise ValidationError(f"output_window must be a TensorWindow, got {window!r}")
     if window.ndim != len(shape):
-        raise ValidationError(f"output_window has {window.ndim} dimensions, the shape {shape} has {len(shape)}")
+        raise ValidationError(
+            f"output_window has {window.ndim} dimensions, but the shape {shape} has {len(shape)}; give a TensorWindow "
+            "with one size per dimension"
+        )
     check_followed("output_window", window, len(shape))
     overlap = WindowGrid(window, shape).overlap
     if overlap > MOST_OVERLAP:

@@ -232,3 +232,56 @@ def test_rows_of_a_blob_that_no_memory_holds_are_told(tmp_path: Path) -> None:
 def test_what_is_no_target_is_refused(target: Any) -> None:
     with pytest.raises(ValidationError, match="target must be a path"):
         open_store(target)
+
+
+# What users meet first: each message ends with what to do.
+
+FIRST: dict[str, tuple[Callable[[], object], str]] = {
+    "no end": (lambda: plane()[:, 0:4], r"needs a start and a stop, as in 0:512, got :"),
+    "a mask": (lambda: plane()[torch.ones(2, 2) > 0], "(?s)cannot index with Tensor .*; use ints, slices and Ellipsis"),
+    "a length": (lambda: len(plane()), r"no len\(\): dimension 0 is unbounded; see t.shape, or read a region"),
+    "no f": (lambda: InfiniteTensor((None,), None, FOUR), r"give a function f\(ctx, \*regions\) .* store.open"),  # type: ignore[arg-type]
+    "too few dimensions": (
+        lambda: InfiniteTensor((None, None), torch.ones, FOUR),
+        r"has 1 dimensions, but the shape \(None, None\) has 2; give a TensorWindow with one size per dimension",
+    ),
+    "another shape": (
+        lambda: InfiniteTensor((None,), lambda _ctx: torch.ones(3), FOUR)[0:4],
+        r"f returned shape \(3,\), but the output window has size \(4,\); return \(4,\)",
+    ),
+    "another dtype": (
+        lambda: InfiniteTensor((None,), lambda _ctx: torch.ones(4, dtype=torch.int64), FOUR)[0:4],
+        r"torch.int64, but .* torch.float32; return result\.to\(torch\.float32\), or declare dtype=torch\.int64",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", FIRST)
+def test_a_first_mistake_is_told_with_what_to_do(mistake: str) -> None:
+    make, said = FIRST[mistake]
+    with pytest.raises((InfiniteTensorError, TypeError), match=said):
+        make()
+
+
+def test_a_stored_tensor_without_f_tells_how_to_compute_the_rest(tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path) as store:
+        InfiniteTensor((None,), lambda _ctx: torch.ones(4), FOUR, tile_store=store, tensor_id="t")[0:4]
+        stored = store.open("t")
+        with pytest.raises(InfiniteTensorError, match=r"open it with store\.open\('t', f=\.\.\.\) to compute them"):
+            stored[0:4000]
+
+
+def test_a_read_only_store_tells_how_to_open_it_for_writing(tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path) as store:
+        InfiniteTensor((None,), lambda _ctx: torch.ones(4), FOUR, tile_store=store, tensor_id="t")[0:4]
+    with ZarrTileStore(tmp_path, mode="r") as store:
+        forbidden: list[Callable[[], object]] = [
+            lambda: store.clear_tensor("t"),
+            lambda: store.open("t").invalidate(),
+            lambda: store.verify("t", repair=True),
+            store.gc,
+            lambda: store.clear_group("g"),
+        ]
+        for change in forbidden:
+            with pytest.raises(ValidationError, match=r"is read-only: .*; open it with mode='r\+'"):
+                change()

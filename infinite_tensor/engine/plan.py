@@ -133,5 +133,5 @@ def _unavailable(node: Node, windows: IntArray) -> TileAccessError:
     region = ", ".join(f"{a}:{b}" for a, b in zip(low.tolist(), high.tolist(), strict=True))
     return TileAccessError(
         f"tensor {spec.tensor_id!r} was opened without f, and {len(windows)} windows within [{region}] are not "
-        "stored; open it with f=... to compute them"
+        f"stored; open it with store.open({spec.tensor_id!r}, f=...) to compute them"
     )

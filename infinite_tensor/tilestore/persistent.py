@@ -180,7 +180,9 @@ class PersistentTileStore(TileStore, Backend):
         """Delete everything of a tensor, in memory and in storage; see `TileStore.clear_tensor`."""
         self._check_open()
         if self.read_only:
-            raise ValidationError(f"{self!r} is read-only: it cannot clear tensor {tensor_id!r}")
+            raise ValidationError(
+                f"{self!r} is read-only: it cannot clear tensor {tensor_id!r}; open it with mode='r+'"
+            )
         super().clear_tensor(tensor_id, dependants=dependants)
 
     def _delete(self, tensor_id: str) -> None:
@@ -204,7 +206,9 @@ class PersistentTileStore(TileStore, Backend):
         """Whether tiles can be deleted here."""
         self._check_open()
         if self.read_only:
-            raise ValidationError(f"{self!r} is read-only: it cannot drop what it holds of tensor {tensor_id!r}")
+            raise ValidationError(
+                f"{self!r} is read-only: it cannot drop what it holds of tensor {tensor_id!r}; open it with mode='r+'"
+            )
         if type(self)._delete_tiles is Backend._delete_tiles:
             self._delete_tiles(tensor_id, [])
 
@@ -253,7 +257,9 @@ class PersistentTileStore(TileStore, Backend):
     def verify(self, tensor_id: str, *, repair: bool = False) -> list[Damage]:
         """Read everything that is stored of a tensor, after a flush, and list what is damaged."""
         if repair and self.read_only:
-            raise ValidationError(f"{self!r} is read-only: it cannot repair tensor {tensor_id!r}")
+            raise ValidationError(
+                f"{self!r} is read-only: it cannot repair tensor {tensor_id!r}; open it with mode='r+'"
+            )
         self.flush()
         with stored_errors(self, "verify", tensor_id):
             found = self._verify_tensor(tensor_id, repair=repair)
@@ -265,7 +271,7 @@ class PersistentTileStore(TileStore, Backend):
         """Delete, after a flush, what no tensor of the store refers to."""
         self._check_open()
         if self.read_only:
-            raise ValidationError(f"{self!r} is read-only: it cannot collect garbage")
+            raise ValidationError(f"{self!r} is read-only: it cannot collect garbage; open it with mode='r+'")
         self.flush()
         with stored_errors(self, "clean", None):
             return self._collect_garbage()

@@ -101,7 +101,7 @@ class StoredGroups(StoreContents, GroupBackend):
         """Delete a group; its tensors stay. An id that is not known is no error."""
         self._check_open()
         if self.read_only:
-            raise ValidationError(f"{self!r} is read-only: it cannot clear group {group_id!r}")
+            raise ValidationError(f"{self!r} is read-only: it cannot clear group {group_id!r}; open it with mode='r+'")
         with self._lock, stored_errors(self, "delete", None, group_id=group_id):
             self._delete_group(group_id)
             self._flush_groups()
@@ -116,7 +116,7 @@ class StoredGroups(StoreContents, GroupBackend):
         """Create a group, unless there is one; the definition that the store holds from then on."""
         self._check_open()
         if self.read_only:
-            raise ValidationError(f"{self!r} is read-only: it cannot save group {group_id!r}")
+            raise ValidationError(f"{self!r} is read-only: it cannot save group {group_id!r}; open it with mode='r+'")
         with self._lock, stored_errors(self, "save", None, group_id=group_id):
             found = self._read_group(group_id)
             if found is None:
