@@ -1,4 +1,4 @@
-"""Tensors with unbounded dimensions, computed on demand and stored tile by tile."""
+"""Arrays with infinite dimensions for PyTorch, computed on demand and stored tile by tile."""
 
 from __future__ import annotations
 

@@ -59,10 +59,10 @@ class SupportsAsTensor(Protocol):
 
 
 class InfiniteTensor(TensorAttributes, LargeRegions):
-    """A tensor whose dimensions may be unbounded, defined by a deterministic function over windows.
+    """A read-only array whose dimensions may be unbounded; slicing it returns a `torch.Tensor`.
 
-    A read computes the windows that intersect the region and are not stored yet, stores them, and
-    returns a plain `torch.Tensor`.
+    A deterministic function `f` computes its windows. A read calls `f` for the windows that intersect the region and
+    are not stored yet, and stores them.
 
     Parameters
     ----------
@@ -98,7 +98,8 @@ class InfiniteTensor(TensorAttributes, LargeRegions):
     blend_init : number, optional
         What a pixel holds before its first window, and where there is none. Default: 0.
     version : JSON value, optional
-        Your word for what `f` is: a number, or the settings of a world. Stored and compared.
+        Anything that identifies what `f` computes: a number, a seed, the hash of a checkpoint, or a dict of settings.
+        It is stored, and compared when the tensor is built again.
 
     Raises
     ------

@@ -33,6 +33,16 @@ def test_nothing_tells_anybody_to_install_the_package_of_another_library() -> No
     assert {where: told for where, told in found.items() if told} == {}
 
 
+def test_the_pages_are_in_plain_english() -> None:
+    odd = re.compile(
+        r"a torch tensor of which|if you say nothing|if you do not say|made anew|what holds|held by|go(?:es)? on with|"
+        r"in turn\b|as long as it lasts|whoever|lets? go of|your word for",
+        re.IGNORECASE,
+    )
+    found = {page.name: odd.findall(page.read_text(encoding="utf-8")) for page in PAGES}
+    assert {page: phrases for page, phrases in found.items() if phrases} == {}
+
+
 def test_git_ignores_what_the_examples_and_the_quick_start_write() -> None:
     ignored = {line.strip("/") for line in (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()}
     written = set(re.findall(r'TileStore\("(\w+\.\w+)"', (ROOT / "README.md").read_text(encoding="utf-8")))
