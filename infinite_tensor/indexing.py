@@ -11,7 +11,7 @@ from infinite_tensor.boxes import COORDINATE_LIMIT, Index
 from infinite_tensor.errors import RegionError
 from infinite_tensor.window import Shape, as_index
 
-_SUPPORTED = "use ints, slices and Ellipsis"
+_SUPPORTED = "supported are ints, slices and Ellipsis"
 
 
 class _RegionBuilder:

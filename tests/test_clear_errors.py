@@ -238,7 +238,6 @@ def test_what_is_no_target_is_refused(target: Any) -> None:
 
 FIRST: dict[str, tuple[Callable[[], object], str]] = {
     "no end": (lambda: plane()[:, 0:4], r"needs a start and a stop, as in 0:512, got :"),
-    "a mask": (lambda: plane()[torch.ones(2, 2) > 0], "(?s)cannot index with Tensor .*; use ints, slices and Ellipsis"),
     "a length": (lambda: len(plane()), r"no len\(\): dimension 0 is unbounded; see t.shape, or read a region"),
     "no f": (lambda: InfiniteTensor((None,), None, FOUR), r"give a function f\(ctx, \*regions\) .* store.open"),  # type: ignore[arg-type]
     "too few dimensions": (
