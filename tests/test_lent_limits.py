@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from infinite_tensor import InfiniteTensor, MemoryTileStore, TensorWindow, TileStore, ZarrTileStore
+from infinite_tensor.waiting import Mark
 
 WINDOW = TensorWindow((256,))
 SIZE = 1024
@@ -24,6 +26,15 @@ MAKE: dict[str, Callable[[Path], TileStore]] = {
 
 def tensor(store: TileStore, tensor_id: str = "t") -> InfiniteTensor:
     return InfiniteTensor((None,), lambda _ctx: torch.ones(256), WINDOW, tile_store=store, tensor_id=tensor_id)
+
+
+@contextmanager
+def lent(store: TileStore, room: int) -> Iterator[None]:
+    """A limit as a fill lends it."""
+    mark = Mark()
+    with mark.running:
+        store.lend(mark, room)
+        yield
 
 
 def read(t: InfiniteTensor, start: int, count: int) -> None:
@@ -49,7 +60,7 @@ def test_of_two_limits_each_holds_until_it_is_left(store: TileStore, left_first:
     with store:
         t = tensor(store)
         read(t, 0, 3)
-        limits = [store.limited(2 * SIZE), store.limited(2 * SIZE)]
+        limits = [lent(store, 2 * SIZE), lent(store, 2 * SIZE)]
         for limit in limits:
             limit.__enter__()
         read(t, 100, 20)
@@ -64,21 +75,21 @@ def test_of_two_limits_each_holds_until_it_is_left(store: TileStore, left_first:
 
 def test_a_limit_of_the_user_is_the_one_that_counts(tmp_path: Path) -> None:
     for store in (MemoryTileStore(8 * SIZE), ZarrTileStore(tmp_path, tile_size=256, cache_size_bytes=8 * SIZE)):
-        with store, store.limited(2 * SIZE):
+        with store, lent(store, 2 * SIZE):
             read(tensor(store), 0, 20)
             assert held(store) == 8
 
 
 def test_a_limit_that_is_set_meanwhile_stays() -> None:
     store = MemoryTileStore()
-    with store.limited(2 * SIZE):
+    with lent(store, 2 * SIZE):
         store.cache_size_bytes = 7 * SIZE
     read(tensor(store), 0, 20)
     assert (store.cache_size_bytes, held(store)) == (7 * SIZE, 7)
 
 
 def test_a_lent_limit_is_no_option_of_the_store(store: Any) -> None:
-    with store, store.limited(2 * SIZE):
+    with store, lent(store, 2 * SIZE):
         tensor(store)
         with pickle.loads(pickle.dumps(store)) as again:  # noqa: S301
             assert (store.cache_limit, again.cache_limit) == (None, None)

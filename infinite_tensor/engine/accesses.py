@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
 from infinite_tensor.engine.drops import DROPS
 from infinite_tensor.engine.node import Node
 from infinite_tensor.tilestore.access import Access
+from infinite_tensor.tilestore.contract import TileStore
+from infinite_tensor.visits import enter
 
 
 @dataclass
@@ -27,6 +29,8 @@ class Reader:
         How often it has stored something itself.
     workers : int or None
         On how many threads it runs ``f``; None leaves that to each tensor's store.
+    stores : dict of int to TileStore
+        The stores that it has come to, by their ids.
     notice : callable
         ``notice(node, count)`` is told of windows that it has computed and stored, by the thread that did.
     """
@@ -35,6 +39,7 @@ class Reader:
     begun: int
     own_events: int = 0
     workers: int | None = None
+    stores: dict[int, TileStore] = field(default_factory=dict)
     notice: Callable[[Node, int], None] = lambda _node, _count: None
 
 
@@ -50,6 +55,8 @@ class Accesses:
     def of(self, node: Node) -> Access:
         """The access to `node`, opened when it is first asked for."""
         if node not in self._of:
+            enter(node.store)
+            self.reader.stores[id(node.store)] = node.store
             access = self._stack.enter_context(node.store.access(node.spec))
             if DROPS.count != self._drops and any(other.outdated for other in self._of.values()):
                 # What this tensor is computed from may have been dropped since it was read.

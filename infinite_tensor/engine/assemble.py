@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections import deque
@@ -12,16 +13,17 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from infinite_tensor.boxes import Index, IntArray, joined
+from infinite_tensor.boxes import Index, joined
 from infinite_tensor.engine.accesses import Accesses
 from infinite_tensor.engine.claims import CLAIMS
 from infinite_tensor.engine.execute import run
 from infinite_tensor.engine.horizons import Regions
 from infinite_tensor.engine.march import March, march
 from infinite_tensor.engine.node import Node, resolved
+from infinite_tensor.errors import StoreError
 from infinite_tensor.indexing import Selection
 from infinite_tensor.pages import is_lack_of_memory, new_result, out_of_memory
-from infinite_tensor.tilestore.access import Access
+from infinite_tensor.visits import Visit
 
 _BLOCK_BYTES = 16 * 2**20
 """A larger read is carried out block by block, so that upstream windows are let go early."""
@@ -56,6 +58,17 @@ def read_together(
         # Tensors that are born in it could not be used outside of it.
         with torch.inference_mode(mode=False):
             return read_together(requests, workers)
+    visit = Visit()
+    with visit.running:
+        visit.begin(*[node.store for node, _ in requests], reads=True)
+        for node, _ in requests:
+            node.store.flush_if_requested()
+        return _read_together(requests, workers)
+
+
+def _read_together(
+    requests: Sequence[tuple[Node, Sequence[Selection]]], workers: int | None
+) -> list[list[torch.Tensor]]:
     boxes = [[_box_of(s, node) for s in wanted] for node, wanted in requests]
     absent = [
         [
@@ -167,45 +180,81 @@ def _blocks(node: Node, selection: Selection, box: torch.Tensor, most_bytes: int
 @torch.inference_mode(mode=False)
 def stream(node: Node, selections: Iterable[Selection], workers: int | None = None) -> Iterator[list[torch.Tensor]]:
     """Read selections in order, in full batches, yielding those that are ready after each batch."""
-    with Accesses(CLAIMS.reader(workers)) as accesses:
-        access = accesses.of(node)
-        waiting: deque[tuple[Selection, int]] = deque()
-        pending = np.empty((0, len(node.spec.shape)), dtype=np.int64)
-        done = waiting_bytes = 0
+    streamed = _Stream(node, workers)
+    try:
         for selection in selections:
-            pending = joined(pending, access.add(np.array([selection.start]), np.array([selection.stop])))
-            waiting.append((selection, done + len(pending)))
-            waiting_bytes += math.prod(selection.shape) * node.spec.dtype.itemsize
+            if ready := streamed.add(selection):
+                yield ready
+        if ready := streamed.finish():
+            yield ready
+    finally:
+        streamed.close()
+
+
+class _Stream:
+    """Selections that are read one after the other. Each method is a call into the stores, and nothing in between."""
+
+    def __init__(self, node: Node, workers: int | None) -> None:
+        self._node = node
+        self._accesses = Accesses(CLAIMS.reader(workers))
+        # Each with the number of windows that must be there for it.
+        self._waiting: deque[tuple[Selection, int]] = deque()
+        self._waiting_bytes = 0
+        self._pending = np.empty((0, len(node.spec.shape)), dtype=np.int64)
+        self._done = 0
+
+    def add(self, selection: Selection) -> list[torch.Tensor]:
+        """One more follows; what is ready now."""
+        visit = Visit()
+        with visit.running:
+            visit.begin(self._node.store, reads=True)
+            self._node.store.flush_if_requested()
+            missing = self._accesses.of(self._node).add(np.array([selection.start]), np.array([selection.stop]))
+            self._pending = joined(self._pending, missing)
+            self._waiting.append((selection, self._done + len(self._pending)))
+            self._waiting_bytes += math.prod(selection.shape) * self._node.spec.dtype.itemsize
             # Stored regions behind one window that does not fill a batch must not pile up.
-            crowded = len(waiting) >= _MOST_WAITING or waiting_bytes >= _BLOCK_BYTES
-            count = len(pending) if crowded else node.batching.full(len(pending))
-            _compute(node, pending[:count], accesses)
-            pending, done = pending[count:], done + count
-            if waiting[0][1] <= done:
-                yield _read_ready(node, access, waiting, done)
-                waiting_bytes = sum(math.prod(s.shape) for s, _ in waiting) * node.spec.dtype.itemsize
-        _compute(node, pending, accesses)
-        if waiting:
-            yield _read_ready(node, access, waiting, done + len(pending))
+            crowded = len(self._waiting) >= _MOST_WAITING or self._waiting_bytes >= _BLOCK_BYTES
+            self._compute(len(self._pending) if crowded else self._node.batching.full(len(self._pending)))
+            return self._ready()
 
+    def finish(self) -> list[torch.Tensor]:
+        """None follows; what is left."""
+        visit = Visit()
+        with visit.running:
+            visit.begin(self._node.store, reads=True)
+            self._compute(len(self._pending))
+            return self._ready()
 
-def _compute(node: Node, windows: IntArray, outer: Accesses) -> None:
-    """Run windows of a stream, which holds nothing of the tensors upstream between its batches."""
-    if len(windows):
-        with Accesses(outer.reader) as accesses:
-            accesses.lend(node, outer.of(node))
-            run({node: windows}, accesses)
+    def close(self) -> None:
+        """Let go of what is held."""
+        visit = Visit()
+        with contextlib.suppress(StoreError), visit.running:
+            # A stream that was dropped may be closed in the middle of anything; what it holds then goes with it.
+            visit.begin(self._node.store)
+            self._accesses.__exit__(None, None, None)
 
+    def _compute(self, count: int) -> None:
+        """Run the next windows, which holds nothing of the tensors upstream between the batches."""
+        windows = self._pending[:count]
+        if len(windows):
+            with Accesses(self._accesses.reader) as accesses:
+                accesses.lend(self._node, self._accesses.of(self._node))
+                run({self._node: windows}, accesses)
+        self._pending, self._done = self._pending[count:], self._done + count
 
-def _read_ready(node: Node, access: Access, waiting: deque[tuple[Selection, int]], done: int) -> list[torch.Tensor]:
-    """Read the leading selections whose windows are all done, and let go of what only they needed."""
-    results = []
-    while waiting and waiting[0][1] <= done:
-        selection, _ = waiting.popleft()
-        box = _box_of(selection, node)
-        if box.numel():
-            access.read(selection.start, box)
-        results.append(_picked(selection, box))
-    starts = [selection.start for selection, _ in waiting]
-    access.keep([min(column) for column in zip(*starts, strict=True)] if starts else None)
-    return results
+    def _ready(self) -> list[torch.Tensor]:
+        """Read the leading selections whose windows are all done, and let go of what only they needed."""
+        if not self._waiting or self._waiting[0][1] > self._done:
+            return []
+        access, results = self._accesses.of(self._node), []
+        while self._waiting and self._waiting[0][1] <= self._done:
+            selection, _ = self._waiting.popleft()
+            box = _box_of(selection, self._node)
+            if box.numel():
+                access.read(selection.start, box)
+            results.append(_picked(selection, box))
+        starts = [selection.start for selection, _ in self._waiting]
+        access.keep([min(column) for column in zip(*starts, strict=True)] if starts else None)
+        self._waiting_bytes = sum(math.prod(s.shape) for s, _ in self._waiting) * self._node.spec.dtype.itemsize
+        return results

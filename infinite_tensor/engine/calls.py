@@ -21,6 +21,7 @@ from infinite_tensor.nested import Key, leaves, show
 from infinite_tensor.pages import new_tensor
 from infinite_tensor.spec import TensorSpec
 from infinite_tensor.tilestore.access import Access
+from infinite_tensor.visits import running_f
 
 
 class Calls:
@@ -30,6 +31,7 @@ class Calls:
         self._computation = computation = claim.level.computation
         assert computation.f is not None
         self._f = computation.f
+        self._running_f = running_f()
         self._indices = claim.indices
         self._sources = [
             (upstream, access, starts.tolist())
@@ -58,7 +60,9 @@ class Calls:
                 windows = self._checked_batch(places)
             else:
                 (place,) = places
-                output = self._f(self._indices[place], *self._regions(place))
+                regions = self._regions(place)
+                with self._running_f:
+                    output = self._f(self._indices[place], *regions)
                 if self._keys:
                     window, *others = self._checked(output)
                 else:
@@ -81,7 +85,8 @@ class Calls:
     def _checked_batch(self, places: Sequence[int]) -> list[Sequence[Array]]:
         """What `f` returned for several windows, for each window and tensor."""
         regions = [list(column) for column in zip(*map(self._regions, places), strict=True)]
-        output = self._f([self._indices[place] for place in places], *regions)
+        with self._running_f:
+            output = self._f([self._indices[place] for place in places], *regions)
         if not self._keys:
             return [(self._check(each),) for each in self._checks[0].windows_of(output, len(places))]
         if isinstance(output, Mapping):

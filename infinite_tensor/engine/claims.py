@@ -16,8 +16,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,6 +28,7 @@ from infinite_tensor.engine.node import Computation
 from infinite_tensor.engine.plan import Plan
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.forking import renew_in_children
+from infinite_tensor.waiting import Changes, Mark
 
 
 class Claim:
@@ -44,70 +44,62 @@ class Claim:
         The read.
     thread : int
         The thread that the read runs on.
+    mark : Mark
+        Whether the read is still at it; a claim whose read has ended, in whatever way, claims nothing.
     lost : set of int
         Places in `indices` of the windows that another read has taken over.
     senders : dict of int to callable
         For each thread that is at work on it, what stores the windows which that thread has computed.
     """
 
-    def __init__(self, level: Level, reader: Reader) -> None:
+    def __init__(self, level: Level, reader: Reader, mark: Mark) -> None:
         self.level = level
         self.indices = as_tuples(level.windows)
         self.reader = reader
         self.thread = threading.get_ident()
+        self.mark = mark
         self.lost: set[int] = set()
         self.senders: dict[int, Callable[[], None]] = {}
         # By which thread.
         self._making: dict[Index, int] = {}
         self._places: dict[Index, int] | None = None
-        self._stopped = False
         self._plan(list(range(len(self.indices))))
 
     def _plan(self, left: list[int]) -> None:
-        self._left, self._next = left, 0
-        self._sizes, self._called = self.level.computation.batching.split(len(left)), 0
+        self._schedule = _Schedule(left, self.level.computation.batching.split(len(left)))
 
     def begin(self, most: int) -> list[list[int]]:
         """Places of the windows for the next calls of ``f``, `most` at most; they are in the making from now on."""
-        if self._stopped:
-            return []
         # Each thread leaves their share to the others.
         most = min(most, -(-self.calls // max(1, len(self.senders))))
-        sizes = self._sizes[self._called : self._called + most]
-        bounds = list(itertools.accumulate(sizes, initial=self._next))
-        begun = self._left[self._next : bounds[-1]]
-        self._called, self._next = self._called + len(sizes), bounds[-1]
-        self._making.update(dict.fromkeys([self.indices[place] for place in begun], threading.get_ident()))
-        if len(begun) == len(sizes):
-            return [[place] for place in begun]
-        return [self._left[a:b] for a, b in itertools.pairwise(bounds)]
+        batches, rest = self._schedule.split(most)
+        self._making.update(
+            dict.fromkeys([self.indices[place] for batch in batches for place in batch], threading.get_ident())
+        )
+        self._schedule = rest
+        return batches
 
     def leave(self, batches: Sequence[list[int]]) -> None:
         """The last of what was begun has not been begun after all."""
         left = [place for batch in batches for place in batch]
         self.end([self.indices[place] for place in left])
-        self._left, self._next = sorted(left + self._left[self._next :]), 0
-        self._sizes, self._called = [*map(len, batches), *self._sizes[self._called :]], 0
+        self._schedule = self._schedule.after(batches)
 
     def end(self, indices: Sequence[Index]) -> None:
         """These windows are stored."""
         for index in indices:
             self._making.pop(index, None)
 
-    def stop(self) -> None:
-        """Nothing more is begun."""
-        self._stopped = True
-
     @property
     def calls(self) -> int:
         """How many calls of ``f`` have not been begun."""
-        return len(self._sizes) - self._called
+        return self._schedule.calls
 
     def lose(self, indices: Sequence[Index]) -> None:
         """These windows, which have not been begun, are another read's now."""
         gone = {self._place(index) for index in indices}
         self.lost |= gone
-        self._plan([place for place in self._left[self._next :] if place not in gone])
+        self._plan([place for place in self._schedule.waiting if place not in gone])
 
     def makes(self, index: Index) -> bool:
         """Whether this window has been begun and is not stored yet."""
@@ -115,9 +107,7 @@ class Claim:
 
     def waits(self, index: Index) -> bool:
         """Whether this window has not been begun."""
-        place = self._place(index)
-        at = bisect.bisect_left(self._left, place, self._next)
-        return at < len(self._left) and self._left[at] == place
+        return self._schedule.has(self._place(index))
 
     def holds(self, index: Index) -> bool:
         """Whether this window is this claim's."""
@@ -136,6 +126,57 @@ class Claim:
         return self._places.get(index, -1)
 
 
+@dataclass(frozen=True)
+class _Schedule:
+    """The windows of a claim that have not been begun. A new one takes its place, so that none is ever half changed.
+
+    Attributes
+    ----------
+    places : list of int
+        Places of windows, ascending.
+    sizes : list of int
+        How many of them each call of ``f`` takes.
+    begun, called : int
+        How many of them lie behind.
+    """
+
+    places: list[int]
+    sizes: list[int]
+    begun: int = 0
+    called: int = 0
+
+    @property
+    def calls(self) -> int:
+        """How many calls are left."""
+        return len(self.sizes) - self.called
+
+    @property
+    def waiting(self) -> list[int]:
+        """The places that are left."""
+        return self.places[self.begun :]
+
+    def has(self, place: int) -> bool:
+        """Whether a place is left."""
+        at = bisect.bisect_left(self.places, place, self.begun)
+        return at < len(self.places) and self.places[at] == place
+
+    def split(self, most: int) -> tuple[list[list[int]], _Schedule]:
+        """The places of the next calls, `most` at most, and what is left then."""
+        sizes = self.sizes[self.called : self.called + most]
+        bounds = list(itertools.accumulate(sizes, initial=self.begun))
+        places = self.places[self.begun : bounds[-1]]
+        if len(places) == len(sizes):
+            batches = [[place] for place in places]
+        else:
+            batches = [self.places[a:b] for a, b in itertools.pairwise(bounds)]
+        return batches, _Schedule(self.places, self.sizes, bounds[-1], self.called + len(sizes))
+
+    def after(self, batches: Sequence[list[int]]) -> _Schedule:
+        """With these calls before what is left."""
+        places = [place for batch in batches for place in batch]
+        return _Schedule(sorted(places + self.waiting), [*map(len, batches), *self.sizes[self.called :]])
+
+
 @dataclass
 class Stage:
     """What a read does at one depth of the chain: compute what it has claimed, then turn to what others have."""
@@ -147,10 +188,11 @@ class Stage:
 
 @dataclass(frozen=True)
 class _Wait:
-    """What a thread is waiting for: windows in the making."""
+    """What a thread is waiting for while `mark` is under way: windows in the making."""
 
     computation: Computation
     indices: Sequence[Index]
+    mark: Mark = field(default_factory=Mark)
 
 
 class Claims:
@@ -163,59 +205,64 @@ class Claims:
 
     def _renew_after_fork(self) -> None:
         # In a forked child there are no reads but the one that forked, if any, which stands alone.
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changes = Changes()
         self._active: dict[Computation, list[Claim]] = {}
         self._waits: dict[int, _Wait] = {}
         self._events = 0
 
     def reader(self, workers: int | None = None) -> Reader:
         """A read that begins now, on so many threads."""
-        with self._changed:
+        with self._lock:
             return Reader(next(self._numbers), self._events, workers=workers)
 
-    @contextmanager
-    def share(self, plan: Plan, reader: Reader) -> Iterator[list[Stage]]:
+    def share(self, plan: Plan, reader: Reader, mark: Mark) -> list[Stage]:
         """Claim what a plan computes, as far as it is still missing and nobody else computes it.
 
-        Yields the stages in which to carry it out. In the end all claims are given up.
+        Returns the stages in which to carry it out. The claims last while `mark` is under way, and until `release`.
         """
         for level in plan.levels:
             # Worked out and remembered here, where nobody waits for it.
             level.computation.batching.calls(len(level.windows))
-        with self._changed:
+        with self._lock:
             met = self._met(plan, reader)
             levels, others = self._free(plan) if met else (list(plan.levels), [])
-            claims = [Claim(level, reader) for level in levels]
+            claims = [Claim(level, reader, mark) for level in levels]
             for claim in claims:
-                self._active.setdefault(claim.level.computation, []).append(claim)
-        try:
-            yield _stages(claims, others)
-        finally:
-            self._release(claims)
+                computation = claim.level.computation
+                self._active[computation] = [*self._active.get(computation, ()), claim]
+        return _stages(claims, others)
+
+    def release(self, mark: Mark) -> None:
+        """Give up the claims that were made with a mark."""
+        with self._lock:
+            # With those of reads that were interrupted before they could.
+            kept = {
+                computation: [claim for claim in claims if claim.mark is not mark and claim.mark.is_under_way]
+                for computation, claims in self._active.items()
+            }
+            self._active = {computation: claims for computation, claims in kept.items() if claims}
+            self._waits = {thread: wait for thread, wait in self._waits.items() if wait.mark.is_under_way}
+            self._changes.tell()
 
     def begin(self, claim: Claim, most: int) -> list[list[int]]:
         """Places of the windows that a claim computes next, by calls, `most` at most; none at its end."""
-        with self._changed:
+        with self._lock:
             return claim.begin(most)
 
     def leave(self, claim: Claim, batches: Sequence[list[int]]) -> None:
         """Let others have the last of what a claim has begun, which is still to be computed."""
-        with self._changed:
+        with self._lock:
             claim.leave(batches)
-            self._changed.notify_all()
-
-    def stop(self, claim: Claim) -> None:
-        """Begin nothing more of a claim."""
-        with self._changed:
-            claim.stop()
+            self._changes.tell()
 
     def end(self, claim: Claim, indices: Sequence[Index]) -> None:
         """Windows of a claim have been stored."""
-        with self._changed:
-            claim.end(indices)
+        with self._lock:
             claim.reader.own_events += 1
             self._events += 1
-            self._changed.notify_all()
+            claim.end(indices)
+            self._changes.tell()
 
     def turn(self, level: Level, reader: Reader) -> list[int]:
         """Places of missing windows that a read may compute itself by now; waits for a change where it may none.
@@ -227,20 +274,21 @@ class Claims:
         """
         thread, indices = threading.get_ident(), as_tuples(level.windows)
         self._send_all(thread)
-        with self._changed:
-            holders = {index: self._holder(level.computation, index) for index in indices}
-            free = [index for index, claim in holders.items() if claim is None]
-            if not free:
-                free = self._take_over({index: claim for index, claim in holders.items() if claim}, reader)
-            if not free:
-                self._waits[thread] = _Wait(level.computation, indices)
-                try:
-                    if not self._open_circle(thread):
-                        self._changed.wait()
-                finally:
-                    del self._waits[thread]
-            chosen = set(free)
-            return [place for place, index in enumerate(indices) if index in chosen]
+        wait = _Wait(level.computation, indices)
+        with wait.mark.running:
+            with self._lock:
+                holders = {index: self._holder(level.computation, index) for index in indices}
+                free = [index for index, claim in holders.items() if claim is None]
+                if not free:
+                    free = self._take_over({index: claim for index, claim in holders.items() if claim}, reader)
+                bell = None
+                if not free:
+                    self._waits[thread] = wait
+                    bell = None if self._open_circle(thread) else self._changes.bell()
+            if bell is not None:
+                self._changes.wait(bell)
+        chosen = set(free)
+        return [place for place, index in enumerate(indices) if index in chosen]
 
     def _met(self, plan: Plan, reader: Reader) -> bool:
         """Whether another read may have stored what this plan found missing, or is computing it."""
@@ -269,21 +317,17 @@ class Claims:
             claim.lose([index for index in taken if holders[index] is claim])
         return taken
 
-    def _release(self, claims: Sequence[Claim]) -> None:
-        with self._changed:
-            for claim in claims:
-                active = [other for other in self._active.pop(claim.level.computation, ()) if other is not claim]
-                if active:
-                    self._active[claim.level.computation] = active
-            self._changed.notify_all()
+    def _claims_of(self, computation: Computation) -> list[Claim]:
+        """The claims of reads that are at it."""
+        return [claim for claim in self._active.get(computation, ()) if claim.mark.is_under_way]
 
     def _holder(self, computation: Computation, index: Index) -> Claim | None:
-        return next((claim for claim in self._active.get(computation, ()) if claim.holds(index)), None)
+        return next((claim for claim in self._claims_of(computation) if claim.holds(index)), None)
 
     def _send_all(self, thread: int) -> None:
         """Have stored what this thread has computed, since others may be waiting for it too."""
-        with self._changed:
-            claims = [claim for claims in self._active.values() for claim in claims]
+        with self._lock:
+            claims = [claim for computation in self._active for claim in self._claims_of(computation)]
             mine = [claim.senders[thread] for claim in claims if thread in claim.senders]
         for send in mine:
             send()
@@ -295,12 +339,12 @@ class Claims:
             wait = self._waits[waiter]
             held = [
                 (claim, [index for index in wait.indices if holder in claim.holders(index)])
-                for claim in self._active.get(wait.computation, ())
+                for claim in self._claims_of(wait.computation)
             ]
             if not any(claim.makes(index) for claim, indices in held for index in indices):
                 for claim, indices in held:
                     claim.lose(indices)
-                self._changed.notify_all()
+                self._changes.tell()
                 return True
         if circle:
             wait = self._waits[thread]
@@ -330,9 +374,9 @@ class Claims:
     def _held_up_by(self, thread: int) -> set[int]:
         """The threads that hold windows which `thread` waits for."""
         wait = self._waits.get(thread)
-        if wait is None:
+        if wait is None or not wait.mark.is_under_way:
             return set()
-        active = self._active.get(wait.computation, ())
+        active = self._claims_of(wait.computation)
         return {holder for claim in active for index in wait.indices for holder in claim.holders(index)}
 
 

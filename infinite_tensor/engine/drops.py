@@ -7,14 +7,17 @@ on, and stored nowhere.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from infinite_tensor.forking import renew_in_children
+from infinite_tensor.visits import Visit
 
 if TYPE_CHECKING:
     from infinite_tensor.tilestore.contract import TileStore
+
+
+T = TypeVar("T")
 
 
 class Drops:
@@ -34,14 +37,21 @@ class Drops:
     def _renew_after_fork(self) -> None:
         self._lock = threading.RLock()
 
-    @contextmanager
-    def begin(self, stores: Iterable[TileStore]) -> Iterator[None]:
-        """Drop windows of these stores within it: one thread does at a time, and no read begins there meanwhile."""
-        with self._lock, ExitStack() as paused:
-            for store in stores:
-                paused.enter_context(store.paused())
-            self.count += 1
-            yield
+    def carry_out(self, stores: Sequence[TileStore], drop: Callable[[], T]) -> T:
+        """Call ``drop()``, which drops windows of these stores: one thread does at a time, and no read begins there."""
+        visit = Visit()
+        with visit.running:
+            visit.begin(*stores, reads=True)
+            with self._lock:
+                return self._paused(stores, drop)
+
+    def _paused(self, stores: Sequence[TileStore], drop: Callable[[], T]) -> T:
+        if stores:
+            # Not by an ExitStack: an interrupt in the middle of that would leave the store paused.
+            with stores[0].paused():
+                return self._paused(stores[1:], drop)
+        self.count += 1
+        return drop()
 
 
 DROPS = Drops()

@@ -17,6 +17,7 @@ from infinite_tensor.engine.outbox import Outbox
 from infinite_tensor.engine.pace import Pace
 from infinite_tensor.engine.plan import build
 from infinite_tensor.engine.workers import on_threads
+from infinite_tensor.waiting import Mark
 
 
 def run(
@@ -34,14 +35,18 @@ def run(
 
 
 def _run(wanted: Mapping[Node, IntArray], accesses: Accesses, after: Callable[[int], None]) -> None:
-    with CLAIMS.share(build(wanted, accesses), accesses.reader) as stages:
-        for stage in stages:
-            for claim in stage.claims:
-                _run_level(claim)
-            lost = [claim.level.part(sorted(claim.lost)) for claim in stage.claims if claim.lost]
-            for level in (*stage.others, *lost):
-                _await(level, accesses)
-            after(stage.depth)
+    mark = Mark()
+    with mark.running:
+        try:
+            for stage in CLAIMS.share(build(wanted, accesses), accesses.reader, mark):
+                for claim in stage.claims:
+                    _run_level(claim)
+                lost = [claim.level.part(sorted(claim.lost)) for claim in stage.claims if claim.lost]
+                for level in (*stage.others, *lost):
+                    _await(level, accesses)
+                after(stage.depth)
+        finally:
+            CLAIMS.release(mark)
 
 
 def _await(level: Level, accesses: Accesses) -> None:
@@ -60,15 +65,14 @@ def _run_level(claim: Claim) -> None:
         _work(claim)
     else:
         # Modes of torch are a thread's own.
-        work = torch.no_grad()(partial(_work, claim))
-        on_threads(min(workers, claim.calls), work, partial(CLAIMS.stop, claim))
+        on_threads(min(workers, claim.calls), torch.no_grad()(partial(_work, claim)))
 
 
-def _work(claim: Claim) -> None:
+def _work(claim: Claim, goes_on: Callable[[], bool] = lambda: True) -> None:
     """Compute windows of a claim until none is left; several threads may be at it."""
     calls, pace = Calls(claim), Pace()
     with Outbox(claim) as outbox:
-        while batches := CLAIMS.begin(claim, pace.calls):
+        while goes_on() and (batches := CLAIMS.begin(claim, pace.calls)):
             pace.begin()
             done = 0
             for batch in batches:
@@ -80,3 +84,11 @@ def _work(claim: Claim) -> None:
             if done < len(batches):
                 CLAIMS.leave(claim, batches[done:])
             outbox.send_in_time()
+            _flush_on_request(claim, outbox)
+
+
+def _flush_on_request(claim: Claim, outbox: Outbox) -> None:
+    for store in claim.reader.stores.values():
+        if store._flush_requested:
+            outbox.send()
+            store.flush_if_requested()

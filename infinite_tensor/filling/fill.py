@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,6 +24,8 @@ from infinite_tensor.filling.strips import Cut, cut, held_bytes, side_by_side
 from infinite_tensor.filling.table import bytes_of
 from infinite_tensor.indexing import Selection
 from infinite_tensor.tilestore.contract import TileStore
+from infinite_tensor.visits import Visit
+from infinite_tensor.waiting import Mark
 
 _DEFAULT_HELD = 2**29
 _LENT = 2**26
@@ -188,7 +189,9 @@ def fill(job: Job, workers: int | None, progress: bool | str | Watcher) -> FillR
     total = estimated(job.boxes).windows
     with Tally(total, progress, sum(cut.steps for each in job.passes for cut in each.values())) as tally:
         try:
-            with _bounded(job):
+            lent = Mark()
+            with lent.running:
+                _lend(job, lent)
                 for cuts in job.passes:
                     _fill(cuts, tally, workers)
         finally:
@@ -210,7 +213,9 @@ def _fill(cuts: Mapping[Node, Cut], tally: Tally, workers: int | None) -> None:
         if count:
             reader = CLAIMS.reader(workers)
             reader.notice = tally.count
-            with Accesses(reader) as accesses:
+            visit = Visit()
+            with visit.running, Accesses(reader) as accesses:
+                visit.begin(*[node.store for node in rest], reads=True)
                 steps = [range(at, at + 1) for at in range(count)]
                 march(March(rest, steps), accesses, lambda _: tally.pass_steps(1))
 
@@ -247,12 +252,9 @@ def writable(job: Job) -> Job:
     return replace(job, passes=tuple(filter(None, left)))
 
 
-@contextmanager
-def _bounded(job: Job) -> Iterator[None]:
+def _lend(job: Job, mark: Mark) -> None:
     """Give stores that have no limit one for the time of a fill, but for those in memory that are filled."""
     filled = {id(node.store) for node, _, _ in job.boxes}
-    with ExitStack() as limits:
-        for store in job.stores:
-            if id(store) not in filled or store.outlives_process:
-                limits.enter_context(store.limited(_LENT))
-        yield
+    for store in job.stores:
+        if id(store) not in filled or store.outlives_process:
+            store.lend(mark, _LENT)

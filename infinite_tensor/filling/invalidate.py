@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, NamedTuple, TypeAlias
 
 from infinite_tensor.boxset import FARTHEST, BoxSet, all_windows, pixels_of, readers_of, same_windows, windows_over
@@ -115,13 +116,22 @@ def invalidate(requests: Requests, *, dependants: bool) -> Invalidation:
         gc.collect()
     stores = {id(node.store): node.store for node, _ in requests}
     while True:
-        with DROPS.begin(stores.values()):
-            # No read begins in these stores any more, so nobody comes to depend on what will be dropped.
-            wrong = _wrong_windows(requests, dependants=dependants)
-            concerned = {id(tensor.store): tensor.store for tensor, _ in wrong}
-            if concerned.keys() <= stores.keys():
-                return _drop(wrong)
-        stores |= concerned
+        found = DROPS.carry_out(list(stores.values()), partial(_drop_in, stores, requests, dependants=dependants))
+        if isinstance(found, Invalidation):
+            return found
+        stores |= found
+
+
+def _drop_in(
+    stores: Mapping[int, TileStore], requests: Requests, *, dependants: bool
+) -> Invalidation | dict[int, TileStore]:
+    """Drop what is wrong, if these are all stores that are concerned; else all that are.
+
+    No read begins in them meanwhile, so nobody comes to depend on what will be dropped.
+    """
+    wrong = _wrong_windows(requests, dependants=dependants)
+    concerned = {id(tensor.store): tensor.store for tensor, _ in wrong}
+    return _drop(wrong) if concerned.keys() <= stores.keys() else concerned
 
 
 def _drop(wrong: _Wrong) -> Invalidation:

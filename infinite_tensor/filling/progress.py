@@ -13,6 +13,7 @@ from typing import Any, Self, TypeAlias
 
 from infinite_tensor.engine.node import Node
 from infinite_tensor.errors import ValidationError
+from infinite_tensor.visits import running_f
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,9 @@ class Tally(AbstractContextManager["Tally"]):
     def _tell(self) -> None:
         assert self._watcher is not None
         self._told = self.seconds
-        self._watcher(Progress(self.windows.total(), self.total, self._told))
+        # The user's: it may use any store.
+        with running_f():
+            self._watcher(Progress(self.windows.total(), self.total, self._told))
 
     def __enter__(self) -> Self:
         return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from infinite_tensor.boxes import Index
 from infinite_tensor.tilestore.rows import Row
@@ -13,28 +14,27 @@ if TYPE_CHECKING:
 
 
 class Awaited:
-    """Windows that others are computing, each with the reads that wait for it. Not to be shared without a lock."""
+    """The reads that wait for windows which others are computing. Not to be shared without a lock.
+
+    What a read waits for stands with the read alone, so that nothing is left of one that was interrupted.
+    """
 
     def __init__(self) -> None:
-        self._accesses: dict[tuple[str, Index], list[MemoryAccess]] = {}
+        self._waiting: WeakSet[MemoryAccess] = WeakSet()
 
-    def add(self, access: MemoryAccess, tensor_id: str, windows: Iterable[Index]) -> None:
-        """Hand these windows to a read as soon as they come."""
-        for index in windows:
-            self._accesses.setdefault((tensor_id, index), []).append(access)
-            access._awaited.add((tensor_id, index))
+    def add(self, access: MemoryAccess, windows: Iterable[Index]) -> None:
+        """Hand these windows of its tensor to a read as soon as they come."""
+        access._awaited.update(windows)
+        self._waiting.add(access)
 
     def hand_over(self, tensor_id: str, rows: Mapping[Index, Row]) -> None:
         """Windows have come: nobody waits for them any more."""
-        if self._accesses:
-            for index, row in rows.items():
-                for access in self._accesses.pop((tensor_id, index), ()):
-                    access._held[index] = row
+        for access in self._waiting:
+            if access._spec.tensor_id == tensor_id:
+                for index in access._awaited & rows.keys():
+                    access._held[index] = rows[index]
+                access._awaited -= rows.keys()
 
     def discard(self, access: MemoryAccess) -> None:
         """A read waits for nothing any more."""
-        for key in access._awaited & self._accesses.keys():
-            rest = [other for other in self._accesses[key] if other is not access]
-            self._accesses[key] = rest
-            if not rest:
-                del self._accesses[key]
+        self._waiting.discard(access)

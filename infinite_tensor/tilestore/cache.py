@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections import Counter
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -20,7 +20,8 @@ from infinite_tensor.tilestore.loading import Entry, TileLoader
 from infinite_tensor.tilestore.lru import LRU
 from infinite_tensor.tilestore.partial import TileInProgress
 from infinite_tensor.tilestore.storing import Key, TileStorer
-from infinite_tensor.tilestore.writer import Writer
+from infinite_tensor.tilestore.writer import Write, Writer
+from infinite_tensor.waiting import Mark
 
 if TYPE_CHECKING:
     from infinite_tensor.tilestore.persistent import PersistentTileStore
@@ -63,9 +64,9 @@ class TileCache:
         self.lock = threading.RLock()
         self.entries.recount(keep=lambda entry: not isinstance(entry, TileInProgress))
         self._writer.renew()
-        self._pins: Counter[Key] = Counter()
-        self._loading: set[Key] = set()
-        self._loaded = threading.Condition(self.lock)
+        # Which reads hold a tile. Weakly: nothing is left of one that was interrupted before it could say so.
+        self._pins: dict[Key, set[weakref.ref[object]]] = {}
+        self._loading: dict[Key, Mark] = {}
         self._dirty_since: float | None = None
 
     def complete(self, record: Record, box: tuple[Sequence[int], Sequence[int]]) -> dict[Index, torch.Tensor] | None:
@@ -94,66 +95,86 @@ class TileCache:
                 if owner is record and inside(tile, low, high)
             }
 
-    def fetch(self, storage: PersistentTileStore, record: Record, tiles: Iterable[Index]) -> dict[Index, Entry]:
-        """Tiles from memory or storage; those in progress are pinned until `unpin`.
+    def fetch(
+        self,
+        storage: PersistentTileStore,
+        record: Record,
+        tiles: Iterable[Index],
+        reader: weakref.ref[object],
+        entries: dict[Index, Entry],
+    ) -> None:
+        """Put tiles from memory or storage into `entries`; those in progress are pinned by `reader` until `unpin`.
 
         A tile that another thread is loading already is waited for: it is in progress once, and read once.
         """
-        entries: dict[Index, Entry] = {}
         wanted = list(tiles)
-        try:
-            while wanted:
-                wanted = self._fetch_some(storage, record, wanted, entries)
-        except BaseException:
-            self.unpin(storage, record, [tile for tile, entry in entries.items() if isinstance(entry, TileInProgress)])
-            raise
-        return entries
+        while wanted:
+            wanted = self._fetch_some(storage, record, wanted, reader, entries)
 
     def _fetch_some(
-        self, storage: PersistentTileStore, record: Record, wanted: Sequence[Index], entries: dict[Index, Entry]
+        self,
+        storage: PersistentTileStore,
+        record: Record,
+        wanted: Sequence[Index],
+        reader: weakref.ref[object],
+        entries: dict[Index, Entry],
     ) -> list[Index]:
         """Put those of the tiles into `entries` that no other thread is loading; returns the others, loaded now."""
-        with self.lock:
-            unknown = [tile for tile in wanted if not self._take(record, tile, entries)]
-            mine = [tile for tile in unknown if (record, tile) not in self._loading]
-            self._loading.update((record, tile) for tile in mine)
-        try:
-            loaded = self._loader.load(storage, record, mine)
+        mark = Mark()
+        with mark.running:
             with self.lock:
-                for tile, entry in loaded.items():
-                    self._enter(storage, record, tile, entry)
-                    self._take(record, tile, entries)
-                self._evict(storage)
-        finally:
-            with self.lock:
-                self._loading.difference_update((record, tile) for tile in mine)
-                self._loaded.notify_all()
-        theirs = [tile for tile in unknown if tile not in entries]
-        with self.lock:
-            self._loaded.wait_for(lambda: self._loading.isdisjoint((record, tile) for tile in theirs))
-        return theirs
+                unknown = [tile for tile in wanted if not self._take(record, tile, reader, entries)]
+                theirs = {tile: other for tile in unknown if (other := self._load_of((record, tile)))}
+                mine = [tile for tile in unknown if tile not in theirs]
+                self._loading.update(((record, tile), mark) for tile in mine)
+            try:
+                loaded = self._loader.load(storage, record, mine)
+                with self.lock:
+                    for tile, entry in loaded.items():
+                        self._enter(storage, record, tile, entry)
+                        self._take(record, tile, reader, entries)
+                    self._evict(storage)
+            finally:
+                # Where this is not reached, whoever finds the mark sees that nobody loads the tile any more.
+                for tile in mine:
+                    self._loading.pop((record, tile), None)
+        for other in set(theirs.values()):
+            other.wait()
+        return list(theirs)
 
-    def _take(self, record: Record, tile: Index, entries: dict[Index, Entry]) -> bool:
+    def _load_of(self, key: Key) -> Mark | None:
+        """The mark of a thread that is loading a tile."""
+        mark = self._loading.get(key)
+        return mark if mark is not None and mark.is_under_way else None
+
+    def _take(self, record: Record, tile: Index, reader: weakref.ref[object], entries: dict[Index, Entry]) -> bool:
         """Put a tile that is in memory into `entries`, pinned if it is in progress; whether it is."""
         entry = self._known((record, tile))
         if entry is None:
             return False
-        entries[tile] = entry
         if isinstance(entry, TileInProgress):
-            self._pins[record, tile] += 1
+            self._pins.setdefault((record, tile), set()).add(reader)
+        entries[tile] = entry
         return True
 
-    def unpin(self, storage: PersistentTileStore, record: Record, tiles: Iterable[Index]) -> None:
+    def unpin(
+        self, storage: PersistentTileStore, record: Record, tiles: Iterable[Index], reader: weakref.ref[object]
+    ) -> None:
         """End what `fetch` began for tiles in progress."""
         with self.lock:
-            # A read that goes on in a forked child has no pins there.
-            for key in [(record, tile) for tile in tiles if (record, tile) in self._pins]:
-                self._pins[key] -= 1
-                if not self._pins[key]:
-                    del self._pins[key]
-                    if not storage._is_current(record):
-                        self.entries.pop(key)
+            for tile in tiles:
+                key = record, tile
+                self._pins.get(key, set()).discard(reader)
+                if not self._is_pinned(key) and not storage._is_current(record):
+                    self.entries.pop(key)
             self._evict(storage)
+
+    def _is_pinned(self, key: Key) -> bool:
+        """Whether a read holds a tile."""
+        if any(reader() is not None for reader in self._pins.get(key, ())):
+            return True
+        self._pins.pop(key, None)
+        return False
 
     def changed(self, storage: PersistentTileStore, record: Record, tiles: Iterable[TileInProgress]) -> None:
         """Windows have come into these tiles: send the complete ones to storage."""
@@ -174,25 +195,25 @@ class TileCache:
             If too much could not be stored, and still cannot be.
         """
         if self._writer.stuck():
-            self._writer.retry(partial(self._storer.store, storage, self.lock))
-            self._writer.drain()
+            self._writer.retry(self._write(storage))
+            self._writer.drain(self._write(storage))
             if self._writer.stuck():
                 raise self._writer.failure() or StoreError(f"{storage!r} is full of what it could not store")
-        self._writer.throttle()
+        self._writer.throttle(self._write(storage))
 
     def submit_partials(self, storage: PersistentTileStore) -> None:
         """Send every tile in progress to storage."""
         with self.lock:
-            self._dirty_since = None
             for key, entry in self.entries.items():
                 if isinstance(entry, TileInProgress) and entry.dirty:
                     self._submit(storage, key, entry)
+            self._dirty_since = None
 
     def flush(self, storage: PersistentTileStore) -> None:
         """Store everything, or raise; what failed before is tried again."""
-        self._writer.retry(partial(self._storer.store, storage, self.lock))
+        self._writer.retry(self._write(storage))
         self.submit_partials(storage)
-        self._writer.drain()
+        self._writer.drain(self._write(storage))
         # Another thread may have been told of the failure, which is no reason to take it for a success here.
         failure = self._writer.unstored()
         if failure is not None:
@@ -252,7 +273,7 @@ class TileCache:
         )
 
     def _is_idle(self, key: Key, tile: TileInProgress) -> bool:
-        return not tile.dirty and key not in self._pins
+        return not tile.dirty and not self._is_pinned(key)
 
     def drop(self) -> None:
         """Drop everything, stored or not."""
@@ -287,18 +308,21 @@ class TileCache:
     def _put(self, key: Key, entry: Entry) -> None:
         self.entries.put(key, entry, entry.nbytes)
 
+    def _write(self, storage: PersistentTileStore) -> Write[Key, TileInProgress]:
+        return partial(self._storer.store, storage, self.lock)
+
     def _submit(self, storage: PersistentTileStore, key: Key, tile: TileInProgress) -> None:
         """Have a tile stored, unless it has no place in storage."""
         if self._read_only or not key[0].layout.is_stored(key[1]):
             return
-        self._writer.submit(key, tile, partial(self._storer.store, storage, self.lock))
+        self._writer.submit(key, tile, self._write(storage))
 
     def _evict(self, storage: PersistentTileStore) -> None:
         self.entries.evict(lambda key, entry: self._release(storage, key, entry))
 
     def _release(self, storage: PersistentTileStore, key: Key, entry: Entry) -> bool:
         if isinstance(entry, TileInProgress):
-            if key in self._pins:
+            if self._is_pinned(key):
                 return False
             if entry.dirty:
                 self._submit(storage, key, entry)

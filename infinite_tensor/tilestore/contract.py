@@ -24,6 +24,8 @@ from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.report import Dropped
 from infinite_tensor.tilestore.stored_groups import StoredGroups
 from infinite_tensor.validate import checked_workers
+from infinite_tensor.visits import visited
+from infinite_tensor.waiting import Mark
 
 if TYPE_CHECKING:
     from infinite_tensor.tensor import InfiniteTensor, SupportsAsTensor
@@ -61,6 +63,7 @@ class TileStore(StoredGroups, OldSpelling, ABC):
         self.workers = checked_workers(workers)
         self._lock = threading.RLock()
         self._closed = False
+        self._flush_requested = False
         renew_in_children(self)
 
     def _renew_after_fork(self) -> None:
@@ -94,8 +97,8 @@ class TileStore(StoredGroups, OldSpelling, ABC):
         """The most bytes that are kept in memory when no read is in progress; None for no limit."""
 
     @abstractmethod
-    def limited(self, cache_limit: int) -> AbstractContextManager[None]:
-        """While it is entered, a store without a limit keeps no more in memory than now and this much."""
+    def lend(self, mark: Mark, room: int) -> None:
+        """While `mark` is under way, a store without a limit keeps no more in memory than now and `room` bytes."""
 
     def serve(self, spec: TensorSpec, start: Sequence[int], out: torch.Tensor) -> bool:  # noqa: ARG002
         """Write the pixels from `start` on into `out` if all of them are in memory; whether they are.
@@ -115,6 +118,7 @@ class TileStore(StoredGroups, OldSpelling, ABC):
     def clear_cache(self, tensor_id: str) -> None:
         """Drop from memory what can be had again, after storing what is pending."""
 
+    @visited
     def clear_tensor(self, tensor_id: str, *, dependants: bool = False) -> None:
         """Delete everything of a tensor. An id that is not known is no error.
 
@@ -186,6 +190,25 @@ class TileStore(StoredGroups, OldSpelling, ABC):
     def flush(self) -> None:
         """Return when everything finished so far is stored."""
         self._check_open()
+
+    def request_flush(self) -> None:
+        """Have everything finished so far stored soon; returns at once.
+
+        A signal handler may call this at any moment; `flush` raises StoreError there if the signal has interrupted a
+        call. It is carried out by a thread that uses the store: after the batch of windows that is being computed, or
+        at the next read. An error of storage is raised there.
+        """
+        self._flush_requested = True
+
+    def flush_if_requested(self) -> None:
+        """Carry out what `request_flush` has asked for; called where the thread holds nothing of the store."""
+        if self._flush_requested:
+            self._flush_requested = False
+            if not self._closed and not self.read_only:
+                self._flush_all()
+
+    def _flush_all(self) -> None:
+        """Store everything finished so far, of a store that is open and not read-only."""
 
     @abstractmethod
     def close(self, *, discard: bool = False) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 from infinite_tensor.errors import ValidationError
+from infinite_tensor.waiting import Mark
 from infinite_tensor.window import as_index
 
 K = TypeVar("K", bound=Hashable)
@@ -28,10 +28,32 @@ class LRU(Generic[K, V]):
     def __init__(self, max_bytes: int | None = None, max_items: int | None = None) -> None:
         self.max_bytes = max_bytes
         self.max_items = max_items
-        self.total_bytes = 0
-        self._lent: list[int] = []
-        self._entries: OrderedDict[K, V] = OrderedDict()
-        self._sizes: dict[K, int] = {}
+        self._lent: dict[Mark, int] = {}
+        # Values with their sizes: one mapping, which an interrupt finds before or after a change, never in the middle.
+        self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
+        self._bytes = 0
+        # False in the middle of a change: who finds it so counts again.
+        self._counted = True
+
+    @property
+    def total_bytes(self) -> int:
+        """What all values take together."""
+        if not self._counted:
+            self._bytes = sum(size for _, size in self._entries.values())
+            self._counted = True
+        return self._bytes
+
+    @property
+    def most_bytes(self) -> int | None:
+        """`max_bytes`; where there is no limit at all, the least that has been lent; None for no limit."""
+        if self._lent and self.max_bytes is None and self.max_items is None:
+            self._lent = {mark: most for mark, most in self._lent.items() if mark.is_under_way}
+            return min(self._lent.values(), default=None)
+        return self.max_bytes
+
+    def lend(self, mark: Mark, room: int) -> None:
+        """While `mark` is under way, values without a limit have one: what there is now and `room` bytes."""
+        self._lent[mark] = self.total_bytes + room
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -44,26 +66,30 @@ class LRU(Generic[K, V]):
 
     def items(self) -> Iterator[tuple[K, V]]:
         """Keys and values, least recently used first, as they are now."""
-        return iter(list(self._entries.items()))
+        return iter([(key, value) for key, (value, _) in self._entries.items()])
 
     def get(self, key: K) -> V | None:
         """The value of `key`, now the most recently used, or None."""
-        value = self._entries.get(key)
-        if value is not None:
-            self._entries.move_to_end(key)
-        return value
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        self._entries.move_to_end(key)
+        return entry[0]
 
     def put(self, key: K, value: V, size: int) -> None:
         """Keep `value`, replacing what `key` held. Call `evict` to make the limits hold."""
-        self.total_bytes += size - self._sizes.get(key, 0)
-        self._entries[key] = value
+        total, self._counted = self.total_bytes, False
+        _, before = self._entries.get(key, (None, 0))
+        self._entries[key] = value, size
         self._entries.move_to_end(key)
-        self._sizes[key] = size
+        self._bytes, self._counted = total + size - before, True
 
     def pop(self, key: K) -> V | None:
         """Forget `key` without asking; its value or None."""
-        self.total_bytes -= self._sizes.pop(key, 0)
-        return self._entries.pop(key, None)
+        total, self._counted = self.total_bytes, False
+        value, size = self._entries.pop(key, (None, 0))
+        self._bytes, self._counted = total - size, True
+        return value
 
     def evict(self, release: Callable[[K, V], bool] = lambda _key, _value: True) -> None:
         """Forget the least recently used values until the limits hold.
@@ -79,29 +105,14 @@ class LRU(Generic[K, V]):
             if release(key, value):
                 self.pop(key)
 
-    @contextmanager
-    def limited(self, room: int) -> Iterator[None]:
-        """While it is entered, values without a limit have one: what there is now and `room` bytes.
-
-        Of several that are entered at once, each keeps its own until it is left.
-        """
-        limit = self.total_bytes + room
-        self._lent.append(limit)
-        try:
-            yield
-        finally:
-            self._lent.remove(limit)
-
     def recount(self, keep: Callable[[V], bool] = lambda _value: True) -> None:
-        """Drop what `keep` refuses, and add up sizes anew, after a fork in the middle of a change."""
-        self._entries = OrderedDict((key, value) for key, value in self._entries.items() if keep(value))
-        self._sizes = {key: self._sizes.get(key, 0) for key in self._entries}
-        self.total_bytes = sum(self._sizes.values())
+        """Drop what `keep` refuses, and add up sizes again, after a fork in the middle of a change."""
+        self._entries = OrderedDict((key, entry) for key, entry in self._entries.items() if keep(entry[0]))
+        self._counted = False
 
     def _over(self) -> bool:
-        if self._lent and self.max_bytes is None and self.max_items is None:
-            return self.total_bytes > min(self._lent, default=self.total_bytes)
-        return (self.max_bytes is not None and self.total_bytes > self.max_bytes) or (
+        most = self.most_bytes
+        return (most is not None and self.total_bytes > most) or (
             self.max_items is not None and len(self._entries) > self.max_items
         )
 

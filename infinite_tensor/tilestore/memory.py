@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -26,7 +25,9 @@ from infinite_tensor.tilestore.memory_access import MemoryAccess
 from infinite_tensor.tilestore.patches import Patches, patch_layout
 from infinite_tensor.tilestore.report import Dropped, TensorInfo
 from infinite_tensor.tilestore.rows import Row, fold_rows, rows_in
-from infinite_tensor.tilestore.window_cache import WindowCache
+from infinite_tensor.tilestore.window_cache import AllWindows, WindowCache
+from infinite_tensor.visits import visited
+from infinite_tensor.waiting import Mark
 
 
 class MemoryTileStore(TileStore):
@@ -48,9 +49,9 @@ class MemoryTileStore(TileStore):
     def __init__(
         self, cache_size_bytes: int | None = None, cache_size_windows: int | None = None, *, workers: int = 1
     ) -> None:
-        self._windows = WindowCache(
-            check_limit("cache_size_bytes", cache_size_bytes),
-            check_limit("cache_size_windows", cache_size_windows),
+        self._windows: WindowCache = AllWindows()
+        self._limit(
+            check_limit("cache_size_bytes", cache_size_bytes), check_limit("cache_size_windows", cache_size_windows)
         )
         self._patches = Patches()
         self._layouts: dict[str, TileLayout] = {}
@@ -67,7 +68,7 @@ class MemoryTileStore(TileStore):
     @cache_size_bytes.setter
     def cache_size_bytes(self, value: int | None) -> None:
         with self._lock:
-            self._windows.limit_bytes(check_limit("cache_size_bytes", value))
+            self._limit(check_limit("cache_size_bytes", value), self.cache_size_windows)
             self._shrink_patches()
 
     @property
@@ -75,6 +76,7 @@ class MemoryTileStore(TileStore):
         """Limit in windows, None for no limit."""
         return self._windows.max_items
 
+    @visited
     def register(self, spec: TensorSpec) -> None:
         """Make a tensor known; one of the same id and definition shares its windows."""
         with self._lock:
@@ -93,19 +95,12 @@ class MemoryTileStore(TileStore):
         """`cache_size_bytes`."""
         return self.cache_size_bytes
 
-    @contextmanager
-    def limited(self, cache_limit: int) -> Iterator[None]:
-        """Keep no more than now and this much, if there is no limit."""
+    def lend(self, mark: Mark, room: int) -> None:
+        """While `mark` is under way, keep no more than now and this much, if there is no limit."""
         with self._lock:
-            held = sum(row.window_bytes for id_ in self._specs for row in self._windows.of(id_).values())
-            limit = held + cache_limit
-            self._windows.lend(limit)
+            self._windows = self._windows.ordered(self.cache_size_bytes, self.cache_size_windows)
+            self._windows.lend(mark, room)
             self._shrink_patches()
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._windows.take_back(limit)
 
     def layout(self, spec: TensorSpec) -> TileLayout:
         """The patches that blended pixels are kept in."""
@@ -127,7 +122,7 @@ class MemoryTileStore(TileStore):
                 return False
             grid, stop = spec.grid, [a + n for a, n in zip(start, out.shape, strict=True)]
             if grid.overlap_free:
-                found = rows_in(grid.box(start, stop), partial(self._windows.get, spec.tensor_id))
+                found = rows_in(grid.box(start, stop), self._windows.finder(spec.tensor_id))
             else:
                 layout = self._layout(spec)
                 blocks = self._patches.all_in(spec.tensor_id, layout.box(start, stop))
@@ -140,6 +135,7 @@ class MemoryTileStore(TileStore):
             layout.copy(blocks, as_array(out), start)
         return blocks is not None
 
+    @visited
     def migrate(self, spec: TensorSpec, moved: TensorSpec) -> None:
         """Convert all windows of a tensor; they replace the old ones once every one is converted."""
         with self._lock:
@@ -149,12 +145,14 @@ class MemoryTileStore(TileStore):
                 index: Row(index, as_array(as_tensor(row.window(index)).to(moved.device, moved.dtype)[None]))
                 for index, row in self._windows.of(spec.tensor_id).items()
             }
+            # Interrupted on the way, windows are missing: they never stand beside the definition of others.
             self._forget(spec.tensor_id)
-            self._windows.put(spec.tensor_id, converted)
             self._specs[spec.tensor_id] = moved
             self._layouts.pop(spec.tensor_id, None)
+            self._windows.put(spec.tensor_id, converted)
             self._shrink_patches()
 
+    @visited
     def clear_cache(self, tensor_id: str) -> None:
         """Forget all windows of a tensor."""
         with self._lock:
@@ -178,13 +176,13 @@ class MemoryTileStore(TileStore):
             # Another object: reads in progress find that theirs is not the one that is kept any more.
             self._specs[spec.tensor_id] = replace(known)
             doomed = windows.held(list(self._windows.of(spec.tensor_id)))
-            self._windows.drop(spec.tensor_id, doomed)
             self._patches.drop(spec.tensor_id, tiles_of(self._layout(spec).grid, pixels_of(spec.grid.window, windows)))
+            self._windows.drop(spec.tensor_id, doomed)
             return Dropped(windows=len(doomed))
 
     def _delete(self, tensor_id: str) -> None:
         with self._lock:
-            self.clear_cache(tensor_id)
+            self._forget(tensor_id)
             self._specs.pop(tensor_id, None)
             self._layouts.pop(tensor_id, None)
 
@@ -225,6 +223,7 @@ class MemoryTileStore(TileStore):
     def _list_groups(self) -> list[str]:
         return list(self._groups)
 
+    @visited
     def close(self, *, discard: bool = False) -> None:  # noqa: ARG002  (there is nothing that could not be stored)
         """Forget everything."""
         with self._lock:
@@ -251,7 +250,6 @@ class MemoryTileStore(TileStore):
 
     def _renew_after_fork(self) -> None:
         super()._renew_after_fork()
-        self._windows.recount()
         self._patches = Patches()
         self._awaited = Awaited()
 
@@ -295,13 +293,16 @@ class MemoryTileStore(TileStore):
             self._check_open()
             if self._specs.get(spec.tensor_id) is not spec:
                 return
+            if not self._windows.limited:
+                # A limit that was lent may have ended.
+                self._windows = self._windows.unordered()
             self._windows.put(spec.tensor_id, rows)
             self._shrink_patches()
             self._awaited.hand_over(spec.tensor_id, rows)
 
     def _forget(self, tensor_id: str) -> None:
-        self._windows.forget(tensor_id)
         self._patches.forget(tensor_id)
+        self._windows.forget(tensor_id)
 
     def _shrink_patches(self) -> None:
         """Windows may take all of the room that there is, patches what these leave."""
@@ -311,6 +312,13 @@ class MemoryTileStore(TileStore):
     def _has_room(self, nbytes: int) -> bool:
         """Whether a patch of this size may be kept."""
         return not self._windows.limited or self._windows.room >= nbytes
+
+    def _limit(self, max_bytes: int | None, max_items: int | None) -> None:
+        """Set the limits of windows, in whose order of use they are kept only where there are some."""
+        if max_bytes is not None or max_items is not None or self._windows.limited:
+            self._windows = self._windows.ordered(max_bytes, max_items)
+        if not self._windows.limited:
+            self._windows = self._windows.unordered()
 
     def _keep_patch(self, spec: TensorSpec, patch: Index, block: Array) -> None:
         with self._lock:
@@ -326,7 +334,7 @@ class MemoryTileStore(TileStore):
         """Those of the windows that are in memory; the others are handed to `access` when they come."""
         with self._lock:
             found = self._take(spec, indices)
-            self._awaited.add(access, spec.tensor_id, [index for index in indices if index not in found])
+            self._awaited.add(access, [index for index in indices if index not in found])
         return found
 
     def _await_no_more(self, access: MemoryAccess) -> None:

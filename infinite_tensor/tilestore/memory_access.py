@@ -38,7 +38,7 @@ class MemoryAccess(Access):
         self._small_windows = 4 * math.prod(spec.grid.window.size) <= self._patch_pixels
         self._held: dict[Index, Row] = {}
         self._patches = ReadPatches()
-        self._awaited: set[tuple[str, Index]] = set()
+        self._awaited: set[Index] = set()
 
     def add(self, starts: IntArray, stops: IntArray) -> IntArray:
         """Look up the windows of the regions; see `Access.add`."""

@@ -6,8 +6,9 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -179,17 +180,16 @@ class TileInProgress:
         rank, index, windows = rank + known, (*index[:-1], index[-1] + known), windows[known:]
         if not len(windows):
             return
-        try:
-            if rank == self._prefix_length and not any(r in self._pieces for r in range(rank, rank + len(windows))):
-                self._fold(index, windows)
-            else:
-                for number, window in enumerate(windows, rank):
-                    if number not in self._pieces:
-                        self._keep(number, self._piece_of(window, self._index(number)))
-            self._absorb()
-        except BaseException:
-            self._forget()
-            raise
+        # Only where nothing comes in between are all windows known afterwards that were known before.
+        forgotten, self._forgotten = self._forgotten, True
+        if rank == self._prefix_length and not any(r in self._pieces for r in range(rank, rank + len(windows))):
+            self._blend_in(len(windows), self._record.spec.blender.fold_row, windows, index)
+        else:
+            for number, window in enumerate(windows, rank):
+                if number not in self._pieces:
+                    self._keep(number, self._piece_of(window, self._index(number)))
+        self._absorb()
+        self._forgotten = forgotten
 
     def merge(self, partial: PartialTile) -> None:
         """Take in what a store knows of the tile; DamagedPartialError, and nothing taken in, if it does not fit."""
@@ -303,17 +303,24 @@ class TileInProgress:
         self._pieces[rank] = piece
         self._piece_bytes += piece.nbytes
 
-    def _fold(self, index: Index, windows: Array) -> None:
-        """Blend the next windows, which follow each other along the last coordinate, in."""
-        self._record.spec.blender.fold_row(self._begun(), self.start, windows, index)
-        self._prefix_length += len(windows)
+    def _blend_in(self, count: int, fold: Callable[..., None], *windows: Any) -> None:
+        """Have ``fold(tile, start, *windows)`` blend the next windows into the first ones.
+
+        The tile has no first windows meanwhile: of a fold that is interrupted, or whose blend raises, nothing is left,
+        as some of its pixels are blended and others not.
+        """
+        tile, length = self._begun(), self._prefix_length
+        self._prefix, self._prefix_length = None, 0
+        fold(tile, self.start, *windows)
+        self._prefix, self._prefix_length = tile, length + count
 
     def _begun(self) -> Array:
-        if self._prefix is None:
-            tile = self._allocated()
-            self._record.spec.blender.blank(tile)
-            self._prefix = as_array(tile)
-        return self._prefix
+        """The tile with its first windows; a blank one where it has none."""
+        if self._prefix is not None:
+            return self._prefix
+        tile = self._allocated()
+        self._record.spec.blender.blank(tile)
+        return as_array(tile)
 
     def _allocated(self) -> torch.Tensor:
         layout = self._record.layout
@@ -324,13 +331,6 @@ class TileInProgress:
                 f"no memory for tile {self.tile} of tensor {self._record.spec.tensor_id!r}, which has "
                 f"{layout.tile_bytes} bytes: {error}; a smaller tile_size needs less"
             ) from error
-
-    def _forget(self) -> None:
-        """Start anew: a fold that was interrupted may have blended some pixels and not others."""
-        self._prefix, self._prefix_length, self._stored_prefix = None, 0, 0
-        self._pieces, self._piece_bytes = {}, 0
-        self._stored_pieces = set()
-        self._forgotten = True
 
     def _check_known(self, low: Sequence[int], high: Sequence[int]) -> None:
         box = self._record.spec.grid.box(low, high)
@@ -345,5 +345,6 @@ class TileInProgress:
         while self._prefix_length in self._pieces:
             piece, index = self._pieces.pop(self._prefix_length), self._index(self._prefix_length)
             self._piece_bytes -= piece.nbytes
-            self._record.spec.blender.fold(self._begun(), self.start, piece, self._piece_start(index), index)
-            self._prefix_length += 1
+            self._blend_in(1, self._record.spec.blender.fold, piece, self._piece_start(index), index)
+        if not self._pieces:
+            self._piece_bytes = 0

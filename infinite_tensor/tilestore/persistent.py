@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -37,6 +36,8 @@ from infinite_tensor.tilestore.report import Damage, Dropped, Garbage, TensorInf
 from infinite_tensor.tilestore.stored import FORMAT
 from infinite_tensor.tilestore.survey import all_complete, inventory_of
 from infinite_tensor.tilestore.tile_access import TileAccess
+from infinite_tensor.visits import looking, visited
+from infinite_tensor.waiting import Mark
 
 _FEW_TILES = 64
 
@@ -89,6 +90,7 @@ class PersistentTileStore(TileStore, Backend):
 
     # The contract with the engine.
 
+    @visited
     def register(self, spec: TensorSpec) -> None:
         """Find the tensor in storage, or create it there."""
         with self._lock:
@@ -112,9 +114,10 @@ class PersistentTileStore(TileStore, Backend):
         """`cache_size_bytes`."""
         return self._tiles.entries.max_bytes
 
-    def limited(self, cache_limit: int) -> AbstractContextManager[None]:
-        """Keep no more tiles than now and this much, if there is no limit."""
-        return self._tiles.entries.limited(cache_limit)
+    def lend(self, mark: Mark, room: int) -> None:
+        """While `mark` is under way, keep no more tiles than now and this much, if there is no limit."""
+        with self._tiles.lock:
+            self._tiles.entries.lend(mark, room)
 
     def layout(self, spec: TensorSpec) -> TileLayout:
         """The tiles that are stored."""
@@ -126,6 +129,7 @@ class PersistentTileStore(TileStore, Backend):
         """What the background writer has stored of a tensor."""
         return self._tiles.written(tensor_id)
 
+    @looking
     def inventory(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> Inventory:
         """What is in storage, and what is still on its way there."""
         self._raise_failure()
@@ -133,12 +137,14 @@ class PersistentTileStore(TileStore, Backend):
             record = self._registry.record_of(self, spec)
         return inventory_of(self, record, start, stop)
 
+    @looking
     def unfinished(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> list[Index]:
         """Tiles of which there are parts in storage."""
         low, high = self.layout(spec).box(start, stop)
         with stored_errors(self, "list", spec.tensor_id):
             return sorted(self._find_partials(spec.tensor_id, low, high))
 
+    @looking
     def is_complete(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> bool:
         """Whether all tiles of a region are in storage."""
         self._raise_failure()
@@ -166,14 +172,16 @@ class PersistentTileStore(TileStore, Backend):
                 "Make a new tensor with another tensor_id, or clear_tensor this one first"
             )
 
+    @visited
     def refresh(self, tensor_id: str) -> None:
         """Store what is pending, then drop the tensor's incomplete tiles from memory."""
-        self.flush()
+        self._flush_open()
         self._tiles.drop_in_progress(tensor_id)
 
+    @visited
     def clear_cache(self, tensor_id: str) -> None:
         """Store what is pending, then drop the tensor's tiles from memory."""
-        self.flush()
+        self._flush_open()
         self._tiles.drop_stored(tensor_id)
 
     def clear_tensor(self, tensor_id: str, *, dependants: bool = False) -> None:
@@ -235,47 +243,53 @@ class PersistentTileStore(TileStore, Backend):
             self._flush_backend()
         return Dropped(tiles=len(found))
 
+    @looking
     def tensor_ids(self) -> list[str]:
         """Ids of all tensors in the store, sorted."""
         self._check_open()
         return self._registry.tensor_ids(self)
 
+    @looking
     def tensor_definition(self, tensor_id: str) -> dict[str, Any]:
         """The definition of one tensor as it is stored."""
         self._check_open()
         return self._registry.definition_of(self, tensor_id)
 
+    @visited
     def tensor_info(self, tensor_id: str) -> TensorInfo:
         """What is stored of one tensor, after a flush."""
-        self.flush()
-        definition = self.tensor_definition(tensor_id)
+        self._flush_open()
+        definition = self._registry.definition_of(self, tensor_id)
         with stored_errors(self, "describe", tensor_id):
             if self._read_definition(tensor_id) is None:
                 return TensorInfo(tensor_id, definition, 0, 0, 0, "memory")
             return self._describe_tensor(tensor_id, definition)
 
+    @visited
     def verify(self, tensor_id: str, *, repair: bool = False) -> list[Damage]:
         """Read everything that is stored of a tensor, after a flush, and list what is damaged."""
         if repair and self.read_only:
             raise ValidationError(
                 f"{self!r} is read-only: it cannot repair tensor {tensor_id!r}; open it with mode='r+'"
             )
-        self.flush()
+        self._flush_open()
         with stored_errors(self, "verify", tensor_id):
             found = self._verify_tensor(tensor_id, repair=repair)
         if repair and found:
             self._tiles.drop_stored(tensor_id)
         return found
 
+    @visited
     def gc(self) -> Garbage:
         """Delete, after a flush, what no tensor of the store refers to."""
         self._check_open()
         if self.read_only:
             raise ValidationError(f"{self!r} is read-only: it cannot collect garbage; open it with mode='r+'")
-        self.flush()
+        self._flush_all()
         with stored_errors(self, "clean", None):
             return self._collect_garbage()
 
+    @visited
     def flush(self) -> None:
         """Return when everything finished so far is stored.
 
@@ -284,20 +298,26 @@ class PersistentTileStore(TileStore, Backend):
         StoreError
             If something could not be stored. It stays in memory; the next flush tries again.
         """
+        self._flush_open()
+
+    def _flush_open(self) -> None:
         self._check_open()
-        if self.read_only:
-            return
+        if not self.read_only:
+            self._flush_all()
+
+    def _flush_all(self) -> None:
         self._tiles.flush(self)
         self._raise_failure()
         with stored_errors(self, "flush", None):
             self._flush_backend()
 
+    @visited
     def close(self, *, discard: bool = False) -> None:
         """Flush, then let go of memory and files. Closing twice is no error."""
         if self._closed:
             return
         try:
-            self.flush()
+            self._flush_open()
         except StoreError:
             if not discard:
                 raise

@@ -12,6 +12,7 @@ import torch
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.tilestore.contents import StoreContents
 from infinite_tensor.tilestore.failures import stored_errors
+from infinite_tensor.visits import looking, visited
 
 if TYPE_CHECKING:
     from infinite_tensor.groups import TensorGroup
@@ -91,12 +92,14 @@ class StoredGroups(StoreContents, GroupBackend):
         """
         return type(self).group_opener(self, group_id, f, members, stores, device)
 
+    @looking
     def group_ids(self) -> list[str]:
         """Ids of all groups in the store, sorted."""
         self._check_open()
         with stored_errors(self, "list", None):
             return sorted(self._list_groups())
 
+    @visited
     def clear_group(self, group_id: str) -> None:
         """Delete a group; its tensors stay. An id that is not known is no error."""
         self._check_open()
@@ -106,12 +109,14 @@ class StoredGroups(StoreContents, GroupBackend):
             self._delete_group(group_id)
             self._flush_groups()
 
+    @looking
     def stored_group(self, group_id: str) -> dict[str, Any] | None:
         """The definition of a group as it is stored, not checked; None where there is none."""
         self._check_open()
         with self._lock, stored_errors(self, "read", None, group_id=group_id):
             return self._read_group(group_id)
 
+    @visited
     def store_group(self, group_id: str, definition: dict[str, Any]) -> dict[str, Any]:
         """Create a group, unless there is one; the definition that the store holds from then on."""
         self._check_open()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -34,6 +35,7 @@ class TileAccess(Access):
         self._record = record
         self._tiles: dict[Index, Entry] = {}
         self._fetching = threading.Lock()
+        self._reader: weakref.ref[object] = weakref.ref(self)
         self._patches = ReadPatches()
 
     def add(self, starts: IntArray, stops: IntArray) -> IntArray:
@@ -161,7 +163,7 @@ class TileAccess(Access):
         ]
         self._patches.keep(start)
         pinned = [tile for tile in gone if isinstance(self._tiles.pop(tile), TileInProgress)]
-        self._store._tiles.unpin(self._store, self._record, pinned)
+        self._store._tiles.unpin(self._store, self._record, pinned, self._reader)
 
     @property
     def outdated(self) -> bool:
@@ -182,7 +184,7 @@ class TileAccess(Access):
         with self._fetching:
             wanted = [tile for tile in dict.fromkeys(tiles) if tile not in self._tiles]
             if wanted:
-                self._tiles.update(self._store._tiles.fetch(self._store, self._record, wanted))
+                self._store._tiles.fetch(self._store, self._record, wanted, self._reader, self._tiles)
 
 
 def _box(low: Sequence[int], high: Sequence[int]) -> Iterator[Index]:

@@ -1,141 +1,168 @@
-"""Windows of any number of tensors in memory, within limits if there are any."""
+"""Windows of any number of tensors in memory: all of them, or those that were used last.
+
+Every change is one step on one mapping, so that an interrupt finds it done or not begun. Not safe for threads: the
+owner holds a lock.
+"""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 from infinite_tensor.arrays import copied
 from infinite_tensor.boxes import Index
+from infinite_tensor.tilestore.lru import LRU
 from infinite_tensor.tilestore.rows import Row
+from infinite_tensor.waiting import Mark
 
 
-class WindowCache:
-    """Finds windows by tensor and index; with limits, the least recently used ones are forgotten first.
+class AllWindows:
+    """Forgets nothing. Windows that were computed together stay together, in a row."""
 
-    Parameters
-    ----------
-    max_bytes, max_items : int or None
-        Limits; None is no limit.
+    max_bytes = max_items = None
+    limited = False
+    room = 0
 
-    Not safe for threads: the owner holds a lock.
-    """
-
-    def __init__(self, max_bytes: int | None, max_items: int | None) -> None:
-        self.max_bytes = max_bytes
-        self.max_items = max_items
-        self.total_bytes = 0
-        self._lent: list[int] = []
+    def __init__(self) -> None:
         self._rows: dict[str, dict[Index, Row]] = {}
-        # Kept where there are limits only.
-        self._order: OrderedDict[tuple[str, Index], int] = OrderedDict()
 
     @property
-    def limited(self) -> bool:
-        """Whether windows may be forgotten."""
-        return self.max_bytes is not None or self.max_items is not None or len(self._lent) > 0
-
-    @property
-    def room(self) -> int:
-        """Bytes that the limit leaves; 0 where there is a limit in windows only."""
-        limit = self._limit()
-        return 0 if limit is None else limit - self.total_bytes
-
-    def limit_bytes(self, max_bytes: int | None) -> None:
-        """Set another limit, and make it hold."""
-        was_limited, self.max_bytes = self.limited, max_bytes
-        self._hold(was_limited)
-
-    def lend(self, limit: int) -> None:
-        """Let windows without a limit have one, until it is taken back; the smallest one counts."""
-        was_limited = self.limited
-        self._lent.append(limit)
-        self._hold(was_limited)
-
-    def take_back(self, limit: int) -> None:
-        """End what `lend` began."""
-        self._lent.remove(limit)
-
-    def _limit(self) -> int | None:
-        if self.max_bytes is not None or self.max_items is not None:
-            return self.max_bytes
-        return min(self._lent, default=None)
-
-    def _hold(self, was_limited: bool) -> None:
-        """Make the limits hold; windows that had none are put in order first."""
-        if not was_limited and self.limited:
-            kept, self._rows = self._rows, {}
-            for tensor_id, rows in kept.items():
-                self.put(tensor_id, rows)
-        self._evict()
+    def total_bytes(self) -> int:
+        """What all windows take."""
+        return sum(row.window_bytes for rows in self._rows.values() for row in rows.values())
 
     def of(self, tensor_id: str) -> Mapping[Index, Row]:
         """All windows of one tensor. To look at, not to use."""
         return self._rows.get(tensor_id, {})
 
-    def get(self, tensor_id: str, index: Index) -> Row | None:
-        """A row that holds one window, or None."""
-        row = self._rows[tensor_id].get(index) if tensor_id in self._rows else None
-        if row is not None and self.limited:
-            self._order.move_to_end((tensor_id, index))
-        return row
+    def finder(self, tensor_id: str) -> Callable[[Index], Row | None]:
+        """What finds a row that holds a window of one tensor, or None."""
+        return self._rows.get(tensor_id, {}).get
 
     def take(self, tensor_id: str, indices: Sequence[Index]) -> dict[Index, Row]:
         """Those of the windows that are here."""
         rows = self._rows.get(tensor_id)
-        if not rows:
-            return {}
-        found = {index: rows[index] for index in indices if index in rows}
-        if self.limited:
-            for index in found:
-                self._order.move_to_end((tensor_id, index))
-        return found
+        return {index: rows[index] for index in indices if index in rows} if rows else {}
 
     def put(self, tensor_id: str, rows: Mapping[Index, Row]) -> None:
         """Keep windows, each with a row that holds it."""
-        kept = self._rows.setdefault(tensor_id, {})
-        if not self.limited:
-            kept.update(rows)
-            return
-        for index, row in rows.items():
-            # A row would stay as long as any of its windows.
-            kept[index] = Row(index, copied(row.window(index)[None]))
-            self.total_bytes += row.window_bytes - self._order.pop((tensor_id, index), 0)
-            self._order[tensor_id, index] = row.window_bytes
-        self._evict()
+        self._rows.setdefault(tensor_id, {}).update(rows)
 
     def forget(self, tensor_id: str) -> None:
         """Forget all windows of a tensor."""
-        for index in self._rows.pop(tensor_id, {}):
-            self.total_bytes -= self._order.pop((tensor_id, index), 0)
+        self._rows.pop(tensor_id, None)
 
     def drop(self, tensor_id: str, indices: Sequence[Index]) -> None:
         """Forget some windows of a tensor, all of which are here."""
-        rows = self._rows.get(tensor_id, {})
-        broken = {id(rows[index]) for index in indices}
-        for index in indices:
-            del rows[index]
-            self.total_bytes -= self._order.pop((tensor_id, index), 0)
+        rows = dict(self._rows.get(tensor_id, {}))
+        broken = {id(rows.pop(index)) for index in indices}
         for index, row in rows.items():
             if id(row) in broken:
                 # Whoever finds a row takes the windows that follow in it for stored as well.
-                rows[index] = Row(index, copied(row.window(index)[None]))
+                rows[index] = _alone(row, index)
+        self._rows[tensor_id] = rows
 
-    def recount(self) -> None:
-        """Begin anew with the windows that are here, after a fork in the middle of a change."""
-        self.total_bytes, self._order = 0, OrderedDict()
-        kept, self._rows = self._rows, {}
-        for tensor_id, rows in kept.items():
-            self.put(tensor_id, rows)
+    def unordered(self) -> AllWindows:
+        """Itself; see `RecentWindows.unordered`."""
+        return self
 
-    def _evict(self) -> None:
-        while self._order and self._over():
-            (tensor_id, index), size = self._order.popitem(last=False)
-            self.total_bytes -= size
-            del self._rows[tensor_id][index]
+    def ordered(self, max_bytes: int | None, max_items: int | None) -> RecentWindows:
+        """The same windows, of which the least recently used are forgotten beyond some limits."""
+        recent = RecentWindows(max_bytes, max_items)
+        for tensor_id, rows in self._rows.items():
+            recent.put(tensor_id, rows)
+        return recent
 
-    def _over(self) -> bool:
-        limit = self._limit()
-        return (limit is not None and self.total_bytes > limit) or (
-            self.max_items is not None and len(self._order) > self.max_items
-        )
+
+class RecentWindows:
+    """Forgets the least recently used windows beyond its limits.
+
+    Parameters
+    ----------
+    max_bytes, max_items : int or None
+        Limits; None is no limit, but for those that are lent.
+    """
+
+    def __init__(self, max_bytes: int | None, max_items: int | None) -> None:
+        self._windows: LRU[tuple[str, Index], Row] = LRU(max_bytes, max_items)
+
+    @property
+    def max_bytes(self) -> int | None:
+        """The most bytes that are kept."""
+        return self._windows.max_bytes
+
+    @property
+    def max_items(self) -> int | None:
+        """The most windows that are kept."""
+        return self._windows.max_items
+
+    @property
+    def total_bytes(self) -> int:
+        """What all windows take."""
+        return self._windows.total_bytes
+
+    @property
+    def limited(self) -> bool:
+        """Whether windows may be forgotten."""
+        return self.max_items is not None or self._windows.most_bytes is not None
+
+    @property
+    def room(self) -> int:
+        """Bytes that the limit leaves; 0 where there is a limit in windows only."""
+        most = self._windows.most_bytes
+        return 0 if most is None else most - self.total_bytes
+
+    def lend(self, mark: Mark, room: int) -> None:
+        """While `mark` is under way, windows without a limit have one: what there is now and `room` bytes."""
+        self._windows.lend(mark, room)
+
+    def of(self, tensor_id: str) -> Mapping[Index, Row]:
+        """All windows of one tensor. To look at, not to use."""
+        return {index: row for (name, index), row in self._windows.items() if name == tensor_id}
+
+    def finder(self, tensor_id: str) -> Callable[[Index], Row | None]:
+        """What finds a row that holds a window of one tensor, or None."""
+        return lambda index: self._windows.get((tensor_id, index))
+
+    def take(self, tensor_id: str, indices: Sequence[Index]) -> dict[Index, Row]:
+        """Those of the windows that are here."""
+        found = {index: self._windows.get((tensor_id, index)) for index in indices}
+        return {index: row for index, row in found.items() if row is not None}
+
+    def put(self, tensor_id: str, rows: Mapping[Index, Row]) -> None:
+        """Keep windows, each by itself: a row would stay as long as any of its windows."""
+        for index, row in rows.items():
+            self._windows.put((tensor_id, index), _alone(row, index), row.window_bytes)
+        self._windows.evict()
+
+    def forget(self, tensor_id: str) -> None:
+        """Forget all windows of a tensor."""
+        self.drop(tensor_id, list(self.of(tensor_id)))
+
+    def drop(self, tensor_id: str, indices: Sequence[Index]) -> None:
+        """Forget some windows of a tensor."""
+        for index in indices:
+            self._windows.pop((tensor_id, index))
+
+    def ordered(self, max_bytes: int | None, max_items: int | None) -> RecentWindows:
+        """Itself, within other limits."""
+        self._windows.max_bytes, self._windows.max_items = max_bytes, max_items
+        self._windows.evict()
+        return self
+
+    def unordered(self) -> AllWindows:
+        """The same windows, none of which is forgotten."""
+        rows: dict[str, dict[Index, Row]] = {}
+        for (tensor_id, index), row in self._windows.items():
+            rows.setdefault(tensor_id, {})[index] = row
+        unlimited = AllWindows()
+        for tensor_id, each in rows.items():
+            unlimited.put(tensor_id, each)
+        return unlimited
+
+
+WindowCache: TypeAlias = AllWindows | RecentWindows
+
+
+def _alone(row: Row, index: Index) -> Row:
+    return Row(index, copied(row.window(index)[None]))

@@ -9,6 +9,7 @@ from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from infinite_tensor.errors import StoreError
 from infinite_tensor.tilestore.failures import combined
+from infinite_tensor.waiting import Changes, interrupts_shown
 
 
 class Job(Protocol):
@@ -45,22 +46,21 @@ class Writer(Generic[K, J]):
 
     def renew(self) -> None:
         """Begin with no jobs: in a process that was forked, they are the parent's."""
-        # Entered by itself: a Ctrl-C in the Python code of a Condition would leave it held.
         self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
+        self._changes = Changes()
         self._queued: dict[K, J] = {}
         self._writing: dict[K, J] = {}
         self._failed: dict[K, J] = {}
         self._untold: list[StoreError] = []
         self._reasons: list[StoreError] = []
-        self._busy = False
+        self._thread: threading.Thread | None = None
 
     def submit(self, key: K, job: J, write: Write[K, J]) -> None:
         """Queue a job."""
         with self._lock:
-            self._failed.pop(key, None)
             self._queued[key] = job
-            self._start(write)
+            self._failed.pop(key, None)
+        self._start(write)
 
     def pending(self, key: K) -> J | None:
         """The newest job for `key` that is not stored yet, or None."""
@@ -94,35 +94,46 @@ class Writer(Generic[K, J]):
     def retry(self, write: Write[K, J]) -> None:
         """Queue again what failed; only what goes wrong from now on is told by `failure`."""
         with self._lock:
-            self._queued = self._failed | self._queued
-            self._failed = {}
+            # In one step: a job stands in one of them, whatever interrupts this.
+            self._queued, self._failed = self._failed | self._queued, {}
             self._untold, self._reasons = [], []
-            if self._queued:
-                self._start(write)
+        self._start(write)
 
     def stuck(self) -> bool:
         """Whether what could not be stored takes as much memory as may wait at all."""
         with self._lock:
             return sum(job.nbytes for job in self._failed.values()) > _QUEUE_BYTES
 
-    def throttle(self) -> None:
-        """Return when the jobs that wait take a bounded amount of memory."""
-        with self._lock:
-            self._changed.wait_for(lambda: sum(job.nbytes for job in self._queued.values()) <= _QUEUE_BYTES)
+    def throttle(self, write: Write[K, J] | None = None) -> None:
+        """Return when the jobs that wait take a bounded amount of memory; `write` is as for `drain`."""
+        self._wait_for(lambda: sum(job.nbytes for job in self._queued.values()) <= _QUEUE_BYTES, write)
 
-    def drain(self) -> None:
-        """Return when every job is stored or has failed."""
-        with self._lock:
-            self._changed.wait_for(lambda: not self._queued and not self._writing)
+    def drain(self, write: Write[K, J] | None = None) -> None:
+        """Return when every job is stored or has failed.
+
+        Where one may wait that nobody works off, since whoever queued it was interrupted, `write` must be given.
+        """
+        self._wait_for(lambda: not self._queued and not self._writing, write)
 
     def cancel(self, matches: Callable[[K], bool]) -> None:
         """Forget the jobs whose keys match, after the end of a write that is under way."""
         with self._lock:
             for key in filter(matches, list(self._queued)):
                 del self._queued[key]
-            self._changed.wait_for(lambda: not any(map(matches, self._writing)))
+        self._wait_for(lambda: not any(map(matches, self._writing)))
+        with self._lock:
             for key in filter(matches, list(self._failed)):
                 del self._failed[key]
+
+    def _wait_for(self, reached: Callable[[], bool], write: Write[K, J] | None = None) -> None:
+        while True:
+            with self._lock:
+                if reached():
+                    return
+                bell = self._changes.bell()
+            if write is not None:
+                self._start(write)
+            self._changes.wait(bell)
 
     def __del__(self) -> None:
         if self._failed:
@@ -131,9 +142,15 @@ class Writer(Generic[K, J]):
             )
 
     def _start(self, write: Write[K, J]) -> None:
-        if not self._busy:
-            threading.Thread(target=self._work, args=(write,), name="infinite_tensor-writer", daemon=True).start()
-            self._busy = True
+        """Have a thread work off the queue, if there is anything in it."""
+        with interrupts_shown(), self._lock:
+            if self._queued and (self._thread is None or not self._thread.is_alive()):
+                # The thread that is entered here is the one that works, should an interrupt keep it from starting,
+                # or from being seen to have started, and lead to another.
+                self._thread = threading.Thread(
+                    target=self._work, args=(write,), name="infinite_tensor-writer", daemon=True
+                )
+                self._thread.start()
 
     def _work(self, write: Write[K, J]) -> None:
         while self._begin():
@@ -147,16 +164,19 @@ class Writer(Generic[K, J]):
             self._end(failures, unstored)
 
     def _begin(self) -> bool:
-        """Take jobs from the queue; False where it is empty and the thread must end."""
+        """Take jobs from the queue; False where it is empty, or another thread's, and this one must end."""
         with self._lock:
+            if self._thread is not threading.current_thread():
+                return False
             size = 0
             for key in list(self._queued)[:_BATCH_JOBS]:
                 size += self._queued[key].nbytes
                 if size > _BATCH_BYTES and self._writing:
                     break
                 self._writing[key] = self._queued.pop(key)
-            self._busy = bool(self._writing)
-            return self._busy
+            if not self._writing:
+                self._thread = None
+            return bool(self._writing)
 
     def _end(self, failures: Sequence[StoreError], unstored: Mapping[K, J]) -> None:
         with self._lock:
@@ -169,4 +189,4 @@ class Writer(Generic[K, J]):
                 self._failed |= self._queued
                 self._queued = {}
             self._writing = {}
-            self._changed.notify_all()
+            self._changes.tell()

@@ -10,11 +10,12 @@ from typing import Generic, TypeVar
 
 from zarr.abc.store import Store
 from zarr.core.buffer import Buffer, default_buffer_prototype
-from zarr.core.sync import sync
 from zarr.storage import LocalStore, MemoryStore
 
+from infinite_tensor.waiting import Mark
 from infinite_tensor_stores.files import LARGEST_DOCUMENT, FileStore, Unreadable
 from infinite_tensor_stores.remote import RemoteStore
+from infinite_tensor_stores.zarr_loop import sync
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -118,7 +119,9 @@ def concurrently(
     Where some fail, the others are carried out all the same, unless so many fail one after the other that the
     storage itself must be out of order. The first error is raised when none is in progress any more.
     """
-    return sync(_Wave(call, list(arguments), concurrency).run())
+    wave = _Wave(call, list(arguments), concurrency)
+    with wave.wanted.running:
+        return sync(wave.run)
 
 
 class _OutOfOrderError(Exception):
@@ -129,6 +132,8 @@ class _Wave(Generic[T, R]):
     """Calls of which a bounded number is in progress at a time."""
 
     def __init__(self, call: Callable[[T], Awaitable[R]], arguments: Sequence[T], concurrency: int) -> None:
+        # Who waits for the results; of what an interrupted caller wanted, no more is begun.
+        self.wanted = Mark()
         self._call = call
         self._waiting = iter(enumerate(arguments))
         self._workers = min(concurrency, len(arguments))
@@ -152,6 +157,8 @@ class _Wave(Generic[T, R]):
 
     async def _work(self) -> None:
         for number, argument in self._waiting:
+            if not self.wanted.is_under_way:
+                return
             try:
                 self._results[number] = await self._call(argument)
                 self._failed_in_a_row = 0
@@ -174,7 +181,7 @@ class _Wave(Generic[T, R]):
 def disconnect(store: Store) -> None:
     """Close the connections that a store holds; it opens new ones when it is used again."""
     if isinstance(store, RemoteStore):
-        sync(store.disconnect())
+        sync(store.disconnect)
 
 
 def bytes_of(buffer: Buffer | None) -> bytes:

@@ -5,16 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import linecache
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import pytest
 import torch
@@ -22,14 +17,12 @@ from zarr.abc.store import Store
 from zarr.core.buffer import Buffer
 from zarr.storage import MemoryStore
 
-import infinite_tensor
-import infinite_tensor_stores
 from infinite_tensor import HDF5TileStore, StoreError, ZarrTileStore
 from infinite_tensor.tilestore.persistent import PersistentTileStore
 from tests.faults.chains import Chain
 from tests.faults.faulty_store import FaultyStore, Outage, writes
+from tests.faults.interrupts import finishes, interrupted_at
 
-_LIBRARY = tuple(f"{module.__path__[0]}/" for module in (infinite_tensor, infinite_tensor_stores))
 _PATIENCE = 30.0
 
 
@@ -72,49 +65,6 @@ def test_ctrl_c_while_a_flush_waits_for_storage() -> None:
     again = Chain(ZarrTileStore(storage, tile_size=64))
     assert torch.equal(again.top[0:20, 0:20], pixels)
     assert not again.calls
-
-
-@contextmanager
-def interrupted_at(number: int) -> Iterator[None]:
-    """KeyboardInterrupt before the `number`-th line of the library that this thread comes to."""
-    passed, before = 0, sys.gettrace()
-
-    def trace(frame: FrameType, event: str, _arg: Any) -> Any:
-        nonlocal passed
-        if not frame.f_code.co_filename.startswith(_LIBRARY):
-            return None
-        # Python comes to the line of a `with` again when it leaves the block, where no signal would be handled
-        # before the lock is released.
-        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-        if event == "line" and not line.lstrip().startswith("with "):
-            passed += 1
-            if passed == number:
-                raise KeyboardInterrupt
-        return trace
-
-    sys.settrace(trace)
-    try:
-        yield
-    finally:
-        sys.settrace(before)
-
-
-def finishes(action: Callable[[], object]) -> None:
-    """Do it on another thread, which must come to an end."""
-    raised: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            action()
-        except BaseException as error:  # noqa: BLE001  (raised again below)
-            raised.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(_PATIENCE)
-    assert not thread.is_alive()
-    if raised:
-        raise raised[0]
 
 
 @pytest.mark.parametrize(

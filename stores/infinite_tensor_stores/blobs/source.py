@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from infinite_tensor.tilestore.access import Access
 from infinite_tensor.tilestore.inventory import Inventory
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.report import Dropped
+from infinite_tensor.waiting import Mark
 from infinite_tensor.window import TensorWindow
 
 if TYPE_CHECKING:
@@ -114,9 +114,8 @@ class BlobStore(TileStore):
         """What the blob holds is limited by `max_cached_blocks`."""
         return 0
 
-    def limited(self, cache_limit: int) -> AbstractContextManager[None]:  # noqa: ARG002
+    def lend(self, mark: Mark, room: int) -> None:
         """It has a limit already."""
-        return nullcontext()
 
     def migrate(self, spec: TensorSpec, moved: TensorSpec) -> None:  # noqa: ARG002
         """ValidationError: a blob is as it is stored."""

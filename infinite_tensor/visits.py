@@ -1,0 +1,135 @@
+"""Which stores a thread is inside of, so that a signal handler that calls one again is told so.
+
+A handler runs between two lines of whatever its thread is doing. If that is a read, it may hold locks that a flush
+would wait for, and nobody would release them. Inside of an ``f`` a thread holds nothing, and may use any store.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterable
+from typing import Concatenate, ParamSpec, TypeVar
+
+from infinite_tensor.errors import StoreError
+
+
+class Visit:
+    """One call into stores by one thread.
+
+    Whoever makes the call works ``with visit.running:``, where `begin` comes first. Marks are locks, since an interrupt
+    cannot leave them behind; see `infinite_tensor.waiting`.
+
+    Attributes
+    ----------
+    running : threading.Lock
+        Held during the call.
+    in_f : threading.Lock
+        Held while the call runs an ``f``.
+    """
+
+    __slots__ = ("_stores", "in_f", "running")
+
+    def __init__(self) -> None:
+        self.running = threading.Lock()
+        self.in_f = threading.Lock()
+        # By their ids: nothing here is to keep a store alive.
+        self._stores: set[int] = set()
+
+    def begin(self, *stores: object, reads: bool = False, looks: bool = False) -> None:
+        """The call begins, with these stores.
+
+        Parameters
+        ----------
+        stores : TileStore
+            What it uses.
+        reads : bool
+            Whether it computes windows, which are shared with every other read.
+        looks : bool
+            Whether it changes nothing, and so may be made in the middle of another call.
+
+        Raises
+        ------
+        StoreError
+            If the thread is inside of one of them already, or of any read, and not in an ``f``.
+        """
+        visits = _here.visits
+        if visits and not visits[-1].running.locked():
+            # Of calls that have come to an end, in whatever way. In one step: a handler may come in between.
+            visits[:] = [visit for visit in visits if visit.running.locked()]
+        if visits:
+            outer = visits[-1]
+            if not (outer.in_f.locked() or looks):
+                outer._check_apart(stores, reads=reads)
+            self._stores |= outer._stores
+        self._stores.update(map(id, stores))
+        if reads:
+            self._stores.add(_READS)
+        visits.append(self)
+
+    def _check_apart(self, stores: Iterable[object], *, reads: bool) -> None:
+        for store in stores:
+            if id(store) in self._stores or (reads and _READS in self._stores):
+                raise StoreError(
+                    f"{store!r} cannot be used here: this thread is in the middle of another call, which a signal "
+                    "handler, or a function that the library has called, has interrupted. In a handler call "
+                    "request_flush() instead: what is finished is stored after the current batch of windows"
+                )
+
+
+_READS = 0
+"""No store has this id."""
+
+
+class _Here(threading.local):
+    """The visits of this thread, the innermost one last."""
+
+    def __init__(self) -> None:
+        self.visits: list[Visit] = []
+
+
+_here = _Here()
+
+
+Self = TypeVar("Self")
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+
+
+def visited(method: Callable[Concatenate[Self, Given], Result]) -> Callable[Concatenate[Self, Given], Result]:
+    """A method of a store that is a call into it, with StoreError where its thread is in the middle of another one."""
+    return _called(method, looks=False)
+
+
+def looking(method: Callable[Concatenate[Self, Given], Result]) -> Callable[Concatenate[Self, Given], Result]:
+    """A method of a store that is a call into it and changes nothing; a backend may use it in its own methods."""
+    return _called(method, looks=True)
+
+
+def _called(
+    method: Callable[Concatenate[Self, Given], Result], *, looks: bool
+) -> Callable[Concatenate[Self, Given], Result]:
+    @functools.wraps(method)
+    def called(self: Self, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:
+        visit = Visit()
+        with visit.running:
+            visit.begin(self, looks=looks)
+            return method(self, *args, **kwargs)
+
+    return called
+
+
+def enter(store: object) -> None:
+    """The innermost call of this thread comes to another store."""
+    if visit := _innermost():
+        visit._stores.add(id(store))
+
+
+def running_f() -> threading.Lock:
+    """What to hold while this thread runs an ``f``, or another function of the user: the mark of its innermost call."""
+    visit = _innermost()
+    return threading.Lock() if visit is None or visit.in_f.locked() else visit.in_f
+
+
+def _innermost() -> Visit | None:
+    return next((visit for visit in reversed(_here.visits) if visit.running.locked()), None)

@@ -1,0 +1,103 @@
+"""KeyboardInterrupt at any line of the library, and what must still work then."""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache
+from types import CodeType, FrameType
+from typing import Any, TypeAlias
+
+import infinite_tensor
+import infinite_tensor_stores
+
+_LIBRARY = tuple(f"{module.__path__[0]}/" for module in (infinite_tensor, infinite_tensor_stores))
+_PATIENCE = 30.0
+
+
+Line: TypeAlias = tuple[str, int]
+"""A file and the number of a line."""
+
+
+@contextmanager
+def interrupted_where(chosen: Callable[[Line], bool]) -> Iterator[None]:
+    """KeyboardInterrupt before the first line of the library that this thread comes to and that is `chosen`."""
+    before, done = sys.gettrace(), False
+
+    def trace(frame: FrameType, event: str, _arg: Any) -> Any:
+        nonlocal done
+        if not frame.f_code.co_filename.startswith(_LIBRARY):
+            return None
+        if event == "line" and not done and not _leaves_a_with(frame):
+            done = chosen((frame.f_code.co_filename, frame.f_lineno))
+            if done:
+                raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def interrupted_at(number: int) -> AbstractContextManager[None]:
+    """KeyboardInterrupt before the `number`-th line of the library that this thread comes to."""
+    lines = itertools.count(1)
+    return interrupted_where(lambda _line: next(lines) == number)
+
+
+class NewLines:
+    """Lines that have not been interrupted yet; of all lines, every `share`-th."""
+
+    def __init__(self, share: int = 1) -> None:
+        self._share = share
+        self._seen: set[Line] = set()
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def __call__(self, line: Line) -> bool:
+        """Whether to interrupt here."""
+        file, number = line
+        new = line not in self._seen and (number + len(file)) % self._share == 0
+        if new:
+            self._seen.add(line)
+        return new
+
+
+def _leaves_a_with(frame: FrameType) -> bool:
+    """Whether the block of a ``with`` ends: Python comes to its line again, and handles no signal before the exit."""
+    return frame.f_lasti > _withs_in(frame.f_code).get(frame.f_lineno, frame.f_lasti)
+
+
+@cache
+def _withs_in(code: CodeType) -> dict[int, int]:
+    """Where the instructions of each line that begins a ``with`` begin."""
+    first: dict[int, int] = {}
+    for start, _, line in code.co_lines():
+        if line is not None and linecache.getline(code.co_filename, line).lstrip().startswith("with "):
+            first.setdefault(line, start)
+    return first
+
+
+def finishes(action: Callable[[], object]) -> None:
+    """Do it on another thread, which must come to an end."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            action()
+        except BaseException as error:  # noqa: BLE001  (raised again below)
+            raised.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(_PATIENCE)
+    assert not thread.is_alive()
+    if raised:
+        raise raised[0]

@@ -1,0 +1,149 @@
+"""Ctrl-C anywhere in a read, or in whatever else a thread asks of a store: it stays right, and nobody hangs."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
+import numpy as np
+import pytest
+import torch
+
+from infinite_tensor import HDF5TileStore, InfiniteTensor, MemoryTileStore, TileStore, ZarrTileStore, sl
+from infinite_tensor.engine.claims import CLAIMS
+from infinite_tensor.tilestore.persistent import PersistentTileStore
+from infinite_tensor.tilestore.window_cache import RecentWindows
+from tests.faults.chains import Chain
+from tests.faults.interrupts import NewLines, finishes, interrupted_where
+
+SMALL = 3000
+"""Bytes of a cache that holds a few windows, or a tile or two."""
+
+STORES: dict[str, Callable[[Path], TileStore]] = {
+    "memory": lambda _: MemoryTileStore(),
+    "memory-limited": lambda _: MemoryTileStore(cache_size_bytes=SMALL),
+    "zarr": lambda path: ZarrTileStore(path / "t.zarr", tile_size=16, cache_size_bytes=SMALL),
+    "hdf5": lambda path: HDF5TileStore(path / "t.h5", tile_size=16, cache_size_bytes=SMALL),
+}
+
+
+def read(tensor: InfiniteTensor, y: int) -> torch.Tensor:
+    pixels: torch.Tensor = tensor.read((slice(y, y + 14), slice(0, 14)))
+    return pixels
+
+
+def stream(tensor: InfiniteTensor, y: int) -> list[list[torch.Tensor]]:
+    return list(tensor.iter_regions([sl[y : y + 3, 0:9], sl[y + 9 : y + 14, 2:14]]))
+
+
+def fill(tensor: InfiniteTensor, y: int) -> object:
+    return tensor.fill((slice(y, y + 14), slice(0, 14)), progress=False)
+
+
+def read_on_threads(tensor: InfiniteTensor, y: int) -> torch.Tensor:
+    pixels: torch.Tensor = tensor.read((slice(y, y + 14), slice(0, 14)), workers=2)
+    return pixels
+
+
+def invalidate(tensor: InfiniteTensor, y: int) -> object:
+    return tensor.args[0].invalidate((slice(y - 9, y), slice(0, 14)))
+
+
+def clear_cache(tensor: InfiniteTensor, _y: int) -> None:
+    tensor.clear_cache()
+
+
+def plan(tensor: InfiniteTensor, y: int) -> object:
+    return tensor.plan((slice(y, y + 14), slice(0, 14)))
+
+
+ACTIONS = [read, stream, fill, read_on_threads, invalidate, clear_cache, plan]
+
+
+@pytest.mark.parametrize(
+    "lines", [pytest.param(16, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)], indirect=True
+)
+@pytest.mark.parametrize("kind", STORES)
+def test_ctrl_c_at_any_line(kind: str, lines: NewLines, tmp_path: Path) -> None:
+    store, true = STORES[kind](tmp_path), Chain(MemoryTileStore())
+    top, turn = Chain(store).top, 0
+    for action in ACTIONS:
+        interrupted = True
+        while interrupted:
+            turn += 1
+            interrupted = False
+            y = 7 * turn
+            try:
+                with interrupted_where(lines):
+                    action(top, y)
+            except KeyboardInterrupt:
+                interrupted = True
+            expected = read(true.top, y)
+            finishes(partial(check_same, top, y, expected))
+            check_same(top, y, expected)
+            check_together(store)
+    assert len(lines) > 20
+    finishes(store.close)
+    if isinstance(store, PersistentTileStore):
+        again = Chain(STORES[kind](tmp_path)).top
+        for y in range(0, 7 * turn, 14):
+            check_same(again, y, read(true.top, y))
+
+
+@pytest.fixture
+def lines(request: pytest.FixtureRequest) -> NewLines:
+    return NewLines(request.param)
+
+
+def check_same(tensor: InfiniteTensor, y: int, expected: torch.Tensor) -> None:
+    assert torch.equal(read(tensor, y), expected)
+
+
+def check_together(store: TileStore) -> None:
+    """What a store counts is what it holds, and nothing is left of reads that have ended."""
+    assert not CLAIMS._active
+    assert not CLAIMS._waits
+    if isinstance(store, PersistentTileStore):
+        entries = store._tiles.entries
+        assert entries.total_bytes == sum(size for _, size in entries._entries.values())
+        assert not any(mark.is_under_way for mark in store._tiles._loading.values())
+        assert not any(store._tiles._is_pinned(key) for key in list(store._tiles._pins))
+    elif isinstance(store, MemoryTileStore) and isinstance(store._windows, RecentWindows):
+        assert store._windows.total_bytes <= SMALL
+        assert store._windows.total_bytes == sum(size for _, size in store._windows._windows._entries.values())
+
+
+# Python itself drops an exception that comes in a callback of the garbage collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="timers that send signals are POSIX")
+@pytest.mark.parametrize("reads", [1500, pytest.param(100_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", STORES)
+def test_ctrl_c_by_a_timer(kind: str, reads: int, tmp_path: Path) -> None:
+    store, true = STORES[kind](tmp_path), Chain(MemoryTileStore())
+    top, draw, interrupts = Chain(store).top, np.random.default_rng(len(kind)), 0
+    expected = {y: read(true.top, y) for y in range(0, 400, 5)}
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for _ in range(reads):
+            y = 5 * int(draw.integers(80))
+            try:
+                signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-5, 4e-3))
+                pixels = read(top, y)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:
+                interrupts += 1
+                pixels = read(top, y)
+            assert torch.equal(pixels, expected[y])
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert interrupts > reads // 50
+    check_together(store)
+    finishes(store.close)
