@@ -217,7 +217,7 @@ def test_rows_that_change_while_their_block_is_opened_are_not_read(
         return system(path, flags, mode)
 
     with folder.open("r+") as writer:
-        monkeypatch.setattr("infinite_tensor_stores.blobs.blocks.os.open", changed)
+        monkeypatch.setattr(os, "open", changed)
         with pytest.raises(StoreError, match="has been overwritten or truncated since a tensor was made"):
             t[0:2]
     assert late

@@ -60,13 +60,14 @@ def test_a_forked_child_reads_what_waits_and_does_not_write(place: Place) -> Non
 def test_a_forked_child_follows_what_the_writer_commits_later(folder: Place, look: str) -> None:
     made(folder)
     processes = multiprocessing.get_context("fork")
-    committed = processes.Event()
+    seen, committed = processes.Event(), processes.Event()
     with folder.open("r+") as blob:
         blob.seek(0, os.SEEK_END)
         blob.write(numbered(1, 10))
 
         def child() -> None:
             assert torch.equal(blob[10], numbered(1, 10)[0])
+            seen.set()
             assert committed.wait(LIMIT)
             if look == "refreshes":
                 assert blob.refresh() == len(blob) == 14
@@ -76,6 +77,7 @@ def test_a_forked_child_follows_what_the_writer_commits_later(folder: Place, loo
 
         process = processes.Process(target=child)
         process.start()
+        assert seen.wait(LIMIT)
         blob.truncate(2)
         blob.seek(2)
         blob.write(numbered(12, 50))

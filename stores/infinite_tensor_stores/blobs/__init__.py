@@ -26,14 +26,19 @@ What is checked
 ---------------
 A block that is missing, too short, or has another checksum is a StoreError that names it. Uncompressed blocks on a
 local disk are read through memory maps; their checksum is compared when a process first maps a file, not again. Other
-blocks are checked whenever they are read.
+blocks are checked whenever they are read. A file that is not a regular one, or far too large, is damaged.
+
+At each read, a reader on a local disk asks whether the `zarr.json` that it has read is still the one that is there: one
+call of `stat`, of a file that it holds open, so that its number is given to no other. If not, it reads it again, and
+lets go of blocks whose rows have changed. Elsewhere it does so at `refresh`.
 
 Who may write
 -------------
 One writer, any number of readers. `lock` (local) and `lease` (elsewhere) say how a second writer is kept out.
 
-From the bottom up: `header` (zarr.json), `lock` and `lease`, `home` (a folder or a prefix), `blocks` (chunks), `rows`
-(all rows, those not stored yet included), `indexing`, `source` (a blob as an InfiniteTensor), `blob`.
+From the bottom up: `header` (zarr.json), `files` (of a local disk), `lock` and `lease`, `home` (a folder or a prefix),
+`blocks` (chunks), `rows` (all rows, those not stored yet included), `indexing`, `source` (a blob as an InfiniteTensor),
+`blob`.
 """
 
 from infinite_tensor_stores.blobs.blob import TensorBlob

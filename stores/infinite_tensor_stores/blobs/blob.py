@@ -20,7 +20,7 @@ from infinite_tensor_stores.blobs.header import Header
 from infinite_tensor_stores.blobs.home import home_at
 from infinite_tensor_stores.blobs.incoming import as_rows, spread
 from infinite_tensor_stores.blobs.indexing import parsed, rows_of
-from infinite_tensor_stores.blobs.opening import Wanted, created, delete, found, positive, rows_in
+from infinite_tensor_stores.blobs.opening import Wanted, created, delete, opened, opened_for_writing, positive
 from infinite_tensor_stores.blobs.reader import BlobReader, whole
 from infinite_tensor_stores.blobs.rows import Rows
 from infinite_tensor_stores.targets import DEFAULT_TIMEOUT, check_timeout
@@ -119,9 +119,9 @@ class TensorBlob(BlobReader):
         wanted = Wanted(dtype, shape, block_size, compressors)
         most_blocks = positive("max_cached_blocks", max_cached_blocks)
         home = home_at(target, storage_options, check_timeout(timeout))
-        header, right = created(home, wanted) if mode[0] == "w" else found(home, wanted, writing=mode != "r")
+        begin = created if mode[0] == "w" else opened if mode == "r" else opened_for_writing
         options = {"storage_options": storage_options, "timeout": timeout, "max_cached_blocks": max_cached_blocks}
-        return cls(rows_in(home, header, right, most_blocks), mode, options)
+        return cls(begin(home, wanted, most_blocks), mode, options)
 
     @classmethod
     def unlink(cls, target: str | os.PathLike[str] | Store, *, storage_options: dict[str, Any] | None = None) -> bool:

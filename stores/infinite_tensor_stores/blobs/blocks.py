@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
@@ -12,14 +11,16 @@ import numpy as np
 import torch
 
 from infinite_tensor.errors import StoreError
+from infinite_tensor_stores.blobs.files import OddFileError, opened
 from infinite_tensor_stores.blobs.header import Header
 from infinite_tensor_stores.blobs.home import Folder, Home
 from infinite_tensor_stores.dtypes import from_stored, to_stored
-from infinite_tensor_stores.files import Unreadable, open_file
 from infinite_tensor_stores.zarr_chunks import ChunkCodec
-from infinite_tensor_stores.zarr_objects import DEFAULT_CONCURRENCY, get_many, put_encoded
+from infinite_tensor_stores.zarr_objects import DEFAULT_CONCURRENCY, put_encoded
 
 _CRC_BYTES = 4
+_OVERHEAD = 2**16
+"""More bytes than compressors, a stamp and a checksum add to a block of few bytes."""
 _ZEROS = np.zeros(2**18, np.uint8)
 _MAPPED_BYTES = 2**30
 _DECODED_BYTES = 2**27
@@ -106,19 +107,15 @@ class MappedBlocks(Blocks):
     def _load(self, number: int) -> torch.Tensor:
         size = self._header.block_bytes
         try:
-            opened = open_file(self._folder.path / self._header.key(number))
+            with opened(self._folder.path / self._header.key(number)) as (descriptor, found):
+                if found.st_size != size + _CRC_BYTES:
+                    raise DamagedBlockError(number, f"it has {found.st_size} bytes, not {size + _CRC_BYTES}")
+                # Private: torch wants memory that could be written to.
+                pages = mmap.mmap(descriptor, size + _CRC_BYTES, access=mmap.ACCESS_COPY)
         except FileNotFoundError:
             raise DamagedBlockError(number, "it is missing") from None
-        if isinstance(opened, Unreadable):
-            raise DamagedBlockError(number, opened.reason)
-        descriptor, found = opened
-        try:
-            if found.st_size != size + _CRC_BYTES:
-                raise DamagedBlockError(number, f"it has {found.st_size} bytes, not {size + _CRC_BYTES}")
-            # Private: torch wants memory that could be written to.
-            pages = mmap.mmap(descriptor, size + _CRC_BYTES, access=mmap.ACCESS_COPY)
-        finally:
-            os.close(descriptor)
+        except OddFileError as error:
+            raise DamagedBlockError(number, str(error)) from error
         stamp = found.st_ino, found.st_mtime_ns, found.st_ctime_ns
         if self._checked.get(number) != stamp:
             expected = int.from_bytes(pages[size:], "little")
@@ -143,15 +140,18 @@ class EncodedBlocks(Blocks):
         self._codec = ChunkCodec(header.document())
         if not self._codec.is_bounded:
             raise StoreError("its compressors could take any amount of memory; they are not those that a blob has")
+        # No compressor makes more of it than this.
+        self._most_bytes = 2 * header.block_bytes + _OVERHEAD
 
     def load(self, numbers: Sequence[int]) -> list[torch.Tensor]:
         """Fetch the blocks at the same time."""
         keys = [self._header.key(number) for number in numbers]
-        stored = get_many(self._home.store, keys, most=self._codec.most_bytes)
-        for number, data in zip(numbers, stored, strict=True):
-            if data is None:
-                raise DamagedBlockError(number, "it is missing")
-        decoded = self._codec.decode([data for data in stored if data is not None], list(map(self._bond, keys)))
+        stored = []
+        for number, data in zip(numbers, self._home.read(keys, self._most_bytes), strict=True):
+            if not isinstance(data, bytes):
+                raise DamagedBlockError(number, str(data or "it is missing"))
+            stored.append(data)
+        decoded = self._codec.decode(stored, list(map(self._bond, keys)))
         blocks = []
         for number, block in zip(numbers, decoded, strict=True):
             if isinstance(block, Exception):

@@ -13,15 +13,32 @@ from zarr.abc.store import Store
 from zarr.core.sync import sync
 
 from infinite_tensor.errors import RegionError, StoreError
-from infinite_tensor_stores.blobs.header import DOCUMENT
+from infinite_tensor_stores.blobs.files import OddFileError, ReadFile, content, opened
+from infinite_tensor_stores.blobs.header import DOCUMENT, Header
 from infinite_tensor_stores.blobs.lease import FOLDER, Lease
 from infinite_tensor_stores.blobs.lock import LOCK, LOCKS, FileLock
-from infinite_tensor_stores.files import LARGEST_DOCUMENT, FileStore, read_file
+from infinite_tensor_stores.files import FileStore
 from infinite_tensor_stores.targets import DEFAULT_TIMEOUT, absolute, is_in_memory, shown, zarr_store
 from infinite_tensor_stores.zarr_objects import concurrently, disconnect, get_many, put_many
 
 _PARTIAL = "writer.partial"
 """What is being written, until it is renamed: there is one writer, so there is one such file."""
+
+
+_MOST_DOCUMENT_BYTES = 2**24
+"""A ``zarr.json`` has some 1,500 bytes, unless users have added attributes."""
+
+
+class Document(Protocol):
+    """A ``zarr.json`` as it was read."""
+
+    content: bytes
+
+    def is_current(self) -> bool:
+        """Whether it is still the one that is there, as far as that can be told without a request."""
+
+    def release(self) -> None:
+        """Hold it no longer; nobody asks any more whether it is current."""
 
 
 class Right(Protocol):
@@ -64,16 +81,16 @@ class Home(ABC):
         self._opened = None
 
     @abstractmethod
-    def document(self) -> bytes | None:
-        """The ``zarr.json``, None where there is none."""
+    def document(self) -> Document | None:
+        """The ``zarr.json``, None where there is none; OddFileError where something is that cannot be one."""
 
     @abstractmethod
     def commit(self, document: bytes) -> None:
         """Put a ``zarr.json`` in the place of the one that is there."""
 
     @abstractmethod
-    def stamp(self) -> object:
-        """Something that differs if the ``zarr.json`` has been replaced in between; None where that takes a look."""
+    def read(self, keys: Sequence[str], most: int) -> list[bytes | OddFileError | None]:
+        """Objects of at most so many bytes; None for one that is not there, the error for what cannot be one."""
 
     @abstractmethod
     def lock(self, *, create: bool = False) -> Right:
@@ -124,18 +141,25 @@ class Folder(Home):
         super().__init__(target, None, timeout)
         self.path = path
 
-    def document(self) -> bytes | None:
+    def document(self) -> Document | None:
         """The ``zarr.json``."""
-        return read_file(self.path / DOCUMENT, LARGEST_DOCUMENT)
+        try:
+            return ReadFile(self.path / DOCUMENT, _MOST_DOCUMENT_BYTES)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
 
     def commit(self, document: bytes) -> None:
         """Write a file, and rename it."""
         self.replace(DOCUMENT, [document])
 
+    def read(self, keys: Sequence[str], most: int) -> list[bytes | OddFileError | None]:
+        """The content of files."""
+        return [self._read(self.path / key, most) for key in keys]
+
     def replace(self, key: str, parts: Sequence[Any], size: int | None = None) -> None:
         """Put a new file in the place of `key`: some parts, with a hole before the last where `size` is more."""
         partial = self.path / _PARTIAL
-        descriptor = _new_file(partial)
+        descriptor = _created(partial)
         try:
             for number, part in enumerate(parts):
                 if size is not None and number == len(parts) - 1:
@@ -148,14 +172,6 @@ class Folder(Home):
             raise
         os.close(descriptor)
         partial.replace(self.path / key)
-
-    def stamp(self) -> object:
-        """What tells one file from another."""
-        try:
-            found = os.stat(self.path / DOCUMENT)  # noqa: PTH116  (three times as fast)
-        except (FileNotFoundError, NotADirectoryError):
-            return ()
-        return found.st_ino, found.st_mtime_ns, found.st_size
 
     def lock(self, *, create: bool = False) -> Right:
         """A lock on a file."""
@@ -198,23 +214,47 @@ class Folder(Home):
         """Other processes can see it."""
         return True
 
+    def _read(self, path: Path, most: int) -> bytes | OddFileError | None:
+        try:
+            with opened(path) as (descriptor, found):
+                return content(descriptor, found, most)
+        except FileNotFoundError:
+            return None
+        except OddFileError as error:
+            return error
+
+
+class Fetched:
+    """A ``zarr.json`` from afar: to ask whether it has changed costs no less than to fetch it anew."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+
+    def is_current(self) -> bool:
+        """As far as is known."""
+        return True
+
+    def release(self) -> None:
+        """Nothing is held."""
+
 
 class Prefix(Home):
     """A prefix in object storage, or whatever else zarr has a Store for."""
 
     is_local = False
 
-    def document(self) -> bytes | None:
+    def document(self) -> Document | None:
         """The ``zarr.json``."""
-        return get_many(self.store, [DOCUMENT])[0]
+        (found,) = get_many(self.store, [DOCUMENT])
+        return None if found is None else Fetched(found)
 
     def commit(self, document: bytes) -> None:
         """One request."""
         put_many(self.store, {DOCUMENT: document})
 
-    def stamp(self) -> object:
-        """To look at the document costs no more than to ask whether it has changed."""
-        return None
+    def read(self, keys: Sequence[str], most: int) -> list[bytes | OddFileError | None]:  # noqa: ARG002  (no file)
+        """The objects, fetched at the same time."""
+        return list(get_many(self.store, keys))
 
     def lock(self, *, create: bool = False) -> Right:  # noqa: ARG002  (a prefix is not made)
         """A lease."""
@@ -274,6 +314,17 @@ def reported(home: Home, what: str) -> Iterator[None]:
         raise StoreError(f"{home!r} {what}: {type(error).__name__}: {error}") from error
 
 
+def read_header(home: Home) -> tuple[Header, Document]:
+    """What is committed; FileNotFoundError where there is nothing, StoreError where it cannot be read."""
+    try:
+        document = home.document()
+        if document is None:
+            raise FileNotFoundError("there is no blob; mode 'w' creates one")
+        return Header.from_bytes(document.content), document
+    except (ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"its zarr.json is damaged, or of something else ({error})") from error
+
+
 def _is_ours(name: str) -> bool:
     return name in (DOCUMENT, LOCK, _PARTIAL, FOLDER) or name.startswith("c.")
 
@@ -282,14 +333,13 @@ async def _listed(store: Store) -> list[str]:
     return [key async for key in store.list()]
 
 
-def _new_file(path: Path) -> int:
-    """A descriptor to write to a file that is made anew, whatever is there: a FIFO would wait for a reader."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    try:
-        return os.open(path, flags, 0o666)
-    except FileExistsError:
-        path.unlink()
-        return os.open(path, flags, 0o666)
+def _created(path: Path) -> int:
+    """A descriptor of a new file. What a killed writer has left is deleted; a link would lead elsewhere."""
+    while True:
+        try:
+            return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        except FileExistsError:
+            path.unlink(missing_ok=True)
 
 
 def _write(descriptor: int, part: Any) -> None:

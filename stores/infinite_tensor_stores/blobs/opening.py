@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,8 +13,8 @@ from infinite_tensor.errors import BlobNotFoundError, StoreError, ValidationErro
 from infinite_tensor.validate import checked_dtype
 from infinite_tensor.window import as_index
 from infinite_tensor_stores.blobs.header import DOCUMENT, Header, is_blob, row_shape
-from infinite_tensor_stores.blobs.home import Home, Right, reported
-from infinite_tensor_stores.blobs.rows import Rows, read_header
+from infinite_tensor_stores.blobs.home import Document, Home, Right, read_header, reported
+from infinite_tensor_stores.blobs.rows import Rows
 from infinite_tensor_stores.zarr_chunks import ChunkCodec
 
 
@@ -58,59 +60,63 @@ class Wanted:
                 raise ValidationError(f"the blob has {field} {stored}, got {given}; mode 'w' makes it anew")
 
 
-def rows_in(home: Home, header: Header, right: Right | None, most_blocks: int | None) -> Rows:
-    """The rows of a blob; where that fails, the right to write is let go of."""
-    try:
-        with reported(home, "cannot be opened"):
-            return Rows(home, header, right, most_blocks)
-    except BaseException:
-        if right is not None:
-            right.release()
-        raise
+def opened(home: Home, wanted: Wanted, most_blocks: int | None) -> Rows:
+    """The rows of a blob that is there, to be read."""
+    header, document = _found(home, wanted)
+    with reported(home, "cannot be opened"):
+        return Rows(home, header, most_blocks, document=document)
 
 
-def found(home: Home, wanted: Wanted, *, writing: bool) -> tuple[Header, Right | None]:
-    """A blob that is there, and the right to write it, if that is asked for."""
+def opened_for_writing(home: Home, wanted: Wanted, most_blocks: int | None) -> Rows:
+    """The rows of a blob that is there, to be written too."""
+    _found(home, wanted)
+    with reported(home, "cannot be opened"):
+        right = home.lock()
+        with _kept_by_rows(right):
+            # Somebody may have written it in between.
+            header, _ = read_header(home)
+            return Rows(home, header, most_blocks, right=right)
+
+
+def _found(home: Home, wanted: Wanted) -> tuple[Header, Document]:
     try:
         with reported(home, "cannot be opened"):
-            header = read_header(home)
+            header, document = read_header(home)
     except StoreError as error:
         if isinstance(error.__cause__, FileNotFoundError):
             raise BlobNotFoundError(f"there is no blob at {home!r}; mode 'w' creates one") from error
         raise
     wanted.check(header)
-    if not writing:
-        return header, None
-    with reported(home, "cannot be opened"):
-        right = home.lock()
-        try:
-            # Somebody may have written it in between.
-            return read_header(home), right
-        except BaseException:
-            right.release()
-            raise
+    return header, document
 
 
-def created(home: Home, wanted: Wanted) -> tuple[Header, Right]:
-    """A new blob in place of what is there, and the right to write it."""
+@contextmanager
+def _kept_by_rows(right: Right) -> Iterator[None]:
+    """Let go of the right to write where what is done within it fails."""
+    try:
+        yield
+    except BaseException:
+        right.release()
+        raise
+
+
+def created(home: Home, wanted: Wanted, most_blocks: int | None) -> Rows:
+    """The rows of a new blob in place of what is there, to be written."""
     with reported(home, "cannot be created"):
         document = home.document()
         if document is None and (stranger := home.stranger()) is not None:
             raise StoreError(f"{stranger!r} is there already; choose an empty place")
-        if document is not None and not is_blob(document):
+        if document is not None and not is_blob(document.content):
             raise StoreError("something else is there; choose another place")
-        old = None if document is None else _readable(document)
+        old = None if document is None else _readable(document.content)
     # What is wrong with the arguments must not cost what is there.
     header = wanted.header(home, old)
     with reported(home, "cannot be created"):
         right = home.lock(create=True)
-        try:
+        with _kept_by_rows(right):
             home.commit(header.to_bytes())
             home.delete([key for key in home.objects() if key.startswith("c.")])
-        except BaseException:
-            right.release()
-            raise
-    return header, right
+            return Rows(home, header, most_blocks, right=right)
 
 
 def _readable(document: bytes) -> Header | None:
@@ -126,7 +132,7 @@ def delete(home: Home) -> bool:
         document = home.document()
         if document is None:
             return False
-        if not is_blob(document):
+        if not is_blob(document.content):
             raise StoreError("it is not a TensorBlob")
         right = home.lock()
         try:

@@ -16,7 +16,7 @@ from infinite_tensor.pages import new_block, new_result
 from infinite_tensor.tilestore.at_exit import flush_at_exit
 from infinite_tensor_stores.blobs.blocks import DamagedBlockError, MappedBlocks, blocks_of
 from infinite_tensor_stores.blobs.header import Header
-from infinite_tensor_stores.blobs.home import Home, Right, reported
+from infinite_tensor_stores.blobs.home import Document, Home, Right, read_header, reported
 from infinite_tensor_stores.blobs.loaded import LoadedBlocks
 from infinite_tensor_stores.blobs.placing import Places, parts_of, whole_rows
 
@@ -34,24 +34,38 @@ class Rows:
         Where it is stored.
     header : Header
         What is committed.
-    right : Right or None
-        The right to write, which is let go of when this is closed.
     most_blocks : int or None
         How many blocks are held in memory, or mapped.
+    document : Document, optional
+        From which the header was read, for a reader.
+    right : Right, optional
+        The right to write, which is let go of when this is closed.
 
     Attributes
     ----------
     length : int
         How many rows there are, those that wait to be stored included.
+    writes : bool
+        Whether it was opened for writing, in this process.
     lock : RLock
         Held by whoever does several things that belong together.
     """
 
-    def __init__(self, home: Home, header: Header, right: Right | None, most_blocks: int | None) -> None:
+    def __init__(
+        self,
+        home: Home,
+        header: Header,
+        most_blocks: int | None,
+        *,
+        document: Document | None = None,
+        right: Right | None = None,
+    ) -> None:
         self.home, self.header, self.length = home, header, header.rows
         self.lock = threading.RLock()
         self.closed = False
+        self.writes = right is not None
         self._right = right
+        self._document = document
         self._forked = False
         self._size = header.block_size
         self._blocks = blocks_of(home, header)
@@ -62,7 +76,6 @@ class Rows:
         self._buffers: OrderedDict[int, torch.Tensor] = OrderedDict()
         self._most_buffers = most_blocks or max(2, _BUFFERED_BYTES // header.block_bytes)
         self._unsaved: set[int] = set()
-        self._stamp = home.stamp()
         # Whether blocks have been loaded since somebody looked at the document.
         self._unconfirmed = False
         renew_in_children(self)
@@ -70,11 +83,6 @@ class Rows:
             flush_at_exit(self)
             with self._reported("cannot be opened for writing"):
                 self._blocks.delete_from(header.blocks)
-
-    @property
-    def writes(self) -> bool:
-        """Whether it was opened for writing, in this process."""
-        return self._right is not None and not self._forked
 
     @property
     def needs_loop(self) -> bool:
@@ -89,17 +97,25 @@ class Rows:
     # Reading.
 
     def row(self, number: int) -> torch.Tensor:
-        """A copy of one row."""
+        """A copy of one row; short of calls, since many read row by row."""
         with self.lock:
-            block, at = divmod(number, self._size)
-            found = self._block(block)[at].clone()
-            self._check_there(number)
-            return found
+            if not self.writes and (self._document is None or not self._document.is_current()):
+                self._follow()
+            if number >= self.length:
+                raise self._truncated()
+            block = number // self._size
+            held = self._buffers.get(block) if self._buffers else self._loaded.get(block)
+            found = self._block(block) if held is None else held
+            row = torch.select_copy(found, 0, number - block * self._size)
+            if number >= self.length:
+                raise self._truncated()
+            return row
 
     def span(self, start: int, stop: int) -> torch.Tensor:
         """A copy of the rows from `start` to before `stop`."""
         out = new_result((max(0, stop - start), *self.header.shape), self.header.dtype, _CPU, _FEWER)
         with self.lock:
+            self._look_again(stop - 1)
             for number, block in self._blocks_of(range(start // self._size, -(-stop // self._size))):
                 first = number * self._size
                 low, high = max(start, first), min(stop, first + self._size)
@@ -110,14 +126,16 @@ class Rows:
     def gather(self, rows: Places) -> torch.Tensor:
         """Copies of any rows, in the order in which they are asked for."""
         out = new_result((len(rows), *self.header.shape), self.header.dtype, _CPU, _FEWER)
-        target = whole_rows(out)
+        if not len(rows):
+            return out
+        target, last = whole_rows(out), int(rows.max())
         with self.lock:
+            self._look_again(last)
             parts = dict(parts_of(rows, self._size))
             for number, block in self._blocks_of(list(parts)):
                 places, at = parts[number]
                 target[places] = whole_rows(block).take(at)
-            if len(rows):
-                self._check_there(int(rows.max()))
+            self._check_there(last)
         return out
 
     def refresh(self) -> int:
@@ -129,36 +147,49 @@ class Rows:
             If the blob has been deleted, or made anew, or cannot be read.
         """
         with self.lock:
-            if self.writes:
-                return self.length
-            # Whatever it says, the document is read: two that follow each other fast may have the same one.
-            stamp = self.home.stamp()
-            with self._reported("cannot be read"):
-                self._follow(read_header(self.home))
-            self._stamp, self._unconfirmed = stamp, False
+            if not self.writes:
+                self._follow()
+                if self.length < self.header.rows:
+                    # Its last block had no rows behind the last.
+                    self._loaded.forget(self.length // self._size)
+                    self.length = self.header.rows
             return self.length
 
     def confirm(self) -> None:
         """Make sure that `header` was committed when the blocks that are held were loaded; errors as of `refresh`."""
         with self.lock:
             if self._unconfirmed:
-                self.refresh()
+                self._follow()
 
-    def _follow(self, header: Header) -> None:
-        if header.incarnation != self.header.incarnation:
-            raise StoreError("it has been made anew since it was opened; open it again")
+    def _look_again(self, last: int = -1) -> None:
+        """Follow the writer, on a local disk, if it has committed; RegionError unless row `last` is there still."""
+        if not self.writes and (self._document is None or not self._document.is_current()):
+            self._follow()
+        if last >= self.length:
+            raise self._truncated()
+
+    def _follow(self) -> None:
+        """Read what is committed. Of rows that were truncated or overwritten nothing is held any more.
+
+        Rows that have come are not counted before `refresh`, so that numbers from the end mean the same rows.
+        """
+        with self._reported("cannot be read"):
+            header, document = read_header(self.home)
+            if header.incarnation != self.header.incarnation:
+                raise StoreError("it has been made anew since it was opened; open it again")
         before, self.header = self.header, header
+        self._document, self._unconfirmed = document, False
         if (header.edits, header.rows) == (before.edits, before.rows):
             # In a forked child, rows that waited when it was forked may follow.
             return
         if header.edits != before.edits or self._buffers:
             self._loaded.clear()
-        else:
-            self._loaded.forget(self.length // self._size)
-        # Those of a forked child: the parent has stored them, or others in their place.
-        self._buffers.clear()
-        self._unsaved.clear()
-        self.length = header.rows
+        if self._buffers:
+            # Those of a forked child: the parent has stored them, or others in their place.
+            self._buffers.clear()
+            self._unsaved.clear()
+            self.length = header.rows
+        self.length = min(self.length, header.rows)
 
     def _block(self, number: int) -> torch.Tensor:
         found = self._buffers.get(number)
@@ -175,15 +206,16 @@ class Rows:
                 yield number, found[number] if number in found else self._block(number)
 
     def _load(self, numbers: list[int]) -> list[torch.Tensor]:
-        self._look_again()
         with self._reported("cannot be read"):
             try:
                 found = self._loaded.load(numbers)
             except DamagedBlockError as error:
-                if self.refresh() > error.number * self._size:
+                if not self.writes:
+                    self._follow()
+                if self.length > error.number * self._size:
                     raise self._explained(error) from error
                 raise self._truncated() from error
-        self._unconfirmed = self._stamp is None
+        self._unconfirmed = not self.home.is_local
         try:
             self._look_again()
         except BaseException:
@@ -191,11 +223,6 @@ class Rows:
                 self._loaded.forget(number)
             raise
         return found
-
-    def _look_again(self) -> None:
-        """Refresh if the writer has committed: what is in its blocks may be of another blob by now."""
-        if not self.writes and self._stamp is not None and self.home.stamp() != self._stamp:
-            self.refresh()
 
     def _explained(self, error: DamagedBlockError) -> StoreError:
         first = error.number * self._size
@@ -298,6 +325,8 @@ class Rows:
             self.closed = True
             self._loaded.clear()
             self._buffers.clear()
+            if self._document is not None:
+                self._document.release()
             if not self._forked:
                 self.home.close()
 
@@ -400,15 +429,4 @@ class Rows:
         self.home.renew()
         if self._right is not None and not self._forked:
             self._right.abandon()
-        self._forked = True
-
-
-def read_header(home: Home) -> Header:
-    """What is committed; FileNotFoundError where there is nothing, StoreError where it cannot be read."""
-    document = home.document()
-    if document is None:
-        raise FileNotFoundError("there is no blob; mode 'w' creates one")
-    try:
-        return Header.from_bytes(document)
-    except (ValueError, KeyError, TypeError) as error:
-        raise StoreError(f"its zarr.json is damaged, or of something else ({error})") from error
+        self._forked, self.writes = True, False
