@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 from pathlib import Path
 
 from infinite_tensor.errors import StoreError
@@ -58,25 +59,25 @@ class FileLock:
             os.close(descriptor)
 
     def _try(self) -> None:
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+        # Who holds it is written into it: not into another file, to which a link may lead.
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise StoreError(f"{LOCK} is not a regular file; delete it")
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Otherwise, whoever held it has deleted the blob.
+            if self._is_current(descriptor):
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+                self._descriptor = descriptor
         except BlockingIOError:
             holder = os.pread(descriptor, 1000, 0).decode(errors="replace").strip()
-            os.close(descriptor)
             raise StoreError(
                 f"{holder or 'another process'} has it open for writing; close it there, or open it here with mode 'r'"
             ) from None
-        except OSError:
-            os.close(descriptor)
-            raise
-        if self._is_current(descriptor):
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
-            self._descriptor = descriptor
-        else:
-            # Whoever held it has deleted the blob.
-            os.close(descriptor)
+        finally:
+            if self._descriptor is None:
+                os.close(descriptor)
 
     def _is_current(self, descriptor: int) -> bool:
         try:
