@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from zarr.codecs import GzipCodec
 
 from infinite_tensor import RegionError, StoreError, TensorBlob
+from infinite_tensor_stores.blobs.header import DOCUMENT
 from tests.blobs.conftest import Place
 from tests.blobs.rows import SHAPE, made, numbered
 from tests.processes.fork_server import Member, Team
@@ -164,6 +165,29 @@ def test_however_fast_rows_are_written_again_they_are_the_new_ones(folder: Place
             writer.write(numbered(5, 10 * round_))
             writer.flush()
             assert torch.equal(reader[LAST], numbered(1, 10 * round_ + 2)[0])
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files are told by Linux")
+def test_a_reader_holds_the_document_that_it_has_read_and_no_other(folder: Place) -> None:
+    # So its number is given to no other file, by which file systems tell files apart.
+    made(folder)
+    reader = folder.open()
+    held = documents_held(folder)
+    truncate_and_append(folder.target)
+    _ = reader[LAST]
+    assert (len(held), len(documents_held(folder))) == (1, 1)
+    assert documents_held(folder) != held
+    reader.close()
+    dropped = folder.open()
+    del dropped
+    assert documents_held(folder) == []
+
+
+def documents_held(place: Place) -> list[int]:
+    """The numbers of the documents of a blob, replaced ones too, that this process holds open."""
+    document = str(Path(place.target, DOCUMENT))
+    held = [entry for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
+    return [entry.stat().st_ino for entry in held if str(entry.readlink()).removesuffix(" (deleted)") == document]
 
 
 def test_a_copy_of_a_reader_looks_as_well(reader: TensorBlob, other: Member) -> None:
