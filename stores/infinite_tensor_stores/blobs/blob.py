@@ -54,7 +54,7 @@ class TensorBlob(BlobReader):
     @classmethod
     def open(
         cls,
-        target: str | os.PathLike[str] | Store,
+        filename: str | os.PathLike[str] | Store,
         mode: str = "r",
         *,
         dtype: torch.dtype | str | None = None,
@@ -69,9 +69,9 @@ class TensorBlob(BlobReader):
 
         Parameters
         ----------
-        target : str, path or zarr Store
+        filename : str, path or zarr Store
             A path, any fsspec URL (``s3://``, ``gs://``, ``memory://``, ...), or a zarr Store: a place for this blob
-            alone.
+            alone. A relative path means the same folder for good, in pickled copies too.
         mode : str
             ``r`` reads; ``r+`` reads, overwrites and appends from the cursor; ``a`` appends, ``a+`` reads too; ``w``
             creates a blob, in place of one that is there, and ``w+`` reads it too. Only ``w`` and ``w+`` create.
@@ -118,24 +118,24 @@ class TensorBlob(BlobReader):
         wait_for_dropped()
         wanted = Wanted(dtype, shape, block_size, compressors)
         most_blocks = positive("max_cached_blocks", max_cached_blocks)
-        home = home_at(target, storage_options, check_timeout(timeout))
+        home = home_at(filename, storage_options, check_timeout(timeout))
         begin = created if mode[0] == "w" else opened if mode == "r" else opened_for_writing
         options = {"storage_options": storage_options, "timeout": timeout, "max_cached_blocks": max_cached_blocks}
         return cls(begin(home, wanted, most_blocks), mode, options)
 
     @classmethod
-    def unlink(cls, target: str | os.PathLike[str] | Store, *, storage_options: dict[str, Any] | None = None) -> bool:
+    def unlink(cls, filename: str | os.PathLike[str] | Store, *, storage_options: dict[str, Any] | None = None) -> bool:
         """Delete a blob, and nothing else that may lie in its place.
 
         Parameters
         ----------
-        target, storage_options
+        filename, storage_options
             As for `open`.
 
         Returns
         -------
         bool
-            Whether there was one.
+            True: there is no blob any more, whether or not there was one.
 
         Raises
         ------
@@ -143,7 +143,8 @@ class TensorBlob(BlobReader):
             If something else is there, or somebody has it open for writing.
         """
         wait_for_dropped()
-        return delete(home_at(target, storage_options))
+        delete(home_at(filename, storage_options))
+        return True
 
     def as_tensor(self, rows: int | None = None) -> InfiniteTensor:
         """The first rows as an `InfiniteTensor` of shape ``(rows, *shape)``, which reads the blocks of the blob.

@@ -128,18 +128,23 @@ class Home(ABC):
     def shared(self) -> bool:
         """Whether other processes can see what it holds."""
 
+    @property
+    @abstractmethod
+    def filename(self) -> Path | str:
+        """The absolute path of a folder; what stands for one elsewhere, without credentials."""
+
     def __repr__(self) -> str:
         return shown(self.target)
 
 
 class Folder(Home):
-    """A folder on a local disk."""
+    """A folder on a local disk, the same one wherever the process goes, or another process opens it."""
 
     is_local = True
 
-    def __init__(self, path: Path, target: Any, timeout: float) -> None:
-        super().__init__(target, None, timeout)
-        self.path = path
+    def __init__(self, path: Path, timeout: float) -> None:
+        self.path = path.absolute()
+        super().__init__(self.path, None, timeout)
 
     def document(self) -> Document | None:
         """The ``zarr.json``."""
@@ -181,13 +186,11 @@ class Folder(Home):
 
     def stranger(self) -> str | None:
         """A file or folder that is not a blob's."""
-        if not self.path.exists():
-            return None
         return next((key for key in sorted(self.objects()) if not _is_ours(key)), None)
 
     def objects(self) -> list[str]:
         """The names of the files."""
-        return [path.name for path in self.path.iterdir()]
+        return [path.name for path in self.path.iterdir()] if self.path.exists() else []
 
     def exists(self, key: str) -> bool:
         """Whether there is a file."""
@@ -213,6 +216,11 @@ class Folder(Home):
     def shared(self) -> bool:
         """Other processes can see it."""
         return True
+
+    @property
+    def filename(self) -> Path:
+        """The absolute path."""
+        return self.path
 
     def _read(self, path: Path, most: int) -> bytes | OddFileError | None:
         try:
@@ -288,12 +296,17 @@ class Prefix(Home):
         """Whether it is anywhere but in the memory of this process."""
         return not is_in_memory(self.store)
 
+    @property
+    def filename(self) -> str:
+        """The URL."""
+        return repr(self)
+
 
 def home_at(target: Any, storage_options: dict[str, Any] | None, timeout: float = DEFAULT_TIMEOUT) -> Home:
     """The place that a path, an fsspec URL or a zarr Store names; errors as of `zarr_store`."""
     store = zarr_store(target, storage_options, read_only=False, timeout=timeout)
     if type(store) is FileStore:
-        return Folder(store.root, target, timeout)
+        return Folder(store.root, timeout)
     home = Prefix(target, storage_options, timeout)
     home._opened = store
     return home

@@ -28,12 +28,14 @@ def as_rows(given: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Ten
     TypeError
         If it has another dtype, or is something else.
     ValidationError
-        If its shape does not end in that of a row.
+        If its shape does not end in that of a row, or it is not a dense tensor with values.
     """
     if isinstance(given, np.ndarray):
-        given = torch.from_numpy(given)
+        given = _of_array(given, dtype)
     if not isinstance(given, torch.Tensor):
         raise TypeError(f"rows are a torch.Tensor or a numpy.ndarray, got {type(given).__name__}")
+    if (reason := without_values(given)) is not None:
+        raise ValidationError(f"rows are dense tensors with values; got {reason}")
     if given.dtype != dtype:
         raise TypeError(f"rows are of {dtype}, got {given.dtype}; convert them with .to({dtype})")
     if given.requires_grad or given.device.type != "cpu" or given.is_conj() or given.is_neg():
@@ -47,6 +49,29 @@ def as_rows(given: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Ten
             f"rows have shape {shape}, perhaps with more dimensions before it; got {tuple(rows.shape)}"
         )
     return rows.reshape(-1, *shape)
+
+
+def without_values(tensor: torch.Tensor) -> str | None:
+    """Why the values of a tensor cannot be copied as they are, and what to do; None where they can."""
+    if tensor.is_nested:
+        return "a nested one; write its parts, or torch.stack(x.unbind())"
+    if tensor.is_quantized:
+        return "a quantized one; convert it with .dequantize()"
+    if tensor.layout is not torch.strided:
+        return f"one of layout {tensor.layout}; convert it with .to_dense()"
+    if tensor.is_meta:
+        return "one on the meta device, which has no values; compute it on another device"
+    return None
+
+
+def _of_array(array: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor:
+    try:
+        return torch.from_numpy(array.copy() if min(array.strides, default=0) < 0 else array)
+    except (TypeError, ValueError) as error:
+        name = str(dtype).removeprefix("torch.")
+        raise TypeError(
+            f"rows are of {dtype}, got an array of {array.dtype}; convert it with .astype({name!r})"
+        ) from error
 
 
 def spread(values: Any, count: int, dtype: torch.dtype, shape: tuple[int, ...], *, single: bool) -> torch.Tensor:

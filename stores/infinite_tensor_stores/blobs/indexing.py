@@ -11,6 +11,7 @@ import torch
 
 from infinite_tensor.errors import RegionError
 from infinite_tensor.window import as_index
+from infinite_tensor_stores.blobs.incoming import without_values
 
 Array: TypeAlias = npt.NDArray[Any]
 RowIndex: TypeAlias = "int | slice | Array"
@@ -26,6 +27,8 @@ def parsed(index: Any) -> RowIndex:
     if number is not None:
         return number
     if isinstance(index, torch.Tensor):
+        if (reason := without_values(index)) is not None:
+            raise TypeError(f"{_SUPPORTED}; got {reason}")
         array = index.numpy(force=True)
     elif isinstance(index, np.ndarray):
         array = index

@@ -126,13 +126,15 @@ def _readable(document: bytes) -> Header | None:
         return None
 
 
-def delete(home: Home) -> bool:
-    """Delete a blob; whether there was one."""
+def delete(home: Home) -> None:
+    """Delete a blob, or what is left of one, where there is one."""
     with reported(home, "cannot be deleted"):
         document = home.document()
-        if document is None:
-            return False
-        if not is_blob(document.content):
+        if document is None and (stranger := home.stranger()) is not None:
+            raise StoreError(f"{stranger!r} is there, and no TensorBlob")
+        if document is None and not home.objects():
+            return
+        if document is not None and not is_blob(document.content):
             raise StoreError("it is not a TensorBlob")
         right = home.lock()
         try:
@@ -140,7 +142,6 @@ def delete(home: Home) -> bool:
         finally:
             right.release()
             home.close()
-    return True
 
 
 def _delete_all(home: Home) -> None:

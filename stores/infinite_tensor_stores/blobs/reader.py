@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -38,6 +39,11 @@ class BlobReader(Dataset[torch.Tensor]):
         return repr(self._rows.home)
 
     @property
+    def filename(self) -> Path | str:
+        """The absolute path of its folder on a local disk; elsewhere its URL as a str, without credentials."""
+        return self._rows.home.filename
+
+    @property
     def mode(self) -> str:
         """The mode that it was opened with."""
         return self._mode
@@ -56,6 +62,11 @@ class BlobReader(Dataset[torch.Tensor]):
     def block_size(self) -> int:
         """Rows of a block."""
         return self._rows.header.block_size
+
+    @property
+    def max_cached_blocks(self) -> int:
+        """How many blocks that were read are held at most, in memory or mapped."""
+        return self._rows.most_blocks
 
     @property
     def blocks_held(self) -> int:

@@ -45,6 +45,8 @@ class Rows:
     ----------
     length : int
         How many rows there are, those that wait to be stored included.
+    most_blocks : int
+        How many blocks that were read are held at most.
     writes : bool
         Whether it was opened for writing, in this process.
     lock : RLock
@@ -71,6 +73,7 @@ class Rows:
         self._blocks = blocks_of(home, header)
         most = most_blocks or max(2, self._blocks.cache_bytes // header.block_bytes)
         self._at_once = min(self._blocks.at_once, most)
+        self.most_blocks = most
         self._loaded = LoadedBlocks(self._blocks, most)
         # Blocks that are being written, the one that is not full yet among them.
         self._buffers: OrderedDict[int, torch.Tensor] = OrderedDict()
@@ -254,6 +257,10 @@ class Rows:
             buffer is None
             or at + 1 == self._size
             or type(row) is not torch.Tensor
+            # It has values, and a shape to ask for.
+            or not row.is_cpu
+            or row.layout is not torch.strided
+            or row.is_nested
             or row.shape != header.shape
             or row.dtype is not header.dtype
             or row.requires_grad
