@@ -19,8 +19,8 @@ import numpy.typing as npt
 from numcodecs import Blosc, Zstd  # type: ignore[import-untyped]
 from zarr.abc.codec import Codec
 from zarr.codecs import BloscCodec, BytesCodec, ZstdCodec
-from zarr.core.sync import sync
 
+from infinite_tensor_stores.zarr_loop import sync
 from infinite_tensor_stores.zstd_stamp import content_size
 
 Bytes: TypeAlias = bytes | npt.NDArray[np.uint8]
@@ -116,7 +116,7 @@ def on_threads(call: Callable[[T], R], arguments: Sequence[T], nbytes: int) -> l
     async def gathered() -> list[list[R]]:
         return await asyncio.gather(*(asyncio.to_thread(run, part) for part in range(parts)))
 
-    return [result for results in sync(gathered()) for result in results]
+    return [result for results in sync(gathered) for result in results]
 
 
 def _compressor(codec: Codec) -> Any:

@@ -8,7 +8,9 @@ import os
 import weakref
 from typing import Any
 
-from zarr.core.sync import loop, sync
+from zarr.core.sync import loop
+
+from infinite_tensor_stores.zarr_loop import sync
 
 _open: set[Any] = set()
 _inherited: list[Any] = []
@@ -36,7 +38,7 @@ def _drop(connections: Any, owner: int) -> None:
 @atexit.register
 def _close_all() -> None:
     for connections in list(_open):
-        sync(close(connections))
+        sync(close, connections)
 
 
 def _keep_inherited() -> None:

@@ -25,11 +25,11 @@ from zarr.abc.codec import BytesBytesCodec
 from zarr.codecs import Crc32cCodec, GzipCodec, ZstdCodec
 from zarr.core.array_spec import ArraySpec
 from zarr.core.metadata import ArrayV3Metadata
-from zarr.core.sync import sync
 from zarr.storage import MemoryStore
 
 from infinite_tensor_stores.direct_codec import Bytes, DirectCodec, on_threads
 from infinite_tensor_stores.files import content
+from infinite_tensor_stores.zarr_loop import sync
 from infinite_tensor_stores.zarr_objects import PROTOTYPE, bytes_of, get_many
 from infinite_tensor_stores.zstd_stamp import LENGTH, stamp_of, stamped
 
@@ -114,14 +114,14 @@ class ChunkCodec:
 
     def _encode_piped(self, blocks: Sequence[npt.NDArray[Any]]) -> list[bytes]:
         buffers = [PROTOTYPE.nd_buffer.from_numpy_array(np.ascontiguousarray(block)) for block in blocks]
-        return list(map(bytes_of, sync(self._pipeline.encode([(buffer, self._spec) for buffer in buffers]))))
+        return list(map(bytes_of, sync(self._pipeline.encode, [(buffer, self._spec) for buffer in buffers])))
 
     def _decode_piped(self, compressed: Sequence[npt.NDArray[np.uint8]]) -> list[npt.NDArray[Any]]:
         if self._inflates:
             for data in compressed:
                 _check_inflated(data.tobytes(), self._size)
         buffers = [PROTOTYPE.buffer.from_array_like(data) for data in compressed]
-        decoded = sync(self._pipeline.decode([(buffer, self._spec) for buffer in buffers]))
+        decoded = sync(self._pipeline.decode, [(buffer, self._spec) for buffer in buffers])
         blocks = [np.asarray(block.as_numpy_array()) for block in decoded if block is not None]
         for block in blocks:
             if block.shape != self._spec.shape or block.dtype.newbyteorder("=") != self._dtype:

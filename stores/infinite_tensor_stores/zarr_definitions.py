@@ -9,7 +9,6 @@ import secrets
 from typing import Any
 
 from zarr.abc.store import Store
-from zarr.core.sync import sync
 
 from infinite_tensor.errors import StoreError
 from infinite_tensor.tilestore.failures import damaged_definition, vanished, warn_of_damage
@@ -28,6 +27,7 @@ from infinite_tensor_stores.zarr_layout import (
     origin_of,
 )
 from infinite_tensor_stores.zarr_listing import children
+from infinite_tensor_stores.zarr_loop import sync
 from infinite_tensor_stores.zarr_objects import create, delete_folder, get_many, put_many
 from infinite_tensor_stores.zarr_ours import check_free, check_ours, is_of_others
 
@@ -67,12 +67,12 @@ def write_definition(
         )
     )
     put_many(store, {f"{place.array}/{DOCUMENT}": array_bytes(place.definition)})
-    if sync(create(store, f"{name}/{DOCUMENT}", group_document(place.definition))):
+    if sync(create, store, f"{name}/{DOCUMENT}", group_document(place.definition)):
         return str(place.definition["incarnation"])
     winner = read_definition(store, tensor_id, owner)
     # Storage may have hidden for a moment that the definition is ours.
     if winner is not None and winner["incarnation"] != place.definition["incarnation"]:
-        sync(delete_folder(store, place.array))
+        sync(delete_folder, store, place.array)
     return None
 
 
@@ -89,10 +89,10 @@ def delete_tensor(store: Store, tensor_id: str, owner: object) -> None:
         # Damaged, or of a later version.
         incarnations = {incarnation_of(folder) for folder in children(store, name)} - {None}
     # The definition first: without it the rest is garbage, whatever happens to this process.
-    sync(store.delete(f"{name}/{DOCUMENT}"))
+    sync(store.delete, f"{name}/{DOCUMENT}")
     for incarnation in incarnations:
         for kind in ("tiles", "partial"):
-            sync(delete_folder(store, f"{name}/{kind}-{incarnation}"))
+            sync(delete_folder, store, f"{name}/{kind}-{incarnation}")
 
 
 def tensors_in(store: Store, concurrency: int, owner: object) -> list[str]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from zarr.abc.store import Store
-from zarr.core.sync import sync
 
 from infinite_tensor.errors import StoreError
 from infinite_tensor.tilestore.report import Garbage
 from infinite_tensor_stores.names import TENSOR
 from infinite_tensor_stores.zarr_layout import DOCUMENT, Place, definition_in, incarnation_of, is_temporary
 from infinite_tensor_stores.zarr_listing import children, pages, sized_pages, sizes_of, temporary_files_in
+from infinite_tensor_stores.zarr_loop import sync
 from infinite_tensor_stores.zarr_objects import concurrently, delete_folder, get_many
 from infinite_tensor_stores.zarr_ours import ours_at_root
 
@@ -69,7 +69,7 @@ class Sweep:
             if self._in_use(name, incarnation):
                 self._objects, self._bytes = counted
             else:
-                sync(delete_folder(self._store, prefix))
+                sync(delete_folder, self._store, prefix)
 
     def _sweep_logs(self, name: str) -> None:
         """Delete the logs of complete tiles."""

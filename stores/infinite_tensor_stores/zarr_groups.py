@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from zarr.abc.store import Store
-from zarr.core.sync import sync
 
 from infinite_tensor.tilestore.failures import damaged_group, warn_of_damage
 from infinite_tensor_stores.documents import intact, sealed
@@ -13,6 +12,7 @@ from infinite_tensor_stores.names import GROUP, id_of, name_of
 from infinite_tensor_stores.zarr_definitions import check_root
 from infinite_tensor_stores.zarr_layout import DOCUMENT, attributes_in, group_document
 from infinite_tensor_stores.zarr_listing import children
+from infinite_tensor_stores.zarr_loop import sync
 from infinite_tensor_stores.zarr_objects import create, get_many
 from infinite_tensor_stores.zarr_ours import check_free, check_ours, is_of_others
 
@@ -34,7 +34,7 @@ def read_group(store: Store, group_id: str, owner: object) -> dict[str, Any] | N
 def write_group(store: Store, group_id: str, definition: dict[str, Any], owner: object) -> None:
     """Create a group; the first one to do so wins. StoreError where something lies that is not of this library."""
     check_free(store, name_of(group_id, GROUP), f"group {group_id!r}", owner)
-    sync(create(store, _key(group_id), group_document(sealed(definition))))
+    sync(create, store, _key(group_id), group_document(sealed(definition)))
 
 
 def delete_group(store: Store, group_id: str, owner: object) -> None:
@@ -42,7 +42,7 @@ def delete_group(store: Store, group_id: str, owner: object) -> None:
     (document,) = get_many(store, [_key(group_id)])
     if document is not None:
         check_ours(store, name_of(group_id, GROUP), document, f"group {group_id!r}", owner)
-    sync(store.delete(_key(group_id)))
+    sync(store.delete, _key(group_id))
 
 
 def groups_in(store: Store, concurrency: int, owner: object) -> list[str]:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from zarr.abc.store import Store
-from zarr.core.sync import sync
 from zarr.storage import LocalStore, WrapperStore
 
 from infinite_tensor.boxes import Index, inside
@@ -19,6 +18,7 @@ from infinite_tensor.tilestore.report import TensorInfo
 from infinite_tensor_stores.remote import RemoteStore
 from infinite_tensor_stores.zarr_layout import Place
 from infinite_tensor_stores.zarr_logs import part_of
+from infinite_tensor_stores.zarr_loop import sync
 from infinite_tensor_stores.zarr_objects import concurrently
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ def children(store: Store, prefix: str) -> list[str]:
     async def names() -> list[str]:
         return [name.rstrip("/") async for name in store.list_dir(prefix)]
 
-    return sync(names())
+    return sync(names)
 
 
 def sized_pages(store: Store, prefix: str, concurrency: int) -> Iterator[dict[str, int]]:
@@ -144,5 +144,5 @@ def _listed(entries: AsyncIterator[T]) -> Iterator[T]:
                 break
         return found
 
-    while page := sync(some()):
+    while page := sync(some):
         yield from page

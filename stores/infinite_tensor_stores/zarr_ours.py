@@ -11,12 +11,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from zarr.abc.store import Store
-from zarr.core.sync import sync
 from zarr.storage import LocalStore
 
 from infinite_tensor.errors import StoreError
 from infinite_tensor_stores.names import GROUP, TENSOR
 from infinite_tensor_stores.zarr_layout import DOCUMENT, has_our_mark, incarnation_of, is_temporary, is_zarr_of_others
+from infinite_tensor_stores.zarr_loop import sync
 from infinite_tensor_stores.zarr_objects import concurrently, delete_folder, get_one
 
 # Some storages list the folder itself, without a name.
@@ -45,7 +45,7 @@ class _Place:
 
 def is_empty(store: Store) -> bool:
     """Whether nothing lies at the root."""
-    return not sync(_names(store, ""))
+    return not sync(_names, store, "")
 
 
 def strangers_at_root(store: Store) -> list[str]:
@@ -61,7 +61,7 @@ def strangers_at_root(store: Store) -> list[str]:
                 break
         return strangers
 
-    return sync(find())
+    return sync(find)
 
 
 def ours_at_root(store: Store, concurrency: int) -> list[str]:
@@ -72,7 +72,7 @@ def ours_at_root(store: Store, concurrency: int) -> list[str]:
 
 def is_of_others(store: Store, name: str, document: bytes) -> bool:
     """Whether `document`, found where the definition of a tensor or group of ours would be, is somebody else's."""
-    return is_zarr_of_others(document) and sync(_look(store, name)).stranger is not None
+    return is_zarr_of_others(document) and sync(_look, store, name).stranger is not None
 
 
 def check_ours(store: Store, name: str, document: bytes, what: str, owner: object) -> None:
@@ -84,7 +84,7 @@ def check_ours(store: Store, name: str, document: bytes, what: str, owner: objec
 def check_free(store: Store, name: str, what: str, owner: object) -> None:
     """StoreError if something that is not ours lies where `what`, a tensor or a group, is to be kept."""
     # Elsewhere a listing would be one more request, and mode 'w' tells what it finds later.
-    stranger = sync(_look(store, name)).stranger if isinstance(store, LocalStore) else None
+    stranger = sync(_look, store, name).stranger if isinstance(store, LocalStore) else None
     if stranger is not None:
         raise _in_the_way(stranger, what, owner)
 
@@ -163,7 +163,7 @@ async def _delete(store: Store, name: str) -> None:
 
 
 def _named_as_ours(store: Store) -> list[str]:
-    return list(filter(_is_name_of_ours, sync(_names(store, ""))))
+    return list(filter(_is_name_of_ours, sync(_names, store, "")))
 
 
 def _is_name_of_ours(name: str) -> bool:

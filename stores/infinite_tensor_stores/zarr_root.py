@@ -6,12 +6,12 @@ import os
 from typing import Any
 
 from zarr.abc.store import Store
-from zarr.core.sync import sync
 from zarr.storage import LocalStore
 
 from infinite_tensor.errors import StoreError
 from infinite_tensor.tilestore.persistent import FORMAT
 from infinite_tensor_stores.zarr_layout import DOCUMENT, attributes_in, group_document, is_array, marked
+from infinite_tensor_stores.zarr_loop import sync
 from infinite_tensor_stores.zarr_objects import create, get_many, put_many
 from infinite_tensor_stores.zarr_ours import delete_ours, is_empty, strangers_at_root
 
@@ -56,7 +56,7 @@ def _open(store: Store, mode: str, owner: object) -> None:
     if mode == "w":
         delete_ours(store, owner)
     if document is None:
-        if not sync(create(store, DOCUMENT, group_document(_MARK))):
+        if not sync(create, store, DOCUMENT, group_document(_MARK)):
             # Somebody else was first.
             _open(store, "w-" if mode == "w-" else "r+", owner)
     elif ours is None or (mode == "w" and ours != _MARK):

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from zarr.abc.store import Store
-from zarr.core.sync import sync
 
 from infinite_tensor.boxes import Index
 from infinite_tensor.tilestore.partial import PartialTile
@@ -29,6 +28,7 @@ from infinite_tensor_stores.zarr_layout import (
 )
 from infinite_tensor_stores.zarr_listing import children, pages
 from infinite_tensor_stores.zarr_logs import part_of
+from infinite_tensor_stores.zarr_loop import sync
 from infinite_tensor_stores.zarr_objects import concurrently, create, get_many, put_many
 from infinite_tensor_stores.zarr_ours import check_ours
 
@@ -141,7 +141,7 @@ def _gaps(
             key = part_of(place.log(tile), number)
             yield Damage("partial", tile, key, "it is missing, so that later parts are not read")
             if repair:
-                sync(create(store, key, _nothing(place, tile)))
+                sync(create, store, key, _nothing(place, tile))
 
 
 def _nothing(place: Place, tile: Index) -> bytes:

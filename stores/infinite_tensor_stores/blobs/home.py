@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from zarr.abc.store import Store
-from zarr.core.sync import sync
 
 from infinite_tensor.errors import RegionError, StoreError
 from infinite_tensor_stores.blobs.files import OddFileError, ReadFile, content, opened
@@ -19,6 +18,7 @@ from infinite_tensor_stores.blobs.lease import FOLDER, Lease
 from infinite_tensor_stores.blobs.lock import LOCK, LOCKS, FileLock
 from infinite_tensor_stores.files import FileStore
 from infinite_tensor_stores.targets import DEFAULT_TIMEOUT, absolute, is_in_memory, shown, zarr_store
+from infinite_tensor_stores.zarr_loop import sync
 from infinite_tensor_stores.zarr_objects import concurrently, disconnect, get_many, put_many
 
 _PARTIAL = "writer.partial"
@@ -278,7 +278,7 @@ class Prefix(Home):
 
     def exists(self, key: str) -> bool:
         """Whether there is an object."""
-        return bool(sync(self.store.exists(key)))
+        return bool(sync(self.store.exists, key))
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete objects."""
