@@ -10,6 +10,7 @@ that is not held.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 
 _LOOK_AGAIN_SECONDS = 0.5
@@ -48,16 +49,21 @@ class interrupts_shown:  # noqa: N801  (reads as a statement: ``with interrupts_
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception) and (interrupt := interrupt_behind(error)):
-            raise interrupt
+        show_interrupt(error)
 
 
-def interrupt_behind(error: BaseException) -> BaseException | None:
-    """What an error came out of, where that is a Ctrl-C or another exception that is no error; else None."""
-    behind: BaseException | None = error
+def show_interrupt(error: BaseException | None) -> None:
+    """Raise the Ctrl-C, or another exception that is no error, that an error came out of, if there is one."""
+    behind = error
     while isinstance(behind, Exception):
         behind = behind.__cause__ or behind.__context__
-    return behind
+    # Storage may cancel a request by itself.
+    if behind is not None and behind is not error and not isinstance(behind, asyncio.CancelledError):
+        try:
+            raise behind
+        finally:
+            # It holds this frame, which would hold it.
+            del behind, error
 
 
 class Changes:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -48,8 +49,9 @@ class Claim:
         Whether the read is still at it; a claim whose read has ended, in whatever way, claims nothing.
     lost : set of int
         Places in `indices` of the windows that another read has taken over.
-    senders : dict of int to callable
-        For each thread that is at work on it, what stores the windows which that thread has computed.
+    senders : dict of int to WeakMethod
+        For each thread that is at work on it, what stores the windows which that thread has computed. Weakly: claim and
+        sender would keep each other, and the store with all that it holds, for the garbage collector.
     """
 
     def __init__(self, level: Level, reader: Reader, mark: Mark) -> None:
@@ -59,7 +61,7 @@ class Claim:
         self.thread = threading.get_ident()
         self.mark = mark
         self.lost: set[int] = set()
-        self.senders: dict[int, Callable[[], None]] = {}
+        self.senders: dict[int, weakref.WeakMethod[Callable[[], None]]] = {}
         # By which thread.
         self._making: dict[Index, int] = {}
         self._places: dict[Index, int] | None = None
@@ -328,8 +330,8 @@ class Claims:
         """Have stored what this thread has computed, since others may be waiting for it too."""
         with self._lock:
             claims = [claim for computation in self._active for claim in self._claims_of(computation)]
-            mine = [claim.senders[thread] for claim in claims if thread in claim.senders]
-        for send in mine:
+            mine = [claim.senders[thread]() for claim in claims if thread in claim.senders]
+        for send in filter(None, mine):
             send()
 
     def _open_circle(self, thread: int) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+import weakref
 from typing import Self
 
 from infinite_tensor.arrays import Array, as_array
@@ -72,12 +73,11 @@ class Outbox:
         self._sent = time.monotonic()
 
     def __enter__(self) -> Self:
-        self._claim.senders[threading.get_ident()] = self.send
+        self._claim.senders[threading.get_ident()] = weakref.WeakMethod(self.send)
         return self
 
     def __exit__(self, *_exc: object) -> None:
         try:
             self.send()
         finally:
-            # Claim and outbox would keep each other, and the store with all that it holds, for the garbage collector.
             del self._claim.senders[threading.get_ident()]

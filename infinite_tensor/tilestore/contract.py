@@ -62,7 +62,7 @@ class TileStore(StoredGroups, OldSpelling, ABC):
         super().__init__()
         self.workers = checked_workers(workers)
         self._lock = threading.RLock()
-        self._closed = False
+        self._closed = self._released = False
         self._flush_requested = False
         renew_in_children(self)
 
@@ -196,7 +196,7 @@ class TileStore(StoredGroups, OldSpelling, ABC):
 
         A signal handler may call this at any moment; `flush` raises StoreError there if the signal has interrupted a
         call. It is carried out by a thread that uses the store: after the batch of windows that is being computed, or
-        at the next read. An error of storage is raised there.
+        at the next read or registration of a tensor. An error of storage is raised there.
         """
         self._flush_requested = True
 
@@ -262,7 +262,7 @@ class TileStore(StoredGroups, OldSpelling, ABC):
         with self._lock:
             if self._closed:
                 self._resume()
-                self._closed = False
+                self._closed = self._released = False
         return self
 
     def __exit__(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from infinite_tensor.boxes import Index
 from infinite_tensor.errors import DamagedDataWarning, StoreError
-from infinite_tensor.waiting import interrupt_behind
+from infinite_tensor.waiting import show_interrupt
 
 _TOLD = 5
 """Failures that one error tells in full; there may be one for each of thousands of batches."""
@@ -47,8 +47,7 @@ class stored_errors:  # noqa: N801  (reads as a statement: ``with stored_errors(
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception) and (interrupt := interrupt_behind(error)):
-            raise interrupt
+        show_interrupt(error)
         if isinstance(error, Exception) and not isinstance(error, StoreError):
             what = "its backend" if self._tensor_id is None else f"tensor {self._tensor_id!r}"
             if self._group_id is not None:

@@ -93,6 +93,7 @@ class PersistentTileStore(TileStore, Backend):
     @visited
     def register(self, spec: TensorSpec) -> None:
         """Find the tensor in storage, or create it there."""
+        self.flush_if_requested()
         with self._lock:
             self._check_open()
             record = self._registry.record_of(self, spec)
@@ -314,20 +315,22 @@ class PersistentTileStore(TileStore, Backend):
     @visited
     def close(self, *, discard: bool = False) -> None:
         """Flush, then let go of memory and files. Closing twice is no error."""
-        if self._closed:
-            return
-        try:
-            self._flush_open()
-        except StoreError:
-            if not discard:
-                raise
+        if not self._closed:
+            try:
+                self._flush_open()
+            except StoreError:
+                if not discard:
+                    raise
         with self._lock:
             self._closed = True
-            if discard:
-                self._tiles.drop()
-            self._tiles.drop_stored()
-            self._registry.records.clear()
-            self._close_backend()
+            if not self._released:
+                # Where an interrupt keeps it from the end, closing again brings it there.
+                if discard:
+                    self._tiles.drop()
+                self._tiles.drop_stored()
+                self._registry.records.clear()
+                self._close_backend()
+                self._released = True
 
     def _flush_groups(self) -> None:
         self._flush_backend()

@@ -32,10 +32,11 @@ class TileIndex:
     def __init__(self, tiles: IntArray, slots: IntArray) -> None:
         self._newest: dict[Index, int] = {}
         self._keys, self._slots = _sorted(_keys(tiles), slots)
-        self._length = len(slots)
 
     def __len__(self) -> int:
-        return self._length
+        if self._newest:
+            self._merge()
+        return len(self._slots)
 
     def find(self, tiles: Sequence[Index]) -> IntArray:
         """The slot of each tile, or -1."""
@@ -66,8 +67,6 @@ class TileIndex:
 
     def put(self, tiles: Sequence[Index], slots: Sequence[int]) -> None:
         """Enter tiles, or give other slots to those that are there; -1 takes a tile out."""
-        before = int(np.count_nonzero(self.find(tiles) != _ABSENT))
-        self._length += int(np.count_nonzero(np.array(slots) != _ABSENT)) - before
         self._newest.update(zip(tiles, slots, strict=True))
         if len(self._newest) > max(_MERGE_ABOVE, len(self._slots) // 16):
             self._merge()

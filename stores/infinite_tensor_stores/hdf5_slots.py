@@ -183,14 +183,18 @@ class TileSlots:
             return
         slots = self._index.find(tiles)
         there = np.flatnonzero(slots != _UNUSED)
-        self._free(slots[there])
-        self._index.put([tiles[number] for number in there.tolist()], [_UNUSED] * len(there))
+        self._free(slots[there], [tiles[number] for number in there.tolist()])
 
-    def _free(self, slots: IntArray) -> None:
-        """Let other tiles have these slots."""
+    def _free(self, slots: IntArray, tiles: Sequence[Index] = ()) -> None:
+        """Take out tiles, and let others have their slots.
+
+        First in the file, last for others to have: interrupted, it leaves a tile that is there still and can be freed
+        again, or a slot that nobody uses, and never two tiles in one slot.
+        """
         slots = np.sort(slots)
         for run in _runs(slots):
             self._table[int(slots[run][0]) : int(slots[run][-1]) + 1] = _UNUSED
+        self._index.put(tiles, [_UNUSED] * len(tiles))
         self._checksums[slots] = _UNUSED
         self._vacant.extend({slot for slot in slots.tolist() if slot < self._end} - set(self._vacant))
 
@@ -238,9 +242,7 @@ class TileSlots:
 
     def _drop(self, slots: list[int]) -> None:
         """Free slots, whatever tiles the index in the file and the one in memory have them hold."""
-        self._free(np.array(slots, dtype=np.int64))
-        tiles = self._index.tiles_in(slots)
-        self._index.put(tiles, [_UNUSED] * len(tiles))
+        self._free(np.array(slots, dtype=np.int64), self._index.tiles_in(slots))
 
     def has(self, tiles: Sequence[Index]) -> list[bool]:
         """Whether each tile is complete."""

@@ -163,9 +163,9 @@ class HDF5TileStore(BindingStore[TileSlots]):
 
     def _close_backend(self) -> None:
         self._bound.clear()
-        file, self._file = self._file, None
-        if file is not None:
-            let_go(file, self)
+        if self._file is not None:
+            let_go(self._file, self)
+            self._file = None
 
     # Definitions.
 
