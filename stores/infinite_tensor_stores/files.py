@@ -10,6 +10,8 @@ import asyncio
 import errno
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from zarr.storage import LocalStore
 
@@ -19,7 +21,9 @@ LARGEST_DOCUMENT = 2**25
 # To open a FIFO waits for somebody who writes, unless told not to. Windows has neither.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 # A socket, a device without a driver, a symbolic link that leads to itself.
-_NO_FILE = (errno.ENXIO, errno.ENODEV, errno.ELOOP)
+_NOT_TO_BE_OPENED = (errno.ENXIO, errno.ENODEV, errno.ELOOP)
+_IRREGULAR = "it is not a regular file"
+_PIECE = 2**16
 
 
 class Unreadable(bytes):
@@ -53,39 +57,63 @@ def content(data: bytes) -> bytes:
     return data
 
 
-def open_file(path: str | os.PathLike[str]) -> tuple[int, os.stat_result] | Unreadable:
-    """A descriptor of a regular file to read from, and its status; errors as of `os.open` where there is none."""
+@contextmanager
+def opened(path: str | os.PathLike[str]) -> Iterator[tuple[int, os.stat_result]]:
+    """A descriptor of a regular file, which is closed in the end, and the status of the file.
+
+    Raises
+    ------
+    OSError
+        If there is none, or it cannot be opened, as of `os.open`.
+    ValueError
+        If it is not a regular file.
+    """
     try:
         descriptor = os.open(path, _FLAGS)
     except OSError as error:
-        if error.errno in _NO_FILE:
-            return Unreadable.because("it is no regular file")
+        if error.errno in _NOT_TO_BE_OPENED:
+            raise ValueError(_IRREGULAR) from error
         raise
-    found = os.fstat(descriptor)
-    if stat.S_ISREG(found.st_mode):
-        return descriptor, found
-    os.close(descriptor)
-    return Unreadable.because("it is a folder" if stat.S_ISDIR(found.st_mode) else "it is no regular file")
+    try:
+        found = os.fstat(descriptor)
+        if stat.S_ISDIR(found.st_mode):
+            raise ValueError("it is a folder, not a regular file")
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError(_IRREGULAR)
+        yield descriptor, found
+    finally:
+        os.close(descriptor)
+
+
+def read_opened(descriptor: int, found: os.stat_result, most: int) -> bytes:
+    """All bytes of a file that `opened` has opened; `Unreadable` if it has more than `most`, even if it grows."""
+    if found.st_size > most:
+        return Unreadable.too_large(found.st_size, most)
+    parts: list[bytes] = []
+    size = 0
+    # To ask for just what is there saves a copy; what somebody adds meanwhile comes in pieces.
+    while size <= most and (part := os.read(descriptor, max(found.st_size - size, 0) or _PIECE)):
+        parts.append(part)
+        size += len(part)
+    return Unreadable.too_large(size, most) if size > most else b"".join(parts)
 
 
 def read_file(path: str | os.PathLike[str], most: int) -> bytes | None:
-    """The content of a file, `Unreadable` if it is no regular one or has more than `most` bytes; None for no file."""
+    """The content of a file, None if there is none; `Unreadable` for what is not a regular file, or has more bytes."""
     try:
-        opened = open_file(path)
+        with opened(path) as (descriptor, found):
+            return read_opened(descriptor, found, most)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    if isinstance(opened, Unreadable):
-        return opened
-    descriptor, found = opened
-    with open(descriptor, "rb") as file:  # noqa: PTH123  (a descriptor is no path)
-        return Unreadable.too_large(found.st_size, most) if found.st_size > most else file.read(found.st_size)
+    except ValueError as error:
+        return Unreadable.because(str(error))
 
 
 class FileStore(LocalStore):
     """What `LocalStore` does, without waiting for a FIFO and without following a link when it deletes."""
 
     async def read(self, key: str, most: int) -> bytes | None:
-        """The object, None if there is none; `Unreadable` for what is no regular file, or larger than `most` bytes."""
+        """The object, as of `read_file`."""
         return await asyncio.to_thread(read_file, self.root / key, most)
 
     async def delete_dir(self, prefix: str) -> None:

@@ -133,7 +133,7 @@ def _look(path: Path, owner: object, *, adopts: bool) -> bool:
     """Whether a file is a store; StoreError if it is none, and may not become one. Nothing of it is changed."""
     if not path.is_file():
         # To open a pipe would take until somebody writes to it.
-        raise StoreError(f"{owner!r}: there is something that is not a file; choose another path")
+        raise StoreError(f"{owner!r}: there is something that is not a regular file; choose another path")
     with import_h5py().File(path, "r") as h5:
         if MARK in h5.attrs:
             _check_format(h5.attrs[MARK], owner)

@@ -35,7 +35,7 @@ def get_many(
 ) -> list[bytes | None]:
     """The objects under `keys`, None for those that do not exist.
 
-    `Unreadable` stands for one that has more than `most` bytes, and for what is no regular file on a local disk.
+    `Unreadable` stands for one that has more than `most` bytes, and for what is not a regular file on a local disk.
     """
     return concurrently(lambda key: get_one(store, key, most), keys, concurrency)
 

@@ -515,3 +515,11 @@ def test_a_blob_of_one_row_takes_little_room_on_a_disk(folder: Place) -> None:
     with folder.open("w", dtype="float32", shape=768) as blob:
         blob.write(torch.ones(768))
     assert sum(path.stat().st_blocks * 512 for path in Path(folder.target).iterdir()) < 50_000
+
+
+def test_a_block_may_have_more_bytes_than_a_document(place: Place) -> None:
+    shape = (2**18,)
+    rows = torch.from_numpy(np.random.default_rng(0).random((41, *shape), np.float32))
+    with place.open("w", dtype="float32", shape=shape, block_size=len(rows)) as blob:
+        blob.write(rows)
+    assert place.open()[-1].equal(rows[-1])

@@ -213,7 +213,7 @@ def test_a_file_that_is_not_hdf5_is_refused_and_left_alone(mode: str, path: Path
 @pytest.mark.parametrize("make", [Path.mkdir, pytest.param(os.mkfifo, id="fifo")])
 def test_what_is_no_file_is_refused_at_once(make: Callable[[Path], None], mode: str, path: Path) -> None:
     make(path)
-    with pytest.raises(StoreError, match="there is something that is not a file; choose another path"):
+    with pytest.raises(StoreError, match="there is something that is not a regular file; choose another path"):
         HDF5TileStore(path, mode)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import resource
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -17,43 +16,23 @@ from typing import Any
 
 import pytest
 import torch
-from zarr.codecs import ZstdCodec
 
 from infinite_tensor import (
     HDF5TileStore,
     InfiniteTensor,
     StoreError,
-    TensorBlob,
     TensorGroup,
     TensorWindow,
     ZarrTileStore,
 )
+from infinite_tensor_stores.files import Unreadable, opened, read_opened
+from tests.hostile.irregular import IRREGULAR, REASON, limit_memory
 from tests.processes.fork_server import Member, Team
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs FIFOs")
 
 _MOST_MEMORY = 4 * 2**30
 _REGION = (slice(0, 9), slice(0, 9))
-
-
-def _endless_file(path: Path) -> None:
-    path.touch()
-    os.truncate(path, 2**36)
-
-
-def _link_to_a_fifo(path: Path) -> None:
-    os.mkfifo(f"{path}.partial")
-    path.symlink_to(f"{path}.partial")
-
-
-IRREGULAR: dict[str, Callable[[Path], object]] = {
-    "a FIFO": os.mkfifo,
-    "a link to a FIFO": _link_to_a_fifo,
-    "a link to /dev/zero": lambda path: path.symlink_to("/dev/zero"),
-    "a link to itself": lambda path: path.symlink_to(path),
-    "a file of 64 GiB": _endless_file,
-}
-REASON = r"it is no regular file|it has 68719476736 bytes, and can have \d+ at most"
 
 
 @pytest.fixture
@@ -104,7 +83,7 @@ class Used:
 
 
 def used(path: Path, mode: str = "a") -> Used:
-    _limit_memory()
+    limit_memory(_MOST_MEMORY)
     found = Used()
     calls: list[Any] = []
 
@@ -139,12 +118,6 @@ def used(path: Path, mode: str = "a") -> Used:
         attempt(use)
     found.told += "\n".join(str(warning.message) for warning in warned)
     return found
-
-
-def _limit_memory() -> None:
-    held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    _, most = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (held + _MOST_MEMORY, most))
 
 
 def _expected() -> torch.Tensor:
@@ -191,7 +164,7 @@ def test_a_folder_in_the_place_of_a_chunk_is_damage(path: Path, member: Member) 
     chunk.mkdir()
     found = member.call(used, path, "r")
     assert found.right == [True]
-    assert _tells(found, r"tile \(0, 0\) of tensor 't' is damaged \(it is a folder\)")
+    assert _tells(found, r"tile \(0, 0\) of tensor 't' is damaged \(it is a folder, not a regular file\)")
 
 
 def test_a_part_of_a_log_is_computed_anew(path: Path, member: Member, put: Callable[[Path], object]) -> None:
@@ -238,56 +211,18 @@ def test_the_mark_of_a_second_writer_counts(path: Path, member: Member, put: Cal
     assert member.call(used, path).right == [True, True]
 
 
-# Blobs and HDF5 files.
-
-
-def blob_used(path: Path, mode: str) -> str:
-    _limit_memory()
-    try:
-        with TensorBlob.open(path, mode) as blob:
-            found = str(blob[:].sum())
-            if mode != "r":
-                blob.write(torch.ones(4, 3))
-                blob.flush()
-                found = str(blob[:].sum())
-    except StoreError as error:
-        return str(error)
-    return found
-
-
-@pytest.fixture(params=[None, "auto"], ids=["plain", "encoded"])
-def blob(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    path = tmp_path / "blob"
-    compressors = None if request.param is None else ZstdCodec()
-    with TensorBlob.open(path, "w", dtype="float32", shape=(3,), block_size=2, compressors=compressors) as blob:
-        blob.write(torch.ones(4, 3))
-    return path
-
-
-@pytest.mark.parametrize("mode", ["r", "r+"])
-def test_a_block_of_a_blob_is_damaged(blob: Path, member: Member, put: Callable[[Path], object], mode: str) -> None:
-    put(blob / "c.1.0")
-    told = member.call(blob_used, blob, mode)
-    assert "block c.1.0, which holds rows 2 to 3, is damaged" in told
-
-
-def test_the_document_of_a_blob_is_damaged(blob: Path, member: Member, put: Callable[[Path], object]) -> None:
-    put(blob / "zarr.json")
-    assert "its zarr.json is damaged" in member.call(blob_used, blob, "r")
-
-
-@pytest.mark.parametrize("kind", ["a FIFO", "a link to a FIFO", "a link to /dev/zero"])
-def test_what_lies_where_a_blob_is_written_is_replaced(blob: Path, member: Member, kind: str) -> None:
-    (blob / "writer.partial").unlink(missing_ok=True)
-    IRREGULAR[kind](blob / "writer.partial")
-    assert member.call(blob_used, blob, "a+") == "tensor(24.)"
-
-
-@pytest.mark.parametrize("kind", ["a FIFO", "a link to a FIFO", "a link to /dev/zero"])
-def test_a_lock_of_a_blob_that_is_no_file_is_an_error(blob: Path, member: Member, kind: str) -> None:
-    (blob / "writer.lock").unlink()
-    IRREGULAR[kind](blob / "writer.lock")
-    assert "cannot be opened" in member.call(blob_used, blob, "a+")
+@pytest.mark.parametrize("most", [9, 10])
+def test_a_file_that_grows_while_it_is_read_is_read_whole_or_not_at_all(tmp_path: Path, most: int) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"begun")
+    with opened(path) as (descriptor, found):
+        path.write_bytes(b"begun more")
+        data = read_opened(descriptor, found, most)
+    if most == 10:
+        assert data == b"begun more"
+    else:
+        assert isinstance(data, Unreadable)
+        assert data.reason == "it has 10 bytes, and can have 9 at most"
 
 
 def hdf5_opened(path: Path, mode: str) -> str:
@@ -303,7 +238,7 @@ def hdf5_opened(path: Path, mode: str) -> str:
 def test_what_is_no_file_is_no_hdf5_file(tmp_path: Path, member: Member, kind: str, mode: str) -> None:
     path = tmp_path / "s.h5"
     IRREGULAR[kind](path)
-    assert "is no regular file; choose another path" in member.call(hdf5_opened, path, mode)
+    assert "is not a regular file; choose another path" in member.call(hdf5_opened, path, mode)
     assert path.exists()
 
 

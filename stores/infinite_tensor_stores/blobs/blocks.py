@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from infinite_tensor.errors import StoreError
-from infinite_tensor_stores.blobs.files import OddFileError, opened
 from infinite_tensor_stores.blobs.header import Header
 from infinite_tensor_stores.blobs.home import Folder, Home
 from infinite_tensor_stores.dtypes import from_stored, to_stored
+from infinite_tensor_stores.files import opened
 from infinite_tensor_stores.zarr_chunks import ChunkCodec
 from infinite_tensor_stores.zarr_objects import DEFAULT_CONCURRENCY, put_encoded
 
@@ -114,7 +114,7 @@ class MappedBlocks(Blocks):
                 pages = mmap.mmap(descriptor, size + _CRC_BYTES, access=mmap.ACCESS_COPY)
         except FileNotFoundError:
             raise DamagedBlockError(number, "it is missing") from None
-        except OddFileError as error:
+        except ValueError as error:
             raise DamagedBlockError(number, str(error)) from error
         stamp = found.st_ino, found.st_mtime_ns, found.st_ctime_ns
         if self._checked.get(number) != stamp:
@@ -148,8 +148,8 @@ class EncodedBlocks(Blocks):
         keys = [self._header.key(number) for number in numbers]
         stored = []
         for number, data in zip(numbers, self._home.read(keys, self._most_bytes), strict=True):
-            if not isinstance(data, bytes):
-                raise DamagedBlockError(number, str(data or "it is missing"))
+            if data is None:
+                raise DamagedBlockError(number, "it is missing")
             stored.append(data)
         decoded = self._codec.decode(stored, list(map(self._bond, keys)))
         blocks = []

@@ -12,21 +12,17 @@ from typing import Any, Protocol
 from zarr.abc.store import Store
 
 from infinite_tensor.errors import RegionError, StoreError
-from infinite_tensor_stores.blobs.files import OddFileError, ReadFile, content, opened
+from infinite_tensor_stores.blobs.files import ReadFile
 from infinite_tensor_stores.blobs.header import DOCUMENT, Header
 from infinite_tensor_stores.blobs.lease import FOLDER, Lease
 from infinite_tensor_stores.blobs.lock import LOCK, LOCKS, FileLock
-from infinite_tensor_stores.files import FileStore
+from infinite_tensor_stores.files import LARGEST_DOCUMENT, FileStore, content, read_file
 from infinite_tensor_stores.targets import DEFAULT_TIMEOUT, absolute, is_in_memory, shown, zarr_store
 from infinite_tensor_stores.zarr_loop import sync
 from infinite_tensor_stores.zarr_objects import concurrently, disconnect, get_many, put_many
 
 _PARTIAL = "writer.partial"
 """What is being written, until it is renamed: there is one writer, so there is one such file."""
-
-
-_MOST_DOCUMENT_BYTES = 2**24
-"""A ``zarr.json`` has some 1,500 bytes, unless users have added attributes."""
 
 
 class Document(Protocol):
@@ -82,15 +78,15 @@ class Home(ABC):
 
     @abstractmethod
     def document(self) -> Document | None:
-        """The ``zarr.json``, None where there is none; OddFileError where something is that cannot be one."""
+        """The ``zarr.json``, None where there is none; ValueError where something is that cannot be one."""
 
     @abstractmethod
     def commit(self, document: bytes) -> None:
         """Put a ``zarr.json`` in the place of the one that is there."""
 
     @abstractmethod
-    def read(self, keys: Sequence[str], most: int) -> list[bytes | OddFileError | None]:
-        """Objects of at most so many bytes; None for one that is not there, the error for what cannot be one."""
+    def read(self, keys: Sequence[str], most: int) -> list[bytes | None]:
+        """Objects of at most so many bytes; None for one that is not there, `Unreadable` for what cannot be one."""
 
     @abstractmethod
     def lock(self, *, create: bool = False) -> Right:
@@ -149,7 +145,7 @@ class Folder(Home):
     def document(self) -> Document | None:
         """The ``zarr.json``."""
         try:
-            return ReadFile(self.path / DOCUMENT, _MOST_DOCUMENT_BYTES)
+            return ReadFile(self.path / DOCUMENT, LARGEST_DOCUMENT)
         except (FileNotFoundError, NotADirectoryError):
             return None
 
@@ -157,9 +153,9 @@ class Folder(Home):
         """Write a file, and rename it."""
         self.replace(DOCUMENT, [document])
 
-    def read(self, keys: Sequence[str], most: int) -> list[bytes | OddFileError | None]:
+    def read(self, keys: Sequence[str], most: int) -> list[bytes | None]:
         """The content of files."""
-        return [self._read(self.path / key, most) for key in keys]
+        return [read_file(self.path / key, most) for key in keys]
 
     def replace(self, key: str, parts: Sequence[Any], size: int | None = None) -> None:
         """Put a new file in the place of `key`: some parts, with a hole before the last where `size` is more."""
@@ -222,15 +218,6 @@ class Folder(Home):
         """The absolute path."""
         return self.path
 
-    def _read(self, path: Path, most: int) -> bytes | OddFileError | None:
-        try:
-            with opened(path) as (descriptor, found):
-                return content(descriptor, found, most)
-        except FileNotFoundError:
-            return None
-        except OddFileError as error:
-            return error
-
 
 class Fetched:
     """A ``zarr.json`` from afar: to ask whether it has changed costs no less than to fetch it anew."""
@@ -254,15 +241,15 @@ class Prefix(Home):
     def document(self) -> Document | None:
         """The ``zarr.json``."""
         (found,) = get_many(self.store, [DOCUMENT])
-        return None if found is None else Fetched(found)
+        return None if found is None else Fetched(content(found))
 
     def commit(self, document: bytes) -> None:
         """One request."""
         put_many(self.store, {DOCUMENT: document})
 
-    def read(self, keys: Sequence[str], most: int) -> list[bytes | OddFileError | None]:  # noqa: ARG002  (no file)
+    def read(self, keys: Sequence[str], most: int) -> list[bytes | None]:
         """The objects, fetched at the same time."""
-        return list(get_many(self.store, keys))
+        return get_many(self.store, keys, most=most)
 
     def lock(self, *, create: bool = False) -> Right:  # noqa: ARG002  (a prefix is not made)
         """A lease."""
@@ -327,13 +314,26 @@ def reported(home: Home, what: str) -> Iterator[None]:
         raise StoreError(f"{home!r} {what}: {type(error).__name__}: {error}") from error
 
 
+def read_document(home: Home) -> Document | None:
+    """The ``zarr.json``, None where there is none; StoreError where something is that cannot be one."""
+    with _explained():
+        return home.document()
+
+
 def read_header(home: Home) -> tuple[Header, Document]:
     """What is committed; FileNotFoundError where there is nothing, StoreError where it cannot be read."""
-    try:
-        document = home.document()
-        if document is None:
-            raise FileNotFoundError("there is no blob; mode 'w' creates one")
+    document = read_document(home)
+    if document is None:
+        raise FileNotFoundError("there is no blob; mode 'w' creates one")
+    with _explained():
         return Header.from_bytes(document.content), document
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Within it, what a document raises that cannot be read becomes a StoreError."""
+    try:
+        yield
     except (ValueError, KeyError, TypeError) as error:
         raise StoreError(f"its zarr.json is damaged, or of something else ({error})") from error
 

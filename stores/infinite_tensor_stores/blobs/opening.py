@@ -13,7 +13,7 @@ from infinite_tensor.errors import BlobNotFoundError, StoreError, ValidationErro
 from infinite_tensor.validate import checked_dtype
 from infinite_tensor.window import as_index
 from infinite_tensor_stores.blobs.header import DOCUMENT, Header, is_blob, row_shape
-from infinite_tensor_stores.blobs.home import Document, Home, Right, read_header, reported
+from infinite_tensor_stores.blobs.home import Document, Home, Right, read_document, read_header, reported
 from infinite_tensor_stores.blobs.rows import Rows
 from infinite_tensor_stores.zarr_chunks import ChunkCodec
 
@@ -103,7 +103,7 @@ def _kept_by_rows(right: Right) -> Iterator[None]:
 def created(home: Home, wanted: Wanted, most_blocks: int | None) -> Rows:
     """The rows of a new blob in place of what is there, to be written."""
     with reported(home, "cannot be created"):
-        document = home.document()
+        document = read_document(home)
         if document is None and (stranger := home.stranger()) is not None:
             raise StoreError(f"{stranger!r} is there already; choose an empty place")
         if document is not None and not is_blob(document.content):
@@ -129,7 +129,7 @@ def _readable(document: bytes) -> Header | None:
 def delete(home: Home) -> None:
     """Delete a blob, or what is left of one, where there is one."""
     with reported(home, "cannot be deleted"):
-        document = home.document()
+        document = read_document(home)
         if document is None and (stranger := home.stranger()) is not None:
             raise StoreError(f"{stranger!r} is there, and no TensorBlob")
         if document is None and not home.objects():
