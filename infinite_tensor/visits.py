@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar
 
 from infinite_tensor.errors import StoreError
@@ -17,8 +17,8 @@ from infinite_tensor.errors import StoreError
 class Visit:
     """One call into stores by one thread.
 
-    Whoever makes the call works ``with visit.running:``, where `begin` comes first. Marks are locks, since an interrupt
-    cannot leave them behind; see `infinite_tensor.waiting`.
+    Whoever makes the call asks `visit` for one and works ``with visit.running:``, where `begin` comes first. Marks are
+    locks, since an interrupt cannot leave them behind; see `infinite_tensor.waiting`.
 
     Attributes
     ----------
@@ -53,28 +53,20 @@ class Visit:
         StoreError
             If the thread is inside of one of them already, or of any read, and not in an ``f``.
         """
-        visits = _here.visits
-        if visits and not visits[-1].running.locked():
-            # Of calls that have come to an end, in whatever way. In one step: a handler may come in between.
-            visits[:] = [visit for visit in visits if visit.running.locked()]
-        if visits:
-            outer = visits[-1]
-            if not (outer.in_f.locked() or looks):
-                outer._check_apart(stores, reads=reads)
-            self._stores |= outer._stores
-        self._stores.update(map(id, stores))
-        if reads:
-            self._stores.add(_READS)
-        visits.append(self)
-
-    def _check_apart(self, stores: Iterable[object], *, reads: bool) -> None:
-        for store in stores:
-            if id(store) in self._stores or (reads and _READS in self._stores):
+        entered = {_READS, *map(id, stores)} if reads else {*map(id, stores)}
+        if self is not _here.outermost:
+            # In one step, as a handler may come in between: without calls that have come to an end, in whatever way.
+            _here.inner[:] = [visit for visit in _here.inner if visit.running.locked()]
+            outer = _here.inner[-1] if _here.inner else _here.outermost
+            if not (outer.in_f.locked() or looks or outer._stores.isdisjoint(entered)):
                 raise StoreError(
-                    f"{store!r} cannot be used here: this thread is in the middle of another call, which a signal "
+                    f"{stores[0]!r} cannot be used here: this thread is in the middle of another call, which a signal "
                     "handler, or a function that the library has called, has interrupted. In a handler call "
                     "request_flush() instead: what is finished is stored after the current batch of windows"
                 )
+            entered |= outer._stores
+            _here.inner.append(self)
+        self._stores = entered
 
 
 _READS = 0
@@ -82,13 +74,20 @@ _READS = 0
 
 
 class _Here(threading.local):
-    """The visits of this thread, the innermost one last."""
+    """The calls of this thread: one that is made in no other, and those within it, the innermost one last."""
 
     def __init__(self) -> None:
-        self.visits: list[Visit] = []
+        self.outermost = Visit()
+        self.inner: list[Visit] = []
 
 
 _here = _Here()
+
+
+def visit() -> Visit:
+    """A call that is about to begin on this thread."""
+    outermost = _here.outermost
+    return Visit() if outermost.running.locked() else outermost
 
 
 Self = TypeVar("Self")
@@ -111,9 +110,9 @@ def _called(
 ) -> Callable[Concatenate[Self, Given], Result]:
     @functools.wraps(method)
     def called(self: Self, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:
-        visit = Visit()
-        with visit.running:
-            visit.begin(self, looks=looks)
+        call = visit()
+        with call.running:
+            call.begin(self, looks=looks)
             return method(self, *args, **kwargs)
 
     return called
@@ -121,15 +120,16 @@ def _called(
 
 def enter(store: object) -> None:
     """The innermost call of this thread comes to another store."""
-    if visit := _innermost():
-        visit._stores.add(id(store))
+    if call := _innermost():
+        call._stores.add(id(store))
 
 
 def running_f() -> threading.Lock:
     """What to hold while this thread runs an ``f``, or another function of the user: the mark of its innermost call."""
-    visit = _innermost()
-    return threading.Lock() if visit is None or visit.in_f.locked() else visit.in_f
+    call = _innermost()
+    return threading.Lock() if call is None or call.in_f.locked() else call.in_f
 
 
 def _innermost() -> Visit | None:
-    return next((visit for visit in reversed(_here.visits) if visit.running.locked()), None)
+    calls = (*reversed(_here.inner), _here.outermost)
+    return next((call for call in calls if call.running.locked()), None)

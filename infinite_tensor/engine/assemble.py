@@ -23,7 +23,7 @@ from infinite_tensor.engine.node import Node, resolved
 from infinite_tensor.errors import StoreError
 from infinite_tensor.indexing import Selection
 from infinite_tensor.pages import is_lack_of_memory, new_result, out_of_memory
-from infinite_tensor.visits import Visit
+from infinite_tensor.visits import visit
 
 _BLOCK_BYTES = 16 * 2**20
 """A larger read is carried out block by block, so that upstream windows are let go early."""
@@ -58,11 +58,12 @@ def read_together(
         # Tensors that are born in it could not be used outside of it.
         with torch.inference_mode(mode=False):
             return read_together(requests, workers)
-    visit = Visit()
-    with visit.running:
-        visit.begin(*[node.store for node, _ in requests], reads=True)
+    call = visit()
+    with call.running:
+        call.begin(*[node.store for node, _ in requests], reads=True)
         for node, _ in requests:
-            node.store.flush_if_requested()
+            if node.store._flush_requested:
+                node.store.flush_if_requested()
         return _read_together(requests, workers)
 
 
@@ -205,9 +206,9 @@ class _Stream:
 
     def add(self, selection: Selection) -> list[torch.Tensor]:
         """One more follows; what is ready now."""
-        visit = Visit()
-        with visit.running:
-            visit.begin(self._node.store, reads=True)
+        call = visit()
+        with call.running:
+            call.begin(self._node.store, reads=True)
             self._node.store.flush_if_requested()
             missing = self._accesses.of(self._node).add(np.array([selection.start]), np.array([selection.stop]))
             self._pending = joined(self._pending, missing)
@@ -220,18 +221,18 @@ class _Stream:
 
     def finish(self) -> list[torch.Tensor]:
         """None follows; what is left."""
-        visit = Visit()
-        with visit.running:
-            visit.begin(self._node.store, reads=True)
+        call = visit()
+        with call.running:
+            call.begin(self._node.store, reads=True)
             self._compute(len(self._pending))
             return self._ready()
 
     def close(self) -> None:
         """Let go of what is held."""
-        visit = Visit()
-        with contextlib.suppress(StoreError), visit.running:
+        call = visit()
+        with contextlib.suppress(StoreError), call.running:
             # A stream that was dropped may be closed in the middle of anything; what it holds then goes with it.
-            visit.begin(self._node.store)
+            call.begin(self._node.store)
             self._accesses.__exit__(None, None, None)
 
     def _compute(self, count: int) -> None:

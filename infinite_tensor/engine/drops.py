@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from infinite_tensor.forking import renew_in_children
-from infinite_tensor.visits import Visit
+from infinite_tensor.visits import visit
 
 if TYPE_CHECKING:
     from infinite_tensor.tilestore.contract import TileStore
@@ -39,9 +39,9 @@ class Drops:
 
     def carry_out(self, stores: Sequence[TileStore], drop: Callable[[], T]) -> T:
         """Call ``drop()``, which drops windows of these stores: one thread does at a time, and no read begins there."""
-        visit = Visit()
-        with visit.running:
-            visit.begin(*stores, reads=True)
+        call = visit()
+        with call.running:
+            call.begin(*stores, reads=True)
             with self._lock:
                 return self._paused(stores, drop)
 

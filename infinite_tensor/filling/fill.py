@@ -24,7 +24,7 @@ from infinite_tensor.filling.strips import Cut, cut, held_bytes, side_by_side
 from infinite_tensor.filling.table import bytes_of
 from infinite_tensor.indexing import Selection
 from infinite_tensor.tilestore.contract import TileStore
-from infinite_tensor.visits import Visit
+from infinite_tensor.visits import visit
 from infinite_tensor.waiting import Mark
 
 _DEFAULT_HELD = 2**29
@@ -213,9 +213,9 @@ def _fill(cuts: Mapping[Node, Cut], tally: Tally, workers: int | None) -> None:
         if count:
             reader = CLAIMS.reader(workers)
             reader.notice = tally.count
-            visit = Visit()
-            with visit.running, Accesses(reader) as accesses:
-                visit.begin(*[node.store for node in rest], reads=True)
+            call = visit()
+            with call.running, Accesses(reader) as accesses:
+                call.begin(*[node.store for node in rest], reads=True)
                 steps = [range(at, at + 1) for at in range(count)]
                 march(March(rest, steps), accesses, lambda _: tally.pass_steps(1))
 

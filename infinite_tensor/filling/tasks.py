@@ -24,7 +24,7 @@ from infinite_tensor.filling.demand import Demand
 from infinite_tensor.filling.needs import Product, as_array
 from infinite_tensor.filling.progress import Tally
 from infinite_tensor.tilestore.access import Access
-from infinite_tensor.visits import Visit
+from infinite_tensor.visits import visit
 from infinite_tensor.window import WindowGrid
 
 _TASK_BYTES = 2**26
@@ -155,10 +155,10 @@ def _carry_out(chain: Sequence[Node], regions: Mapping[Node, _Wanted], workers: 
     tally = Tally(0, progress=False)
     reader = CLAIMS.reader(workers)
     reader.notice = tally.count
-    visit = Visit()
+    call = visit()
     try:
-        with visit.running, Accesses(reader) as accesses:
-            visit.begin(*[node.store for node in regions], reads=True)
+        with call.running, Accesses(reader) as accesses:
+            call.begin(*[node.store for node in regions], reads=True)
             missing = {node: _missing(accesses.of(node), wanted) for node, wanted in regions.items()}
             if any(map(len, missing.values())):
                 run(missing, accesses)

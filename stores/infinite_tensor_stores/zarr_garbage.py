@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from zarr.abc.store import Store
 
@@ -42,9 +42,9 @@ class Sweep:
     def run(self) -> Garbage:
         """Go over the whole store."""
         ours = ours_at_root(self._store, self._concurrency)
-        for name in ours:
+        for name, inside in ours.items():
             if name.startswith(TENSOR):
-                self._sweep_incarnations(name)
+                self._sweep_incarnations(name, inside)
                 self._sweep_logs(name)
         if temporary_files_in(self._store):
             self._sweep_temporary_files([name for name in children(self._store, "") if is_temporary(name, DOCUMENT)])
@@ -57,8 +57,8 @@ class Sweep:
         self._count(sizes_of(self._store, keys, self._concurrency))
         concurrently(self._store.delete, keys, self._concurrency)
 
-    def _sweep_incarnations(self, name: str) -> None:
-        for folder in children(self._store, name):
+    def _sweep_incarnations(self, name: str, inside: Sequence[str]) -> None:
+        for folder in inside:
             incarnation, prefix = incarnation_of(folder), f"{name}/{folder}"
             if incarnation is None or self._in_use(name, incarnation):
                 continue

@@ -32,6 +32,8 @@ class _Place:
     ----------
     name : str
         Its name.
+    inside : list of str
+        What lies right below it.
     stranger : str or None
         The key of something that is not ours in it.
     marked : bool
@@ -39,6 +41,7 @@ class _Place:
     """
 
     name: str
+    inside: list[str]
     stranger: str | None
     marked: bool
 
@@ -54,7 +57,7 @@ def strangers_at_root(store: Store) -> list[str]:
     async def find() -> list[str]:
         strangers: list[str] = []
         for name in await _names(store, ""):
-            place = await _look(store, name) if _is_name_of_ours(name) else _Place(name, name, marked=False)
+            place = await _look(store, name) if _is_name_of_ours(name) else _Place(name, [], name, marked=False)
             if place.stranger is not None and name != DOCUMENT:
                 strangers.append(place.stranger)
             if len(strangers) == _MOST_TOLD:
@@ -64,10 +67,10 @@ def strangers_at_root(store: Store) -> list[str]:
     return sync(find)
 
 
-def ours_at_root(store: Store, concurrency: int) -> list[str]:
-    """Names of the folders of tensors and groups, those without a definition too."""
+def ours_at_root(store: Store, concurrency: int) -> dict[str, list[str]]:
+    """The folders of tensors and groups, those without a definition too, each with what lies right below it."""
     places = concurrently(lambda name: _look(store, name), _named_as_ours(store), concurrency)
-    return [place.name for place in places if place.stranger is None]
+    return {place.name: place.inside for place in places if place.stranger is None}
 
 
 def is_of_others(store: Store, name: str, document: bytes) -> bool:
@@ -129,7 +132,7 @@ async def _look(store: Store, name: str) -> _Place:
     if not inside and await _is_object(store, name):
         strangers.append(name)
     marked = document is not None and has_our_mark(document)
-    return _Place(name, strangers[0] if strangers else None, marked)
+    return _Place(name, inside, strangers[0] if strangers else None, marked)
 
 
 async def _is_object(store: Store, name: str) -> bool:

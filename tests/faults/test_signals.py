@@ -35,15 +35,19 @@ STORES: dict[str, Callable[[Path], PersistentTileStore]] = {
 
 
 class Interrupted(DictTileStore):
-    """Runs a function in the middle of each look into storage, as a signal handler would."""
+    """Runs functions in the middle of a look into storage and of a flush, as a signal handler would."""
 
     def __init__(self) -> None:
         self.handler: Callable[[], object] = lambda: None
+        self.in_flush: Callable[[], object] = lambda: None
         super().__init__({}, tile_size=16)
 
     def _read_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[torch.Tensor | None]:
         self.handler()
         return super()._read_tiles(tensor_id, tile_indices)
+
+    def _flush_backend(self) -> None:
+        self.in_flush()
 
 
 CALLS: dict[str, Callable[[Chain, Interrupted], object]] = {
@@ -87,9 +91,9 @@ def test_a_call_in_the_middle_of_a_flush_is_refused_at_once(name: str) -> None:
             CALLS[name](chain, store)
         refused.append(name)
 
-    store._flush_backend = in_flush  # type: ignore[method-assign]
+    store.in_flush = in_flush
     store.flush()
-    del store._flush_backend  # type: ignore[method-assign]
+    store.in_flush = lambda: None
     assert refused
     assert torch.equal(chain.top[0:20, 0:20], Chain(MemoryTileStore()).top[0:20, 0:20])
 
