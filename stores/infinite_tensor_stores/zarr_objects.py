@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import weakref
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from zarr.abc.store import Store
 from zarr.core.buffer import Buffer, default_buffer_prototype
@@ -124,6 +125,21 @@ def concurrently(
         return sync(wave.run)
 
 
+_tasks: weakref.WeakKeyDictionary[asyncio.Task[Any], Mark] = weakref.WeakKeyDictionary()
+"""What is in progress on the event loop, and who waits for it; used there alone."""
+
+
+def wait_for_abandoned() -> None:
+    """Return when no request is in progress any more whose caller was interrupted."""
+    sync(_abandoned)
+
+
+async def _abandoned() -> None:
+    waiting = [task for task, wanted in list(_tasks.items()) if not (task.done() or wanted.is_under_way)]
+    if waiting:
+        await asyncio.wait(waiting)
+
+
 class _OutOfOrderError(Exception):
     """The storage fails so often that asking it further is of no use."""
 
@@ -144,6 +160,9 @@ class _Wave(Generic[T, R]):
 
     async def run(self) -> list[R]:
         """The results, in the order of the arguments."""
+        task = asyncio.current_task()
+        assert task is not None
+        _tasks[task] = self.wanted
         try:
             async with asyncio.TaskGroup() as workers:
                 for _ in range(self._workers):

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dis import opmap
 from functools import cache
 from types import CodeType, FrameType
 from typing import Any, TypeAlias
@@ -32,7 +33,7 @@ def interrupted_where(chosen: Callable[[Line], bool]) -> Iterator[None]:
         nonlocal done
         if not frame.f_code.co_filename.startswith(_LIBRARY):
             return None
-        if event == "line" and not done and not _leaves_a_with(frame):
+        if event == "line" and not done and not (_does_nothing(frame) or _leaves_a_with(frame)):
             done = chosen((frame.f_code.co_filename, frame.f_lineno))
             if done:
                 raise KeyboardInterrupt
@@ -68,6 +69,11 @@ class NewLines:
         if new:
             self._seen.add(line)
         return new
+
+
+def _does_nothing(frame: FrameType) -> bool:
+    """Whether the line is a bare ``try:``, before which Python handles no signal, and where no ``with`` protects it."""
+    return frame.f_code.co_code[frame.f_lasti] == opmap["NOP"]
 
 
 def _leaves_a_with(frame: FrameType) -> bool:

@@ -161,6 +161,7 @@ class TensorBlob(BlobReader):
         from infinite_tensor_stores.blobs.source import tensor_of  # noqa: PLC0415
 
         self._check_open()
+        self._rows.check_apart()
         with self._rows.lock:
             if self._rows.writes:
                 self._rows.flush()
@@ -216,13 +217,11 @@ class TensorBlob(BlobReader):
         self._check_writable("written to")
         with self._rows.lock:
             length = self._rows.length
-            start = length if self._mode[0] == "a" else min(self._position, length)
+            start = length if self._mode[0] == "a" else min(self._rows.cursor, length)
             if start == length and self._rows.append(ts):
-                self._position = start + 1
                 return 1
             rows = as_rows(ts, self.dtype, self.shape)
             self._rows.put(start, rows)
-            self._position = start + len(rows)
         return len(rows)
 
     def extend(self, other: TensorBlob, maintain_order: bool = False) -> None:  # noqa: ARG002  (the order is always kept)
@@ -243,11 +242,12 @@ class TensorBlob(BlobReader):
         other._check_open()
         count = len(other)
         step = max(1, min(other.block_size, 2 * self.block_size))
-        for start in range(0, count, step):
-            piece = other._rows.span(start, min(start + step, count))
-            with self._rows.lock:
-                self._rows.put(self._rows.length, piece)
-        self._position = self._rows.length
+        with self._rows.extending:
+            for start in range(0, count, step):
+                piece = other._rows.span(start, min(start + step, count))
+                with self._rows.lock:
+                    self._rows.put(self._rows.length, piece)
+            self._rows.cursor = self._rows.length
 
     def __setitem__(self, index: Any, values: Any) -> None:
         """Overwrite rows, with modes ``r+`` and ``w+``; the cursor stays.
@@ -286,12 +286,11 @@ class TensorBlob(BlobReader):
         """
         self._check_writable("truncated")
         with self._rows.lock:
-            length = self._position if pos is None else whole("pos", pos)
+            length = self._rows.cursor if pos is None else whole("pos", pos)
             if length < 0:
                 raise ValidationError(f"a blob cannot be truncated to {length} rows")
             if length < self._rows.length:
                 self._rows.truncate(length)
-                self._position = min(self._position, length)
             return self._rows.length
 
     def flush(self) -> None:
@@ -307,6 +306,7 @@ class TensorBlob(BlobReader):
 
     def close(self) -> None:
         """Flush, and let others write; a second time is no error. Where flushing fails, the blob stays open."""
+        self._rows.check_apart()
         self._rows.close()
 
     def __enter__(self) -> Self:
@@ -322,15 +322,19 @@ class TensorBlob(BlobReader):
             raise pickle.PicklingError(f"{self!r} is in the memory of this process, where no other can read it")
         self._check_open()
         if self._rows.writes:
+            self._rows.check_apart()
             self._rows.flush()
-        return _reopened, (type(self), self._rows.home.target, self._options, self._position)
+        return _reopened, (type(self), self._rows.home.target, self._options, self._rows.cursor)
 
     def _check_writable(self, what: str) -> None:
         self._check_open()
         if self._mode == "r":
             raise BlobModeError(f"{self!r} cannot be {what}; open it with mode 'r+', 'a' or 'w'")
-        if not self._rows.writes:
+        if self._rows.forked:
             raise BlobModeError(f"{self!r} cannot be {what} in a forked process: the one that opened it writes it")
+        if not self._rows.writes:
+            raise BlobModeError(f"{self!r} cannot be {what}: close() was interrupted; close it, and open it again")
+        self._rows.check_apart()
 
 
 def _reopened(kind: type[TensorBlob], target: Any, options: dict[str, Any], position: int) -> TensorBlob:

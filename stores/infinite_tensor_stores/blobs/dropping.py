@@ -11,7 +11,7 @@ _closing: set[threading.Thread] = set()
 
 def close_dropped(rows: Rows) -> None:
     """Store what a blob that nobody refers to any more has not stored yet."""
-    if rows.closed or not rows.writes:
+    if not rows.holds_right:
         # Memory and connections go with it.
         return
     if not rows.needs_loop:

@@ -20,7 +20,9 @@ import secrets
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
 
 from zarr.abc.store import Store
 
@@ -56,12 +58,16 @@ class Lease:
 
     def __init__(self, store: Callable[[], Store], *, seconds: float = SECONDS, renewal: float = RENEWAL) -> None:
         self._store = store
-        self._seconds, self._renewal = seconds, renewal
+        self._seconds = seconds
         self._key = f"{FOLDER}/{secrets.token_hex(8)}"
         self._renewed = 0.0
         self._lost: str | None = None
-        self._released = threading.Event()
         self._lock = threading.Lock()
+        # Free when the lease has been released; the thread that renews it waits for that.
+        self._renewing = threading.Lock()
+        self._renewing.acquire()
+        self._forget = weakref.finalize(self, _let_go, self._key, os.getpid())
+        self._forget.atexit = False
         begun = self._put()
         holder = self._other(clean=True)
         if holder is not None:
@@ -71,7 +77,11 @@ class Lease:
                 f"killed, its lease runs out {seconds:.0f} s after its last sign of life"
             )
         self._renewed = begun
-        threading.Thread(target=self._keep, name="infinite_tensor-lease", daemon=True).start()
+        # An interrupt may come before anybody else knows of this lease: the thread must not keep it.
+        known = weakref.ref(self)
+        threading.Thread(
+            target=_keep, args=(known, self._renewing, renewal), name="infinite_tensor-lease", daemon=True
+        ).start()
 
     def check(self) -> None:
         """Raise StoreError unless nobody else can be writing."""
@@ -82,24 +92,19 @@ class Lease:
 
     def release(self) -> None:
         """Let others write. Where that fails, the right stays, only `check` renews it, and it can be tried again."""
-        self._released.set()
+        if self._renewing.locked():
+            self._renewing.release()
         with self._lock:
             if self._lost is None:
                 self._delete([self._key])
                 self._lost = "the right to write has been released"
+        self._forget.detach()
 
     def abandon(self) -> None:
         """In a forked child: the lease is the parent's, and so is the thread that renews it."""
         self._lost = "the process that has it open for writing is the one that forked this one"
         self._lock = threading.Lock()
-
-    def _keep(self) -> None:
-        while not self._released.wait(self._renewal):
-            try:
-                self._renew()
-            except Exception:  # noqa: BLE001, S112
-                # Each storage has errors of its own. Who writes next will see it; until then it may get better.
-                continue
+        self._forget.detach()
 
     def _renew(self) -> None:
         with self._lock:
@@ -136,6 +141,9 @@ class Lease:
             holder, renewed = _read(document)
             if document is None:
                 continue
+            if key in _LET_GO:
+                expired.append(key)
+                continue
             if time.time() - renewed < self._seconds:
                 return holder
             expired.append(key)
@@ -145,6 +153,27 @@ class Lease:
 
     def _delete(self, keys: list[str]) -> None:
         concurrently(self._store().delete, keys)
+
+
+_LET_GO: set[str] = set()
+"""Leases of this process that nobody holds any more, though they were not released: an interrupt came in between."""
+
+
+def _let_go(key: str, pid: int) -> None:
+    # A forked child has copies of leases, which are its parent's.
+    if pid == os.getpid():
+        _LET_GO.add(key)
+
+
+def _keep(known: weakref.ref[Lease], released: threading.Lock, renewal: float) -> None:
+    while not released.acquire(timeout=renewal):
+        lease = known()
+        if lease is None:
+            return
+        # Each storage has errors of its own. Who writes next will see it; until then it may get better.
+        with suppress(Exception):
+            lease._renew()
+        del lease
 
 
 async def _listed(store: Store) -> list[str]:

@@ -36,15 +36,19 @@ class LoadedBlocks:
         """A block that is held, None for another one."""
         found = self._held.get(number)
         if found is not None:
-            self._held.move_to_end(number)
+            try:
+                self._held.move_to_end(number)
+            except KeyError:
+                # A signal handler has read other blocks, in whose place it was forgotten.
+                return found
         return found
 
     def load(self, numbers: Sequence[int]) -> list[torch.Tensor]:
         """Blocks that are not held; errors as of `Blocks.load`."""
         found = self._blocks.load(numbers)
         self._held.update(zip(numbers, found, strict=True))
-        while len(self._held) > self._most:
-            self._held.popitem(last=False)
+        for number in list(self._held)[: max(0, len(self._held) - self._most)]:
+            self.forget(number)
         return found
 
     def forget(self, number: int) -> None:

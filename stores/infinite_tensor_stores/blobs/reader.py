@@ -31,7 +31,7 @@ class BlobReader(Dataset[torch.Tensor]):
     def __init__(self, rows: Rows, mode: str) -> None:
         self._rows = rows
         self._mode = mode
-        self._position = rows.length if mode[0] == "a" else 0
+        rows.cursor = rows.length if mode[0] == "a" else 0
 
     @property
     def name(self) -> str:
@@ -104,7 +104,7 @@ class BlobReader(Dataset[torch.Tensor]):
     def tell(self) -> int:
         """The row at which the cursor stands."""
         self._check_open()
-        return self._position
+        return self._rows.cursor
 
     def seek(self, pos: int = 0, whence: int = os.SEEK_SET) -> int:
         """Move the cursor.
@@ -128,9 +128,9 @@ class BlobReader(Dataset[torch.Tensor]):
             offset = whole("pos", pos)
             if whence == os.SEEK_SET and offset > self._rows.length:
                 self._rows.refresh()
-            base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._rows.length}[whence]
-            self._position = min(max(0, base + offset), self._rows.length)
-            return self._position
+            base = {os.SEEK_SET: 0, os.SEEK_CUR: self._rows.cursor, os.SEEK_END: self._rows.length}[whence]
+            self._rows.cursor = min(max(0, base + offset), self._rows.length)
+            return self._rows.cursor
 
     # Reading.
 
@@ -157,13 +157,13 @@ class BlobReader(Dataset[torch.Tensor]):
             raise BlobModeError(f"{self!r} is not open for reading; open it with mode 'r', 'r+', 'w+' or 'a+'")
         number = None if size is None else whole("size", size)
         with self._rows.lock:
-            start = min(self._position, self._rows.length)
+            start = min(self._rows.cursor, self._rows.length)
             if number is None or number < 0 or start + number > self._rows.length:
                 self._rows.refresh()
             length = self._rows.length
             stop = length if number is None or number < 0 else min(start + number, length)
             found = self._rows.span(start, stop)
-            self._position = stop
+            self._rows.cursor = stop
             return found
 
     def refresh(self) -> int:
@@ -186,10 +186,10 @@ class BlobReader(Dataset[torch.Tensor]):
         rows = self._rows
         with rows.lock:
             self._check_open()
-            if self._position >= rows.length and self._position >= rows.refresh():
+            if rows.cursor >= rows.length and rows.cursor >= rows.refresh():
                 raise StopIteration
-            row = rows.row(self._position)
-            self._position += 1
+            row = rows.row(rows.cursor)
+            rows.cursor += 1
             return row
 
     def __getitem__(self, index: Any) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -45,12 +45,22 @@ class Rows:
     ----------
     length : int
         How many rows there are, those that wait to be stored included.
+    cursor : int
+        The row from which on the next ones are read, or written.
     most_blocks : int
         How many blocks that were read are held at most.
     writes : bool
         Whether it was opened for writing, in this process.
     lock : RLock
         Held by whoever does several things that belong together.
+    extending : RLock
+        Held by whoever adds rows piece by piece; taken before `lock`.
+
+    Notes
+    -----
+    An interrupt may come between any two lines, so each line leaves all rows right. What decides is `length`, which is
+    changed together with `cursor` in one line, where Python handles no signal: rows are put into buffers, or into files
+    behind the last row, before they count. Buffers and files behind the last row may hold anything.
     """
 
     def __init__(
@@ -63,7 +73,8 @@ class Rows:
         right: Right | None = None,
     ) -> None:
         self.home, self.header, self.length = home, header, header.rows
-        self.lock = threading.RLock()
+        self.cursor = 0
+        self.lock, self.extending = threading.RLock(), threading.RLock()
         self.closed = False
         self.writes = right is not None
         self._right = right
@@ -81,11 +92,33 @@ class Rows:
         self._unsaved: set[int] = set()
         # Whether blocks have been loaded since somebody looked at the document.
         self._unconfirmed = False
+        # Whether something may be stored that `header` does not say, or be about to be: the last attempt did not end.
+        self._in_doubt = False
         renew_in_children(self)
         if right is not None:
             flush_at_exit(self)
             with self._reported("cannot be opened for writing"):
+                home.settle()
                 self._blocks.delete_from(header.blocks)
+
+    @property
+    def holds_right(self) -> bool:
+        """Whether the right to write is to be let go of yet."""
+        return self._right is not None and not self._forked and not self.closed
+
+    @property
+    def forked(self) -> bool:
+        """Whether it is that of a parent process, which has it open for writing."""
+        return self._forked
+
+    def check_apart(self) -> None:
+        """StoreError if this thread is in the middle of another call, which a signal handler has interrupted."""
+        # Only the lock itself knows who holds it, whatever has been interrupted.
+        if self.lock._is_owned() or self.extending._is_owned():  # type: ignore[attr-defined]
+            raise StoreError(
+                f"{self.home!r} cannot be used here: this thread is in the middle of another call, which a signal "
+                "handler has interrupted. Set a flag in the handler, and act on it after that call"
+            )
 
     @property
     def needs_loop(self) -> bool:
@@ -180,19 +213,17 @@ class Rows:
             header, document = read_header(self.home)
             if header.incarnation != self.header.incarnation:
                 raise StoreError("it has been made anew since it was opened; open it again")
-        before, self.header = self.header, header
-        self._document, self._unconfirmed = document, False
-        if (header.edits, header.rows) == (before.edits, before.rows):
-            # In a forked child, rows that waited when it was forked may follow.
-            return
-        if header.edits != before.edits or self._buffers:
-            self._loaded.clear()
-        if self._buffers:
-            # Those of a forked child: the parent has stored them, or others in their place.
+        # In a forked child, rows that waited when it was forked may follow.
+        if (header.edits, header.rows) != (self.header.edits, self.header.rows):
+            if header.edits != self.header.edits or self._buffers:
+                self._loaded.clear()
+            # Buffers are those of a forked child: the parent has stored them, or others in their place.
+            self.length = header.rows if self._buffers else min(self.length, header.rows)
             self._buffers.clear()
             self._unsaved.clear()
-            self.length = header.rows
-        self.length = min(self.length, header.rows)
+        self.header = header
+        # Last: until then, the next read begins anew.
+        self._document, self._unconfirmed = document, False
 
     def _block(self, number: int) -> torch.Tensor:
         found = self._buffers.get(number)
@@ -210,6 +241,9 @@ class Rows:
 
     def _load(self, numbers: list[int]) -> list[torch.Tensor]:
         with self._reported("cannot be read"):
+            if self._in_doubt:
+                self.home.settle()
+            self._unconfirmed = not self.home.is_local
             try:
                 found = self._loaded.load(numbers)
             except DamagedBlockError as error:
@@ -218,7 +252,6 @@ class Rows:
                 if self.length > error.number * self._size:
                     raise self._explained(error) from error
                 raise self._truncated() from error
-        self._unconfirmed = not self.home.is_local
         try:
             self._look_again()
         except BaseException:
@@ -256,6 +289,7 @@ class Rows:
         if (
             buffer is None
             or at + 1 == self._size
+            or self._in_doubt
             or type(row) is not torch.Tensor
             # It has values, and a shape to ask for.
             or not row.is_cpu
@@ -268,52 +302,70 @@ class Rows:
             return False
         buffer[at].copy_(row)
         self._unsaved.add(number)
-        self.length += 1
+        self.cursor = self.length = self.length + 1
         return True
 
     def put(self, start: int, rows: torch.Tensor) -> None:
-        """Store rows from `start` on, which is at most the length; they lie behind the last row where that is passed.
+        """Store rows from `start` on, which is at most the length, and move the cursor behind them.
+
+        They lie behind the last row where that is passed.
 
         Raises
         ------
         StoreError
             If what must be stored now cannot be. The blob is as long as it was, and rows may have been overwritten.
         """
-        with self.lock:
-            before = self.length
+        with self.lock, self._reported("cannot be written"):
+            before, stop = (self.cursor, self.length), start + len(rows)
             try:
-                self._put(start, rows)
-            except BaseException:
-                self.length = before
-                for number in [number for number in self._buffers if number * self._size >= before]:
+                self._settle()
+                filled = self._take(start, rows)
+                self.cursor, self.length = stop, max(self.length, stop)
+                if filled:
+                    self._commit_full()
+            except Exception:
+                self.cursor, self.length = before
+                for number in [number for number in self._buffers if number * self._size >= self.length]:
                     self._forget(number)
                 raise
 
     def scatter(self, numbers: Places, rows: torch.Tensor) -> None:
         """Overwrite any rows; of a row that is named twice, the last stays."""
         with self.lock, self._reported("cannot be written"):
+            self._settle()
             self._begin_edit()
             values = whole_rows(rows.contiguous())
             for number, (places, at) in parts_of(numbers, self._size):
-                whole_rows(self._buffer(number))[at] = values[places]
+                buffer = self._buffer(number, self.length)
                 self._unsaved.add(number)
+                whole_rows(buffer)[at] = values[places]
 
     def truncate(self, length: int) -> None:
-        """Forget the rows from `length` on."""
+        """Forget the rows from `length` on, which is at most as many as there are."""
         with self.lock, self._reported("cannot be truncated"):
+            self._settle()
+            before = self.cursor, self.length
             blocks, kept = -(-self.length // self._size), -(-length // self._size)
-            if length < self.header.rows:
-                self._commit(length, self.header.edits + 2)
-            self.length = length
+            try:
+                # More rows are committed than there are until the next line but one is done.
+                self._in_doubt = length < self.header.rows
+                self.cursor, self.length = min(self.cursor, length), length
+                if self._in_doubt:
+                    self._commit(length, self.header.edits + 2)
+            except Exception:
+                self.cursor, self.length = before
+                raise
             for number in range(kept, blocks):
                 self._forget(number)
-            self._blocks.delete(kept, blocks - kept)
+            with self._storing():
+                self._blocks.delete(kept, blocks - kept)
             self.flush()
 
     def flush(self) -> None:
         """Return when all rows are committed."""
         with self.lock, self._reported("cannot be flushed"):
-            self._save(sorted(self._unsaved))
+            self._settle()
+            self._save(self._unsaved, self.length)
             if self.header.changing or self.length != self.header.rows:
                 self._commit(self.length, self.header.edits + self.header.changing)
             for number in [number for number in self._buffers if number != self.length // self._size]:
@@ -326,47 +378,59 @@ class Rows:
                 return
             if self.writes:
                 self.flush()
-            if self._right is not None and not self._forked:
-                with self._reported("cannot be closed"):
-                    self._right.release()
-            self.closed = True
+            self._release()
             self._loaded.clear()
             self._buffers.clear()
-            if self._document is not None:
-                self._document.release()
+            document, self._document = self._document, None
+            if document is not None:
+                document.release()
+            self.closed = True
             if not self._forked:
                 self.home.close()
 
-    def _put(self, start: int, rows: torch.Tensor) -> None:
-        """Write full blocks straight from `rows`, and copy the rest into buffers."""
-        with self._reported("cannot be written"):
-            if start < self.header.rows:
-                self._begin_edit()
-            whole: dict[int, torch.Tensor] = {}
-            done, full = 0, False
-            while done < len(rows):
-                number, at = divmod(start + done, self._size)
-                piece = rows[done : done + self._size - at]
-                if len(piece) == self._size:
-                    whole[number] = piece
-                else:
-                    self._buffer(number)[at : at + len(piece)] = piece
-                    self._unsaved.add(number)
-                done += len(piece)
-                if at + len(piece) == self._size:
-                    full = True
-                if len(whole) == self._at_once or done == len(rows):
-                    self._save_whole(whole)
-                    whole = {}
-                self.length = max(self.length, start + done)
-            if full:
-                self._commit_full()
+    def _release(self) -> None:
+        """Let others write; from then on this is one that reads."""
+        if self._right is None or self._forked:
+            return
+        self.writes = False
+        try:
+            with self._reported("cannot be closed"):
+                self._right.release()
+        except Exception:
+            self.writes = True
+            raise
+
+    def _take(self, start: int, rows: torch.Tensor) -> bool:
+        """Write full blocks straight from `rows`, and copy the rest into buffers; whether a block has been filled."""
+        if start < self.header.rows:
+            self._begin_edit()
+        whole: dict[int, torch.Tensor] = {}
+        done, filled = 0, False
+        while done < len(rows):
+            number, at = divmod(start + done, self._size)
+            piece = rows[done : done + self._size - at]
+            if len(piece) == self._size and number not in self._buffers:
+                whole[number] = piece
+            else:
+                buffer = self._buffer(number, start + len(rows))
+                self._unsaved.add(number)
+                buffer[at : at + len(piece)] = piece
+            done += len(piece)
+            filled = filled or at + len(piece) == self._size
+            if len(whole) == self._at_once or done == len(rows):
+                self._save_whole(whole)
+                whole = {}
+        return filled
 
     def _save_whole(self, blocks: dict[int, torch.Tensor]) -> None:
         self._check_right()
-        self._blocks.save(blocks)
         for number in blocks:
-            self._forget(number)
+            self._loaded.forget(number)
+        with self._storing():
+            self._blocks.save(blocks)
+        # A signal handler may have read them meanwhile.
+        for number in blocks:
+            self._loaded.forget(number)
 
     def _forget(self, number: int) -> None:
         self._loaded.forget(number)
@@ -376,13 +440,13 @@ class Rows:
     def _commit_full(self) -> None:
         """Store and commit the blocks that have been filled, so that a long run without a flush loses little."""
         last = self.length // self._size
-        self._save(sorted(number for number in self._unsaved if number < last))
+        self._save((number for number in self._unsaved if number < last), self.length)
         rows = self.length if last not in self._unsaved else max(last * self._size, self.header.rows)
         if rows > self.header.rows:
             self._commit(rows, self.header.edits)
 
-    def _buffer(self, number: int) -> torch.Tensor:
-        """A block to write into."""
+    def _buffer(self, number: int, stop: int) -> torch.Tensor:
+        """A block to write into, where rows up to `stop` are being written."""
         buffer = self._buffers.get(number)
         if buffer is None:
             buffer = new_block((self._size, *self.header.shape), self.header.dtype, _CPU)
@@ -390,17 +454,19 @@ class Rows:
                 buffer.copy_(self._block(number))
             while len(self._buffers) >= self._most_buffers:
                 oldest = next(iter(self._buffers))
-                self._save([oldest] if oldest in self._unsaved else [])
+                self._save([oldest] if oldest in self._unsaved else [], max(stop, self.length))
                 del self._buffers[oldest]
             self._buffers[number] = buffer
         return buffer
 
-    def _save(self, numbers: list[int]) -> None:
-        """Store blocks of which there are buffers; what is not stored stays in memory."""
-        for begin in range(0, len(numbers), self._at_once):
-            wave = numbers[begin : begin + self._at_once]
+    def _save(self, numbers: Iterable[int], stop: int) -> None:
+        """Store the rows before `stop` of blocks, from their buffers; what is not stored stays in memory."""
+        kept = sorted(number for number in numbers if number in self._buffers and number * self._size < stop)
+        for begin in range(0, len(kept), self._at_once):
+            wave = kept[begin : begin + self._at_once]
             self._check_right()
-            self._blocks.save({number: self._buffers[number][: self.length - number * self._size] for number in wave})
+            with self._storing():
+                self._blocks.save({number: self._buffers[number][: stop - number * self._size] for number in wave})
             for number in wave:
                 self._loaded.forget(number)
                 self._unsaved.discard(number)
@@ -413,8 +479,37 @@ class Rows:
     def _commit(self, rows: int, edits: int) -> None:
         self._check_right()
         header = replace(self.header, rows=rows, edits=edits)
+        # One that fails may have been carried out, too.
+        self._in_doubt = True
         self.home.commit(header.to_bytes())
         self.header = header
+        self._in_doubt = False
+
+    @contextmanager
+    def _storing(self) -> Iterator[None]:
+        """Within it, blocks are stored or deleted. From afar, that goes on where it is interrupted."""
+        self._in_doubt = True
+        try:
+            yield
+        except Exception:
+            # It is over.
+            self._in_doubt = False
+            raise
+        self._in_doubt = False
+
+    def _settle(self) -> None:
+        """After an interrupt, or a commit that failed: wait for what goes on, and find out what is committed."""
+        if not self._in_doubt:
+            return
+        self.home.settle()
+        header, _ = read_header(self.home)
+        if header.incarnation != self.header.incarnation:
+            raise StoreError("it has been made anew since it was opened; open it again")
+        self.header = header
+        if self.length < header.rows:
+            # Others may have seen rows that are no more.
+            self._commit(self.length, header.edits + 2)
+        self._in_doubt = False
 
     def _check_right(self) -> None:
         assert self._right is not None
@@ -428,11 +523,12 @@ class Rows:
     # Processes that end, and processes that fork.
 
     def _flush_at_exit(self) -> None:
-        if self.writes:
+        if self.holds_right:
             self.close()
 
     def _renew_after_fork(self) -> None:
-        self.lock = threading.RLock()
+        self.lock, self.extending = threading.RLock(), threading.RLock()
+        self._in_doubt = False
         self.home.renew()
         if self._right is not None and not self._forked:
             self._right.abandon()
