@@ -34,9 +34,11 @@ _LEFT_TO_NUMPY = frozenset(map(np.dtype, ("uint16", "uint32", "uint64", "complex
 """torch cannot add the former, and to add the latter it multiplies: what is infinite becomes NaN."""
 _SERIAL = 2**15 - 1
 """Elements that torch works on without its threads, which are not there in a forked process."""
+_ALWAYS_SERIAL = 2**14
+"""So many, in every element-wise function: `torch.nn.functional.gelu` shares out more among more than two threads."""
 _LANES = 64
 """A multiple of what torch's vector loops take at a time, in every dtype that rounds."""
-_FLAT = _SERIAL // _LANES * _LANES
+_FLAT = _ALWAYS_SERIAL // _LANES * _LANES
 """Most elements of a flat block: so many are not shared out among threads, whose parts would end anywhere."""
 _SAME_EVERYWHERE = (torch.fmax, torch.fmin)
 """Blends that give the same bits wherever a pixel lies in a block, of any shape."""

@@ -52,6 +52,17 @@ def points_of_boxes(low: IntArray, high: IntArray) -> tuple[IntArray, IntArray]:
     return points, owner
 
 
+def unique_rows(rows: IntArray) -> IntArray:
+    """The distinct rows of an array, in lexicographic order.
+
+    `numpy.unique` with an axis compares structured values, in whose Python code a Ctrl-C becomes a TypeError.
+    """
+    rows = rows[np.lexsort(rows.T[::-1])]
+    distinct = np.ones(len(rows), dtype=bool)
+    distinct[1:] = (rows[1:] != rows[:-1]).any(axis=1)
+    return rows[distinct]
+
+
 def unique_points(points: IntArray) -> IntArray:
     """The distinct rows of `points`, in lexicographic order; ValidationError if they are too many to work on."""
     if len(points) < 2:
@@ -62,7 +73,7 @@ def unique_points(points: IntArray) -> IntArray:
     for width in widths:
         volume *= width
     if volume >= UNBOUNDED:
-        points = np.unique(points, axis=0)
+        points = unique_rows(points)
         check_count(len(points), MOST_AT_ONCE)
         return points
     keys = np.ravel_multi_index(tuple((points - low).T), widths)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from infinite_tensor.boxes import Index, IntArray, as_tuples, points_of_boxes
+from infinite_tensor.boxes import Index, IntArray, as_tuples, points_of_boxes, unique_rows
 from infinite_tensor.window import TensorWindow, WindowGrid
 
 MOST_BOXES = 2**12
@@ -37,7 +37,8 @@ class BoxSet:
     def of(cls, low: npt.ArrayLike, high: npt.ArrayLike) -> BoxSet:
         """The union of boxes ``[low, high)``, some of which may be empty; a bit more where they are very many."""
         bounds = np.stack([np.asarray(low, dtype=np.int64), np.asarray(high, dtype=np.int64)], axis=1)
-        bounds = np.unique(bounds[(bounds[:, 0] < bounds[:, 1]).all(axis=1)], axis=0)
+        bounds = bounds[(bounds[:, 0] < bounds[:, 1]).all(axis=1)]
+        bounds = unique_rows(bounds.reshape(len(bounds), 2 * bounds.shape[2])).reshape(-1, *bounds.shape[1:])
         if len(bounds) > MOST_BOXES:
             bounds = np.stack([bounds[:, 0].min(axis=0), bounds[:, 1].max(axis=0)])[None]
         return cls(bounds[:, 0], bounds[:, 1])

@@ -434,3 +434,16 @@ def test_a_tensor_that_a_symbolic_link_leads_to_is_deleted_by_mode_w(folder: Fol
     folder.open("w").close()
     assert [path.name for path in folder.path.iterdir()] == ["zarr.json"]
     assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.parametrize("mode", ["a", "r", "r+", "w", "w-"])
+@pytest.mark.parametrize("kind", ["a file", "a link that leads nowhere"])
+def test_a_file_where_the_folder_would_be_is_refused(kind: str, mode: str, tmp_path: Path) -> None:
+    path = tmp_path / "photo.tif"
+    if kind == "a file":
+        path.write_bytes(b"pixels")
+    else:
+        path.symlink_to(tmp_path / "gone")
+    with pytest.raises(StoreError, match=f"there is {kind}, and a Zarr store is a folder"):
+        ZarrTileStore(path, mode=mode)
+    assert path.is_symlink() or path.read_bytes() == b"pixels"

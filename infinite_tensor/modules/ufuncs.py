@@ -34,14 +34,21 @@ _OPERATORS: dict[np.ufunc, Callable[..., Any]] = {
 
 def ufunc_of_tensors(ufunc: np.ufunc, method: str, inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
     """What a function of numpy makes of tensors and arrays: a tensor, unless it is given arrays to write to."""
-    if method == "__call__" and ufunc in _OPERATORS and any(isinstance(each, np.generic) for each in inputs):
-        # ``np.float64(2) * tensor`` is torch's affair: the tensor keeps its dtype, and gradients flow.
-        return _OPERATORS[ufunc](*inputs)
+    if method == "__call__" and ufunc in _OPERATORS and not options and any(map(_is_for_torch, inputs)):
+        return _OPERATORS[ufunc](*[torch.from_numpy(each) if isinstance(each, np.ndarray) else each for each in inputs])
     arrays = [np.asarray(each) if isinstance(each, torch.Tensor) else each for each in inputs]
     result = getattr(ufunc, method)(*arrays, **options)
     if "out" in options or result is None:
         return result
     return tuple(map(as_tensor, result)) if isinstance(result, tuple) else as_tensor(result)
+
+
+def _is_for_torch(value: Any) -> bool:
+    """Whether an operator is torch's affair.
+
+    ``np.float64(2) * tensor`` leaves the tensor its dtype, and gradients flow, of which numpy knows nothing.
+    """
+    return isinstance(value, np.generic) or (isinstance(value, torch.Tensor) and value.requires_grad)
 
 
 def as_tensor(result: Any) -> torch.Tensor:

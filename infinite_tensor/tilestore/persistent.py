@@ -130,7 +130,7 @@ class PersistentTileStore(TileStore, Backend):
         """What the background writer has stored of a tensor."""
         return self._tiles.written(tensor_id)
 
-    @looking
+    @visited
     def inventory(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> Inventory:
         """What is in storage, and what is still on its way there."""
         self._raise_failure()
@@ -138,14 +138,14 @@ class PersistentTileStore(TileStore, Backend):
             record = self._registry.record_of(self, spec)
         return inventory_of(self, record, start, stop)
 
-    @looking
+    @visited
     def unfinished(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> list[Index]:
         """Tiles of which there are parts in storage."""
         low, high = self.layout(spec).box(start, stop)
         with stored_errors(self, "list", spec.tensor_id):
             return sorted(self._find_partials(spec.tensor_id, low, high))
 
-    @looking
+    @visited
     def is_complete(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> bool:
         """Whether all tiles of a region are in storage."""
         self._raise_failure()

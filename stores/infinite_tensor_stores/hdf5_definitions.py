@@ -13,7 +13,7 @@ from infinite_tensor.errors import StoreError
 from infinite_tensor.tilestore.failures import damaged_definition, vanished, warn_of_damage
 from infinite_tensor_stores.documents import sealed
 from infinite_tensor_stores.hdf5_file import SharedFile
-from infinite_tensor_stores.hdf5_members import group_at, room_for, tensor_at
+from infinite_tensor_stores.hdf5_members import group_at, names_in, room_for, tensor_at
 from infinite_tensor_stores.hdf5_slots import DEFINITION, TileSlots, definition_in
 from infinite_tensor_stores.hdf5_space import reserve
 from infinite_tensor_stores.names import TENSOR, id_of, name_of
@@ -51,7 +51,7 @@ def is_defined(file: SharedFile, tensor_id: str) -> bool:
 def list_tensors(file: SharedFile, owner: object) -> list[str]:
     """Ids of the tensors that are defined."""
     check_there(file, owner)
-    found = [_id_at(file.h5, name, owner) for name in file.h5 if name.startswith(TENSOR)]
+    found = [_id_at(file.h5, name, owner) for name in names_in(file.h5) if name.startswith(TENSOR)]
     return [tensor_id for tensor_id in found if tensor_id is not None]
 
 
@@ -59,7 +59,7 @@ def definitions_in(file: SharedFile, owner: object) -> dict[str, dict[str, Any]]
     """The definitions of tensors, by their ids, without damaged ones."""
     check_there(file, owner)
     found = {}
-    for name in [name for name in file.h5 if name.startswith(TENSOR)]:
+    for name in [name for name in names_in(file.h5) if name.startswith(TENSOR)]:
         try:
             definition = _definition_at(file.h5, name)
         except (ValueError, StoreError) as error:

@@ -44,9 +44,14 @@ def tensor_at(h5: Any, name: str) -> Any | None:
     return group if ours else None
 
 
+def names_in(group: Any) -> list[str]:
+    """The names of the members of a group; h5py gives those that are no UTF-8, which none of ours is, as bytes."""
+    return [name for name in group if isinstance(name, str)]
+
+
 def tensors_in(h5: Any) -> list[str]:
     """The names of all groups that are tensors', defined or not."""
-    return [name for name in h5 if name.startswith(TENSOR) and tensor_at(h5, name) is not None]
+    return [name for name in names_in(h5) if name.startswith(TENSOR) and tensor_at(h5, name) is not None]
 
 
 def room_for(h5: Any, name: str) -> Any:
@@ -94,7 +99,7 @@ def document_at(h5: Any, name: str) -> Any | None:
 
 def groups_in(h5: Any) -> list[str]:
     """The names of all groups of tensors, damaged or not."""
-    names = [] if (folder := group_at(h5, FOLDER)) is None else list(folder)
+    names = [] if (folder := group_at(h5, FOLDER)) is None else names_in(folder)
     return [name for name in names if name.startswith(GROUP) and document_at(h5, name) is not None]
 
 
@@ -125,11 +130,11 @@ def in_the_way(path: str) -> OSError:
 
 def names_taken(h5: Any) -> list[str]:
     """What lies in a file that is no store yet, and would be taken for ours, or keep ours from its place."""
-    found = [f"/{name}" for name in h5 if name.startswith(TENSOR)]
+    found = [f"/{name}" for name in names_in(h5) if name.startswith(TENSOR)]
     folder = group_at(h5, FOLDER)
     if folder is None:
-        return found + [f"/{name}" for name in h5 if name == FOLDER]
-    return found + [f"/{FOLDER}/{name}" for name in folder if name.startswith(GROUP)]
+        return found + [f"/{name}" for name in names_in(h5) if name == FOLDER]
+    return found + [f"/{FOLDER}/{name}" for name in names_in(folder) if name.startswith(GROUP)]
 
 
 def is_of_version_0(h5: Any) -> bool:

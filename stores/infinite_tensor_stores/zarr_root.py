@@ -46,6 +46,7 @@ def open_root(store: Store, mode: str, owner: object) -> None:
 
 
 def _open(store: Store, mode: str, owner: object) -> None:
+    _check_folder(store, owner)
     (document,) = get_many(store, [DOCUMENT])
     ours = None if document is None else _mark_in(document, store, owner)
     _check_mode(store, mode, document is not None, ours, owner)
@@ -57,8 +58,10 @@ def _open(store: Store, mode: str, owner: object) -> None:
         delete_ours(store, owner)
     if document is None:
         if not sync(create, store, DOCUMENT, group_document(_MARK)):
+            if mode == "w-":
+                raise StoreError(f"{owner!r}: somebody else has just created it; mode 'a' opens it")
             # Somebody else was first.
-            _open(store, "w-" if mode == "w-" else "r+", owner)
+            _open(store, "r+", owner)
     elif ours is None or (mode == "w" and ours != _MARK):
         # Attributes of somebody else stay.
         put_many(store, {DOCUMENT: marked(document, _MARK)})
@@ -74,6 +77,17 @@ def _check_mode(store: Store, mode: str, exists: bool, ours: dict[str, Any] | No
         raise StoreError(f"{owner!r}: there is a Zarr group, but no store in it; mode 'a' creates one there")
     if mode == "w-" and (exists or not is_empty(store)):
         raise StoreError(f"{owner!r}: there is something already; mode 'a' opens it, 'w' deletes it")
+
+
+def _check_folder(store: Store, owner: object) -> None:
+    """StoreError if a file lies where the folder of the store would be, or a link that leads nowhere."""
+    root = store.root if isinstance(store, LocalStore) else None
+    if root is not None and not root.is_dir() and (root.exists() or root.is_symlink()):
+        what = "a file" if root.exists() else "a link that leads nowhere"
+        raise StoreError(
+            f"{owner!r}: there is {what}, and a Zarr store is a folder; choose another path, or open an HDF5 file with "
+            "HDF5TileStore"
+        )
 
 
 def _check_no_strangers(store: Store, owner: object) -> None:

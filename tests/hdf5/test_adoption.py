@@ -298,3 +298,16 @@ def test_a_program_may_have_the_file_open_in_this_process(path: Path) -> None:
             assert h5["raw/heights"][0, 1] == 1
     with h5py.File(path, "r") as h5:
         assert h5.attrs["mode"] == "w"
+
+
+@pytest.mark.parametrize("mode", ["a", "r+", "w"])
+def test_a_file_with_names_that_are_no_text_is_adopted(mode: str, tmp_path: Path) -> None:
+    path = tmp_path / "theirs.h5"
+    with h5py.File(path, "w") as theirs:
+        theirs.create_group(b"t-\xff")
+    with HDF5TileStore(path, mode=mode) as store:
+        assert store.tensor_ids() == []
+        assert store.group_ids() == []
+        store.gc()
+    with h5py.File(path, "r") as theirs:
+        assert list(theirs) == [b"t-\xff"]

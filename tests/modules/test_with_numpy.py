@@ -127,6 +127,13 @@ def test_gradients_flow_through_an_operator_with_a_number_of_numpy() -> None:
     assert torch.equal(module.gradient, torch.full((2, 2), 8.0))
 
 
+def test_gradients_flow_through_an_operator_with_an_array() -> None:
+    module = Doubling()
+    total = (MATRIX.astype(np.float32) * module.twice).sum() + np.add(module.twice, MATRIX.astype(np.float32)).sum()
+    backward(total)
+    assert torch.equal(module.gradient, 2 * torch.tensor(MATRIX, dtype=torch.float32) + 2)
+
+
 def test_an_array_is_changed_in_place_by_it() -> None:
     changed = same = np.ones((2, 2))
     changed += virtual(VALUES["matrix"])
