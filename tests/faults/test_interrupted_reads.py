@@ -94,6 +94,26 @@ def test_ctrl_c_at_any_line(kind: str, lines: NewLines, tmp_path: Path) -> None:
             check_same(again, y, read(true.top, y))
 
 
+CACHES = ("/tilestore/cache.py", "/tilestore/lru.py", "/tilestore/window_cache.py", "/tilestore/awaited.py")
+
+
+@pytest.mark.parametrize("kind", ["memory-limited", "zarr"])
+def test_ctrl_c_at_any_line_of_a_cache(kind: str, tmp_path: Path) -> None:
+    store, true, lines = STORES[kind](tmp_path), Chain(MemoryTileStore()), NewLines()
+    top, y, interrupted = Chain(store).top, 0, True
+    while interrupted:
+        interrupted = False
+        y += 7
+        try:
+            with interrupted_where(lambda line: line[0].endswith(CACHES) and lines(line)):
+                read(top, y)
+        except KeyboardInterrupt:
+            interrupted = True
+        finishes(partial(check_same, top, y, read(true.top, y)))
+    assert len(lines) > 20
+    check_together(store)
+
+
 @pytest.fixture
 def lines(request: pytest.FixtureRequest) -> NewLines:
     return NewLines(request.param)
