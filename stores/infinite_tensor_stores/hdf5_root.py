@@ -16,7 +16,7 @@ from infinite_tensor.tilestore.persistent import FORMAT
 from infinite_tensor.window import as_index
 from infinite_tensor_stores.hdf5_file import SharedFile
 from infinite_tensor_stores.hdf5_members import MARK, delete_ours, is_of_version_0, names_taken, tensors_in
-from infinite_tensor_stores.hdf5_slots import import_h5py
+from infinite_tensor_stores.hdf5_slots import file_in_memory, import_h5py
 from infinite_tensor_stores.hdf5_space import check_room, give_back, reserve
 
 _TOLD = 5
@@ -184,10 +184,9 @@ def _create(path: Path, *, exclusive: bool) -> None:
 
     HDF5 itself leaves a file that nobody can open, and in its mode ``w`` empties one that another process has open.
     """
-    h5py = import_h5py()
     path.parent.mkdir(parents=True, exist_ok=True)
     check_room(path.parent)
-    with h5py.File("blank", "w", driver="core", backing_store=False) as h5:
+    with file_in_memory() as h5:
         h5.attrs[MARK] = FORMAT
         h5.flush()
         image = h5.id.get_file_image()

@@ -13,6 +13,7 @@ the other, each a chunk of its own, and a table beside them tells which tile a s
 from __future__ import annotations
 
 import json
+import secrets
 import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -270,6 +271,11 @@ def import_h5py() -> Any:
         return import_module("h5py")
     except ImportError as error:
         raise ImportError("HDF5TileStore needs the package h5py: pip install h5py") from error
+
+
+def file_in_memory() -> Any:
+    """A new HDF5 file in memory. Its name is its own: a second one of a name is refused while the first is open."""
+    return import_h5py().File(secrets.token_hex(8), "w", driver="core", backing_store=False)
 
 
 def _uncached(group: Any, name: str) -> Any:

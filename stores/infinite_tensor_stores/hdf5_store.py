@@ -28,7 +28,7 @@ from infinite_tensor_stores.hdf5_definitions import (
 from infinite_tensor_stores.hdf5_file import SharedFile
 from infinite_tensor_stores.hdf5_groups import clear_group, list_groups, read_group, write_group
 from infinite_tensor_stores.hdf5_root import let_go, open_file, reopen_file
-from infinite_tensor_stores.hdf5_slots import TileSlots, import_h5py
+from infinite_tensor_stores.hdf5_slots import TileSlots, file_in_memory, import_h5py
 from infinite_tensor_stores.hdf5_space import reserve
 from infinite_tensor_stores.hdf5_verify import damages, looked_over
 from infinite_tensor_stores.names import name_of
@@ -141,7 +141,7 @@ class HDF5TileStore(BindingStore[TileSlots]):
         if isinstance(compression, str | int) and compression not in ("lzf", *range(10)):
             filters["compression_opts"] = options
         try:
-            with self._h5py.File("filters", "w", driver="core", backing_store=False) as scratch:
+            with file_in_memory() as scratch:
                 scratch.create_dataset("tiles", shape=(1,), chunks=(1,), dtype="u1", **filters)
         except (ValueError, TypeError) as error:
             raise ValidationError(f"compression {compression!r} with {options!r} does not work: {error}") from error

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
@@ -85,3 +87,16 @@ def test_it_opens_once_its_file_is_back(path: Path) -> None:
     path.with_suffix(".bak").rename(path)
     with store:
         assert store.tensor_info("map").tiles_complete == 1
+
+
+def test_stores_are_opened_by_several_threads_at_once(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(2) as threads:
+        for turn in range(20):
+            together = Barrier(2)
+
+            def opened(number: int, turn: int = turn, together: Barrier = together) -> list[str]:
+                together.wait(30)
+                with HDF5TileStore(tmp_path / f"{turn}-{number}.h5") as store:
+                    return store.tensor_ids()
+
+            assert list(threads.map(opened, range(2))) == [[], []]
