@@ -47,13 +47,16 @@ class LRU(Generic[K, V]):
     def most_bytes(self) -> int | None:
         """`max_bytes`; where there is no limit at all, the least that has been lent; None for no limit."""
         if self._lent and self.max_bytes is None and self.max_items is None:
-            self._lent = {mark: most for mark, most in self._lent.items() if mark.is_under_way}
+            self._lent = self._still_lent()
             return min(self._lent.values(), default=None)
         return self.max_bytes
 
     def lend(self, mark: Mark, room: int) -> None:
         """While `mark` is under way, values without a limit have one: what there is now and `room` bytes."""
-        self._lent[mark] = self.total_bytes + room
+        self._lent = {**self._still_lent(), mark: self.total_bytes + room}
+
+    def _still_lent(self) -> dict[Mark, int]:
+        return {mark: most for mark, most in self._lent.items() if mark.is_under_way}
 
     def __len__(self) -> int:
         return len(self._entries)
