@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import fsspec
 import pytest
 import torch
 import zarr
+from zarr.storage import LocalStore
 
 from infinite_tensor import InfiniteTensor, StoreError, TensorGroup, TensorWindow, ZarrTileStore
 from infinite_tensor.tilestore import Garbage
@@ -447,3 +449,30 @@ def test_a_file_where_the_folder_would_be_is_refused(kind: str, mode: str, tmp_p
     with pytest.raises(StoreError, match=f"there is {kind}, and a Zarr store is a folder"):
         ZarrTileStore(path, mode=mode)
     assert path.is_symlink() or path.read_bytes() == b"pixels"
+
+
+class CreatedMeanwhile(type(Path())):  # type: ignore[misc]
+    """The path of a folder that somebody else creates as soon as it has been looked for."""
+
+    def is_dir(self) -> bool:
+        return self._look(super().is_dir)
+
+    def exists(self) -> bool:
+        return self._look(super().exists)
+
+    def _look(self, look: Callable[[], bool]) -> bool:
+        seen = look()
+        if self.suffix == ".zarr":
+            os.makedirs(self, exist_ok=True)  # noqa: PTH103 - Path.mkdir looks again
+        return seen
+
+
+class Kept(LocalStore):
+    """A store of a type that is used as it is."""
+
+
+def test_a_folder_that_somebody_else_creates_meanwhile_is_opened(tmp_path: Path) -> None:
+    local = Kept(tmp_path / "s.zarr")
+    local.root = CreatedMeanwhile(local.root)
+    with ZarrTileStore(local) as store:
+        assert store.tensor_ids() == []

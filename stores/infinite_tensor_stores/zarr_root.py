@@ -82,8 +82,14 @@ def _check_mode(store: Store, mode: str, exists: bool, ours: dict[str, Any] | No
 def _check_folder(store: Store, owner: object) -> None:
     """StoreError if a file lies where the folder of the store would be, or a link that leads nowhere."""
     root = store.root if isinstance(store, LocalStore) else None
-    if root is not None and not root.is_dir() and (root.exists() or root.is_symlink()):
-        what = "a file" if root.exists() else "a link that leads nowhere"
+    if root is None:
+        return
+    # In this order a folder that somebody else creates meanwhile is no file.
+    if root.exists():
+        what = "" if root.is_dir() else "a file"
+    else:
+        what = "a link that leads nowhere" if root.is_symlink() else ""
+    if what:
         raise StoreError(
             f"{owner!r}: there is {what}, and a Zarr store is a folder; choose another path, or open an HDF5 file with "
             "HDF5TileStore"
