@@ -136,7 +136,8 @@ class Writer(Generic[K, J]):
             self._changes.wait(bell)
 
     def __del__(self) -> None:
-        if self._failed:
+        # An interrupt may have kept it from being made whole.
+        if getattr(self, "_failed", None):
             warnings.warn(
                 f"{len(self._failed)} tiles are lost: {combined(self._reasons)}", RuntimeWarning, stacklevel=1
             )

@@ -43,3 +43,10 @@ class Chain:
 def true_pixels(read: Callable[[Chain], torch.Tensor]) -> torch.Tensor:
     """What `read` gives of a chain that nothing happens to."""
     return read(Chain(MemoryTileStore()))
+
+
+def wait_for_writers() -> None:
+    """Until nothing is written in the background, and no thread that did so holds on to a store."""
+    for thread in threading.enumerate():
+        if thread.name == "infinite_tensor-writer":
+            thread.join()

@@ -6,10 +6,12 @@ import itertools
 import linecache
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dis import opmap
 from functools import cache
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, TypeAlias
 
@@ -18,7 +20,7 @@ import infinite_tensor_stores
 
 _LIBRARY = tuple(f"{module.__path__[0]}/" for module in (infinite_tensor, infinite_tensor_stores))
 _PATIENCE = 30.0
-
+_FINALIZER = weakref.finalize.__call__.__code__
 
 Line: TypeAlias = tuple[str, int]
 """A file and the number of a line."""
@@ -31,7 +33,7 @@ def interrupted_where(chosen: Callable[[Line], bool]) -> Iterator[None]:
 
     def trace(frame: FrameType, event: str, _arg: Any) -> Any:
         nonlocal done
-        if not frame.f_code.co_filename.startswith(_LIBRARY):
+        if not frame.f_code.co_filename.startswith(_LIBRARY) or (event == "call" and _is_in_a_finalizer(frame)):
             return None
         if event == "line" and not done and not (_does_nothing(frame) or _leaves_a_with(frame)):
             done = chosen((frame.f_code.co_filename, frame.f_lineno))
@@ -65,10 +67,22 @@ class NewLines:
     def __call__(self, line: Line) -> bool:
         """Whether to interrupt here."""
         file, number = line
-        new = line not in self._seen and (number + len(file)) % self._share == 0
+        new = line not in self._seen and (number + len(Path(file).name)) % self._share == 0
         if new:
             self._seen.add(line)
         return new
+
+
+def _is_in_a_finalizer(frame: FrameType) -> bool:
+    """Whether Python calls this as it frees an object: it drops an exception that is raised there."""
+    caller: FrameType | None = frame
+    while caller is not None:
+        code = caller.f_code
+        # One that is called by hand is given no reference.
+        if code.co_name == "__del__" or (code is _FINALIZER and caller.f_locals["_"] is not None):
+            return True
+        caller = caller.f_back
+    return False
 
 
 def _does_nothing(frame: FrameType) -> bool:

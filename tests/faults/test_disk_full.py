@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from infinite_tensor import DependantsRemainWarning, HDF5TileStore, InfiniteTensor, StoreError, TensorWindow
-from tests.faults.chains import Chain
+from tests.faults.chains import Chain, wait_for_writers
 from tests.faults.conftest import Open
 from tests.faults.disks import SmallDisk
 
@@ -70,12 +70,10 @@ def test_a_store_that_is_given_up_on_a_full_disk_keeps_what_was_stored(disk: Sma
     chain.top[0:160, 0:64]
     with pytest.raises(StoreError, match=FULL):
         store.close()
-    drained = store._tiles._writer.drain
     with pytest.warns(RuntimeWarning, match="tiles are lost"):
         del chain, store
         gc.collect()
-        drained()
-        del drained
+        wait_for_writers()
         # What a failed write raised holds on to the store in a cycle.
         gc.collect()
     for mode in ("r", "a"):

@@ -22,8 +22,10 @@ LOCK = "writer.lock"
 class _Held:
     """A descriptor, which is closed when nobody refers to it any more: by an interrupt, perhaps."""
 
+    number: int | None = None
+
     def __init__(self, number: int) -> None:
-        self.number: int | None = number
+        self.number = number
 
     def close(self) -> None:
         """Close it; a second time is no error."""
