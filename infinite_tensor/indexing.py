@@ -9,6 +9,7 @@ import torch
 
 from infinite_tensor.boxes import COORDINATE_LIMIT, Index
 from infinite_tensor.errors import RegionError
+from infinite_tensor.pages import IN_PARTS, is_lack_of_memory, out_of_memory
 from infinite_tensor.window import Shape, as_index
 
 _SUPPORTED = "supported are ints, slices and Ellipsis"
@@ -51,14 +52,27 @@ class Selection(NamedTuple):
         return tuple([b - a for a, b in zip(self.start, self.stop, strict=True)])
 
     def pick(self, box: torch.Tensor) -> torch.Tensor:
-        """What the user asked for, from the box of pixels; never a view of a larger tensor."""
+        """What the user asked for, from the box of pixels; never a view of a larger tensor.
+
+        Raises
+        ------
+        OutOfMemoryError
+            If there is no room for what a step leaves, which is a copy.
+        """
         if self.steps.count(1) < len(self.steps):
-            thinned = box[tuple(slice(None, None, abs(step)) for step in self.steps)]
-            reversed_dims = [d for d, step in enumerate(self.steps) if step < 0]
-            box = _flip(thinned, reversed_dims)
+            box = self._thinned(box)
         if self.squeezed:
             box = box.reshape([n for d, n in enumerate(box.shape) if d not in self.squeezed])
         return box
+
+    def _thinned(self, box: torch.Tensor) -> torch.Tensor:
+        thinned = box[tuple(slice(None, None, abs(step)) for step in self.steps)]
+        try:
+            return _flip(thinned, [d for d, step in enumerate(self.steps) if step < 0])
+        except RuntimeError as error:
+            if not is_lack_of_memory(error, box.device):
+                raise
+            raise out_of_memory(thinned.shape, box.dtype, IN_PARTS) from error
 
 
 def _flip(thinned: torch.Tensor, dims: list[int]) -> torch.Tensor:

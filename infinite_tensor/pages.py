@@ -16,6 +16,8 @@ import torch
 
 from infinite_tensor.errors import OutOfMemoryError
 
+IN_PARTS = "read it in parts with iter_regions, or store it with fill, which takes little memory"
+"""What to do about a region that does not fit."""
 _AT_HAND_BYTES = 2**25
 """glibc keeps what is smaller at hand when it is freed, and gives what is larger back at once."""
 _LARGE_BYTES = 2**21

@@ -22,14 +22,13 @@ from infinite_tensor.engine.march import March, march
 from infinite_tensor.engine.node import Node, resolved
 from infinite_tensor.errors import StoreError
 from infinite_tensor.indexing import Selection
-from infinite_tensor.pages import is_lack_of_memory, new_result, out_of_memory
+from infinite_tensor.pages import IN_PARTS, new_result
 from infinite_tensor.visits import visit
 
 _BLOCK_BYTES = 16 * 2**20
 """A larger read is carried out block by block, so that upstream windows are let go early."""
 _MOST_WAITING = 1024
 """Regions of a stream that wait for a batch to fill."""
-_IN_PARTS = "read it in parts with iter_regions, or store it with fill, which takes little memory"
 
 
 @dataclass(frozen=True)
@@ -64,42 +63,24 @@ def read_together(
         for node, _ in requests:
             if node.store._flush_requested:
                 node.store.flush_if_requested()
-        return _read_together(requests, workers)
-
-
-def _read_together(
-    requests: Sequence[tuple[Node, Sequence[Selection]]], workers: int | None
-) -> list[list[torch.Tensor]]:
-    boxes = [[_box_of(s, node) for s in wanted] for node, wanted in requests]
-    absent = [
-        [
-            (s, box)
-            for s, box in zip(wanted, into, strict=True)
-            if box.numel() and not node.store.serve(node.spec, s.start, box)
+        boxes = [
+            [new_result(s.shape, node.spec.dtype, node.spec.device, IN_PARTS) for s in wanted]
+            for node, wanted in requests
         ]
-        for (node, wanted), into in zip(requests, boxes, strict=True)
-    ]
-    if any(absent):
-        _fill([(node, parts) for (node, _), parts in zip(requests, absent, strict=True) if parts], workers)
-    return [
-        [_picked(selection, box) for selection, box in zip(wanted, into, strict=True)]
-        for (_, wanted), into in zip(requests, boxes, strict=True)
-    ]
-
-
-def _box_of(selection: Selection, node: Node) -> torch.Tensor:
-    """Room for the pixels of a selection."""
-    return new_result(selection.shape, node.spec.dtype, node.spec.device, _IN_PARTS)
-
-
-def _picked(selection: Selection, box: torch.Tensor) -> torch.Tensor:
-    try:
-        return selection.pick(box)
-    except RuntimeError as error:
-        # What a step leaves is a copy.
-        if not is_lack_of_memory(error, box.device):
-            raise
-        raise out_of_memory(selection.shape, box.dtype, _IN_PARTS) from error
+        absent = [
+            [
+                (s, box)
+                for s, box in zip(wanted, into, strict=True)
+                if box.numel() and not node.store.serve(node.spec, s.start, box)
+            ]
+            for (node, wanted), into in zip(requests, boxes, strict=True)
+        ]
+        if any(absent):
+            _fill([(node, parts) for (node, _), parts in zip(requests, absent, strict=True) if parts], workers)
+        return [
+            [selection.pick(box) for selection, box in zip(wanted, into, strict=True)]
+            for (_, wanted), into in zip(requests, boxes, strict=True)
+        ]
 
 
 _Parts: TypeAlias = list[tuple[Selection, torch.Tensor]]
@@ -251,10 +232,10 @@ class _Stream:
         access, results = self._accesses.of(self._node), []
         while self._waiting and self._waiting[0][1] <= self._done:
             selection, _ = self._waiting.popleft()
-            box = _box_of(selection, self._node)
+            box = new_result(selection.shape, self._node.spec.dtype, self._node.spec.device, IN_PARTS)
             if box.numel():
                 access.read(selection.start, box)
-            results.append(_picked(selection, box))
+            results.append(selection.pick(box))
         starts = [selection.start for selection, _ in self._waiting]
         access.keep([min(column) for column in zip(*starts, strict=True)] if starts else None)
         self._waiting_bytes = sum(math.prod(s.shape) for s, _ in self._waiting) * self._node.spec.dtype.itemsize
