@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from linecache import getline
 from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from zarr.storage import LocalStore
 
 from infinite_tensor import StoreError, TensorBlob
+from infinite_tensor_stores.zarr_objects import wait_for_abandoned
 from tests.blobs.conftest import Place
 from tests.faults.interrupts import NewLines, finishes, interrupted_where
 
@@ -289,6 +296,39 @@ def test_ctrl_c_by_a_timer(case: Case, turns: int) -> None:
         signal.signal(signal.SIGALRM, before)
     assert interrupts > turns // 20
     finishes(lambda: end(case))
+
+
+@pytest.mark.parametrize("place", ["compressed"], indirect=True)
+def test_a_write_that_runs_on_after_ctrl_c_is_over_before_the_next_read(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Encoded blocks are stored on zarr's event loop, here only once a read has had the time not to wait for them."""
+    case.blob.seek(0, 2)
+    case.blob.write(rows(case.next(20)))
+    case.blob.flush()
+    case.held = case.stored = values(case.blob[:])
+    new = case.next(8)
+    case.blob.seek(0)
+    begun, held_up, waits, store = threading.Event(), threading.Event(), itertools.count(1), LocalStore.set
+
+    async def late(*args: Any, **kwargs: Any) -> None:
+        begun.set()
+        await asyncio.to_thread(held_up.wait)
+        await store(*args, **kwargs)
+
+    def waits_for_the_loop(line: tuple[str, int]) -> bool:
+        # To encode takes the loop as well; and each time the first line takes what the loop gives back.
+        waits_here = line[0].endswith("zarr_loop.py") and "done.acquire()" in getline(*line) and next(waits) == 4
+        return waits_here and begun.wait()
+
+    monkeypatch.setattr(LocalStore, "set", late)
+    with pytest.raises(KeyboardInterrupt), interrupted_where(waits_for_the_loop):
+        case.blob.write(rows(new))
+    threading.Timer(0.3, held_up.set).start()
+    check(case, new + case.held[8:], partly=False)
+    held_up.wait()
+    wait_for_abandoned()
+    check(case, case.held, partly=False)
 
 
 INNER: dict[str, Callable[[Case], object]] = {

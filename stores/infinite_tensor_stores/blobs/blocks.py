@@ -16,7 +16,7 @@ from infinite_tensor_stores.blobs.home import Folder, Home
 from infinite_tensor_stores.dtypes import from_stored, to_stored
 from infinite_tensor_stores.files import opened
 from infinite_tensor_stores.zarr_chunks import ChunkCodec
-from infinite_tensor_stores.zarr_objects import DEFAULT_CONCURRENCY, put_encoded
+from infinite_tensor_stores.zarr_objects import DEFAULT_CONCURRENCY, put_encoded, wait_for_abandoned
 
 _CRC_BYTES = 4
 _OVERHEAD = 2**16
@@ -62,6 +62,10 @@ class Blocks(ABC):
     def save(self, blocks: Mapping[int, torch.Tensor]) -> None:
         """Write blocks, whether or not they exist: up to block_size rows of each, zeros after these."""
 
+    @abstractmethod
+    def settle(self) -> None:
+        """Return when nothing is being stored any more whose caller was interrupted."""
+
     def delete(self, first: int, count: int) -> None:
         """Delete blocks."""
         # From the last on: what is left where that ends early follows the rows, so `delete_from` finds it.
@@ -103,6 +107,9 @@ class MappedBlocks(Blocks):
             size = self._header.block_bytes + _CRC_BYTES
             checksum = _extended(google_crc32c.value(data), self._header.block_bytes - len(data))
             self._folder.replace(self._header.key(number), [data, checksum.to_bytes(_CRC_BYTES, "little")], size)
+
+    def settle(self) -> None:
+        """Files are written by the thread that is interrupted."""
 
     def _load(self, number: int) -> torch.Tensor:
         size = self._header.block_bytes
@@ -167,6 +174,10 @@ class EncodedBlocks(Blocks):
             lambda arrays, keys: self._codec.encode(arrays, list(map(self._bond, keys))),
             DEFAULT_CONCURRENCY,
         )
+
+    def settle(self) -> None:
+        """Blocks are written on zarr's event loop, in a folder too."""
+        wait_for_abandoned()
 
     def _bond(self, key: str) -> str:
         return f"{self._header.incarnation}/{key}"

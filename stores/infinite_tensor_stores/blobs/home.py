@@ -19,7 +19,7 @@ from infinite_tensor_stores.blobs.lock import LOCK, LOCKS, FileLock
 from infinite_tensor_stores.files import LARGEST_DOCUMENT, FileStore, content, read_file
 from infinite_tensor_stores.targets import DEFAULT_TIMEOUT, absolute, is_in_memory, shown, zarr_store
 from infinite_tensor_stores.zarr_loop import sync
-from infinite_tensor_stores.zarr_objects import concurrently, disconnect, get_many, put_many, wait_for_abandoned
+from infinite_tensor_stores.zarr_objects import concurrently, disconnect, get_many, put_many
 
 _PARTIAL = "writer.partial"
 """What is being written, until it is renamed: there is one writer, so there is one such file."""
@@ -111,10 +111,6 @@ class Home(ABC):
     @abstractmethod
     def vanish(self) -> None:
         """Delete the place itself, which holds no block any more."""
-
-    @abstractmethod
-    def settle(self) -> None:
-        """Return when nothing goes on that an interrupted caller has begun."""
 
     @abstractmethod
     def close(self) -> None:
@@ -209,9 +205,6 @@ class Folder(Home):
         with suppress(OSError):
             self.path.rmdir()
 
-    def settle(self) -> None:
-        """Files are changed by those who wait for it."""
-
     def close(self) -> None:
         """There are no connections."""
 
@@ -280,10 +273,6 @@ class Prefix(Home):
 
     def vanish(self) -> None:
         """A prefix is gone with its objects."""
-
-    def settle(self) -> None:
-        """Requests run on."""
-        wait_for_abandoned()
 
     def close(self) -> None:
         """Close connections that nobody else uses."""

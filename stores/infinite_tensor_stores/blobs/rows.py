@@ -98,7 +98,7 @@ class Rows:
         if right is not None:
             flush_at_exit(self)
             with self._reported("cannot be opened for writing"):
-                home.settle()
+                self._blocks.settle()
                 self._blocks.delete_from(header.blocks)
 
     @property
@@ -242,7 +242,7 @@ class Rows:
     def _load(self, numbers: list[int]) -> list[torch.Tensor]:
         with self._reported("cannot be read"):
             if self._in_doubt:
-                self.home.settle()
+                self._blocks.settle()
             self._unconfirmed = not self.home.is_local
             try:
                 found = self._loaded.load(numbers)
@@ -487,7 +487,7 @@ class Rows:
 
     @contextmanager
     def _storing(self) -> Iterator[None]:
-        """Within it, blocks are stored or deleted. From afar, that goes on where it is interrupted."""
+        """Within it, blocks are stored or deleted; encoded ones run on where that is interrupted."""
         self._in_doubt = True
         try:
             yield
@@ -501,7 +501,7 @@ class Rows:
         """After an interrupt, or a commit that failed: wait for what goes on, and find out what is committed."""
         if not self._in_doubt:
             return
-        self.home.settle()
+        self._blocks.settle()
         header, _ = read_header(self.home)
         if header.incarnation != self.header.incarnation:
             raise StoreError("it has been made anew since it was opened; open it again")
