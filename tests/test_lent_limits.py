@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -93,3 +94,17 @@ def test_a_lent_limit_is_no_option_of_the_store(store: Any) -> None:
         tensor(store)
         with pickle.loads(pickle.dumps(store)) as again:  # noqa: S301
             assert (store.cache_limit, again.cache_limit) == (None, None)
+
+
+@pytest.mark.parametrize("limit", [None, 8 * SIZE])
+def test_of_fills_that_have_ended_no_more_than_the_last_is_kept(limit: int | None, tmp_path: Path) -> None:
+    for store in (MemoryTileStore(limit), ZarrTileStore(tmp_path, tile_size=256, cache_size_bytes=limit)):
+        marks: list[weakref.ref[Mark]] = []
+        with store:
+            for _ in range(5):
+                mark = Mark()
+                marks.append(weakref.ref(mark))
+                with mark.running:
+                    store.lend(mark, SIZE)
+                del mark
+            assert sum(each() is not None for each in marks) <= 1
