@@ -17,6 +17,7 @@ from infinite_tensor import (
     InfiniteTensor,
     TensorBlob,
     TensorWindow,
+    ValidationError,
     ZarrTileStore,
     open_store,
 )
@@ -119,6 +120,34 @@ def test_a_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("HOME", str(tmp_path))
     with ZarrTileStore("~/s.zarr") as store:
         assert store.address == str(tmp_path / "s.zarr")
+
+
+@pytest.mark.parametrize("name", ["run#1.zarr", "run?1.zarr", "run 1.zarr"])
+@pytest.mark.parametrize("url", ["file://{}", "file://localhost{}"])
+def test_a_file_url_names_the_whole_path(tmp_path: Path, url: str, name: str) -> None:
+    path = tmp_path / name
+    with ZarrTileStore(url.format(path), tile_size=8) as store:
+        ones(store)[0:20]
+    assert (path / "zarr.json").is_file()
+    with ZarrTileStore(path, mode="r") as store:
+        assert store.tensor_ids() == ["ones"]
+
+
+@pytest.mark.parametrize("open_it", [ZarrTileStore, HDF5TileStore, open_store, TensorBlob.open])
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        ("file://me:secret@/data/x.zarr", "a file:// URL has no login: write file:///data/x.zarr"),
+        (Path("s3://KEY:secret@bucket/x.zarr"), "a URL begins with s3://, and pathlib makes one slash of two"),
+        ("s3:/bucket/x.zarr", "a URL begins with s3://"),
+        ("~nobody-of-this-name/x.zarr", "'~nobody-of-this-name/x.zarr' names a user who has no home directory here"),
+    ],
+)
+def test_what_only_looks_like_a_path_is_refused(open_it: Callable[..., Any], target: Any, told: str) -> None:
+    with pytest.raises(ValidationError, match=told) as raised:
+        open_it(target)
+    assert "secret" not in str(raised.value)
+    assert list(Path.cwd().iterdir()) == []
 
 
 def test_a_place_that_is_no_folder_stays_as_it_is() -> None:

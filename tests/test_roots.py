@@ -426,16 +426,19 @@ def test_of_a_symbolic_link_in_a_store_the_link_is_deleted(folder: Folder, tmp_p
     assert {file for file in elsewhere.rglob("*") if file.is_file()} == kept
 
 
-def test_a_tensor_that_a_symbolic_link_leads_to_is_deleted_by_mode_w(folder: Folder, tmp_path: Path) -> None:
-    expected = filled(folder.open())
-    elsewhere = tmp_path / "other disk"
-    (folder.path / "t-t").rename(elsewhere)
-    (folder.path / "t-t").symlink_to(elsewhere)
+@pytest.mark.parametrize("use", ["w", "clear"])
+def test_of_a_tensor_in_another_store_only_the_link_to_it_is_deleted(folder: Folder, tmp_path: Path, use: str) -> None:
+    other = Folder(tmp_path / "other.zarr")
+    expected, kept = filled(other.open()), other.files()
+    folder.open().close()
+    (folder.path / "t-t").symlink_to(other.path / "t-t")
     with folder.open("r") as store:
         assert torch.equal(store.open("t")[0:9, 0:9], expected)
-    folder.open("w").close()
+    with folder.open("w" if use == "w" else "a") as store:
+        if use == "clear":
+            store.clear_tensor("t")
     assert [path.name for path in folder.path.iterdir()] == ["zarr.json"]
-    assert list(elsewhere.iterdir()) == []
+    assert other.files() == kept
 
 
 @pytest.mark.parametrize("mode", ["a", "r", "r+", "w", "w-"])
@@ -449,6 +452,29 @@ def test_a_file_where_the_folder_would_be_is_refused(kind: str, mode: str, tmp_p
     with pytest.raises(StoreError, match=f"there is {kind}, and a Zarr store is a folder"):
         ZarrTileStore(path, mode=mode)
     assert path.is_symlink() or path.read_bytes() == b"pixels"
+
+
+# What a message says to do can be done, and destroys nothing.
+
+
+@pytest.mark.parametrize("mode", ["r", "r+", "w-"])
+def test_no_message_says_that_a_folder_of_photographs_can_be_opened(folder: Folder, mode: str) -> None:
+    folder.put(*PHOTOGRAPHS)
+    with pytest.raises(StoreError, match=r"an empty folder$"):
+        folder.open(mode)
+
+
+def test_nobody_is_told_to_delete_the_attributes_of_somebody_else(place: Place) -> None:
+    notes = {"zarr_format": 3, "node_type": "group", "attributes": {"author": "me", "infinite_tensor": "my notes"}}
+    place.put("zarr.json", data=json.dumps(notes).encode())
+    with pytest.raises(StoreError, match=r"Put an intact copy back; there is something .* such as 'author'"):
+        place.open()
+
+
+def test_a_folder_in_the_place_of_the_root_document_is_to_be_moved(folder: Folder) -> None:
+    folder.put("zarr.json/photo.tif")
+    with pytest.raises(StoreError, match=r"Move it away$"):
+        folder.open()
 
 
 class CreatedMeanwhile(type(Path())):  # type: ignore[misc]

@@ -187,6 +187,11 @@ def test_a_subclass_that_passes_a_size_of_its_own_gives_it() -> None:
         assert tensor(small)[0:4, 0:4].sum() == 0
 
 
+def test_a_size_that_no_tile_can_have_is_refused_by_its_name(tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path, tile_size=2**70) as store, pytest.raises(ValidationError, match="smaller tile_size"):
+        tensor(store)
+
+
 # The spelling of version 0.2.
 
 

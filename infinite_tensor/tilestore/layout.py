@@ -97,13 +97,13 @@ class TileLayout:
         self.shape = shape
         self.tile_shape = tile_shape
         self.dtype = dtype
-        self.grid = WindowGrid(TensorWindow(tile_shape), (None,) * len(shape))
         self.tile_bytes = math.prod(tile_shape) * dtype.itemsize
         if self.tile_bytes > LARGEST_TILE_BYTES:
             raise ValidationError(
                 f"a tile of {tile_shape} {dtype} would have {self.tile_bytes} bytes, and may have "
                 f"{LARGEST_TILE_BYTES}; give a smaller tile_size, or one int per dimension to tile finite ones too"
             )
+        self.grid = WindowGrid(TensorWindow(tile_shape), (None,) * len(shape))
 
     def start(self, tile: Index) -> Index:
         """The first pixel of a tile."""

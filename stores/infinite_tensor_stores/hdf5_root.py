@@ -102,9 +102,16 @@ def _opening(path: Path, owner: object) -> Iterator[None]:
     except BlockingIOError as error:
         raise StoreError(f"{owner!r} is open in another process; HDF5 serves one at a time ({error})") from error
     except Exception as error:  # (h5py raises what it pleases on a damaged file)
-        if path.is_file() and not import_h5py().is_hdf5(path):
+        if _is_other_file(path):
             raise StoreError(f"{owner!r}: there is a file that is not an HDF5 file; choose another path") from error
         raise StoreError(f"{owner!r} cannot be opened: {type(error).__name__}: {error}") from error
+
+
+def _is_other_file(path: Path) -> bool:
+    try:
+        return path.is_file() and not import_h5py().is_hdf5(path)
+    except OSError:  # (no path at all, such as one that is too long)
+        return False
 
 
 def _check_mode(path: Path, mode: str, owner: object) -> None:
@@ -114,7 +121,9 @@ def _check_mode(path: Path, mode: str, owner: object) -> None:
     if mode == "r" and _is_blank(path):
         raise StoreError(f"{owner!r}: the file is empty; mode 'a' makes it a store")
     if mode == "w-" and exists:
-        raise StoreError(f"{owner!r}: there is something already; mode 'a' opens it, 'w' deletes the store in it")
+        raise StoreError(
+            f"{owner!r}: there is something already; mode 'a' opens it if it is a store, else choose another path"
+        )
 
 
 def _shared(path: Path, mode: str, owner: object) -> SharedFile | None:
@@ -144,7 +153,10 @@ def _look(path: Path, owner: object, *, adopts: bool) -> bool:
                 "this version does not read; choose another path"
             )
         if not adopts:
-            raise StoreError(f"{owner!r}: there is an HDF5 file with no store in it; mode 'a' adds one to it")
+            raise StoreError(
+                f"{owner!r}: there is an HDF5 file with no store in it; mode 'a' adds one to it, "
+                "where nothing is in the way"
+            )
         _check_free(h5, owner)
         return False
 

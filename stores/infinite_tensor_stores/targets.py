@@ -6,8 +6,9 @@ import os
 from copy import copy
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
+from fsspec import available_protocols
 from fsspec.core import url_to_fs
 from zarr.abc.store import Store
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, WrapperStore
@@ -33,13 +34,28 @@ def check_mode(mode: object) -> str:
 
 
 def local_path(target: str) -> Path:
-    """The path that a plain path or a ``file://`` URL names."""
-    if "://" not in target:
+    """The path that a plain path or a ``file://`` URL names.
+
+    Raises
+    ------
+    ValidationError
+        If it is another URL, one that has been through a path, or names a user whom this machine does not know.
+    """
+    scheme, is_url, rest = target.partition("://")
+    if is_url:
+        if scheme not in ("file", "local"):
+            raise ValidationError(f"{shown(target)} is not a local file")
+        host, slash, path = rest.partition("/")
+        if "@" in host:
+            raise ValidationError(f"a {scheme}:// URL has no login: write {scheme}:///{path}")
+        return Path(unquote(slash + path if host == "localhost" else rest))
+    protocol, is_cut, _ = target.partition(":/")
+    if is_cut and protocol in available_protocols():
+        raise ValidationError(f"a URL begins with {protocol}://, and pathlib makes one slash of two: give it as a str")
+    try:
         return Path(target).expanduser()
-    parts = urlsplit(target)
-    if parts.scheme not in ("file", "local"):
-        raise ValidationError(f"{shown(target)} is not a local file")
-    return Path(unquote(parts.netloc + parts.path))
+    except RuntimeError as error:
+        raise ValidationError(f"{target!r} names a user who has no home directory here; give the whole path") from error
 
 
 def absolute(target: Any) -> Any:

@@ -28,7 +28,7 @@ from infinite_tensor_stores.zarr_layout import (
 )
 from infinite_tensor_stores.zarr_listing import children
 from infinite_tensor_stores.zarr_loop import sync
-from infinite_tensor_stores.zarr_objects import create, delete_folder, get_many, put_many
+from infinite_tensor_stores.zarr_objects import create, delete_folder, delete_link, get_many, put_many
 from infinite_tensor_stores.zarr_ours import check_free, check_ours, is_of_others
 
 
@@ -88,6 +88,8 @@ def delete_tensor(store: Store, tensor_id: str, owner: object) -> None:
         check_ours(store, name, document, f"tensor {tensor_id!r}", owner)
         # Damaged, or of a later version.
         incarnations = {incarnation_of(folder) for folder in children(store, name)} - {None}
+    if sync(delete_link, store, name):
+        return
     # The definition first: without it the rest is garbage, whatever happens to this process.
     sync(store.delete, f"{name}/{DOCUMENT}")
     for incarnation in incarnations:

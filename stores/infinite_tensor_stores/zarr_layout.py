@@ -145,6 +145,15 @@ def attributes_in(document: bytes, node: str = "group") -> dict[str, Any] | None
     return ours
 
 
+def attributes_of_others(document: bytes) -> list[str]:
+    """The names of the attributes in a ``zarr.json`` that are not of this library, as far as it can be read."""
+    try:
+        attributes = parsed(document).get("attributes", {})
+    except ValueError:
+        return []
+    return [name for name in attributes if name != ATTRIBUTE] if isinstance(attributes, dict) else []
+
+
 def marked(document: bytes, mark: Mapping[str, Any]) -> bytes:
     """The ``zarr.json`` of a group, perhaps of somebody else, with `mark` as the attributes of this library."""
     found = parsed(document)

@@ -101,6 +101,15 @@ async def delete_folder(store: Store, prefix: str) -> None:
             raise
 
 
+async def delete_link(store: Store, prefix: str) -> bool:
+    """Whether a folder was a symbolic link, which is deleted then; nothing of what it leads to is."""
+    folder = store.root / prefix if isinstance(store, LocalStore) else None
+    if folder is None or not folder.is_symlink():
+        return False
+    folder.unlink(missing_ok=True)
+    return True
+
+
 async def _insisted(store: Store, action: Callable[[], Awaitable[None]], harmless: type[OSError]) -> None:
     """Change files, again if another process has deleted or added some of them meanwhile."""
     for _ in range(_RETRIES if isinstance(store, LocalStore) else 0):

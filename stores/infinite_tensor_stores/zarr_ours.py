@@ -17,7 +17,7 @@ from infinite_tensor.errors import StoreError
 from infinite_tensor_stores.names import GROUP, TENSOR
 from infinite_tensor_stores.zarr_layout import DOCUMENT, has_our_mark, incarnation_of, is_temporary, is_zarr_of_others
 from infinite_tensor_stores.zarr_loop import sync
-from infinite_tensor_stores.zarr_objects import concurrently, delete_folder, get_one
+from infinite_tensor_stores.zarr_objects import concurrently, delete_folder, delete_link, get_one
 
 # Some storages list the folder itself, without a name.
 _LEFT_BEHIND = re.compile(r"|.*\.partial|\.DS_Store|Thumbs\.db|lost\+found|\.nfs.*", re.DOTALL)
@@ -148,6 +148,8 @@ async def _names(store: Store, prefix: str) -> list[str]:
 
 async def _delete(store: Store, name: str) -> None:
     """Delete what is ours in a folder, and the folder if nothing is left."""
+    if await delete_link(store, name):
+        return
     # The definition first: without it the rest is garbage, whatever happens to this process.
     await store.delete(f"{name}/{DOCUMENT}")
     for child in [child async for child in store.list_dir(name)]:
@@ -156,13 +158,9 @@ async def _delete(store: Store, name: str) -> None:
         elif is_temporary(child):
             await store.delete(f"{name}/{child}")
     if isinstance(store, LocalStore):
-        folder = store.root / name
         # Something that counts for nothing may keep it there, or another process.
         with suppress(OSError):
-            if folder.is_symlink():
-                folder.unlink()
-            else:
-                folder.rmdir()
+            (store.root / name).rmdir()
 
 
 def _named_as_ours(store: Store) -> list[str]:

@@ -10,12 +10,21 @@ from zarr.storage import LocalStore
 
 from infinite_tensor.errors import StoreError
 from infinite_tensor.tilestore.persistent import FORMAT
-from infinite_tensor_stores.zarr_layout import DOCUMENT, attributes_in, group_document, is_array, marked
+from infinite_tensor_stores.files import Unreadable
+from infinite_tensor_stores.zarr_layout import (
+    DOCUMENT,
+    attributes_in,
+    attributes_of_others,
+    group_document,
+    is_array,
+    marked,
+)
 from infinite_tensor_stores.zarr_loop import sync
 from infinite_tensor_stores.zarr_objects import create, get_many, put_many
 from infinite_tensor_stores.zarr_ours import delete_ours, is_empty, strangers_at_root
 
 _MARK = {"format": FORMAT}
+_CREATES = "mode 'a' or 'w' creates one in an empty folder"
 
 
 def open_root(store: Store, mode: str, owner: object) -> None:
@@ -41,7 +50,7 @@ def open_root(store: Store, mode: str, owner: object) -> None:
         raise
     except Exception as error:
         if isinstance(error, FileNotFoundError) and mode in ("r", "r+"):
-            raise StoreError(f"{owner!r}: there is no store; mode 'a' or 'w' creates one") from error
+            raise StoreError(f"{owner!r}: there is no store; {_CREATES}") from error
         raise StoreError(f"{owner!r} cannot be opened: {type(error).__name__}: {error}") from error
 
 
@@ -72,11 +81,13 @@ def _check_mode(store: Store, mode: str, exists: bool, ours: dict[str, Any] | No
     if ours is not None and ours["format"] > FORMAT:
         raise StoreError(f"{owner!r} has format {ours['format']}, this version reads up to {FORMAT}")
     if not exists and mode in ("r", "r+"):
-        raise StoreError(f"{owner!r}: there is no store; mode 'a' or 'w' creates one")
+        raise StoreError(f"{owner!r}: there is no store; {_CREATES}")
     if ours is None and mode == "r":
         raise StoreError(f"{owner!r}: there is a Zarr group, but no store in it; mode 'a' creates one there")
     if mode == "w-" and (exists or not is_empty(store)):
-        raise StoreError(f"{owner!r}: there is something already; mode 'a' opens it, 'w' deletes it")
+        raise StoreError(
+            f"{owner!r}: there is something already; mode 'a' opens it if it is a store, else choose an empty folder"
+        )
 
 
 def _check_folder(store: Store, owner: object) -> None:
@@ -121,11 +132,12 @@ def _mark_in(document: bytes, store: Store, owner: object) -> dict[str, Any] | N
         if ours is not None and (not isinstance(ours.get("format"), int) or ours["format"] < 1):
             raise ValueError(f"its format is {ours.get('format')!r}")
     except ValueError as error:
-        strangers = strangers_at_root(store)
-        advice = (
-            f"Put an intact copy back; there is something that is not of this library, such as {strangers[0]!r}"
-            if strangers
-            else "It holds nothing but the version of the store: delete it, and open the store with mode 'a'"
-        )
+        theirs = [*strangers_at_root(store), *attributes_of_others(document)]
+        if isinstance(document, Unreadable):
+            advice = "Move it away"
+        elif theirs:
+            advice = f"Put an intact copy back; there is something that is not of this library, such as {theirs[0]!r}"
+        else:
+            advice = "It holds nothing but the version of the store: delete it, and open the store with mode 'a'"
         raise StoreError(f"{owner!r}: {DOCUMENT} of the store is damaged ({error}). {advice}") from error
     return ours

@@ -311,3 +311,8 @@ def test_a_file_with_names_that_are_no_text_is_adopted(mode: str, tmp_path: Path
         store.gc()
     with h5py.File(path, "r") as theirs:
         assert list(theirs) == [b"t-\xff"]
+
+
+def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"cannot be opened: OSError: .*File name too long"):
+        HDF5TileStore(tmp_path / f"{'x' * 300}.h5")
