@@ -11,6 +11,7 @@ that is not held.
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 
 _LOOK_AGAIN_SECONDS = 0.5
@@ -46,24 +47,29 @@ class interrupts_shown:  # noqa: N801  (reads as a statement: ``with interrupts_
     """
 
     def __enter__(self) -> None:
-        pass
+        self._handled = sys.exception()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        show_interrupt(error)
+        handled, self._handled = self._handled, None
+        show_interrupt(error, handled)
 
 
-def show_interrupt(error: BaseException | None) -> None:
-    """Raise the Ctrl-C, or another exception that is no error, that an error came out of, if there is one."""
+def show_interrupt(error: BaseException | None, handled: BaseException | None) -> None:
+    """Raise the Ctrl-C, or another exception that is no error, that an error came out of, if there is one.
+
+    What the caller was handling when it made the call, `handled`, is behind every error and has nothing to do with it.
+    """
     behind = error
     while isinstance(behind, Exception):
-        behind = behind.__cause__ or behind.__context__
+        earlier = behind.__cause__ or behind.__context__
+        behind = None if earlier is handled else earlier
     # Storage may cancel a request by itself.
     if behind is not None and behind is not error and not isinstance(behind, asyncio.CancelledError):
         try:
             raise behind
         finally:
             # It holds this frame, which would hold it.
-            del behind, error
+            del behind, error, handled
 
 
 class Changes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,9 @@ from infinite_tensor import (
     sl,
 )
 from infinite_tensor.blend import Blender
+from infinite_tensor.boxes import Index
 from infinite_tensor.tilestore.writer import Writer
+from tests.dict_store import DictTileStore
 
 OVERLAP = TensorWindow((4,), stride=2)
 
@@ -277,3 +279,26 @@ def test_batches_are_filled_across_the_blocks_of_a_large_read(monkeypatch: pytes
     t = InfiniteTensor((None,), f, TensorWindow((4,)), batch_size=8, tile_store=MemoryTileStore(cache_size_windows=1))
     assert t[0:84].tolist() == [float(x // 4) for x in range(84)]
     assert sizes == [8, 8, 5]
+
+
+class Broken(DictTileStore):
+    """Nothing can be read from it."""
+
+    def _read_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[torch.Tensor | None]:
+        raise OSError(f"no disk has {tile_indices} of {tensor_id}")
+
+
+@pytest.mark.parametrize("earlier", [KeyboardInterrupt(), SystemExit(0), GeneratorExit()], ids=repr)
+def test_an_error_is_told_whatever_its_caller_has_caught(earlier: BaseException) -> None:
+    def fails(_ctx: tuple[int]) -> torch.Tensor:
+        raise ValueError("f fails")
+
+    failing = InfiniteTensor((None,), fails, TensorWindow((4,)))
+    broken = InfiniteTensor((None,), fails, TensorWindow((4,)), tile_store=Broken({}, tile_size=8), tensor_id="t")
+    try:
+        raise earlier
+    except BaseException:  # noqa: BLE001  (any)
+        with pytest.raises(ValueError, match="f fails"):
+            failing.read(slice(0, 20), workers=2)
+        with pytest.raises(StoreError, match="no disk"):
+            broken[0:8]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Sequence
 
@@ -44,10 +45,11 @@ class stored_errors:  # noqa: N801  (reads as a statement: ``with stored_errors(
         self._group_id = group_id
 
     def __enter__(self) -> None:
-        pass
+        self._handled = sys.exception()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        show_interrupt(error)
+        handled, self._handled = self._handled, None
+        show_interrupt(error, handled)
         if isinstance(error, Exception) and not isinstance(error, StoreError):
             what = "its backend" if self._tensor_id is None else f"tensor {self._tensor_id!r}"
             if self._group_id is not None:

@@ -95,6 +95,7 @@ class MemoryTileStore(TileStore):
         """`cache_size_bytes`."""
         return self.cache_size_bytes
 
+    @visited
     def lend(self, mark: Mark, room: int) -> None:
         """While `mark` is under way, keep no more than now and this much, if there is no limit."""
         with self._lock:

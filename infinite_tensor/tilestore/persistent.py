@@ -115,6 +115,7 @@ class PersistentTileStore(TileStore, Backend):
         """`cache_size_bytes`."""
         return self._tiles.entries.max_bytes
 
+    @visited
     def lend(self, mark: Mark, room: int) -> None:
         """While `mark` is under way, keep no more tiles than now and this much, if there is no limit."""
         with self._tiles.lock:

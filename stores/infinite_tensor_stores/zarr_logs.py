@@ -64,7 +64,7 @@ class Logs:
         concurrently(lambda log: delete_folder(store, log), logs, self._concurrency)
 
     def forget(self, logs: Iterable[str]) -> None:
-        """Logs that somebody else has deleted."""
+        """Know nothing more of logs that somebody deletes."""
         for log in logs:
             self._lengths.pop(log, None)
 

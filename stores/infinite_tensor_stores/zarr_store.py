@@ -305,8 +305,9 @@ class ZarrTileStore(BindingStore[_Bound]):
     def _delete_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> None:
         place, _, _, logs = self._bound[tensor_id]
         self._check_place(tensor_id, place, *get_many(self._store, [place.group]))
-        logs.delete(self._store, logs_of(self._store, place, set(tile_indices)))
+        # Before they go: part 1 of a log that has lost its part 0 would never be found.
         logs.forget(map(place.log, tile_indices))
+        logs.delete(self._store, logs_of(self._store, place, set(tile_indices)))
         concurrently(self._store.delete, map(place.chunk, tile_indices), self.concurrency)
 
     def _has_bound_tiles(self, bound: _Bound, tile_indices: Sequence[Index]) -> list[bool]:

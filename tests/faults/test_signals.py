@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from linecache import getline
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -26,7 +27,8 @@ from infinite_tensor import (
 from infinite_tensor.boxes import Index
 from infinite_tensor.tilestore.persistent import PersistentTileStore
 from tests.dict_store import DictTileStore
-from tests.faults.chains import Chain
+from tests.faults.chains import WINDOW, Chain
+from tests.faults.interrupts import interrupted_where
 
 STORES: dict[str, Callable[[Path], PersistentTileStore]] = {
     "zarr": lambda path: ZarrTileStore(path / "t.zarr", tile_size=16, cache_size_bytes=3000),
@@ -268,3 +270,25 @@ def test_a_store_of_another_thread_is_free_during_a_read() -> None:
     store.handler = handler
     chain.top[0:20, 0:20]
     assert not raised
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_a_flush_in_the_middle_of_what_a_fill_does_before_it_computes_is_refused(kind: str, tmp_path: Path) -> None:
+    """There it would wait for the writer, and the writer for the lock that this thread holds."""
+    store = STORES[kind](tmp_path)
+    refused = list[str]()
+
+    def flush(line: tuple[str, int]) -> bool:
+        if line[0].endswith("tilestore/lru.py") and "self._lent = {**" in getline(*line):
+            with pytest.raises(StoreError, match="request_flush"):
+                store.flush()
+            refused.append(line[0])
+        return False
+
+    chain = Chain(store)
+    other = InfiniteTensor(
+        (None, None), lambda _ctx, region: region, WINDOW, [chain.noise], [WINDOW], tile_store=MemoryTileStore()
+    )
+    with interrupted_where(flush):
+        other.fill((slice(0, 20), slice(0, 20)), progress=False)
+    assert refused
