@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-_OPERATORS: dict[np.ufunc, Callable[..., Any]] = {
+_ARITHMETIC: dict[np.ufunc, Callable[..., Any]] = {
     np.add: operator.add,
     np.subtract: operator.sub,
     np.multiply: operator.mul,
@@ -22,6 +22,8 @@ _OPERATORS: dict[np.ufunc, Callable[..., Any]] = {
     np.bitwise_xor: operator.xor,
     np.left_shift: operator.lshift,
     np.right_shift: operator.rshift,
+}
+_COMPARISONS: dict[np.ufunc, Callable[..., Any]] = {
     np.less: operator.lt,
     np.less_equal: operator.le,
     np.equal: operator.eq,
@@ -29,13 +31,19 @@ _OPERATORS: dict[np.ufunc, Callable[..., Any]] = {
     np.greater: operator.gt,
     np.greater_equal: operator.ge,
 }
+_OPERATORS = {**_ARITHMETIC, **_COMPARISONS}
 """What numpy calls for an operator."""
 
 
 def ufunc_of_tensors(ufunc: np.ufunc, method: str, inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
     """What a function of numpy makes of tensors and arrays: a tensor, unless it is given arrays to write to."""
-    if method == "__call__" and ufunc in _OPERATORS and not options and any(map(_is_for_torch, inputs)):
-        return _OPERATORS[ufunc](*[torch.from_numpy(each) if isinstance(each, np.ndarray) else each for each in inputs])
+    if method == "__call__" and ufunc in _OPERATORS and not options:
+        left, right = inputs
+        if ufunc in _COMPARISONS and isinstance(left, np.ndarray):
+            # A number is handed over as an array without dimensions, which would widen what it is compared with.
+            left = left[()]
+        if _is_for_torch(left, right):
+            return _OPERATORS[ufunc](_for_torch(left), _for_torch(right))
     arrays = [np.asarray(each) if isinstance(each, torch.Tensor) else each for each in inputs]
     result = getattr(ufunc, method)(*arrays, **options)
     if "out" in options or result is None:
@@ -43,12 +51,19 @@ def ufunc_of_tensors(ufunc: np.ufunc, method: str, inputs: Sequence[Any], option
     return tuple(map(as_tensor, result)) if isinstance(result, tuple) else as_tensor(result)
 
 
-def _is_for_torch(value: Any) -> bool:
+def _is_for_torch(left: Any, right: Any) -> bool:
     """Whether an operator is torch's affair.
 
-    ``np.float64(2) * tensor`` leaves the tensor its dtype, and gradients flow, of which numpy knows nothing.
+    ``np.float64(2) * tensor`` leaves the tensor its dtype, and gradients flow, of which numpy knows nothing. A
+    number on the right was given to the function of numpy: torch takes it as an operand without asking numpy.
     """
-    return isinstance(value, np.generic) or (isinstance(value, torch.Tensor) and value.requires_grad)
+    return isinstance(left, np.generic) or any(
+        isinstance(each, torch.Tensor) and each.requires_grad for each in (left, right)
+    )
+
+
+def _for_torch(operand: Any) -> Any:
+    return torch.from_numpy(operand) if isinstance(operand, np.ndarray) else operand
 
 
 def as_tensor(result: Any) -> torch.Tensor:

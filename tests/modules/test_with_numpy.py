@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from torch.autograd import backward
 
 from infinite_tensor import VirtualTensor
 from infinite_tensor.modules.tensor_like import TensorLike
-from tests.modules.nets import Doubling
+from tests.modules.nets import Doubling, virtual
 
 # torch's own result of a numpy function takes arguments as numpy 1 gives them.
 pytestmark = pytest.mark.filterwarnings("ignore:__array_wrap__ must accept:DeprecationWarning")
@@ -27,6 +27,13 @@ VALUES = {
 }
 MATRIX = np.array([[1.0, 2.0], [3.0, 4.0]])
 
+ARITHMETIC = (
+    *(operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod),
+    operator.pow,
+)
+BITWISE = (operator.and_, operator.or_, operator.xor, operator.lshift, operator.rshift)
+COMPARISONS = (operator.lt, operator.le, operator.eq, operator.ne, operator.gt, operator.ge)
+
 ACCOUNTED = (
     *("__class__", "__init__", "__new__", "__repr__", "__str__", "__dir__", "__hash__", "__annotations__"),
     *("__getstate__", "__setstate__", "__reduce__", "__reduce_ex__", "__deepcopy__", "__torch_dispatch__"),
@@ -36,18 +43,6 @@ ACCOUNTED = (
 promise about memory, `__array_ufunc__` comes before the priority, and the last five are those of Python 2."""
 
 
-def virtual(value: torch.Tensor) -> VirtualTensor:
-    module: Any = nn.Module()
-    VirtualTensor.create(module, "x", lambda *_: value, dtype=value.dtype)
-    KEPT.append(module)
-    found: VirtualTensor = module.x
-    return found
-
-
-KEPT: list[nn.Module] = []
-"""A virtual tensor does not keep its module."""
-
-
 def outcome(function: Callable[[Any], Any], x: object) -> object:
     """What a function returns, comparable, or the type of its error."""
     try:
@@ -55,7 +50,7 @@ def outcome(function: Callable[[Any], Any], x: object) -> object:
     except Exception as error:  # noqa: BLE001  (whichever it is)
         return type(error)
     if isinstance(result, torch.Tensor | np.ndarray):
-        return type(result), result.dtype, tuple(result.shape), result.tolist()
+        return type(result), result.dtype, tuple(result.shape), repr(result.tolist())
     return type(result), repr(result)
 
 
@@ -99,18 +94,51 @@ def test_it_gives_what_a_tensor_gives(function: Callable[[Any], Any], value: tor
     assert outcome(function, virtual(value)) == outcome(function, value)
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        *(operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod, operator.pow),
-        *(operator.matmul, operator.lt, operator.le, operator.eq, operator.ne, operator.gt, operator.ge),
-    ],
-)
+@pytest.mark.parametrize("function", [*ARITHMETIC, operator.matmul, *COMPARISONS])
 def test_an_array_on_the_left_is_taken_like_one_on_the_right(function: Callable[[Any, Any], Any]) -> None:
     # A tensor refuses it there.
     got = function(MATRIX, virtual(VALUES["matrix"]))
     assert isinstance(got, torch.Tensor)
     assert np.array_equal(got.numpy(), function(MATRIX, VALUES["matrix"].numpy()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool], ids=str)
+@pytest.mark.parametrize(
+    "number",
+    [
+        *(np.float16(0.1), np.float32(0.1), np.float32(2), np.float64(0.1), np.longdouble(0.1), np.complex64(2)),
+        *(np.int8(2), np.int64(2), np.uint8(2), np.bool_(True)),
+    ],
+    ids=repr,
+)
+def test_a_number_of_numpy_on_the_left_is_taken_as_a_tensor_takes_it(number: Any, dtype: torch.dtype) -> None:
+    x = torch.tensor([0.1, 0.3, 2.0]).to(dtype)
+    for function in (*COMPARISONS, *ARITHMETIC, *BITWISE, operator.matmul):
+        assert outcome(partial(function, number), virtual(x)) == outcome(partial(function, number), x), function
+
+
+@pytest.mark.parametrize("function", COMPARISONS)
+def test_an_array_of_one_number_is_compared_like_the_number(function: Callable[[Any, Any], Any]) -> None:
+    # numpy hands over both in the same way.
+    x = virtual(torch.tensor([0.1, 0.3]))
+    assert torch.equal(function(np.array(0.1), x), function(np.float64(0.1), x.value))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: np.multiply(x, np.float32(2)),
+        lambda x: np.add(x, np.float64(0.1)),
+        lambda x: np.subtract(x, np.int64(1)),
+        lambda x: np.add(np.array(0.1), x),
+        lambda x: x + np.array(0.1),
+    ],
+)
+@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
+def test_a_function_of_numpy_has_the_dtype_that_numpy_gives_it(
+    function: Callable[[Any], Any], value: torch.Tensor
+) -> None:
+    assert outcome(function, virtual(value)) == outcome(function, value)
 
 
 def test_a_function_of_numpy_that_tells_true_from_false_gives_bools() -> None:
