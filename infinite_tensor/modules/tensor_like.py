@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
@@ -71,8 +72,11 @@ def _values(given: Any) -> Any:
     """`given`, with values for what stands for a tensor in it, in lists, tuples and dicts too."""
     if isinstance(given, TensorLike):
         return given.value
-    if type(given) in (list, tuple):
-        return type(given)([_values(each) for each in given])
+    if isinstance(given, list | tuple):
+        values = [_values(each) for each in given]
+        if all(map(operator.is_, values, given)):
+            return given
+        return tuple(values) if isinstance(given, tuple) else values
     if type(given) is dict:
         return {key: _values(each) for key, each in given.items()}
     return given
@@ -97,7 +101,7 @@ def _is_in_place(name: str) -> bool:
 
 def _method(name: str) -> Callable[..., Any]:
     def method(self: TensorLike, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self.value, name)(*args, **kwargs)
+        return getattr(self.value, name)(*_values(args), **_values(kwargs))
 
     return method
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from torch.autograd import backward
 from torch.nn.functional import linear
 
 from infinite_tensor import VirtualTensor
-from tests.modules.nets import Doubling
+from tests.modules.nets import Doubling, virtual
 
 VALUE = torch.tensor([[2.0, 4.0], [6.0, 8.0]])
 
@@ -91,6 +92,51 @@ def test_functions_of_torch_take_it(module: Doubling, function: Callable[[Any], 
 )
 def test_it_has_the_methods_of_a_tensor(module: Doubling, get: Callable[[Any], torch.Tensor]) -> None:
     assert torch.equal(get(module.twice), get(VALUE))
+
+
+class Pair(NamedTuple):
+    first: torch.Tensor
+    second: torch.Tensor
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda m: m.w[m.i],
+        lambda m: m.i[m.i],
+        lambda m: m.w[m.mask],
+        lambda m: m.w[m.i, 0],
+        lambda m: m.w[:, m.i],
+        lambda m: m.w[m.n],
+        lambda m: m.w[m.n :, : m.n],
+        lambda m: m.w[Pair(m.i, m.i)],
+        lambda m: m.w.roll(m.n),
+        lambda m: m.w.sum(dim=m.n),
+        lambda m: m.w.reshape((m.n, -1)),
+        lambda m: m.w.index_select(0, m.i),
+        lambda m: m.w.index_put([m.i], values=m.n.float()),
+        lambda m: m.w.where(condition=m.mask, other=m.n),
+        lambda m: m.w.gather(dim=0, index=m.i[None]),
+        lambda m: torch.tensor(m.n in m.i),
+        lambda m: torch.stack([m.w, m.w]),
+        lambda m: torch.stack(Pair(m.w, m.w)),
+    ],
+)
+def test_its_methods_and_functions_take_others_of_its_kind(use: Callable[[Any], torch.Tensor]) -> None:
+    values = {
+        "w": torch.arange(9.0).reshape(3, 3),
+        "i": torch.tensor([0, 1]),
+        "n": torch.tensor(1),
+        "mask": torch.tensor([True, False, True]),
+    }
+    others = {name: virtual(value) for name, value in values.items()}
+    assert torch.equal(use(SimpleNamespace(**others)), use(SimpleNamespace(**values)))
+
+
+def test_an_index_that_is_one_of_its_kind_is_traced() -> None:
+    w, i = virtual(VALUE), virtual(torch.tensor([1, 0]))
+    picked = torch.compile(lambda x: x + w[i], backend="eager", fullgraph=True)
+    assert torch.equal(picked(VALUE), VALUE + VALUE[[1, 0]])
 
 
 @pytest.mark.parametrize(
