@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +28,7 @@ from infinite_tensor import (
     ZarrTileStore,
     sl,
 )
+from tests.processes.scripts import run
 
 STORES: dict[str, Callable[[Path], TileStore]] = {
     "memory": lambda _path: MemoryTileStore(),
@@ -466,7 +465,7 @@ def test_another_process_finds_everything_again(tmp_path: Path) -> None:
             "with infinite_tensor.open_store(sys.argv[1], mode='r') as store:\n"
             "    print(json.dumps(store.open('t')[-5:9, 0:9].tolist()))"
         )
-        read = subprocess.run([sys.executable, "-c", code, str(target)], check=True, capture_output=True, text=True)
+        read = run("-c", code, target)
+        assert (read.returncode, read.stderr) == (0, "")
         assert json.loads(read.stdout) == expected.tolist()
-        assert read.stderr == ""
         target.rename(tmp_path / f"done-{name}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +29,7 @@ from infinite_tensor import (
     open_store,
     sl,
 )
+from tests.processes.scripts import run
 
 FOUR = TensorWindow((4,))
 # 2**62 bytes and 2**66: no address space holds these, and of the second torch cannot even count the bytes.
@@ -211,7 +211,7 @@ except OutOfMemoryError as error:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and a limit that Linux keeps")
 def test_a_step_whose_copy_does_not_fit_is_told() -> None:
-    done = subprocess.run([sys.executable, "-c", REVERSED], capture_output=True, text=True, timeout=120, check=False)
+    done = run("-c", REVERSED)
     assert (done.returncode, done.stderr) == (0, "")
     assert re.search(r"takes 0\.2 GiB.*iter_regions", done.stdout)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import torch
 from torch import nn
 
 from infinite_tensor import InfiniteTensor, RegionError, TensorWindow, ValidationError, sl
+from tests.processes.scripts import run
 from tests.test_workers import meeting
 
 
@@ -76,7 +75,7 @@ def test_code_that_was_exported_in_another_process_says_that_its_tensor_is_not_h
     module: Any = nn.Module()
     module.forward = lambda x: x + tensor[0:2, 0:2]
     torch.export.save(torch.export.export(module, (torch.ones(2, 2),)), path)
-    done = subprocess.run([sys.executable, "-c", LOADING, path], capture_output=True, text=True, check=False)
+    done = run("-c", LOADING, path)
     assert "ReferenceError: this compiled code reads an InfiniteTensor that is gone, or one of another" in done.stderr
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import torch
 from PIL import Image
 
 from infinite_tensor import MemoryTileStore
+from tests.processes.scripts import run
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 HEIGHT, WIDTH, SIGMA = 70, 160, 4.0
@@ -26,13 +26,8 @@ HEIGHT, WIDTH, SIGMA = 70, 160, 4.0
 Pixels = npt.NDArray[np.uint8]
 
 
-def python(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
-
-
 def succeeds(*arguments: object, cwd: Path) -> str:
-    done = python(*arguments, cwd=cwd)
+    done = run(*arguments, cwd=cwd)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
@@ -144,7 +139,7 @@ def test_blur_refuses_a_store_that_holds_another_image(blurred: Runs, tmp_path: 
     other = tmp_path / "other.png"
     Image.new("RGB", (WIDTH, HEIGHT), "red").save(other)
     store = next(path for path in blurred.folder.iterdir() if path.suffix in (".zarr", ".h5"))
-    done = python(EXAMPLES / "blur.py", other, "--store", store, cwd=tmp_path)
+    done = run(EXAMPLES / "blur.py", other, "--store", store, cwd=tmp_path)
     assert done.returncode == 1
     assert re.search(r"version\.image: stored '\w{64}', given '\w{64}'", done.stderr)
     assert "give another --store" in done.stderr
@@ -186,7 +181,7 @@ def test_neighbouring_terrain_from_another_store_continues_the_picture(far: Runs
 
 
 def test_terrain_refuses_a_store_that_holds_another_world(far: Runs) -> None:
-    done = python(EXAMPLES / "terrain.py", "--seed", 1, cwd=far.folder)
+    done = run(EXAMPLES / "terrain.py", "--seed", 1, cwd=far.folder)
     assert done.returncode == 1
     assert "version.seed: stored 0, given 1" in done.stderr
     assert "Traceback" not in done.stderr

@@ -8,7 +8,8 @@ import re
 import pytest
 import torch
 
-from tests.test_examples import EXAMPLES, Runs, calls, python, run_twice
+from tests.processes.scripts import run
+from tests.test_examples import EXAMPLES, Runs, calls, run_twice
 
 SIZE = 32
 SCRIPT = EXAMPLES / "features.py"
@@ -52,7 +53,7 @@ def test_the_checkpoint_holds_what_was_learnt_and_no_waves(runs: Runs) -> None:
 
 
 def test_it_refuses_a_store_that_holds_other_waves(runs: Runs) -> None:
-    done = python(SCRIPT, *OPTIONS, "--seed", 1, cwd=runs.folder)
+    done = run(SCRIPT, *OPTIONS, "--seed", 1, cwd=runs.folder)
     assert done.returncode == 1
     assert "version.seed: stored 0, given 1" in done.stderr
     assert "Traceback" not in done.stderr

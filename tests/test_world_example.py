@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from tests.test_examples import EXAMPLES, Runs, calls, python, run_twice, succeeds
+from tests.processes.scripts import run
+from tests.test_examples import EXAMPLES, Runs, calls, run_twice, succeeds
 
 SIZE, GAP = 128, 8
 SCRIPT = EXAMPLES / "world.py"
@@ -56,7 +57,7 @@ def test_another_process_reads_the_group_without_the_network(runs: Runs) -> None
 
 
 def test_a_store_that_holds_another_world_is_refused(runs: Runs) -> None:
-    done = python(SCRIPT, "--size", SIZE, "--seed", 1, "--store", "world.zarr", cwd=runs.folder)
+    done = run(SCRIPT, "--size", SIZE, "--seed", 1, "--store", "world.zarr", cwd=runs.folder)
     assert done.returncode == 1
     assert "version: stored 0, given 1" in done.stderr
     assert "give another --store" in done.stderr

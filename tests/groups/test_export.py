@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from tensordict import PersistentTensorDict, TensorDict
 from infinite_tensor import InfiniteTensor, RegionError, TensorGroup, TensorWindow, ValidationError, sl
 from infinite_tensor.groups import export
 from tests.groups.world import World, plain
+from tests.processes.scripts import run
 
 OPEN: dict[str, Any] = {
     "memmap": TensorDict.load_memmap,
@@ -175,15 +174,9 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
-def run(form: str, path: Path, rows: int, kill_at: int = -1) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", SCRIPT, form, str(path), str(rows), str(kill_at)]
-    return subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
-
-
 def test_a_process_that_is_killed_leaves_no_half_written_folder(tmp_path: Path) -> None:
     # Within the second block of 8192 rows.
-    killed = run("memmap", tmp_path / "out", 16_384, kill_at=40)
+    killed = run("-c", SCRIPT, "memmap", tmp_path / "out", 16_384, 40)
     assert killed.returncode == -signal.SIGKILL
     left = [name for name in names_in(tmp_path) if name != "out.small"]
     assert len(left) == 1
@@ -195,7 +188,7 @@ def test_a_process_that_is_killed_leaves_no_half_written_folder(tmp_path: Path) 
 @forms
 def test_memory_is_bounded_whatever_is_written(form: str, tmp_path: Path) -> None:
     rows = 2**30 // 4096
-    written = run(form, tmp_path / "out", rows)
+    written = run("-c", SCRIPT, form, tmp_path / "out", rows, -1)
     assert written.returncode == 0, written.stderr
     # Of a gigabyte, blocks of 32 MiB.
     assert int(written.stdout) * 1024 < 2**28

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -25,6 +22,7 @@ from infinite_tensor import (
     sl,
 )
 from tests.groups.world import World, plain
+from tests.processes.scripts import run
 
 Open: TypeAlias = Callable[[], TileStore]
 
@@ -270,9 +268,8 @@ def test_another_process_opens_it(target: str, tmp_path: Path) -> None:
         world = World(store)
         world.group.fill(sl[0:8, 4:12], progress=False)
         world.group.save(store, "world")
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path / target)]
-    printed = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+    done = run("-c", SCRIPT, tmp_path / target)
+    assert done.returncode == 0, done.stderr
     expected = world.expected(sl[0:8, 4:12])
     sums = expected["biome", "weight"].float().sum().item(), expected["height",].sum().item()
-    assert printed.split() == f"(8, 8) {sums[0]} {sums[1]}".split()
+    assert done.stdout.split() == f"(8, 8) {sums[0]} {sums[1]}".split()

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +21,7 @@ from infinite_tensor.tilestore.partial import PartialTile
 from tests.dict_store import DictTileStore, Index
 from tests.hostile.bounds import bounded
 from tests.hostile.victim import EXPECTED, REGION, Storage, make_base, nested, opened, same_bits
+from tests.processes.scripts import run
 
 
 def test_a_tile_of_two_gibibytes_or_more_is_refused_before_anything_is_written() -> None:
@@ -49,9 +47,8 @@ def test_a_tile_that_memory_cannot_hold_is_an_error_of_ours() -> None:
         "resource.setrlimit(resource.RLIMIT_AS, (used + 2**29, resource.RLIM_INFINITY))\n"
         "try:\n    t[0, 0]\nexcept StoreError as error:\n    print(error)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=True, capture_output=True, text=True
-    )
+    done = run("-c", code)
+    assert done.returncode == 0, done.stderr
     assert "no memory for tile (0, 0) of tensor 't', which has 1073741824 bytes" in done.stdout
 
 
