@@ -33,9 +33,10 @@ def interrupted_where(chosen: Callable[[Line], bool]) -> Iterator[None]:
 
     def trace(frame: FrameType, event: str, _arg: Any) -> Any:
         nonlocal done
-        if not frame.f_code.co_filename.startswith(_LIBRARY) or (event == "call" and _is_in_a_finalizer(frame)):
-            return None
-        if event == "line" and not done and not (_does_nothing(frame) or _leaves_a_with(frame)):
+        if event == "call":
+            if done or not _is_of_the_library(frame.f_code) or _is_in_a_finalizer(frame):
+                return None
+        elif event == "line" and not done and not (_does_nothing(frame) or _leaves_a_with(frame)):
             done = chosen((frame.f_code.co_filename, frame.f_lineno))
             if done:
                 raise KeyboardInterrupt
@@ -85,9 +86,20 @@ def _is_in_a_finalizer(frame: FrameType) -> bool:
     return False
 
 
+@cache
+def _is_of_the_library(code: CodeType) -> bool:
+    return code.co_filename.startswith(_LIBRARY)
+
+
 def _does_nothing(frame: FrameType) -> bool:
     """Whether the line is a bare ``try:``, before which Python handles no signal, and where no ``with`` protects it."""
-    return frame.f_code.co_code[frame.f_lasti] == opmap["NOP"]
+    return _instructions_of(frame.f_code)[frame.f_lasti] == opmap["NOP"]
+
+
+@cache
+def _instructions_of(code: CodeType) -> bytes:
+    """Kept, as Python makes them anew whenever it is asked."""
+    return code.co_code
 
 
 def _leaves_a_with(frame: FrameType) -> bool:
