@@ -66,7 +66,8 @@ class _Tasks:
         self._workers = workers
         self._tally = tally
         self._written: dict[str, list[tuple[int, int]]] = {}
-        self._payload = client.scatter(_pickled(tensors), broadcast=True)
+        # Of this fill alone: what is equal may just be released by one that was interrupted.
+        self._payload = client.scatter(_pickled(tensors), broadcast=True, hash=False)
         self._name = secrets.token_hex(4)
         self._numbers = itertools.count()
         self._threads = (-math.inf, 0)
