@@ -9,12 +9,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 
+import dask
 import torch
 from distributed import Client, LocalCluster
 
 from infinite_tensor import InfiniteTensor, TensorWindow, TileStore
+from tests.processes.fork_server import CONTEXT
 
 _LOG = "computed"
 _MET = "met"
@@ -60,8 +63,13 @@ def computed(folder: Path, depth: int = 3) -> list[Counter[str]]:
 def cluster(workers: int = 2) -> Iterator[Client]:
     """Worker processes on this machine, of one thread each."""
     address = {"host": "127.0.0.1", "scheduler_port": 0, "dashboard_address": "127.0.0.1:0"}
-    nodes = LocalCluster(n_workers=workers, threads_per_worker=1, processes=True, **address)
-    with nodes, Client(nodes) as client:
+    # Forked by the server of the tests, where everything has been imported.
+    ensure_running()
+    with (
+        dask.config.set({"distributed.worker.multiprocessing-method": CONTEXT.get_start_method()}),
+        LocalCluster(n_workers=workers, threads_per_worker=1, processes=True, **address) as nodes,
+        Client(nodes) as client,
+    ):
         yield client
 
 

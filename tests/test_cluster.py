@@ -26,7 +26,7 @@ from infinite_tensor.filling.together import fill_together, plan_together
 from infinite_tensor.indexing import parse
 from tests.clusters import chain, cluster, computed, meeting, more_workers, one_worker_killed
 
-REGION = sl[-100:200, 0:250]
+REGION = sl[-70:90, 0:150]
 
 
 @pytest.fixture(scope="module")
@@ -35,14 +35,13 @@ def client() -> Iterator[Client]:
         yield running
 
 
-def truth(folder: Path) -> torch.Tensor:
-    reference = folder / "reference"
-    reference.mkdir()
-    pixels: torch.Tensor = chain(MemoryTileStore(), reference)[REGION]
+@pytest.fixture(scope="module")
+def truth(tmp_path_factory: pytest.TempPathFactory) -> torch.Tensor:
+    pixels: torch.Tensor = chain(MemoryTileStore(), tmp_path_factory.mktemp("reference"))[REGION]
     return pixels
 
 
-def test_each_window_is_computed_once(client: Client, tmp_path: Path) -> None:
+def test_each_window_is_computed_once(client: Client, truth: torch.Tensor, tmp_path: Path) -> None:
     with ZarrTileStore(tmp_path / "store", tile_size=64) as store:
         t = chain(store, tmp_path)
         plan = t.plan(REGION)
@@ -53,7 +52,7 @@ def test_each_window_is_computed_once(client: Client, tmp_path: Path) -> None:
         assert [tensor.windows for tensor in report.tensors] == [tensor.windows for tensor in plan.tensors]
         assert t.coverage(REGION).all()
         assert report.tensors[-1].tiles >= t.coverage(REGION).numel()
-        assert torch.equal(t[REGION], truth(tmp_path))
+        assert torch.equal(t[REGION], truth)
         assert computed(tmp_path) == calls
 
 
@@ -64,21 +63,23 @@ def test_a_second_fill_computes_nothing(client: Client, tmp_path: Path) -> None:
         assert t.fill(REGION, client=client, progress=False).windows == 0
 
 
-def test_it_goes_on_from_what_this_process_has_computed(client: Client, tmp_path: Path) -> None:
+def test_it_goes_on_from_what_this_process_has_computed(client: Client, truth: torch.Tensor, tmp_path: Path) -> None:
     with ZarrTileStore(tmp_path / "store", tile_size=64) as store:
         t = chain(store, tmp_path)
         t[0:70, 0:70]
         t.fill(REGION, client=client, progress=False)
         assert [set(counter.values()) for counter in computed(tmp_path)] == [{1}] * 3
-        assert torch.equal(t[REGION], truth(tmp_path))
+        assert torch.equal(t[REGION], truth)
 
 
-def test_what_this_process_reads_meanwhile_does_not_hide_what_workers_store(client: Client, tmp_path: Path) -> None:
+def test_what_this_process_reads_meanwhile_does_not_hide_what_workers_store(
+    client: Client, truth: torch.Tensor, tmp_path: Path
+) -> None:
     with ZarrTileStore(tmp_path / "store", tile_size=64) as store:
         t = chain(store, tmp_path)
         t.fill(REGION, client=client, progress=lambda _progress: t[0:5, 0:5])
         calls = computed(tmp_path)
-        assert torch.equal(t[REGION], truth(tmp_path))
+        assert torch.equal(t[REGION], truth)
         assert computed(tmp_path) == calls
 
 
@@ -111,13 +112,13 @@ def test_an_f_with_several_outputs_is_run_once_for_all_of_them(client: Client, t
         assert computed(tmp_path, 1) == [calls]
 
 
-def test_a_worker_that_is_killed_costs_no_pixel(tmp_path: Path) -> None:
+def test_a_worker_that_is_killed_costs_no_pixel(truth: torch.Tensor, tmp_path: Path) -> None:
     with ZarrTileStore(tmp_path / "store", tile_size=64) as store, cluster() as own:
         t = chain(store, tmp_path)
         with one_worker_killed(own, tmp_path, after=20):
             t.fill(REGION, client=own, progress=False)
         assert t.is_filled(REGION)
-        assert torch.equal(t[REGION], truth(tmp_path))
+        assert torch.equal(t[REGION], truth)
         assert [store.verify(name) for name in store.tensor_ids()] == [[]] * 3
 
 
@@ -209,7 +210,7 @@ def test_an_error_of_f_comes_through_with_its_window(client: Client, tmp_path: P
         assert any("(3,)" in note for note in caught.value.__notes__)
 
 
-def test_a_ctrl_c_says_how_to_continue(client: Client, tmp_path: Path) -> None:
+def test_a_ctrl_c_says_how_to_continue(client: Client, truth: torch.Tensor, tmp_path: Path) -> None:
     def pressed(_progress: Progress) -> None:
         raise KeyboardInterrupt
 
@@ -218,7 +219,7 @@ def test_a_ctrl_c_says_how_to_continue(client: Client, tmp_path: Path) -> None:
         with pytest.raises(KeyboardInterrupt, match="kept: call fill with the same region again"):
             t.fill(REGION, client=client, progress=pressed)
         t.fill(REGION, client=client, progress=False)
-        assert torch.equal(t[REGION], truth(tmp_path))
+        assert torch.equal(t[REGION], truth)
 
 
 def test_the_dashboard_goes_by_the_name_of_the_tensor(client: Client, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,6 +23,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from infinite_tensor import GridDataset, HDF5TileStore, InfiniteTensor, PatchDataset, TensorWindow, ZarrTileStore, sl
 from infinite_tensor.tilestore.at_termination import flush_at_termination
+from tests.processes.fork_server import CONTEXT
 from tests.reference import Index
 
 pytestmark = [
@@ -94,7 +96,7 @@ class Numbered(Dataset[tuple[int, torch.Tensor]]):
         return list(zip(indices, self.patches.__getitems__(indices), strict=True))
 
 
-def loaded(patches: GridDataset | PatchDataset, method: str, **options: Any) -> dict[int, torch.Tensor]:
+def loaded(patches: GridDataset | PatchDataset, method: str | BaseContext, **options: Any) -> dict[int, torch.Tensor]:
     """All items of an epoch by their index, read by two workers."""
     loader = DataLoader(
         Numbered(patches), batch_size=7, num_workers=2, multiprocessing_context=method, shuffle=True, **options
@@ -112,10 +114,13 @@ def at_random(t: InfiniteTensor) -> PatchDataset:
     return PatchDataset(t, (16, 24), REGION, seed=4, length=50)
 
 
-@pytest.mark.parametrize(("make", "method"), [(on_a_grid, "fork"), (at_random, "fork"), (at_random, "spawn")])
+@pytest.mark.parametrize(
+    ("make", "method"),
+    [(on_a_grid, "fork"), (at_random, "fork"), pytest.param(at_random, CONTEXT, id="at_random-forkserver")],
+)
 def test_workers_read_what_was_filled_and_compute_nothing(
     make: Callable[[InfiniteTensor], GridDataset | PatchDataset],
-    method: str,
+    method: str | BaseContext,
     tmp_path: Path,
     f: Logged,
     expected: InfiniteTensor,
@@ -130,9 +135,9 @@ def test_workers_read_what_was_filled_and_compute_nothing(
     assert all(torch.equal(patch, expected[patches.region(i)]) for i, patch in items.items())
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param(CONTEXT, id="forkserver")])
 def test_each_worker_computes_a_window_once_and_what_it_computed_is_stored_after_the_epoch(
-    method: str, tmp_path: Path, f: Logged, expected: InfiniteTensor
+    method: str | BaseContext, tmp_path: Path, f: Logged, expected: InfiniteTensor
 ) -> None:
     # Tiles become complete only where all of their windows are needed: most of this is kept in partial ones.
     patches = PatchDataset(stored(tmp_path, f), 8, REGION, length=60)

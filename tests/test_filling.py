@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import multiprocessing
 import os
 import resource
 import sys
@@ -32,6 +31,7 @@ from infinite_tensor import (
     sl,
 )
 from infinite_tensor.filling import strips
+from tests.processes.fork_server import CONTEXT
 
 MIB = 2**20
 WINDOW = TensorWindow((16, 16))
@@ -440,7 +440,7 @@ def growth(folder: Path, extent: int, most: int) -> int:
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss has other units")
 @pytest.mark.parametrize("extent", [16384, pytest.param(65536, marks=pytest.mark.slow)])
 def test_a_fill_keeps_to_its_memory(extent: int, tmp_path: Path) -> None:
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as child:
+    with ProcessPoolExecutor(1, CONTEXT) as child:
         assert child.submit(growth, tmp_path, extent, 256 * MIB).result() < 256 * MIB
 
 
@@ -461,7 +461,7 @@ def fill_shard(rank: int, count: int, folder: Path) -> None:
 
 
 def test_processes_of_torch_fill_a_region_together(tmp_path: Path) -> None:
-    start_processes(fill_shard, (4, tmp_path), nprocs=4)  # type: ignore[no-untyped-call]
+    start_processes(fill_shard, (4, tmp_path), nprocs=4, start_method="forkserver")  # type: ignore[no-untyped-call]
     opened = ZarrTileStore(tmp_path / "store", mode="r").open("3")
     expected, _ = chain(MemoryTileStore())
     assert opened.is_filled(sl[0:256, 0:512])

@@ -11,6 +11,7 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable
+from multiprocessing.context import BaseContext
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from infinite_tensor import (
     ZarrTileStore,
 )
 from infinite_tensor.cached_property import cached_property
+from tests.processes.fork_server import CONTEXT
 from tests.reference import Index
 
 LIMIT = 60.0
@@ -289,9 +291,16 @@ class Rows(Dataset[torch.Tensor]):
         return pixels
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-@pytest.mark.parametrize("kind", ["zarr", "memory"])
-def test_a_data_loader_reads_with_worker_processes(kind: str, method: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [
+        ("zarr", "fork"),
+        ("zarr", "spawn"),
+        ("memory", "fork"),
+        pytest.param("memory", CONTEXT, id="memory-forkserver"),
+    ],
+)
+def test_a_data_loader_reads_with_worker_processes(kind: str, method: str | BaseContext, tmp_path: Path) -> None:
     store = ZarrTileStore(tmp_path, tile_size=16) if kind == "zarr" else MemoryTileStore()
     t = make(store)
     t[0:20, 0:20]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import resource
 import sys
 from concurrent.futures import ProcessPoolExecutor
@@ -12,6 +11,7 @@ import pytest
 import torch
 
 from infinite_tensor import HDF5TileStore, InfiniteTensor, MemoryTileStore, TensorWindow, TileStore, ZarrTileStore
+from tests.processes.fork_server import CONTEXT
 
 MIB = 2**20
 CACHE = 64 * MIB
@@ -66,6 +66,6 @@ def growth(kind: str, folder: Path, extent: int) -> int:
     ],
 )
 def test_a_large_read_holds_its_result_the_caches_and_little_more(kind: str, extent: int, tmp_path: Path) -> None:
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as child:
+    with ProcessPoolExecutor(1, CONTEXT) as child:
         held = child.submit(growth, kind, tmp_path, extent).result()
     assert held < extent * extent * 4 + CACHE + WORKING_SET

@@ -109,22 +109,33 @@ def test_windows_do_not_wait_longer_than_the_flush_interval(tmp_path: Path) -> N
     assert ZarrTileStore(tmp_path, mode="r").open("t")[0:2, 0:2].shape == (2, 2)
 
 
-@pytest.mark.parametrize("end", ["", "del t, store", "store.close()", "t = store = None; import gc; gc.collect()"])
+LEFT = """
+import gc, sys, torch
+from infinite_tensor import InfiniteTensor, TensorWindow, open_store
+def made(target):
+    store = open_store(target, tile_size=8)
+    f = lambda ctx: torch.full((4, 4), float(sum(ctx)))
+    t = InfiniteTensor((None, None), f, TensorWindow((4, 4), stride=3), tile_store=store, tensor_id="t")
+    t[-9:9, 0:3]
+    return t, store
+opened, closed, collected, cyclic, dropped = map(made, sys.argv[1:])
+closed[1].close()
+cycle = [cyclic]
+cycle.append(cycle)
+del collected, cyclic, cycle
+gc.collect()
+del dropped
+"""
+
+
 @pytest.mark.parametrize("kind", ["zarr", "h5"])
-def test_what_a_process_leaves_behind_is_complete(tmp_path: Path, end: str, kind: str) -> None:
-    target = tmp_path / f"s.{kind}"
-    code = (
-        "import sys, torch\n"
-        "from infinite_tensor import InfiniteTensor, TensorWindow, open_store\n"
-        "store = open_store(sys.argv[1], tile_size=8)\n"
-        "f = lambda ctx: torch.full((4, 4), float(sum(ctx)))\n"
-        "t = InfiniteTensor((None, None), f, TensorWindow((4, 4), stride=3), tile_store=store, tensor_id='t')\n"
-        f"t[-9:9, 0:3]\n{end}\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(target)], check=True, capture_output=True, text=True)
+def test_what_a_process_leaves_behind_is_complete(tmp_path: Path, kind: str) -> None:
+    targets = [tmp_path / f"{end}.{kind}" for end in ("opened", "closed", "collected", "cyclic", "dropped")]
+    done = subprocess.run([sys.executable, "-c", LEFT, *targets], check=True, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("", "")
-    with open_store(target, mode="r") as store:
-        assert store.open("t")[-9:9, 0:3].shape == (18, 3)
+    for target in targets:
+        with open_store(target, mode="r") as store:
+            assert store.open("t")[-9:9, 0:3].shape == (18, 3)
 
 
 def test_a_dropped_store_hands_its_data_to_the_writer(tmp_path: Path) -> None:
@@ -368,13 +379,14 @@ def test_import_is_light() -> None:
     )
     # The first run compiles what the others find compiled, as it is for users.
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    runs = [
-        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=env).stdout.split()
-        for _ in range(4)
-    ]
-    assert all(len(run) == 1 for run in runs)
+    took = []
     # Beside what torch takes, which a busy machine makes longer as well.
-    assert min(float(run[0]) for run in runs) < 0.1
+    while min(took, default=1) >= 0.1 and len(took) < 4:
+        done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=env)
+        share, *imported = done.stdout.split()
+        assert not imported
+        took.append(float(share))
+    assert min(took) < 0.1
 
 
 def test_a_tensor_opened_without_its_blend_goes_on_once_the_blend_is_there(make: Make) -> None:
@@ -393,21 +405,6 @@ def test_a_tensor_opened_without_its_blend_goes_on_once_the_blend_is_there(make:
         with pytest.raises(ValidationError, match="give it as blend="):
             store.open("t", f=f)
         assert torch.equal(store.open("t", f=f, blend=halved)[0:8, 0:8], expected)
-
-
-def test_a_store_that_is_garbage_in_a_cycle_is_stored_before_exit(tmp_path: Path) -> None:
-    code = (
-        "import gc, sys, torch\n"
-        "from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore\n"
-        "store = ZarrTileStore(sys.argv[1], tile_size=64)\n"
-        "f = lambda ctx: torch.full((4, 4), float(sum(ctx)))\n"
-        "t = InfiniteTensor((None, None), f, TensorWindow((4, 4), stride=3), tile_store=store, tensor_id='t')\n"
-        "t[0:50, 0:50]\n"
-        "cycle = [store, t]\ncycle.append(cycle)\ndel store, t, cycle\ngc.collect()\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, capture_output=True, text=True)
-    assert done.stderr == ""
-    assert ZarrTileStore(tmp_path, mode="r").open("t")[0:50, 0:50].shape == (50, 50)
 
 
 def test_what_a_read_hands_in_after_its_tensor_was_cleared_is_not_stored(make: Make) -> None:

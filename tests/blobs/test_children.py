@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,14 @@ from torch.utils.data import DataLoader
 from infinite_tensor import BlobModeError, StoreError, TensorBlob
 from tests.blobs.conftest import Place
 from tests.blobs.rows import made, numbered
-from tests.processes.fork_server import Team
+from tests.processes.fork_server import CONTEXT, Team
 from tests.test_fork import LIMIT, in_child
 
 
-@pytest.mark.parametrize(("context", "mode"), [("fork", "r"), ("fork", "r+"), ("spawn", "r+")])
-def test_a_data_loader_reads_a_blob_with_several_workers(folder: Place, context: str, mode: str) -> None:
+@pytest.mark.parametrize(
+    ("context", "mode"), [("fork", "r"), ("fork", "r+"), (CONTEXT, "r+")], ids=["fork-r", "fork-r+", "forkserver-r+"]
+)
+def test_a_data_loader_reads_a_blob_with_several_workers(folder: Place, context: str | BaseContext, mode: str) -> None:
     rows = made(folder, 23)
     with folder.open(mode) as blob:
         _ = blob[0]

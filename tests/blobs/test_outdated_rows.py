@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import shutil
 from collections.abc import Callable, Iterator
+from multiprocessing.context import BaseContext
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from infinite_tensor import RegionError, StoreError, TensorBlob
 from infinite_tensor_stores.blobs.header import DOCUMENT
 from tests.blobs.conftest import Place
 from tests.blobs.rows import SHAPE, made, numbered
-from tests.processes.fork_server import Member, Team
+from tests.processes.fork_server import CONTEXT, Member, Team
 
 LAST = 7
 """A row that is there before, and not in the blob of 5 rows."""
@@ -198,8 +199,8 @@ def test_a_copy_of_a_reader_looks_as_well(reader: TensorBlob, other: Member) -> 
         copy[LAST]
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_workers_of_a_data_loader_look_as_well(folder: Place, other: Member, context: str) -> None:
+@pytest.mark.parametrize("context", ["fork", CONTEXT], ids=["fork", "forkserver"])
+def test_workers_of_a_data_loader_look_as_well(folder: Place, other: Member, context: str | BaseContext) -> None:
     rows = made(folder)
     loader = DataLoader(
         folder.open(), batch_size=5, num_workers=1, persistent_workers=True, multiprocessing_context=context

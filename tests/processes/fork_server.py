@@ -22,7 +22,15 @@ from tests.processes.moments import Moment, at
 CONTEXT = multiprocessing.get_context("forkserver")
 # pytest is the main module, which every child imports.
 CONTEXT.set_forkserver_preload(
-    ["pytest", "tests.processes.members", "tests.crash.victims", "tests.crash.grouping", "tests.blobs.victims"]
+    [
+        "pytest",
+        "torch.utils.data",
+        "distributed",
+        "tests.processes.members",
+        "tests.crash.victims",
+        "tests.crash.grouping",
+        "tests.blobs.victims",
+    ]
 )
 
 DEADLINE = 30.0
