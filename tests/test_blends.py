@@ -41,12 +41,12 @@ CASES = [
 ]
 
 
-@pytest.fixture(params=[1, 2])
-def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
+@pytest.fixture
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     """So many threads of torch."""
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
-    yield
+    yield request.param
     torch.set_num_threads(before)
 
 
@@ -80,8 +80,13 @@ def histories() -> Iterator[list[Box]]:
         yield [((rows[0], columns[0]), (rows[1], columns[1])) for rows, columns in corners]
 
 
-@pytest.mark.usefixtures("_threads")
-@pytest.mark.parametrize("kind", STORES)
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize(
+    ("kind", "threads"),
+    [(kind, 2) for kind in STORES]
+    + [pytest.param(kind, 1, marks=() if kind == "memory" else pytest.mark.slow) for kind in STORES],
+    indirect=["threads"],
+)
 @pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_a_blended_pixel_has_the_same_bits_after_any_reads(
     kind: str, name: str, dtype: torch.dtype, tmp_path: Path

@@ -199,12 +199,10 @@ def plain(found: Any) -> Any:
     return found.tolist() if isinstance(found, np.ndarray) else found
 
 
-@pytest.mark.parametrize("defaults", [another_device, another_dtype])
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
-def test_the_defaults_of_torch_change_nothing(
-    use: Callable[[Path], Iterator[Any]], defaults: Any, tmp_path: Path
-) -> None:
+def test_the_defaults_of_torch_change_nothing(use: Callable[[Path], Iterator[Any]], tmp_path: Path) -> None:
     expected = [plain(each) for each in use(tmp_path / "ordinary")]
-    with defaults():
-        found = list(use(tmp_path / "other"))
-    assert [plain(each) for each in found] == expected
+    for defaults in (another_device, another_dtype):
+        with defaults():
+            found = list(use(tmp_path / defaults.__name__))
+        assert [plain(each) for each in found] == expected, defaults.__name__

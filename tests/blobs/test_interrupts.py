@@ -238,7 +238,7 @@ def end(case: Case) -> None:
 
 
 @pytest.mark.parametrize(
-    "lines", [pytest.param(12, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)], indirect=True
+    "lines", [pytest.param(20, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)], indirect=True
 )
 def test_ctrl_c_at_any_line(case: Case, lines: NewLines) -> None:
     for name, action in ACTIONS.items():
@@ -268,7 +268,7 @@ def lines(request: pytest.FixtureRequest) -> NewLines:
 # Python itself drops an exception that comes in a callback of the garbage collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="timers that send signals are POSIX")
-@pytest.mark.parametrize("turns", [60, pytest.param(3000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("turns", [32, pytest.param(3000, marks=pytest.mark.slow)])
 def test_ctrl_c_by_a_timer(case: Case, turns: int) -> None:
     draw, interrupts = np.random.default_rng(turns), 0
 
@@ -395,7 +395,7 @@ def test_a_signal_handler_is_refused_between_the_pieces_of_an_extension(case: Ca
     assert values(case.blob[:]) == case.held + OTHER
 
 
-@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("number", [0, *(pytest.param(number, marks=pytest.mark.slow) for number in range(1, 7))])
 def test_a_signal_handler_that_reads_at_any_line_finds_right_rows(case: Case, number: int) -> None:
     """Rows that are being overwritten are old or new, and nothing that it loads is served later."""
     for name, action in ACTIONS.items():
