@@ -86,7 +86,7 @@ with ZarrTileStore(sys.argv[1], tile_size=8) as store:
 
 
 def test_the_user_reads_it_below_the_traceback_and_runs_the_script_again(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", SCRIPT, tmp_path / "store", "6"]
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "store"), "6"]
     first = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert first.returncode == -signal.SIGINT
     assert "it continues from there." in first.stderr.splitlines()[-1]

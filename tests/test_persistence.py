@@ -379,7 +379,7 @@ def test_import_is_light() -> None:
     )
     # The first run compiles what the others find compiled, as it is for users.
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    took = []
+    took = list[float]()
     # Beside what torch takes, which a busy machine makes longer as well.
     while min(took, default=1) >= 0.1 and len(took) < 4:
         done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=env)
