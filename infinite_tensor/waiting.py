@@ -51,10 +51,10 @@ class interrupts_shown:  # noqa: N801  (reads as a statement: ``with interrupts_
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         handled, self._handled = self._handled, None
-        show_interrupt(error, handled)
+        _show_interrupt(error, handled)
 
 
-def show_interrupt(error: BaseException | None, handled: BaseException | None) -> None:
+def _show_interrupt(error: BaseException | None, handled: BaseException | None) -> None:
     """Raise the Ctrl-C, or another exception that is no error, that an error came out of, if there is one.
 
     What the caller was handling when it made the call, `handled`, is behind every error and has nothing to do with it.

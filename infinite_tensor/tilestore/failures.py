@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Sequence
 
 from infinite_tensor.boxes import Index
 from infinite_tensor.errors import DamagedDataWarning, StoreError
-from infinite_tensor.waiting import show_interrupt
+from infinite_tensor.waiting import interrupts_shown
 
 _TOLD = 5
 """Failures that one error tells in full; there may be one for each of thousands of batches."""
@@ -26,7 +25,7 @@ def combined(failures: Sequence[StoreError]) -> StoreError:
     return error
 
 
-class stored_errors:  # noqa: N801  (reads as a statement: ``with stored_errors(...)``)
+class stored_errors(interrupts_shown):  # noqa: N801  (reads as a statement: ``with stored_errors(...)``)
     """Turns what storage raises into a StoreError that names store, tensor and tile."""
 
     def __init__(
@@ -44,12 +43,8 @@ class stored_errors:  # noqa: N801  (reads as a statement: ``with stored_errors(
         self._tiles = tiles
         self._group_id = group_id
 
-    def __enter__(self) -> None:
-        self._handled = sys.exception()
-
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        handled, self._handled = self._handled, None
-        show_interrupt(error, handled)
+        super().__exit__(kind, error, trace)
         if isinstance(error, Exception) and not isinstance(error, StoreError):
             what = "its backend" if self._tensor_id is None else f"tensor {self._tensor_id!r}"
             if self._group_id is not None:

@@ -98,7 +98,7 @@ def _does_nothing(frame: FrameType) -> bool:
 
 @cache
 def _instructions_of(code: CodeType) -> bytes:
-    """Kept, as Python makes them anew whenever it is asked."""
+    """Kept: Python copies them whenever it is asked."""
     return code.co_code
 
 
