@@ -8,23 +8,22 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 
 from infinite_tensor.boxes import Index, inside
 from infinite_tensor.boxset import BoxSet
 from infinite_tensor.errors import StoreError
+from infinite_tensor.tilestore.inventory import Known
 from infinite_tensor.tilestore.layout import Record
 from infinite_tensor.tilestore.loading import Entry, TileLoader
 from infinite_tensor.tilestore.lru import LRU
 from infinite_tensor.tilestore.partial import TileInProgress
+from infinite_tensor.tilestore.registry import Registry
+from infinite_tensor.tilestore.storage import Storage
 from infinite_tensor.tilestore.storing import Key, TileStorer
 from infinite_tensor.tilestore.writer import Write, Writer
 from infinite_tensor.waiting import Mark
-
-if TYPE_CHECKING:
-    from infinite_tensor.tilestore.persistent import PersistentTileStore
 
 
 class TileCache:
@@ -34,10 +33,12 @@ class TileCache:
     read has pinned stays; another one that is evicted is stored first. What waits to be stored is found in
     the writer.
 
-    The storage is passed to each call that may use it, so that the cache does not keep a store alive.
-
     Parameters
     ----------
+    storage : Storage
+        Where tiles come from and go to.
+    registry : Registry
+        Which tensors there are.
     entries : LRU
         Empty, with the limits.
     flush_interval : float
@@ -46,13 +47,23 @@ class TileCache:
         Nothing is ever stored; what is evicted is gone. Elsewhere that holds of tiles beyond the coordinate limits.
     """
 
-    def __init__(self, entries: LRU[Key, Entry], flush_interval: float, read_only: bool) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        registry: Registry,
+        entries: LRU[Key, Entry],
+        flush_interval: float,
+        *,
+        read_only: bool,
+    ) -> None:
+        self._storage = storage
+        self._registry = registry
         self.entries = entries
         self.flush_interval = flush_interval
         self._read_only = read_only
         self._writer: Writer[Key, TileInProgress] = Writer()
-        self._loader = TileLoader()
-        self._storer = TileStorer()
+        self._loader = TileLoader(storage, registry)
+        self._storer = TileStorer(storage, registry)
         self.renew()
 
     def renew(self) -> None:
@@ -84,6 +95,10 @@ class TileCache:
         """How many complete tiles of a tensor have been stored, and how many bytes, not compressed."""
         return self._storer.written(tensor_id)
 
+    def known_partials(self, record: Record, tiles: Sequence[Index]) -> dict[Index, Known]:
+        """The windows that incomplete tiles hold in storage."""
+        return self._loader.known_partials(record, tiles)
+
     def held(self, record: Record, low: Sequence[int], high: Sequence[int]) -> dict[Index, Entry]:
         """The tiles of a box ``[low, high)`` that are in memory."""
         with self.lock:
@@ -97,7 +112,6 @@ class TileCache:
 
     def fetch(
         self,
-        storage: PersistentTileStore,
         record: Record,
         tiles: Iterable[Index],
         reader: weakref.ref[object],
@@ -109,11 +123,10 @@ class TileCache:
         """
         wanted = list(tiles)
         while wanted:
-            wanted = self._fetch_some(storage, record, wanted, reader, entries)
+            wanted = self._fetch_some(record, wanted, reader, entries)
 
     def _fetch_some(
         self,
-        storage: PersistentTileStore,
         record: Record,
         wanted: Sequence[Index],
         reader: weakref.ref[object],
@@ -128,12 +141,12 @@ class TileCache:
                 mine = [tile for tile in unknown if tile not in theirs]
                 self._loading.update(((record, tile), mark) for tile in mine)
             try:
-                loaded = self._loader.load(storage, record, mine)
+                loaded = self._loader.load(record, mine)
                 with self.lock:
                     for tile, entry in loaded.items():
-                        self._enter(storage, record, tile, entry)
+                        self._enter(record, tile, entry)
                         self._take(record, tile, reader, entries)
-                    self._evict(storage)
+                    self._evict()
             finally:
                 # Where this is not reached, whoever finds the mark sees that nobody loads the tile any more.
                 for tile in mine:
@@ -157,17 +170,15 @@ class TileCache:
         entries[tile] = entry
         return True
 
-    def unpin(
-        self, storage: PersistentTileStore, record: Record, tiles: Iterable[Index], reader: weakref.ref[object]
-    ) -> None:
+    def unpin(self, record: Record, tiles: Iterable[Index], reader: weakref.ref[object]) -> None:
         """End what `fetch` began for tiles in progress."""
         with self.lock:
             for tile in tiles:
                 key = record, tile
                 self._pins.get(key, set()).discard(reader)
-                if not self._is_pinned(key) and not storage._is_current(record):
+                if not self._is_pinned(key) and not self._registry.is_current(record):
                     self.entries.pop(key)
-            self._evict(storage)
+            self._evict()
 
     def _is_pinned(self, key: Key) -> bool:
         """Whether a read holds a tile."""
@@ -176,17 +187,22 @@ class TileCache:
         self._pins.pop(key, None)
         return False
 
-    def changed(self, storage: PersistentTileStore, record: Record, tiles: Iterable[TileInProgress]) -> None:
-        """Windows have come into these tiles: send the complete ones to storage."""
+    def changed(self, record: Record, tiles: Iterable[TileInProgress]) -> None:
+        """Windows have come into these tiles: send the complete ones to storage.
+
+        They are of no use to others where the tensor has been cleared since.
+        """
+        if not self._registry.is_current(record):
+            return
         with self.lock:
             for tile in tiles:
-                self._enter(storage, record, tile.tile, tile)
-            self._evict(storage)
+                self._enter(record, tile.tile, tile)
+            self._evict()
             due = self._dirty_since is not None and time.monotonic() - self._dirty_since > self.flush_interval
         if due:
-            self.submit_partials(storage)
+            self.submit_partials()
 
-    def make_room(self, storage: PersistentTileStore) -> None:
+    def make_room(self) -> None:
         """Wait while too much waits to be stored. Not to be called with the lock held.
 
         Raises
@@ -195,25 +211,25 @@ class TileCache:
             If too much could not be stored, and still cannot be.
         """
         if self._writer.stuck():
-            self._writer.retry(self._write(storage))
-            self._writer.drain(self._write(storage))
+            self._writer.retry(self._write())
+            self._writer.drain(self._write())
             if self._writer.stuck():
-                raise self._writer.failure() or StoreError(f"{storage!r} is full of what it could not store")
-        self._writer.throttle(self._write(storage))
+                raise self._writer.failure() or StoreError(f"{self._storage!r} is full of what it could not store")
+        self._writer.throttle(self._write())
 
-    def submit_partials(self, storage: PersistentTileStore) -> None:
+    def submit_partials(self) -> None:
         """Send every tile in progress to storage."""
         with self.lock:
             for key, entry in self.entries.items():
                 if isinstance(entry, TileInProgress) and entry.dirty:
-                    self._submit(storage, key, entry)
+                    self._submit(key, entry)
             self._dirty_since = None
 
-    def flush(self, storage: PersistentTileStore) -> None:
+    def flush(self) -> None:
         """Store everything, or raise; what failed before is tried again."""
-        self._writer.retry(self._write(storage))
-        self.submit_partials(storage)
-        self._writer.drain(self._write(storage))
+        self._writer.retry(self._write())
+        self.submit_partials()
+        self._writer.drain(self._write())
         # Another thread may have been told of the failure, which is no reason to take it for a success here.
         failure = self._writer.unstored()
         if failure is not None:
@@ -295,10 +311,10 @@ class TileCache:
                 self._put(key, entry)
         return entry
 
-    def _enter(self, storage: PersistentTileStore, record: Record, tile: Index, entry: Entry) -> Entry:
+    def _enter(self, record: Record, tile: Index, entry: Entry) -> Entry:
         key = (record, tile)
         if isinstance(entry, TileInProgress) and entry.blended:
-            self._submit(storage, key, entry)
+            self._submit(key, entry)
             entry = entry.finished()
         elif isinstance(entry, TileInProgress) and entry.dirty and self._dirty_since is None:
             self._dirty_since = time.monotonic()
@@ -308,22 +324,22 @@ class TileCache:
     def _put(self, key: Key, entry: Entry) -> None:
         self.entries.put(key, entry, entry.nbytes)
 
-    def _write(self, storage: PersistentTileStore) -> Write[Key, TileInProgress]:
-        return partial(self._storer.store, storage, self.lock)
+    def _write(self) -> Write[Key, TileInProgress]:
+        return partial(self._storer.store, self._storage.backend, self.lock)
 
-    def _submit(self, storage: PersistentTileStore, key: Key, tile: TileInProgress) -> None:
+    def _submit(self, key: Key, tile: TileInProgress) -> None:
         """Have a tile stored, unless it has no place in storage."""
         if self._read_only or not key[0].layout.is_stored(key[1]):
             return
-        self._writer.submit(key, tile, self._write(storage))
+        self._writer.submit(key, tile, self._write())
 
-    def _evict(self, storage: PersistentTileStore) -> None:
-        self.entries.evict(lambda key, entry: self._release(storage, key, entry))
+    def _evict(self) -> None:
+        self.entries.evict(self._release)
 
-    def _release(self, storage: PersistentTileStore, key: Key, entry: Entry) -> bool:
+    def _release(self, key: Key, entry: Entry) -> bool:
         if isinstance(entry, TileInProgress):
             if self._is_pinned(key):
                 return False
             if entry.dirty:
-                self._submit(storage, key, entry)
+                self._submit(key, entry)
         return True

@@ -7,7 +7,7 @@ been blended in. What differs between storages is in `Backend`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,11 +28,12 @@ from infinite_tensor.tilestore.conflicts import warn_of_changes
 from infinite_tensor.tilestore.contract import TileStore
 from infinite_tensor.tilestore.failures import stored_errors
 from infinite_tensor.tilestore.inventory import Inventory
-from infinite_tensor.tilestore.layout import Record, TileLayout
+from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.lru import LRU, check_limit
-from infinite_tensor.tilestore.partial import PartialTile, TileInProgress
+from infinite_tensor.tilestore.partial import PartialTile
 from infinite_tensor.tilestore.registry import Registry
 from infinite_tensor.tilestore.report import Damage, Dropped, Garbage, TensorInfo
+from infinite_tensor.tilestore.storage import Storage
 from infinite_tensor.tilestore.stored import FORMAT
 from infinite_tensor.tilestore.survey import all_complete, inventory_of
 from infinite_tensor.tilestore.tile_access import TileAccess
@@ -81,12 +82,17 @@ class PersistentTileStore(TileStore, Backend):
         limits = check_limit("cache_size_bytes", cache_size_bytes), check_limit("cache_size_tiles", cache_size_tiles)
         if isinstance(flush_interval, bool) or not isinstance(flush_interval, int | float) or flush_interval < 0:
             raise ValidationError(f"flush_interval must be a number of seconds from 0, got {flush_interval!r}")
-        self._tiles = TileCache(LRU(*limits), flush_interval, read_only)
+        self._storage = Storage(self)
+        self._registry = Registry(self._storage, tile_size, read_only=read_only)
+        self._tiles = TileCache(self._storage, self._registry, LRU(*limits), flush_interval, read_only=read_only)
         super().__init__(workers=workers)
-        self.tile_size = tile_size
         self.read_only = read_only
-        self._registry = Registry()
         flush_at_exit(self)
+
+    @property
+    def tile_size(self) -> int | Sequence[int] | None:
+        """The tiles that new tensors get, as it was given."""
+        return self._registry.tile_size
 
     # The contract with the engine.
 
@@ -96,19 +102,19 @@ class PersistentTileStore(TileStore, Backend):
         self.flush_if_requested()
         with self._lock:
             self._check_open()
-            record = self._registry.record_of(self, spec)
+            record = self._registry.record_of(spec)
             warn_of_changes(spec.tensor_id, record.functions, spec.definition.functions, self)
 
     def placed(self, spec: TensorSpec) -> TensorSpec:
         """`spec` with the tile size that it was given, here or by this store."""
         with self._lock:
-            return replace(spec, tile_size=self._registry.given_tile(self, spec))
+            return replace(spec, tile_size=self._registry.given_tile(spec))
 
     def access(self, spec: TensorSpec) -> Access:
         """Begin a read of a tensor; raises what a background write has failed with since the last call."""
         self._raise_failure()
         with self._lock:
-            return TileAccess(self, self._registry.record_of(self, spec))
+            return TileAccess(self._check_open, self._registry, self._tiles, self._registry.record_of(spec))
 
     @property
     def cache_limit(self) -> int | None:
@@ -125,7 +131,7 @@ class PersistentTileStore(TileStore, Backend):
         """The tiles that are stored."""
         with self._lock:
             self._check_open()
-            return self._registry.record_of(self, spec).layout
+            return self._registry.record_of(spec).layout
 
     def written(self, tensor_id: str) -> tuple[int, int]:
         """What the background writer has stored of a tensor."""
@@ -136,21 +142,21 @@ class PersistentTileStore(TileStore, Backend):
         """What is in storage, and what is still on its way there."""
         self._raise_failure()
         with self._lock:
-            record = self._registry.record_of(self, spec)
-        return inventory_of(self, record, start, stop)
+            record = self._registry.record_of(spec)
+        return inventory_of(self._storage, self._tiles, record, start, stop)
 
     @visited
     def unfinished(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> list[Index]:
         """Tiles of which there are parts in storage."""
-        low, high = self.layout(spec).box(start, stop)
-        with stored_errors(self, "list", spec.tensor_id):
-            return sorted(self._find_partials(spec.tensor_id, low, high))
+        return sorted(self._storage.find_partials(spec.tensor_id, *self.layout(spec).box(start, stop)))
 
     @visited
     def is_complete(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> bool:
         """Whether all tiles of a region are in storage."""
         self._raise_failure()
-        return all_complete(self, self.layout(spec), spec.tensor_id, start, stop)
+        with self._lock:
+            record = self._registry.record_of(spec)
+        return all_complete(self._storage, record, start, stop)
 
     def serve(self, spec: TensorSpec, start: Sequence[int], out: torch.Tensor) -> bool:
         """Copy a region whose tiles are complete and in memory, where there is no failure to tell of."""
@@ -205,12 +211,12 @@ class PersistentTileStore(TileStore, Backend):
                 self._delete_tensor(tensor_id)
 
     def _digest_of(self, tensor_id: str) -> str | None:
-        return self._registry.digest_of(self, tensor_id)
+        return self._registry.digest_of(tensor_id)
 
     def specs_downstream(self) -> list[TensorSpec]:
         """The tensors that are stored and have args, and all that are registered here."""
         self._check_open()
-        return self._registry.specs_downstream(self)
+        return self._registry.specs_downstream()
 
     def check_droppable(self, tensor_id: str) -> None:
         """Whether tiles can be deleted here."""
@@ -228,9 +234,9 @@ class PersistentTileStore(TileStore, Backend):
         if not windows or self._digest_of(spec.tensor_id) != spec.definition.digest:
             # Cleared, or made anew with another definition: nothing is stored of this one.
             return Dropped()
-        record = self._registry.record_of(self, spec)
+        record = self._registry.record_of(spec)
         tiles = tiles_of(record.layout.grid, pixels_of(spec.grid.window, windows))
-        self._tiles.flush(self)
+        self._tiles.flush()
         self._raise_failure()
         new = replace(record)
         with self._tiles.lock:
@@ -249,19 +255,19 @@ class PersistentTileStore(TileStore, Backend):
     def tensor_ids(self) -> list[str]:
         """Ids of all tensors in the store, sorted."""
         self._check_open()
-        return self._registry.tensor_ids(self)
+        return self._registry.tensor_ids()
 
     @looking
     def tensor_definition(self, tensor_id: str) -> dict[str, Any]:
         """The definition of one tensor as it is stored."""
         self._check_open()
-        return self._registry.definition_of(self, tensor_id)
+        return self._registry.definition_of(tensor_id)
 
     @visited
     def tensor_info(self, tensor_id: str) -> TensorInfo:
         """What is stored of one tensor, after a flush."""
         self._flush_open()
-        definition = self._registry.definition_of(self, tensor_id)
+        definition = self._registry.definition_of(tensor_id)
         with stored_errors(self, "describe", tensor_id):
             if self._read_definition(tensor_id) is None:
                 return TensorInfo(tensor_id, definition, 0, 0, 0, "memory")
@@ -308,7 +314,7 @@ class PersistentTileStore(TileStore, Backend):
             self._flush_all()
 
     def _flush_all(self) -> None:
-        self._tiles.flush(self)
+        self._tiles.flush()
         self._raise_failure()
         with stored_errors(self, "flush", None):
             self._flush_backend()
@@ -367,23 +373,11 @@ class PersistentTileStore(TileStore, Backend):
         # No I/O here: what is pending goes to the writer, whose thread keeps this store alive until it is stored.
         # At the very end of the interpreter there are no modules any more.
         if not getattr(self, "_closed", True) and not self.read_only and sys is not None and not sys.is_finalizing():
-            self._tiles.submit_partials(self)
-            # The garbage collector may have forgotten that exit must wait for this, and that forked children must not.
+            # All of these hold the store weakly, and may have forgotten it by now.
+            self._storage.attach(self)
+            self._tiles.submit_partials()
             flush_at_exit(self)
             renew_in_children(self)
-
-    def _changed(self, record: Record, tiles: Iterable[TileInProgress]) -> None:
-        """Windows have come into these tiles of a read; of no use to others where the tensor was cleared since."""
-        if self._is_current(record):
-            self._tiles.changed(self, record, tiles)
-
-    def _is_current(self, record: Record) -> bool:
-        return self._registry.records.get(record.spec.tensor_id) is record
-
-    def _is_known(self, record: Record) -> bool:
-        """Whether what is stored is still of this tensor; some of it may have been dropped since."""
-        current = self._registry.records.get(record.spec.tensor_id)
-        return current is not None and current.layout is record.layout
 
     def _raise_failure(self) -> None:
         self._check_open()

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from infinite_tensor.boxes import Index
 from infinite_tensor.errors import StoreError
-from infinite_tensor.tilestore.failures import stored_errors
+from infinite_tensor.tilestore.backend import Backend
 from infinite_tensor.tilestore.layout import Record
 from infinite_tensor.tilestore.partial import PartialTile, TileInProgress
-
-if TYPE_CHECKING:
-    from infinite_tensor.tilestore.persistent import PersistentTileStore
+from infinite_tensor.tilestore.registry import Registry
+from infinite_tensor.tilestore.storage import Storage
 
 Key: TypeAlias = tuple[Record, Index]
 """A tile of a tensor."""
@@ -22,7 +21,9 @@ Key: TypeAlias = tuple[Record, Index]
 class TileStorer:
     """Stores tiles in progress, complete or not, and counts what it has stored."""
 
-    def __init__(self) -> None:
+    def __init__(self, storage: Storage, registry: Registry) -> None:
+        self._storage = storage
+        self._registry = registry
         self._written: dict[str, tuple[int, int]] = {}
 
     def written(self, tensor_id: str) -> tuple[int, int]:
@@ -30,12 +31,15 @@ class TileStorer:
         return self._written.get(tensor_id, (0, 0))
 
     def store(
-        self, storage: PersistentTileStore, lock: threading.RLock, jobs: dict[Key, TileInProgress]
+        self,
+        _backend: Backend,
+        lock: threading.RLock,
+        jobs: dict[Key, TileInProgress],
     ) -> Sequence[StoreError]:
         """Store tiles of any tensors; a tensor that cannot be stored holds up no other. Runs on the writer's thread.
 
         What is stored, or need not be any more, is taken out of `jobs`. The lock is held while tiles in progress are
-        looked at, not while they are on their way.
+        looked at, not while they are on their way. Whoever holds this call with its backend keeps the store alive.
         """
         by_record: dict[Record, dict[Index, TileInProgress]] = {}
         for (record, tile), job in jobs.items():
@@ -43,8 +47,8 @@ class TileStorer:
         failures = []
         for record, tiles in by_record.items():
             try:
-                if storage._is_current(record):
-                    self._store_tensor(storage, lock, record.spec.tensor_id, tiles)
+                if self._registry.is_current(record):
+                    self._store_tensor(lock, record.spec.tensor_id, tiles)
                 for tile in tiles:
                     del jobs[record, tile]
             except StoreError as error:
@@ -54,19 +58,13 @@ class TileStorer:
                     break
         return failures
 
-    def _store_tensor(
-        self, storage: PersistentTileStore, lock: threading.RLock, tensor_id: str, tiles: Mapping[Index, TileInProgress]
-    ) -> None:
+    def _store_tensor(self, lock: threading.RLock, tensor_id: str, tiles: Mapping[Index, TileInProgress]) -> None:
         with lock:
             complete = {tile: job.finished() for tile, job in tiles.items() if job.complete}
             parts = {tile: job.unstored() for tile, job in tiles.items() if tile not in complete}
-        with stored_errors(storage, "store", tensor_id, list(tiles)):
-            if complete:
-                storage._write_tiles(tensor_id, complete)
-            changes: dict[Index, PartialTile | None] = {tile: part for tile, part in parts.items() if part}
-            changes.update((tile, None) for tile in complete if tiles[tile].logged)
-            if changes:
-                storage._write_partials(tensor_id, changes)
+        changes: dict[Index, PartialTile | None] = {tile: part for tile, part in parts.items() if part}
+        changes.update((tile, None) for tile in complete if tiles[tile].logged)
+        self._storage.write(tensor_id, complete, changes)
         with lock:
             for tile, part in parts.items():
                 if part is not None:

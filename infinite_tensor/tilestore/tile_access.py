@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -17,21 +16,34 @@ import torch
 from infinite_tensor.arrays import Array, as_array
 from infinite_tensor.boxes import Index, IntArray, as_tuples, rows_of
 from infinite_tensor.tilestore.access import Access
+from infinite_tensor.tilestore.cache import TileCache
 from infinite_tensor.tilestore.inventory import NOTHING, Known, missing_windows
 from infinite_tensor.tilestore.layout import Record, copy_shared
 from infinite_tensor.tilestore.loading import Entry
 from infinite_tensor.tilestore.partial import TileInProgress
 from infinite_tensor.tilestore.patches import Patch, ReadPatches
-
-if TYPE_CHECKING:
-    from infinite_tensor.tilestore.persistent import PersistentTileStore
+from infinite_tensor.tilestore.registry import Registry
 
 
 class TileAccess(Access):
-    """Holds complete tiles by reference, and pins those in progress so that they stay in the cache."""
+    """Holds complete tiles by reference, and pins those in progress so that they stay in the cache.
 
-    def __init__(self, store: PersistentTileStore, record: Record) -> None:
-        self._store = store
+    Parameters
+    ----------
+    check_open : callable
+        A method of the store, which is kept alive by it; raises StoreError where the store has been closed.
+    registry : Registry
+        The tensors of the store.
+    cache : TileCache
+        Its tiles.
+    record : Record
+        The tensor.
+    """
+
+    def __init__(self, check_open: Callable[[], None], registry: Registry, cache: TileCache, record: Record) -> None:
+        self._check_open = check_open
+        self._registry = registry
+        self._cache = cache
         self._record = record
         self._tiles: dict[Index, Entry] = {}
         self._fetching = threading.Lock()
@@ -46,10 +58,10 @@ class TileAccess(Access):
         self._fetch(touched)
         if not any(isinstance(self._tiles[tile], TileInProgress) for tile in touched):
             return np.empty((0, grid.ndim), dtype=np.int64)
-        with self._store._tiles.lock:
+        with self._cache.lock:
             missing = missing_windows(grid, layout, starts, stops, self._known)
         if len(missing):
-            self._store._tiles.make_room(self._store)
+            self._cache.make_room()
         return missing
 
     def _known(self, tile: Index) -> Known | None:
@@ -61,7 +73,7 @@ class TileAccess(Access):
     def absent(self, windows: IntArray) -> npt.NDArray[np.bool_]:
         """Look again at the tiles in progress, which all reads share; see `Access.absent`."""
         low, high = self._tiles_of(windows)
-        with self._store._tiles.lock:
+        with self._cache.lock:
             return np.array(
                 [
                     any(self._lacks(tile, index) for tile in _box(a, b))
@@ -85,15 +97,15 @@ class TileAccess(Access):
         self._fetch(tile for tile, _, _ in pieces)
         self._patches.look_again()
         indices = as_tuples(windows)
-        with self._store._tiles.lock:
+        with self._cache.lock:
             changed: dict[Index, TileInProgress] = {}
             for tile, begin, end in pieces:
                 entry = self._tiles[tile]
                 if isinstance(entry, TileInProgress) and not entry.complete:
                     entry.add_row(indices[begin], array[begin:end])
                     changed[tile] = entry
-            self._store._changed(self._record, changed.values())
-        self._store._tiles.make_room(self._store)
+            self._cache.changed(self._record, changed.values())
+        self._cache.make_room()
 
     def _rows_of(self, windows: IntArray) -> Iterable[tuple[int, int]]:
         """Where rows begin and end; where windows do not follow each other along one dimension, each is one."""
@@ -134,7 +146,7 @@ class TileAccess(Access):
                 copy_shared(patch.pixels, patch.start, target, start)
             else:
                 begin, to = layout.part(tile, start, stop)
-                with self._store._tiles.lock:
+                with self._cache.lock:
                     entry.read(target[to], begin)
         if block is not out:
             out.copy_(block)
@@ -145,7 +157,7 @@ class TileAccess(Access):
 
     def _blended(self, tile: Index, entry: TileInProgress) -> Patch | None:
         start, stop = self._patches.cut(self._record.layout.start(tile), self._record.layout.stop(tile))
-        with self._store._tiles.lock:
+        with self._cache.lock:
             if not all(index in entry for index in _box(*self._record.spec.grid.box(start, stop))):
                 return None
             shape = [b - a for a, b in zip(start, stop, strict=True)]
@@ -163,12 +175,12 @@ class TileAccess(Access):
         ]
         self._patches.keep(start)
         pinned = [tile for tile in gone if isinstance(self._tiles.pop(tile), TileInProgress)]
-        self._store._tiles.unpin(self._store, self._record, pinned, self._reader)
+        self._cache.unpin(self._record, pinned, self._reader)
 
     @property
     def outdated(self) -> bool:
         """Whether the store has another record of the tensor by now."""
-        return not self._store._is_current(self._record)
+        return not self._registry.is_current(self._record)
 
     def detach(self) -> None:
         """Go on with a record of its own."""
@@ -180,11 +192,11 @@ class TileAccess(Access):
 
     def _fetch(self, tiles: Iterable[Index]) -> None:
         """Hold these tiles as well."""
-        self._store._check_open()
+        self._check_open()
         with self._fetching:
             wanted = [tile for tile in dict.fromkeys(tiles) if tile not in self._tiles]
             if wanted:
-                self._store._tiles.fetch(self._store, self._record, wanted, self._reader, self._tiles)
+                self._cache.fetch(self._record, wanted, self._reader, self._tiles)
 
 
 def _box(low: Sequence[int], high: Sequence[int]) -> Iterator[Index]:
