@@ -560,11 +560,14 @@ class Watched(MemoryTileStore):
     most_windows = 0
 
     def access(self, spec: TensorSpec) -> Access:
-        return WatchedAccess(self, spec, self.layout(spec))
+        return WatchedAccess(self, spec)
 
 
 class WatchedAccess(MemoryAccess):
+    def __init__(self, store: Watched, spec: TensorSpec) -> None:
+        super().__init__(store._check_open, store._kept, store._known(spec))
+        self._store = store
+
     def keep(self, start: Sequence[int] | None) -> None:
-        assert isinstance(self._store, Watched)
-        self._store.most_windows = max(self._store.most_windows, len(self._held))
+        self._store.most_windows = max(self._store.most_windows, len(self._held.rows))
         super().keep(start)

@@ -64,13 +64,16 @@ class Watched(MemoryTileStore):
     most_rows = 0
 
     def access(self, spec: TensorSpec) -> Access:
-        return WatchedAccess(self, spec, self.layout(spec)) if spec.tensor_id == "source" else super().access(spec)
+        return WatchedAccess(self, spec) if spec.tensor_id == "source" else super().access(spec)
 
 
 class WatchedAccess(MemoryAccess):
+    def __init__(self, store: Watched, spec: TensorSpec) -> None:
+        super().__init__(store._check_open, store._kept, store._known(spec))
+        self._store = store
+
     def keep(self, start: Sequence[int] | None) -> None:
-        assert isinstance(self._store, Watched)
-        self._store.most_rows = max(self._store.most_rows, len({row for row, _ in self._held}))
+        self._store.most_rows = max(self._store.most_rows, len({row for row, _ in self._held.rows}))
         super().keep(start)
 
 

@@ -9,23 +9,20 @@ from typing import Any
 
 import torch
 
-from infinite_tensor.arrays import Array, as_array, as_tensor
-from infinite_tensor.boxes import Index
+from infinite_tensor.arrays import as_array, as_tensor
 from infinite_tensor.boxset import BoxSet, pixels_of, tiles_of
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.spec import TensorSpec
 from infinite_tensor.tilestore.access import Access
-from infinite_tensor.tilestore.awaited import Awaited
 from infinite_tensor.tilestore.conflicts import check_same, unknown_tensor, warn_of_changes
 from infinite_tensor.tilestore.contract import TileStore
 from infinite_tensor.tilestore.inventory import Inventory
+from infinite_tensor.tilestore.kept_windows import KeptWindows
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.lru import check_limit
 from infinite_tensor.tilestore.memory_access import MemoryAccess
-from infinite_tensor.tilestore.patches import Patches, patch_layout
 from infinite_tensor.tilestore.report import Dropped, TensorInfo
 from infinite_tensor.tilestore.rows import Row, fold_rows, rows_in
-from infinite_tensor.tilestore.window_cache import AllWindows, WindowCache
 from infinite_tensor.visits import visited
 from infinite_tensor.waiting import Mark
 
@@ -49,32 +46,26 @@ class MemoryTileStore(TileStore):
     def __init__(
         self, cache_size_bytes: int | None = None, cache_size_windows: int | None = None, *, workers: int = 1
     ) -> None:
-        self._windows: WindowCache = AllWindows()
-        self._limit(
+        self._kept = KeptWindows(
             check_limit("cache_size_bytes", cache_size_bytes), check_limit("cache_size_windows", cache_size_windows)
         )
-        self._patches = Patches()
-        self._layouts: dict[str, TileLayout] = {}
-        self._specs: dict[str, TensorSpec] = {}
         self._groups: dict[str, dict[str, Any]] = {}
-        self._awaited = Awaited()
         super().__init__(workers=workers)
+        self._lock = self._kept.lock
 
     @property
     def cache_size_bytes(self) -> int | None:
         """Limit in bytes, None for no limit."""
-        return self._windows.max_bytes
+        return self._kept.windows.max_bytes
 
     @cache_size_bytes.setter
     def cache_size_bytes(self, value: int | None) -> None:
-        with self._lock:
-            self._limit(check_limit("cache_size_bytes", value), self.cache_size_windows)
-            self._shrink_patches()
+        self._kept.limit(check_limit("cache_size_bytes", value), self.cache_size_windows)
 
     @property
     def cache_size_windows(self) -> int | None:
         """Limit in windows, None for no limit."""
-        return self._windows.max_items
+        return self._kept.windows.max_items
 
     @visited
     def register(self, spec: TensorSpec) -> None:
@@ -88,7 +79,7 @@ class MemoryTileStore(TileStore):
         """Begin a read of a tensor."""
         with self._lock:
             self._check_open()
-            return MemoryAccess(self, self._known(spec), self._layout(spec))
+            return MemoryAccess(self._check_open, self._kept, self._known(spec))
 
     @property
     def cache_limit(self) -> int | None:
@@ -98,35 +89,36 @@ class MemoryTileStore(TileStore):
     @visited
     def lend(self, mark: Mark, room: int) -> None:
         """While `mark` is under way, keep no more than now and this much, if there is no limit."""
+        kept = self._kept
         with self._lock:
-            self._windows = self._windows.ordered(self.cache_size_bytes, self.cache_size_windows)
-            self._windows.lend(mark, room)
-            self._shrink_patches()
+            kept.windows = kept.windows.ordered(self.cache_size_bytes, self.cache_size_windows)
+            kept.windows.lend(mark, room)
+            kept.shrink_patches()
 
     def layout(self, spec: TensorSpec) -> TileLayout:
         """The patches that blended pixels are kept in."""
-        with self._lock:
-            return self._layout(spec)
+        return self._kept.layout(spec)
 
     def inventory(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> Inventory:
         """Which windows are there; blended patches are its tiles."""
         with self._lock:
             self._check_open()
-            layout = self._layout(spec)
-            windows = list(self._windows.of(spec.tensor_id)) if self._keeps(spec) else []
+            layout = self._kept.layout(spec)
+            windows = list(self._kept.windows.of(spec.tensor_id)) if self._kept.keeps(spec) else []
         return Inventory.of_windows(spec.grid, layout, windows, start, stop)
 
     def serve(self, spec: TensorSpec, start: Sequence[int], out: torch.Tensor) -> bool:
         """Copy a region whose windows are there and need no blending, or have been blended before."""
+        kept = self._kept
         with self._lock:
-            if self._closed or not self._keeps(spec):
+            if self._closed or not kept.keeps(spec):
                 return False
             grid, stop = spec.grid, [a + n for a, n in zip(start, out.shape, strict=True)]
             if grid.overlap_free:
-                found = rows_in(grid.box(start, stop), self._windows.finder(spec.tensor_id))
+                found = rows_in(grid.box(start, stop), kept.windows.finder(spec.tensor_id))
             else:
-                layout = self._layout(spec)
-                blocks = self._patches.all_in(spec.tensor_id, layout.box(start, stop))
+                layout = kept.layout(spec)
+                blocks = kept.patches.all_in(spec.tensor_id, layout.box(start, stop))
                 found = None
         if grid.overlap_free:
             if found is not None:
@@ -144,72 +136,65 @@ class MemoryTileStore(TileStore):
             self._known(spec)
             converted = {
                 index: Row(index, as_array(as_tensor(row.window(index)).to(moved.device, moved.dtype)[None]))
-                for index, row in self._windows.of(spec.tensor_id).items()
+                for index, row in self._kept.windows.of(spec.tensor_id).items()
             }
-            # Interrupted on the way, windows are missing: they never stand beside the definition of others.
-            self._forget(spec.tensor_id)
-            self._specs[spec.tensor_id] = moved
-            self._layouts.pop(spec.tensor_id, None)
-            self._windows.put(spec.tensor_id, converted)
-            self._shrink_patches()
+            self._kept.replace(moved, converted)
 
     @visited
     def clear_cache(self, tensor_id: str) -> None:
         """Forget all windows of a tensor."""
         with self._lock:
             self._check_open()
-            self._forget(tensor_id)
+            self._kept.forget_windows(tensor_id)
 
     def specs_downstream(self) -> list[TensorSpec]:
         """All tensors made on this store."""
         with self._lock:
-            return list(self._specs.values())
+            return list(self._kept.specs.values())
 
     def check_droppable(self, tensor_id: str) -> None:
         """Windows in memory can be dropped at any time; a closed store has none."""
 
     def drop(self, spec: TensorSpec, windows: BoxSet) -> Dropped:
         """Forget windows one by one, and the patches that they are blended into."""
+        kept, tensor_id = self._kept, spec.tensor_id
         with self._lock:
-            known = self._specs.get(spec.tensor_id)
-            if known is None or not self._keeps(spec):
+            if not kept.keeps(spec):
                 return Dropped()
             # Another object: reads in progress find that theirs is not the one that is kept any more.
-            self._specs[spec.tensor_id] = replace(known)
-            doomed = windows.held(list(self._windows.of(spec.tensor_id)))
-            self._patches.drop(spec.tensor_id, tiles_of(self._layout(spec).grid, pixels_of(spec.grid.window, windows)))
-            self._windows.drop(spec.tensor_id, doomed)
+            kept.specs[tensor_id] = replace(kept.specs[tensor_id])
+            doomed = windows.held(list(kept.windows.of(tensor_id)))
+            kept.patches.drop(tensor_id, tiles_of(kept.layout(spec).grid, pixels_of(spec.grid.window, windows)))
+            kept.windows.drop(tensor_id, doomed)
             return Dropped(windows=len(doomed))
 
     def _delete(self, tensor_id: str) -> None:
         with self._lock:
-            self._forget(tensor_id)
-            self._specs.pop(tensor_id, None)
-            self._layouts.pop(tensor_id, None)
+            self._kept.forget(tensor_id)
 
     def _digest_of(self, tensor_id: str) -> str | None:
-        known = self._specs.get(tensor_id)
+        known = self._kept.specs.get(tensor_id)
         return None if known is None else known.definition.digest
 
     def tensor_ids(self) -> list[str]:
         """Ids of all tensors made on this store, sorted."""
         with self._lock:
             self._check_open()
-            return sorted(self._specs)
+            return sorted(self._kept.specs)
 
     def tensor_definition(self, tensor_id: str) -> dict[str, Any]:
         """The definition of one tensor as JSON."""
         with self._lock:
             known = self.tensor_ids()
-            if tensor_id not in self._specs:
+            if tensor_id not in self._kept.specs:
                 raise unknown_tensor(tensor_id, known, self)
-            return dict(self._specs[tensor_id].definition.to_json())
+            return dict(self._kept.specs[tensor_id].definition.to_json())
 
     def tensor_info(self, tensor_id: str) -> TensorInfo:
         """What is in memory of one tensor; a window counts as a complete tile."""
         with self._lock:
             definition = self.tensor_definition(tensor_id)
-            sizes = [row.window_bytes for row in self._windows.of(tensor_id).values()]
+            sizes = [row.window_bytes for row in self._kept.windows.of(tensor_id).values()]
             return TensorInfo(tensor_id, definition, len(sizes), 0, sum(sizes), "memory")
 
     def _read_group(self, group_id: str) -> dict[str, Any] | None:
@@ -228,16 +213,10 @@ class MemoryTileStore(TileStore):
     def close(self, *, discard: bool = False) -> None:  # noqa: ARG002  (there is nothing that could not be stored)
         """Forget everything."""
         with self._lock:
-            for tensor_id in list(self._specs):
+            for tensor_id in list(self._kept.specs):
                 self._delete(tensor_id)
             self._groups.clear()
             self._closed = True
-
-    def _registered(self) -> list[str]:
-        return self.tensor_ids()
-
-    def _limit_cache(self, limit: int | None) -> None:
-        self.cache_size_bytes = None if limit is None else max(limit, 1)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the limits, not the windows."""
@@ -251,12 +230,12 @@ class MemoryTileStore(TileStore):
 
     def _renew_after_fork(self) -> None:
         super()._renew_after_fork()
-        self._patches = Patches()
-        self._awaited = Awaited()
+        self._kept.renew()
+        self._lock = self._kept.lock
 
     def _known(self, spec: TensorSpec) -> TensorSpec:
         """The tensor as it is kept; from now on if it is new."""
-        known = self._specs.setdefault(spec.tensor_id, spec)
+        known = self._kept.specs.setdefault(spec.tensor_id, spec)
         check_same(spec.tensor_id, known.definition, spec.definition, self)
         if known.device != spec.device:
             raise ValidationError(
@@ -264,80 +243,3 @@ class MemoryTileStore(TileStore):
                 "move it with tensor.to(device)"
             )
         return known
-
-    def _layout(self, spec: TensorSpec) -> TileLayout:
-        if not self._keeps(spec):
-            # Cleared, or moved: what is found of it must not be taken for that of the next tensor of this id.
-            return patch_layout(spec)
-        if spec.tensor_id not in self._layouts:
-            self._layouts[spec.tensor_id] = patch_layout(spec)
-        return self._layouts[spec.tensor_id]
-
-    def _keeps(self, spec: TensorSpec) -> bool:
-        """Whether what is in memory is of this tensor, which may have been cleared or moved meanwhile."""
-        known = self._specs.get(spec.tensor_id)
-        return known is spec or (
-            known is not None and known.device == spec.device and known.definition.digest == spec.definition.digest
-        )
-
-    def _take(self, spec: TensorSpec, indices: Sequence[Index]) -> dict[Index, Row]:
-        """Those of the windows that are in memory."""
-        with self._lock:
-            self._check_open()
-            if self._specs.get(spec.tensor_id) is not spec:
-                # Cleared or moved while the read was in progress: what is there now is not of this tensor.
-                return {}
-            return self._windows.take(spec.tensor_id, indices)
-
-    def _put(self, spec: TensorSpec, rows: dict[Index, Row]) -> None:
-        with self._lock:
-            self._check_open()
-            if self._specs.get(spec.tensor_id) is not spec:
-                return
-            if not self._windows.limited:
-                # A limit that was lent may have ended.
-                self._windows = self._windows.unordered()
-            self._windows.put(spec.tensor_id, rows)
-            self._shrink_patches()
-            self._awaited.hand_over(spec.tensor_id, rows)
-
-    def _forget(self, tensor_id: str) -> None:
-        self._patches.forget(tensor_id)
-        self._windows.forget(tensor_id)
-
-    def _shrink_patches(self) -> None:
-        """Windows may take all of the room that there is, patches what these leave."""
-        if self._windows.limited:
-            self._patches.shrink(self._windows.room)
-
-    def _has_room(self, nbytes: int) -> bool:
-        """Whether a patch of this size may be kept."""
-        return not self._windows.limited or self._windows.room >= nbytes
-
-    def _limit(self, max_bytes: int | None, max_items: int | None) -> None:
-        """Set the limits of windows, in whose order of use they are kept only where there are some."""
-        if max_bytes is not None or max_items is not None or self._windows.limited:
-            self._windows = self._windows.ordered(max_bytes, max_items)
-        if not self._windows.limited:
-            self._windows = self._windows.unordered()
-
-    def _keep_patch(self, spec: TensorSpec, patch: Index, block: Array) -> None:
-        with self._lock:
-            if self._specs.get(spec.tensor_id) is spec:
-                self._patches.put(spec.tensor_id, patch, block)
-                self._shrink_patches()
-
-    def _patch(self, spec: TensorSpec, patch: Index) -> Array | None:
-        with self._lock:
-            return self._patches.get(spec.tensor_id, patch) if self._specs.get(spec.tensor_id) is spec else None
-
-    def _await(self, access: MemoryAccess, spec: TensorSpec, indices: Sequence[Index]) -> dict[Index, Row]:
-        """Those of the windows that are in memory; the others are handed to `access` when they come."""
-        with self._lock:
-            found = self._take(spec, indices)
-            self._awaited.add(access, [index for index in indices if index not in found])
-        return found
-
-    def _await_no_more(self, access: MemoryAccess) -> None:
-        with self._lock:
-            self._awaited.discard(access)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -18,48 +17,57 @@ from infinite_tensor.arrays import Array, as_array, copied
 from infinite_tensor.boxes import UNBOUNDED, Index, IntArray, as_tuples, rows_of
 from infinite_tensor.spec import TensorSpec
 from infinite_tensor.tilestore.access import Access
-from infinite_tensor.tilestore.layout import TileLayout, copy_shared
+from infinite_tensor.tilestore.kept_windows import Held, KeptWindows
+from infinite_tensor.tilestore.layout import copy_shared
 from infinite_tensor.tilestore.patches import Patch, ReadPatches
 from infinite_tensor.tilestore.rows import Row, fold_rows, rows_in
 
-if TYPE_CHECKING:
-    from infinite_tensor.tilestore.memory import MemoryTileStore
-
 
 class MemoryAccess(Access):
-    """Holds the windows of its regions by reference, whether or not the cache still does."""
+    """Holds the windows of its regions by reference, whether or not the cache still does.
 
-    def __init__(self, store: MemoryTileStore, spec: TensorSpec, layout: TileLayout) -> None:
-        self._store = store
+    Parameters
+    ----------
+    check_open : callable
+        A method of the store, which is kept alive by it; raises StoreError where the store has been closed.
+    kept : KeptWindows
+        What the store keeps.
+    spec : TensorSpec
+        The tensor, as it is kept.
+    """
+
+    def __init__(self, check_open: Callable[[], None], kept: KeptWindows, spec: TensorSpec) -> None:
+        self._check_open = check_open
+        self._kept = kept
         self._spec = spec
-        self._layout = layout
+        self._layout = layout = kept.layout(spec)
         self._overlaps = not spec.grid.overlap_free
         self._patch_pixels = math.prod(layout.tile_shape)
         self._small_windows = 4 * math.prod(spec.grid.window.size) <= self._patch_pixels
-        self._held: dict[Index, Row] = {}
+        self._held = Held(spec.tensor_id)
         self._patches = ReadPatches()
-        self._awaited: set[Index] = set()
 
     def add(self, starts: IntArray, stops: IntArray) -> IntArray:
         """Look up the windows of the regions; see `Access.add`."""
+        self._check_open()
         self._patches.extend(starts, stops)
-        points = self._spec.grid.points(starts, stops)
+        points, held = self._spec.grid.points(starts, stops), self._held.rows
         needed = as_tuples(points)
-        if self._held:
-            needed = [index for index in needed if index not in self._held]
-        found = self._store._take(self._spec, needed)
+        if held:
+            needed = [index for index in needed if index not in held]
+        found = self._kept.take(self._spec, needed)
         if len(needed) == len(points) and not found:
             return points
-        self._held.update(found)
+        held.update(found)
         missing = [index for index in needed if index not in found]
         return np.array(missing, dtype=np.int64).reshape(len(missing), self._spec.grid.ndim)
 
     def absent(self, windows: IntArray) -> npt.NDArray[np.bool_]:
         """Look in the cache again; see `Access.absent`."""
-        indices = as_tuples(windows)
-        needed = [index for index in indices if index not in self._held]
-        self._held.update(self._store._await(self, self._spec, needed))
-        return np.array([index not in self._held for index in indices], dtype=bool)
+        self._check_open()
+        indices, held = as_tuples(windows), self._held
+        self._kept.take_or_await(self._spec, held, [index for index in indices if index not in held.rows])
+        return np.array([index not in held.rows for index in indices], dtype=bool)
 
     def deposit(self, windows: IntArray, outputs: Array) -> None:
         """Keep the windows, here and in the cache."""
@@ -67,16 +75,17 @@ class MemoryAccess(Access):
         rows: dict[Index, Row] = {}
         for begin, end in rows_of(windows):
             rows.update(dict.fromkeys(indices[begin:end], Row(indices[begin], outputs[begin:end])))
-        self._held.update(rows)
+        self._held.rows.update(rows)
         self._patches.look_again()
-        self._store._put(self._spec, rows)
+        self._check_open()
+        self._kept.put(self._spec, rows)
 
     def read(self, start: Sequence[int], out: torch.Tensor) -> None:
         """Blend the windows of a region into `out`, or copy what has been blended before."""
         target, stop = as_array(out), [a + n for a, n in zip(start, out.shape, strict=True)]
         if out.numel() >= self._patch_pixels:
             self._fold(target, start)
-            if self._overlaps and self._store._has_room(self._layout.tile_bytes):
+            if self._overlaps and self._kept.has_room(self._layout.tile_bytes):
                 self._remember(target, start, stop)
         elif self._overlaps or (self._small_windows and self._patches.worthwhile):
             for index in itertools.product(*map(range, *self._layout.box(start, stop))):
@@ -92,19 +101,19 @@ class MemoryAccess(Access):
     def keep(self, start: Sequence[int] | None) -> None:
         """Drop the windows that end before `start`."""
         if start is None:
-            self._held = {}
+            self._held.rows = {}
             self._patches.keep(None)
             return
         low, high = self._spec.grid.box(start, [UNBOUNDED] * len(start))
         if low == high:
-            self._held = {}
-        self._held = {index: row for index, row in self._held.items() if all(map(operator.le, low, index))}
+            self._held.rows = {}
+        self._held.rows = {index: row for index, row in self._held.rows.items() if all(map(operator.le, low, index))}
         self._patches.keep(start)
 
     @property
     def outdated(self) -> bool:
         """Whether the store keeps the tensor as another object by now."""
-        return self._store._specs.get(self._spec.tensor_id) is not self._spec
+        return not self._kept.is_current(self._spec)
 
     def detach(self) -> None:
         """Go on with an object of its own."""
@@ -113,26 +122,26 @@ class MemoryAccess(Access):
     def close(self) -> None:
         """Drop all windows."""
         self.keep(None)
-        if self._awaited:
-            self._store._await_no_more(self)
+        if self._held.awaited:
+            self._kept.await_no_more(self._held)
 
     def _fold(self, target: Array, start: Sequence[int]) -> None:
         stop = [a + n for a, n in zip(start, target.shape, strict=True)]
-        rows = rows_in(self._spec.grid.box(start, stop), self._held.get)
+        rows = rows_in(self._spec.grid.box(start, stop), self._held.rows.get)
         assert rows is not None
         fold_rows(self._spec, rows, target, start)
 
     def _patch(self, index: Index) -> Patch | None:
         """A patch from the store, or blended now: whole, or as far as regions of this read may reach."""
         start, stop = self._layout.start(index), self._layout.stop(index)
-        pixels = self._store._patch(self._spec, index)
+        pixels = self._kept.patch(self._spec, index)
         if pixels is not None:
             return Patch(start, stop, pixels)
         whole = self._blended(start, stop)
         if whole is None:
             return self._blended(*self._patches.cut(start, stop))
         if self._overlaps:
-            self._store._keep_patch(self._spec, index, whole.pixels)
+            self._kept.keep_patch(self._spec, index, whole.pixels)
         return whole
 
     def _blended(self, start: Index, stop: Index) -> Patch | None:
@@ -146,12 +155,12 @@ class MemoryAccess(Access):
 
     def _rows(self, start: Index, stop: Index) -> list[tuple[Index, Array]] | None:
         """The windows of a region, from the cache too; None where one is missing."""
-        box = self._spec.grid.box(start, stop)
-        unknown = [index for index in itertools.product(*map(range, *box)) if index not in self._held]
-        found = self._store._take(self._spec, unknown)
+        box, held = self._spec.grid.box(start, stop), self._held.rows
+        unknown = [index for index in itertools.product(*map(range, *box)) if index not in held]
+        found = self._kept.take(self._spec, unknown)
         if len(found) < len(unknown):
             return None
-        return rows_in(box, lambda index: self._held.get(index) or found.get(index))
+        return rows_in(box, lambda index: held.get(index) or found.get(index))
 
     def _remember(self, pixels: Array, start: Sequence[int], stop: Sequence[int]) -> None:
         """Keep the patches that lie in a region which has been blended."""
@@ -160,4 +169,4 @@ class MemoryAccess(Access):
             block = pixels[to]
             whole = [b - a for a, b in zip(low, self._layout.stop(patch), strict=True)]
             if tuple(low) == self._layout.start(patch) and list(block.shape) == whole:
-                self._store._keep_patch(self._spec, patch, copied(block))
+                self._kept.keep_patch(self._spec, patch, copied(block))

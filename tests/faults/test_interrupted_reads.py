@@ -134,9 +134,11 @@ def check_together(store: TileStore) -> None:
         # Where a clean-up itself was interrupted, its traceback keeps the read until then.
         gc.collect()
         assert not any(store._tiles._is_pinned(key) for key in list(store._tiles._pins))
-    elif isinstance(store, MemoryTileStore) and isinstance(store._windows, RecentWindows):
-        assert store._windows.total_bytes <= SMALL
-        assert store._windows.total_bytes == sum(size for _, size in store._windows._windows._entries.values())
+    elif isinstance(store, MemoryTileStore) and isinstance(store._kept.windows, RecentWindows):
+        assert store._kept.windows.total_bytes <= SMALL
+        assert store._kept.windows.total_bytes == sum(
+            size for _, size in store._kept.windows._windows._entries.values()
+        )
 
 
 # Python itself drops an exception that comes in a callback of the garbage collector.
