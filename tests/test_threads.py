@@ -285,6 +285,59 @@ def test_an_f_may_read_windows_of_its_own_tensor_that_have_their_turn_later() ->
     assert calls.total() == len(calls) == 8
 
 
+@pytest.mark.parametrize("workers", [1, 3])
+def test_an_f_may_read_any_other_window_of_its_own_tensor(workers: int) -> None:
+    calls: Counter[Index] = Counter()
+
+    def f(ctx: Index) -> torch.Tensor:
+        calls[ctx] += 1
+        # Earlier ones and later ones, in the midst of many quick calls.
+        other = {3: ctx[0] + 1, 5: ctx[0] - 2}.get(ctx[0] % 7)
+        return torch.full((1,), float(ctx[0])) if other is None else t.read(slice(other, other + 1), workers=workers)
+
+    t = InfiniteTensor((None,), f, TensorWindow((1,)))
+    found = t.read(slice(0, 700), workers=workers).tolist()
+    assert found == [{3: x + 1, 5: x - 1}.get(x % 7, x) for x in range(700)]
+    assert len(calls) == 700
+    # Threads that may not wait for each other compute a window once each.
+    assert calls.total() == 700 or workers > 1
+
+
+def check_reads_within_reads(seed: int, workers: int) -> None:
+    """Eight threads read tensors of which windows read windows that come later in a random order."""
+    dice = random.Random(seed)  # noqa: S311
+    order = [(name, x) for name in range(4) for x in range(12)]
+    dice.shuffle(order)
+    reads = {place: dice.sample(order[at + 1 :], min(dice.randrange(4), 47 - at)) for at, place in enumerate(order)}
+    values: dict[tuple[int, int], float] = {}
+    for place in reversed(order):
+        values[place] = 1 + sum(values[other] for other in reads[place])
+
+    def f(ctx: Index, name: int) -> torch.Tensor:
+        others = reads.get((name, ctx[0]), ())
+        found = (tensors[other].read(slice(x, x + 1), workers=workers) for other, x in others)
+        return sum(found, start=torch.ones(1, dtype=torch.float64))
+
+    window = TensorWindow((1,))
+    tensors = [InfiniteTensor((12,), partial(f, name=name), window, dtype=torch.float64) for name in range(4)]
+    found = together(lambda thread: tensors[thread % 4].read(slice(0, 12), workers=workers), 8)
+    for thread, pixels in enumerate(found):
+        assert pixels.tolist() == [values[thread % 4, x] for x in range(12)]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_reads_within_reads_of_many_threads_come_to_an_end(seed: int, workers: int) -> None:
+    check_reads_within_reads(seed, workers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_random_reads_within_reads_come_to_an_end(workers: int) -> None:
+    for seed in range(2, 60):
+        check_reads_within_reads(seed, workers)
+
+
 def test_a_window_that_needs_itself_is_an_error() -> None:
     def f(ctx: Index) -> Any:
         return t[ctx[0] : ctx[0] + 1]

@@ -21,7 +21,6 @@ from infinite_tensor import (
     ValidationError,
     ZarrTileStore,
 )
-from infinite_tensor.engine.pace import Pace
 
 LIMIT = 30.0
 SIDE_BY_SIDE = TensorWindow((4,))
@@ -150,23 +149,6 @@ def test_workers_need_be_a_positive_int() -> None:
 def test_workers_are_pickled_with_a_store(tmp_path: Path) -> None:
     for store in (MemoryTileStore(workers=5), ZarrTileStore(tmp_path, workers=5)):
         assert pickle.loads(pickle.dumps(store)).workers == 5  # noqa: S301
-
-
-def test_slow_calls_are_begun_one_at_a_time_and_quick_ones_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-    monkeypatch.setattr("infinite_tensor.engine.pace.time.perf_counter", lambda: now)
-    pace = Pace()
-    for _ in range(10):
-        pace.begin()
-        now += pace.calls * 1e-5
-        assert not pace.is_over()
-        pace.end(pace.calls)
-    assert pace.calls == pytest.approx(100, abs=1)
-    pace.begin()
-    now += 1.0
-    assert pace.is_over()
-    pace.end(1)
-    assert pace.calls == 1
 
 
 def test_windows_begun_behind_a_slow_call_are_another_readers_to_take() -> None:

@@ -6,9 +6,9 @@ each depth first computes what it has claimed, then turns to what it left out: o
 has not begun it takes over half, so that a small read need not wait for a large one; what is in the making it
 waits for.
 
-So a thread waits only while another one is at work, unless an ``f`` reads a tensor itself. Where such waits
-close a circle of threads, windows that have not been begun change hands too; if there are none, a window needs
-itself.
+So a thread waits only while another one is at work, unless an ``f`` reads a tensor itself. Such a nested read takes
+over what nobody has begun, and never waits for a thread that waits: no circle of waiting threads can close. What it
+may not wait for it computes itself, once more. A window that it would need for itself is an error.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -45,6 +46,8 @@ class Claim:
         The read.
     thread : int
         The thread that the read runs on.
+    nested : bool
+        Whether an ``f`` reads.
     mark : Mark
         Whether the read is still at it; a claim whose read has ended, in whatever way, claims nothing.
     lost : set of int
@@ -54,43 +57,32 @@ class Claim:
         sender would keep each other, and the store with all that it holds, for the garbage collector.
     """
 
-    def __init__(self, level: Level, reader: Reader, mark: Mark) -> None:
+    def __init__(self, level: Level, reader: Reader, mark: Mark, *, nested: bool) -> None:
         self.level = level
         self.indices = as_tuples(level.windows)
         self.reader = reader
         self.thread = threading.get_ident()
+        self.nested = nested
         self.mark = mark
         self.lost: set[int] = set()
         self.senders: dict[int, weakref.WeakMethod[Callable[[], None]]] = {}
-        # By which thread.
-        self._making: dict[Index, int] = {}
+        # Per thread the places that it has begun, in order, and not stored.
+        self._begun: dict[int, list[int]] = {}
         self._places: dict[Index, int] | None = None
-        self._plan(list(range(len(self.indices))))
+        self._schedule = self._scheduled(list(range(len(self.indices))))
 
-    def _plan(self, left: list[int]) -> None:
-        self._schedule = _Schedule(left, self.level.computation.batching.split(len(left)))
+    def _scheduled(self, left: list[int]) -> _Schedule:
+        return _Schedule(left, self.level.computation.batching.split(len(left)))
 
-    def begin(self, most: int) -> list[list[int]]:
-        """Places of the windows for the next calls of ``f``, `most` at most; they are in the making from now on."""
-        # Each thread leaves their share to the others.
-        most = min(most, -(-self.calls // max(1, len(self.senders))))
-        batches, rest = self._schedule.split(most)
-        self._making.update(
-            dict.fromkeys([self.indices[place] for batch in batches for place in batch], threading.get_ident())
-        )
-        self._schedule = rest
-        return batches
+    def begin(self, thread: int) -> list[int]:
+        """Places of the windows for the next call of ``f``, by this thread from now on. None at the end."""
+        places = self._schedule.next()
+        self._begun.setdefault(thread, []).extend(places)
+        return places
 
-    def leave(self, batches: Sequence[list[int]]) -> None:
-        """The last of what was begun has not been begun after all."""
-        left = [place for batch in batches for place in batch]
-        self.end([self.indices[place] for place in left])
-        self._schedule = self._schedule.after(batches)
-
-    def end(self, indices: Sequence[Index]) -> None:
-        """These windows are stored."""
-        for index in indices:
-            self._making.pop(index, None)
+    def end(self, thread: int, count: int) -> None:
+        """So many windows, the first of those that a thread has begun, are stored."""
+        self._begun[thread] = self._begun[thread][count:]
 
     @property
     def calls(self) -> int:
@@ -101,11 +93,12 @@ class Claim:
         """These windows, which have not been begun, are another read's now."""
         gone = {self._place(index) for index in indices}
         self.lost |= gone
-        self._plan([place for place in self._schedule.waiting if place not in gone])
+        self._schedule = self._scheduled([place for place in self._schedule.waiting if place not in gone])
 
-    def makes(self, index: Index) -> bool:
-        """Whether this window has been begun and is not stored yet."""
-        return index in self._making
+    def maker(self, index: Index) -> int | None:
+        """The thread that has begun this window, and has not stored it yet."""
+        place = self._place(index)
+        return next((thread for thread, places in self._begun.items() if place in places), None)
 
     def waits(self, index: Index) -> bool:
         """Whether this window has not been begun."""
@@ -113,13 +106,7 @@ class Claim:
 
     def holds(self, index: Index) -> bool:
         """Whether this window is this claim's."""
-        return self.makes(index) or self.waits(index)
-
-    def holders(self, index: Index) -> set[int]:
-        """The threads of which one must go on for this window to be stored; none if it is not this claim's."""
-        if index in self._making:
-            return {self._making[index]}
-        return (set(self.senders) or {self.thread}) if self.waits(index) else set()
+        return self.waits(index) or self.maker(index) is not None
 
     def _place(self, index: Index) -> int:
         # Only asked for where reads meet.
@@ -128,55 +115,44 @@ class Claim:
         return self._places.get(index, -1)
 
 
-@dataclass(frozen=True)
 class _Schedule:
-    """The windows of a claim that have not been begun. A new one takes its place, so that none is ever half changed.
+    """The windows of a claim that have not been begun. Each change is one step, so that none is ever half done.
 
-    Attributes
+    Parameters
     ----------
     places : list of int
         Places of windows, ascending.
     sizes : list of int
         How many of them each call of ``f`` takes.
-    begun, called : int
-        How many of them lie behind.
     """
 
-    places: list[int]
-    sizes: list[int]
-    begun: int = 0
-    called: int = 0
+    def __init__(self, places: list[int], sizes: Sequence[int]) -> None:
+        self._places = places
+        self._bounds = list(itertools.accumulate(sizes, initial=0))
+        self._called = 0
 
     @property
     def calls(self) -> int:
         """How many calls are left."""
-        return len(self.sizes) - self.called
+        return len(self._bounds) - 1 - self._called
 
     @property
     def waiting(self) -> list[int]:
         """The places that are left."""
-        return self.places[self.begun :]
+        return self._places[self._bounds[self._called] :]
 
     def has(self, place: int) -> bool:
         """Whether a place is left."""
-        at = bisect.bisect_left(self.places, place, self.begun)
-        return at < len(self.places) and self.places[at] == place
+        at = bisect.bisect_left(self._places, place, self._bounds[self._called])
+        return at < len(self._places) and self._places[at] == place
 
-    def split(self, most: int) -> tuple[list[list[int]], _Schedule]:
-        """The places of the next calls, `most` at most, and what is left then."""
-        sizes = self.sizes[self.called : self.called + most]
-        bounds = list(itertools.accumulate(sizes, initial=self.begun))
-        places = self.places[self.begun : bounds[-1]]
-        if len(places) == len(sizes):
-            batches = [[place] for place in places]
-        else:
-            batches = [self.places[a:b] for a, b in itertools.pairwise(bounds)]
-        return batches, _Schedule(self.places, self.sizes, bounds[-1], self.called + len(sizes))
-
-    def after(self, batches: Sequence[list[int]]) -> _Schedule:
-        """With these calls before what is left."""
-        places = [place for batch in batches for place in batch]
-        return _Schedule(sorted(places + self.waiting), [*map(len, batches), *self.sizes[self.called :]])
+    def next(self) -> list[int]:
+        """The places of the next call, which are not left any more; none where all calls have been begun."""
+        called = self._called
+        if called == len(self._bounds) - 1:
+            return []
+        self._called = called + 1
+        return self._places[self._bounds[called] : self._bounds[called + 1]]
 
 
 @dataclass
@@ -188,12 +164,23 @@ class Stage:
     others: list[Level] = field(default_factory=list)
 
 
+_path: ContextVar[tuple[tuple[Claim, int], ...]] = ContextVar("path", default=())
+"""The claims that are worked on here, each by its thread, from the outermost read inward: their ``f`` made this call.
+
+What an ``f`` does on threads of its own is not seen as nested.
+"""
+
+
+def work_on(claim: Claim) -> None:
+    """What this context does from now on is work on a claim."""
+    _path.set((*_path.get(), (claim, threading.get_ident())))
+
+
 @dataclass(frozen=True)
 class _Wait:
-    """What a thread is waiting for while `mark` is under way: windows in the making."""
+    """While `mark` is under way, these threads wait for another one: the last one, and those whose ``f`` it serves."""
 
-    computation: Computation
-    indices: Sequence[Index]
+    threads: frozenset[int]
     mark: Mark = field(default_factory=Mark)
 
 
@@ -218,18 +205,23 @@ class Claims:
         with self._lock:
             return Reader(next(self._numbers), self._events, workers=workers)
 
-    def share(self, plan: Plan, reader: Reader, mark: Mark) -> list[Stage]:
+    def share(self, plan: Plan, reader: Reader, mark: Mark, *, alone: bool = False) -> list[Stage]:
         """Claim what a plan computes, as far as it is still missing and nobody else computes it.
 
         Returns the stages in which to carry it out. The claims last while `mark` is under way, and until `release`.
+        With `alone`, what others have begun is computed here as well.
         """
+        nested = bool(_path.get())
+        if nested:
+            # What this thread has computed may be what the f that it runs reads, on whatever threads.
+            self._send_all(threading.get_ident())
         for level in plan.levels:
             # Worked out and remembered here, where nobody waits for it.
             level.computation.batching.calls(len(level.windows))
         with self._lock:
             met = self._met(plan, reader)
-            levels, others = self._free(plan) if met else (list(plan.levels), [])
-            claims = [Claim(level, reader, mark) for level in levels]
+            levels, others = self._free(plan, alone=alone) if met else (list(plan.levels), [])
+            claims = [Claim(level, reader, mark, nested=nested) for level in levels]
             for claim in claims:
                 computation = claim.level.computation
                 self._active[computation] = [*self._active.get(computation, ()), claim]
@@ -247,77 +239,105 @@ class Claims:
             self._waits = {thread: wait for thread, wait in self._waits.items() if wait.mark.is_under_way}
             self._changes.tell()
 
-    def begin(self, claim: Claim, most: int) -> list[list[int]]:
-        """Places of the windows that a claim computes next, by calls, `most` at most; none at its end."""
+    def begin(self, claim: Claim, thread: int) -> list[int]:
+        """Places of the windows that a thread computes next of a claim, by one call of ``f``; none at its end."""
         with self._lock:
-            return claim.begin(most)
+            return claim.begin(thread)
 
-    def leave(self, claim: Claim, batches: Sequence[list[int]]) -> None:
-        """Let others have the last of what a claim has begun, which is still to be computed."""
-        with self._lock:
-            claim.leave(batches)
-            self._changes.tell()
-
-    def end(self, claim: Claim, indices: Sequence[Index]) -> None:
-        """Windows of a claim have been stored."""
+    def end(self, claim: Claim, thread: int, count: int) -> None:
+        """So many windows of a claim, the first of those that a thread has begun, have been stored."""
         with self._lock:
             claim.reader.own_events += 1
             self._events += 1
-            claim.end(indices)
+            claim.end(thread, count)
             self._changes.tell()
 
-    def turn(self, level: Level, reader: Reader) -> list[int]:
+    def turn(self, level: Level, reader: Reader) -> tuple[list[int], bool]:
         """Places of missing windows that a read may compute itself by now; waits for a change where it may none.
+
+        And whether it must compute them although others are at it, since it may not wait for these.
 
         Raises
         ------
         ValidationError
-            If one of them is in the making by whoever waits, so that it would need itself.
+            If one of them is in the making by whoever asks, so that it would need itself.
         """
-        thread, indices = threading.get_ident(), as_tuples(level.windows)
-        self._send_all(thread)
-        wait = _Wait(level.computation, indices)
+        indices = as_tuples(level.windows)
+        path = [(claim, thread) for claim, thread in _path.get() if claim.mark.is_under_way]
+        wait = _Wait(frozenset([threading.get_ident(), *(thread for _, thread in path)]))
+        self._send_all(threading.get_ident())
         with wait.mark.running:
             with self._lock:
                 holders = {index: self._holder(level.computation, index) for index in indices}
                 free = [index for index, claim in holders.items() if claim is None]
+                held = {index: claim for index, claim in holders.items() if claim}
                 if not free:
-                    free = self._take_over({index: claim for index, claim in holders.items() if claim}, reader)
+                    free = self._take_over(held, reader, path)
+                alone = not free and bool(path) and self._holders_wait(held, path)
                 bell = None
-                if not free:
-                    self._waits[thread] = wait
-                    bell = None if self._open_circle(thread) else self._changes.bell()
+                if not free and not alone:
+                    self._waits[threading.get_ident()] = wait
+                    bell = self._changes.bell()
             if bell is not None:
                 self._changes.wait(bell)
-        chosen = set(free)
-        return [place for place, index in enumerate(indices) if index in chosen]
+        chosen = set(indices if alone else free)
+        return [place for place, index in enumerate(indices) if index in chosen], alone
 
     def _met(self, plan: Plan, reader: Reader) -> bool:
         """Whether another read may have stored what this plan found missing, or is computing it."""
         others = self._events - reader.own_events != reader.begun
         return others or any(self._active.get(level.computation) for level in plan.levels)
 
-    def _free(self, plan: Plan) -> tuple[list[Level], list[Level]]:
+    def _free(self, plan: Plan, *, alone: bool) -> tuple[list[Level], list[Level]]:
         """The part of a plan that is still missing and that nobody computes; and what others compute of it."""
         levels: list[Level] = []
         others: list[Level] = []
         for each in plan.levels:
             level = each.needed(levels).absent()
-            indices = as_tuples(level.windows)
-            taken = np.array([self._holder(level.computation, index) is not None for index in indices], dtype=bool)
+            holders = [(index, self._holder(level.computation, index)) for index in as_tuples(level.windows)]
+            if alone:
+                self._hand_over({index: claim for index, claim in holders if claim and claim.waits(index)})
+            taken = np.array([claim is not None and not alone for _, claim in holders], dtype=bool)
             if taken.any():
                 others.append(level.part(taken))
             if not taken.all():
                 levels.append(level.part(~taken))
         return levels, others
 
-    def _take_over(self, holders: dict[Index, Claim], reader: Reader) -> list[Index]:
-        """Half of the windows that older reads have not begun. Only younger reads take: no window goes to and fro."""
-        older = [i for i, claim in holders.items() if claim.reader.number < reader.number and claim.waits(i)]
-        taken = older[len(older) // 2 :]
-        for claim in {holders[index] for index in taken}:
-            claim.lose([index for index in taken if holders[index] is claim])
+    def _take_over(self, holders: dict[Index, Claim], reader: Reader, path: Sequence[tuple[Claim, int]]) -> list[Index]:
+        """Half of the windows that older reads have not begun. Only younger reads take: no window goes to and fro.
+
+        A nested read takes from all, and loses none, but for what those lose to it that it serves.
+        """
+        served = [claim for claim, _ in path]
+        left = [
+            index
+            for index, claim in holders.items()
+            if claim.waits(index)
+            and (claim in served or (not claim.nested and (served or claim.reader.number < reader.number)))
+        ]
+        taken = left[len(left) // 2 :]
+        self._hand_over({index: holders[index] for index in taken})
         return taken
+
+    def _hand_over(self, holders: dict[Index, Claim]) -> None:
+        """Windows that have not been begun are another read's from now on."""
+        for claim in set(holders.values()):
+            claim.lose([index for index, holder in holders.items() if holder is claim])
+
+    def _holders_wait(self, holders: dict[Index, Claim], path: Sequence[tuple[Claim, int]]) -> bool:
+        """Whether a thread that has some windows waits itself; ValidationError where it is in `path`, with its window.
+
+        Who waits for nobody who waits closes no circle.
+        """
+        for index, holder in holders.items():
+            if any(claim is holder and holder.maker(index) == thread for claim, thread in path):
+                raise ValidationError(
+                    f"window {index} of tensor {holder.level.computation.names} would need itself: it is read by the "
+                    "f that is computing it, or by one that this f waits for"
+                )
+        waiting = {thread for wait in self._waits.values() if wait.mark.is_under_way for thread in wait.threads}
+        return any((holder.maker(index) or holder.thread) in waiting for index, holder in holders.items())
 
     def _claims_of(self, computation: Computation) -> list[Claim]:
         """The claims of reads that are at it."""
@@ -333,53 +353,6 @@ class Claims:
             mine = [claim.senders[thread]() for claim in claims if thread in claim.senders]
         for send in filter(None, mine):
             send()
-
-    def _open_circle(self, thread: int) -> bool:
-        """Whether `thread` would wait for itself; then windows that nobody has begun are free for who needs them."""
-        circle = self._circle(thread)
-        for waiter, holder in circle:
-            wait = self._waits[waiter]
-            held = [
-                (claim, [index for index in wait.indices if holder in claim.holders(index)])
-                for claim in self._claims_of(wait.computation)
-            ]
-            if not any(claim.makes(index) for claim, indices in held for index in indices):
-                for claim, indices in held:
-                    claim.lose(indices)
-                self._changes.tell()
-                return True
-        if circle:
-            wait = self._waits[thread]
-            raise ValidationError(
-                f"window {wait.indices[0]} of tensor {wait.computation.names} would need itself: it is read by the "
-                "f that is computing it, or by one that this f waits for"
-            )
-        return False
-
-    def _circle(self, start: int) -> list[tuple[int, int]]:
-        """Pairs of a waiting thread and the one that it waits for, which lead from `start` back to it."""
-        came_from: dict[int, int] = {}
-        stack = [start]
-        while stack:
-            waiter = stack.pop()
-            for holder in self._held_up_by(waiter) - came_from.keys():
-                came_from[holder] = waiter
-                stack.append(holder)
-        circle, holder = [], start
-        while holder in came_from:
-            circle.append((came_from[holder], holder))
-            holder = came_from[holder]
-            if holder == start:
-                return circle
-        return []
-
-    def _held_up_by(self, thread: int) -> set[int]:
-        """The threads that hold windows which `thread` waits for."""
-        wait = self._waits.get(thread)
-        if wait is None or not wait.mark.is_under_way:
-            return set()
-        active = self._claims_of(wait.computation)
-        return {holder for claim in active for index in wait.indices for holder in claim.holders(index)}
 
 
 def _stages(claims: Sequence[Claim], others: Sequence[Level]) -> list[Stage]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextvars
+import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -10,11 +12,10 @@ import torch
 from infinite_tensor.boxes import IntArray
 from infinite_tensor.engine.accesses import Accesses
 from infinite_tensor.engine.calls import Calls
-from infinite_tensor.engine.claims import CLAIMS, Claim
+from infinite_tensor.engine.claims import CLAIMS, Claim, work_on
 from infinite_tensor.engine.level import Level
 from infinite_tensor.engine.node import Node
 from infinite_tensor.engine.outbox import Outbox
-from infinite_tensor.engine.pace import Pace
 from infinite_tensor.engine.plan import build
 from infinite_tensor.engine.workers import on_threads
 from infinite_tensor.waiting import Mark
@@ -34,11 +35,13 @@ def run(
         _run(wanted, accesses, after)
 
 
-def _run(wanted: Mapping[Node, IntArray], accesses: Accesses, after: Callable[[int], None]) -> None:
+def _run(
+    wanted: Mapping[Node, IntArray], accesses: Accesses, after: Callable[[int], None], *, alone: bool = False
+) -> None:
     mark = Mark()
     with mark.running:
         try:
-            for stage in CLAIMS.share(build(wanted, accesses), accesses.reader, mark):
+            for stage in CLAIMS.share(build(wanted, accesses), accesses.reader, mark, alone=alone):
                 for claim in stage.claims:
                     _run_level(claim)
                 lost = [claim.level.part(sorted(claim.lost)) for claim in stage.claims if claim.lost]
@@ -52,9 +55,9 @@ def _run(wanted: Mapping[Node, IntArray], accesses: Accesses, after: Callable[[i
 def _await(level: Level, accesses: Accesses) -> None:
     """Return when windows that other reads set out to compute are there; computes what they leave to this one."""
     while len((level := level.absent()).windows):
-        mine = CLAIMS.turn(level, accesses.reader)
+        mine, alone = CLAIMS.turn(level, accesses.reader)
         if mine:
-            _run(level.part(mine).wanted, accesses, lambda _depth: None)
+            _run(level.part(mine).wanted, accesses, lambda _depth: None, alone=alone)
 
 
 def _run_level(claim: Claim) -> None:
@@ -62,33 +65,17 @@ def _run_level(claim: Claim) -> None:
     level = claim.level
     workers = claim.reader.workers or level.computation.workers
     if workers == 1 or claim.calls == 1:
-        _work(claim)
+        contextvars.copy_context().run(_work, claim)
     else:
         # Modes of torch are a thread's own.
         on_threads(min(workers, claim.calls), torch.no_grad()(partial(_work, claim)))
 
 
-def _work(claim: Claim, goes_on: Callable[[], bool] = lambda: True) -> None:
-    """Compute windows of a claim until none is left; several threads may be at it."""
-    calls, pace = Calls(claim), Pace()
+def _work(claim: Claim, goes_on: Callable[[], bool] | None = None) -> None:
+    """Compute windows of a claim until none is left, in a context of its own; several threads may be at it."""
+    work_on(claim)
+    calls, thread = Calls(claim), threading.get_ident()
     with Outbox(claim) as outbox:
-        while goes_on() and (batches := CLAIMS.begin(claim, pace.calls)):
-            pace.begin()
-            done = 0
-            for batch in batches:
-                calls.run(batch, outbox.put)
-                done += 1
-                if pace.is_over():
-                    break
-            pace.end(done)
-            if done < len(batches):
-                CLAIMS.leave(claim, batches[done:])
-            outbox.send_in_time()
-            _flush_on_request(claim, outbox)
-
-
-def _flush_on_request(claim: Claim, outbox: Outbox) -> None:
-    for store in claim.reader.stores.values():
-        if store._flush_requested:
-            outbox.send()
-            store.flush_if_requested()
+        while (goes_on is None or goes_on()) and (places := CLAIMS.begin(claim, thread)):
+            calls.run(places, outbox.put)
+            outbox.tend()

@@ -121,7 +121,7 @@ class Computation:
         return windows[:, : self.coordinates]
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Node:
     """One tensor of a chain: a member of the computation that computes it."""
 

@@ -17,13 +17,15 @@ _LATEST_SECONDS = 0.05
 
 
 class Outbox:
-    """Gathers what one thread computes of a claim, so that stores are handed much at a time, though never late.
+    """Gathers what this thread computes of a claim, so that stores are handed much at a time, though never late.
 
     Windows of a tensor lie side by side in blocks, so that neighbours can be worked on at once.
     """
 
     def __init__(self, claim: Claim) -> None:
         self._claim = claim
+        self._thread = threading.get_ident()
+        self._stores = claim.reader.stores
         self._specs = [result.node.spec for result in claim.level.results]
         self._first: Array = ()
         self._others: list[Array] = []
@@ -56,10 +58,14 @@ class Outbox:
         ]
         self._begin = self._end = 0
 
-    def send_in_time(self) -> None:
-        """Store what has been gathered, if that is some time ago."""
+    def tend(self) -> None:
+        """Store what has been gathered, if that is some time ago or a store has been asked to flush."""
         if time.monotonic() - self._sent > _LATEST_SECONDS:
             self.send()
+        for store in self._stores.values():
+            if store._flush_requested:
+                self.send()
+                store.flush_if_requested()
 
     def send(self) -> None:
         """Store what has been gathered."""
@@ -69,15 +75,15 @@ class Outbox:
             for result, block in zip(self._claim.level.results, (self._first, *self._others), strict=True):
                 count = result.deposit(places, block[begin : self._end])
                 self._claim.reader.notice(result.node, count)
-            CLAIMS.end(self._claim, [self._claim.indices[place] for place in places])
+            CLAIMS.end(self._claim, self._thread, len(places))
         self._sent = time.monotonic()
 
     def __enter__(self) -> Self:
-        self._claim.senders[threading.get_ident()] = weakref.WeakMethod(self.send)
+        self._claim.senders[self._thread] = weakref.WeakMethod(self.send)
         return self
 
     def __exit__(self, *_exc: object) -> None:
         try:
             self.send()
         finally:
-            del self._claim.senders[threading.get_ident()]
+            del self._claim.senders[self._thread]
