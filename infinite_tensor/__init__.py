@@ -6,7 +6,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from infinite_tensor import reopen as _reopen  # noqa: F401  (lets stores open tensors)
+from infinite_tensor import compat as _compat  # noqa: F401  (gives stores their former methods too)
 from infinite_tensor.errors import (
     BlobModeError,
     BlobNotFoundError,

@@ -1,144 +1,143 @@
-"""The spelling of version 0.2, deprecated: `get_or_create` and friends."""
+"""The spelling of version 0.2, deprecated: `get_or_create` and friends, which stores are given from outside."""
 
 from __future__ import annotations
 
 import functools
 import uuid
 import warnings
-import weakref
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeVar
+from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 
 from infinite_tensor.errors import ValidationError
+from infinite_tensor.tensor import InfiniteTensor
+from infinite_tensor.tilestore import MemoryTileStore, TileStore
+from infinite_tensor.tilestore.persistent import PersistentTileStore
 from infinite_tensor.window import TensorWindow, as_index
-
-if TYPE_CHECKING:
-    from infinite_tensor.tensor import InfiniteTensor
-
-P = ParamSpec("P")
-S = TypeVar("S")
 
 _DIRECT_LIMIT = 10 * 2**20
 
+_made: WeakKeyDictionary[TileStore, WeakValueDictionary[str, InfiniteTensor]] = WeakKeyDictionary()
+"""What `get_or_create` has made, by store and id."""
 
-class OldSpelling:
-    """What stores could do in version 0.2, in terms of what they do now."""
 
-    tensor_type: ClassVar[type[InfiniteTensor]]
-    """Set by `infinite_tensor.reopen`, which stands above the stores."""
+def get_or_create(
+    store: TileStore,
+    tensor_id: object,
+    shape: Sequence[int | None],
+    f: Callable[..., Any],
+    output_window: TensorWindow,
+    args: Sequence[InfiniteTensor] | None = None,
+    args_windows: Sequence[TensorWindow] | None = None,
+    tile_size: int | Sequence[int] | None = None,
+    dtype: torch.dtype | None = None,
+    batch_size: int | None = None,
+    cache_method: str = "indirect",
+    cache_limit: int | EllipsisType | None = ...,
+) -> InfiniteTensor:
+    """Deprecated: make an `InfiniteTensor` with ``tile_store=`` and ``tensor_id=``.
 
-    def __init__(self) -> None:
-        self._made: weakref.WeakValueDictionary[str, InfiniteTensor] = weakref.WeakValueDictionary()
+    Parameters
+    ----------
+    tensor_id : object
+        Its `str` is the id; None makes a random one.
+    shape, f, output_window, args, args_windows, dtype, batch_size
+        As for `InfiniteTensor`.
+    tile_size : int or tuple of int, optional
+        Tiles of this tensor in pixels; without meaning in memory and for ``cache_method="direct"``.
+    cache_method : str
+        ``indirect`` or ``direct``.
+    cache_limit : int or None
+        Bytes that a memory store may keep from now on, None for no limit. Default: 10 MiB for
+        ``direct``, as before for ``indirect``.
 
-    def get_or_create(
-        self,
-        tensor_id: object,
-        shape: Sequence[int | None],
-        f: Callable[..., Any],
-        output_window: TensorWindow,
-        args: Sequence[InfiniteTensor] | None = None,
-        args_windows: Sequence[TensorWindow] | None = None,
-        tile_size: int | Sequence[int] | None = None,
-        dtype: torch.dtype | None = None,
-        batch_size: int | None = None,
-        cache_method: str = "indirect",
-        cache_limit: int | EllipsisType | None = ...,
-    ) -> InfiniteTensor:
-        """Deprecated: make an `InfiniteTensor` with ``tile_store=`` and ``tensor_id=``.
+    Returns
+    -------
+    InfiniteTensor
+        For an id that was asked for before, the same object.
 
-        Parameters
-        ----------
-        tensor_id : object
-            Its `str` is the id; None makes a random one.
-        shape, f, output_window, args, args_windows, dtype, batch_size
-            As for `InfiniteTensor`.
-        tile_size : int or tuple of int, optional
-            Tiles of this tensor in pixels; without meaning in memory and for ``cache_method="direct"``.
-        cache_method : str
-            ``indirect`` or ``direct``.
-        cache_limit : int or None
-            Bytes that a memory store may keep from now on, None for no limit. Default: 10 MiB for
-            ``direct``, as before for ``indirect``.
+    Raises
+    ------
+    ValidationError
+        If the id is taken by a tensor of another configuration.
+    """
+    _deprecated("TileStore.get_or_create", "InfiniteTensor(..., tile_store=store, tensor_id=...)")
+    if cache_method not in ("indirect", "direct"):
+        raise ValidationError(f"cache_method must be 'indirect' or 'direct', got {cache_method!r}")
+    name = str(uuid.uuid4() if tensor_id is None else tensor_id)
+    if cache_limit is not ... or cache_method == "direct":
+        _limit_cache(store, _checked_limit(_DIRECT_LIMIT if cache_limit is ... else cache_limit))
+    is_tiled = tile_size is not None and cache_method == "indirect"
+    before = _set_tile_size(store, name, tile_size) if is_tiled else None
+    try:
+        made = InfiniteTensor(
+            shape,
+            f,
+            output_window,
+            args=args,
+            args_windows=args_windows,
+            dtype=torch.float32 if dtype is None else dtype,
+            tile_store=store,
+            tensor_id=name,
+            batch_size=batch_size,
+        )
+    except BaseException:
+        if is_tiled:
+            _set_tile_size(store, name, before)
+        raise
+    of_store = _made.setdefault(store, WeakValueDictionary())
+    known = of_store.get(name)
+    if known is not None and known._spec.definition.digest == made._spec.definition.digest:
+        return known
+    of_store[name] = made
+    return made
 
-        Returns
-        -------
-        InfiniteTensor
-            For an id that was asked for before, the same object.
 
-        Raises
-        ------
-        ValidationError
-            If the id is taken by a tensor of another configuration.
-        """
-        _deprecated("TileStore.get_or_create", "InfiniteTensor(..., tile_store=store, tensor_id=...)")
-        if cache_method not in ("indirect", "direct"):
-            raise ValidationError(f"cache_method must be 'indirect' or 'direct', got {cache_method!r}")
-        name = str(uuid.uuid4() if tensor_id is None else tensor_id)
-        if cache_limit is not ... or cache_method == "direct":
-            self._limit_cache(_checked_limit(_DIRECT_LIMIT if cache_limit is ... else cache_limit))
-        is_tiled = tile_size is not None and cache_method == "indirect"
-        before = self._set_tile_size(name, tile_size) if is_tiled else None
-        try:
-            made = self.tensor_type(
-                shape,
-                f,
-                output_window,
-                args=args,
-                args_windows=args_windows,
-                dtype=torch.float32 if dtype is None else dtype,
-                tile_store=self,  # type: ignore[arg-type]
-                tensor_id=name,
-                batch_size=batch_size,
-            )
-        except BaseException:
-            if is_tiled:
-                self._set_tile_size(name, before)
-            raise
-        known = self._made.get(name)
-        if known is not None and known._spec.definition.digest == made._spec.definition.digest:
-            return known
-        self._made[name] = made
-        return made
+def clear_direct_caches(store: TileStore) -> None:
+    """Deprecated: call ``tensor.clear_cache()`` or ``store.clear_cache(tensor_id)``."""
+    _deprecated("TileStore.clear_direct_caches", "store.clear_cache(tensor_id)")
+    # Of a persistent store, what this object has met.
+    known = store._registry.records if isinstance(store, PersistentTileStore) else store.tensor_ids()
+    for tensor_id in list(known):
+        store.clear_cache(tensor_id)
 
-    def clear_direct_caches(self) -> None:
-        """Deprecated: call ``tensor.clear_cache()`` or ``store.clear_cache(tensor_id)``."""
-        _deprecated("TileStore.clear_direct_caches", "store.clear_cache(tensor_id)")
-        for tensor_id in self._registered():
-            self.clear_cache(tensor_id)
 
-    @abstractmethod
-    def clear_cache(self, tensor_id: str) -> None:
-        """Drop from memory what can be had again, after storing what is pending."""
+def _limit_cache(store: TileStore, limit: int | None) -> None:
+    """Take over ``cache_limit``, where it has a meaning."""
+    if isinstance(store, MemoryTileStore):
+        store.cache_size_bytes = None if limit is None else max(limit, 1)
 
-    @abstractmethod
-    def _registered(self) -> list[str]:
-        """Ids of the tensors that this store object has met."""
 
-    def _limit_cache(self, limit: int | None) -> None:
-        """Take over ``cache_limit``, where it has a meaning."""
-
-    def _set_tile_size(self, tensor_id: str, tile_size: int | Sequence[int] | None) -> int | Sequence[int] | None:  # noqa: ARG002
-        """Take over ``tile_size``, where it has a meaning; returns the one before."""
+def _set_tile_size(
+    store: TileStore, tensor_id: str, tile_size: int | Sequence[int] | None
+) -> int | Sequence[int] | None:
+    """Take over ``tile_size``, where it has a meaning; returns the one before."""
+    if not isinstance(store, PersistentTileStore):
         return None
+    sizes = store._registry.tile_sizes
+    before = sizes.pop(tensor_id, None)
+    if tile_size is not None:
+        sizes[tensor_id] = tile_size
+    return before
 
 
-def accepts_old_keywords(
-    constructor: Callable[Concatenate[S, P], None],
-) -> Callable[Concatenate[S, P], None]:
-    """Have a store's constructor take ``tile_cache_size=``, now ``cache_size_tiles=``."""
+def _take_old_keywords(cls: type[PersistentTileStore]) -> None:
+    """Have the constructor of a store take ``tile_cache_size=``, now ``cache_size_tiles=``."""
+    constructor: Callable[..., None] | None = vars(cls).get("__init__")
+    if constructor is None:
+        return
 
     @functools.wraps(constructor)
-    def construct(self: S, /, *args: P.args, **kwargs: P.kwargs) -> None:
+    def construct(self: PersistentTileStore, /, *args: Any, **kwargs: Any) -> None:
         if "tile_cache_size" in kwargs:
             _deprecated("tile_cache_size=", "cache_size_tiles=")
             kwargs["cache_size_tiles"] = kwargs.pop("tile_cache_size")
         constructor(self, *args, **kwargs)
 
-    return construct
+    cls.__init__ = construct  # type: ignore[assignment, method-assign]
 
 
 def _checked_limit(limit: object) -> int | None:
@@ -150,3 +149,14 @@ def _checked_limit(limit: object) -> int | None:
 
 def _deprecated(old: str, new: str) -> None:
     warnings.warn(f"{old} is deprecated; use {new}", DeprecationWarning, stacklevel=3)
+
+
+def _take_them_in_subclasses(cls: type[PersistentTileStore], /, **options: Any) -> None:
+    super(PersistentTileStore, cls).__init_subclass__(**options)
+    _take_old_keywords(cls)
+
+
+TileStore.get_or_create = get_or_create  # type: ignore[attr-defined]
+TileStore.clear_direct_caches = clear_direct_caches  # type: ignore[attr-defined]
+_take_old_keywords(PersistentTileStore)  # type: ignore[type-abstract]
+PersistentTileStore.__init_subclass__ = classmethod(_take_them_in_subclasses)  # type: ignore[assignment]

@@ -9,18 +9,16 @@ import itertools
 import secrets
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from infinite_tensor.engine.assemble import read_together as read_at_once
+from infinite_tensor.engine.node import Node
 from infinite_tensor.errors import RegionError
 from infinite_tensor.indexing import Selection, parse
 
-if TYPE_CHECKING:
-    from infinite_tensor.tensor import InfiniteTensor
-
-_TENSORS: weakref.WeakValueDictionary[str, InfiniteTensor] = weakref.WeakValueDictionary()
+_NODES: weakref.WeakValueDictionary[str, Node] = weakref.WeakValueDictionary()
 
 _INT, _SLICE, _ELLIPSIS = range(3)
 """What kind of entry the numbers after it are."""
@@ -28,30 +26,30 @@ _ABSENT = (0, 0)
 """A part of a slice that is None; one that is there follows a 1."""
 
 
-def handle_of(tensor: InfiniteTensor) -> str:
+def handle_of(node: Node) -> str:
     """A name by which compiled code finds a tensor in this process; a new one at each call."""
     handle = secrets.token_hex(8)
-    _TENSORS[handle] = tensor
+    _NODES[handle] = node
     return handle
 
 
-def read(tensor: InfiniteTensor, indices: object, workers: int | None) -> Any:
-    """``tensor.read(indices, workers=workers)``, while torch traces it."""
+def read(handle: str, node: Node, indices: object, workers: int | None) -> Any:
+    """Read a region, or a list of regions, of the tensor with this handle, while torch traces it."""
     if isinstance(indices, list):
-        return [read(tensor, region, workers) for region in indices]
+        return [read(handle, node, region, workers) for region in indices]
     region = _encoded(indices if isinstance(indices, tuple) else (indices,))
-    return torch.ops.infinite_tensor.read(tensor._handle, region, tensor.dtype, tensor.device, workers)
+    return torch.ops.infinite_tensor.read(handle, region, node.spec.dtype, node.spec.device, workers)
 
 
 def read_together(
-    requests: Sequence[tuple[InfiniteTensor, Sequence[Selection]]], workers: int | None
+    requests: Sequence[tuple[str, Node, Sequence[Selection]]], workers: int | None
 ) -> list[list[torch.Tensor]]:
     """What selections of several tensors select, per tensor, while torch traces it."""
-    handles = " ".join([tensor._handle for tensor, _ in requests])
-    boxes = [number for _, wanted in requests for selection in wanted for number in _box(selection)]
-    like = [torch.empty(0, dtype=tensor.dtype, device=tensor.device) for tensor, _ in requests]
+    handles = " ".join([handle for handle, _, _ in requests])
+    boxes = [number for _, _, wanted in requests for selection in wanted for number in _box(selection)]
+    like = [torch.empty(0, dtype=node.spec.dtype, device=node.spec.device) for _, node, _ in requests]
     results = torch.ops.infinite_tensor.read_together(handles, boxes, like, workers)
-    count = len(requests[0][1])
+    count = len(requests[0][2])
     return [results[count * at : count * (at + 1)] for at in range(len(requests))]
 
 
@@ -92,12 +90,12 @@ def _box(selection: Selection) -> list[int]:
     return [*selection.start, *selection.stop, *selection.steps, *squeezed]
 
 
-def _requests(handles: str, boxes: Sequence[int]) -> list[tuple[InfiniteTensor, list[Selection]]]:
+def _requests(handles: str, boxes: Sequence[int]) -> list[tuple[Node, list[Selection]]]:
     """The tensors, and the selections of each, of which there are as many for every tensor."""
-    tensors = [_tensor_of(handle) for handle in handles.split(" ")]
-    count = len(boxes) // sum(4 * tensor.ndim for tensor in tensors)
+    nodes = [_node_of(handle) for handle in handles.split(" ")]
+    count = len(boxes) // sum(4 * len(node.spec.shape) for node in nodes)
     numbers = iter([int(number) for number in boxes])
-    return [(tensor, [_selection(numbers, tensor.ndim) for _ in range(count)]) for tensor in tensors]
+    return [(node, [_selection(numbers, len(node.spec.shape)) for _ in range(count)]) for node in nodes]
 
 
 def _selection(numbers: Iterator[int], ndim: int) -> Selection:
@@ -105,14 +103,14 @@ def _selection(numbers: Iterator[int], ndim: int) -> Selection:
     return Selection(start, stop, steps, tuple(d for d, gone in enumerate(squeezed) if gone))
 
 
-def _tensor_of(handle: str) -> InfiniteTensor:
-    tensor = _TENSORS.get(handle)
-    if tensor is None:
+def _node_of(handle: str) -> Node:
+    node = _NODES.get(handle)
+    if node is None:
         raise ReferenceError(
             "this compiled code reads an InfiniteTensor that is gone, or one of another process: keep the tensor "
             "alive, and compile or export where it is read"
         )
-    return tensor
+    return node
 
 
 @torch.library.custom_op("infinite_tensor::read", mutates_args=())
@@ -124,7 +122,8 @@ def _read(
     workers: int | None,
 ) -> torch.Tensor:
     """The pixels; the dtype and the device are those that the code was compiled for."""
-    pixels: torch.Tensor = _tensor_of(handle).read(_decoded(region), workers=workers)
+    node = _node_of(handle)
+    ((pixels,),) = read_at_once([(node, [parse(_decoded(region), node.spec.shape)])], workers)
     return pixels
 
 
@@ -136,7 +135,7 @@ def _shape_of_read(
     device: torch.device,
     workers: int | None,  # noqa: ARG001
 ) -> torch.Tensor:
-    selection = parse(_decoded([int(number) for number in region]), _tensor_of(handle).shape)
+    selection = parse(_decoded([int(number) for number in region]), _node_of(handle).spec.shape)
     return _unread(selection, dtype, device)
 
 
@@ -154,8 +153,7 @@ def _read_together(
     workers: int | None,
 ) -> list[torch.Tensor]:
     """The pixels of each selection of each tensor; `like` has the dtypes and devices that the code was compiled for."""
-    requests = [(tensor._node, selections) for tensor, selections in _requests(handles, boxes)]
-    return [pixels for of_tensor in read_at_once(requests, workers) for pixels in of_tensor]
+    return [pixels for of_tensor in read_at_once(_requests(handles, boxes), workers) for pixels in of_tensor]
 
 
 @_read_together.register_fake

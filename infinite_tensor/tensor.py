@@ -11,12 +11,12 @@ import numpy.typing as npt
 import torch
 
 from infinite_tensor import compiled
-from infinite_tensor.attributes import TensorAttributes
 from infinite_tensor.blend import check_blend
 from infinite_tensor.definition import (
     ArgDefinition,
     Blend,
     Definition,
+    Json,
     Number,
     blend_name,
     functions_of,
@@ -30,7 +30,7 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.methods import LargeRegions
 from infinite_tensor.indexing import Selection, parse
 from infinite_tensor.joint import Shared, new_id
-from infinite_tensor.pickling import reduced
+from infinite_tensor.nested import show
 from infinite_tensor.spec import TensorSpec
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
 from infinite_tensor.validate import (
@@ -45,7 +45,7 @@ from infinite_tensor.validate import (
     checked_workers,
     move_target,
 )
-from infinite_tensor.window import TensorWindow, WindowGrid
+from infinite_tensor.window import Shape, TensorWindow, WindowGrid
 
 if TYPE_CHECKING:
     from infinite_tensor.groups import TensorGroup
@@ -58,7 +58,7 @@ class SupportsAsTensor(Protocol):
         """The tensor that it stands for."""
 
 
-class InfiniteTensor(TensorAttributes, LargeRegions):
+class InfiniteTensor(LargeRegions):
     """A read-only array whose dimensions may be unbounded; slicing it returns a `torch.Tensor`.
 
     A deterministic function `f` computes its windows. A read calls `f` for the windows that intersect the region and
@@ -156,7 +156,7 @@ class InfiniteTensor(TensorAttributes, LargeRegions):
         self._args: tuple[InfiniteTensor, ...] = args
         self._named = named
         self._node: Node = node
-        self._handle = compiled.handle_of(self)
+        self._handle = compiled.handle_of(node)
 
     @classmethod
     def of_node(cls, node: Node, args: tuple[InfiniteTensor, ...], *, named: bool) -> Self:
@@ -242,6 +242,101 @@ class InfiniteTensor(TensorAttributes, LargeRegions):
 
         return TensorGroup.of_outputs(dict(zip(specs, tensors, strict=True)))
 
+    @property
+    def _spec(self) -> TensorSpec:
+        return self._node.spec
+
+    @property
+    def shape(self) -> Shape:
+        """Extent per dimension, None for an unbounded one."""
+        return self._spec.shape
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Element type."""
+        return self._spec.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where ``f`` returns windows and reads return results."""
+        return self._spec.device
+
+    @property
+    def f(self) -> Callable[..., Any] | None:
+        """The function that computes windows; None where the tensor was opened without one."""
+        return self._node.computation.f
+
+    @property
+    def args(self) -> tuple[InfiniteTensor, ...]:
+        """Upstream tensors."""
+        return self._args
+
+    @property
+    def args_windows(self) -> tuple[TensorWindow, ...]:
+        """The window through which each arg is read."""
+        return tuple(arg.window for arg in self._spec.definition.args)
+
+    @property
+    def output_window(self) -> TensorWindow:
+        """Which pixels a window covers."""
+        return self._spec.definition.output_window
+
+    @property
+    def batch_size(self) -> int | tuple[int, ...] | None:
+        """Most windows in one call of ``f``, or the allowed numbers."""
+        return self._node.batching.given
+
+    @property
+    def blend(self) -> Blend | None:
+        """How overlapping windows are combined; None sums."""
+        return self._spec.blend
+
+    @property
+    def blend_init(self) -> Number | None:
+        """What a pixel holds before its first window; None is 0."""
+        return self._spec.blend_init
+
+    @property
+    def version(self) -> Json:
+        """The version that was given, as JSON holds it."""
+        return self._spec.definition.version
+
+    @property
+    def tensor_id(self) -> str:
+        """The name under which the store keeps this tensor."""
+        return self._spec.tensor_id
+
+    uuid = tensor_id
+
+    @property
+    def tile_store(self) -> TileStore:
+        """Where windows are kept."""
+        return self._node.store
+
+    def dim(self) -> int:
+        """Number of dimensions, as `torch.Tensor.dim`."""
+        return self.ndim
+
+    def size(self, dim: int | None = None) -> Shape | int | None:
+        """The shape, or its entry `dim`, as `torch.Tensor.size`."""
+        if dim is None:
+            return self.shape
+        if not -self.ndim <= dim < self.ndim:
+            raise IndexError(f"dimension {dim} is out of range for a tensor with {self.ndim} dimensions")
+        return self.shape[dim]
+
+    def to_json(self) -> dict[str, Json]:
+        """The definition, as JSON: what decides the values, and the fingerprints of the functions.
+
+        The device, which is no part of what a store compares, is told as well.
+        """
+        return self._spec.definition.to_json() | {"device": str(self.device)}
+
     def __getitem__(self, indices: object) -> Any:
         """Read a region, or a list of regions in one plan.
 
@@ -283,7 +378,7 @@ class InfiniteTensor(TensorAttributes, LargeRegions):
         """
         workers = None if workers is None else checked_workers(workers)
         if torch.compiler.is_compiling():
-            return compiled.read(self, indices, workers)
+            return compiled.read(self._handle, self._node, indices, workers)
         if isinstance(indices, list):
             return self._read([parse(region, self.shape) for region in indices], workers)
         return self._read([parse(indices, self.shape)], workers)[0]
@@ -341,6 +436,9 @@ class InfiniteTensor(TensorAttributes, LargeRegions):
 
         A memory store comes without its windows.
         """
+        # It takes apart and puts together what stands on this module.
+        from infinite_tensor.opening import reduced  # noqa: PLC0415
+
         return reduced(self)
 
     def __enter__(self) -> Self:
@@ -349,6 +447,28 @@ class InfiniteTensor(TensorAttributes, LargeRegions):
     def __exit__(self, *_exc: object) -> None:
         """Flush the store. It stays open: other tensors may share it."""
         self.tile_store.flush()
+
+    def __repr__(self) -> str:
+        parts = [f"shape={self.shape}", f"dtype={self.dtype}"]
+        if self.device.type != "cpu":
+            parts.append(f"device={str(self.device)!r}")
+        parts += [f"tensor_id={self.tensor_id!r}", f"output_window={self.output_window!r}"]
+        if self._spec.definition.output is not None:
+            parts.append(f"output={show(self._spec.definition.output)}")
+        if self.args:
+            parts.append(f"args={[arg.tensor_id for arg in self.args]}")
+        return f"InfiniteTensor({', '.join(parts)}, tile_store={self.tile_store!r})"
+
+    def __len__(self) -> int:
+        extent = self.shape[0]
+        if extent is None:
+            raise TypeError("this InfiniteTensor has no len(): dimension 0 is unbounded; see t.shape, or read a region")
+        return extent
+
+    def _check_finite(self, action: str) -> None:
+        for d, extent in enumerate(self.shape):
+            if extent is None:
+                raise TypeError(f"cannot {action} an InfiniteTensor: dimension {d} is unbounded; read a region of it")
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         self._check_finite("iterate over")

@@ -177,7 +177,7 @@ class TensorGroup(LargeGroupRegions):
         members = list(self._members.values())
         requests = [(member.tensor, [member.selection(region) for region in regions]) for member in members]
         if torch.compiler.is_compiling():
-            results = compiled.read_together(requests, workers)
+            results = compiled.read_together([(t._handle, t._node, wanted) for t, wanted in requests], workers)
         else:
             results = read_together([(tensor._node, wanted) for tensor, wanted in requests], workers)
         return [

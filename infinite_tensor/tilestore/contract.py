@@ -4,34 +4,37 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 
+from infinite_tensor.boxes import Index
 from infinite_tensor.boxset import BoxSet
-from infinite_tensor.compat import OldSpelling
 from infinite_tensor.definition import Blend
-from infinite_tensor.errors import StoreError
+from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.forking import renew_in_children
 from infinite_tensor.spec import TensorSpec
 from infinite_tensor.tilestore.access import Access
 from infinite_tensor.tilestore.conflicts import warn_of_dependants
 from infinite_tensor.tilestore.dependants import dependants_in, readers_in
+from infinite_tensor.tilestore.failures import stored_errors
+from infinite_tensor.tilestore.group_backend import GroupBackend
+from infinite_tensor.tilestore.inventory import Inventory
 from infinite_tensor.tilestore.layout import TileLayout
-from infinite_tensor.tilestore.report import Dropped
-from infinite_tensor.tilestore.stored_groups import StoredGroups
+from infinite_tensor.tilestore.report import Damage, Dropped, Garbage, TensorInfo
 from infinite_tensor.validate import checked_workers
-from infinite_tensor.visits import visited
+from infinite_tensor.visits import looking, visited
 from infinite_tensor.waiting import Mark
 
 if TYPE_CHECKING:
+    from infinite_tensor.groups import TensorGroup
     from infinite_tensor.tensor import InfiniteTensor, SupportsAsTensor
 
 
-class TileStore(StoredGroups, OldSpelling, ABC):
+class TileStore(GroupBackend, ABC):
     """Keeps the windows of any number of tensors, each under its id.
 
     One store object may be used from many threads. A closed store raises StoreError; ``with store:``
@@ -43,9 +46,6 @@ class TileStore(StoredGroups, OldSpelling, ABC):
 
     shared: bool = False
     """Whether other processes can open it by its pickle, and store in it at the same time."""
-
-    opener: ClassVar[Callable[..., InfiniteTensor]]
-    """Set by `infinite_tensor.reopen`, which stands above the stores and builds on them."""
 
     workers: int = 1
     """On how many threads a read runs the ``f`` of a tensor of this store, unless the read says."""
@@ -256,7 +256,175 @@ class TileStore(StoredGroups, OldSpelling, ABC):
         ValidationError
             If `args` are not what the tensor was computed from.
         """
-        return TileStore.opener(self, tensor_id, f, args, blend, batch_size, device)
+        # Tensors stand on stores.
+        from infinite_tensor.opening import open_tensor  # noqa: PLC0415
+
+        return open_tensor(self, tensor_id, f, args, blend, batch_size, device)
+
+    # What is stored.
+
+    @abstractmethod
+    def tensor_ids(self) -> list[str]:
+        """Ids of all tensors in the store, sorted."""
+
+    @abstractmethod
+    def tensor_definition(self, tensor_id: str) -> dict[str, Any]:
+        """The definition of one tensor as JSON; StoreError if there is none of that id."""
+
+    @abstractmethod
+    def tensor_info(self, tensor_id: str) -> TensorInfo:
+        """What is known and stored of one tensor; StoreError if there is none of that id."""
+
+    def verify(self, tensor_id: str, *, repair: bool = False) -> list[Damage]:  # noqa: ARG002  (nothing decays in memory)
+        """Read everything that is stored of a tensor, and list what is damaged.
+
+        Other processes may go on meanwhile. A damaged tile that one of them has just replaced may be dropped all
+        the same by a repair, and is then computed once more.
+
+        Parameters
+        ----------
+        tensor_id : str
+            Its id.
+        repair : bool
+            Drop what is damaged, so that it is computed again when it is needed; mend what can be mended.
+
+        Returns
+        -------
+        list of Damage
+            Empty where everything is as it was written.
+
+        Raises
+        ------
+        StoreError
+            If the store holds no tensor of that id, or cannot be read.
+        """
+        self.tensor_definition(tensor_id)
+        return []
+
+    @abstractmethod
+    def specs_downstream(self) -> list[TensorSpec]:
+        """The tensors of the store that are computed from others or beside others, as far as known, and maybe more."""
+
+    def written(self, tensor_id: str) -> tuple[int, int]:  # noqa: ARG002  (memory is nowhere to write to)
+        """How many complete tiles of a tensor this object has stored so far, and all bytes, not compressed."""
+        return 0, 0
+
+    @abstractmethod
+    def inventory(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> Inventory:
+        """What is stored of the tiles that hold the pixels ``[start, stop)``, of which there is at least one.
+
+        Reads no pixel of a complete tile.
+        """
+
+    def unfinished(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> list[Index]:  # noqa: ARG002
+        """Tiles of a region of which parts are stored, in lexicographic order; some may be complete by now."""
+        return []
+
+    def is_complete(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> bool:  # noqa: ARG002
+        """Whether all tiles that hold the pixels ``[start, stop)`` are stored; False is a maybe. Reads none of them."""
+        return False
+
+    def gc(self) -> Garbage:
+        """Delete what no tensor of the store refers to: leavings of processes that were killed or cleared a tensor.
+
+        Other processes may go on reading and filling the store; none should be creating tensors meanwhile.
+        """
+        self._check_open()
+        return Garbage()
+
+    # Groups.
+
+    def open_group(
+        self,
+        group_id: str,
+        f: Mapping[Any, Callable[..., Any]] | None = None,
+        *,
+        members: Mapping[Any, InfiniteTensor] | None = None,
+        stores: Sequence[Any] = (),
+        device: torch.device | str = "cpu",
+    ) -> TensorGroup:
+        """Reopen a group from its id, with its tensors, from theirs.
+
+        Parameters
+        ----------
+        group_id : str
+            Its id, one of `group_ids`.
+        f : mapping, optional
+            From keys to the functions that compute what is missing. A tensor without one is readable as far as it is
+            stored.
+        members : mapping, optional
+            From keys to tensors that take the place of those that would be opened. They must be the same ones.
+        stores : sequence of TileStore, optional
+            Where else tensors of the group are looked for. A group names no stores but its own.
+        device : torch.device or str
+            As for `open`.
+
+        Raises
+        ------
+        StoreError
+            If the store holds no group of that id, or a tensor cannot be opened, or is another one by now.
+        ValidationError
+            If an argument does not fit.
+        """
+        # Groups are made of tensors, which stand on stores.
+        from infinite_tensor.groups.opening import open_group  # noqa: PLC0415
+
+        return open_group(self, group_id, f, members, stores, device)
+
+    @looking
+    def group_ids(self) -> list[str]:
+        """Ids of all groups in the store, sorted."""
+        self._check_open()
+        with stored_errors(self, "list", None):
+            return sorted(self._list_groups())
+
+    @visited
+    def clear_group(self, group_id: str) -> None:
+        """Delete a group; its tensors stay. An id that is not known is no error."""
+        self._check_open()
+        if self.read_only:
+            raise ValidationError(f"{self!r} is read-only: it cannot clear group {group_id!r}; open it with mode='r+'")
+        with self._lock, stored_errors(self, "delete", None, group_id=group_id):
+            self._delete_group(group_id)
+            self._flush_groups()
+
+    @looking
+    def stored_group(self, group_id: str) -> dict[str, Any] | None:
+        """The definition of a group as it is stored, not checked; None where there is none."""
+        self._check_open()
+        with self._lock, stored_errors(self, "read", None, group_id=group_id):
+            return self._read_group(group_id)
+
+    @visited
+    def store_group(self, group_id: str, definition: dict[str, Any]) -> dict[str, Any]:
+        """Create a group, unless there is one; the definition that the store holds from then on."""
+        self._check_open()
+        if self.read_only:
+            raise ValidationError(f"{self!r} is read-only: it cannot save group {group_id!r}; open it with mode='r+'")
+        with self._lock, stored_errors(self, "save", None, group_id=group_id):
+            found = self._read_group(group_id)
+            if found is None:
+                self._write_group(group_id, definition)
+                self._flush_groups()
+                # Another process may have been first; its definition holds.
+                found = self._read_group(group_id)
+        if found is None:
+            raise StoreError(f"{self!r}: group {group_id!r} was created and is gone again; try once more")
+        return found
+
+    def _flush_groups(self) -> None:
+        """Bring what was written of groups to where a crash of the process cannot harm it."""
+
+    # Open or closed.
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has been closed, and not been opened again."""
+        return self._closed
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreError(f"{self!r} is closed; open it again with `with store:`")
 
     def __enter__(self) -> Self:
         with self._lock:

@@ -16,7 +16,6 @@ import torch
 from infinite_tensor.arrays import as_array
 from infinite_tensor.boxes import Index
 from infinite_tensor.boxset import BoxSet, pixels_of, tiles_of
-from infinite_tensor.compat import accepts_old_keywords
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.forking import renew_in_children
 from infinite_tensor.spec import TensorSpec
@@ -68,7 +67,6 @@ class PersistentTileStore(TileStore, Backend):
 
     outlives_process = True
 
-    @accepts_old_keywords
     def __init__(
         self,
         tile_size: int | Sequence[int] | None = None,
@@ -341,15 +339,6 @@ class PersistentTileStore(TileStore, Backend):
 
     def _flush_groups(self) -> None:
         self._flush_backend()
-
-    def _registered(self) -> list[str]:
-        return list(self._registry.records)
-
-    def _set_tile_size(self, tensor_id: str, tile_size: int | Sequence[int] | None) -> int | Sequence[int] | None:
-        before = self._registry.tile_sizes.pop(tensor_id, None)
-        if tile_size is not None:
-            self._registry.tile_sizes[tensor_id] = tile_size
-        return before
 
     def _flush_at_exit(self) -> None:
         if not self._closed:

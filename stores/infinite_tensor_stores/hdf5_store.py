@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from infinite_tensor.boxes import Index
-from infinite_tensor.compat import accepts_old_keywords
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.tilestore.failures import cleared_elsewhere, remade_elsewhere, warn_of_damage
 from infinite_tensor.tilestore.partial import PartialTile
@@ -88,7 +87,6 @@ class HDF5TileStore(BindingStore[TileSlots]):
     >>> store.close()
     """
 
-    @accepts_old_keywords
     def __init__(
         self,
         filepath: str | os.PathLike[str],

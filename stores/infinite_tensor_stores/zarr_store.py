@@ -12,7 +12,6 @@ from zarr.abc.store import Store
 from zarr.storage import LocalStore
 
 from infinite_tensor.boxes import Index
-from infinite_tensor.compat import accepts_old_keywords
 from infinite_tensor.errors import StoreError
 from infinite_tensor.tilestore.failures import cleared_elsewhere, remade_elsewhere, warn_of_damage
 from infinite_tensor.tilestore.partial import PartialTile
@@ -109,7 +108,6 @@ class ZarrTileStore(BindingStore[_Bound]):
     >>> store.close()
     """
 
-    @accepts_old_keywords
     def __init__(
         self,
         target: str | os.PathLike[str] | Store,

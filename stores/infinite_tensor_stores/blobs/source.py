@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -26,12 +26,34 @@ from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.report import Dropped
 from infinite_tensor.waiting import Mark
 from infinite_tensor.window import TensorWindow
-
-if TYPE_CHECKING:
-    from infinite_tensor_stores.blobs.blob import TensorBlob
+from infinite_tensor_stores.blobs.rows import Rows
 
 
-def tensor_of(blob: TensorBlob, rows: int) -> InfiniteTensor:
+class OpenBlob(Protocol):
+    """A `TensorBlob` that is open for reading, for what a tensor needs of it."""
+
+    _rows: Rows
+
+    @property
+    def name(self) -> str:
+        """Where it is."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of a row."""
+
+    @property
+    def block_size(self) -> int:
+        """Rows of a block."""
+
+    def refresh(self) -> int:
+        """Look for what others have written since."""
+
+    def close(self) -> None:
+        """End its use."""
+
+
+def tensor_of(blob: OpenBlob, rows: int) -> InfiniteTensor:
     """The first rows of a blob that is open for reading, and is left to the tensor."""
     header = blob._rows.header
     shape = (rows, *header.shape)
@@ -64,7 +86,7 @@ class BlobStore(TileStore):
 
     read_only = True
 
-    def __init__(self, blob: TensorBlob, version: tuple[str, int]) -> None:
+    def __init__(self, blob: OpenBlob, version: tuple[str, int]) -> None:
         super().__init__()
         self._blob = blob
         self._version = version
@@ -157,9 +179,6 @@ class BlobStore(TileStore):
         self._closed = True
         self._blob.close()
 
-    def _registered(self) -> list[str]:
-        return self.tensor_ids()
-
     def _digest_of(self, tensor_id: str) -> str | None:
         return None if self._spec is None or self._spec.tensor_id != tensor_id else self._spec.definition.digest
 
@@ -182,7 +201,7 @@ class BlobAccess(Access):
 
     outdated = False
 
-    def __init__(self, blob: TensorBlob, version: tuple[str, int], rows: int) -> None:
+    def __init__(self, blob: OpenBlob, version: tuple[str, int], rows: int) -> None:
         self._blob = blob
         self._rows = blob._rows
         self._version = version
