@@ -96,7 +96,7 @@ class Painter(nn.Module):
         self.width = width
         self.field = InfiniteBuffer(waves)
         self.mix = nn.Linear(width, 3)
-        VirtualTensor.create(self, "waves", "first", cache=True, dependencies=["field", "width"])
+        VirtualTensor.create(self, "waves", "first")
 
     def first(self, _dtype: torch.dtype, _device: torch.device) -> torch.Tensor:
         """The waves that it mixes, shape (width, 3)."""

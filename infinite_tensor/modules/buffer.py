@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,9 +13,7 @@ from torch import nn
 
 import infinite_tensor
 from infinite_tensor.definition import Definition, changed_functions, differences
-from infinite_tensor.engine.drops import DROPS
 from infinite_tensor.errors import FunctionChangedWarning, ValidationError
-from infinite_tensor.modules.dependencies import Stamps
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore.stored import StoredTensor
 
@@ -128,14 +125,6 @@ class InfiniteBuffer(nn.Module):
     def extra_repr(self) -> str:
         """The tensor, for ``repr(module)``."""
         return repr(self._tensor)
-
-    def _stamps(self) -> Stamps | None:
-        if self._tensor is None:
-            # Until one is loaded.
-            return Stamps((), ())
-        return Stamps(
-            (id(self._tensor), self._tensor.dtype, self._tensor.device, DROPS.count), (weakref.ref(self._tensor),)
-        )
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import MethodType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -10,8 +10,6 @@ import torch
 from torch import nn
 
 from infinite_tensor.errors import DeviceMismatchError, ValidationError
-from infinite_tensor.modules.cached import CachedValue, undisturbed
-from infinite_tensor.modules.dependencies import Stamps
 from infinite_tensor.modules.reference import Reference
 from infinite_tensor.modules.tensor_like import TensorLike
 
@@ -49,38 +47,25 @@ class VirtualTensor(TensorLike):
     persist : bool
         Whether dtype and device are kept in the ``state_dict`` of the module. Loading it brings back the dtype. States
         with and without it can be loaded in either case.
-    cache : bool
-        Keep the value until its dtype, its device or one of `dependencies` changes. See the notes.
-    dependencies : sequence of str
-        Where there is a cache: what the value is computed from, as names of attributes of `owner`, dotted for those of
-        submodules. An attribute is a tensor, a module (all of its parameters and buffers), an `InfiniteTensor`, another
-        virtual tensor with a cache, or an immutable value: None, bool, number, str, dtype, device, or a tuple of them.
 
     Raises
     ------
     TypeError
         If an argument is of a wrong type, or the attribute that `materializer` names is no method.
     AttributeError
-        If `owner` has no attribute that `materializer` or `dependencies` name.
+        If `owner` has no attribute that `materializer` names.
     ValidationError
-        (a ValueError) If `name` is no identifier, or `dependencies` are given without a cache.
+        (a ValueError) If `name` is no identifier.
 
     Notes
     -----
-    A tensor has changed when it is another tensor, when it was changed in place, and when an optimizer has made a step
-    since, if it requires gradients. Changes through ``.data``, through NumPy or by another process cannot be seen, nor
-    those of what is not declared; `clear_cache` is there for them.
-
-    A value through which gradients flow is kept with its graph, for the thread that computed it, until a backward pass
-    uses that graph: then it is computed anew. Two backward passes through one cached value need ``retain_graph=True``
-    for the first, as with any tensor that is computed once and used twice. Where torch traces, transforms or
-    recomputes (`torch.compile`, `torch.export`, `torch.func`, activation checkpoints), nothing is cached.
+    Every use computes the value. A method that needs it several times takes ``self.name.value`` once.
 
     A module that is made on meta, to be loaded later, is computed where its parameters and buffers are once they are
     there, and never on meta while it has data: a value without data is an error then. To have shapes without data of
     one virtual tensor alone, set its device to meta.
 
-    Methods may be called from several threads; two that read at the same time may both compute the value.
+    Methods may be called from several threads; two that read at the same time both compute the value.
 
     Examples
     --------
@@ -114,17 +99,11 @@ class VirtualTensor(TensorLike):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         persist: bool = False,
-        *,
-        cache: bool = False,
-        dependencies: Sequence[str] = (),
     ) -> None:
         if not isinstance(owner, nn.Module):
             raise TypeError(f"owner must be a torch.nn.Module, got {owner!r}")
         self._name = _checked_name(name)
         self._materializer = _checked_materializer(owner, materializer)
-        if dependencies and not cache:
-            raise ValidationError(f"dependencies {dependencies!r} are for cache=True: without it every read computes")
-        self._cached = CachedValue(owner, dependencies) if cache else None
         self._reference = Reference(owner, name, dtype, device, persist)
 
     @classmethod
@@ -136,13 +115,9 @@ class VirtualTensor(TensorLike):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         persist: bool = False,
-        *,
-        cache: bool = False,
-        dependencies: Sequence[str] = (),
     ) -> None:
         """Make one and assign it: ``owner.name = VirtualTensor(owner, name, ...)``."""
-        virtual = cls(owner, name, materializer, dtype, device, persist, cache=cache, dependencies=dependencies)
-        setattr(owner, name, virtual)
+        setattr(owner, name, cls(owner, name, materializer, dtype, device, persist))
 
     @property
     def attributes(self) -> _LinkedAttributes:
@@ -183,7 +158,7 @@ class VirtualTensor(TensorLike):
 
     @property
     def value(self) -> torch.Tensor:
-        """The tensor that it is now, computed unless it is cached.
+        """The tensor that it is now, computed.
 
         Raises
         ------
@@ -195,23 +170,6 @@ class VirtualTensor(TensorLike):
             (a ValueError) If it returns one on meta, and not all tensors of the module are on meta.
         """
         owner, ref = self._reference.living_owner(), self._reference.tensor
-        if self._cached is None or not undisturbed():
-            return self._materialized(owner, ref)
-        return self._cached.value(owner, ref, lambda: self._materialized(owner, ref))
-
-    def clear_cache(self) -> None:
-        """Forget a cached value: the next read computes it."""
-        if self._cached is not None:
-            self._cached.clear()
-
-    def _stamps(self) -> Stamps | None:
-        return (
-            None
-            if self._cached is None
-            else self._cached.stamps(self._reference.living_owner(), self._reference.tensor)
-        )
-
-    def _materialized(self, owner: nn.Module, ref: torch.Tensor) -> torch.Tensor:
         materializer, dtype = self._materializer, ref.dtype
         device = self._reference.device if ref.is_meta else ref.device
         if isinstance(materializer, str):

@@ -41,13 +41,6 @@ class Doubling(nn.Module):
         return self.base.grad
 
 
-class Cached(Doubling):
-    """A `Doubling` that keeps its value until `base` changes."""
-
-    def __init__(self, materializer: Any = "compute", dependencies: tuple[str, ...] = ("base",)) -> None:
-        super().__init__(materializer, cache=True, dependencies=dependencies)
-
-
 def ramp(ctx: tuple[int, ...]) -> torch.Tensor:
     """One window of a plane in which each pixel is its row and a hundredth of its column."""
     rows = torch.arange(4)[:, None] + 4 * ctx[0]

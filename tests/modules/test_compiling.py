@@ -12,7 +12,7 @@ from torch import nn
 from torch.autograd import backward
 
 from infinite_tensor import VirtualTensor
-from tests.modules.nets import Cached, Doubling, doubled
+from tests.modules.nets import Doubling, doubled
 
 
 @pytest.fixture(autouse=True)
@@ -66,19 +66,6 @@ def test_operators_methods_and_functions_are_traced() -> None:
 
     x = torch.ones(2, 2)
     assert torch.equal(compiled(use)(x), use(x))
-
-
-def test_a_cached_one_is_computed_within_compiled_code() -> None:
-    module = Cached()
-    run, x = compiled(module), torch.eye(2)
-    module.twice.value.sum()
-    run(x)
-    with torch.no_grad():
-        module.base.zero_()
-    assert not run(x).any()
-    backward(run(x).sum())
-    backward(run(x).sum())
-    assert torch.equal(module.gradient, torch.full((2, 2), 4.0))
 
 
 def test_a_virtual_tensor_of_a_module_without_parameters_compiles() -> None:

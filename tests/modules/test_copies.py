@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from infinite_tensor import ValidationError, VirtualTensor
-from tests.modules.nets import Cached, Doubling, doubled
+from tests.modules.nets import Doubling, doubled
 
 MATERIALIZERS = pytest.mark.parametrize("materializer", ["compute", doubled])
 
@@ -69,18 +69,6 @@ def test_a_copy_outlives_the_module_that_it_was_made_of(duplicate: Any) -> None:
     other = duplicate(Doubling())
     gc.collect()
     assert torch.equal(other.twice.value, 2 * other.base)
-
-
-@WAYS
-def test_a_copy_of_a_cached_one_has_a_cache_of_its_own(duplicate: Any) -> None:
-    module = Cached()
-    module.twice.value.sum()
-    other = duplicate(module)
-    assert [other.twice.value is other.twice.value, other.calls] == [True, 2]
-    with torch.no_grad():
-        other.base.zero_()
-    assert not other.twice.value.any()
-    assert module.twice.value.all()
 
 
 def test_the_copy_of_a_container_is_bound_within_the_copy() -> None:

@@ -169,8 +169,8 @@ def test_a_module_without_the_tensor_opens_it(stored: dict[str, Any]) -> None:
     module.field.tensor.tile_store.close()
 
 
-def test_a_cached_region_is_computed_once_the_tensor_is_opened(stored: dict[str, Any]) -> None:
-    module = Field(None, cache=True, dependencies=["field"])
+def test_a_region_is_computed_once_the_tensor_is_opened(stored: dict[str, Any]) -> None:
+    module = Field(None)
     with pytest.raises(ValidationError, match="has no tensor yet"):
         _ = module.weight.value
     module.load_state_dict(stored)
@@ -246,27 +246,20 @@ def test_what_is_no_infinite_tensor_is_a_type_error() -> None:
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])  # noqa: S301
 def test_a_module_is_copied_and_pickled_with_it(duplicate: Any, tmp_path: Path) -> None:
     with ZarrTileStore(tmp_path / "world.zarr") as store:
-        module = Field(plane(tile_store=store, tensor_id="world"), cache=True, dependencies=["field"])
+        module = Field(plane(tile_store=store, tensor_id="world"))
         other = duplicate(module)
         assert other.field is not module.field
         assert torch.equal(other.weight.value, module.weight.value)
         other.field.tensor.tile_store.close()
 
 
-def test_a_cached_region_is_computed_anew_once_the_tensor_is_another() -> None:
-    module = Field(plane(), cache=True, dependencies=["field"])
+def test_a_region_is_computed_anew_once_the_tensor_is_another() -> None:
+    module = Field(plane())
     module.weight.value.sum()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         module.field = InfiniteBuffer(InfiniteTensor((None, None), other_ramp, TensorWindow((4, 4))))
     assert torch.equal(module.weight.value, 1 + plane()[-1:1, 0:3])
-
-
-def test_a_region_of_an_infinite_tensor_is_kept() -> None:
-    module = Field(plane(), cache=True, dependencies=["field", "columns"])
-    assert module.weight.value is module.weight.value
-    module.columns = 2
-    assert module.weight.shape == (2, 2)
 
 
 def test_a_module_with_it_compiles_into_one_graph_and_follows_a_dtype() -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.autograd import backward
 from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
 
 from infinite_tensor import ValidationError, VirtualTensor
 from tests.modules.nets import Doubling, doubled
@@ -103,6 +104,26 @@ def test_functional_call_computes_it_from_the_parameters_that_it_is_given() -> N
     given = functional_call(module, {"base": torch.eye(2)}, torch.ones(1, 2))
     assert torch.equal(given, torch.full((1, 2), 2.0))
     assert torch.equal(module.twice.value, 2 * BASE)
+
+
+def test_transformations_compute_it_from_the_parameters_that_they_are_given() -> None:
+    module, x = Doubling(), torch.eye(2)
+
+    def loss(base: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = functional_call(module, {"base": base}, (x,))
+        return result.square().sum()
+
+    given = torch.ones(2, 2)
+    assert torch.equal(torch.func.grad(loss)(given), 8 * given)
+    assert torch.equal(torch.vmap(loss)(torch.stack([given, 2 * given])), torch.tensor([16.0, 64.0]))
+    assert torch.equal(module.twice.value, 2 * BASE)
+
+
+def test_activation_checkpoints_recompute_it() -> None:
+    # Its graph holds a tensor, and torch compares how many are held in both runs.
+    module = Doubling(lambda owner, *_: owner.base.square())
+    backward(checkpoint(module, torch.eye(2), use_reentrant=False).sum())
+    assert torch.equal(module.gradient, 2 * BASE)
 
 
 @pytest.mark.parametrize("strict", [True, False])
