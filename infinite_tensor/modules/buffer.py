@@ -11,7 +11,6 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-import infinite_tensor
 from infinite_tensor.definition import Definition, changed_functions, differences
 from infinite_tensor.errors import FunctionChangedWarning, ValidationError
 from infinite_tensor.tensor import InfiniteTensor
@@ -86,6 +85,7 @@ class InfiniteBuffer(nn.Module):
         return self.tensor[indices]
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        # Private to torch, and what all ways to move a module come down to.
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         device = fn(torch.empty(0, device=self._device)).device
         if device.type != "meta":
@@ -98,10 +98,13 @@ class InfiniteBuffer(nn.Module):
         """What is in the ``state_dict``: the definition, and where the tensor is found."""
         if self._tensor is None:
             return None
+        definition = self._tensor.to_json()
+        # It follows the module.
+        del definition["device"]
         return {
-            "tensor_id": self._tensor.tensor_id if self._tensor._named else None,
+            "tensor_id": _given_id(self._tensor),
             "store": self._tensor.tile_store.address,
-            "definition": self._tensor._spec.definition.to_json(),
+            "definition": definition,
         }
 
     def set_extra_state(self, state: object) -> None:
@@ -152,6 +155,8 @@ class _Saved:
 
     def reopened(self, device: torch.device) -> InfiniteTensor:
         """The tensor, from the store that it was in."""
+        from infinite_tensor_stores import open_store  # noqa: PLC0415  (loads zarr, which a VirtualTensor does without)
+
         if self.tensor_id is None or self.store is None:
             unnamed = self.tensor_id is None
             reason = "was given no tensor_id" if unnamed else f"{self.tensor_id!r} was in a store without an address"
@@ -160,7 +165,7 @@ class _Saved:
                 "InfiniteBuffer(tensor)"
             )
         with ExitStack() as stack:
-            store = infinite_tensor.open_store(self.store, mode="r")
+            store = open_store(self.store, mode="r")
             stack.callback(store.close)
             tensor = store.open(self.tensor_id, device=device)
             self.check_same(tensor)
@@ -169,10 +174,10 @@ class _Saved:
 
     def check_same(self, tensor: InfiniteTensor) -> None:
         """ValidationError unless `tensor` is the one; FunctionChangedWarning if its functions are other ones."""
-        given = tensor._spec.definition
+        given, tensor_id = StoredTensor.from_json(tensor.to_json()).definition, _given_id(tensor)
         lines = differences(self.definition.values(), given.values())
-        if tensor._named and self.tensor_id not in (None, tensor.tensor_id):
-            lines.insert(0, f"tensor_id: stored {self.tensor_id!r}, given {tensor.tensor_id!r}")
+        if None not in (self.tensor_id, tensor_id) and self.tensor_id != tensor_id:
+            lines.insert(0, f"tensor_id: stored {self.tensor_id!r}, given {tensor_id!r}")
         if lines:
             listed = "".join(f"\n  {line}" for line in lines)
             raise ValidationError(
@@ -185,3 +190,8 @@ class _Saved:
                 FunctionChangedWarning,
                 stacklevel=2,
             )
+
+
+def _given_id(tensor: InfiniteTensor) -> str | None:
+    """The id that the user gave it; None for a random one, by which nobody else knows it."""
+    return tensor.tensor_id if tensor._named else None

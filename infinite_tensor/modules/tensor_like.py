@@ -1,4 +1,4 @@
-"""What stands wherever torch takes a tensor, by a value that it has when it is asked."""
+"""What stands wherever torch or numpy takes a tensor, by a value that it has when it is asked."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import numpy as np
 import torch
-
-from infinite_tensor.modules.ufuncs import as_tensor, ufunc_of_tensors
 
 if TYPE_CHECKING:
     # To a type checker it is one: what a tensor has is given to it below.
@@ -53,11 +51,11 @@ class TensorLike(Base):
         for each in options.get("out", ()):
             if isinstance(each, TensorLike):
                 each._refuse(ufunc.__name__)
-        return ufunc_of_tensors(ufunc, method, _values(inputs), _values(options))
+        return _of_numpy(ufunc, method, _values(inputs), _values(options))
 
     def __array_wrap__(self, array: Any, context: object = None, return_scalar: bool = False) -> torch.Tensor:
         """What other functions of numpy give back for a tensor."""
-        return as_tensor(array)
+        return _as_tensor(array)
 
     def _refuse(self, operation: str) -> NoReturn:
         raise TypeError(
@@ -82,7 +80,69 @@ def _values(given: Any) -> Any:
     return given
 
 
-_OPERATORS = (
+_ARITHMETIC: dict[np.ufunc, Callable[..., Any]] = {
+    np.add: operator.add,
+    np.subtract: operator.sub,
+    np.multiply: operator.mul,
+    np.divide: operator.truediv,
+    np.floor_divide: operator.floordiv,
+    np.remainder: operator.mod,
+    np.power: operator.pow,
+    np.bitwise_and: operator.and_,
+    np.bitwise_or: operator.or_,
+    np.bitwise_xor: operator.xor,
+    np.left_shift: operator.lshift,
+    np.right_shift: operator.rshift,
+}
+_COMPARISONS: dict[np.ufunc, Callable[..., Any]] = {
+    np.less: operator.lt,
+    np.less_equal: operator.le,
+    np.equal: operator.eq,
+    np.not_equal: operator.ne,
+    np.greater: operator.gt,
+    np.greater_equal: operator.ge,
+}
+_OPERATORS = {**_ARITHMETIC, **_COMPARISONS}
+"""What numpy calls for an operator, and the operator."""
+
+
+def _of_numpy(ufunc: np.ufunc, method: str, inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    """What a function of numpy makes of tensors and arrays: a tensor, unless it is given arrays to write to."""
+    if method == "__call__" and ufunc in _OPERATORS and not options:
+        left, right = inputs
+        if ufunc in _COMPARISONS and isinstance(left, np.ndarray):
+            # A number is handed over as an array without dimensions, which would widen what it is compared with.
+            left = left[()]
+        if _is_for_torch(left, right):
+            return _OPERATORS[ufunc](_for_torch(left), _for_torch(right))
+    arrays = [np.asarray(each) if isinstance(each, torch.Tensor) else each for each in inputs]
+    result = getattr(ufunc, method)(*arrays, **options)
+    if "out" in options or result is None:
+        return result
+    return tuple(map(_as_tensor, result)) if isinstance(result, tuple) else _as_tensor(result)
+
+
+def _is_for_torch(left: Any, right: Any) -> bool:
+    """Whether an operator is torch's affair.
+
+    ``np.float64(2) * tensor`` leaves the tensor its dtype, and gradients flow, of which numpy knows nothing. A
+    number on the right was given to the function of numpy: torch takes it as an operand without asking numpy.
+    """
+    return isinstance(left, np.generic) or any(
+        isinstance(each, torch.Tensor) and each.requires_grad for each in (left, right)
+    )
+
+
+def _for_torch(operand: Any) -> Any:
+    return torch.from_numpy(operand) if isinstance(operand, np.ndarray) else operand
+
+
+def _as_tensor(result: Any) -> torch.Tensor:
+    """The tensor of an array or a number of numpy."""
+    return torch.from_numpy(np.asarray(result))
+
+
+_SPECIAL = (
     *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift"),
     *("radd", "rsub", "rmul", "rtruediv", "rfloordiv", "rmod", "rpow", "rmatmul", "rand", "ror", "rxor"),
     *("rlshift", "rrshift", "lt", "le", "eq", "ne", "gt", "ge", "neg", "pos", "abs", "invert"),
@@ -127,7 +187,7 @@ def _forward_what_tensors_have() -> None:
     the reason would be lost.
     """
     members = [name for name in dir(torch.Tensor) if not name.startswith("_") and name not in TensorLike.__dict__]
-    for name in (*members, *(f"__{name}__" for name in (*_OPERATORS, *_IN_PLACE))):
+    for name in (*members, *(f"__{name}__" for name in (*_SPECIAL, *_IN_PLACE))):
         if _is_in_place(name):
             setattr(TensorLike, name, _refusal(name))
         elif callable(inspect.getattr_static(torch.Tensor, name)):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+import weakref
+from collections.abc import Callable, Mapping
+from functools import partial
 from types import MethodType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch.utils.hooks import RemovableHandle
 
 from infinite_tensor.errors import DeviceMismatchError, ValidationError
-from infinite_tensor.modules.reference import Reference
 from infinite_tensor.modules.tensor_like import TensorLike
 
 Materializer: TypeAlias = "str | Callable[[Any, torch.dtype, torch.device], torch.Tensor]"
@@ -104,7 +108,7 @@ class VirtualTensor(TensorLike):
             raise TypeError(f"owner must be a torch.nn.Module, got {owner!r}")
         self._name = _checked_name(name)
         self._materializer = _checked_materializer(owner, materializer)
-        self._reference = Reference(owner, name, dtype, device, persist)
+        self._placement = _Placement(owner, name, dtype, device, persist)
 
     @classmethod
     def create(
@@ -122,12 +126,12 @@ class VirtualTensor(TensorLike):
     @property
     def attributes(self) -> _LinkedAttributes:
         """Names of what it has added to the module: ``ref``, the buffer that carries dtype and device."""
-        return _LinkedAttributes(self._reference.attribute)
+        return _LinkedAttributes(self._placement.attribute)
 
     @property
     def owner(self) -> nn.Module | None:
         """The module, None once it is gone."""
-        return self._reference.owner
+        return self._placement.owner
 
     @property
     def name(self) -> str:
@@ -137,7 +141,7 @@ class VirtualTensor(TensorLike):
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the value; may be set."""
-        return self._reference.tensor.dtype
+        return self._placement.buffer.dtype
 
     @dtype.setter
     def dtype(self, dtype: torch.dtype) -> None:
@@ -146,7 +150,7 @@ class VirtualTensor(TensorLike):
     @property
     def device(self) -> torch.device:
         """The device of the value; may be set."""
-        return self._reference.device
+        return self._placement.device
 
     @device.setter
     def device(self, device: torch.device | str) -> None:
@@ -154,7 +158,7 @@ class VirtualTensor(TensorLike):
 
     def to(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
         """Set dtype and device; takes what `torch.Tensor.to` takes."""
-        self._reference.to(*args, **kwargs)
+        self._placement.to(*args, **kwargs)
 
     @property
     def value(self) -> torch.Tensor:
@@ -169,9 +173,9 @@ class VirtualTensor(TensorLike):
         DeviceMismatchError
             (a ValueError) If it returns one on meta, and not all tensors of the module are on meta.
         """
-        owner, ref = self._reference.living_owner(), self._reference.tensor
-        materializer, dtype = self._materializer, ref.dtype
-        device = self._reference.device if ref.is_meta else ref.device
+        placement, materializer = self._placement, self._materializer
+        owner, buffer = placement.living_owner(), placement.buffer
+        dtype, device = buffer.dtype, placement.device if buffer.is_meta else buffer.device
         if isinstance(materializer, str):
             value = getattr(owner, materializer)(dtype, device)
         else:
@@ -181,15 +185,15 @@ class VirtualTensor(TensorLike):
                 f"the materializer of virtual tensor {self._name!r} must return a torch.Tensor, got "
                 f"{type(value).__name__} {value!r}"
             )
-        if value.is_meta and not self._reference.allows_meta:
+        if value.is_meta and not placement.allows_meta:
             raise DeviceMismatchError(_without_data(self._name, type(owner).__name__))
-        if value.is_meta or (ref.is_meta and device.type == "meta" and not self._reference.set_to_meta):
+        if value.is_meta or (device.type == "meta" and not placement.set_to_meta):
             # Data does not go to meta, where it would be lost, unless it was sent there.
             return value.to(dtype)
         return value.to(dtype=dtype, device=device)
 
     def __repr__(self) -> str:  # type: ignore[override]
-        ref = None if self.owner is None else self._reference.tensor
+        ref = None if self.owner is None else self._placement.buffer
         of = "a module that is gone" if ref is None else type(self.owner).__name__
         where = "" if ref is None else f", dtype={ref.dtype}, device={str(self.device)!r}"
         return f"VirtualTensor({self._name!r} of {of}{where})"
@@ -226,3 +230,178 @@ def _checked_materializer(owner: nn.Module, materializer: Materializer) -> Mater
             f"{materializer!r}"
         )
     return materializer
+
+
+class _Placement:
+    """The dtype and the device of a virtual tensor: those of an empty buffer, which follows the module.
+
+    Copies of a virtual tensor share it. When it is gone the buffer goes too, unless another placement uses it: two
+    virtual tensors may have had one name. The module is held weakly; a pickle or a deep copy holds it, so that both
+    come out together.
+
+    A buffer on meta says that there was no memory for the module when it was made or moved. Loaders replace the tensors
+    of a module one by one and know nothing of this buffer, so that where these are counts for more.
+    """
+
+    def __init__(
+        self, owner: nn.Module, name: str, dtype: torch.dtype | None, device: torch.device | str | None, persist: bool
+    ) -> None:
+        attribute = f"_{name}_ref"
+        if hasattr(owner, attribute) and not _placements(owner, attribute):
+            raise ValidationError(
+                f"{type(owner).__name__} has an attribute {attribute!r}, which virtual tensor {name!r} needs for its "
+                "dtype and device; rename one of the two"
+            )
+        owner.register_buffer(attribute, torch.empty(0, dtype=dtype, device=device), persistent=persist)
+        before, after = partial(_prepare_load, attribute), partial(_follow_load, attribute)
+        handles = (
+            owner.register_load_state_dict_pre_hook(before),  # type: ignore[no-untyped-call]
+            owner.register_load_state_dict_post_hook(after),  # type: ignore[no-untyped-call]
+        )
+        self._bind(owner, attribute, handles, set_to_meta=False)
+
+    def _bind(
+        self, owner: nn.Module | None, attribute: str, handles: tuple[RemovableHandle, ...], *, set_to_meta: bool
+    ) -> None:
+        self.attribute = attribute
+        self._owner = weakref.ref(nn.Module() if owner is None else owner)
+        self._handles = handles
+        self.set_to_meta = set_to_meta
+        if owner is not None:
+            _LIVING.setdefault((id(owner), attribute), weakref.WeakSet()).add(self)
+            weakref.finalize(self, _release, self._owner, id(owner), attribute, handles).atexit = False
+
+    @property
+    def owner(self) -> nn.Module | None:
+        """The module, None once it is gone."""
+        return self._owner()
+
+    def living_owner(self) -> nn.Module:
+        """The module; ReferenceError once it is gone."""
+        owner = self._owner()
+        if owner is None:
+            name = self.attribute[1 : -len("_ref")]
+            raise ReferenceError(
+                f"the module of virtual tensor {name!r} is gone: a virtual tensor does not keep its module alive. Hold "
+                "the module, or what .value returns; copy and pickle the module, not its virtual tensor"
+            )
+        return owner
+
+    @property
+    def buffer(self) -> torch.Tensor:
+        """An empty tensor of this dtype, on this device unless that is still to be found."""
+        return cast("torch.Tensor", getattr(self.living_owner(), self.attribute))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the value belongs."""
+        buffer = self.buffer
+        if not buffer.is_meta or self.set_to_meta:
+            return buffer.device
+        found = {device for device in _devices(self.living_owner()) if device.type != "meta"}
+        return found.pop() if len(found) == 1 else buffer.device
+
+    @property
+    def allows_meta(self) -> bool:
+        """Whether a value without data is right: it was asked for, or there is no data to compute one from."""
+        if self.buffer.is_meta and (self.set_to_meta or torch.get_default_device().type == "meta"):
+            return True
+        return _all_on_meta(self.living_owner())
+
+    def to(self, *args: Any, **kwargs: Any) -> None:
+        """Set dtype and device, with the arguments of `torch.Tensor.to`."""
+        buffer = self.buffer
+        try:
+            moved = buffer.to(*args, **kwargs)
+        except NotImplementedError:
+            # Nothing leaves meta, not even nothing.
+            moved = torch.empty_like(buffer, device="cpu").to(*args, **kwargs)
+        self._set(moved)
+        self.set_to_meta = moved.is_meta
+
+    def settle(self) -> None:
+        """Once the module has loaded a state: leave meta where it has memory now, and go there where it has none."""
+        owner, buffer, device = self.living_owner(), self.buffer, self.device
+        if _all_on_meta(owner):
+            device = torch.device("meta")
+        elif device.type == "meta" and not self.set_to_meta and not _devices(owner):
+            # Where it would be, had the module not been made on meta.
+            device = torch.get_default_device()
+        if device != buffer.device:
+            self._set(torch.empty_like(buffer, device=device))
+
+    def _set(self, buffer: torch.Tensor) -> None:
+        setattr(self.living_owner(), self.attribute, buffer)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "owner": self.owner,
+            "attribute": self.attribute,
+            "handles": self._handles,
+            "set_to_meta": self.set_to_meta,
+        }
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self._bind(**state)
+
+
+_LIVING: dict[tuple[int, str], weakref.WeakSet[_Placement]] = {}
+"""All placements, by the id of the module and the name of the buffer."""
+
+
+def _devices(owner: nn.Module) -> set[torch.device]:
+    """Where the tensors of a module are. Empty ones, such as those of placements, tell nothing."""
+    tensors = itertools.chain(owner.parameters(), owner.buffers())
+    lazy = (UninitializedBuffer, UninitializedParameter)
+    return {tensor.device for tensor in tensors if not isinstance(tensor, lazy) and tensor.numel()}
+
+
+def _all_on_meta(owner: nn.Module) -> bool:
+    return {device.type for device in _devices(owner)} == {"meta"}
+
+
+def _placements(owner: nn.Module, attribute: str) -> list[_Placement]:
+    # An id may be that of a module which is gone, and of a later one.
+    return [each for each in _LIVING.get((id(owner), attribute), ()) if each.owner is owner]
+
+
+def _release(owner: weakref.ref[nn.Module], key: int, attribute: str, handles: tuple[RemovableHandle, ...]) -> None:
+    """Remove what a placement has added to a module, but for a buffer that another one uses."""
+    for handle in handles:
+        handle.remove()
+    if not _LIVING.get((key, attribute)):
+        _LIVING.pop((key, attribute), None)
+    module = owner()
+    if module is None or _placements(module, attribute):
+        return
+    if attribute in dict(module.named_buffers(recurse=False, remove_duplicate=False)):
+        delattr(module, attribute)
+
+
+def _prepare_load(
+    attribute: str,
+    module: nn.Module,
+    state_dict: dict[str, Any],
+    prefix: str,
+    metadata: Mapping[str, Any],
+    *_rest: object,
+) -> None:
+    """Before a module loads a state: take over the dtype, and let states with and without it load alike."""
+    key = prefix + attribute
+    # Private to torch, which tells it nowhere else.
+    if attribute in module._non_persistent_buffers_set:
+        state_dict.pop(key, None)
+        return
+    loaded = state_dict.setdefault(key, getattr(module, attribute))
+    if isinstance(loaded, torch.Tensor):
+        buffer = getattr(module, attribute).to(loaded.dtype)
+        setattr(module, attribute, buffer)
+        if loaded.is_meta or (buffer.is_meta and not metadata.get("assign_to_params_buffers")):
+            # One on meta says nothing of a device. It cannot be copied, and copying to it is what torch would warn of.
+            state_dict[key] = buffer
+
+
+def _follow_load(attribute: str, module: nn.Module, _keys: object) -> None:
+    """After a module and all that is in it have loaded a state: go where their tensors are now."""
+    for placement in _placements(module, attribute):
+        placement.settle()
