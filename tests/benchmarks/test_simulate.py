@@ -10,10 +10,21 @@ from zarr.storage import MemoryStore
 
 from infinite_tensor import ZarrTileStore
 from tests.benchmarks import simulate
-from tests.benchmarks.calibration import Case, Far, Result, check, least_costs, noise
-from tests.benchmarks.prediction import predict
-from tests.benchmarks.s3_costs import s3_costs
-from tests.benchmarks.scenario import Costs, Fleet, Storage, Work, chain
+from tests.benchmarks.simulate import (
+    Case,
+    Costs,
+    Far,
+    Fleet,
+    Result,
+    Storage,
+    Work,
+    chain,
+    check,
+    least_costs,
+    noise,
+    predict,
+    s3_costs,
+)
 from tests.s3.server import find_program
 
 FREE = Costs(0, 0, 0, 0, 0, 0, 0, 0)
