@@ -13,7 +13,8 @@ from zarr.core.sync import sync
 from zarr.storage import MemoryStore
 
 from infinite_tensor import HDF5TileStore, ZarrTileStore
-from infinite_tensor.tilestore.testing import PersistentStoreTests
+from infinite_tensor.testing import PersistentStoreTests
+from infinite_tensor.tilestore import testing as earlier
 from tests.dict_store import DictTileStore
 from tests.file_store import FileTileStore
 
@@ -91,3 +92,7 @@ class TestDict(PersistentStoreTests):
     def damage_tile(self, location: Any, tensor_id: str, tile: Index) -> None:
         (part,) = location[tensor_id, "tile", tile]
         location[tensor_id, "tile", tile] = (part[:-1] + bytes([part[-1] ^ 0x10]),)
+
+
+def test_the_suite_is_found_under_its_earlier_name() -> None:
+    assert earlier.PersistentStoreTests is PersistentStoreTests

@@ -22,7 +22,7 @@ class Backend(ABC):
 
     Authors implement the abstract methods, and override of the others what their storage can do. They are called
     from several threads, though tiles and partial tiles are written by one thread at a time, and raise OSError
-    where storage fails. The suite in `infinite_tensor.tilestore.testing` tells whether they hold.
+    where storage fails. The suite in `infinite_tensor.testing` tells whether they hold.
     """
 
     @abstractmethod

@@ -11,7 +11,7 @@ from zarr.core.sync import sync
 from zarr.storage import ObjectStore
 
 from infinite_tensor import ZarrTileStore
-from infinite_tensor.tilestore.testing import PersistentStoreTests
+from infinite_tensor.testing import PersistentStoreTests
 from tests.reference import Index
 from tests.s3.server import ADMIN, S3Server
 

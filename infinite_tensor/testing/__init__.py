@@ -2,7 +2,7 @@
 
 Subclass `PersistentStoreTests` in a test module, say how the store is opened, and run pytest:
 
-    from infinite_tensor.tilestore.testing import PersistentStoreTests
+    from infinite_tensor.testing import PersistentStoreTests
 
     class TestMyStore(PersistentStoreTests):
         def open_store(self, location, **options):
@@ -12,12 +12,9 @@ What a test has written it looks at through another store object on the same loc
 nor the store object itself can vouch for what is stored.
 """
 
-from infinite_tensor.tilestore.testing.definitions import DefinitionTests
-from infinite_tensor.tilestore.testing.groups import GroupTests
-from infinite_tensor.tilestore.testing.lives import LifeTests
-from infinite_tensor.tilestore.testing.partials import PartialTileTests
-from infinite_tensor.tilestore.testing.tiles import TileTests
-from infinite_tensor.tilestore.testing.upkeep import UpkeepTests
+from infinite_tensor.testing.definitions import DefinitionTests, GroupTests
+from infinite_tensor.testing.life import LifeTests, UpkeepTests
+from infinite_tensor.testing.tiles import PartialTileTests, TileTests
 
 __all__ = ["PersistentStoreTests"]
 

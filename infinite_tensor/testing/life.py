@@ -1,19 +1,31 @@
-"""The life of a tensor: filled, closed, opened again, cleared."""
+"""The life of a tensor: filled, closed, opened again, cleared, verified and repaired."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+import torch
 
-from infinite_tensor.errors import StoreError, TileAccessError
-from infinite_tensor.tilestore import MemoryTileStore
-from infinite_tensor.tilestore.testing.hooks import SuiteHooks
-from infinite_tensor.tilestore.testing.samples import OtherRamp, Ramp, declare, reader_of, same_bits, tensor_on
+from infinite_tensor.boxes import Index
+from infinite_tensor.errors import DamagedDataWarning, StoreError, TileAccessError
+from infinite_tensor.testing.fixtures import (
+    TILE,
+    BackendTests,
+    OtherRamp,
+    Ramp,
+    declare,
+    pixels,
+    reader_of,
+    same_bits,
+    tensor_on,
+)
+from infinite_tensor.tilestore import Garbage, MemoryTileStore
+from infinite_tensor.tilestore.persistent import PartialTile
 from infinite_tensor.window import TensorWindow
 
 
-class LifeTests(SuiteHooks):
+class LifeTests(BackendTests):
     """What reads see, through any number of store objects."""
 
     def test_a_tensor_that_is_made_again_calls_f_zero_times(self, location: Any) -> None:
@@ -95,8 +107,7 @@ class LifeTests(SuiteHooks):
 
     def test_what_is_invalidated_is_computed_anew_also_by_the_next_store_object(self, location: Any) -> None:
         """With what was computed from it; what is elsewhere stays."""
-        with self._open(location) as store:
-            self._skip_unless_it_deletes_tiles(store)
+        with self._open_with("_delete_tiles", location) as store:
             tensor = tensor_on(store, Ramp())
             reader_of(store, Ramp(), tensor)[0:20, 0:20]
         f, g = Ramp(), Ramp()
@@ -119,7 +130,7 @@ class LifeTests(SuiteHooks):
         [{"cache_size_tiles": 1}, {"cache_size_tiles": 3}, {"cache_size_bytes": 1}, {"cache_size_bytes": 350}],
         ids=str,
     )
-    def test_cache_limits_hold_and_lose_nothing(self, location: Any, limits: dict[str, int]) -> None:
+    def test_cache_limits_hold_and_lose_nothing(self, location: Any, limits: dict[str, Any]) -> None:
         """Also where a read alone needs more than that."""
         expected = tensor_on(MemoryTileStore(), Ramp())[-20:20, -20:20]
         f = Ramp()
@@ -153,8 +164,7 @@ class LifeTests(SuiteHooks):
 
     def test_two_stores_at_once_lose_nothing_and_agree(self, location: Any) -> None:
         """Each adds to the partial tiles of the other."""
-        if not self.concurrent:
-            pytest.skip("one store object at a time")
+        self._needs_two_stores()
         expected = tensor_on(MemoryTileStore(), Ramp())[0:15, 0:15]
         first, second, f = Ramp(), Ramp(), Ramp()
         with self._open(location, cache_size_tiles=1) as a, self._open(location, cache_size_tiles=1) as b:
@@ -166,3 +176,65 @@ class LifeTests(SuiteHooks):
         with self._open(location) as store:
             assert same_bits(tensor_on(store, f)[0:15, 0:15], expected)
         assert not set(f.calls) & {*first.calls, *second.calls}
+
+
+class UpkeepTests(BackendTests):
+    """Finding damage, repairing it, and collecting garbage."""
+
+    def test_what_was_written_verifies(self, location: Any) -> None:
+        """Complete and partial tiles, of a tensor that this store object knows and of one that it does not."""
+        with self._open_with("_verify_tensor", location) as store:
+            tensor_on(store, Ramp())[0:10, 0:10]
+            assert store.verify("t") == []
+        with self._open(location) as store:
+            assert store.verify("t") == []
+            assert store.verify("t", repair=True) == []
+            with pytest.raises(StoreError, match="no tensor 'x'"):
+                store.verify("x")
+
+    def test_a_damaged_tile_is_missing_and_listed_and_a_repair_drops_it(self, location: Any) -> None:
+        """The others stay; once it is written again, nothing is damaged."""
+        if type(self).damage_tile is BackendTests.damage_tile:
+            pytest.skip("nothing tells how to damage a tile")
+        tiles: dict[Index, torch.Tensor] = {(0, j): pixels(torch.float32, TILE, TILE, seed=j) for j in range(-2, 2)}
+        with self._open_with("_verify_tensor", location, "t") as store:
+            store._write_tiles("t", tiles)
+        self.damage_tile(location, "t", (0, -1))
+        with self._open(location, "t") as store:
+            with pytest.warns(DamagedDataWarning):
+                assert store._read_tiles("t", [(0, -1)]) == [None]
+            for repair in (False, True):
+                (damage,) = store.verify("t", repair=repair)
+                assert (damage.kind, damage.tile) == ("tile", (0, -1))
+        with self._open(location, "t") as store:
+            assert store.verify("t") == []
+            for tile, found in zip(tiles, store._read_tiles("t", list(tiles)), strict=True):
+                assert same_bits(found, None if tile == (0, -1) else tiles[tile])
+            store._write_tiles("t", {(0, -1): tiles[0, -1]})
+        with self._open(location, "t") as store:
+            assert store.verify("t") == []
+            assert same_bits(store._read_tiles("t", [(0, -1)])[0], tiles[0, -1])
+
+    def test_garbage_goes_and_what_is_in_use_stays(self, location: Any) -> None:
+        """The log of a tile that is complete is garbage."""
+        ones = torch.ones(TILE, TILE)
+        with self._open_with("_collect_garbage", location) as store:
+            f = Ramp()
+            expected = tensor_on(store, f)[0:10, 0:10]
+            calls = len(f.calls)
+            declare(store, "other")
+            for length in (1, 2):
+                store._write_partials("other", {(0, 0): PartialTile(ones, length), (0, 1): PartialTile(ones, length)})
+            store._write_tiles("other", {(0, 0): ones})
+        with self._open(location) as store:
+            collected = store.gc()
+            assert collected.objects in (1, 2)
+            assert collected.bytes > 0
+            assert store.gc() == Garbage()
+        with self._open(location) as store:
+            assert same_bits(tensor_on(store, f)[0:10, 0:10], expected)
+            declare(store, "other")
+            assert store._read_partials("other", [(0, 0)]) == [None]
+            assert store._read_partials("other", [(0, 1)]) != [None]
+            assert same_bits(store._read_tiles("other", [(0, 0)])[0], ones)
+        assert len(f.calls) == calls

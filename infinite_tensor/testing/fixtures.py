@@ -1,8 +1,9 @@
-"""What the tests of the suite store: a function, tensors of it, and pixels of arbitrary bits."""
+"""What the suite is told of a backend, and what its tests store: tensors of one function, and pixels of any bits."""
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -98,3 +99,67 @@ def same_bits(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
     if (a.dtype, a.shape) != (b.dtype, b.shape):
         return False
     return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+
+
+class BackendTests:
+    """What an author of a backend overrides; all parts of the suite build on it."""
+
+    concurrent: ClassVar[bool] = True
+
+    def open_store(self, location: Any, **options: Any) -> PersistentTileStore:
+        """Open the store that lives at `location`, or create it.
+
+        Parameters
+        ----------
+        location : object
+            What the fixture `location` gave; the same for all stores that a test opens.
+        **options
+            `tile_size`, `cache_size_bytes` and `cache_size_tiles`, for `PersistentTileStore`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must say how its store is opened")
+
+    @pytest.fixture
+    def location(self, tmp_path: Path) -> Any:
+        """A place that no other test uses and where nothing is yet; a path below `tmp_path` unless overridden."""
+        return tmp_path / "store"
+
+    def damage_tile(self, location: Any, tensor_id: str, tile: Index) -> None:
+        """Change what is stored of a complete tile, behind the back of the store.
+
+        Override it to have `verify` tested. No store is open on `location` meanwhile.
+
+        Parameters
+        ----------
+        location : object
+            Where the store is.
+        tensor_id : str
+            A tensor in it.
+        tile : tuple of int
+            One of its complete tiles.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not say how a tile is damaged")
+
+    def _open(
+        self, location: Any, *declared: str, dtype: torch.dtype = torch.float32, **options: Any
+    ) -> PersistentTileStore:
+        """The store, which knows the tensors that are declared."""
+        store = self.open_store(location, **{"tile_size": TILE, **options})
+        for name in declared:
+            declare(store, name, dtype)
+        return store
+
+    def _open_with(self, method: str, location: Any, *declared: str) -> PersistentTileStore:
+        """The same for a test of an optional method, which is skipped where the backend has none."""
+        store = self._open(location, *declared)
+        if not self._has(store, method):
+            store.close()
+            pytest.skip(f"this backend has no {method}")
+        return store
+
+    @staticmethod
+    def _has(store: PersistentTileStore, method: str) -> bool:
+        return getattr(type(store), method) is not getattr(PersistentTileStore, method)
+
+    def _needs_two_stores(self) -> None:
+        if not self.concurrent:
+            pytest.skip("one store object at a time")

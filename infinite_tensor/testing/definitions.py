@@ -1,4 +1,4 @@
-"""What is known of tensors: their definitions, their ids, and what they refuse."""
+"""What is known of tensors and groups: their definitions, their ids, and what they refuse."""
 
 from __future__ import annotations
 
@@ -10,15 +10,25 @@ import pytest
 import torch
 
 from infinite_tensor.boxes import Index
-from infinite_tensor.errors import FunctionChangedWarning, ValidationError
+from infinite_tensor.errors import FunctionChangedWarning, StoreError, ValidationError
+from infinite_tensor.groups import TensorGroup
 from infinite_tensor.tensor import InfiniteTensor
-from infinite_tensor.tilestore.persistent import PartialTile, PersistentTileStore
-from infinite_tensor.tilestore.testing.hooks import SuiteHooks
-from infinite_tensor.tilestore.testing.samples import HOSTILE_IDS, TILE, OtherRamp, Ramp, declare, same_bits, tensor_on
+from infinite_tensor.testing.fixtures import (
+    HOSTILE_IDS,
+    TILE,
+    BackendTests,
+    OtherRamp,
+    Ramp,
+    declare,
+    same_bits,
+    tensor_on,
+)
+from infinite_tensor.tilestore import Garbage
+from infinite_tensor.tilestore.persistent import PartialTile
 from infinite_tensor.window import TensorWindow
 
 
-class DefinitionTests(SuiteHooks):
+class DefinitionTests(BackendTests):
     """How tensors are told apart, found again and listed."""
 
     def test_a_definition_is_read_back_as_it_was_written(self, location: Any) -> None:
@@ -26,7 +36,8 @@ class DefinitionTests(SuiteHooks):
         version = {"seed": 3, "scale": 0.1, "name": "ü", "none": None, "list": [1, [True]], "limit": float("inf")}
         with self._open(location) as store:
             tensor = tensor_on(store, Ramp(), version=version, blend_init=float("nan"))
-            given = tensor._spec.definition.to_json()
+            given = tensor.to_json()
+            del given["device"]
         with self._open(location) as store:
             stored = store._read_definition("t")
         assert stored is not None
@@ -40,8 +51,7 @@ class DefinitionTests(SuiteHooks):
 
     def test_the_first_definition_stays(self, location: Any) -> None:
         """Whoever creates a tensor second leaves what is there."""
-        with self._open(location) as store:
-            declare(store)
+        with self._open(location, "t") as store:
             first = store._read_definition("t")
             assert first is not None
             store._write_definition("t", {**first, "version": "second"})
@@ -100,9 +110,7 @@ class DefinitionTests(SuiteHooks):
 
     def test_tensors_are_listed_and_described(self, location: Any) -> None:
         """Those of other store objects too."""
-        with self._open(location) as store:
-            if type(store)._list_tensors is PersistentTileStore._list_tensors:
-                pytest.skip("this backend lists no tensors")
+        with self._open_with("_list_tensors", location) as store:
             tensor_on(store, Ramp(), "ü/b")[0:10, 0:10]
             declare(store, "a")
         with self._open(location) as store:
@@ -183,3 +191,91 @@ class DefinitionTests(SuiteHooks):
                 pytest.skip("this backend gives a tile_size of its own")
             assert same_bits(tensor_on(store, Ramp())[0:7, 0:7], expected)
             assert store.tensor_definition("t")["tile_size"] == [TILE, TILE]
+
+
+_GROUP = {"format": 1, "group_id": "g", "members": [{"key": ["ü", "x"], "scale": ["1/8"], "none": None}]}
+
+
+class GroupTests(BackendTests):
+    """Definitions of groups, for backends that keep them."""
+
+    def test_a_group_is_read_back_as_it_was_written(self, location: Any) -> None:
+        """A backend may add fields, but leaves those it was given."""
+        with self._open_with("_read_group", location) as store:
+            assert store._read_group("g") is None
+            store._write_group("g", _GROUP)
+        with self._open(location) as store:
+            stored = store._read_group("g")
+            assert stored is not None
+            assert {key: stored[key] for key in _GROUP} == _GROUP
+            assert store.group_ids() == ["g"]
+
+    def test_a_group_that_is_there_is_not_replaced(self, location: Any) -> None:
+        """The first one wins."""
+        with self._open_with("_read_group", location) as store:
+            store._write_group("g", _GROUP)
+            store._write_group("g", {**_GROUP, "members": []})
+            stored = store._read_group("g")
+            assert stored is not None
+            assert stored["members"] == _GROUP["members"]
+
+    def test_a_group_and_a_tensor_may_have_one_id(self, location: Any) -> None:
+        """Neither lists, verifies or clears the other, and no group is garbage."""
+        with self._open_with("_read_group", location) as store:
+            tensor = tensor_on(store, Ramp())
+            tensor[0:10, 0:10]
+            TensorGroup({"x": tensor}).save(store, "t")
+            TensorGroup({"x": tensor}).save(store, "only a group")
+        with self._open(location) as store:
+            assert (store.tensor_ids(), store.group_ids()) == (["t"], ["only a group", "t"])
+            if self._has(store, "_collect_garbage"):
+                assert store.gc() == Garbage()
+            if self._has(store, "_verify_tensor"):
+                assert store.verify("t", repair=True) == []
+            store.clear_tensor("t")
+            assert (store.tensor_ids(), store.group_ids()) == ([], ["only a group", "t"])
+            tensor_on(store, Ramp())
+            store.clear_group("t")
+            store.clear_group("t")
+            assert (store.tensor_ids(), store.group_ids()) == (["t"], ["only a group"])
+
+    def test_a_group_is_reopened_with_its_tensors(self, location: Any) -> None:
+        """Without functions, what is stored can be read."""
+        with self._open_with("_read_group", location) as store:
+            tensor = tensor_on(store, Ramp())
+            expected = tensor[0:10, 0:10]
+            store.flush()
+            TensorGroup({"n": {"x": tensor}}, dims=(1, 0), scale=0.5).save(store, "g")
+        with self._open(location) as store:
+            group = store.open_group("g")
+            assert group.keys(True, True) == [("n", "x")]
+            assert group.dims(("n", "x")) == (1, 0)
+            assert [float(scale) for scale in group.scale(("n", "x"))] == [0.5, 0.5]
+            assert bool((group["n", "x"][0:10, 0:10] == expected).all())
+            with pytest.raises(StoreError, match="holds no group 'q'"):
+                store.open_group("q")
+
+    @pytest.mark.parametrize("name", HOSTILE_IDS.values(), ids=HOSTILE_IDS)
+    def test_a_group_of_a_hostile_id_is_kept_in_the_store(self, location: Any, name: str, tmp_path: Path) -> None:
+        """Nothing is written beside the store, and other groups are unharmed."""
+        with self._open_with("_read_group", location) as store:
+            beside = set(tmp_path.parent.iterdir())
+            store.store_group(name, {**_GROUP, "group_id": name})
+            store.store_group(f"{name}2", {**_GROUP, "group_id": f"{name}2"})
+        with self._open(location) as store:
+            assert store.group_ids() == sorted([name, f"{name}2"])
+            assert store.tensor_ids() == []
+            store.clear_group(name)
+            assert store.group_ids() == [f"{name}2"]
+        assert set(tmp_path.parent.iterdir()) == beside
+        assert set(tmp_path.iterdir()) <= {tmp_path / "store"}
+
+    def test_a_closed_store_keeps_no_groups(self, location: Any) -> None:
+        """It says that it is closed."""
+        store = self._open_with("_read_group", location)
+        store.close()
+        for call in (store.group_ids, lambda: store.clear_group("g"), lambda: store.open_group("g")):
+            with pytest.raises(StoreError, match="is closed"):
+                call()
+        with pytest.raises(ValidationError, match="group_id must be a non-empty str"):
+            store.open_group("")

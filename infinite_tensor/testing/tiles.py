@@ -1,0 +1,211 @@
+"""Tiles, complete and partial, as the storage methods move them."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from typing import Any
+
+import torch
+
+from infinite_tensor.boxes import Index
+from infinite_tensor.testing.fixtures import TILE, BackendTests, each_dtype, pixels, same_bits
+from infinite_tensor.tilestore.persistent import PartialTile
+
+_FAR = 2**51 // TILE
+"""Tiles from -_FAR to _FAR - 1 hold all pixels."""
+
+
+class TileTests(BackendTests):
+    """Every bit of every tile, where it belongs."""
+
+    @each_dtype
+    def test_tiles_keep_every_bit(self, location: Any, dtype: torch.dtype) -> None:
+        """NaN payloads and -0.0 included."""
+        tile = pixels(dtype, TILE, TILE)
+        with self._open(location, "t", dtype=dtype) as store:
+            store._write_tiles("t", {(0, 0): tile})
+        with self._open(location, "t", dtype=dtype) as store:
+            (found,) = store._read_tiles("t", [(0, 0)])
+        assert same_bits(found, tile)
+
+    def test_tiles_come_in_the_order_asked_for(self, location: Any) -> None:
+        """Many in one call, with None where there is none."""
+        tiles: dict[Index, torch.Tensor] = {(i, -i): pixels(torch.float32, TILE, TILE, seed=i) for i in range(150)}
+        with self._open(location, "t") as store:
+            store._write_tiles("t", tiles)
+        asked = [(i, -i if i % 3 else 1) for i in reversed(range(150))]
+        with self._open(location, "t") as store:
+            found = store._read_tiles("t", asked)
+            assert store._read_tiles("t", []) == []
+        assert all(same_bits(tile, tiles.get(index)) for tile, index in zip(found, asked, strict=True))
+
+    def test_a_tile_of_nothing_but_fill_values_is_there(self, location: Any) -> None:
+        """An absent tile and an empty-looking one differ."""
+        with self._open(location, "t") as store:
+            store._write_tiles("t", {(0, 0): torch.zeros(TILE, TILE)})
+        with self._open(location, "t") as store:
+            there, absent = store._read_tiles("t", [(0, 0), (0, 1)])
+        assert same_bits(there, torch.zeros(TILE, TILE))
+        assert absent is None
+
+    def test_a_tile_that_is_written_again_replaces_the_old_one(self, location: Any) -> None:
+        """As happens to a damaged tile once it is computed anew."""
+        tile = pixels(torch.float32, TILE, TILE)
+        with self._open(location, "t") as store:
+            store._write_tiles("t", {(0, 0): torch.zeros(TILE, TILE), (0, 1): tile})
+            store._write_tiles("t", {(0, 0): tile})
+        with self._open(location, "t") as store:
+            assert all(same_bits(found, tile) for found in store._read_tiles("t", [(0, 0), (0, 1)]))
+
+    def test_tiles_and_partial_tiles_reach_to_the_limits_of_the_coordinates(self, location: Any) -> None:
+        """Pixels from -2**51 to 2**51 - 1, and neighbours are not mixed up."""
+        far: list[Index] = [(_FAR - 1, -_FAR), (-_FAR, _FAR - 1), (_FAR - 2, -_FAR), (-1, 0), (0, -1)]
+        partial: list[Index] = [(_FAR - 1, _FAR - 1), (-_FAR, -_FAR), (-_FAR, _FAR - 2), (3, 4), (4, 3)]
+        tiles = {index: pixels(torch.float32, TILE, TILE, seed=n) for n, index in enumerate(far)}
+        with self._open(location, "t") as store:
+            store._write_tiles("t", tiles)
+            parts = zip(partial, tiles.values(), strict=True)
+            store._write_partials("t", {index: PartialTile(tile, 1) for index, tile in parts})
+        with self._open(location, "t") as store:
+            assert all(map(same_bits, store._read_tiles("t", far), tiles.values()))
+            prefixes = [None if part is None else part.prefix for part in store._read_partials("t", partial)]
+        assert all(map(same_bits, prefixes, tiles.values()))
+
+    def test_equal_indices_of_two_tensors_do_not_meet(self, location: Any) -> None:
+        """Each tensor has tiles of its own."""
+        ones = torch.ones(TILE, TILE)
+        with self._open(location, "a", "b") as store:
+            store._write_tiles("a", {(0, 0): ones})
+            store._write_partials("b", {(0, 0): PartialTile(ones, 1)})
+        with self._open(location, "a", "b") as store:
+            assert store._read_tiles("b", [(0, 0)]) == [None]
+            assert store._read_partials("a", [(0, 0)]) == [None]
+            assert same_bits(store._read_tiles("a", [(0, 0)])[0], ones)
+
+    def test_deleted_tiles_are_gone_and_can_come_back(self, location: Any) -> None:
+        """Complete and partial ones, by a store object that has not looked at them; others stay."""
+        ones = torch.ones(TILE, TILE)
+        with self._open_with("_delete_tiles", location, "t") as store:
+            store._write_tiles("t", {(0, 0): ones, (-1, 7): ones, (1, 1): ones})
+            for length in (1, 2, 3):
+                store._write_partials("t", {(0, 5): PartialTile(ones, length), (1, 5): PartialTile(ones, length)})
+        with self._open(location, "t") as store:
+            store._delete_tiles("t", [(0, 0), (-1, 7), (0, 5), (9, 9)])
+            store._delete_tiles("t", [])
+        with self._open(location, "t") as store:
+            tiles = store._read_tiles("t", [(0, 0), (-1, 7), (1, 1)])
+            partials = store._read_partials("t", [(0, 5), (1, 5)])
+            store._write_tiles("t", {(0, 0): 2 * ones})
+            store._write_partials("t", {(0, 5): PartialTile(ones, 1)})
+        assert tiles[:2] == [None, None]
+        assert same_bits(tiles[2], ones)
+        assert [None if part is None else part.prefix_length for part in partials] == [None, 3]
+        with self._open(location, "t") as store:
+            assert same_bits(store._read_tiles("t", [(0, 0)])[0], 2 * ones)
+            (begun,) = store._read_partials("t", [(0, 5)])
+        assert begun is not None
+        assert begun.prefix_length == 1
+
+
+class PartialTileTests(BackendTests):
+    """What is added to a partial tile stays until it is deleted."""
+
+    @each_dtype
+    def test_partial_tiles_keep_every_bit(self, location: Any, dtype: torch.dtype) -> None:
+        """Of the prefix and of each piece."""
+        prefix, piece, other = (pixels(dtype, *shape) for shape in ((TILE, TILE), (2, 3), (1, 4)))
+        with self._open(location, "t", dtype=dtype) as store:
+            store._write_partials("t", {(0, 0): PartialTile(prefix, 2, {(0, -7): piece, (1, 2**50): other})})
+        with self._open(location, "t", dtype=dtype) as store:
+            found, absent = store._read_partials("t", [(0, 0), (0, 1)])
+        assert absent is None
+        assert found is not None
+        assert found.prefix_length == 2
+        assert same_bits(found.prefix, prefix)
+        assert found.pieces.keys() == {(0, -7), (1, 2**50)}
+        assert same_bits(found.pieces[0, -7], piece)
+        assert same_bits(found.pieces[1, 2**50], other)
+
+    def test_parts_of_a_partial_tile_add_up(self, location: Any) -> None:
+        """Whichever store object wrote them: the longest prefix wins, pieces unite."""
+        a, b, c = (pixels(torch.float32, 2, 2, seed=n) for n in range(3))
+        short, long = (pixels(torch.float32, TILE, TILE, seed=n) for n in range(2))
+        with self._open(location, "t") as store:
+            store._write_partials("t", {(0, 0): PartialTile(pieces={(0, 5): a})})
+            store._write_partials("t", {(0, 0): PartialTile(long, 3, {(0, 6): b})})
+        with self._open(location, "t") as store:
+            # Nothing has been read through this object: it must find the end of the log by itself.
+            store._write_partials("t", {(0, 0): PartialTile(short, 1, {(0, 7): c}), (9, 9): PartialTile(short, 1)})
+        with self._open(location, "t") as store:
+            (found,) = store._read_partials("t", [(0, 0)])
+        assert found is not None
+        assert found.prefix_length == 3
+        assert same_bits(found.prefix, long)
+        assert found.pieces.keys() == {(0, 5), (0, 6), (0, 7)}
+        assert all(same_bits(found.pieces[0, 5 + n], piece) for n, piece in enumerate((a, b, c)))
+
+    def test_a_partial_tile_is_no_complete_one(self, location: Any) -> None:
+        """Nor the other way round."""
+        ones = torch.ones(TILE, TILE)
+        with self._open(location, "t") as store:
+            store._write_partials("t", {(0, 0): PartialTile(ones, 1)})
+            store._write_tiles("t", {(0, 1): ones})
+        with self._open(location, "t") as store:
+            assert store._read_tiles("t", [(0, 0)]) == [None]
+            assert store._read_partials("t", [(0, 1)]) == [None]
+
+    def test_a_deleted_partial_tile_is_gone_and_can_begin_anew(self, location: Any) -> None:
+        """All its parts; those of other tiles stay; one that is not there is no error."""
+        ones = torch.ones(TILE, TILE)
+        with self._open(location, "t") as store:
+            for length in (1, 2, 3):
+                store._write_partials("t", {(0, 0): PartialTile(ones, length), (1, 10): PartialTile(ones, length)})
+            store._write_partials("t", {(0, 0): None, (1, 1): None})
+        with self._open(location, "t") as store:
+            gone, kept = store._read_partials("t", [(0, 0), (1, 10)])
+            store._write_partials("t", {(0, 0): PartialTile(pieces={(4, 4): ones})})
+        assert gone is None
+        assert kept is not None
+        assert kept.prefix_length == 3
+        with self._open(location, "t") as store:
+            (begun,) = store._read_partials("t", [(0, 0)])
+        assert begun is not None
+        assert begun.prefix is None
+        assert begun.pieces.keys() == {(4, 4)}
+
+    def test_a_deleted_partial_tile_takes_the_parts_of_others_with_it(self, location: Any) -> None:
+        """Also those that were added after this store object looked."""
+        self._needs_two_stores()
+        ones = torch.ones(TILE, TILE)
+        with self._open_with("_delete_tiles", location, "t") as store, self._open(location, "t") as other:
+            store._write_partials("t", {(0, 0): PartialTile(ones, 1)})
+            other._read_partials("t", [(0, 0)])
+            for length in (2, 3):
+                other._write_partials("t", {(0, 0): PartialTile(ones, length)})
+            store._delete_tiles("t", [(0, 0)])
+            assert store._read_partials("t", [(0, 0)]) == [None]
+            store._write_partials("t", {(0, 0): PartialTile(2 * ones, 1)})
+        with self._open(location, "t") as store:
+            (found,) = store._read_partials("t", [(0, 0)])
+        assert found is not None
+        assert found.prefix_length == 1
+        assert same_bits(found.prefix, 2 * ones)
+
+    def test_parts_that_two_add_at_once_are_all_kept(self, location: Any) -> None:
+        """A backend that reads, adds and writes back loses those that the other has added meanwhile."""
+        self._needs_two_stores()
+        piece, together, count = torch.ones(1, 1), Barrier(2), 30
+
+        def add(row: int) -> None:
+            with self._open(location, "t") as store:
+                together.wait(60)
+                for column in range(count):
+                    store._write_partials("t", {(0, 0): PartialTile(pieces={(row, column): piece})})
+
+        with self._open(location, "t") as store:
+            with ThreadPoolExecutor(2) as threads:
+                list(threads.map(add, range(2)))
+            (found,) = store._read_partials("t", [(0, 0)])
+        assert found is not None
+        assert found.pieces.keys() == {(row, column) for row in range(2) for column in range(count)}
