@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import h5py
 import pytest
+import torch
 import zarr
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
@@ -92,6 +94,21 @@ class TestDict(PersistentStoreTests):
     def damage_tile(self, location: Any, tensor_id: str, tile: Index) -> None:
         (part,) = location[tensor_id, "tile", tile]
         location[tensor_id, "tile", tile] = (part[:-1] + bytes([part[-1] ^ 0x10]),)
+
+
+class _LosesTiles(DictTileStore):
+    def _read_tiles(self, _tensor_id: str, indices: Sequence[Index]) -> list[torch.Tensor | None]:
+        return [None] * len(indices)
+
+
+class _Losing(PersistentStoreTests):
+    def open_store(self, location: Any, **options: Any) -> DictTileStore:
+        return _LosesTiles(location, **options)
+
+
+def test_a_failing_test_of_the_suite_says_what_it_found() -> None:
+    with pytest.raises(AssertionError, match=r"same_bits\(None, tensor\("):
+        _Losing().test_a_tile_of_nothing_but_fill_values_is_there({})
 
 
 def test_the_suite_is_found_under_its_earlier_name() -> None:

@@ -12,9 +12,14 @@ What a test has written it looks at through another store object on the same loc
 nor the store object itself can vouch for what is stored.
 """
 
-from infinite_tensor.testing.definitions import DefinitionTests, GroupTests
-from infinite_tensor.testing.life import LifeTests, UpkeepTests
-from infinite_tensor.testing.tiles import PartialTileTests, TileTests
+import pytest
+
+# Before they are imported: then a failing assert says what it has compared.
+pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in ("definitions", "life", "tiles")))
+
+from infinite_tensor.testing.definitions import DefinitionTests, GroupTests  # noqa: E402
+from infinite_tensor.testing.life import LifeTests, UpkeepTests  # noqa: E402
+from infinite_tensor.testing.tiles import PartialTileTests, TileTests  # noqa: E402
 
 __all__ = ["PersistentStoreTests"]
 
