@@ -27,7 +27,8 @@ from infinite_tensor.engine.assemble import read, stream
 from infinite_tensor.engine.batching import Batching
 from infinite_tensor.engine.node import Computation, Member, Node
 from infinite_tensor.errors import ValidationError
-from infinite_tensor.filling.methods import LargeRegions
+from infinite_tensor.filling.fill import coverage
+from infinite_tensor.filling.fillable import Fillable
 from infinite_tensor.indexing import Selection, parse
 from infinite_tensor.joint import Shared, new_id
 from infinite_tensor.nested import show
@@ -58,7 +59,7 @@ class SupportsAsTensor(Protocol):
         """The tensor that it stands for."""
 
 
-class InfiniteTensor(LargeRegions):
+class InfiniteTensor(Fillable):
     """A read-only array whose dimensions may be unbounded; slicing it returns a `torch.Tensor`.
 
     A deterministic function `f` computes its windows. A read calls `f` for the windows that intersect the region and
@@ -404,6 +405,19 @@ class InfiniteTensor(LargeRegions):
         """
         workers = None if workers is None else checked_workers(workers)
         return stream(self._node, (parse(region, self.shape) for region in regions), workers)
+
+    def coverage(self, region: object) -> torch.Tensor:
+        """Which tiles of a region are stored: a bool tensor with an entry for each tile that the region touches.
+
+        A tile that no window covers counts as stored. In memory a tile is a block of about 256 KiB.
+        """
+        return coverage(self._node, parse(region, self.shape))
+
+    def _requests(self, region: object) -> list[tuple[InfiniteTensor, Selection]]:
+        return [(self, parse(region, self.shape))]
+
+    def _tensors(self) -> list[InfiniteTensor]:
+        return [self]
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Move to another device or dtype, in place; takes what `torch.Tensor.to` takes.

@@ -22,7 +22,7 @@ from infinite_tensor import (
     sl,
 )
 from infinite_tensor.filling import demand
-from infinite_tensor.filling.together import fill_together, plan_together
+from infinite_tensor.filling.fillable import fill_together, plan_together
 from infinite_tensor.indexing import parse
 from tests.clusters import chain, cluster, computed, meeting, more_workers, one_worker_killed
 

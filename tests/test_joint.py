@@ -33,7 +33,7 @@ from infinite_tensor import (
 )
 from infinite_tensor.engine.assemble import read_together
 from infinite_tensor.filling.demand import demands
-from infinite_tensor.filling.together import fill_together, plan_together
+from infinite_tensor.filling.fillable import fill_together, plan_together
 from infinite_tensor.indexing import parse
 from infinite_tensor.spec import TensorSpec
 from infinite_tensor.tilestore.access import Access

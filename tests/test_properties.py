@@ -34,7 +34,7 @@ from infinite_tensor import (
 from infinite_tensor.engine import assemble
 from infinite_tensor.engine.assemble import read_together
 from infinite_tensor.filling import fill, strips
-from infinite_tensor.filling.together import fill_together, plan_together
+from infinite_tensor.filling.fillable import fill_together, plan_together
 from infinite_tensor.indexing import parse
 from infinite_tensor.tilestore import patches
 from tests.dict_store import DictTileStore

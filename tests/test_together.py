@@ -15,7 +15,7 @@ import torch
 from infinite_tensor import InfiniteTensor, MemoryTileStore, TensorWindow, TileStore, ValidationError, ZarrTileStore, sl
 from infinite_tensor.engine.assemble import read_together
 from infinite_tensor.engine.horizons import Horizons, Regions
-from infinite_tensor.filling.together import fill_together, plan_together
+from infinite_tensor.filling.fillable import fill_together, plan_together
 from infinite_tensor.indexing import Selection, parse
 from infinite_tensor.spec import TensorSpec
 from infinite_tensor.tilestore.access import Access

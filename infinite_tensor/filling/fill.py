@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 
 from infinite_tensor.boxes import Index, is_empty
 from infinite_tensor.engine.accesses import Accesses
@@ -168,6 +169,15 @@ def is_filled(node: Node, selection: Selection) -> bool:
     if inventory.empty:
         return Product.touching(grid, Spans.of_box(start, stop)).count == 0
     return not len(inventory.missing(grid, np.array([start]), np.array([stop])))
+
+
+def coverage(node: Node, selection: Selection) -> torch.Tensor:
+    """Which tiles of a region are stored, for each tile that it touches; see `InfiniteTensor.coverage`."""
+    start, stop = selection.start, selection.stop
+    if is_empty(start, stop):
+        return torch.ones([0] * len(start), dtype=torch.bool, device="cpu")
+    inventory = node.store.inventory(node.spec, start, stop)
+    return torch.from_numpy(inventory.filled(node.spec.grid, *inventory.layout.box(start, stop)))
 
 
 def _to_fill(node: Node, selection: Selection) -> tuple[Index, Index]:

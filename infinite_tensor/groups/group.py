@@ -4,36 +4,41 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import torch
 
 from infinite_tensor import compiled
 from infinite_tensor.engine.assemble import read_together
 from infinite_tensor.errors import ValidationError
+from infinite_tensor.filling.fill import coverage
+from infinite_tensor.filling.fillable import Fillable
 from infinite_tensor.groups.export import save_tensordict
-from infinite_tensor.groups.keys import as_key, is_key, leaves
-from infinite_tensor.groups.large import LargeGroupRegions
-from infinite_tensor.groups.members import check_extents, members_of, outputs_of
+from infinite_tensor.groups.keys import as_key, is_key, leaves, listed, nested
+from infinite_tensor.groups.members import Member, check_extents, members_of, outputs_of, shape_of
 from infinite_tensor.groups.saved import save_group
 from infinite_tensor.groups.source import tensors_of
 from infinite_tensor.groups.tensordicts import assembled, import_tensordict
 from infinite_tensor.indexing import Selection, parse
-from infinite_tensor.nested import Key
+from infinite_tensor.nested import Key, show
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import TileStore
 from infinite_tensor.validate import checked_workers
+from infinite_tensor.window import Shape
 
 if TYPE_CHECKING:
     from tensordict import TensorDict, TensorDictBase
 
 
-class TensorGroup(LargeGroupRegions):
+class TensorGroup(Fillable):
     """Tensors under names, which are read together and come as a `tensordict.TensorDict`.
 
-    A group is read-only, and keeps nothing itself: its tensors stay where they are.
+    A group is read-only, and keeps nothing itself: its tensors stay where they are. It is like a mapping from names;
+    unlike a TensorDict, its length is the number of its outermost names.
 
     Parameters
     ----------
@@ -114,6 +119,116 @@ class TensorGroup(LargeGroupRegions):
         tensors = tensors_of(td, version, tile_store, tensor_id)
         shared = tuple(range(td.batch_dims))
         return cls._of(members_of(tensors, shared, None))
+
+    @classmethod
+    def _of(cls, members: Mapping[Key, Member]) -> Self:
+        group = cls.__new__(cls)
+        group._bind(members)
+        return group
+
+    def _bind(self, members: Mapping[Key, Member]) -> None:
+        self._shape = shape_of(members)
+        self._members = {key: replace(member, key=key) for key, member in members.items()}
+
+    @property
+    def shape(self) -> Shape:
+        """Extent of the shared dimensions in pixels of the group, None for an unbounded one."""
+        return self._shape
+
+    @property
+    def ndim(self) -> int:
+        """Number of shared dimensions."""
+        return len(self._shape)
+
+    def scale(self, key: str | tuple[str, ...]) -> tuple[Fraction, ...]:
+        """Pixels of a tensor along one pixel of the group, per shared dimension."""
+        return self._leaf(key).scale
+
+    def dims(self, key: str | tuple[str, ...]) -> tuple[int, ...]:
+        """Dimensions of a tensor that are shared, in the order of the group."""
+        return self._leaf(key).dims
+
+    def _entry(self, key: Key) -> InfiniteTensor | Self:
+        if key in self._members:
+            return self._members[key].tensor
+        within = {leaf[len(key) :]: member for leaf, member in self._members.items() if leaf[: len(key)] == key}
+        if not within:
+            raise self._unknown(key)
+        return self._of(within)
+
+    def _leaf(self, key: object) -> Member:
+        found = self._members.get(as_key(key))
+        if found is None:
+            raise self._unknown(as_key(key))
+        return found
+
+    def _unknown(self, key: Key) -> KeyError:
+        return KeyError(f"key {show(key)} is not in the group, which has {', '.join(map(show, self._members))}")
+
+    def get(self, key: str | tuple[str, ...], default: Any = None) -> Any:
+        """What has a key, or `default`."""
+        try:
+            return self._entry(as_key(key))
+        except KeyError:
+            return default
+
+    def keys(self, include_nested: bool = False, leaves_only: bool = False) -> list[str | tuple[str, ...]]:
+        """Names of the tensors and nested groups, in the order of a TensorDict.
+
+        Parameters
+        ----------
+        include_nested : bool
+            Name what is nested too, by tuples.
+        leaves_only : bool
+            Name only tensors.
+        """
+        found = listed(self._members, nested=include_nested, leaves_only=leaves_only)
+        return [key[0] if len(key) == 1 else key for key in found]
+
+    def values(self, include_nested: bool = False, leaves_only: bool = False) -> list[InfiniteTensor | Self]:
+        """What `keys` names."""
+        return [self._entry(as_key(key)) for key in self.keys(include_nested, leaves_only)]
+
+    def items(
+        self, include_nested: bool = False, leaves_only: bool = False
+    ) -> list[tuple[str | tuple[str, ...], InfiniteTensor | Self]]:
+        """`keys`, each with what has it."""
+        return [(key, self._entry(as_key(key))) for key in self.keys(include_nested, leaves_only)]
+
+    def __contains__(self, key: object) -> bool:
+        return is_key(key) and self.get(key) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys(key[0] for key in self._members))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def select(self, *keys: str | tuple[str, ...], strict: bool = True) -> Self:
+        """A group of some of the tensors, in the same pixels.
+
+        Parameters
+        ----------
+        *keys : str or tuple of str
+            What to keep; of a nested group, all that is in it.
+        strict : bool
+            Whether a key that is not there is a KeyError.
+        """
+        wanted = [as_key(key) for key in keys]
+        for key in wanted:
+            if strict and key not in self:
+                raise self._unknown(key)
+        return self._kept([leaf for leaf in self._members if _is_in(leaf, wanted)])
+
+    def exclude(self, *keys: str | tuple[str, ...]) -> Self:
+        """A group without some of the tensors, in the same pixels. A key that is not there is no error."""
+        unwanted = [as_key(key) for key in keys]
+        return self._kept([leaf for leaf in self._members if not _is_in(leaf, unwanted)])
+
+    def _kept(self, keys: list[Key]) -> Self:
+        if not keys:
+            raise ValidationError(f"nothing is left of the group, which has {', '.join(map(show, self._members))}")
+        return self._of({key: self._members[key] for key in keys})
 
     @property
     def device(self) -> torch.device | None:
@@ -305,3 +420,72 @@ class TensorGroup(LargeGroupRegions):
                 tensor.to(device=before)
             raise
         return self
+
+    def coverage(self, region: object) -> dict[str, Any]:
+        """Which tiles of a region are stored: what `InfiniteTensor.coverage` returns of each, nested as the group is.
+
+        Tensors may have tiles of different sizes, so it is no TensorDict.
+        """
+        return nested((key, coverage(tensor._node, part)) for key, (tensor, part) in self._parts(region).items())
+
+    def clear_cache(self) -> None:
+        """Drop from memory what can be had again, of all tensors, after storing what is pending."""
+        for member in self._members.values():
+            member.tensor.clear_cache()
+
+    def _parts(self, region: object) -> dict[Key, tuple[InfiniteTensor, Selection]]:
+        """Each tensor with what a region is of it."""
+        selection = parse(region, self.shape)._replace(steps=(1,) * self.ndim)
+        return {key: (member.tensor, member.selection(selection)) for key, member in self._members.items()}
+
+    def _requests(self, region: object) -> list[tuple[InfiniteTensor, Selection]]:
+        return list(self._parts(region).values())
+
+    def _tensors(self) -> list[InfiniteTensor]:
+        return [member.tensor for member in self._members.values()]
+
+    def __setitem__(self, key: object, value: object) -> NoReturn:
+        raise _read_only()
+
+    def __delitem__(self, key: object) -> NoReturn:
+        raise _read_only()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _WRITING:
+            raise AttributeError(f"TensorGroup has no method {name!r}: {_READ_ONLY}")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by reference, as tensors are."""
+        return _rebuilt, (type(self), self._members)
+
+    def __repr__(self) -> str:
+        lines = [_line(member) for member in self._members.values()]
+        return f"{type(self).__name__}(shape={self.shape}, tensors:\n    " + "\n    ".join(lines) + ")"
+
+
+_READ_ONLY = (
+    "a TensorGroup is read-only. A dictionary that is stored and written in place is tensordict's own: "
+    "TensorDict.memmap(path), or PersistentTensorDict on HDF5 or Zarr, which TensorGroup.from_tensordict reads"
+)
+_WRITING = frozenset(
+    ("set", "set_", "set_at_", "update", "update_", "update_at_", "del_", "pop", "rename_key_", "setdefault", "clear")
+)
+"""Methods of a TensorDict that write."""
+
+
+def _read_only() -> TypeError:
+    return TypeError(_READ_ONLY)
+
+
+def _rebuilt(kind: type[TensorGroup], members: dict[Key, Member]) -> TensorGroup:
+    return kind._of(members)
+
+
+def _is_in(leaf: Key, keys: list[Key]) -> bool:
+    return any(leaf[: len(key)] == key for key in keys)
+
+
+def _line(member: Member) -> str:
+    scale = f", scale {' x '.join(map(str, member.scale))}" if set(member.scale) - {1} else ""
+    return f"{show(member.key)}: {member.tensor.shape} {member.tensor.dtype}, shares {list(member.dims)}{scale}"

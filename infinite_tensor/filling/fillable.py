@@ -1,0 +1,253 @@
+"""Planning, filling and invalidating regions of a tensor, or of the tensors of a group: one interface for both."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from infinite_tensor.engine.node import Node
+from infinite_tensor.errors import ValidationError
+from infinite_tensor.filling.fill import Job, fill, is_filled, prepare, writable
+from infinite_tensor.filling.forecast import FillPlan
+from infinite_tensor.filling.invalidate import Invalidation, invalidate
+from infinite_tensor.filling.progress import Watcher, checked_progress
+from infinite_tensor.filling.report import FillReport
+from infinite_tensor.indexing import Selection
+from infinite_tensor.validate import checked_workers
+from infinite_tensor.window import as_index
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+_INTERRUPTED = (
+    "The fill was interrupted. What it has computed is kept: call fill with the same region again, and it continues "
+    "from there."
+)
+
+
+class Filled(Protocol):
+    """A tensor, for what a fill needs to know of it."""
+
+    _node: Node
+
+
+Requests: TypeAlias = "Sequence[tuple[Filled, Selection]]"
+
+
+class Fillable(ABC):
+    """What a region costs, computing it ahead of reads, how far that has come, and dropping it.
+
+    A region is what stands between the brackets of a read; of a slice with a step, the box that it spans counts. In a
+    group it is in pixels of the group, and means all tensors.
+    """
+
+    @abstractmethod
+    def _requests(self, region: object) -> Requests:
+        """What a region is of each tensor; RegionError if it is none."""
+
+    @abstractmethod
+    def _tensors(self) -> Sequence[Filled]:
+        """The tensor, or those of the group."""
+
+    def plan(self, region: object, *, max_memory: int | None = None) -> FillPlan:
+        """What `fill` would cost; computes nothing.
+
+        Where nothing is stored yet, that is arithmetic, however large the region.
+
+        Parameters
+        ----------
+        region
+            As a read takes it.
+        max_memory : int, optional
+            As for `fill`.
+
+        Returns
+        -------
+        FillPlan
+            Counts per tensor of the chain, one that is upstream of several once; it prints as a table.
+
+        Raises
+        ------
+        RegionError
+            (an IndexError) If `region` is no region of the tensor or the group.
+        ValidationError
+            If the region cannot be filled within `max_memory`.
+        """
+        return plan_together(self._requests(region), max_memory=max_memory)
+
+    def fill(
+        self,
+        region: object,
+        *,
+        workers: int | None = None,
+        max_memory: int | None = None,
+        client: Client | None = None,
+        progress: bool | str | Watcher = True,
+        shard: tuple[int, int] | None = None,
+    ) -> FillReport:
+        """Compute and store every tile that a region touches.
+
+        Works in steps, and holds what the next steps need of the tensors upstream, so that little is computed twice,
+        whatever their stores keep. Tensors of a group that share some upstream are filled side by side where memory
+        allows it, otherwise one after the other. Ctrl-C ends it after what is done has been stored; a second fill
+        continues from there.
+
+        Parameters
+        ----------
+        region
+            As a read takes it.
+        workers : int, optional
+            On how many threads windows are computed, by an ``f`` that may run on several at a time. Default: what the
+            store of each tensor says.
+        max_memory : int, optional
+            The most memory to hold, in bytes, beside what ``f`` itself takes: caches of the stores included. Default:
+            512 MiB beside the caches.
+        client : distributed.Client, optional
+            A Dask cluster to spread the work over. Every tensor with a `tensor_id` must be in a store that its workers
+            can open: Zarr, at a path or URL that all of them reach.
+        progress : bool, "always" or callable
+            True shows a bar where standard error is a terminal, or in a notebook; "always" shows it anywhere. A
+            callable is given a `Progress`, about ten times a second at most.
+        shard : tuple of int, optional
+            ``(rank, world_size)``: fill one of `world_size` shares of the region; other processes fill the others.
+
+        Returns
+        -------
+        FillReport
+            What was computed and stored; it prints as a table.
+
+        Raises
+        ------
+        RegionError
+            (an IndexError) If `region` is no region of the tensor or the group.
+        ValidationError
+            If an argument does not fit, the store is read-only, or `max_memory` is too little.
+        StoreError
+            If something cannot be stored. It stays in memory; a flush tries again.
+        KeyboardInterrupt
+            After a Ctrl-C, with a note that says how to continue.
+        """
+        return fill_together(
+            self._requests(region),
+            workers=workers,
+            max_memory=max_memory,
+            client=client,
+            progress=progress,
+            shard=shard,
+        )
+
+    def is_filled(self, region: object) -> bool:
+        """Whether a `fill` of a region would compute nothing."""
+        return all(is_filled(tensor._node, selection) for tensor, selection in self._requests(region))
+
+    def invalidate(self, region: object = None, dependants: bool = True) -> Invalidation:
+        """Drop stored windows that are wrong, because what ``f`` reads from elsewhere has changed, say.
+
+        All windows that touch the region are dropped, and of every tensor downstream the windows that were computed
+        from these. They are computed again when they are next needed.
+
+        In memory windows are dropped one by one. A persistent store keeps blended pixels, so there every tile that
+        such a window touches is dropped as a whole: other windows over it are not wrong, but run again for it.
+
+        Downstream are the tensors alive in this process that are computed from these, in whatever stores they
+        are, and those that the stores of all these hold with the `tensor_id` of an arg; through a tensor that has no
+        id, or is in another store, only as long as it is alive. Reads that are in progress in this process may still
+        return old pixels, but store none. Other processes, and other store objects on the same path, keep what they
+        have in memory, and may store what they compute from it: close them first.
+
+        What is downstream is dropped first. If that ends early, because the process is killed or the storage
+        fails, what is left is what was there before, and nothing stands on pixels that have been computed anew;
+        a second call does the rest.
+
+        Parameters
+        ----------
+        region : optional
+            As a read takes it. Default: everything.
+        dependants : bool
+            Drop what was computed from the windows as well. Without it, only their own tensors are touched.
+
+        Returns
+        -------
+        Invalidation
+            What was dropped of which tensor; it prints as a table.
+
+        Raises
+        ------
+        RegionError
+            (an IndexError) If `region` is no region of the tensor or the group.
+        ValidationError
+            If a store, or that of a dependant, is read-only, as a blob is. Nothing is dropped then; `exclude` leaves a
+            tensor of a group out.
+        StoreError
+            If a store is closed, or something could not be stored or deleted; call it again.
+        """
+        if region is None:
+            return invalidate([(tensor._node, None) for tensor in self._tensors()], dependants=dependants)
+        requests = [(tensor._node, selection) for tensor, selection in self._requests(region)]
+        return invalidate(requests, dependants=dependants)
+
+
+def plan_together(requests: Requests, *, max_memory: int | None = None) -> FillPlan:
+    """What `fill_together` would cost; computes nothing. A tensor upstream of several of them counts once.
+
+    Raises
+    ------
+    ValidationError
+        If the regions cannot be filled within `max_memory`.
+    """
+    return _job(requests, max_memory, None).plan()
+
+
+def fill_together(
+    requests: Requests,
+    *,
+    workers: int | None = None,
+    max_memory: int | None = None,
+    client: Client | None = None,
+    progress: bool | str | Watcher = True,
+    shard: tuple[int, int] | None = None,
+) -> FillReport:
+    """Compute and store every tile that some regions touch; parameters and errors as for `Fillable.fill`.
+
+    Tensors that share some upstream are filled side by side where memory allows it, so that what several of them need
+    is computed once, whatever its store keeps; otherwise one after the other, those that others read first.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        After a Ctrl-C, with a note that says how to continue.
+    """
+    workers = None if workers is None else checked_workers(workers)
+    job = writable(_job(requests, max_memory, shard))
+    progress = checked_progress(progress)
+    if not job.passes:
+        return FillReport((), 0.0)
+    try:
+        if client is not None:
+            # What only a cluster needs.
+            from infinite_tensor.filling.cluster import fill_on_cluster  # noqa: PLC0415
+
+            return fill_on_cluster([tensor for tensor, _ in requests], job, client, workers, progress)
+        return fill(job, workers, progress)
+    except KeyboardInterrupt as interrupt:
+        interrupt.add_note(_INTERRUPTED)
+        raise
+
+
+def _job(requests: Requests, max_memory: object, shard: object) -> Job:
+    most = None if max_memory is None else as_index(max_memory)
+    if max_memory is not None and (most is None or most < 1):
+        raise ValidationError(f"max_memory must be a positive number of bytes or None, got {max_memory!r}")
+    return prepare([(tensor._node, selection) for tensor, selection in requests], most, _checked_shard(shard))
+
+
+def _checked_shard(shard: object) -> tuple[int, int] | None:
+    if shard is None:
+        return None
+    numbers = [as_index(number) for number in shard] if isinstance(shard, tuple | list) else []
+    if len(numbers) == 2 and None not in numbers:
+        rank, count = numbers
+        if rank is not None and count is not None and 0 <= rank < count:
+            return rank, count
+    raise ValidationError(f"shard must be (rank, world_size) with 0 <= rank < world_size, got {shard!r}")
