@@ -45,7 +45,7 @@ class _Axis:
 
 
 @dataclass(frozen=True)
-class _Cut:
+class _PatchGrid:
     """A tensor or group, and how it is cut into patches.
 
     Attributes
@@ -281,7 +281,7 @@ def _leaves(sources: object) -> list[Source]:
     return leaves
 
 
-def _cut(source: Source, patch_size: object, stride: object, region: object) -> _Cut:
+def _cut(source: Source, patch_size: object, stride: object, region: object) -> _PatchGrid:
     """How a source is cut, where a stride of None means wherever a patch may lie."""
     box = _box(region, source.shape)
     dims = [d for d in range(source.ndim) if d not in box.squeezed]
@@ -299,7 +299,7 @@ def _cut(source: Source, patch_size: object, stride: object, region: object) -> 
                 f"dimension {dims[k]}: pixels of all tensors of the group end together at multiples of {unit}, so "
                 f"that patches must begin and end there, got {axis.size} pixels from {axis.low} on, every {axis.stride}"
             )
-    return _Cut(source, box, tuple(axes.values()), tuple(dims[k] for k in axes))
+    return _PatchGrid(source, box, tuple(axes.values()), tuple(dims[k] for k in axes))
 
 
 def _box(region: object, shape: Shape) -> Selection:

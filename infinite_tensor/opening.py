@@ -21,7 +21,7 @@ from infinite_tensor.definition import (
     scalar_from_json,
 )
 from infinite_tensor.engine.batching import Batching
-from infinite_tensor.engine.node import Computation, Member
+from infinite_tensor.engine.chain import Computation, Member
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.nested import show
 from infinite_tensor.spec import TensorSpec

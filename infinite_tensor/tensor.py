@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from infinite_tensor import compiled
 from infinite_tensor.blend import check_blend
 from infinite_tensor.definition import (
     ArgDefinition,
@@ -23,9 +22,10 @@ from infinite_tensor.definition import (
     json_scalar,
     json_value,
 )
+from infinite_tensor.engine import compiled
 from infinite_tensor.engine.assemble import read, stream
 from infinite_tensor.engine.batching import Batching
-from infinite_tensor.engine.node import Computation, Member, Node
+from infinite_tensor.engine.chain import Computation, Member, Node
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.fill import coverage
 from infinite_tensor.filling.fillable import Fillable

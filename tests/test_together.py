@@ -14,7 +14,7 @@ import torch
 
 from infinite_tensor import InfiniteTensor, MemoryTileStore, TensorWindow, TileStore, ValidationError, ZarrTileStore, sl
 from infinite_tensor.engine.assemble import read_together
-from infinite_tensor.engine.horizons import Horizons, Regions
+from infinite_tensor.engine.lifetimes import Lifetimes, NumberedRegions
 from infinite_tensor.filling.fillable import fill_together, plan_together
 from infinite_tensor.indexing import Selection, parse
 from infinite_tensor.spec import TensorSpec
@@ -270,15 +270,15 @@ def test_all_that_are_filled_must_be_in_stores_that_can_be_written(tmp_path: Pat
 def test_what_one_tensor_needs_no_more_is_not_kept_for_another_that_never_needed_it() -> None:
     fork = Fork(MemoryTileStore())
     start = np.array([[0, 0], [4, 0], [8, 0], [12, 0]])
-    horizons = Horizons(
+    lifetimes = Lifetimes(
         {
-            fork.left._node: Regions(np.array([0, 2, 4, 6]), start, start + 4),
-            fork.right._node: Regions(np.array([1, 7]), start[:2] + 100, start[:2] + 104),
+            fork.left._node: NumberedRegions(np.array([0, 2, 4, 6]), start, start + 4),
+            fork.right._node: NumberedRegions(np.array([1, 7]), start[:2] + 100, start[:2] + 104),
         }
     )
-    assert horizons.before(fork.source._node, 0) == [-1, -1]
+    assert lifetimes.before(fork.source._node, 0) == [-1, -1]
     # What the steps before have read of the windows is there.
-    assert horizons.before(fork.source._node, 6) == [11, -1]
-    assert horizons.before(fork.left._node, 7) is None
-    assert horizons.before(fork.source._node, 7) == [208, 201]
-    assert horizons.before(fork.source._node, 8) is None
+    assert lifetimes.before(fork.source._node, 6) == [11, -1]
+    assert lifetimes.before(fork.left._node, 7) is None
+    assert lifetimes.before(fork.source._node, 7) == [208, 201]
+    assert lifetimes.before(fork.source._node, 8) is None

@@ -14,12 +14,12 @@ import numpy as np
 import torch
 
 from infinite_tensor.boxes import Index, joined
-from infinite_tensor.engine.accesses import Accesses
+from infinite_tensor.engine.chain import Node, resolved
 from infinite_tensor.engine.claims import CLAIMS
-from infinite_tensor.engine.execute import run
-from infinite_tensor.engine.horizons import Regions
-from infinite_tensor.engine.march import March, march
-from infinite_tensor.engine.node import Node, resolved
+from infinite_tensor.engine.lifetimes import NumberedRegions
+from infinite_tensor.engine.reads import Views
+from infinite_tensor.engine.run import run
+from infinite_tensor.engine.steps import Schedule, run_steps
 from infinite_tensor.errors import StoreError
 from infinite_tensor.indexing import Selection
 from infinite_tensor.pages import IN_PARTS, new_result
@@ -90,13 +90,13 @@ _Parts: TypeAlias = list[tuple[Selection, torch.Tensor]]
 def _fill(requests: Sequence[tuple[Node, _Parts]], workers: int | None) -> None:
     nodes = resolved([node for node, _ in requests])
     blocks = _side_by_side([(node, parts) for node, (_, parts) in zip(nodes, requests, strict=True)])
-    with Accesses(CLAIMS.reader(workers)) as accesses:
+    with Views(CLAIMS.reader(workers)) as views:
 
         def read_block(number: int) -> None:
             block = blocks[number]
-            accesses.of(block.node).read(block.start, block.out)
+            views.of(block.node).read(block.start, block.out)
 
-        march(March(_regions(blocks), _steps(blocks)), accesses, read_block)
+        run_steps(Schedule(_regions(blocks), _steps(blocks)), views, read_block)
 
 
 def _side_by_side(requests: Sequence[tuple[Node, _Parts]]) -> list[_Block]:
@@ -113,12 +113,12 @@ def _side_by_side(requests: Sequence[tuple[Node, _Parts]]) -> list[_Block]:
     return [block for _, block in ranked]
 
 
-def _regions(blocks: Sequence[_Block]) -> dict[Node, Regions]:
+def _regions(blocks: Sequence[_Block]) -> dict[Node, NumberedRegions]:
     numbers: dict[Node, list[int]] = {}
     for number, block in enumerate(blocks):
         numbers.setdefault(block.node, []).append(number)
     return {
-        node: Regions(
+        node: NumberedRegions(
             np.array(own, dtype=np.int64),
             np.array([blocks[number].start for number in own], dtype=np.int64),
             np.array([blocks[number].stop for number in own], dtype=np.int64),
@@ -178,7 +178,7 @@ class _Stream:
 
     def __init__(self, node: Node, workers: int | None) -> None:
         self._node = node
-        self._accesses = Accesses(CLAIMS.reader(workers))
+        self._accesses = Views(CLAIMS.reader(workers))
         # Each with the number of windows that must be there for it.
         self._waiting: deque[tuple[Selection, int]] = deque()
         self._waiting_bytes = 0
@@ -220,9 +220,9 @@ class _Stream:
         """Run the next windows, which holds nothing of the tensors upstream between the batches."""
         windows = self._pending[:count]
         if len(windows):
-            with Accesses(self._accesses.reader) as accesses:
-                accesses.lend(self._node, self._accesses.of(self._node))
-                run({self._node: windows}, accesses)
+            with Views(self._accesses.reader) as views:
+                views.lend(self._node, self._accesses.of(self._node))
+                run({self._node: windows}, views)
         self._pending, self._done = self._pending[count:], self._done + count
 
     def _ready(self) -> list[torch.Tensor]:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from infinite_tensor.arrays import Array, as_array
+from infinite_tensor.engine.chain import Input
 from infinite_tensor.engine.claims import Claim
-from infinite_tensor.engine.node import Input
 from infinite_tensor.errors import (
     DeviceMismatchError,
     DtypeMismatchError,
@@ -28,14 +28,14 @@ class Calls:
     """Calls of the ``f`` of a computation for windows of a claim."""
 
     def __init__(self, claim: Claim) -> None:
-        self._computation = computation = claim.level.computation
+        self._computation = computation = claim.workload.computation
         assert computation.f is not None
         self._f = computation.f
         self._running_f = running_f()
         self._indices = claim.indices
         self._sources = [
             (upstream, access, starts.tolist())
-            for upstream, (access, starts) in zip(computation.inputs, claim.level.sources, strict=True)
+            for upstream, (access, starts) in zip(computation.inputs, claim.workload.sources, strict=True)
         ]
         self._batched = computation.batching.given is not None
         specs = [member.spec for member in computation.members]

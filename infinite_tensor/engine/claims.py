@@ -24,10 +24,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from infinite_tensor.boxes import Index, as_tuples
-from infinite_tensor.engine.accesses import Reader
-from infinite_tensor.engine.level import Level
-from infinite_tensor.engine.node import Computation
-from infinite_tensor.engine.plan import Plan
+from infinite_tensor.engine.chain import Computation
+from infinite_tensor.engine.plan import Plan, Workload
+from infinite_tensor.engine.reads import Reader
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.forking import renew_in_children
 from infinite_tensor.waiting import Changes, Mark
@@ -38,7 +37,7 @@ class Claim:
 
     Attributes
     ----------
-    level : Level
+    workload : Workload
         What was claimed.
     indices : list of tuple of int
         Its windows, as ``f`` is given them.
@@ -57,9 +56,9 @@ class Claim:
         sender would keep each other, and the store with all that it holds, for the garbage collector.
     """
 
-    def __init__(self, level: Level, reader: Reader, mark: Mark, *, nested: bool) -> None:
-        self.level = level
-        self.indices = as_tuples(level.windows)
+    def __init__(self, workload: Workload, reader: Reader, mark: Mark, *, nested: bool) -> None:
+        self.workload = workload
+        self.indices = as_tuples(workload.windows)
         self.reader = reader
         self.thread = threading.get_ident()
         self.nested = nested
@@ -72,7 +71,7 @@ class Claim:
         self._schedule = self._scheduled(list(range(len(self.indices))))
 
     def _scheduled(self, left: list[int]) -> _Schedule:
-        return _Schedule(left, self.level.computation.batching.split(len(left)))
+        return _Schedule(left, self.workload.computation.batching.split(len(left)))
 
     def begin(self, thread: int) -> list[int]:
         """Places of the windows for the next call of ``f``, by this thread from now on. None at the end."""
@@ -161,7 +160,7 @@ class Stage:
 
     depth: int
     claims: list[Claim] = field(default_factory=list)
-    others: list[Level] = field(default_factory=list)
+    others: list[Workload] = field(default_factory=list)
 
 
 _path: ContextVar[tuple[tuple[Claim, int], ...]] = ContextVar("path", default=())
@@ -215,15 +214,15 @@ class Claims:
         if nested:
             # What this thread has computed may be what the f that it runs reads, on whatever threads.
             self._send_all(threading.get_ident())
-        for level in plan.levels:
+        for workload in plan.workloads:
             # Worked out and remembered here, where nobody waits for it.
-            level.computation.batching.calls(len(level.windows))
+            workload.computation.batching.calls(len(workload.windows))
         with self._lock:
             met = self._met(plan, reader)
-            levels, others = self._free(plan, alone=alone) if met else (list(plan.levels), [])
-            claims = [Claim(level, reader, mark, nested=nested) for level in levels]
+            workloads, others = self._free(plan, alone=alone) if met else (list(plan.workloads), [])
+            claims = [Claim(workload, reader, mark, nested=nested) for workload in workloads]
             for claim in claims:
-                computation = claim.level.computation
+                computation = claim.workload.computation
                 self._active[computation] = [*self._active.get(computation, ()), claim]
         return _stages(claims, others)
 
@@ -252,7 +251,7 @@ class Claims:
             claim.end(thread, count)
             self._changes.tell()
 
-    def turn(self, level: Level, reader: Reader) -> tuple[list[int], bool]:
+    def turn(self, workload: Workload, reader: Reader) -> tuple[list[int], bool]:
         """Places of missing windows that a read may compute itself by now; waits for a change where it may none.
 
         And whether it must compute them although others are at it, since it may not wait for these.
@@ -262,13 +261,13 @@ class Claims:
         ValidationError
             If one of them is in the making by whoever asks, so that it would need itself.
         """
-        indices = as_tuples(level.windows)
+        indices = as_tuples(workload.windows)
         path = [(claim, thread) for claim, thread in _path.get() if claim.mark.is_under_way]
         wait = _Wait(frozenset([threading.get_ident(), *(thread for _, thread in path)]))
         self._send_all(threading.get_ident())
         with wait.mark.running:
             with self._lock:
-                holders = {index: self._holder(level.computation, index) for index in indices}
+                holders = {index: self._holder(workload.computation, index) for index in indices}
                 free = [index for index, claim in holders.items() if claim is None]
                 held = {index: claim for index, claim in holders.items() if claim}
                 if not free:
@@ -286,23 +285,23 @@ class Claims:
     def _met(self, plan: Plan, reader: Reader) -> bool:
         """Whether another read may have stored what this plan found missing, or is computing it."""
         others = self._events - reader.own_events != reader.begun
-        return others or any(self._active.get(level.computation) for level in plan.levels)
+        return others or any(self._active.get(workload.computation) for workload in plan.workloads)
 
-    def _free(self, plan: Plan, *, alone: bool) -> tuple[list[Level], list[Level]]:
+    def _free(self, plan: Plan, *, alone: bool) -> tuple[list[Workload], list[Workload]]:
         """The part of a plan that is still missing and that nobody computes; and what others compute of it."""
-        levels: list[Level] = []
-        others: list[Level] = []
-        for each in plan.levels:
-            level = each.needed(levels).absent()
-            holders = [(index, self._holder(level.computation, index)) for index in as_tuples(level.windows)]
+        workloads: list[Workload] = []
+        others: list[Workload] = []
+        for each in plan.workloads:
+            workload = each.needed(workloads).absent()
+            holders = [(index, self._holder(workload.computation, index)) for index in as_tuples(workload.windows)]
             if alone:
                 self._hand_over({index: claim for index, claim in holders if claim and claim.waits(index)})
             taken = np.array([claim is not None and not alone for _, claim in holders], dtype=bool)
             if taken.any():
-                others.append(level.part(taken))
+                others.append(workload.part(taken))
             if not taken.all():
-                levels.append(level.part(~taken))
-        return levels, others
+                workloads.append(workload.part(~taken))
+        return workloads, others
 
     def _take_over(self, holders: dict[Index, Claim], reader: Reader, path: Sequence[tuple[Claim, int]]) -> list[Index]:
         """Half of the windows that older reads have not begun. Only younger reads take: no window goes to and fro.
@@ -332,9 +331,10 @@ class Claims:
         """
         for index, holder in holders.items():
             if any(claim is holder and holder.maker(index) == thread for claim, thread in path):
+                names = holder.workload.computation.names
                 raise ValidationError(
-                    f"window {index} of tensor {holder.level.computation.names} would need itself: it is read by the "
-                    "f that is computing it, or by one that this f waits for"
+                    f"window {index} of tensor {names} would need itself: it is read by the f that is computing it, or "
+                    "by one that this f waits for"
                 )
         waiting = {thread for wait in self._waits.values() if wait.mark.is_under_way for thread in wait.threads}
         return any((holder.maker(index) or holder.thread) in waiting for index, holder in holders.items())
@@ -355,13 +355,13 @@ class Claims:
             send()
 
 
-def _stages(claims: Sequence[Claim], others: Sequence[Level]) -> list[Stage]:
-    depths = {level.computation.depth for level in (*others, *(claim.level for claim in claims))}
+def _stages(claims: Sequence[Claim], others: Sequence[Workload]) -> list[Stage]:
+    depths = {workload.computation.depth for workload in (*others, *(claim.workload for claim in claims))}
     stages = {depth: Stage(depth) for depth in sorted(depths)}
     for claim in claims:
-        stages[claim.level.computation.depth].claims.append(claim)
-    for level in others:
-        stages[level.computation.depth].others.append(level)
+        stages[claim.workload.computation.depth].claims.append(claim)
+    for workload in others:
+        stages[workload.computation.depth].others.append(workload)
     return list(stages.values())
 
 

@@ -3,17 +3,142 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
+from infinite_tensor.arrays import Array
 from infinite_tensor.boxes import COORDINATE_LIMIT, IntArray, as_tuples, joined
-from infinite_tensor.engine.accesses import Accesses
-from infinite_tensor.engine.level import Level, Mask, Result, regions_of
-from infinite_tensor.engine.node import Computation, Input, Node, consumers_first
+from infinite_tensor.engine.chain import Computation, Input, Node, consumers_first
+from infinite_tensor.engine.reads import Views
 from infinite_tensor.errors import RegionError, TileAccessError, ValidationError
+from infinite_tensor.tilestore.access import Access
 from infinite_tensor.validate import outside_arg
+
+Mask: TypeAlias = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a workload computes of one tensor; N is the number of its windows.
+
+    Attributes
+    ----------
+    node : Node
+        The tensor.
+    access : Access
+        Its store's view of this read.
+    windows : int64 array of shape (N, ndim)
+        The tensor's own index of each window.
+    exists : bool array of shape (N,) or None
+        Which of them it has; None where it has all.
+    missing : bool array of shape (N,)
+        Which of them are needed and not stored. The others come along with those of another tensor.
+    asked : bool array of shape (N,)
+        Which of those are wanted for themselves, and not only because others read them.
+    """
+
+    node: Node
+    access: Access
+    windows: IntArray
+    exists: Mask | None
+    missing: Mask
+    asked: Mask
+
+    def part(self, which: Mask | list[int]) -> Result:
+        """Some of the windows."""
+        exists = None if self.exists is None else self.exists[which]
+        return Result(self.node, self.access, self.windows[which], exists, self.missing[which], self.asked[which])
+
+    def needed(self, consumers: Sequence[Workload]) -> Result:
+        """Without what is neither wanted for itself nor read by some workloads."""
+        rest = self.missing & ~self.asked
+        if not rest.any():
+            return self
+        regions = regions_of(consumers, self.node)
+        read = set() if regions is None else set(self.node.spec.grid.indices(*regions))
+        missing = self.asked.copy()
+        missing[rest] = [index in read for index in as_tuples(self.windows[rest])]
+        return replace(self, missing=missing)
+
+    def absent(self) -> Result:
+        """Looked up again: without what is there by now."""
+        if not self.missing.any():
+            return self
+        missing = self.missing.copy()
+        missing[missing] = self.access.absent(self.windows[missing])
+        return replace(self, missing=missing, asked=self.asked & missing)
+
+    def deposit(self, places: Sequence[int], outputs: Array) -> int:
+        """Store the windows at some places, as far as the tensor has them; how many it has."""
+        windows = self.windows[places]
+        if self.exists is not None:
+            kept = self.exists[places]
+            # A view where all are kept: a store may work on neighbours at once.
+            windows, outputs = windows[kept], outputs if kept.all() else outputs[kept]
+        if len(windows):
+            self.access.deposit(windows, outputs)
+        return len(windows)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a plan has one computation compute.
+
+    Attributes
+    ----------
+    computation : Computation
+        The computation.
+    windows : int64 array of shape (N, coordinates)
+        The windows, as ``f`` is given them, in the order in which they run.
+    results : tuple of Result
+        Per tensor that it computes, what becomes of them.
+    sources : tuple of (Access, int64 array of shape (N, ndim of the arg))
+        Per arg, where it is read from, and the first pixel of each window's region.
+    """
+
+    computation: Computation
+    windows: IntArray
+    results: tuple[Result, ...]
+    sources: tuple[tuple[Access, IntArray], ...]
+
+    def part(self, which: Mask | list[int]) -> Workload:
+        """Some of the windows."""
+        sources = tuple((access, starts[which]) for access, starts in self.sources)
+        results = tuple(result.part(which) for result in self.results)
+        return Workload(self.computation, self.windows[which], results, sources)
+
+    def needed(self, consumers: Sequence[Workload]) -> Workload:
+        """Without windows that are neither wanted for themselves nor read by some workloads."""
+        return self._with([result.needed(consumers) for result in self.results])
+
+    def absent(self) -> Workload:
+        """Looked up again: without windows that are there by now."""
+        return self._with([result.absent() for result in self.results])
+
+    def _with(self, results: Sequence[Result]) -> Workload:
+        missing = reduce(np.logical_or, [result.missing for result in results])
+        return replace(self, results=tuple(results)).part(missing)
+
+    @property
+    def wanted(self) -> dict[Node, IntArray]:
+        """Per tensor, the windows that are needed and not stored."""
+        return {result.node: result.windows[result.missing] for result in self.results if result.missing.any()}
+
+
+def regions_of(consumers: Sequence[Workload], node: Node) -> tuple[IntArray, IntArray] | None:
+    """Start and stop of the regions that some workloads read of a tensor, or None."""
+    starts, stops = [], []
+    for workload in consumers:
+        for upstream, (_, begin) in zip(workload.computation.inputs, workload.sources, strict=True):
+            if upstream.node == node:
+                starts.append(begin)
+                stops.append(begin + np.array(upstream.window.size, dtype=np.int64))
+    return (np.concatenate(starts), np.concatenate(stops)) if starts else None
+
 
 _REACH = 2 * COORDINATE_LIMIT
 """Halos may reach beyond the last pixel that can be read; what lies there is computed and not stored."""
@@ -21,13 +146,13 @@ _REACH = 2 * COORDINATE_LIMIT
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that must run to have some windows of some tensors, each level before those it reads from."""
+    """Everything that must run to have some windows of some tensors, each workload before those it reads from."""
 
-    levels: tuple[Level, ...]
+    workloads: tuple[Workload, ...]
 
 
-def build(wanted: Mapping[Node, IntArray], accesses: Accesses) -> Plan:
-    """Plan the computation of windows of some tensors, which their accesses in `accesses` reported missing.
+def build(wanted: Mapping[Node, IntArray], views: Views) -> Plan:
+    """Plan the computation of windows of some tensors, which their accesses in `views` reported missing.
 
     Raises
     ------
@@ -36,30 +161,30 @@ def build(wanted: Mapping[Node, IntArray], accesses: Accesses) -> Plan:
     RegionError
         If an arg window reaches outside a finite dimension of its arg.
     """
-    levels: list[Level] = []
+    workloads: list[Workload] = []
     for computation, nodes in consumers_first(wanted).items():
-        needs = {node: _missing(node, wanted, levels, accesses) for node in nodes}
+        needs = {node: _missing(node, wanted, workloads, views) for node in nodes}
         windows = reduce(joined, [computation.own(missing) for missing in needs.values()])
         if len(windows):
             _check_computable(computation, needs)
             asked = {node: wanted[node] for node in nodes if node in wanted}
             every = nodes if len(nodes) == len(computation.members) else computation.nodes
-            results = [_result(node, windows, needs, asked, accesses) for node in every]
+            results = [_result(node, windows, needs, asked, views) for node in every]
             sources = tuple(
-                (accesses.of(upstream.node), _arg_starts(computation, at, upstream, windows))
+                (views.of(upstream.node), _arg_starts(computation, at, upstream, windows))
                 for at, upstream in enumerate(computation.inputs)
             )
-            levels.append(Level(computation, windows, tuple(results), sources))
-    return Plan(tuple(levels))
+            workloads.append(Workload(computation, windows, tuple(results), sources))
+    return Plan(tuple(workloads))
 
 
-def _missing(node: Node, wanted: Mapping[Node, IntArray], levels: Sequence[Level], accesses: Accesses) -> IntArray:
-    """The windows of a tensor that are wanted for themselves, then those that levels read and that are not stored."""
+def _missing(node: Node, wanted: Mapping[Node, IntArray], workloads: Sequence[Workload], views: Views) -> IntArray:
+    """The windows of a tensor that are wanted for themselves, then those that workloads read and nobody has stored."""
     asked = wanted.get(node)
     if asked is None:
         asked = np.empty((0, node.spec.grid.ndim), dtype=np.int64)
-    regions = regions_of(levels, node)
-    return asked if regions is None else joined(asked, accesses.of(node).add(*regions))
+    regions = regions_of(workloads, node)
+    return asked if regions is None else joined(asked, views.of(node).add(*regions))
 
 
 def _result(
@@ -67,13 +192,13 @@ def _result(
     windows: IntArray,
     missing: Mapping[Node, IntArray],
     asked: Mapping[Node, IntArray],
-    accesses: Accesses,
+    views: Views,
 ) -> Result:
     own = node.indices(windows)
     alone = len(node.computation.members) == 1
     return Result(
         node,
-        accesses.of(node),
+        views.of(node),
         own,
         None if alone else node.spec.grid.exist(own),
         _among(own, missing.get(node)),

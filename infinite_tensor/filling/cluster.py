@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Self
 
 from infinite_tensor.boxes import Index
-from infinite_tensor.engine.node import Node, chain_of
+from infinite_tensor.engine.chain import Node, chain_of
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.demand import demands
 from infinite_tensor.filling.fill import Job
@@ -46,10 +46,10 @@ def fill_on_cluster(
     _forget(job.chain)
     needs, _ = demands(job.boxes)
     # Of a tensor in memory, whoever needs a window computes it.
-    levels = [demand for demand in reversed(needs) if demand.node.store.shared]
-    total, in_tasks = (sum(demand.missing for demand in of) for of in (needs, levels))
+    stored = [demand for demand in reversed(needs) if demand.node.store.shared]
+    total, in_tasks = (sum(demand.missing for demand in of) for of in (needs, stored))
     with Tally(total, progress, max(1, in_tasks)) as tally, _Tasks(client, tensors, workers, tally) as tasks:
-        for demand in levels:
+        for demand in stored:
             tasks.carry_out(compute, demand.node, parts_of(demand, tasks.threads), len)
         for node, start, stop in job.boxes:
             parted = node.store.unfinished(node.spec, start, stop)

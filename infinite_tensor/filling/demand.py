@@ -10,8 +10,8 @@ from typing import TypeAlias
 import numpy as np
 
 from infinite_tensor.boxes import Index, IntArray, as_tuples, joined, unique_points
-from infinite_tensor.engine.node import Computation, Node, consumers_first
-from infinite_tensor.filling.needs import Needs, Product, Spans, separable
+from infinite_tensor.engine.chain import Computation, Node, consumers_first
+from infinite_tensor.filling.needs import IndexProduct, Intervals, WindowSet, separable
 from infinite_tensor.tilestore.inventory import Inventory, TileCounts
 from infinite_tensor.tilestore.layout import TileLayout
 
@@ -55,7 +55,7 @@ class Demand:
     runs: int
     tiles: TileCounts
     written: int
-    windows: IntArray | tuple[Product, ...]
+    windows: IntArray | tuple[IndexProduct, ...]
 
 
 @dataclass(frozen=True)
@@ -84,42 +84,44 @@ class Estimate:
 
 def estimated(boxes: Sequence[Box]) -> Estimate:
     """What some pixels take, by arithmetic alone."""
-    spans: dict[Node, list[Spans]] = {}
+    intervals: dict[Node, list[Intervals]] = {}
     for root, start, stop in boxes:
-        spans.setdefault(root, []).append(Spans.of_box(start, stop))
+        intervals.setdefault(root, []).append(Intervals.of_box(start, stop))
     found: list[Demand] = []
     exact = True
-    for computation, nodes in consumers_first(list(spans)).items():
-        needs = {node: Needs.touching(node.spec.grid, spans.get(node, ())) for node in nodes}
-        runs = Needs.all_of(
-            Product(part.coordinates[: computation.coordinates]) for need in needs.values() for part in need.parts
+    for computation, nodes in consumers_first(list(intervals)).items():
+        needs = {node: WindowSet.touching(node.spec.grid, intervals.get(node, ())) for node in nodes}
+        runs = WindowSet.all_of(
+            IndexProduct(part.coordinates[: computation.coordinates]) for need in needs.values() for part in need.parts
         )
         exact &= runs.exact and all(need.exact for need in needs.values())
         for upstream in computation.inputs:
             exact &= separable(upstream.window)
-            spans.setdefault(upstream.node, []).extend(Spans.of_windows(upstream.window, part) for part in runs.parts)
+            intervals.setdefault(upstream.node, []).extend(
+                Intervals.of_windows(upstream.window, part) for part in runs.parts
+            )
         if runs.parts:
-            counted, countable = _counted(computation, needs, runs, spans)
+            counted, countable = _counted(computation, needs, runs, intervals)
             found += counted
             exact &= countable
-    return Estimate(found, {node: _hull(parts) for node, parts in spans.items() if parts}, exact)
+    return Estimate(found, {node: _hull(parts) for node, parts in intervals.items() if parts}, exact)
 
 
 def _counted(
-    computation: Computation, needs: dict[Node, Needs], runs: Needs, spans: dict[Node, list[Spans]]
+    computation: Computation, needs: dict[Node, WindowSet], runs: WindowSet, intervals: dict[Node, list[Intervals]]
 ) -> tuple[list[Demand], bool]:
     """What becomes of the windows that a computation runs, for each of its tensors; whether it is exact."""
     found: list[Demand] = []
-    before: list[Product] = []
+    before: list[IndexProduct] = []
     exact = True
     for node in computation.nodes:
         layout, grid = node.store.layout(node.spec), node.spec.grid
-        made = Needs.all_of(part.within(grid) for part in runs.parts)
-        need = needs.get(node, Needs())
-        if not spans.get(node):
-            spans[node] = [Spans.of_windows(grid.window, part) for part in made.parts]
-        either = Needs.all_of([*made.parts, *need.parts])
-        tiles = Needs.touching(layout.grid, spans[node])
+        made = WindowSet.all_of(part.within(grid) for part in runs.parts)
+        need = needs.get(node, WindowSet())
+        if not intervals.get(node):
+            intervals[node] = [Intervals.of_windows(grid.window, part) for part in made.parts]
+        either = WindowSet.all_of([*made.parts, *need.parts])
+        tiles = WindowSet.touching(layout.grid, intervals[node])
         fresh = [part for part in need.parts if not any(part.lies_in(other) for other in before)]
         before += need.parts
         runs_here = 0 if found else runs.count()
@@ -142,8 +144,8 @@ def demands(boxes: Sequence[Box]) -> tuple[list[Demand], bool]:
     return _named(boxes, inventories), True
 
 
-def _hull(spans: Sequence[Spans]) -> tuple[list[int], list[int]]:
-    starts, stops = zip(*(span.hull for span in spans), strict=True)
+def _hull(intervals: Sequence[Intervals]) -> tuple[list[int], list[int]]:
+    starts, stops = zip(*(span.hull for span in intervals), strict=True)
     return np.min(starts, axis=0).tolist(), np.max(stops, axis=0).tolist()
 
 
@@ -155,7 +157,7 @@ def _named(boxes: Sequence[Box], inventories: dict[Node, Inventory]) -> list[Dem
     found: list[Demand] = []
     for computation, nodes in consumers_first(list(regions)).items():
         missing = {
-            node: inventories[node].missing(node.spec.grid, *_joined(regions[node]))
+            node: inventories[node].missing(node.spec.grid, *_concatenated(regions[node]))
             for node in nodes
             if node in regions
         }
@@ -187,7 +189,7 @@ def _named_demand(
     if len(computation.members) > 1:
         made = made[grid.exist(made)]
     covered = grid.window.bounds(made)
-    starts, stops = covered if regions is None else _joined(regions)
+    starts, stops = covered if regions is None else _concatenated(regions)
     needed = grid.points(starts, stops) if regions is not None else made
     if len(computation.members) > 1:
         needed = unique_points(np.concatenate([needed, made]))
@@ -205,7 +207,7 @@ def _named_demand(
     )
 
 
-def _joined(regions: Sequence[tuple[IntArray, IntArray]]) -> tuple[IntArray, IntArray]:
+def _concatenated(regions: Sequence[tuple[IntArray, IntArray]]) -> tuple[IntArray, IntArray]:
     starts, stops = (np.concatenate(bounds) for bounds in zip(*regions, strict=True))
     return starts, stops
 

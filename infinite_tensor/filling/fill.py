@@ -9,19 +9,19 @@ import numpy as np
 import torch
 
 from infinite_tensor.boxes import Index, is_empty
-from infinite_tensor.engine.accesses import Accesses
+from infinite_tensor.engine.chain import Computation, Node, chain_of, resolved
 from infinite_tensor.engine.claims import CLAIMS
-from infinite_tensor.engine.horizons import Regions
-from infinite_tensor.engine.march import March, march
-from infinite_tensor.engine.node import Computation, Node, chain_of, resolved
+from infinite_tensor.engine.lifetimes import NumberedRegions
+from infinite_tensor.engine.reads import Views
+from infinite_tensor.engine.steps import Schedule, run_steps
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.demand import Box, demands, estimated
 from infinite_tensor.filling.forecast import FillPlan, forecast
-from infinite_tensor.filling.needs import Product, Spans
+from infinite_tensor.filling.needs import IndexProduct, Intervals
 from infinite_tensor.filling.progress import Tally, Watcher
 from infinite_tensor.filling.report import FillReport, TensorReport
 from infinite_tensor.filling.shares import share_of
-from infinite_tensor.filling.strips import Cut, cut, held_bytes, side_by_side
+from infinite_tensor.filling.strips import Strips, cut_into_strips, held_bytes, side_by_side
 from infinite_tensor.filling.table import bytes_of
 from infinite_tensor.indexing import Selection
 from infinite_tensor.tilestore.contract import TileStore
@@ -41,19 +41,19 @@ class Job:
 
     Attributes
     ----------
-    passes : tuple of mapping of Node to Cut
+    passes : tuple of mapping of Node to Strips
         The regions, which begin and end with tiles, each with its order. Those of one pass are filled side by side.
     peak_memory : int
         The most memory that it is expected to hold, in bytes.
     """
 
-    passes: tuple[Mapping[Node, Cut], ...]
+    passes: tuple[Mapping[Node, Strips], ...]
     peak_memory: int
 
     @property
     def boxes(self) -> list[Box]:
         """The regions. A tensor comes after those that it reads."""
-        return [(node, cut.start, cut.stop) for each in self.passes for node, cut in each.items()]
+        return [(node, strips.start, strips.stop) for each in self.passes for node, strips in each.items()]
 
     @property
     def chain(self) -> list[Node]:
@@ -114,23 +114,23 @@ def _families(boxes: Sequence[Box]) -> list[list[Box]]:
     return [members for _, members in families]
 
 
-def _passes(boxes: Sequence[Box], max_memory: int | None) -> list[tuple[dict[Node, Cut], int]]:
+def _passes(boxes: Sequence[Box], max_memory: int | None) -> list[tuple[dict[Node, Strips], int]]:
     """How regions are worked through: side by side where memory allows it. And how much memory each pass takes."""
     nodes = [node for node, _, _ in boxes]
     if len(boxes) > 1 and len(set(nodes)) == len(nodes):
         caches, held = _memory(nodes, max_memory)
         share = held // len(boxes)
         cuts = {box[0]: _cut(box, share) for box in boxes}
-        most = max(cut.strip_count for cut in cuts.values())
+        most = max(strips.strip_count for strips in cuts.values())
         cuts |= {box[0]: _cut(box, share, most) for box in boxes if cuts[box[0]].strip_count < most}
-        if all(cut.strip_count == most for cut in cuts.values()):
+        if all(strips.strip_count == most for strips in cuts.values()):
             needed = held_bytes(cuts)
             if needed <= held:
                 return [(cuts, needed + caches + _OVERHEAD)]
     return [_alone(box, max_memory) for box in boxes]
 
 
-def _alone(box: Box, max_memory: int | None) -> tuple[dict[Node, Cut], int]:
+def _alone(box: Box, max_memory: int | None) -> tuple[dict[Node, Strips], int]:
     caches, held = _memory([box[0]], max_memory)
     cuts = {box[0]: _cut(box, held)}
     needed = held_bytes(cuts)
@@ -150,9 +150,9 @@ def _memory(nodes: Sequence[Node], max_memory: int | None) -> tuple[int, int]:
     return caches, _DEFAULT_HELD if max_memory is None else max_memory - caches - _OVERHEAD
 
 
-def _cut(box: Box, held: int, least_strips: int = 1) -> Cut:
+def _cut(box: Box, held: int, least_strips: int = 1) -> Strips:
     node, start, stop = box
-    return cut(node, start, stop, node.store.layout(node.spec), held, least_strips)
+    return cut_into_strips(node, start, stop, node.store.layout(node.spec), held, least_strips)
 
 
 def _stores_of(nodes: Sequence[Node]) -> list[TileStore]:
@@ -167,7 +167,7 @@ def is_filled(node: Node, selection: Selection) -> bool:
         return True
     inventory, grid = node.store.inventory(node.spec, start, stop), node.spec.grid
     if inventory.empty:
-        return Product.touching(grid, Spans.of_box(start, stop)).count == 0
+        return IndexProduct.touching(grid, Intervals.of_box(start, stop)).count == 0
     return not len(inventory.missing(grid, np.array([start]), np.array([stop])))
 
 
@@ -197,7 +197,7 @@ def fill(job: Job, workers: int | None, progress: bool | str | Watcher) -> FillR
     before = {node: node.store.written(node.spec.tensor_id) for node in nodes}
     # What is stored shows as it is met: to look for it beforehand would take a listing.
     total = estimated(job.boxes).windows
-    with Tally(total, progress, sum(cut.steps for each in job.passes for cut in each.values())) as tally:
+    with Tally(total, progress, sum(strips.steps for each in job.passes for strips in each.values())) as tally:
         try:
             lent = Mark()
             with lent.running:
@@ -215,7 +215,7 @@ def fill(job: Job, workers: int | None, progress: bool | str | Watcher) -> FillR
     return FillReport(tuple(reports), tally.seconds)
 
 
-def _fill(cuts: Mapping[Node, Cut], tally: Tally, workers: int | None) -> None:
+def _fill(cuts: Mapping[Node, Strips], tally: Tally, workers: int | None) -> None:
     for strips in side_by_side(cuts):
         rest = _renumbered({node: _unfinished(node, strip) for node, strip in strips.items()})
         count = sum(len(strip.numbers) for strip in rest.values())
@@ -224,27 +224,27 @@ def _fill(cuts: Mapping[Node, Cut], tally: Tally, workers: int | None) -> None:
             reader = CLAIMS.reader(workers)
             reader.notice = tally.count
             call = visit()
-            with call.running, Accesses(reader) as accesses:
+            with call.running, Views(reader) as views:
                 call.begin(*[node.store for node in rest], reads=True)
                 steps = [range(at, at + 1) for at in range(count)]
-                march(March(rest, steps), accesses, lambda _: tally.pass_steps(1))
+                run_steps(Schedule(rest, steps), views, lambda _: tally.pass_steps(1))
 
 
-def _unfinished(node: Node, strip: Regions) -> Regions:
+def _unfinished(node: Node, strip: NumberedRegions) -> NumberedRegions:
     """The steps of a strip from where it is not complete on, without those that are."""
     # Where nothing is stored, to ask for each tile would only cost time.
     if not node.store.is_complete(node.spec, strip.starts[0].tolist(), strip.stops[0].tolist()):
         return strip
     rest = zip(strip.starts[1:].tolist(), strip.stops[1:].tolist(), strict=True)
     kept = [number for number, step in enumerate(rest, 1) if not node.store.is_complete(node.spec, *step)]
-    return Regions(strip.numbers[kept], strip.starts[kept], strip.stops[kept])
+    return NumberedRegions(strip.numbers[kept], strip.starts[kept], strip.stops[kept])
 
 
-def _renumbered(strips: Mapping[Node, Regions]) -> dict[Node, Regions]:
+def _renumbered(strips: Mapping[Node, NumberedRegions]) -> dict[Node, NumberedRegions]:
     """The strips that have steps, numbered without gaps."""
     numbers = np.sort(np.concatenate([strip.numbers for strip in strips.values()]))
     return {
-        node: Regions(np.searchsorted(numbers, strip.numbers), strip.starts, strip.stops)
+        node: NumberedRegions(np.searchsorted(numbers, strip.numbers), strip.starts, strip.stops)
         for node, strip in strips.items()
         if len(strip.numbers)
     }
@@ -258,7 +258,7 @@ def writable(job: Job) -> Job:
                 f"{node.store!r} is read-only, and lacks some of tensor {node.spec.tensor_id!r}: open it with mode='a' "
                 "or 'r+' to fill a tensor"
             )
-    left = [{node: cut for node, cut in cuts.items() if not node.store.read_only} for cuts in job.passes]
+    left = [{node: strips for node, strips in cuts.items() if not node.store.read_only} for cuts in job.passes]
     return replace(job, passes=tuple(filter(None, left)))
 
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from infinite_tensor.engine.node import Node
+from infinite_tensor.engine.chain import Node
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.fill import Job, fill, is_filled, prepare, writable
 from infinite_tensor.filling.forecast import FillPlan

@@ -10,8 +10,8 @@ from functools import partial
 from typing import ClassVar, NamedTuple, TypeAlias
 
 from infinite_tensor.boxset import FARTHEST, BoxSet, all_windows, pixels_of, readers_of, same_windows, windows_over
-from infinite_tensor.engine.drops import DROPS
-from infinite_tensor.engine.node import Node, nodes_alive
+from infinite_tensor.engine.chain import Node, nodes_alive
+from infinite_tensor.engine.reads import DROPPING
 from infinite_tensor.filling.table import Tabular, count_of
 from infinite_tensor.indexing import Selection
 from infinite_tensor.spec import TensorSpec
@@ -116,7 +116,7 @@ def invalidate(requests: Requests, *, dependants: bool) -> Invalidation:
         gc.collect()
     stores = {id(node.store): node.store for node, _ in requests}
     while True:
-        found = DROPS.carry_out(list(stores.values()), partial(_drop_in, stores, requests, dependants=dependants))
+        found = DROPPING.carry_out(list(stores.values()), partial(_drop_in, stores, requests, dependants=dependants))
         if isinstance(found, Invalidation):
             return found
         stores |= found

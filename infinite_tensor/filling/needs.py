@@ -28,7 +28,7 @@ Indices: TypeAlias = "range | IntArray"
 
 
 @dataclass(frozen=True)
-class Spans:
+class Intervals:
     """Pixels of a tensor: per dimension some intervals ``[start, stop)``, in all their combinations.
 
     Attributes
@@ -41,12 +41,12 @@ class Spans:
     stops: tuple[IntArray, ...]
 
     @classmethod
-    def of_box(cls, start: Sequence[int], stop: Sequence[int]) -> Spans:
+    def of_box(cls, start: Sequence[int], stop: Sequence[int]) -> Intervals:
         """The pixels of a box."""
         return cls(*(tuple(np.array([bound], dtype=np.int64) for bound in bounds) for bounds in (start, stop)))
 
     @classmethod
-    def of_windows(cls, window: TensorWindow, product: Product) -> Spans:
+    def of_windows(cls, window: TensorWindow, product: IndexProduct) -> Intervals:
         """The pixels that some windows cover, or read of an arg."""
         starts, stops = [], []
         for d, k in enumerate(window.followed):
@@ -68,7 +68,7 @@ class Spans:
 
 
 @dataclass(frozen=True)
-class Product:
+class IndexProduct:
     """Windows whose index lies in a set per coordinate.
 
     Attributes
@@ -80,20 +80,20 @@ class Product:
     coordinates: tuple[Indices, ...]
 
     @classmethod
-    def touching(cls, grid: WindowGrid, spans: Spans) -> Product:
+    def touching(cls, grid: WindowGrid, intervals: Intervals) -> IndexProduct:
         """The windows of a grid that hold at least one of the pixels."""
         sets: list[list[Indices]] = [[] for _ in range(grid.ndim)]
         window = grid.window
         apart = False
         for d, k in enumerate(window.followed):
             size, stride, offset = window.size[d], window.stride[d], window.offset[d]
-            starts, stops = spans.starts[d], spans.stops[d]
+            starts, stops = intervals.starts[d], intervals.stops[d]
             if k is None:
                 apart |= not bool(((starts < offset + size) & (stops > offset)).any())
             else:
                 low = np.maximum(-((offset + size - 1 - starts) // stride), grid.first[k])
                 high = np.minimum((stops - 1 - offset) // stride, grid.last[k])
-                sets[k].append(_joined(low, high))
+                sets[k].append(_merged(low, high))
         # A coordinate that no dimension follows is 0; without any window, it is nothing.
         whole = [
             range(a, b + 1) if of == [] else reduce(_common, of)
@@ -116,11 +116,11 @@ class Product:
                 held &= np.isin(column, indices)
         return held
 
-    def lies_in(self, other: Product) -> bool:
+    def lies_in(self, other: IndexProduct) -> bool:
         """Whether another product holds all of them."""
         return self.meet(other).count == self.count
 
-    def within(self, grid: WindowGrid) -> Product:
+    def within(self, grid: WindowGrid) -> IndexProduct:
         """Those that exist on a grid, which may have more coordinates: there they are 0."""
         clipped: list[Indices] = []
         more = (range(1),) * (grid.ndim - len(self.coordinates))
@@ -129,34 +129,34 @@ class Product:
                 clipped.append(range(max(indices.start, first), min(indices.stop, last + 1)))
             else:
                 clipped.append(indices[(indices >= first) & (indices <= last)])
-        return Product(tuple(clipped))
+        return IndexProduct(tuple(clipped))
 
-    def meet(self, other: Product) -> Product:
+    def meet(self, other: IndexProduct) -> IndexProduct:
         """The windows that are in both."""
-        return Product(tuple(map(_common, self.coordinates, other.coordinates)))
+        return IndexProduct(tuple(map(_common, self.coordinates, other.coordinates)))
 
 
-class Needs:
+class WindowSet:
     """All that the tensors downstream need of one tensor: windows in any of some products."""
 
     def __init__(self) -> None:
-        self.parts: list[Product] = []
+        self.parts: list[IndexProduct] = []
         self.exact = True
 
     @classmethod
-    def touching(cls, grid: WindowGrid, spans: Iterable[Spans]) -> Needs:
+    def touching(cls, grid: WindowGrid, intervals: Iterable[Intervals]) -> WindowSet:
         """The windows of a grid that hold pixels of any of some spans."""
-        return cls.all_of(Product.touching(grid, span) for span in spans)
+        return cls.all_of(IndexProduct.touching(grid, span) for span in intervals)
 
     @classmethod
-    def all_of(cls, parts: Iterable[Product]) -> Needs:
+    def all_of(cls, parts: Iterable[IndexProduct]) -> WindowSet:
         """The windows in any of some products; more than these, and not `exact`, where they cannot be counted."""
         needs = cls()
         for part in parts:
             needs.add(part)
         return needs if needs.countable else needs._hull()
 
-    def add(self, part: Product) -> None:
+    def add(self, part: IndexProduct) -> None:
         """These windows are needed as well."""
         if part.count and not any(part.lies_in(known) for known in self.parts):
             self.parts = [known for known in self.parts if known.meet(part).count < known.count] + [part]
@@ -166,13 +166,13 @@ class Needs:
         """Whether `count` can tell."""
         return len(self.parts) <= _MOST_PARTS
 
-    def _hull(self) -> Needs:
+    def _hull(self) -> WindowSet:
         """One product that holds all of the windows, and maybe more."""
         columns = zip(*(part.coordinates for part in self.parts), strict=True)
         bounds = [(min(int(of[0]) for of in column), max(int(of[-1]) for of in column)) for column in columns]
-        hull = Needs()
+        hull = WindowSet()
         hull.exact = False
-        hull.add(Product(tuple(range(low, high + 1) for low, high in bounds)))
+        hull.add(IndexProduct(tuple(range(low, high + 1) for low, high in bounds)))
         return hull
 
     def count(self) -> int:
@@ -180,7 +180,7 @@ class Needs:
         total = 0
         for number in range(1, len(self.parts) + 1):
             for parts in itertools.combinations(self.parts, number):
-                total += (-1) ** (number + 1) * reduce(Product.meet, parts).count
+                total += (-1) ** (number + 1) * reduce(IndexProduct.meet, parts).count
         return total
 
 
@@ -201,7 +201,7 @@ def _common(a: Indices, b: Indices) -> Indices:
     return np.intersect1d(as_array(a), as_array(b), assume_unique=True)
 
 
-def _joined(low: IntArray, high: IntArray) -> Indices:
+def _merged(low: IntArray, high: IntArray) -> Indices:
     """All integers of some intervals ``[low, high]``, whose bounds ascend, each once."""
     kept = low <= high
     low, high = low[kept], high[kept]

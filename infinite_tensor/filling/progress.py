@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Self, TypeAlias
 
-from infinite_tensor.engine.node import Node
+from infinite_tensor.engine.chain import Node
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.visits import running_f
 

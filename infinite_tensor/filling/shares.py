@@ -17,7 +17,7 @@ _NEAR_HALF = 4
 """So many cuts to either side of the middle are tried."""
 
 
-class _Cut(NamedTuple):
+class _Halving(NamedTuple):
     """A box is cut at `at` along dimension `d`; what is before goes to `ranks` processes."""
 
     d: int
@@ -68,7 +68,7 @@ def share_of_tiles(low: Sequence[int], high: Sequence[int], rank: int, count: in
     return first, last
 
 
-def _cuts(extents: Sequence[int], count: int) -> Iterator[_Cut]:
+def _cuts(extents: Sequence[int], count: int) -> Iterator[_Halving]:
     """Cuts of long dimensions near the middle, with as many processes for either part as suit it best."""
     for d, extent in enumerate(extents):
         if 2 * extent < max(extents):
@@ -78,12 +78,12 @@ def _cuts(extents: Sequence[int], count: int) -> Iterator[_Cut]:
         first = max(1, -(-parts // 3), parts // 2 - _NEAR_HALF)
         for part in range(first, parts - first + 1):
             if parts == count:
-                yield _Cut(d, _rounded(extent * part, count), part)
+                yield _Halving(d, _rounded(extent * part, count), part)
             else:
-                yield _Cut(d, part, _rounded(count * part, extent))
+                yield _Halving(d, part, _rounded(count * part, extent))
 
 
-def _judged(extents: Sequence[int], count: int, cut: _Cut) -> tuple[int, int, int]:
+def _judged(extents: Sequence[int], count: int, cut: _Halving) -> tuple[int, int, int]:
     """The least is best: by the most tiles that a process would get, then by what makes cubes, then by halves."""
     d, at, ranks = cut
     across = math.prod(extents) // extents[d]

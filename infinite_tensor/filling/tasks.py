@@ -16,12 +16,12 @@ from typing import NamedTuple
 import numpy as np
 
 from infinite_tensor.boxes import Index, IntArray, as_tuples
-from infinite_tensor.engine.accesses import Accesses
+from infinite_tensor.engine.chain import Node, chain_of
 from infinite_tensor.engine.claims import CLAIMS
-from infinite_tensor.engine.execute import run
-from infinite_tensor.engine.node import Node, chain_of
+from infinite_tensor.engine.reads import Views
+from infinite_tensor.engine.run import run
 from infinite_tensor.filling.demand import Demand
-from infinite_tensor.filling.needs import Product, as_array
+from infinite_tensor.filling.needs import IndexProduct, as_array
 from infinite_tensor.filling.progress import Tally
 from infinite_tensor.tilestore.access import Access
 from infinite_tensor.visits import visit
@@ -113,7 +113,7 @@ def spread(count: int) -> Iterator[int]:
         yield from (low + step for low, high in turns if low + step < high)
 
 
-def _blocks(grid: WindowGrid, product: Product, extents: IntArray) -> Iterator[IntArray]:
+def _blocks(grid: WindowGrid, product: IndexProduct, extents: IntArray) -> Iterator[IntArray]:
     """The windows of a product by blocks of pixels, along one dimension for each coordinate."""
     runs = []
     for k, coordinates in enumerate(map(as_array, product.coordinates)):
@@ -157,11 +157,11 @@ def _carry_out(chain: Sequence[Node], regions: Mapping[Node, _Wanted], workers: 
     reader.notice = tally.count
     call = visit()
     try:
-        with call.running, Accesses(reader) as accesses:
+        with call.running, Views(reader) as views:
             call.begin(*[node.store for node in regions], reads=True)
-            missing = {node: _missing(accesses.of(node), wanted) for node, wanted in regions.items()}
+            missing = {node: _missing(views.of(node), wanted) for node, wanted in regions.items()}
             if any(map(len, missing.values())):
-                run(missing, accesses)
+                run(missing, views)
     finally:
         for each in chain:
             each.store.refresh(each.spec.tensor_id)

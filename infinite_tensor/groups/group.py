@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import torch
 
-from infinite_tensor import compiled
+from infinite_tensor.engine import compiled
 from infinite_tensor.engine.assemble import read_together
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.fill import coverage

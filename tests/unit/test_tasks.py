@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from infinite_tensor import InfiniteTensor, Output, TensorWindow, ZarrTileStore
 from infinite_tensor.boxes import as_tuples
-from infinite_tensor.engine.node import chain_of
+from infinite_tensor.engine.chain import chain_of
 from infinite_tensor.filling.demand import Demand, demands
 from infinite_tensor.filling.tasks import compute, parts_of, spread
 

@@ -15,7 +15,7 @@ from infinite_tensor.boxes import IntArray
 from infinite_tensor.boxset import BoxSet
 from infinite_tensor.definition import Definition, functions_of
 from infinite_tensor.engine.batching import Batching
-from infinite_tensor.engine.node import Computation, Member
+from infinite_tensor.engine.chain import Computation, Member
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.spec import TensorSpec
 from infinite_tensor.tensor import InfiniteTensor

@@ -10,7 +10,7 @@ from typing import Self, TypeAlias
 import numpy as np
 
 from infinite_tensor.boxes import IntArray
-from infinite_tensor.engine.node import Computation, Node, consumers_first
+from infinite_tensor.engine.chain import Computation, Node, consumers_first
 from infinite_tensor.window import TensorWindow
 
 _Boxes: TypeAlias = tuple[IntArray, IntArray]
@@ -20,7 +20,7 @@ _NOWHERE = 2**62
 
 
 @dataclass(frozen=True)
-class Regions:
+class NumberedRegions:
     """Regions of one tensor, among those of others with which they are worked on.
 
     Attributes
@@ -53,7 +53,7 @@ class Regions:
         return self.starts[part], self.stops[part]
 
 
-class Horizons:
+class Lifetimes:
     """Tells what of each tensor no later region needs. Windows that a region before has needed too are there by then.
 
     Parameters
@@ -62,7 +62,7 @@ class Horizons:
         The tensors that are read, and where.
     """
 
-    def __init__(self, roots: Mapping[Node, Regions]) -> None:
+    def __init__(self, roots: Mapping[Node, NumberedRegions]) -> None:
         self._count = 1 + max(int(regions.numbers[-1]) for regions in roots.values() if len(regions.numbers))
         chain = consumers_first(roots)
         self._read_at = dict.fromkeys(roots, 1 + max(computation.depth for computation in chain))

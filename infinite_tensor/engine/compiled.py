@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from infinite_tensor.engine.assemble import read_together as read_at_once
-from infinite_tensor.engine.node import Node
+from infinite_tensor.engine.chain import Node
 from infinite_tensor.errors import RegionError
 from infinite_tensor.indexing import Selection, parse
 

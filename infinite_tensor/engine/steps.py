@@ -10,30 +10,30 @@ from functools import partial
 import numpy as np
 
 from infinite_tensor.boxes import IntArray, joined
-from infinite_tensor.engine.accesses import Accesses
-from infinite_tensor.engine.execute import run
-from infinite_tensor.engine.horizons import Horizons, Regions
-from infinite_tensor.engine.node import Node
+from infinite_tensor.engine.chain import Node
+from infinite_tensor.engine.lifetimes import Lifetimes, NumberedRegions
+from infinite_tensor.engine.reads import Views
+from infinite_tensor.engine.run import run
 from infinite_tensor.tilestore.access import Access
 
 
 @dataclass(frozen=True)
-class March:
+class Schedule:
     """Regions of some tensors, in the order in which they are worked on.
 
     Attributes
     ----------
-    regions : mapping of Node to Regions
+    regions : mapping of Node to NumberedRegions
         The regions of each, numbered through.
     steps : sequence of range
         Which numbers are worked on at once, from the first to the last.
     """
 
-    regions: Mapping[Node, Regions]
+    regions: Mapping[Node, NumberedRegions]
     steps: Sequence[range]
 
 
-class _Pending:
+class _Waiting:
     """Windows of one tensor that are missing, in the order in which they are to be computed."""
 
     def __init__(self, node: Node, access: Access) -> None:
@@ -77,10 +77,10 @@ class _Due:
     windows: Mapping[Node, int]
 
 
-def march(way: March, accesses: Accesses, ready: Callable[[int], None]) -> None:
+def run_steps(way: Schedule, views: Views, ready: Callable[[int], None]) -> None:
     """Compute what is missing of the regions; ``ready(number)`` is called for each once all its windows are there."""
-    pending = {node: _Pending(node, accesses.of(node)) for node in way.regions}
-    horizons = Horizons(way.regions) if len(way.steps) > 1 else None
+    pending = {node: _Waiting(node, views.of(node)) for node in way.regions}
+    lifetimes = Lifetimes(way.regions) if len(way.steps) > 1 else None
     top = 1 + max(node.depth for node in way.regions)
     due: deque[_Due] = deque()
     for step in way.steps:
@@ -90,9 +90,9 @@ def march(way: March, accesses: Accesses, ready: Callable[[int], None]) -> None:
         taken = {node: windows.take(all_of_them=step is way.steps[-1]) for node, windows in pending.items()}
         done = {node: windows.done for node, windows in pending.items()}
         unread = next((each.numbers.start for each in due if not _is_done(each, done)), step.stop)
-        let_go = partial(_let_go, accesses, horizons, unread)
+        let_go = partial(_let_go, views, lifetimes, unread)
         if any(map(len, taken.values())):
-            run(taken, accesses, let_go)
+            run(taken, views, let_go)
         while due and _is_done(due[0], done):
             for number in due.popleft().numbers:
                 ready(number)
@@ -103,10 +103,10 @@ def _is_done(due: _Due, done: Mapping[Node, int]) -> bool:
     return all(count <= done[node] for node, count in due.windows.items())
 
 
-def _let_go(accesses: Accesses, horizons: Horizons | None, unread: int, depth: int) -> None:
+def _let_go(views: Views, lifetimes: Lifetimes | None, unread: int, depth: int) -> None:
     """When all windows at `depth` of a chain are there, let go of what only they have read, up to a region."""
-    if horizons is None:
+    if lifetimes is None:
         return
-    for node, access in accesses.items():
-        if horizons.read_at(node) <= depth:
-            access.keep(horizons.before(node, unread))
+    for node, access in views.items():
+        if lifetimes.read_at(node) <= depth:
+            access.keep(lifetimes.before(node, unread))

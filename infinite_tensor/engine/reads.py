@@ -1,18 +1,23 @@
-"""One read, and what it holds of the tensors that it touches."""
+"""One read, and what it holds of the tensors that it touches; and dropping windows while reads are in progress.
+
+A read notices that windows have been dropped since it began: what it computes from their pixels is its own from then
+on, and stored nowhere.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
-from infinite_tensor.engine.drops import DROPS
-from infinite_tensor.engine.node import Node
+from infinite_tensor.engine.chain import Node
+from infinite_tensor.forking import renew_in_children
 from infinite_tensor.tilestore.access import Access
 from infinite_tensor.tilestore.contract import TileStore
-from infinite_tensor.visits import enter
+from infinite_tensor.visits import enter, visit
 
 
 @dataclass
@@ -43,14 +48,54 @@ class Reader:
     notice: Callable[[Node, int], None] = lambda _node, _count: None
 
 
-class Accesses:
-    """The accesses of one read, one per tensor; they are closed together."""
+T = TypeVar("T")
+
+
+class Dropping:
+    """Counts how often windows have been dropped in this process.
+
+    Attributes
+    ----------
+    count : int
+        How often that was begun.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._renew_after_fork()
+        renew_in_children(self)
+
+    def _renew_after_fork(self) -> None:
+        self._lock = threading.RLock()
+
+    def carry_out(self, stores: Sequence[TileStore], drop: Callable[[], T]) -> T:
+        """Call ``drop()``, which drops windows of these stores: one thread does at a time, and no read begins there."""
+        call = visit()
+        with call.running:
+            call.begin(*stores, reads=True)
+            with self._lock:
+                return self._paused(stores, drop)
+
+    def _paused(self, stores: Sequence[TileStore], drop: Callable[[], T]) -> T:
+        if stores:
+            # Not by an ExitStack: an interrupt in the middle of that would leave the store paused.
+            with stores[0].paused():
+                return self._paused(stores[1:], drop)
+        self.count += 1
+        return drop()
+
+
+DROPPING = Dropping()
+
+
+class Views:
+    """One read's views of its tensors, an access for each; they are closed together."""
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
         self._stack = ExitStack()
         self._of: dict[Node, Access] = {}
-        self._drops = DROPS.count
+        self._drops = DROPPING.count
 
     def of(self, node: Node) -> Access:
         """The access to `node`, opened when it is first asked for."""
@@ -58,7 +103,7 @@ class Accesses:
             enter(node.store)
             self.reader.stores[id(node.store)] = node.store
             access = self._stack.enter_context(node.store.access(node.spec))
-            if DROPS.count != self._drops and any(other.outdated for other in self._of.values()):
+            if DROPPING.count != self._drops and any(other.outdated for other in self._of.values()):
                 # What this tensor is computed from may have been dropped since it was read.
                 access.detach()
             self._of[node] = access

@@ -16,7 +16,7 @@ _BLOCK_BYTES = 2**21
 _LATEST_SECONDS = 0.05
 
 
-class Outbox:
+class Deposits:
     """Gathers what this thread computes of a claim, so that stores are handed much at a time, though never late.
 
     Windows of a tensor lie side by side in blocks, so that neighbours can be worked on at once.
@@ -26,7 +26,7 @@ class Outbox:
         self._claim = claim
         self._thread = threading.get_ident()
         self._stores = claim.reader.stores
-        self._specs = [result.node.spec for result in claim.level.results]
+        self._specs = [result.node.spec for result in claim.workload.results]
         self._first: Array = ()
         self._others: list[Array] = []
         self._begin = self._end = self._length = 0
@@ -72,7 +72,7 @@ class Outbox:
         places, begin = self._places, self._begin
         self._places, self._begin = [], self._end
         if places:
-            for result, block in zip(self._claim.level.results, (self._first, *self._others), strict=True):
+            for result, block in zip(self._claim.workload.results, (self._first, *self._others), strict=True):
                 count = result.deposit(places, block[begin : self._end])
                 self._claim.reader.notice(result.node, count)
             CLAIMS.end(self._claim, self._thread, len(places))
