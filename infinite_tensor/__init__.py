@@ -24,11 +24,11 @@ from infinite_tensor.errors import (
     ValidationError,
 )
 from infinite_tensor.filling import FillPlan, FillReport, Progress
-from infinite_tensor.indexing import sl
-from infinite_tensor.joint import Output
+from infinite_tensor.geometry.regions import sl
+from infinite_tensor.geometry.window import TensorWindow
+from infinite_tensor.outputs import Output
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import Damage, Garbage, MemoryTileStore, TensorInfo, TileStore
-from infinite_tensor.window import TensorWindow
 
 if TYPE_CHECKING:
     from infinite_tensor.datasets import GridDataset, PatchDataset

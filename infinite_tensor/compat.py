@@ -13,10 +13,10 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import torch
 
 from infinite_tensor.errors import ValidationError
+from infinite_tensor.geometry.window import TensorWindow, as_index
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
 from infinite_tensor.tilestore.persistent import PersistentTileStore
-from infinite_tensor.window import TensorWindow, as_index
 
 _DIRECT_LIMIT = 10 * 2**20
 

@@ -10,15 +10,15 @@ from typing import Any, TypeAlias, TypeVar
 
 from torch.utils.data import Dataset, get_worker_info
 
-from infinite_tensor.boxes import Index
-from infinite_tensor.cached_property import cached_property
 from infinite_tensor.errors import ValidationError
+from infinite_tensor.geometry.points import Index
+from infinite_tensor.geometry.regions import Selection, parse
+from infinite_tensor.geometry.window import Shape, as_index
 from infinite_tensor.groups import TensorGroup
-from infinite_tensor.indexing import Selection, parse
+from infinite_tensor.support.cached_property import cached_property
+from infinite_tensor.support.exit import flush_at_termination
 from infinite_tensor.tensor import InfiniteTensor
-from infinite_tensor.tilestore.at_termination import flush_at_termination
 from infinite_tensor.tilestore.layout import sizes_of
-from infinite_tensor.window import Shape, as_index
 
 Region: TypeAlias = tuple[int | slice, ...]
 Source: TypeAlias = InfiniteTensor | TensorGroup

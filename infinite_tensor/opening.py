@@ -8,9 +8,19 @@ from typing import Any
 
 import torch
 
-from infinite_tensor.blend import check_blend
-from infinite_tensor.boxes import Index
-from infinite_tensor.definition import (
+from infinite_tensor.engine.batching import Batching
+from infinite_tensor.engine.chain import Computation, Member
+from infinite_tensor.errors import StoreError, ValidationError
+from infinite_tensor.geometry.points import Index
+from infinite_tensor.geometry.window import WindowGrid
+from infinite_tensor.support.nested import show
+from infinite_tensor.tensor import InfiniteTensor, SupportsAsTensor, arg_definitions, as_tensors
+from infinite_tensor.tilestore import TileStore
+from infinite_tensor.tilestore.conflicts import check_same
+from infinite_tensor.tilestore.stored import StoredTensor
+from infinite_tensor.values.blend import check_blend
+from infinite_tensor.values.checks import check_args, checked_device, checked_id
+from infinite_tensor.values.definition import (
     Blend,
     Definition,
     Number,
@@ -20,17 +30,7 @@ from infinite_tensor.definition import (
     functions_of,
     scalar_from_json,
 )
-from infinite_tensor.engine.batching import Batching
-from infinite_tensor.engine.chain import Computation, Member
-from infinite_tensor.errors import StoreError, ValidationError
-from infinite_tensor.nested import show
-from infinite_tensor.spec import TensorSpec
-from infinite_tensor.tensor import InfiniteTensor, SupportsAsTensor, arg_definitions, as_tensors
-from infinite_tensor.tilestore import TileStore
-from infinite_tensor.tilestore.conflicts import check_same
-from infinite_tensor.tilestore.stored import StoredTensor
-from infinite_tensor.validate import check_args, checked_device, checked_id
-from infinite_tensor.window import WindowGrid
+from infinite_tensor.values.spec import TensorSpec
 
 
 def open_tensor(

@@ -10,18 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from infinite_tensor.blend import check_blend
-from infinite_tensor.definition import (
-    ArgDefinition,
-    Blend,
-    Definition,
-    Json,
-    Number,
-    blend_name,
-    functions_of,
-    json_scalar,
-    json_value,
-)
 from infinite_tensor.engine import compiled
 from infinite_tensor.engine.assemble import read, stream
 from infinite_tensor.engine.batching import Batching
@@ -29,12 +17,13 @@ from infinite_tensor.engine.chain import Computation, Member, Node
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.fill import coverage
 from infinite_tensor.filling.fillable import Fillable
-from infinite_tensor.indexing import Selection, parse
-from infinite_tensor.joint import Shared, new_id
-from infinite_tensor.nested import show
-from infinite_tensor.spec import TensorSpec
+from infinite_tensor.geometry.regions import Selection, parse
+from infinite_tensor.geometry.window import Shape, TensorWindow, WindowGrid
+from infinite_tensor.outputs import Shared, new_id
+from infinite_tensor.support.nested import show
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
-from infinite_tensor.validate import (
+from infinite_tensor.values.blend import check_blend
+from infinite_tensor.values.checks import (
     check_args,
     check_callable,
     check_output_window,
@@ -46,7 +35,18 @@ from infinite_tensor.validate import (
     checked_workers,
     move_target,
 )
-from infinite_tensor.window import Shape, TensorWindow, WindowGrid
+from infinite_tensor.values.definition import (
+    ArgDefinition,
+    Blend,
+    Definition,
+    Json,
+    Number,
+    blend_name,
+    functions_of,
+    json_scalar,
+    json_value,
+)
+from infinite_tensor.values.spec import TensorSpec
 
 if TYPE_CHECKING:
     from infinite_tensor.groups import TensorGroup

@@ -23,7 +23,7 @@ from infinite_tensor import (
 )
 from infinite_tensor.filling import demand
 from infinite_tensor.filling.fillable import fill_together, plan_together
-from infinite_tensor.indexing import parse
+from infinite_tensor.geometry.regions import parse
 from tests.clusters import chain, cluster, computed, meeting, more_workers, one_worker_killed
 
 REGION = sl[-70:90, 0:150]

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from torch.utils.data.distributed import DistributedSampler
 
 from infinite_tensor import GridDataset, HDF5TileStore, InfiniteTensor, PatchDataset, TensorWindow, ZarrTileStore, sl
-from infinite_tensor.tilestore.at_termination import flush_at_termination
+from infinite_tensor.support.exit import flush_at_termination
 from tests.processes.fork_server import CONTEXT
 from tests.reference import Index
 

@@ -20,9 +20,9 @@ from infinite_tensor import (
     ZarrTileStore,
     sl,
 )
-from infinite_tensor.blend import Blender
-from infinite_tensor.boxes import Index
-from infinite_tensor.tilestore.writer import Writer
+from infinite_tensor.geometry.points import Index
+from infinite_tensor.tilestore.persistent.writer import Writer
+from infinite_tensor.values.blend import Blender
 from tests.dict_store import DictTileStore
 
 OVERLAP = TensorWindow((4,), stride=2)

@@ -34,10 +34,10 @@ from infinite_tensor import (
 from infinite_tensor.engine.assemble import read_together
 from infinite_tensor.filling.demand import demands
 from infinite_tensor.filling.fillable import fill_together, plan_together
-from infinite_tensor.indexing import parse
-from infinite_tensor.spec import TensorSpec
+from infinite_tensor.geometry.regions import parse
 from infinite_tensor.tilestore.access import Access
-from infinite_tensor.tilestore.memory_access import MemoryAccess
+from infinite_tensor.tilestore.memory.access import MemoryAccess
+from infinite_tensor.values.spec import TensorSpec
 from tests.test_threads import LIMIT, started
 
 RGB = Output((3, None, None), torch.float32, TensorWindow((3, 6, 6), stride=(3, 4, 4), dimension_map=(None, 0, 1)))

@@ -20,7 +20,7 @@ from infinite_tensor import (
     TileStore,
     ZarrTileStore,
 )
-from infinite_tensor.window import WindowGrid
+from infinite_tensor.geometry.window import WindowGrid
 
 LIMIT = 2**51
 

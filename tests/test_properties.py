@@ -35,7 +35,7 @@ from infinite_tensor.engine import assemble
 from infinite_tensor.engine.assemble import read_together
 from infinite_tensor.filling import fill, strips
 from infinite_tensor.filling.fillable import fill_together, plan_together
-from infinite_tensor.indexing import parse
+from infinite_tensor.geometry.regions import parse
 from infinite_tensor.tilestore import patches
 from tests.dict_store import DictTileStore
 from tests.reference import Box, Index, Reference, Stage, TooManyWindows

@@ -16,10 +16,10 @@ from infinite_tensor import InfiniteTensor, MemoryTileStore, TensorWindow, TileS
 from infinite_tensor.engine.assemble import read_together
 from infinite_tensor.engine.lifetimes import Lifetimes, NumberedRegions
 from infinite_tensor.filling.fillable import fill_together, plan_together
-from infinite_tensor.indexing import Selection, parse
-from infinite_tensor.spec import TensorSpec
+from infinite_tensor.geometry.regions import Selection, parse
 from infinite_tensor.tilestore.access import Access
-from infinite_tensor.tilestore.memory_access import MemoryAccess
+from infinite_tensor.tilestore.memory.access import MemoryAccess
+from infinite_tensor.values.spec import TensorSpec
 from tests.test_threads import LIMIT, started
 
 WINDOW = TensorWindow((4, 4))

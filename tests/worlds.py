@@ -13,7 +13,7 @@ import torch
 from hypothesis import strategies as st
 
 from infinite_tensor import TensorWindow
-from infinite_tensor.definition import DTYPES
+from infinite_tensor.values.definition import DTYPES
 from tests.reference import Index, Stage, follows, windows_over
 
 Blend: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

@@ -13,7 +13,6 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from infinite_tensor.boxes import Index, joined
 from infinite_tensor.engine.chain import Node, resolved
 from infinite_tensor.engine.claims import CLAIMS
 from infinite_tensor.engine.lifetimes import NumberedRegions
@@ -21,9 +20,10 @@ from infinite_tensor.engine.reads import Views
 from infinite_tensor.engine.run import run
 from infinite_tensor.engine.steps import Schedule, run_steps
 from infinite_tensor.errors import StoreError
-from infinite_tensor.indexing import Selection
-from infinite_tensor.pages import IN_PARTS, new_result
-from infinite_tensor.visits import visit
+from infinite_tensor.geometry.points import Index, joined
+from infinite_tensor.geometry.regions import Selection
+from infinite_tensor.support.allocation import IN_PARTS, new_result
+from infinite_tensor.support.visits import visit
 
 _BLOCK_BYTES = 16 * 2**20
 """A larger read is carried out block by block, so that upstream windows are let go early."""

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from infinite_tensor.arrays import Array, as_array
 from infinite_tensor.engine.chain import Input
 from infinite_tensor.engine.claims import Claim
 from infinite_tensor.errors import (
@@ -17,11 +16,12 @@ from infinite_tensor.errors import (
     ShapeMismatchError,
     ValidationError,
 )
-from infinite_tensor.nested import Key, leaves, show
-from infinite_tensor.pages import new_tensor
-from infinite_tensor.spec import TensorSpec
+from infinite_tensor.support.allocation import new_tensor
+from infinite_tensor.support.arrays import Array, as_array
+from infinite_tensor.support.nested import Key, leaves, show
+from infinite_tensor.support.visits import running_f
 from infinite_tensor.tilestore.access import Access
-from infinite_tensor.visits import running_f
+from infinite_tensor.values.spec import TensorSpec
 
 
 class Calls:

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from infinite_tensor.boxes import IntArray
 from infinite_tensor.engine.batching import Batching
-from infinite_tensor.spec import TensorSpec
-from infinite_tensor.tilestore.contract import TileStore
-from infinite_tensor.window import TensorWindow, coordinates_of
+from infinite_tensor.geometry.points import IntArray
+from infinite_tensor.geometry.window import TensorWindow, coordinates_of
+from infinite_tensor.tilestore.store import TileStore
+from infinite_tensor.values.spec import TensorSpec
 
 
 @dataclass(eq=False)

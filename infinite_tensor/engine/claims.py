@@ -23,13 +23,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from infinite_tensor.boxes import Index, as_tuples
 from infinite_tensor.engine.chain import Computation
 from infinite_tensor.engine.plan import Plan, Workload
 from infinite_tensor.engine.reads import Reader
 from infinite_tensor.errors import ValidationError
-from infinite_tensor.forking import renew_in_children
-from infinite_tensor.waiting import Changes, Mark
+from infinite_tensor.geometry.points import Index, as_tuples
+from infinite_tensor.support.forks import renew_in_children
+from infinite_tensor.support.waiting import Changes, Mark
 
 
 class Claim:

@@ -16,7 +16,7 @@ import torch
 from infinite_tensor.engine.assemble import read_together as read_at_once
 from infinite_tensor.engine.chain import Node
 from infinite_tensor.errors import RegionError
-from infinite_tensor.indexing import Selection, parse
+from infinite_tensor.geometry.regions import Selection, parse
 
 _NODES: weakref.WeakValueDictionary[str, Node] = weakref.WeakValueDictionary()
 

@@ -8,9 +8,9 @@ import time
 import weakref
 from typing import Self
 
-from infinite_tensor.arrays import Array, as_array
 from infinite_tensor.engine.claims import CLAIMS, Claim
-from infinite_tensor.pages import new_block
+from infinite_tensor.support.allocation import new_block
+from infinite_tensor.support.arrays import Array, as_array
 
 _BLOCK_BYTES = 2**21
 _LATEST_SECONDS = 0.05

@@ -9,9 +9,9 @@ from typing import Self, TypeAlias
 
 import numpy as np
 
-from infinite_tensor.boxes import IntArray
 from infinite_tensor.engine.chain import Computation, Node, consumers_first
-from infinite_tensor.window import TensorWindow
+from infinite_tensor.geometry.points import IntArray
+from infinite_tensor.geometry.window import TensorWindow
 
 _Boxes: TypeAlias = tuple[IntArray, IntArray]
 

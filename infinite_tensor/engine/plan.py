@@ -10,13 +10,13 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from infinite_tensor.arrays import Array
-from infinite_tensor.boxes import COORDINATE_LIMIT, IntArray, as_tuples, joined
 from infinite_tensor.engine.chain import Computation, Input, Node, consumers_first
 from infinite_tensor.engine.reads import Views
 from infinite_tensor.errors import RegionError, TileAccessError, ValidationError
+from infinite_tensor.geometry.points import COORDINATE_LIMIT, IntArray, as_tuples, joined
+from infinite_tensor.support.arrays import Array
 from infinite_tensor.tilestore.access import Access
-from infinite_tensor.validate import outside_arg
+from infinite_tensor.values.checks import outside_arg
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 

@@ -14,10 +14,10 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from infinite_tensor.engine.chain import Node
-from infinite_tensor.forking import renew_in_children
+from infinite_tensor.support.forks import renew_in_children
+from infinite_tensor.support.visits import enter, visit
 from infinite_tensor.tilestore.access import Access
-from infinite_tensor.tilestore.contract import TileStore
-from infinite_tensor.visits import enter, visit
+from infinite_tensor.tilestore.store import TileStore
 
 
 @dataclass

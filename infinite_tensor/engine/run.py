@@ -10,14 +10,14 @@ from functools import partial
 
 import torch
 
-from infinite_tensor.boxes import IntArray
 from infinite_tensor.engine.calls import Calls
 from infinite_tensor.engine.chain import Node
 from infinite_tensor.engine.claims import CLAIMS, Claim, work_on
 from infinite_tensor.engine.deposits import Deposits
 from infinite_tensor.engine.plan import Workload, build
 from infinite_tensor.engine.reads import Views
-from infinite_tensor.waiting import Mark, interrupts_shown
+from infinite_tensor.geometry.points import IntArray
+from infinite_tensor.support.waiting import Mark, interrupts_shown
 
 
 def run(wanted: Mapping[Node, IntArray], views: Views, after: Callable[[int], None] = lambda _depth: None) -> None:

@@ -9,11 +9,11 @@ from functools import partial
 
 import numpy as np
 
-from infinite_tensor.boxes import IntArray, joined
 from infinite_tensor.engine.chain import Node
 from infinite_tensor.engine.lifetimes import Lifetimes, NumberedRegions
 from infinite_tensor.engine.reads import Views
 from infinite_tensor.engine.run import run
+from infinite_tensor.geometry.points import IntArray, joined
 from infinite_tensor.tilestore.access import Access
 
 

@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Self
 
-from infinite_tensor.boxes import Index
 from infinite_tensor.engine.chain import Node, chain_of
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.demand import demands
@@ -23,6 +22,7 @@ from infinite_tensor.filling.fill import Job
 from infinite_tensor.filling.progress import Tally, Watcher
 from infinite_tensor.filling.report import FillReport, TensorReport
 from infinite_tensor.filling.tasks import Done, complete, compute, parts_of, spread
+from infinite_tensor.geometry.points import Index
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,9 +9,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from infinite_tensor.boxes import Index, IntArray, as_tuples, joined, unique_points
 from infinite_tensor.engine.chain import Computation, Node, consumers_first
-from infinite_tensor.filling.needs import IndexProduct, Intervals, WindowSet, separable
+from infinite_tensor.geometry.points import Index, IntArray, as_tuples, joined, unique_points
+from infinite_tensor.geometry.window_sets import IndexProduct, Intervals, WindowSet, separable
 from infinite_tensor.tilestore.inventory import Inventory, TileCounts
 from infinite_tensor.tilestore.layout import TileLayout
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from infinite_tensor.boxes import Index, is_empty
 from infinite_tensor.engine.chain import Computation, Node, chain_of, resolved
 from infinite_tensor.engine.claims import CLAIMS
 from infinite_tensor.engine.lifetimes import NumberedRegions
@@ -17,16 +16,17 @@ from infinite_tensor.engine.steps import Schedule, run_steps
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.demand import Box, demands, estimated
 from infinite_tensor.filling.forecast import FillPlan, forecast
-from infinite_tensor.filling.needs import IndexProduct, Intervals
 from infinite_tensor.filling.progress import Tally, Watcher
 from infinite_tensor.filling.report import FillReport, TensorReport
 from infinite_tensor.filling.shares import share_of
 from infinite_tensor.filling.strips import Strips, cut_into_strips, held_bytes, side_by_side
-from infinite_tensor.filling.table import bytes_of
-from infinite_tensor.indexing import Selection
-from infinite_tensor.tilestore.contract import TileStore
-from infinite_tensor.visits import visit
-from infinite_tensor.waiting import Mark
+from infinite_tensor.geometry.points import Index, is_empty
+from infinite_tensor.geometry.regions import Selection
+from infinite_tensor.geometry.window_sets import IndexProduct, Intervals
+from infinite_tensor.support.tables import bytes_of
+from infinite_tensor.support.visits import visit
+from infinite_tensor.support.waiting import Mark
+from infinite_tensor.tilestore.store import TileStore
 
 _DEFAULT_HELD = 2**29
 _LENT = 2**26

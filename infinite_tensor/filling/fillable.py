@@ -13,9 +13,9 @@ from infinite_tensor.filling.forecast import FillPlan
 from infinite_tensor.filling.invalidate import Invalidation, invalidate
 from infinite_tensor.filling.progress import Watcher, checked_progress
 from infinite_tensor.filling.report import FillReport
-from infinite_tensor.indexing import Selection
-from infinite_tensor.validate import checked_workers
-from infinite_tensor.window import as_index
+from infinite_tensor.geometry.regions import Selection
+from infinite_tensor.geometry.window import as_index
+from infinite_tensor.values.checks import checked_workers
 
 if TYPE_CHECKING:
     from distributed import Client

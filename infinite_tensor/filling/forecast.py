@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from infinite_tensor.boxes import Index
 from infinite_tensor.filling.demand import Box, Demand
-from infinite_tensor.filling.table import Tabular, bytes_of, count_of
+from infinite_tensor.geometry.points import Index
+from infinite_tensor.support.tables import Tabular, bytes_of, count_of
 from infinite_tensor.tilestore.inventory import TileCounts
 
 

@@ -9,16 +9,24 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, NamedTuple, TypeAlias
 
-from infinite_tensor.boxset import FARTHEST, BoxSet, all_windows, pixels_of, readers_of, same_windows, windows_over
 from infinite_tensor.engine.chain import Node, nodes_alive
 from infinite_tensor.engine.reads import DROPPING
-from infinite_tensor.filling.table import Tabular, count_of
-from infinite_tensor.indexing import Selection
-from infinite_tensor.spec import TensorSpec
-from infinite_tensor.tilestore.contract import TileStore
+from infinite_tensor.geometry.regions import Selection
+from infinite_tensor.geometry.window import TensorWindow
+from infinite_tensor.geometry.window_sets import (
+    FARTHEST,
+    BoxUnion,
+    all_windows,
+    pixels_of,
+    readers_of,
+    same_windows,
+    windows_over,
+)
+from infinite_tensor.support.tables import Tabular, count_of
 from infinite_tensor.tilestore.dependants import sources_first
 from infinite_tensor.tilestore.report import Dropped
-from infinite_tensor.window import TensorWindow
+from infinite_tensor.tilestore.store import TileStore
+from infinite_tensor.values.spec import TensorSpec
 
 
 @dataclass(frozen=True)
@@ -98,7 +106,7 @@ class _Tensor(NamedTuple):
     spec: TensorSpec
 
 
-_Wrong: TypeAlias = list[tuple[_Tensor, BoxSet]]
+_Wrong: TypeAlias = list[tuple[_Tensor, BoxUnion]]
 
 
 Requests: TypeAlias = "Sequence[tuple[Node, Selection | None]]"
@@ -141,7 +149,7 @@ def _drop(wrong: _Wrong) -> Invalidation:
     return Invalidation(tuple(reversed(told)))
 
 
-def _told(tensor: _Tensor, windows: BoxSet, dropped: Dropped) -> TensorInvalidation:
+def _told(tensor: _Tensor, windows: BoxUnion, dropped: Dropped) -> TensorInvalidation:
     start, stop = pixels_of(tensor.spec.grid.window, windows).hull if windows else ((0,) * len(tensor.spec.shape),) * 2
     return TensorInvalidation(
         tensor.spec.tensor_id,
@@ -155,7 +163,7 @@ def _told(tensor: _Tensor, windows: BoxSet, dropped: Dropped) -> TensorInvalidat
 def _wrong_windows(requests: Requests, *, dependants: bool) -> _Wrong:
     """The windows that are wrong, of the tensors and of what is computed from them, each after those it reads."""
     family = _Family()
-    wrong: dict[_Key, BoxSet] = {}
+    wrong: dict[_Key, BoxUnion] = {}
     for node, selection in requests:
         grid = node.spec.grid
         begun = all_windows(grid) if selection is None else windows_over(grid, selection.start, selection.stop)
@@ -178,7 +186,7 @@ def _wrong_windows(requests: Requests, *, dependants: bool) -> _Wrong:
     return [(family.tensors[key], wrong[key]) for key in order if key in wrong]
 
 
-def _join(wrong: dict[_Key, BoxSet], key: _Key, windows: BoxSet) -> None:
+def _join(wrong: dict[_Key, BoxUnion], key: _Key, windows: BoxUnion) -> None:
     wrong[key] = wrong[key].joined(windows) if key in wrong else windows
 
 

@@ -13,7 +13,7 @@ from typing import Any, Self, TypeAlias
 
 from infinite_tensor.engine.chain import Node
 from infinite_tensor.errors import ValidationError
-from infinite_tensor.visits import running_f
+from infinite_tensor.support.visits import running_f
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from infinite_tensor.filling.table import Tabular, bytes_of, count_of
+from infinite_tensor.support.tables import Tabular, bytes_of, count_of
 
 
 @dataclass(frozen=True)

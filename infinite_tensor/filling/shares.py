@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from infinite_tensor.boxes import Index
+from infinite_tensor.geometry.points import Index
 from infinite_tensor.tilestore.layout import TileLayout
 
 _NEAR_HALF = 4

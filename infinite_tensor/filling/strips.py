@@ -16,9 +16,9 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from infinite_tensor.boxes import Index, with_entry
 from infinite_tensor.engine.chain import Node
 from infinite_tensor.engine.lifetimes import Lifetimes, NumberedRegions
+from infinite_tensor.geometry.points import Index, with_entry
 from infinite_tensor.tilestore.layout import TileLayout
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]

@@ -15,17 +15,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from infinite_tensor.boxes import Index, IntArray, as_tuples
 from infinite_tensor.engine.chain import Node, chain_of
 from infinite_tensor.engine.claims import CLAIMS
 from infinite_tensor.engine.reads import Views
 from infinite_tensor.engine.run import run
 from infinite_tensor.filling.demand import Demand
-from infinite_tensor.filling.needs import IndexProduct, as_array
 from infinite_tensor.filling.progress import Tally
+from infinite_tensor.geometry.points import Index, IntArray, as_tuples
+from infinite_tensor.geometry.window import WindowGrid
+from infinite_tensor.geometry.window_sets import IndexProduct, as_array
+from infinite_tensor.support.visits import visit
 from infinite_tensor.tilestore.access import Access
-from infinite_tensor.visits import visit
-from infinite_tensor.window import WindowGrid
 
 _TASK_BYTES = 2**26
 _TASKS = 256

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from infinite_tensor.errors import InfiniteTensorError, StoreError, ValidationError
+from infinite_tensor.geometry.regions import Selection
 from infinite_tensor.groups.members import Member
 from infinite_tensor.groups.tensordicts import assembled, batch_size
-from infinite_tensor.indexing import Selection
-from infinite_tensor.nested import Key, show
+from infinite_tensor.support.nested import Key, show
 
 if TYPE_CHECKING:
     from infinite_tensor.groups.group import TensorGroup

@@ -17,18 +17,18 @@ from infinite_tensor.engine.assemble import read_together
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.fill import coverage
 from infinite_tensor.filling.fillable import Fillable
+from infinite_tensor.geometry.regions import Selection, parse
+from infinite_tensor.geometry.window import Shape
 from infinite_tensor.groups.export import save_tensordict
 from infinite_tensor.groups.keys import as_key, is_key, leaves, listed, nested
 from infinite_tensor.groups.members import Member, check_extents, members_of, outputs_of, shape_of
 from infinite_tensor.groups.saved import save_group
 from infinite_tensor.groups.source import tensors_of
 from infinite_tensor.groups.tensordicts import assembled, import_tensordict
-from infinite_tensor.indexing import Selection, parse
-from infinite_tensor.nested import Key, show
+from infinite_tensor.support.nested import Key, show
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import TileStore
-from infinite_tensor.validate import checked_workers
-from infinite_tensor.window import Shape
+from infinite_tensor.values.checks import checked_workers
 
 if TYPE_CHECKING:
     from tensordict import TensorDict, TensorDictBase

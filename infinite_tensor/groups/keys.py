@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeGuard
 
 from infinite_tensor.errors import ValidationError
-from infinite_tensor.nested import Key, show
+from infinite_tensor.support.nested import Key, show
 
 
 def is_key(value: object) -> TypeGuard[str | tuple[str, ...]]:

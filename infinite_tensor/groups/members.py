@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from infinite_tensor.errors import RegionError, ValidationError
+from infinite_tensor.geometry.regions import Selection, parse
+from infinite_tensor.geometry.window import Shape, as_index, coordinates_of
 from infinite_tensor.groups.keys import chosen
-from infinite_tensor.indexing import Selection, parse
-from infinite_tensor.nested import Key, show
+from infinite_tensor.support.nested import Key, show
 from infinite_tensor.tensor import InfiniteTensor, as_tensors
-from infinite_tensor.window import Shape, as_index, coordinates_of
 
 _FINEST = 2**31
 """Numerators and denominators of scales stay below it."""

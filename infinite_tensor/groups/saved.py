@@ -10,11 +10,11 @@ from typing import Any
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.groups.keys import leaves, nested
 from infinite_tensor.groups.members import Member
-from infinite_tensor.nested import Key, show
+from infinite_tensor.support.nested import Key, show
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import TileStore
 from infinite_tensor.tilestore.failures import damaged_group
-from infinite_tensor.validate import checked_id
+from infinite_tensor.values.checks import checked_id
 
 FORMAT = 1
 """Version of what is stored of a group; what a later version has stored is refused."""

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from infinite_tensor.geometry.regions import Selection
 from infinite_tensor.groups.members import Member
-from infinite_tensor.indexing import Selection
-from infinite_tensor.nested import Key
+from infinite_tensor.support.nested import Key
 
 if TYPE_CHECKING:
     from tensordict import TensorDict

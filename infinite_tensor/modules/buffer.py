@@ -11,10 +11,10 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from infinite_tensor.definition import Definition, changed_functions, differences
 from infinite_tensor.errors import FunctionChangedWarning, ValidationError
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore.stored import StoredTensor
+from infinite_tensor.values.definition import Definition, changed_functions, differences
 
 
 class InfiniteBuffer(nn.Module):

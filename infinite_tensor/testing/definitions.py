@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from infinite_tensor.boxes import Index
 from infinite_tensor.errors import FunctionChangedWarning, StoreError, ValidationError
+from infinite_tensor.geometry.points import Index
+from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.groups import TensorGroup
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.testing.fixtures import (
@@ -25,7 +26,6 @@ from infinite_tensor.testing.fixtures import (
 )
 from infinite_tensor.tilestore import Garbage
 from infinite_tensor.tilestore.persistent import PartialTile
-from infinite_tensor.window import TensorWindow
 
 
 class DefinitionTests(BackendTests):

@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from infinite_tensor.boxes import Index
-from infinite_tensor.definition import DTYPES, dtype_name
+from infinite_tensor.geometry.points import Index
+from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore
 from infinite_tensor.tilestore.persistent import PersistentTileStore
-from infinite_tensor.window import TensorWindow
+from infinite_tensor.values.definition import DTYPES, dtype_name
 
 TILE = 5
 WINDOW = TensorWindow((4, 4), stride=3)

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from infinite_tensor.boxes import Index
 from infinite_tensor.errors import DamagedDataWarning, StoreError, TileAccessError
+from infinite_tensor.geometry.points import Index
+from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.testing.fixtures import (
     TILE,
     BackendTests,
@@ -22,7 +23,6 @@ from infinite_tensor.testing.fixtures import (
 )
 from infinite_tensor.tilestore import Garbage, MemoryTileStore
 from infinite_tensor.tilestore.persistent import PartialTile
-from infinite_tensor.window import TensorWindow
 
 
 class LifeTests(BackendTests):

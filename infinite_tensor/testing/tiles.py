@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from infinite_tensor.boxes import Index
+from infinite_tensor.geometry.points import Index
 from infinite_tensor.testing.fixtures import TILE, BackendTests, each_dtype, pixels, same_bits
 from infinite_tensor.tilestore.persistent import PartialTile
 

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from infinite_tensor.arrays import Array
-from infinite_tensor.boxes import IntArray
+from infinite_tensor.geometry.points import IntArray
+from infinite_tensor.support.arrays import Array
 
 
 class Access(ABC):

@@ -6,8 +6,8 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 
-from infinite_tensor.definition import Definition, changed_functions, differences
 from infinite_tensor.errors import DependantsRemainWarning, FunctionChangedWarning, StoreError, ValidationError
+from infinite_tensor.values.definition import Definition, changed_functions, differences
 
 _FUNCTIONS = {"f": "f", "blend": "The blend", "upstream": "A function upstream"}
 _MOST_NAMED = 5

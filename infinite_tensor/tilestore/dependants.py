@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import TypeVar
 
-from infinite_tensor.spec import TensorSpec
+from infinite_tensor.values.spec import TensorSpec
 
 K = TypeVar("K", bound=Hashable)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 
-from infinite_tensor.boxes import Index
 from infinite_tensor.errors import DamagedDataWarning, StoreError
-from infinite_tensor.waiting import interrupts_shown
+from infinite_tensor.geometry.points import Index
+from infinite_tensor.support.waiting import interrupts_shown
 
 _TOLD = 5
 """Failures that one error tells in full; there may be one for each of thousands of batches."""

@@ -12,9 +12,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from infinite_tensor.boxes import Index, IntArray, as_tuples, points_of_boxes, unique_points
+from infinite_tensor.geometry.points import Index, IntArray, as_tuples, points_of_boxes, unique_points
+from infinite_tensor.geometry.window import WindowGrid
 from infinite_tensor.tilestore.layout import TileLayout
-from infinite_tensor.window import WindowGrid
 
 
 class Known(Protocol):

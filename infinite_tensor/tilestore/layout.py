@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import torch
 
-from infinite_tensor.arrays import Array
-from infinite_tensor.boxes import COORDINATE_LIMIT, Index
 from infinite_tensor.errors import ValidationError
-from infinite_tensor.spec import TensorSpec
-from infinite_tensor.window import Shape, TensorWindow, WindowGrid, as_index
+from infinite_tensor.geometry.points import COORDINATE_LIMIT, Index
+from infinite_tensor.geometry.window import Shape, TensorWindow, WindowGrid, as_index
+from infinite_tensor.support.arrays import Array
+from infinite_tensor.values.spec import TensorSpec
 
 
 def tile_shape_of(shape: Shape, tile_size: object) -> Index:

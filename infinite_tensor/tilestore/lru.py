@@ -7,8 +7,8 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeVar
 
 from infinite_tensor.errors import ValidationError
-from infinite_tensor.waiting import Mark
-from infinite_tensor.window import as_index
+from infinite_tensor.geometry.window import as_index
+from infinite_tensor.support.waiting import Mark
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")

@@ -14,11 +14,11 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
-from infinite_tensor.arrays import Array, as_array, as_tensor, copied
-from infinite_tensor.boxes import Index
-from infinite_tensor.definition import dtype_name, dtype_of
 from infinite_tensor.errors import StoreError
+from infinite_tensor.geometry.points import Index
+from infinite_tensor.support.arrays import Array, as_array, as_tensor, copied
 from infinite_tensor.tilestore.layout import Record
+from infinite_tensor.values.definition import dtype_name, dtype_of
 
 
 class DamagedPartialError(ValueError):

@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from infinite_tensor.arrays import Array
-from infinite_tensor.boxes import Index, IntArray
-from infinite_tensor.boxset import BoxSet
-from infinite_tensor.spec import TensorSpec
+from infinite_tensor.geometry.points import Index, IntArray
+from infinite_tensor.geometry.window_sets import BoxUnion
+from infinite_tensor.support.arrays import Array
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.lru import LRU
+from infinite_tensor.values.spec import TensorSpec
 
 _PATCH_BYTES = 2**18
 _MOST_BYTES = 2**24
@@ -135,7 +135,7 @@ class Patches:
             if key[0] == tensor_id:
                 self._blocks.pop(key)
 
-    def drop(self, tensor_id: str, patches: BoxSet) -> None:
+    def drop(self, tensor_id: str, patches: BoxUnion) -> None:
         """Let go of some patches of one tensor."""
         for patch in patches.held([patch for name, patch in self._blocks if name == tensor_id]):
             self._blocks.pop((tensor_id, patch))

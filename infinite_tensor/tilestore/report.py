@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from infinite_tensor.boxes import Index
+from infinite_tensor.geometry.points import Index
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,13 @@ from typing import Any
 
 import torch
 
-from infinite_tensor.boxes import Index
-from infinite_tensor.definition import (
+from infinite_tensor.errors import StoreError, ValidationError
+from infinite_tensor.geometry.points import Index
+from infinite_tensor.geometry.window import Shape, TensorWindow, as_index
+from infinite_tensor.support.nested import Key
+from infinite_tensor.tilestore.layout import TileLayout, tile_shape_of
+from infinite_tensor.values.checks import check_followed, check_output_window, checked_id, checked_shape
+from infinite_tensor.values.definition import (
     DEEPEST_JSON,
     ArgDefinition,
     Definition,
@@ -21,12 +26,7 @@ from infinite_tensor.definition import (
     json_value,
     scalar_from_json,
 )
-from infinite_tensor.errors import StoreError, ValidationError
-from infinite_tensor.nested import Key
-from infinite_tensor.spec import TensorSpec
-from infinite_tensor.tilestore.layout import TileLayout, tile_shape_of
-from infinite_tensor.validate import check_followed, check_output_window, checked_id, checked_shape
-from infinite_tensor.window import Shape, TensorWindow, as_index
+from infinite_tensor.values.spec import TensorSpec
 
 FORMAT = 1
 """Version of what is stored; what a later version has stored is refused."""

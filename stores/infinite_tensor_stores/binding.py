@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from infinite_tensor.boxes import Index
+from infinite_tensor.geometry.points import Index
 from infinite_tensor.tilestore.partial import PartialTile
 from infinite_tensor.tilestore.persistent import PersistentTileStore
 

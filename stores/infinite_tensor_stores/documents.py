@@ -8,9 +8,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from infinite_tensor.definition import Definition
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.stored import StoredTensor
+from infinite_tensor.values.definition import Definition
 from infinite_tensor_stores.files import content
 
 _INCARNATION = re.compile(r"[0-9a-f]{16}")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from infinite_tensor.errors import StoreError
-from infinite_tensor.forking import renew_in_children
+from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.tilestore.report import Garbage
 from infinite_tensor_stores.hdf5_members import delete_members, tensor_at, tensors_in
 from infinite_tensor_stores.hdf5_slots import DEFINITION, MEMBERS, TileSlots, definition_in, is_incarnation

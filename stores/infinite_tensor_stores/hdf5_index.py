@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from infinite_tensor.boxes import Index, IntArray, as_tuples, inside
+from infinite_tensor.geometry.points import Index, IntArray, as_tuples, inside
 
 _MERGE_ABOVE = 4096
 _ABSENT = -1

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from infinite_tensor.boxes import Index
+from infinite_tensor.geometry.points import Index
 from infinite_tensor.tilestore.partial import PartialTile
 from infinite_tensor.tilestore.report import Damage
 

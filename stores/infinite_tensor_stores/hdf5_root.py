@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from infinite_tensor.errors import StoreError
-from infinite_tensor.forking import renew_in_children
+from infinite_tensor.geometry.window import as_index
+from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.tilestore.persistent import FORMAT
-from infinite_tensor.window import as_index
 from infinite_tensor_stores.hdf5_file import SharedFile
 from infinite_tensor_stores.hdf5_members import MARK, delete_ours, is_of_version_0, names_taken, tensors_in
 from infinite_tensor_stores.hdf5_slots import file_in_memory, import_h5py

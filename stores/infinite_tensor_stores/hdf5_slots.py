@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from infinite_tensor.boxes import Index, IntArray, inside
+from infinite_tensor.geometry.points import Index, IntArray, inside
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.report import Damage
 from infinite_tensor_stores.documents import checked, layout_of, parsed

@@ -14,7 +14,7 @@ from zarr.abc.store import Store
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, WrapperStore
 
 from infinite_tensor.errors import StoreError, ValidationError
-from infinite_tensor.window import as_index
+from infinite_tensor.geometry.window import as_index
 from infinite_tensor_stores.files import FileStore
 from infinite_tensor_stores.masking import Mask, without_logins
 from infinite_tensor_stores.remote import RemoteStore

@@ -13,7 +13,7 @@ from typing import TypeVar
 from zarr.abc.store import Store
 from zarr.storage import LocalStore, WrapperStore
 
-from infinite_tensor.boxes import Index, inside
+from infinite_tensor.geometry.points import Index, inside
 from infinite_tensor.tilestore.report import TensorInfo
 from infinite_tensor_stores.remote import RemoteStore
 from infinite_tensor_stores.zarr_layout import Place

@@ -13,7 +13,7 @@ from zarr.abc.store import Store
 from zarr.core.buffer import Buffer, default_buffer_prototype
 from zarr.storage import LocalStore, MemoryStore
 
-from infinite_tensor.waiting import Mark
+from infinite_tensor.support.waiting import Mark
 from infinite_tensor_stores.files import LARGEST_DOCUMENT, FileStore, Unreadable
 from infinite_tensor_stores.remote import RemoteStore
 from infinite_tensor_stores.zarr_loop import sync

@@ -11,8 +11,8 @@ import torch
 from zarr.abc.store import Store
 from zarr.storage import LocalStore
 
-from infinite_tensor.boxes import Index
 from infinite_tensor.errors import StoreError
+from infinite_tensor.geometry.points import Index
 from infinite_tensor.tilestore.failures import cleared_elsewhere, remade_elsewhere, warn_of_damage
 from infinite_tensor.tilestore.partial import PartialTile
 from infinite_tensor.tilestore.report import Damage, Garbage, TensorInfo

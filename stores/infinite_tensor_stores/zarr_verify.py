@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from zarr.abc.store import Store
 
-from infinite_tensor.boxes import Index
+from infinite_tensor.geometry.points import Index
 from infinite_tensor.tilestore.partial import PartialTile
 from infinite_tensor.tilestore.report import Damage
 from infinite_tensor_stores.documents import parsed

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from zarr.abc.store import Store
 
-from infinite_tensor.boxes import Index
+from infinite_tensor.geometry.points import Index
 from infinite_tensor_stores.zarr_objects import put_many
 
 _BITS = 12

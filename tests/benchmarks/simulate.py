@@ -40,8 +40,8 @@ from infinite_tensor.filling.fill import prepare
 from infinite_tensor.filling.forecast import FillPlan, TensorPlan
 from infinite_tensor.filling.shares import share_of_tiles
 from infinite_tensor.filling.tasks import _extents
-from infinite_tensor.indexing import parse
-from infinite_tensor.tilestore.writer import _BATCH_BYTES, _BATCH_JOBS
+from infinite_tensor.geometry.regions import parse
+from infinite_tensor.tilestore.persistent.writer import _BATCH_BYTES, _BATCH_JOBS
 from infinite_tensor_stores.zarr_objects import DEFAULT_CONCURRENCY
 from tests.s3.server import S3Server, find_program
 

@@ -13,7 +13,7 @@ import zarr
 from zarr.codecs import GzipCodec
 
 from infinite_tensor import BlobModeError, RegionError, StoreError, TensorBlob, ValidationError
-from infinite_tensor.definition import DTYPES
+from infinite_tensor.values.definition import DTYPES
 from tests.blobs.conftest import Place
 from tests.blobs.rows import SHAPE, made, numbered
 

@@ -14,7 +14,7 @@ from numcodecs.zstd import Zstd  # type: ignore[import-untyped]
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 
 from infinite_tensor import DamagedDataWarning, InfiniteTensor, TensorWindow, TileAccessError, ZarrTileStore
-from infinite_tensor.definition import DTYPES, dtype_name
+from infinite_tensor.values.definition import DTYPES, dtype_name
 from infinite_tensor_stores.zstd_stamp import content_size, stamp_of, stamped
 
 STAMP = bytes(range(100, 108))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 
 from infinite_tensor import InfiniteTensor, MemoryTileStore, TensorWindow
-from infinite_tensor.tilestore.contract import TileStore
+from infinite_tensor.tilestore.store import TileStore
 
 WINDOW = TensorWindow((8, 8), stride=6)
 HALO = TensorWindow((10, 10), stride=6, offset=-1)

@@ -15,8 +15,8 @@ import torch
 
 from infinite_tensor import HDF5TileStore, InfiniteTensor, MemoryTileStore, TileStore, ZarrTileStore, sl
 from infinite_tensor.engine.claims import CLAIMS
+from infinite_tensor.tilestore.memory.window_cache import RecentWindows
 from infinite_tensor.tilestore.persistent import PersistentTileStore
-from infinite_tensor.tilestore.window_cache import RecentWindows
 from tests.faults.chains import Chain
 from tests.faults.interrupts import NewLines, finishes, interrupted_where
 

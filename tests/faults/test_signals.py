@@ -24,7 +24,7 @@ from infinite_tensor import (
     ZarrTileStore,
     sl,
 )
-from infinite_tensor.boxes import Index
+from infinite_tensor.geometry.points import Index
 from infinite_tensor.tilestore.persistent import PersistentTileStore
 from tests.dict_store import DictTileStore
 from tests.faults.chains import WINDOW, Chain

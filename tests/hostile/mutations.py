@@ -12,8 +12,8 @@ import safetensors.torch
 import torch
 from hypothesis import strategies as st
 
-from infinite_tensor.definition import DTYPES, dtype_name
 from infinite_tensor.tilestore.partial import PartialTile, _digest
+from infinite_tensor.values.definition import DTYPES, dtype_name
 
 Path: TypeAlias = tuple[Any, ...]
 Change: TypeAlias = Callable[[Any], Any]

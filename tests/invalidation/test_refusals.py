@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from infinite_tensor import MemoryTileStore, StoreError, ValidationError, ZarrTileStore
-from infinite_tensor.tilestore.backend import Backend
-from infinite_tensor.visits import running_f
+from infinite_tensor.support.visits import running_f
+from infinite_tensor.tilestore.persistent.backend import Backend
 from tests.dict_store import DictTileStore
 from tests.invalidation.chain import END, TILE, Data, chain_on, ground_on, smooth_over
 

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infinite_tensor import TensorWindow, ValidationError
-from infinite_tensor.arrays import as_array
-from infinite_tensor.blend import Blender
-from infinite_tensor.window import Shape, WindowGrid
+from infinite_tensor.geometry.window import Shape, WindowGrid
+from infinite_tensor.support.arrays import as_array
+from infinite_tensor.values.blend import Blender
 from tests.blends import BLENDS, CASES, alone
 
 GRIDS: list[tuple[TensorWindow, Shape]] = [

@@ -19,7 +19,7 @@ from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 from zarr.core.codec_pipeline import BatchedCodecPipeline
 from zarr.storage import MemoryStore
 
-from infinite_tensor.definition import DTYPES, dtype_name
+from infinite_tensor.values.definition import DTYPES, dtype_name
 from infinite_tensor_stores import direct_codec
 from infinite_tensor_stores.direct_codec import on_threads
 from infinite_tensor_stores.dtypes import stored_dtype

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from infinite_tensor import InfiniteTensor, TensorWindow, ValidationError
-from infinite_tensor.definition import blend_of, differences, json_scalar, json_value, scalar_from_json
-from infinite_tensor.fingerprint import fingerprint
 from infinite_tensor.tilestore.stored import definition_of
+from infinite_tensor.values.definition import blend_of, differences, json_scalar, json_value, scalar_from_json
+from infinite_tensor.values.fingerprint import fingerprint
 
 WINDOW = TensorWindow((4,))
 
@@ -217,7 +217,7 @@ def test_recursion_ends() -> None:
 
 def test_a_fingerprint_is_the_same_in_every_process() -> None:
     code = (
-        "from infinite_tensor.fingerprint import fingerprint\n"
+        "from infinite_tensor.values.fingerprint import fingerprint\n"
         "def g(x, names=frozenset({'a', 'b', 'c'})):\n    return [y for y in x if y in {'p', 'q', 'r'}]\n"
         "print(fingerprint(g), *{'a', 'b', 'c'})"
     )

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from infinite_tensor import FunctionChangedWarning, InfiniteTensor, TensorWindow, TileStore, ZarrTileStore
-from infinite_tensor.definition import changed_functions, functions_of
-from infinite_tensor.fingerprint import PYTHON, fingerprint
+from infinite_tensor.values.definition import changed_functions, functions_of
+from infinite_tensor.values.fingerprint import PYTHON, fingerprint
 from tests.unit.fingerprinted import FUNCTIONS, closure, deep, halved, looked_up, square
 
 HERE = Path(__file__).parent
@@ -115,7 +115,7 @@ def test_whatever_a_function_holds_it_has_a_fingerprint(name: str) -> None:
 @functools.cache
 def in_another_process() -> dict[str, str]:
     code = (
-        "import json\nfrom infinite_tensor.fingerprint import fingerprint\n"
+        "import json\nfrom infinite_tensor.values.fingerprint import fingerprint\n"
         "from tests.unit.test_fingerprint import MANY\n"
         "print(json.dumps({name: fingerprint(make()) for name, make in MANY.items()}))"
     )

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from infinite_tensor import RegionError, sl
-from infinite_tensor.boxes import COORDINATE_LIMIT
-from infinite_tensor.indexing import parse
+from infinite_tensor.geometry.points import COORDINATE_LIMIT
+from infinite_tensor.geometry.regions import parse
 
 UNBOUNDED = (None, None)
 FINITE = (10, 8)

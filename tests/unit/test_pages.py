@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from infinite_tensor import OutOfMemoryError, pages
-from infinite_tensor.pages import new_block, new_result
+from infinite_tensor.support.allocation import new_block, new_result
 
 CPU = torch.device("cpu")
 MANY = (2**19,)

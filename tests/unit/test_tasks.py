@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infinite_tensor import InfiniteTensor, Output, TensorWindow, ZarrTileStore
-from infinite_tensor.boxes import as_tuples
 from infinite_tensor.engine.chain import chain_of
 from infinite_tensor.filling.demand import Demand, demands
 from infinite_tensor.filling.tasks import compute, parts_of, spread
+from infinite_tensor.geometry.points import as_tuples
 
 
 def demand_of(t: InfiniteTensor, rows: int, columns: int) -> Demand:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from infinite_tensor import TensorWindow, ValidationError
-from infinite_tensor.boxes import points_of_boxes, unique_points
-from infinite_tensor.window import WindowGrid, as_index
+from infinite_tensor.geometry.points import points_of_boxes, unique_points
+from infinite_tensor.geometry.window import WindowGrid, as_index
 
 
 def test_stride_defaults_to_size_and_offset_to_zero() -> None:

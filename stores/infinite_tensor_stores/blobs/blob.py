@@ -14,7 +14,7 @@ import torch
 from zarr.abc.store import Store
 
 from infinite_tensor.errors import BlobModeError, StoreError, ValidationError
-from infinite_tensor.window import as_index
+from infinite_tensor.geometry.window import as_index
 from infinite_tensor_stores.blobs.dropping import close_dropped, wait_for_dropped
 from infinite_tensor_stores.blobs.header import Header
 from infinite_tensor_stores.blobs.home import home_at

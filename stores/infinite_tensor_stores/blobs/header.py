@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from infinite_tensor.cached_property import cached_property
-from infinite_tensor.definition import dtype_name, dtype_of
+from infinite_tensor.geometry.window import LARGEST, as_index
+from infinite_tensor.support.cached_property import cached_property
 from infinite_tensor.tilestore.layout import LARGEST_TILE_BYTES
-from infinite_tensor.window import LARGEST, as_index
+from infinite_tensor.values.definition import dtype_name, dtype_of
 from infinite_tensor_stores.documents import parsed, sealed
 from infinite_tensor_stores.dtypes import stored_dtype
 from infinite_tensor_stores.zarr_chunks import codecs_of

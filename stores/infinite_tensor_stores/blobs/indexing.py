@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from infinite_tensor.errors import RegionError
-from infinite_tensor.window import as_index
+from infinite_tensor.geometry.window import as_index
 from infinite_tensor_stores.blobs.incoming import without_values
 
 Array: TypeAlias = npt.NDArray[Any]

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from infinite_tensor.definition import dtype_of
 from infinite_tensor.errors import BlobNotFoundError, StoreError, ValidationError
-from infinite_tensor.validate import checked_dtype
-from infinite_tensor.window import as_index
+from infinite_tensor.geometry.window import as_index
+from infinite_tensor.values.checks import checked_dtype
+from infinite_tensor.values.definition import dtype_of
 from infinite_tensor_stores.blobs.header import DOCUMENT, Header, is_blob, row_shape
 from infinite_tensor_stores.blobs.home import Document, Home, Right, read_document, read_header, reported
 from infinite_tensor_stores.blobs.rows import Rows

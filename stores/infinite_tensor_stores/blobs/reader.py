@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import Dataset
 
 from infinite_tensor.errors import BlobModeError, StoreError, ValidationError
-from infinite_tensor.window import as_index
+from infinite_tensor.geometry.window import as_index
 from infinite_tensor_stores.blobs.indexing import RowIndex, parsed, reach, rows_of
 from infinite_tensor_stores.blobs.rows import Rows
 

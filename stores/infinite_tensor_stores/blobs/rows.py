@@ -11,9 +11,9 @@ from dataclasses import replace
 import torch
 
 from infinite_tensor.errors import RegionError, StoreError
-from infinite_tensor.forking import renew_in_children
-from infinite_tensor.pages import new_block, new_result
-from infinite_tensor.tilestore.at_exit import flush_at_exit
+from infinite_tensor.support.allocation import new_block, new_result
+from infinite_tensor.support.exit import flush_at_exit
+from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor_stores.blobs.blocks import DamagedBlockError, MappedBlocks, blocks_of
 from infinite_tensor_stores.blobs.header import Header
 from infinite_tensor_stores.blobs.home import Document, Home, Right, read_header, reported

@@ -10,22 +10,22 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from infinite_tensor.arrays import Array
-from infinite_tensor.boxes import IntArray
-from infinite_tensor.boxset import BoxSet
-from infinite_tensor.definition import Definition, functions_of
 from infinite_tensor.engine.batching import Batching
 from infinite_tensor.engine.chain import Computation, Member
 from infinite_tensor.errors import StoreError, ValidationError
-from infinite_tensor.spec import TensorSpec
+from infinite_tensor.geometry.points import IntArray
+from infinite_tensor.geometry.window import TensorWindow
+from infinite_tensor.geometry.window_sets import BoxUnion
+from infinite_tensor.support.arrays import Array
+from infinite_tensor.support.waiting import Mark
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import TensorInfo, TileStore
 from infinite_tensor.tilestore.access import Access
 from infinite_tensor.tilestore.inventory import Inventory
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.report import Dropped
-from infinite_tensor.waiting import Mark
-from infinite_tensor.window import TensorWindow
+from infinite_tensor.values.definition import Definition, functions_of
+from infinite_tensor.values.spec import TensorSpec
 from infinite_tensor_stores.blobs.rows import Rows
 
 
@@ -150,7 +150,7 @@ class BlobStore(TileStore):
         """ValidationError: what a blob holds cannot be computed again."""
         raise ValidationError(f"{self!r} holds what cannot be computed again; change the blob itself")
 
-    def drop(self, spec: TensorSpec, windows: BoxSet) -> Dropped:  # noqa: ARG002
+    def drop(self, spec: TensorSpec, windows: BoxUnion) -> Dropped:  # noqa: ARG002
         """Never called: `check_droppable` refuses."""
         return Dropped()
 

@@ -1,0 +1,1 @@
+"""Integers only: windows, regions, and sets of points."""

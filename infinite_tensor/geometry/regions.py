@@ -1,0 +1,191 @@
+"""What a user may write between brackets, and the region of pixels it stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, NoReturn
+
+import torch
+
+from infinite_tensor.errors import RegionError
+from infinite_tensor.geometry.points import COORDINATE_LIMIT, Index
+from infinite_tensor.geometry.window import Shape, as_index
+from infinite_tensor.support.allocation import IN_PARTS, is_lack_of_memory, out_of_memory
+
+_SUPPORTED = "supported are ints, slices and Ellipsis"
+
+
+class _RegionBuilder:
+    """``sl[0:512, 5]`` is the region that ``tensor[0:512, 5]`` would read."""
+
+    def __getitem__(self, indices: object) -> tuple[object, ...]:
+        return indices if isinstance(indices, tuple) else (indices,)
+
+    def __repr__(self) -> str:
+        return "sl"
+
+
+sl = _RegionBuilder()
+
+
+class Selection(NamedTuple):
+    """A box of pixels ``[start, stop)`` to read, and what to keep of it.
+
+    Attributes
+    ----------
+    start, stop : tuple of int
+        The box in pixels, one entry per dimension.
+    steps : tuple of int
+        Per dimension, the step with which the box is thinned out; a negative one also reverses it.
+    squeezed : tuple of int
+        Dimensions that were indexed with an int and vanish from the result.
+    """
+
+    start: Index
+    stop: Index
+    steps: Index
+    squeezed: Index
+
+    @property
+    def shape(self) -> Index:
+        """Shape of the box in pixels."""
+        return tuple([b - a for a, b in zip(self.start, self.stop, strict=True)])
+
+    def pick(self, box: torch.Tensor) -> torch.Tensor:
+        """What the user asked for, from the box of pixels; never a view of a larger tensor.
+
+        Raises
+        ------
+        OutOfMemoryError
+            If there is no room for what a step leaves, which is a copy.
+        """
+        if self.steps.count(1) < len(self.steps):
+            box = self._thinned(box)
+        if self.squeezed:
+            box = box.reshape([n for d, n in enumerate(box.shape) if d not in self.squeezed])
+        return box
+
+    def _thinned(self, box: torch.Tensor) -> torch.Tensor:
+        thinned = box[tuple(slice(None, None, abs(step)) for step in self.steps)]
+        try:
+            return _flip(thinned, [d for d, step in enumerate(self.steps) if step < 0])
+        except RuntimeError as error:
+            if not is_lack_of_memory(error, box.device):
+                raise
+            raise out_of_memory(thinned.shape, box.dtype, IN_PARTS) from error
+
+
+def _flip(thinned: torch.Tensor, dims: list[int]) -> torch.Tensor:
+    if thinned.dtype in (torch.uint16, torch.uint32, torch.uint64):
+        signed = {2: torch.int16, 4: torch.int32, 8: torch.int64}[thinned.element_size()]
+        return thinned.view(signed).flip(dims).view(thinned.dtype)
+    return thinned.flip(dims)
+
+
+def parse(indices: object, shape: Shape) -> Selection:
+    """The selection that ``tensor[indices]`` means on a tensor of `shape`.
+
+    Raises
+    ------
+    RegionError
+        (an IndexError) If an index is of an unsupported kind, out of range, or if a slice over an
+        unbounded dimension lacks an end.
+    """
+    entries = _expand(indices if isinstance(indices, tuple) else (indices,), shape)
+    starts, stops, steps, squeezed = [], [], [], []
+    for d, (entry, extent) in enumerate(zip(entries, shape, strict=True)):
+        if isinstance(entry, slice):
+            start, stop, step = _box_of_slice(entry, d, extent)
+        else:
+            start = _coordinate(entry, d, extent)
+            stop, step = start + 1, 1
+            squeezed.append(d)
+        if extent is None and start < stop:
+            _check_limit(start, stop, d)
+        starts.append(start)
+        stops.append(stop)
+        steps.append(step)
+    return Selection(tuple(starts), tuple(stops), tuple(steps), tuple(squeezed))
+
+
+def _expand(indices: Sequence[object], shape: Shape) -> list[object]:
+    """One entry per dimension: Ellipsis and missing trailing entries become full slices."""
+    ellipses = [i for i, entry in enumerate(indices) if entry is Ellipsis]
+    if len(ellipses) > 1:
+        raise RegionError(f"an index can have one Ellipsis only, got {_show(indices)}")
+    missing = len(shape) - (len(indices) - len(ellipses))
+    if missing < 0:
+        given = len(indices) - len(ellipses)
+        raise RegionError(f"too many indices: the tensor has {len(shape)} dimensions, got {given} in {_show(indices)}")
+    at = ellipses[0] if ellipses else len(indices)
+    return [*indices[:at], *[slice(None)] * missing, *indices[at + 1 :]]
+
+
+def _box_of_slice(entry: slice, d: int, extent: int | None) -> tuple[int, int, int]:
+    """The smallest interval that holds the slice's pixels, and its step."""
+    if extent is None and entry.step is None and type(entry.start) is type(entry.stop) is int:
+        # Most reads are of this kind.
+        return (entry.start, entry.stop, 1) if entry.start < entry.stop else (0, 0, 1)
+    start, stop, step = (_slice_part(part, entry, d) for part in (entry.start, entry.stop, entry.step))
+    step = 1 if step is None else step
+    if step == 0:
+        raise RegionError(f"dimension {d}: slice step cannot be zero, got {_show_one(entry)}")
+    if extent is not None:
+        pixels = range(*slice(start, stop, step).indices(extent))
+    elif start is None or stop is None:
+        raise RegionError(
+            f"dimension {d} is unbounded: a slice over it needs a start and a stop, as in 0:512, got {_show_one(entry)}"
+        )
+    else:
+        pixels = range(start, stop, step)
+    if not pixels:
+        return 0, 0, step
+    return min(pixels[0], pixels[-1]), max(pixels[0], pixels[-1]) + 1, step
+
+
+def _slice_part(part: object, entry: slice, d: int) -> int | None:
+    number = None if part is None else as_index(part)
+    if part is not None and number is None:
+        raise RegionError(f"dimension {d}: a slice takes ints, got {_show_one(entry)}")
+    return number
+
+
+def _coordinate(entry: object, d: int, extent: int | None) -> int:
+    number = as_index(entry)
+    if number is None:
+        _unsupported(entry, d)
+    if extent is None:
+        return number
+    if not -extent <= number < extent:
+        raise RegionError(f"index {number} is out of range for dimension {d} with size {extent}")
+    return number % extent
+
+
+def _check_limit(start: int, stop: int, d: int) -> None:
+    if start < -COORDINATE_LIMIT or stop > COORDINATE_LIMIT:
+        raise RegionError(
+            f"dimension {d}: pixels {start}..{stop - 1} reach beyond the limit of 2**51: coordinates go from "
+            f"-{COORDINATE_LIMIT} to {COORDINATE_LIMIT - 1}"
+        )
+
+
+def _unsupported(entry: object, d: int) -> NoReturn:
+    many = (
+        "; one region is expected: call this for each, or read a list with tensor[[...]]"
+        if isinstance(entry, list)
+        else ""
+    )
+    raise RegionError(f"dimension {d}: cannot index with {type(entry).__name__} {entry!r:.200}; {_SUPPORTED}{many}")
+
+
+def _show(indices: Sequence[object]) -> str:
+    return "[" + ", ".join(map(_show_one, indices)) + "]"
+
+
+def _show_one(entry: object) -> str:
+    if entry is Ellipsis:
+        return "..."
+    if not isinstance(entry, slice):
+        return repr(entry)
+    start, stop = ("" if part is None else repr(part) for part in (entry.start, entry.stop))
+    return f"{start}:{stop}" + ("" if entry.step is None else f":{entry.step!r}")

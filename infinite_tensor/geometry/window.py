@@ -1,0 +1,353 @@
+"""Window geometry: which pixels a window covers, and which windows a region needs.
+
+The windows that intersect a box of pixels always form a box of window indices, so geometry is
+interval arithmetic per window coordinate. `TensorWindow` is the public value, `WindowGrid` binds it
+to a tensor's shape.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from infinite_tensor.errors import ValidationError
+from infinite_tensor.geometry.points import (
+    COORDINATE_LIMIT,
+    MOST_AT_ONCE,
+    UNBOUNDED,
+    Index,
+    IntArray,
+    as_tuples,
+    check_count,
+    points_of_boxes,
+    unique_points,
+)
+from infinite_tensor.support.cached_property import cached_property
+
+Shape: TypeAlias = tuple[int | None, ...]
+
+LARGEST = 2**53
+"""Sizes, strides and offsets are exact in every store's metadata, and leave room for products within int64."""
+
+MOST_DIMENSIONS = 32
+"""numpy and HDF5 have limits of that kind too, of 64 and 32."""
+
+MOST_OVERLAP = 2**17
+"""Windows over one pixel: all of them must be there before it is complete."""
+
+
+def as_index(value: object) -> int | None:
+    """The exact integer that `value` stands for (anything with ``__index__`` but no bool), or None."""
+    if type(value) is int:
+        return value
+    if isinstance(value, bool) or getattr(value, "ndim", 0) != 0 or "bool" in str(getattr(value, "dtype", "")):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+def _integers(name: str, value: object, dims: int | None, minimum: int | None) -> Index:
+    """`value` as a tuple of ints, broadcast from one int where `dims` is known."""
+    single = as_index(value)
+    if single is not None and dims is not None:
+        value = (single,) * dims
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise ValidationError(f"{name} must be a tuple of ints, got {value!r}")
+    numbers = [as_index(item) for item in value]
+    if dims is not None and len(numbers) != dims:
+        raise ValidationError(f"{name} must have one entry per entry of size ({dims}), got {value!r}")
+    for number in numbers:
+        if number is not None and abs(number) > LARGEST:
+            raise ValidationError(f"{name} must stay within 2**53, got {value!r}")
+        if number is None or (minimum is not None and number < minimum):
+            kind = "positive ints" if minimum == 1 else "ints"
+            raise ValidationError(f"{name} must hold {kind} only, got {value!r}")
+    return tuple(number for number in numbers if number is not None)
+
+
+@dataclass(frozen=True, init=False)
+class TensorWindow:
+    """A sliding window: index ``i`` covers ``[i*stride + offset, i*stride + offset + size)`` per dimension.
+
+    Parameters
+    ----------
+    size : tuple of int
+        Extent of one window in pixels, one entry per dimension of the tensor.
+    stride : int or tuple of int, optional
+        Distance in pixels between neighbouring windows. Default: `size`, windows side by side.
+    offset : int or tuple of int, optional
+        Pixel at which window 0 starts. Default: 0.
+    dimension_map : tuple of (int or None), optional
+        ``dimension_map[d] = k`` makes dimension ``d`` follow window coordinate ``k``; dimensions that
+        share one coordinate move together, as along a diagonal. ``None`` keeps dimension ``d`` at
+        ``[offset, offset + size)``. Default: dimension ``d`` follows coordinate ``d``.
+
+    Raises
+    ------
+    ValidationError
+        If an entry is no int, a size or stride is not positive, or the lengths differ.
+
+    Examples
+    --------
+    >>> TensorWindow((64, 64), stride=32).get_bounds((0, -1))
+    (slice(0, 64, None), slice(-32, 32, None))
+    """
+
+    size: Index
+    stride: Index
+    offset: Index
+    dimension_map: tuple[int | None, ...] | None
+
+    def __init__(
+        self,
+        size: Sequence[int],
+        stride: int | Sequence[int] | None = None,
+        offset: int | Sequence[int] | None = None,
+        dimension_map: Sequence[int | None] | None = None,
+    ) -> None:
+        sizes = _integers("window size", size, None, 1)
+        if not sizes:
+            raise ValidationError("window size must have at least one entry, got ()")
+        if len(sizes) > MOST_DIMENSIONS:
+            raise ValidationError(f"window size must have at most {MOST_DIMENSIONS} entries, got {len(sizes)}")
+        dims = len(sizes)
+        put = object.__setattr__
+        put(self, "size", sizes)
+        put(self, "stride", sizes if stride is None else _integers("window stride", stride, dims, 1))
+        put(self, "offset", (0,) * dims if offset is None else _integers("window offset", offset, dims, None))
+        mapped = None if dimension_map is None else _checked_map(dimension_map, dims)
+        put(self, "dimension_map", None if mapped == tuple(range(dims)) else mapped)
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions of the tensor that the window slides over."""
+        return len(self.size)
+
+    @cached_property
+    def followed(self) -> tuple[int | None, ...]:
+        """The window coordinate that each dimension follows, None where it stays."""
+        return self.dimension_map if self.dimension_map is not None else tuple(range(self.ndim))
+
+    def get_bounds(self, window_index: Sequence[int]) -> tuple[slice, ...]:
+        """The pixels that the window at `window_index` covers, one slice per dimension."""
+        return tuple(
+            slice(start, start + size) for start, size in zip(self.start(window_index), self.size, strict=True)
+        )
+
+    def start(self, window_index: Sequence[int]) -> Index:
+        """The first pixel of the window at `window_index`."""
+        return tuple(
+            offset if k is None else window_index[k] * stride + offset
+            for k, stride, offset in zip(self.followed, self.stride, self.offset, strict=True)
+        )
+
+    def starts(self, indices: IntArray) -> IntArray:
+        """`start` for many windows: (N, coordinates) in, (N, ndim) out."""
+        columns = [
+            np.full(len(indices), offset, dtype=np.int64) if k is None else indices[:, k] * stride + offset
+            for k, stride, offset in zip(self.followed, self.stride, self.offset, strict=True)
+        ]
+        return np.stack(columns, axis=1)
+
+    def bounds(self, indices: IntArray) -> tuple[IntArray, IntArray]:
+        """The pixels ``[start, stop)`` of many windows: (N, coordinates) in, (N, ndim) starts and stops out."""
+        starts = self.starts(indices)
+        return starts, starts + np.array(self.size, dtype=np.int64)
+
+    def intersecting_windows(self, pixel_slices: Sequence[slice], tensor_shape: Shape | None = None) -> Iterator[Index]:
+        """Yield the indices of all windows that intersect a region, in lexicographic order.
+
+        Parameters
+        ----------
+        pixel_slices : sequence of slice
+            The region: one slice with start and stop per dimension. Steps are ignored.
+        tensor_shape : tuple of (int or None), optional
+            With a shape, windows that would reach past a finite dimension do not exist.
+        """
+        grid = WindowGrid(self, tensor_shape if tensor_shape is not None else (None,) * self.ndim)
+        low, high = grid.box([s.start for s in pixel_slices], [s.stop for s in pixel_slices])
+        return itertools.product(*map(range, low, high))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The window as JSON-safe lists; `from_dict` reads it back."""
+        mapped = None if self.dimension_map is None else list(self.dimension_map)
+        return {
+            "size": list(self.size),
+            "stride": list(self.stride),
+            "offset": list(self.offset),
+            "dimension_map": mapped,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> TensorWindow:
+        """The window that `to_dict` described; ValidationError if it is none."""
+        if not isinstance(data, Mapping) or "size" not in data:
+            raise ValidationError(f"a window must be a dict with a size, got {data!r:.200}")
+        return cls(data["size"], data.get("stride"), data.get("offset"), data.get("dimension_map"))
+
+    def __repr__(self) -> str:
+        parts = [repr(self.size)]
+        if self.stride != self.size:
+            parts.append(f"stride={self.stride}")
+        if any(self.offset):
+            parts.append(f"offset={self.offset}")
+        if self.dimension_map is not None:
+            parts.append(f"dimension_map={self.dimension_map}")
+        return f"TensorWindow({', '.join(parts)})"
+
+
+def _checked_map(dimension_map: Sequence[int | None], dims: int) -> tuple[int | None, ...]:
+    if not isinstance(dimension_map, Sequence) or len(dimension_map) != dims:
+        raise ValidationError(f"dimension_map must have one entry per entry of size ({dims}), got {dimension_map!r}")
+    entries: list[int | None] = []
+    for entry in dimension_map:
+        number = None if entry is None else as_index(entry)
+        if entry is not None and (number is None or number < 0):
+            raise ValidationError(
+                f"dimension_map must hold window coordinates (ints from 0) or None, got {dimension_map!r}"
+            )
+        entries.append(number)
+    return tuple(entries)
+
+
+def coordinates_of(window: TensorWindow) -> int:
+    """How many window coordinates there are up to the last that a dimension follows."""
+    return max((k + 1 for k in window.followed if k is not None), default=0)
+
+
+class WindowGrid:
+    """The windows that exist on a tensor of a given shape.
+
+    Boxes are half-open: ``low <= index < high`` per window coordinate. A coordinate that no dimension
+    follows is always 0.
+    """
+
+    def __init__(self, window: TensorWindow, shape: Shape) -> None:
+        self.window = window
+        self.shape = shape
+        self.ndim = window.ndim
+        self.first, self.last = self._extent()
+
+    def _extent(self) -> tuple[list[int], list[int]]:
+        """The smallest and largest index per coordinate; no window exists where last < first."""
+        followers: set[int] = set()
+        first, last = [-UNBOUNDED] * self.ndim, [UNBOUNDED] * self.ndim
+        exists = True
+        for k, size, stride, offset, extent in self._dimensions():
+            if k is not None:
+                followers.add(k)
+            if extent is None:
+                continue
+            if k is None:
+                exists &= 0 <= offset <= extent - size
+            else:
+                first[k] = max(first[k], -(offset // stride))
+                last[k] = min(last[k], (extent - size - offset) // stride)
+        for k in range(self.ndim):
+            if k not in followers:
+                first[k] = last[k] = 0
+        if not exists:
+            last[0] = first[0] - 1
+        return first, last
+
+    def _dimensions(self) -> Iterator[tuple[int | None, int, int, int, int | None]]:
+        w = self.window
+        return zip(w.followed, w.size, w.stride, w.offset, self.shape, strict=True)
+
+    def box(self, start: Sequence[int], stop: Sequence[int]) -> tuple[list[int], list[int]]:
+        """The box of windows that intersect the region ``[start, stop)``."""
+        low, high = list(self.first), [last + 1 for last in self.last]
+        for (k, size, stride, offset, _), a, b in zip(self._dimensions(), start, stop, strict=True):
+            if b <= a or (k is None and not (a < offset + size and offset < b)):
+                return low, list(low)
+            if k is not None:
+                low[k] = max(low[k], -((offset + size - 1 - a) // stride))
+                high[k] = min(high[k], (b - 1 - offset) // stride + 1)
+        return low, [max(a, b) for a, b in zip(low, high, strict=True)]
+
+    def boxes(self, starts: IntArray, stops: IntArray) -> tuple[IntArray, IntArray]:
+        """`box` for many regions at once: arrays of shape (N, ndim) in, (N, ndim) low and high out."""
+        low = np.repeat(np.array([self.first], dtype=np.int64), len(starts), axis=0)
+        high = np.repeat(np.array([self.last], dtype=np.int64) + 1, len(starts), axis=0)
+        for d, (k, size, stride, offset, _) in enumerate(self._dimensions()):
+            a, b = starts[:, d], stops[:, d]
+            outside = b <= a
+            if k is None:
+                outside = outside | (a >= offset + size) | (b <= offset)
+            else:
+                np.maximum(low[:, k], -((offset + size - 1 - a) // stride), out=low[:, k])
+                np.minimum(high[:, k], (b - 1 - offset) // stride + 1, out=high[:, k])
+            high[outside] = low[outside]
+        return low, np.maximum(low, high)
+
+    def indices(self, starts: IntArray, stops: IntArray) -> list[Index]:
+        """The windows that intersect any of N regions, each once, in lexicographic order."""
+        if len(starts) == 1:
+            low, high = self.box(starts[0].tolist(), stops[0].tolist())
+            check_count(math.prod(b - a for a, b in zip(low, high, strict=True)), MOST_AT_ONCE)
+            return list(itertools.product(*map(range, low, high)))
+        return as_tuples(self.points(starts, stops))
+
+    def points(self, starts: IntArray, stops: IntArray) -> IntArray:
+        """`indices` as an array of shape (M, ndim)."""
+        points, _ = points_of_boxes(*self.boxes(starts, stops))
+        if len(starts) == 1:
+            check_count(len(points), MOST_AT_ONCE)
+            return points
+        return unique_points(points)
+
+    def covers(self, start: Sequence[int], stop: Sequence[int]) -> bool:
+        """Whether windows leave no pixel of the region uncovered. Where coordinates are shared, False is a maybe."""
+        low, high = self.box(start, stop)
+        if any(a >= b for a, b in zip(low, high, strict=True)):
+            return False
+        for (k, size, stride, offset, _), a, b in zip(self._dimensions(), start, stop, strict=True):
+            c, count = (0, 1) if k is None else (low[k], high[k] - low[k])
+            if count > 1 and (stride > size or self.window.followed.count(k) > 1):
+                return False
+            begin = offset + (0 if k is None else c * stride)
+            if begin > a or begin + (count - 1) * stride + size < b:
+                return False
+        return True
+
+    def exist(self, indices: IntArray) -> npt.NDArray[np.bool_]:
+        """Which of many windows exist, and are not farther out than any read reaches: (N, coordinates) in, (N,) out."""
+        exist = np.asarray(((indices >= self.first) & (indices <= self.last)).all(axis=1))
+        for k, size, stride, offset, _ in self._dimensions():
+            if k is not None:
+                # The index is compared, as products with it could wrap around.
+                low = -((COORDINATE_LIMIT + offset + size - 1) // stride)
+                high = (COORDINATE_LIMIT - 1 - offset) // stride
+                exist &= (indices[:, k] >= low) & (indices[:, k] <= high)
+        return exist
+
+    @cached_property
+    def row_dim(self) -> int | None:
+        """The dimension along which windows of one row follow each other: that of the last coordinate, if it is one."""
+        followers = [d for d, k in enumerate(self.window.followed) if k == self.ndim - 1]
+        return followers[0] if len(followers) == 1 else None
+
+    @cached_property
+    def overlap(self) -> int:
+        """At most how many windows cover one pixel."""
+        counts = [max(0, last - first + 1) for first, last in zip(self.first, self.last, strict=True)]
+        for k, size, stride, _, _ in self._dimensions():
+            if k is not None:
+                counts[k] = min(counts[k], -(-size // stride))
+        return math.prod(counts)
+
+    @cached_property
+    def overlap_free(self) -> bool:
+        """Whether no pixel is covered by two windows."""
+        separated = {k for k, size, stride, _, _ in self._dimensions() if k is not None and stride >= size}
+        moving = {k for k in range(self.ndim) if self.first[k] < self.last[k]}
+        return moving <= separated

@@ -1,0 +1,353 @@
+"""Sets of windows, pixels and tiles, without naming each: what a chain needs, and what depends on what has changed.
+
+What a box of pixels needs of a tensor is, for each window coordinate, a set of indices, in all their combinations: so
+10**12 windows are counted on two arrays of 10**6 (`WindowSet`). What depends on windows that have changed is a union of
+boxes, a bit more than exact where they are very many (`BoxUnion`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from infinite_tensor.geometry.points import Index, IntArray, as_tuples, points_of_boxes, unique_rows
+from infinite_tensor.geometry.window import TensorWindow, WindowGrid
+
+_MOST_PARTS = 10
+"""More sets of windows that overlap each other are not counted one against the other."""
+
+
+Indices: TypeAlias = "range | IntArray"
+"""A set of window indices along one coordinate, in ascending order."""
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Pixels of a tensor: per dimension some intervals ``[start, stop)``, in all their combinations.
+
+    Attributes
+    ----------
+    starts, stops : tuple of int64 array
+        Per dimension the bounds of its intervals in pixels, both ascending.
+    """
+
+    starts: tuple[IntArray, ...]
+    stops: tuple[IntArray, ...]
+
+    @classmethod
+    def of_box(cls, start: Sequence[int], stop: Sequence[int]) -> Intervals:
+        """The pixels of a box."""
+        return cls(*(tuple(np.array([bound], dtype=np.int64) for bound in bounds) for bounds in (start, stop)))
+
+    @classmethod
+    def of_windows(cls, window: TensorWindow, product: IndexProduct) -> Intervals:
+        """The pixels that some windows cover, or read of an arg."""
+        starts, stops = [], []
+        for d, k in enumerate(window.followed):
+            size, stride, offset = window.size[d], window.stride[d], window.offset[d]
+            indices: Indices = range(1) if k is None else product.coordinates[k]
+            if isinstance(indices, range) and stride <= size:
+                # One interval.
+                starts.append(np.array([indices[0] * stride + offset], dtype=np.int64))
+                stops.append(np.array([indices[-1] * stride + offset + size], dtype=np.int64))
+            else:
+                starts.append(as_array(indices) * stride + offset)
+                stops.append(starts[-1] + size)
+        return cls(tuple(starts), tuple(stops))
+
+    @property
+    def hull(self) -> tuple[list[int], list[int]]:
+        """The smallest box that holds all of the pixels, of which there is at least one."""
+        return [int(start[0]) for start in self.starts], [int(stop[-1]) for stop in self.stops]
+
+
+@dataclass(frozen=True)
+class IndexProduct:
+    """Windows whose index lies in a set per coordinate.
+
+    Attributes
+    ----------
+    coordinates : tuple of range or int64 array
+        Per coordinate, its set in ascending order; a range where there are no gaps.
+    """
+
+    coordinates: tuple[Indices, ...]
+
+    @classmethod
+    def touching(cls, grid: WindowGrid, intervals: Intervals) -> IndexProduct:
+        """The windows of a grid that hold at least one of the pixels."""
+        sets: list[list[Indices]] = [[] for _ in range(grid.ndim)]
+        window = grid.window
+        apart = False
+        for d, k in enumerate(window.followed):
+            size, stride, offset = window.size[d], window.stride[d], window.offset[d]
+            starts, stops = intervals.starts[d], intervals.stops[d]
+            if k is None:
+                apart |= not bool(((starts < offset + size) & (stops > offset)).any())
+            else:
+                low = np.maximum(-((offset + size - 1 - starts) // stride), grid.first[k])
+                high = np.minimum((stops - 1 - offset) // stride, grid.last[k])
+                sets[k].append(_merged(low, high))
+        # A coordinate that no dimension follows is 0; without any window, it is nothing.
+        whole = [
+            range(a, b + 1) if of == [] else reduce(_common, of)
+            for a, b, of in zip(grid.first, grid.last, sets, strict=True)
+        ]
+        return cls(tuple(range(0) if apart else indices for indices in whole))
+
+    @property
+    def count(self) -> int:
+        """How many windows they are."""
+        return math.prod(len(indices) for indices in self.coordinates)
+
+    def holds(self, windows: IntArray) -> npt.NDArray[np.bool_]:
+        """Which of some windows, (N, coordinates) in, are among them."""
+        held = np.ones(len(windows), dtype=bool)
+        for column, indices in zip(windows.T, self.coordinates, strict=True):
+            if isinstance(indices, range):
+                held &= (column >= indices.start) & (column < indices.stop)
+            else:
+                held &= np.isin(column, indices)
+        return held
+
+    def lies_in(self, other: IndexProduct) -> bool:
+        """Whether another product holds all of them."""
+        return self.meet(other).count == self.count
+
+    def within(self, grid: WindowGrid) -> IndexProduct:
+        """Those that exist on a grid, which may have more coordinates: there they are 0."""
+        clipped: list[Indices] = []
+        more = (range(1),) * (grid.ndim - len(self.coordinates))
+        for indices, first, last in zip((*self.coordinates, *more), grid.first, grid.last, strict=True):
+            if isinstance(indices, range):
+                clipped.append(range(max(indices.start, first), min(indices.stop, last + 1)))
+            else:
+                clipped.append(indices[(indices >= first) & (indices <= last)])
+        return IndexProduct(tuple(clipped))
+
+    def meet(self, other: IndexProduct) -> IndexProduct:
+        """The windows that are in both."""
+        return IndexProduct(tuple(map(_common, self.coordinates, other.coordinates)))
+
+
+class WindowSet:
+    """All that the tensors downstream need of one tensor: windows in any of some products."""
+
+    def __init__(self) -> None:
+        self.parts: list[IndexProduct] = []
+        self.exact = True
+
+    @classmethod
+    def touching(cls, grid: WindowGrid, intervals: Iterable[Intervals]) -> WindowSet:
+        """The windows of a grid that hold pixels of any of some spans."""
+        return cls.all_of(IndexProduct.touching(grid, span) for span in intervals)
+
+    @classmethod
+    def all_of(cls, parts: Iterable[IndexProduct]) -> WindowSet:
+        """The windows in any of some products; more than these, and not `exact`, where they cannot be counted."""
+        needs = cls()
+        for part in parts:
+            needs.add(part)
+        return needs if needs.countable else needs._hull()
+
+    def add(self, part: IndexProduct) -> None:
+        """These windows are needed as well."""
+        if part.count and not any(part.lies_in(known) for known in self.parts):
+            self.parts = [known for known in self.parts if known.meet(part).count < known.count] + [part]
+
+    @property
+    def countable(self) -> bool:
+        """Whether `count` can tell."""
+        return len(self.parts) <= _MOST_PARTS
+
+    def _hull(self) -> WindowSet:
+        """One product that holds all of the windows, and maybe more."""
+        columns = zip(*(part.coordinates for part in self.parts), strict=True)
+        bounds = [(min(int(of[0]) for of in column), max(int(of[-1]) for of in column)) for column in columns]
+        hull = WindowSet()
+        hull.exact = False
+        hull.add(IndexProduct(tuple(range(low, high + 1) for low, high in bounds)))
+        return hull
+
+    def count(self) -> int:
+        """How many windows there are in all parts, each once."""
+        total = 0
+        for number in range(1, len(self.parts) + 1):
+            for parts in itertools.combinations(self.parts, number):
+                total += (-1) ** (number + 1) * reduce(IndexProduct.meet, parts).count
+        return total
+
+
+def separable(window: TensorWindow) -> bool:
+    """Whether what some windows read of an arg is told by each coordinate on its own: none moves two dimensions."""
+    followed = [k for k in window.followed if k is not None]
+    return len(followed) == len(set(followed))
+
+
+def as_array(indices: Indices) -> IntArray:
+    """The set as an array."""
+    return np.arange(indices.start, indices.stop, dtype=np.int64) if isinstance(indices, range) else indices
+
+
+def _common(a: Indices, b: Indices) -> Indices:
+    if isinstance(a, range) and isinstance(b, range):
+        return range(max(a.start, b.start), max(a.start, b.start, min(a.stop, b.stop)))
+    return np.intersect1d(as_array(a), as_array(b), assume_unique=True)
+
+
+def _merged(low: IntArray, high: IntArray) -> Indices:
+    """All integers of some intervals ``[low, high]``, whose bounds ascend, each once."""
+    kept = low <= high
+    low, high = low[kept], high[kept]
+    if not len(low):
+        return range(0)
+    if bool((low[1:] <= high[:-1] + 1).all()):
+        return range(int(low[0]), int(high[-1]) + 1)
+    low = np.maximum(low, np.concatenate([low[:1], high[:-1] + 1]))
+    lengths = np.maximum(high - low + 1, 0)
+    begins = np.cumsum(lengths) - lengths
+    joined: IntArray = np.arange(int(lengths.sum()), dtype=np.int64) - np.repeat(begins - low, lengths)
+    return joined
+
+
+MOST_BOXES = 2**12
+"""A union of more boxes is taken for the smallest box around them."""
+
+FARTHEST = 2**53
+"""No read reaches a pixel that is farther out in an unbounded dimension."""
+
+_FEW_POINTS = 2**20
+
+
+@dataclass(frozen=True, eq=False)
+class BoxUnion:
+    """A union of half-open boxes of integer points, none of them empty; they may overlap.
+
+    Attributes
+    ----------
+    low, high : int64 array of shape (N, ndim)
+        Their bounds.
+    """
+
+    low: IntArray
+    high: IntArray
+
+    @classmethod
+    def of(cls, low: npt.ArrayLike, high: npt.ArrayLike) -> BoxUnion:
+        """The union of boxes ``[low, high)``, some of which may be empty; a bit more where they are very many."""
+        bounds = np.stack([np.asarray(low, dtype=np.int64), np.asarray(high, dtype=np.int64)], axis=1)
+        bounds = bounds[(bounds[:, 0] < bounds[:, 1]).all(axis=1)]
+        bounds = unique_rows(bounds.reshape(len(bounds), 2 * bounds.shape[2])).reshape(-1, *bounds.shape[1:])
+        if len(bounds) > MOST_BOXES:
+            bounds = np.stack([bounds[:, 0].min(axis=0), bounds[:, 1].max(axis=0)])[None]
+        return cls(bounds[:, 0], bounds[:, 1])
+
+    def __bool__(self) -> bool:
+        return bool(len(self.low))
+
+    def joined(self, other: BoxUnion) -> BoxUnion:
+        """The points of both."""
+        return BoxUnion.of(np.concatenate([self.low, other.low]), np.concatenate([self.high, other.high]))
+
+    @property
+    def hull(self) -> tuple[Index, Index]:
+        """The smallest box around all points, of which there is at least one."""
+        return tuple(self.low.min(axis=0).tolist()), tuple(self.high.max(axis=0).tolist())
+
+    @property
+    def most_points(self) -> float:
+        """How many points there are at most."""
+        return float((self.high - self.low).prod(axis=1, dtype=np.float64).sum())
+
+    def points(self) -> set[Index]:
+        """All points; not to be called where there are too many."""
+        return set(as_tuples(points_of_boxes(self.low, self.high)[0]))
+
+    def held(self, points: Sequence[Index]) -> list[Index]:
+        """Those of some points that are in it."""
+        if not points or not self:
+            return []
+        if self.most_points <= _FEW_POINTS:
+            mine = self.points()
+            return [point for point in points if point in mine]
+        given = np.array(points, dtype=np.int64)
+        inside = np.zeros(len(given), dtype=bool)
+        for low, high in zip(self.low, self.high, strict=True):
+            inside |= ((given >= low) & (given < high)).all(axis=1)
+        return [points[number] for number in np.flatnonzero(inside).tolist()]
+
+
+def same_windows(windows: BoxUnion, coordinates: int, grid: WindowGrid) -> BoxUnion:
+    """The windows on another grid that share their first coordinates with some; further ones are 0."""
+    every = all_windows(grid)
+    if not windows or not every:
+        return BoxUnion.of(*np.empty((2, 0, grid.ndim), dtype=np.int64))
+    low, high = (np.repeat(bounds, len(windows.low), axis=0) for bounds in (every.low, every.high))
+    low[:, :coordinates] = np.maximum(low[:, :coordinates], windows.low[:, :coordinates])
+    high[:, :coordinates] = np.minimum(high[:, :coordinates], windows.high[:, :coordinates])
+    return BoxUnion.of(low, high)
+
+
+def all_windows(grid: WindowGrid) -> BoxUnion:
+    """The windows that a read may need."""
+    low = [-FARTHEST if extent is None else 0 for extent in grid.shape]
+    high = [FARTHEST if extent is None else extent for extent in grid.shape]
+    return windows_over(grid, low, high)
+
+
+def windows_over(grid: WindowGrid, start: Sequence[int], stop: Sequence[int]) -> BoxUnion:
+    """The windows that intersect the pixels ``[start, stop)``."""
+    low, high = grid.box(start, stop)
+    return BoxUnion.of([low], [high])
+
+
+def pixels_of(window: TensorWindow, windows: BoxUnion) -> BoxUnion:
+    """The pixels that some windows cover, or read of an arg.
+
+    Exact unless there are very many boxes to tell apart: where windows leave gaps, or lie along a diagonal.
+    """
+    windows = _split(window, windows)
+    return BoxUnion(window.starts(windows.low), window.bounds(windows.high - 1)[1])
+
+
+def _split(window: TensorWindow, windows: BoxUnion) -> BoxUnion:
+    """The same windows in boxes that each cover one box of pixels, unless these are too many."""
+    strides = zip(window.followed, window.size, window.stride, strict=True)
+    gaps = {k for k, size, stride in strides if k is not None and stride > size}
+    apart = sorted(gaps | {k for k in window.followed if k is not None and window.followed.count(k) > 1})
+    low, high = windows.low[:, apart], windows.high[:, apart]
+    if not apart or BoxUnion(low, high).most_points > MOST_BOXES:
+        return windows
+    points, owner = points_of_boxes(low, high)
+    low, high = windows.low[owner], windows.high[owner]
+    low[:, apart], high[:, apart] = points, points + 1
+    return BoxUnion(low, high)
+
+
+def readers_of(pixels: BoxUnion, grid: WindowGrid, window: TensorWindow) -> BoxUnion:
+    """The windows of a consumer, by its grid, that read some of the pixels of an arg through its arg window."""
+    every = all_windows(grid)
+    if not every or not pixels:
+        return BoxUnion.of(*np.empty((2, 0, grid.ndim), dtype=np.int64))
+    low, high = (np.repeat(bounds, len(pixels.low), axis=0) for bounds in (every.low, every.high))
+    for d, (k, size, stride) in enumerate(zip(window.followed, window.size, window.stride, strict=True)):
+        begin, end = pixels.low[:, d] - window.offset[d], pixels.high[:, d] - window.offset[d]
+        if k is None:
+            unread = (begin >= size) | (end <= 0)
+            high[unread] = low[unread]
+        else:
+            low[:, k] = np.maximum(low[:, k], -((size - 1 - begin) // stride))
+            high[:, k] = np.minimum(high[:, k], (end - 1) // stride + 1)
+    return BoxUnion.of(low, high)
+
+
+def tiles_of(grid: WindowGrid, pixels: BoxUnion) -> BoxUnion:
+    """The tiles, windows of a grid without gaps, that hold some of the pixels."""
+    return BoxUnion.of(*grid.boxes(pixels.low, pixels.high))

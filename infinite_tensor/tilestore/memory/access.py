@@ -1,0 +1,172 @@
+"""One read's view of one tensor in memory: the windows it touches."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from infinite_tensor.geometry.points import UNBOUNDED, Index, IntArray, as_tuples, rows_of
+from infinite_tensor.support.arrays import Array, as_array, copied
+from infinite_tensor.tilestore.access import Access
+from infinite_tensor.tilestore.layout import copy_shared
+from infinite_tensor.tilestore.memory.kept_windows import Held, KeptWindows
+from infinite_tensor.tilestore.memory.rows import Row, fold_rows, rows_in
+from infinite_tensor.tilestore.patches import Patch, ReadPatches
+from infinite_tensor.values.spec import TensorSpec
+
+
+class MemoryAccess(Access):
+    """Holds the windows of its regions by reference, whether or not the cache still does.
+
+    Parameters
+    ----------
+    check_open : callable
+        A method of the store, which is kept alive by it; raises StoreError where the store has been closed.
+    kept : KeptWindows
+        What the store keeps.
+    spec : TensorSpec
+        The tensor, as it is kept.
+    """
+
+    def __init__(self, check_open: Callable[[], None], kept: KeptWindows, spec: TensorSpec) -> None:
+        self._check_open = check_open
+        self._kept = kept
+        self._spec = spec
+        self._layout = layout = kept.layout(spec)
+        self._overlaps = not spec.grid.overlap_free
+        self._patch_pixels = math.prod(layout.tile_shape)
+        self._small_windows = 4 * math.prod(spec.grid.window.size) <= self._patch_pixels
+        self._held = Held(spec.tensor_id)
+        self._patches = ReadPatches()
+
+    def add(self, starts: IntArray, stops: IntArray) -> IntArray:
+        """Look up the windows of the regions; see `Access.add`."""
+        self._check_open()
+        self._patches.extend(starts, stops)
+        points, held = self._spec.grid.points(starts, stops), self._held.rows
+        needed = as_tuples(points)
+        if held:
+            needed = [index for index in needed if index not in held]
+        found = self._kept.take(self._spec, needed)
+        if len(needed) == len(points) and not found:
+            return points
+        held.update(found)
+        missing = [index for index in needed if index not in found]
+        return np.array(missing, dtype=np.int64).reshape(len(missing), self._spec.grid.ndim)
+
+    def absent(self, windows: IntArray) -> npt.NDArray[np.bool_]:
+        """Look in the cache again; see `Access.absent`."""
+        self._check_open()
+        indices, held = as_tuples(windows), self._held
+        self._kept.take_or_await(self._spec, held, [index for index in indices if index not in held.rows])
+        return np.array([index not in held.rows for index in indices], dtype=bool)
+
+    def deposit(self, windows: IntArray, outputs: Array) -> None:
+        """Keep the windows, here and in the cache."""
+        indices = as_tuples(windows)
+        rows: dict[Index, Row] = {}
+        for begin, end in rows_of(windows):
+            rows.update(dict.fromkeys(indices[begin:end], Row(indices[begin], outputs[begin:end])))
+        self._held.rows.update(rows)
+        self._patches.look_again()
+        self._check_open()
+        self._kept.put(self._spec, rows)
+
+    def read(self, start: Sequence[int], out: torch.Tensor) -> None:
+        """Blend the windows of a region into `out`, or copy what has been blended before."""
+        target, stop = as_array(out), [a + n for a, n in zip(start, out.shape, strict=True)]
+        if out.numel() >= self._patch_pixels:
+            self._fold(target, start)
+            if self._overlaps and self._kept.has_room(self._layout.tile_bytes):
+                self._remember(target, start, stop)
+        elif self._overlaps or (self._small_windows and self._patches.worthwhile):
+            for index in itertools.product(*map(range, *self._layout.box(start, stop))):
+                patch = self._patches.get(index, partial(self._patch, index))
+                if patch is None:
+                    low, to = self._layout.part(index, start, stop)
+                    self._fold(target[to], low)
+                else:
+                    copy_shared(patch.pixels, patch.start, target, start)
+        else:
+            self._fold(target, start)
+
+    def keep(self, start: Sequence[int] | None) -> None:
+        """Drop the windows that end before `start`."""
+        if start is None:
+            self._held.rows = {}
+            self._patches.keep(None)
+            return
+        low, high = self._spec.grid.box(start, [UNBOUNDED] * len(start))
+        if low == high:
+            self._held.rows = {}
+        self._held.rows = {index: row for index, row in self._held.rows.items() if all(map(operator.le, low, index))}
+        self._patches.keep(start)
+
+    @property
+    def outdated(self) -> bool:
+        """Whether the store keeps the tensor as another object by now."""
+        return not self._kept.is_current(self._spec)
+
+    def detach(self) -> None:
+        """Go on with an object of its own."""
+        self._spec = replace(self._spec)
+
+    def close(self) -> None:
+        """Drop all windows."""
+        self.keep(None)
+        if self._held.awaited:
+            self._kept.await_no_more(self._held)
+
+    def _fold(self, target: Array, start: Sequence[int]) -> None:
+        stop = [a + n for a, n in zip(start, target.shape, strict=True)]
+        rows = rows_in(self._spec.grid.box(start, stop), self._held.rows.get)
+        assert rows is not None
+        fold_rows(self._spec, rows, target, start)
+
+    def _patch(self, index: Index) -> Patch | None:
+        """A patch from the store, or blended now: whole, or as far as regions of this read may reach."""
+        start, stop = self._layout.start(index), self._layout.stop(index)
+        pixels = self._kept.patch(self._spec, index)
+        if pixels is not None:
+            return Patch(start, stop, pixels)
+        whole = self._blended(start, stop)
+        if whole is None:
+            return self._blended(*self._patches.cut(start, stop))
+        if self._overlaps:
+            self._kept.keep_patch(self._spec, index, whole.pixels)
+        return whole
+
+    def _blended(self, start: Index, stop: Index) -> Patch | None:
+        rows = self._rows(start, stop)
+        if rows is None:
+            return None
+        shape = [b - a for a, b in zip(start, stop, strict=True)]
+        pixels = as_array(torch.empty(shape, dtype=self._spec.dtype, device=self._spec.device))
+        fold_rows(self._spec, rows, pixels, start)
+        return Patch(start, stop, pixels)
+
+    def _rows(self, start: Index, stop: Index) -> list[tuple[Index, Array]] | None:
+        """The windows of a region, from the cache too; None where one is missing."""
+        box, held = self._spec.grid.box(start, stop), self._held.rows
+        unknown = [index for index in itertools.product(*map(range, *box)) if index not in held]
+        found = self._kept.take(self._spec, unknown)
+        if len(found) < len(unknown):
+            return None
+        return rows_in(box, lambda index: held.get(index) or found.get(index))
+
+    def _remember(self, pixels: Array, start: Sequence[int], stop: Sequence[int]) -> None:
+        """Keep the patches that lie in a region which has been blended."""
+        for patch in itertools.product(*map(range, *self._layout.box(start, stop))):
+            low, to = self._layout.part(patch, start, stop)
+            block = pixels[to]
+            whole = [b - a for a, b in zip(low, self._layout.stop(patch), strict=True)]
+            if tuple(low) == self._layout.start(patch) and list(block.shape) == whole:
+                self._kept.keep_patch(self._spec, patch, copied(block))

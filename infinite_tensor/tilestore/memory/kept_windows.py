@@ -1,0 +1,173 @@
+"""What a memory store keeps: the windows of its tensors, and pixels that have been blended from them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from weakref import WeakSet
+
+from infinite_tensor.geometry.points import Index
+from infinite_tensor.support.arrays import Array
+from infinite_tensor.tilestore.layout import TileLayout
+from infinite_tensor.tilestore.memory.rows import Row
+from infinite_tensor.tilestore.memory.window_cache import AllWindows, WindowCache
+from infinite_tensor.tilestore.patches import Patches, patch_layout
+from infinite_tensor.values.spec import TensorSpec
+
+
+class Held:
+    """The windows of one tensor that a read holds, and those that it is handed as soon as others have computed them.
+
+    Attributes
+    ----------
+    tensor_id : str
+        The tensor.
+    rows : dict of tuple of int to Row
+        What it holds.
+    awaited : set of tuple of int
+        What it waits for. That stands here alone, so that nothing is left of a read that was interrupted.
+    """
+
+    def __init__(self, tensor_id: str) -> None:
+        self.tensor_id = tensor_id
+        self.rows: dict[Index, Row] = {}
+        self.awaited: set[Index] = set()
+
+
+class KeptWindows:
+    """Windows of any number of tensors and patches of pixels, within limits. Safe for threads.
+
+    Attributes
+    ----------
+    lock : threading.RLock
+        Held while anything is looked up or changed.
+    specs : dict of str to TensorSpec
+        The tensors. Reads hold the very object: where it is another one, windows have been dropped since.
+    windows : AllWindows or RecentWindows
+        Their windows.
+    patches : Patches
+        Blended pixels, in the room that windows leave.
+    """
+
+    def __init__(self, max_bytes: int | None, max_windows: int | None) -> None:
+        self.specs: dict[str, TensorSpec] = {}
+        self.windows: WindowCache = AllWindows()
+        self._layouts: dict[str, TileLayout] = {}
+        self.renew()
+        self.limit(max_bytes, max_windows)
+
+    def renew(self) -> None:
+        """Begin with what may be shared with a process that this one was forked from: the windows."""
+        self.lock = threading.RLock()
+        self.patches = Patches()
+        self._waiting: WeakSet[Held] = WeakSet()
+
+    def limit(self, max_bytes: int | None, max_windows: int | None) -> None:
+        """Set the limits of windows, in whose order of use they are kept only where there are some."""
+        with self.lock:
+            if max_bytes is not None or max_windows is not None or self.windows.limited:
+                self.windows = self.windows.ordered(max_bytes, max_windows)
+            if not self.windows.limited:
+                self.windows = self.windows.unordered()
+            self.shrink_patches()
+
+    def shrink_patches(self) -> None:
+        """Windows may take all of the room that there is, patches what these leave."""
+        if self.windows.limited:
+            self.patches.shrink(self.windows.room)
+
+    def has_room(self, nbytes: int) -> bool:
+        """Whether a patch of this size may be kept."""
+        return not self.windows.limited or self.windows.room >= nbytes
+
+    def keeps(self, spec: TensorSpec) -> bool:
+        """Whether what is in memory is of this tensor, which may have been cleared or moved meanwhile."""
+        known = self.specs.get(spec.tensor_id)
+        return known is spec or (
+            known is not None and known.device == spec.device and known.definition.digest == spec.definition.digest
+        )
+
+    def is_current(self, spec: TensorSpec) -> bool:
+        """Whether this very object stands for a tensor: it was neither cleared, nor moved, nor invalidated since."""
+        return self.specs.get(spec.tensor_id) is spec
+
+    def layout(self, spec: TensorSpec) -> TileLayout:
+        """How a tensor is cut into patches."""
+        with self.lock:
+            if not self.keeps(spec):
+                # What is found of it must not be taken for that of the next tensor of this id.
+                return patch_layout(spec)
+            if spec.tensor_id not in self._layouts:
+                self._layouts[spec.tensor_id] = patch_layout(spec)
+            return self._layouts[spec.tensor_id]
+
+    def take(self, spec: TensorSpec, indices: Sequence[Index]) -> Mapping[Index, Row]:
+        """Those of the windows that are there."""
+        with self.lock:
+            return self.windows.take(spec.tensor_id, indices) if self.is_current(spec) else {}
+
+    def put(self, spec: TensorSpec, rows: dict[Index, Row]) -> None:
+        """Keep windows, and hand them to the reads that wait for them."""
+        with self.lock:
+            if not self.is_current(spec):
+                return
+            if not self.windows.limited:
+                # A limit that was lent may have ended.
+                self.windows = self.windows.unordered()
+            self.windows.put(spec.tensor_id, rows)
+            self.shrink_patches()
+            for held in self._waiting:
+                if held.tensor_id == spec.tensor_id:
+                    for index in held.awaited & rows.keys():
+                        held.rows[index] = rows[index]
+                    held.awaited -= rows.keys()
+
+    def take_or_await(self, spec: TensorSpec, held: Held, indices: Sequence[Index]) -> None:
+        """Have a read hold those of the windows that are there now, and the others when they come."""
+        with self.lock:
+            found = self.take(spec, indices)
+            held.rows.update(found)
+            held.awaited.update([index for index in indices if index not in found])
+            self._waiting.add(held)
+
+    def await_no_more(self, held: Held) -> None:
+        """A read waits for nothing any more."""
+        with self.lock:
+            self._waiting.discard(held)
+
+    def patch(self, spec: TensorSpec, patch: Index) -> Array | None:
+        """A patch of blended pixels, or None."""
+        with self.lock:
+            return self.patches.get(spec.tensor_id, patch) if self.is_current(spec) else None
+
+    def keep_patch(self, spec: TensorSpec, patch: Index, pixels: Array) -> None:
+        """Keep a patch of blended pixels."""
+        with self.lock:
+            if self.is_current(spec):
+                self.patches.put(spec.tensor_id, patch, pixels)
+                self.shrink_patches()
+
+    def forget_windows(self, tensor_id: str) -> None:
+        """Forget all windows and patches of a tensor."""
+        with self.lock:
+            self.patches.forget(tensor_id)
+            self.windows.forget(tensor_id)
+
+    def forget(self, tensor_id: str) -> None:
+        """Forget a tensor."""
+        with self.lock:
+            self.forget_windows(tensor_id)
+            self.specs.pop(tensor_id, None)
+            self._layouts.pop(tensor_id, None)
+
+    def replace(self, spec: TensorSpec, rows: dict[Index, Row]) -> None:
+        """Have a tensor and its windows take the place of all that is there under its id.
+
+        Interrupted on the way, windows are missing: they never stand beside the definition of others.
+        """
+        with self.lock:
+            self.forget_windows(spec.tensor_id)
+            self.specs[spec.tensor_id] = spec
+            self._layouts.pop(spec.tensor_id, None)
+            self.windows.put(spec.tensor_id, rows)
+            self.shrink_patches()

@@ -1,0 +1,168 @@
+"""Windows of any number of tensors in memory: all of them, or those that were used last.
+
+Every change is one step on one mapping, so that an interrupt finds it done or not begun. Not safe for threads: the
+owner holds a lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+from infinite_tensor.geometry.points import Index
+from infinite_tensor.support.arrays import copied
+from infinite_tensor.support.waiting import Mark
+from infinite_tensor.tilestore.lru import LRU
+from infinite_tensor.tilestore.memory.rows import Row
+
+
+class AllWindows:
+    """Forgets nothing. Windows that were computed together stay together, in a row."""
+
+    max_bytes = max_items = None
+    limited = False
+    room = 0
+
+    def __init__(self) -> None:
+        self._rows: dict[str, dict[Index, Row]] = {}
+
+    @property
+    def total_bytes(self) -> int:
+        """What all windows take."""
+        return sum(row.window_bytes for rows in self._rows.values() for row in rows.values())
+
+    def of(self, tensor_id: str) -> Mapping[Index, Row]:
+        """All windows of one tensor. To look at, not to use."""
+        return self._rows.get(tensor_id, {})
+
+    def finder(self, tensor_id: str) -> Callable[[Index], Row | None]:
+        """What finds a row that holds a window of one tensor, or None."""
+        return self._rows.get(tensor_id, {}).get
+
+    def take(self, tensor_id: str, indices: Sequence[Index]) -> dict[Index, Row]:
+        """Those of the windows that are here."""
+        rows = self._rows.get(tensor_id)
+        return {index: rows[index] for index in indices if index in rows} if rows else {}
+
+    def put(self, tensor_id: str, rows: Mapping[Index, Row]) -> None:
+        """Keep windows, each with a row that holds it."""
+        self._rows.setdefault(tensor_id, {}).update(rows)
+
+    def forget(self, tensor_id: str) -> None:
+        """Forget all windows of a tensor."""
+        self._rows.pop(tensor_id, None)
+
+    def drop(self, tensor_id: str, indices: Sequence[Index]) -> None:
+        """Forget some windows of a tensor, all of which are here."""
+        rows = dict(self._rows.get(tensor_id, {}))
+        broken = {id(rows.pop(index)) for index in indices}
+        for index, row in rows.items():
+            if id(row) in broken:
+                # Whoever finds a row takes the windows that follow in it for stored as well.
+                rows[index] = _alone(row, index)
+        self._rows[tensor_id] = rows
+
+    def unordered(self) -> AllWindows:
+        """Itself; see `RecentWindows.unordered`."""
+        return self
+
+    def ordered(self, max_bytes: int | None, max_items: int | None) -> RecentWindows:
+        """The same windows, of which the least recently used are forgotten beyond some limits."""
+        recent = RecentWindows(max_bytes, max_items)
+        for tensor_id, rows in self._rows.items():
+            recent.put(tensor_id, rows)
+        return recent
+
+
+class RecentWindows:
+    """Forgets the least recently used windows beyond its limits.
+
+    Parameters
+    ----------
+    max_bytes, max_items : int or None
+        Limits; None is no limit, but for those that are lent.
+    """
+
+    def __init__(self, max_bytes: int | None, max_items: int | None) -> None:
+        self._windows: LRU[tuple[str, Index], Row] = LRU(max_bytes, max_items)
+
+    @property
+    def max_bytes(self) -> int | None:
+        """The most bytes that are kept."""
+        return self._windows.max_bytes
+
+    @property
+    def max_items(self) -> int | None:
+        """The most windows that are kept."""
+        return self._windows.max_items
+
+    @property
+    def total_bytes(self) -> int:
+        """What all windows take."""
+        return self._windows.total_bytes
+
+    @property
+    def limited(self) -> bool:
+        """Whether windows may be forgotten."""
+        return self.max_items is not None or self._windows.most_bytes is not None
+
+    @property
+    def room(self) -> int:
+        """Bytes that the limit leaves; 0 where there is a limit in windows only."""
+        most = self._windows.most_bytes
+        return 0 if most is None else most - self.total_bytes
+
+    def lend(self, mark: Mark, room: int) -> None:
+        """While `mark` is under way, windows without a limit have one: what there is now and `room` bytes."""
+        self._windows.lend(mark, room)
+
+    def of(self, tensor_id: str) -> Mapping[Index, Row]:
+        """All windows of one tensor. To look at, not to use."""
+        return {index: row for (name, index), row in self._windows.items() if name == tensor_id}
+
+    def finder(self, tensor_id: str) -> Callable[[Index], Row | None]:
+        """What finds a row that holds a window of one tensor, or None."""
+        return lambda index: self._windows.get((tensor_id, index))
+
+    def take(self, tensor_id: str, indices: Sequence[Index]) -> dict[Index, Row]:
+        """Those of the windows that are here."""
+        found = {index: self._windows.get((tensor_id, index)) for index in indices}
+        return {index: row for index, row in found.items() if row is not None}
+
+    def put(self, tensor_id: str, rows: Mapping[Index, Row]) -> None:
+        """Keep windows, each by itself: a row would stay as long as any of its windows."""
+        for index, row in rows.items():
+            self._windows.put((tensor_id, index), _alone(row, index), row.window_bytes)
+        self._windows.evict()
+
+    def forget(self, tensor_id: str) -> None:
+        """Forget all windows of a tensor."""
+        self.drop(tensor_id, list(self.of(tensor_id)))
+
+    def drop(self, tensor_id: str, indices: Sequence[Index]) -> None:
+        """Forget some windows of a tensor."""
+        for index in indices:
+            self._windows.pop((tensor_id, index))
+
+    def ordered(self, max_bytes: int | None, max_items: int | None) -> RecentWindows:
+        """Itself, within other limits."""
+        self._windows.max_bytes, self._windows.max_items = max_bytes, max_items
+        self._windows.evict()
+        return self
+
+    def unordered(self) -> AllWindows:
+        """The same windows, none of which is forgotten."""
+        rows: dict[str, dict[Index, Row]] = {}
+        for (tensor_id, index), row in self._windows.items():
+            rows.setdefault(tensor_id, {})[index] = row
+        unlimited = AllWindows()
+        for tensor_id, each in rows.items():
+            unlimited.put(tensor_id, each)
+        return unlimited
+
+
+WindowCache: TypeAlias = AllWindows | RecentWindows
+
+
+def _alone(row: Row, index: Index) -> Row:
+    return Row(index, copied(row.window(index)[None]))

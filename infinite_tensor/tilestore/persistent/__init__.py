@@ -1,0 +1,8 @@
+"""Stores that outlive the process: what authors of backends subclass."""
+
+from infinite_tensor.tilestore.partial import PartialTile
+from infinite_tensor.tilestore.persistent.store import PersistentTileStore
+from infinite_tensor.tilestore.report import TensorInfo
+from infinite_tensor.tilestore.stored import FORMAT
+
+__all__ = ["FORMAT", "PartialTile", "PersistentTileStore", "TensorInfo"]

@@ -1,0 +1,203 @@
+"""One read's view of one tensor in a persistent store: the tiles it touches."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from infinite_tensor.geometry.points import Index, IntArray, as_tuples, rows_of
+from infinite_tensor.support.arrays import Array, as_array
+from infinite_tensor.tilestore.access import Access
+from infinite_tensor.tilestore.inventory import NOTHING, Known, missing_windows
+from infinite_tensor.tilestore.layout import Record, copy_shared
+from infinite_tensor.tilestore.partial import TileInProgress
+from infinite_tensor.tilestore.patches import Patch, ReadPatches
+from infinite_tensor.tilestore.persistent.cache import TileCache
+from infinite_tensor.tilestore.persistent.loading import Entry
+from infinite_tensor.tilestore.persistent.registry import Registry
+
+
+class TileAccess(Access):
+    """Holds complete tiles by reference, and pins those in progress so that they stay in the cache.
+
+    Parameters
+    ----------
+    check_open : callable
+        A method of the store, which is kept alive by it; raises StoreError where the store has been closed.
+    registry : Registry
+        The tensors of the store.
+    cache : TileCache
+        Its tiles.
+    record : Record
+        The tensor.
+    """
+
+    def __init__(self, check_open: Callable[[], None], registry: Registry, cache: TileCache, record: Record) -> None:
+        self._check_open = check_open
+        self._registry = registry
+        self._cache = cache
+        self._record = record
+        self._tiles: dict[Index, Entry] = {}
+        self._fetching = threading.Lock()
+        self._reader: weakref.ref[object] = weakref.ref(self)
+        self._patches = ReadPatches()
+
+    def add(self, starts: IntArray, stops: IntArray) -> IntArray:
+        """Fetch the tiles of the regions; see `Access.add`."""
+        self._patches.extend(starts, stops)
+        grid, layout = self._record.spec.grid, self._record.layout
+        touched = layout.grid.indices(starts, stops)
+        self._fetch(touched)
+        if not any(isinstance(self._tiles[tile], TileInProgress) for tile in touched):
+            return np.empty((0, grid.ndim), dtype=np.int64)
+        with self._cache.lock:
+            missing = missing_windows(grid, layout, starts, stops, self._known)
+        if len(missing):
+            self._cache.make_room()
+        return missing
+
+    def _known(self, tile: Index) -> Known | None:
+        entry = self._tiles[tile]
+        if not isinstance(entry, TileInProgress):
+            return None
+        return NOTHING if entry.empty else entry
+
+    def absent(self, windows: IntArray) -> npt.NDArray[np.bool_]:
+        """Look again at the tiles in progress, which all reads share; see `Access.absent`."""
+        low, high = self._tiles_of(windows)
+        with self._cache.lock:
+            return np.array(
+                [
+                    any(self._lacks(tile, index) for tile in _box(a, b))
+                    for index, a, b in zip(map(tuple, windows.tolist()), low.tolist(), high.tolist(), strict=True)
+                ],
+                dtype=bool,
+            )
+
+    def _lacks(self, tile: Index, window: Index) -> bool:
+        entry = self._tiles.get(tile)
+        return isinstance(entry, TileInProgress) and window not in entry
+
+    def _tiles_of(self, windows: IntArray) -> tuple[IntArray, IntArray]:
+        """First tile of each window per dimension, and the one after the last."""
+        return self._record.layout.grid.boxes(*self._record.spec.grid.window.bounds(windows))
+
+    def deposit(self, windows: IntArray, outputs: Array) -> None:
+        """Cut the windows at the borders of tiles, and blend each piece into its tile."""
+        array = as_array(outputs.cpu()) if isinstance(outputs, torch.Tensor) else outputs
+        pieces = [piece for begin, end in self._rows_of(windows) for piece in self._pieces(windows, begin, end)]
+        self._fetch(tile for tile, _, _ in pieces)
+        self._patches.look_again()
+        indices = as_tuples(windows)
+        with self._cache.lock:
+            changed: dict[Index, TileInProgress] = {}
+            for tile, begin, end in pieces:
+                entry = self._tiles[tile]
+                if isinstance(entry, TileInProgress) and not entry.complete:
+                    entry.add_row(indices[begin], array[begin:end])
+                    changed[tile] = entry
+            self._cache.changed(self._record, changed.values())
+        self._cache.make_room()
+
+    def _rows_of(self, windows: IntArray) -> Iterable[tuple[int, int]]:
+        """Where rows begin and end; where windows do not follow each other along one dimension, each is one."""
+        if self._record.spec.grid.row_dim is None:
+            return itertools.pairwise(range(len(windows) + 1))
+        return rows_of(windows)
+
+    def _pieces(self, windows: IntArray, begin: int, end: int) -> Iterator[tuple[Index, int, int]]:
+        """Each tile that a row of windows touches, with the first and the last but one of those that touch it."""
+        grid, layout, d = self._record.spec.grid, self._record.layout, self._record.spec.grid.row_dim
+        start = grid.window.start(tuple(windows[begin].tolist()))
+        stop = [
+            a + n for a, n in zip(grid.window.start(tuple(windows[end - 1].tolist())), grid.window.size, strict=True)
+        ]
+        for tile in _box(*layout.box(start, stop)):
+            first, last = begin, end
+            if d is not None:
+                size, stride, tile_size = grid.window.size[d], grid.window.stride[d], layout.tile_shape[d]
+                before = tile[d] * tile_size - start[d]
+                first = max(begin, begin + (before - size) // stride + 1)
+                last = min(end, begin - (-(before + tile_size) // stride))
+            if first < last:
+                yield tile, first, last
+
+    def read(self, start: Sequence[int], out: torch.Tensor) -> None:
+        """Copy the region from its tiles."""
+        block = out if out.device.type == "cpu" else torch.empty(out.shape, dtype=out.dtype, device="cpu")
+        target, layout = as_array(block), self._record.layout
+        stop = [a + n for a, n in zip(start, out.shape, strict=True)]
+        low, high = layout.box(start, stop)
+        for tile in _box(low, high):
+            entry = self._tiles[tile]
+            if isinstance(entry, TileInProgress) and entry.blended:
+                entry = entry.finished()
+            if not isinstance(entry, TileInProgress):
+                copy_shared(as_array(entry), layout.start(tile), target, start)
+            elif patch := self._patch(tile, entry):
+                copy_shared(patch.pixels, patch.start, target, start)
+            else:
+                begin, to = layout.part(tile, start, stop)
+                with self._cache.lock:
+                    entry.read(target[to], begin)
+        if block is not out:
+            out.copy_(block)
+
+    def _patch(self, tile: Index, entry: TileInProgress) -> Patch | None:
+        """What this read needs of a tile in progress, blended once where many regions read it."""
+        return self._patches.get(tile, partial(self._blended, tile, entry)) if self._patches.worthwhile else None
+
+    def _blended(self, tile: Index, entry: TileInProgress) -> Patch | None:
+        start, stop = self._patches.cut(self._record.layout.start(tile), self._record.layout.stop(tile))
+        with self._cache.lock:
+            if not all(index in entry for index in _box(*self._record.spec.grid.box(start, stop))):
+                return None
+            shape = [b - a for a, b in zip(start, stop, strict=True)]
+            pixels = as_array(torch.empty(shape, dtype=self._record.spec.dtype, device="cpu"))
+            entry.read(pixels, start)
+        return Patch(start, stop, pixels)
+
+    def keep(self, start: Sequence[int] | None) -> None:
+        """Let go of the tiles that end before `start`."""
+        layout = self._record.layout
+        gone = [
+            tile
+            for tile in self._tiles
+            if start is None or any(end <= begin for end, begin in zip(layout.stop(tile), start, strict=True))
+        ]
+        self._patches.keep(start)
+        pinned = [tile for tile in gone if isinstance(self._tiles.pop(tile), TileInProgress)]
+        self._cache.unpin(self._record, pinned, self._reader)
+
+    @property
+    def outdated(self) -> bool:
+        """Whether the store has another record of the tensor by now."""
+        return not self._registry.is_current(self._record)
+
+    def detach(self) -> None:
+        """Go on with a record of its own."""
+        self._record = replace(self._record)
+
+    def close(self) -> None:
+        """Let go of all tiles."""
+        self.keep(None)
+
+    def _fetch(self, tiles: Iterable[Index]) -> None:
+        """Hold these tiles as well."""
+        self._check_open()
+        with self._fetching:
+            wanted = [tile for tile in dict.fromkeys(tiles) if tile not in self._tiles]
+            if wanted:
+                self._cache.fetch(self._record, wanted, self._reader, self._tiles)
+
+
+def _box(low: Sequence[int], high: Sequence[int]) -> Iterator[Index]:
+    return itertools.product(*map(range, low, high))

@@ -1,0 +1,129 @@
+"""What a persistent store is built on: the methods that move definitions, tiles and partial tiles."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from infinite_tensor.geometry.points import MOST_AT_ONCE, Index, check_count
+from infinite_tensor.tilestore.partial import PartialTile
+from infinite_tensor.tilestore.report import Damage, Garbage, TensorInfo
+
+_TILES_AT_ONCE = 64
+
+
+class Backend(ABC):
+    """Bytes in and out; what they mean, and when they move, is `PersistentTileStore`'s.
+
+    Authors implement the abstract methods, and override of the others what their storage can do. They are called
+    from several threads, though tiles and partial tiles are written by one thread at a time, and raise OSError
+    where storage fails. The suite in `infinite_tensor.testing` tells whether they hold.
+    """
+
+    @abstractmethod
+    def _read_definition(self, tensor_id: str) -> dict[str, Any] | None:
+        """The definition that was written for a tensor, or None."""
+
+    @abstractmethod
+    def _write_definition(self, tensor_id: str, definition: dict[str, Any]) -> None:
+        """Create a tensor. Where another process has just created it, leave that one's definition."""
+
+    @abstractmethod
+    def _delete_tensor(self, tensor_id: str) -> None:
+        """Delete everything of a tensor, the definition first. One that does not exist is no error."""
+
+    @abstractmethod
+    def _read_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[torch.Tensor | None]:
+        """The complete tiles, in the order asked for; None where there is none.
+
+        A tile that is stored but damaged is None too, with a `DamagedDataWarning`.
+        """
+
+    @abstractmethod
+    def _write_tiles(self, tensor_id: str, tiles: Mapping[Index, torch.Tensor]) -> None:
+        """Store complete tiles, each atomically; one that is there already is replaced by an equal one."""
+
+    @abstractmethod
+    def _read_partials(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[PartialTile | None]:
+        """All that was written of the partial tiles, merged (`PartialTile.merged`); None where nothing was."""
+
+    @abstractmethod
+    def _write_partials(self, tensor_id: str, partials: Mapping[Index, PartialTile | None]) -> None:
+        """Add to what is stored of partial tiles; None deletes all of it. Never loses what another wrote."""
+
+    # What a backend may override.
+
+    def _bind_tensor(self, tensor_id: str, definition: Mapping[str, Any]) -> None:  # noqa: B027  (most need nothing)
+        """Called when a tensor is registered, with its definition as `_read_definition` returned it."""
+
+    def _has_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[bool]:
+        """Whether each tile is there complete. A backend that can tell without reading them does."""
+        return [tile is not None for tile in self._read_tiles(tensor_id, tile_indices)]
+
+    def _find_tiles(self, tensor_id: str, low: Sequence[int], high: Sequence[int]) -> tuple[set[Index], set[Index]]:
+        """Which tiles of a box ``[low, high)`` are complete, and of which something is stored.
+
+        A backend that can tell without reading them all does.
+        """
+        check_count(math.prod(b - a for a, b in zip(low, high, strict=True)), MOST_AT_ONCE)
+        tiles = itertools.product(*map(range, low, high))
+        complete: set[Index] = set()
+        begun: set[Index] = set()
+        while some := list(itertools.islice(tiles, _TILES_AT_ONCE)):
+            tiles_found = zip(some, self._read_tiles(tensor_id, some), strict=True)
+            complete |= {tile for tile, found in tiles_found if found is not None}
+            parts_found = zip(some, self._read_partials(tensor_id, some), strict=True)
+            begun |= {tile for tile, found in parts_found if found is not None}
+        return complete, begun
+
+    def _delete_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> None:
+        """Delete all that is stored of some tiles, complete ones and partial ones, whoever has written it.
+
+        The partial ones first. One of which nothing is stored is no error.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} does not delete tiles: it needs a method _delete_tiles, see "
+            "infinite_tensor.tilestore.persistent.backend"
+        )
+
+    def _read_definitions(self) -> dict[str, dict[str, Any]]:
+        """The definitions of tensors, by their ids; none where they cannot be listed.
+
+        A backend that can read many at once does. It may leave out those with neither args nor an output. One that is
+        damaged is left out with a `DamagedDataWarning`.
+        """
+        if type(self)._list_tensors is Backend._list_tensors:
+            return {}
+        found = {tensor_id: self._read_definition(tensor_id) for tensor_id in self._list_tensors()}
+        return {tensor_id: definition for tensor_id, definition in found.items() if definition is not None}
+
+    def _find_partials(self, tensor_id: str, low: Sequence[int], high: Sequence[int]) -> set[Index]:
+        """Of which tiles of a box ``[low, high)`` parts are stored; some may be complete by now."""
+        return self._find_tiles(tensor_id, low, high)[1]
+
+    def _list_tensors(self) -> list[str]:
+        """Ids of all tensors that are stored."""
+        raise NotImplementedError(f"{type(self).__name__} does not list its tensors")
+
+    def _describe_tensor(self, tensor_id: str, definition: dict[str, Any]) -> TensorInfo:
+        """What is stored of a tensor."""
+        raise NotImplementedError(f"{type(self).__name__} does not describe its tensors")
+
+    def _verify_tensor(self, tensor_id: str, *, repair: bool) -> list[Damage]:
+        """What is damaged of all that is stored of a tensor; dropped, where it is to be repaired."""
+        raise NotImplementedError(f"{type(self).__name__} does not verify its tensors")
+
+    def _collect_garbage(self) -> Garbage:
+        """Delete what no definition refers to, and the logs of complete tiles."""
+        raise NotImplementedError(f"{type(self).__name__} does not collect garbage")
+
+    def _flush_backend(self) -> None:  # noqa: B027  (most need nothing)
+        """Bring what was written to where a crash of the process cannot harm it."""
+
+    def _close_backend(self) -> None:  # noqa: B027  (most need nothing)
+        """Let go of files and connections."""

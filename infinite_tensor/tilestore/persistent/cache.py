@@ -1,0 +1,345 @@
+"""The tiles of a persistent store in memory: decoded ones, those in progress, those on their way to storage."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+import torch
+
+from infinite_tensor.errors import StoreError
+from infinite_tensor.geometry.points import Index, inside
+from infinite_tensor.geometry.window_sets import BoxUnion
+from infinite_tensor.support.waiting import Mark
+from infinite_tensor.tilestore.inventory import Known
+from infinite_tensor.tilestore.layout import Record
+from infinite_tensor.tilestore.lru import LRU
+from infinite_tensor.tilestore.partial import TileInProgress
+from infinite_tensor.tilestore.persistent.loading import Entry, TileLoader
+from infinite_tensor.tilestore.persistent.registry import Registry
+from infinite_tensor.tilestore.persistent.storage import Storage
+from infinite_tensor.tilestore.persistent.storing import Key, TileStorer
+from infinite_tensor.tilestore.persistent.writer import Write, Writer
+
+
+class TileCache:
+    """An LRU of tiles over a background writer over storage.
+
+    Entries are complete tiles (tensors, never changed) and tiles in progress. A tile in progress that a
+    read has pinned stays; another one that is evicted is stored first. What waits to be stored is found in
+    the writer.
+
+    Parameters
+    ----------
+    storage : Storage
+        Where tiles come from and go to.
+    registry : Registry
+        Which tensors there are.
+    entries : LRU
+        Empty, with the limits.
+    flush_interval : float
+        Seconds after which tiles in progress are stored, looked at as they change.
+    read_only : bool
+        Nothing is ever stored; what is evicted is gone. Elsewhere that holds of tiles beyond the coordinate limits.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        registry: Registry,
+        entries: LRU[Key, Entry],
+        flush_interval: float,
+        *,
+        read_only: bool,
+    ) -> None:
+        self._storage = storage
+        self._registry = registry
+        self.entries = entries
+        self.flush_interval = flush_interval
+        self._read_only = read_only
+        self._writer: Writer[Key, TileInProgress] = Writer()
+        self._loader = TileLoader(storage, registry)
+        self._storer = TileStorer(storage, registry)
+        self.renew()
+
+    def renew(self) -> None:
+        """Begin with what may be shared with a process that this one was forked from: the complete tiles.
+
+        What waits to be stored is the parent's to store. Its tiles in progress may have been in the middle
+        of a change.
+        """
+        self.lock = threading.RLock()
+        self.entries.recount(keep=lambda entry: not isinstance(entry, TileInProgress))
+        self._writer.renew()
+        # Which reads hold a tile. Weakly: nothing is left of one that was interrupted before it could say so.
+        self._pins: dict[Key, set[weakref.ref[object]]] = {}
+        self._loading: dict[Key, Mark] = {}
+        self._dirty_since: float | None = None
+
+    def complete(self, record: Record, box: tuple[Sequence[int], Sequence[int]]) -> dict[Index, torch.Tensor] | None:
+        """The tiles in a box, if all are complete and in memory and no write has failed untold; else None."""
+        tiles: dict[Index, torch.Tensor] = {}
+        with self.lock:
+            for tile in itertools.product(*map(range, *box)):
+                entry = self.entries.get((record, tile))
+                if not isinstance(entry, torch.Tensor):
+                    return None
+                tiles[tile] = entry
+        return None if self._writer.failed else tiles
+
+    def written(self, tensor_id: str) -> tuple[int, int]:
+        """How many complete tiles of a tensor have been stored, and how many bytes, not compressed."""
+        return self._storer.written(tensor_id)
+
+    def known_partials(self, record: Record, tiles: Sequence[Index]) -> dict[Index, Known]:
+        """The windows that incomplete tiles hold in storage."""
+        return self._loader.known_partials(record, tiles)
+
+    def held(self, record: Record, low: Sequence[int], high: Sequence[int]) -> dict[Index, Entry]:
+        """The tiles of a box ``[low, high)`` that are in memory."""
+        with self.lock:
+            known: dict[Key, Entry] = dict(self._writer.jobs())
+            known |= dict(self.entries.items())
+            return {
+                tile: entry.finished() if isinstance(entry, TileInProgress) and entry.blended else entry
+                for (owner, tile), entry in known.items()
+                if owner is record and inside(tile, low, high)
+            }
+
+    def fetch(
+        self,
+        record: Record,
+        tiles: Iterable[Index],
+        reader: weakref.ref[object],
+        entries: dict[Index, Entry],
+    ) -> None:
+        """Put tiles from memory or storage into `entries`; those in progress are pinned by `reader` until `unpin`.
+
+        A tile that another thread is loading already is waited for: it is in progress once, and read once.
+        """
+        wanted = list(tiles)
+        while wanted:
+            wanted = self._fetch_some(record, wanted, reader, entries)
+
+    def _fetch_some(
+        self,
+        record: Record,
+        wanted: Sequence[Index],
+        reader: weakref.ref[object],
+        entries: dict[Index, Entry],
+    ) -> list[Index]:
+        """Put those of the tiles into `entries` that no other thread is loading; returns the others, loaded now."""
+        mark = Mark()
+        with mark.running:
+            with self.lock:
+                unknown = [tile for tile in wanted if not self._take(record, tile, reader, entries)]
+                theirs = {tile: other for tile in unknown if (other := self._load_of((record, tile)))}
+                mine = [tile for tile in unknown if tile not in theirs]
+                self._loading.update(((record, tile), mark) for tile in mine)
+            try:
+                loaded = self._loader.load(record, mine)
+                with self.lock:
+                    for tile, entry in loaded.items():
+                        self._enter(record, tile, entry)
+                        self._take(record, tile, reader, entries)
+                    self._evict()
+            finally:
+                # Where this is not reached, whoever finds the mark sees that nobody loads the tile any more.
+                for tile in mine:
+                    self._loading.pop((record, tile), None)
+        for other in set(theirs.values()):
+            other.wait()
+        return list(theirs)
+
+    def _load_of(self, key: Key) -> Mark | None:
+        """The mark of a thread that is loading a tile."""
+        mark = self._loading.get(key)
+        return mark if mark is not None and mark.is_under_way else None
+
+    def _take(self, record: Record, tile: Index, reader: weakref.ref[object], entries: dict[Index, Entry]) -> bool:
+        """Put a tile that is in memory into `entries`, pinned if it is in progress; whether it is."""
+        entry = self._known((record, tile))
+        if entry is None:
+            return False
+        if isinstance(entry, TileInProgress):
+            self._pins.setdefault((record, tile), set()).add(reader)
+        entries[tile] = entry
+        return True
+
+    def unpin(self, record: Record, tiles: Iterable[Index], reader: weakref.ref[object]) -> None:
+        """End what `fetch` began for tiles in progress."""
+        with self.lock:
+            for tile in tiles:
+                key = record, tile
+                self._pins.get(key, set()).discard(reader)
+                if not self._is_pinned(key) and not self._registry.is_current(record):
+                    self.entries.pop(key)
+            self._evict()
+
+    def _is_pinned(self, key: Key) -> bool:
+        """Whether a read holds a tile."""
+        if any(reader() is not None for reader in self._pins.get(key, ())):
+            return True
+        self._pins.pop(key, None)
+        return False
+
+    def changed(self, record: Record, tiles: Iterable[TileInProgress]) -> None:
+        """Windows have come into these tiles: send the complete ones to storage.
+
+        They are of no use to others where the tensor has been cleared since.
+        """
+        if not self._registry.is_current(record):
+            return
+        with self.lock:
+            for tile in tiles:
+                self._enter(record, tile.tile, tile)
+            self._evict()
+            due = self._dirty_since is not None and time.monotonic() - self._dirty_since > self.flush_interval
+        if due:
+            self.submit_partials()
+
+    def make_room(self) -> None:
+        """Wait while too much waits to be stored. Not to be called with the lock held.
+
+        Raises
+        ------
+        StoreError
+            If too much could not be stored, and still cannot be.
+        """
+        if self._writer.stuck():
+            self._writer.retry(self._write())
+            self._writer.drain(self._write())
+            if self._writer.stuck():
+                raise self._writer.failure() or StoreError(f"{self._storage!r} is full of what it could not store")
+        self._writer.throttle(self._write())
+
+    def submit_partials(self) -> None:
+        """Send every tile in progress to storage."""
+        with self.lock:
+            for key, entry in self.entries.items():
+                if isinstance(entry, TileInProgress) and entry.dirty:
+                    self._submit(key, entry)
+            self._dirty_since = None
+
+    def flush(self) -> None:
+        """Store everything, or raise; what failed before is tried again."""
+        self._writer.retry(self._write())
+        self.submit_partials()
+        self._writer.drain(self._write())
+        # Another thread may have been told of the failure, which is no reason to take it for a success here.
+        failure = self._writer.unstored()
+        if failure is not None:
+            self._writer.failure()
+            raise failure
+
+    def failure(self) -> StoreError | None:
+        """What a background write has failed with since the last call, or None."""
+        return self._writer.failure()
+
+    def forget(self, record: Record) -> None:
+        """Drop everything of a tensor, stored or not, after the end of a write that is under way.
+
+        It is no longer current: what a read that is in progress still hands in is not written.
+        """
+        self._writer.cancel(lambda key: key[0] is record)
+        self._drop(lambda key, _entry: key[0] is record)
+        self._storer.forget(record.spec.tensor_id)
+
+    def hand_over(self, old: Record, new: Record, but: BoxUnion) -> None:
+        """Let a tensor's new record, which is current by now, have what is stored and in memory of the old one.
+
+        Nothing of the old one is written any more, after the end of a write that is under way.
+
+        Parameters
+        ----------
+        old, new : Record
+            The records.
+        but : BoxSet
+            The tiles that have been dropped.
+        """
+        # What is complete, and still on its way to storage, will never be there.
+        unstored = {tile for record, tile in self._writer.jobs() if record is old}
+        self._writer.cancel(lambda key: key[0] is old)
+        with self.lock:
+            entries = {key[1]: entry for key, entry in self.entries.items() if key[0] is old}
+            complete = [tile for tile, entry in entries.items() if isinstance(entry, torch.Tensor)]
+            self._drop(lambda key, _entry: key[0] is old)
+            for tile in {*complete} - {*but.held(complete)} - unstored:
+                self._put((new, tile), entries[tile])
+
+    def drop_stored(self, tensor_id: str | None = None) -> None:
+        """Drop, after a flush, the tiles of one tensor or of all that can be read back."""
+        self._drop(
+            lambda key, entry: (
+                (tensor_id is None or key[0].spec.tensor_id == tensor_id)
+                and (not isinstance(entry, TileInProgress) or self._is_idle(key, entry))
+            )
+        )
+
+    def drop_in_progress(self, tensor_id: str) -> None:
+        """Drop, after a flush, the incomplete tiles of one tensor."""
+        self._drop(
+            lambda key, entry: (
+                key[0].spec.tensor_id == tensor_id and isinstance(entry, TileInProgress) and self._is_idle(key, entry)
+            )
+        )
+
+    def _is_idle(self, key: Key, tile: TileInProgress) -> bool:
+        return not tile.dirty and not self._is_pinned(key)
+
+    def drop(self) -> None:
+        """Drop everything, stored or not."""
+        self._writer.cancel(lambda _key: True)
+        self._drop(lambda _key, _entry: True)
+
+    def _drop(self, matches: Callable[[Key, Entry], bool]) -> None:
+        with self.lock:
+            for key, entry in self.entries.items():
+                if matches(key, entry):
+                    self.entries.pop(key)
+
+    def _known(self, key: Key) -> Entry | None:
+        entry = self.entries.get(key)
+        if entry is None:
+            entry = self._writer.pending(key)
+            if isinstance(entry, TileInProgress):
+                entry = entry.finished() if entry.blended else entry
+                self._put(key, entry)
+        return entry
+
+    def _enter(self, record: Record, tile: Index, entry: Entry) -> Entry:
+        key = (record, tile)
+        if isinstance(entry, TileInProgress) and entry.blended:
+            self._submit(key, entry)
+            entry = entry.finished()
+        elif isinstance(entry, TileInProgress) and entry.dirty and self._dirty_since is None:
+            self._dirty_since = time.monotonic()
+        self._put(key, entry)
+        return entry
+
+    def _put(self, key: Key, entry: Entry) -> None:
+        self.entries.put(key, entry, entry.nbytes)
+
+    def _write(self) -> Write[Key, TileInProgress]:
+        return partial(self._storer.store, self._storage.backend, self.lock)
+
+    def _submit(self, key: Key, tile: TileInProgress) -> None:
+        """Have a tile stored, unless it has no place in storage."""
+        if self._read_only or not key[0].layout.is_stored(key[1]):
+            return
+        self._writer.submit(key, tile, self._write())
+
+    def _evict(self) -> None:
+        self.entries.evict(self._release)
+
+    def _release(self, key: Key, entry: Entry) -> bool:
+        if isinstance(entry, TileInProgress):
+            if self._is_pinned(key):
+                return False
+            if entry.dirty:
+                self._submit(key, entry)
+        return True

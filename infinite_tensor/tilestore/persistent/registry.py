@@ -1,0 +1,153 @@
+"""The tensors that a persistent store knows, each compared with what is stored under its id."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from infinite_tensor.errors import DamagedDataWarning, StoreError
+from infinite_tensor.geometry.points import Index
+from infinite_tensor.tilestore.conflicts import changed_args, check_same, mismatch, unknown_tensor
+from infinite_tensor.tilestore.layout import Record, TileLayout, tile_shape_of
+from infinite_tensor.tilestore.persistent.storage import Storage
+from infinite_tensor.tilestore.stored import FORMAT, StoredTensor
+from infinite_tensor.values.definition import UnknownBlend, differences
+from infinite_tensor.values.spec import TensorSpec
+
+_TILE_SIZE = 512
+"""Of a new tensor, where none is given."""
+
+
+class Registry:
+    """Records of tensors by their ids, made from storage or with it.
+
+    Parameters
+    ----------
+    storage : Storage
+        Where definitions are.
+    tile_size : int, tuple of int or None
+        The tiles of new tensors; None where nobody has said.
+    read_only : bool
+        Nothing is ever stored.
+
+    Attributes
+    ----------
+    records : dict of str to Record
+        The tensors that the store object has been asked for.
+    tile_sizes : dict of str to (int or tuple of int)
+        Of tensors that are to have another tile size than the store's.
+    """
+
+    def __init__(self, storage: Storage, tile_size: int | Sequence[int] | None, *, read_only: bool) -> None:
+        self._storage = storage
+        self._read_only = read_only
+        self.tile_size = tile_size
+        self.records: dict[str, Record] = {}
+        self.tile_sizes: dict[str, int | Sequence[int]] = {}
+
+    def is_current(self, record: Record) -> bool:
+        """Whether what a read hands in for a record may be stored: the tensor was neither cleared nor invalidated."""
+        return self.records.get(record.spec.tensor_id) is record
+
+    def is_known(self, record: Record) -> bool:
+        """Whether what is stored is still of this tensor; some of it may have been dropped since."""
+        current = self.records.get(record.spec.tensor_id)
+        return current is not None and current.layout is record.layout
+
+    def record_of(self, spec: TensorSpec) -> Record:
+        """The record of a tensor; ValidationError where what is stored under its id is another one."""
+        record = self.records.get(spec.tensor_id)
+        if record is None:
+            record = self.records[spec.tensor_id] = self._find_or_create(spec)
+        check_same(spec.tensor_id, record.spec.definition, spec.definition, self._storage)
+        tile, given = record.layout.tile_shape, self.given_tile(spec)
+        if given not in (None, tile):
+            raise mismatch(spec.tensor_id, [f"tile_size: stored {list(tile)}, given {list(given)}"], self._storage)
+        if isinstance(record.spec.blend, UnknownBlend):
+            # Opened for reading before; now there is the blend to go on with.
+            record.spec = spec
+        return record
+
+    def given_tile(self, spec: TensorSpec) -> Index | None:
+        """The tile that a tensor is to have; None where nobody has said, so that it keeps the one it has."""
+        for given in (spec.tile_size, self.tile_sizes.get(spec.tensor_id), self.tile_size):
+            if given is not None:
+                return tile_shape_of(spec.shape, given)
+        return None
+
+    def digest_of(self, tensor_id: str) -> str | None:
+        """What a tensor is, None where that cannot be told."""
+        if tensor_id in self.records:
+            return self.records[tensor_id].spec.definition.digest
+        try:
+            stored = self._storage.read_definition(tensor_id)
+            return None if stored is None else StoredTensor.of(self._storage, tensor_id, stored).definition.digest
+        except StoreError:
+            # Damaged: who names its id is all that can be told.
+            return None
+
+    def specs_downstream(self) -> list[TensorSpec]:
+        """The tensors that are stored and have args, and all that are registered here."""
+        stored = self._storage.definitions()
+        found = {tensor_id: record.spec for tensor_id, record in self.records.items()}
+        for tensor_id in stored.keys() - found.keys():
+            try:
+                found[tensor_id] = StoredTensor.of(self._storage, tensor_id, stored[tensor_id]).spec(tensor_id)
+            except StoreError as error:
+                warnings.warn(f"{error}; what it is computed from is not known", DamagedDataWarning, stacklevel=3)
+        return list(found.values())
+
+    def tensor_ids(self) -> list[str]:
+        """Ids of all tensors that are stored or known, sorted."""
+        return sorted({*self._storage.tensor_ids(), *self.records})
+
+    def definition_of(self, tensor_id: str) -> dict[str, Any]:
+        """The definition of a tensor as it is stored; StoreError if there is none of that id."""
+        stored = self._storage.read_definition(tensor_id)
+        if stored is None and tensor_id in self.records:
+            record = self.records[tensor_id]
+            stored = {**record.spec.definition.to_json(), "tile_size": list(record.layout.tile_shape)}
+        if stored is None:
+            raise unknown_tensor(tensor_id, self.tensor_ids(), self._storage)
+        StoredTensor.of(self._storage, tensor_id, stored)
+        return stored
+
+    def _find_or_create(self, spec: TensorSpec) -> Record:
+        """Compare the tensor with what is stored under its id, or create it there."""
+        tensor_id, given = spec.tensor_id, self.given_tile(spec)
+        stored = self._storage.read_definition(tensor_id, "register")
+        if stored is None:
+            layout = TileLayout(spec.shape, given or tile_shape_of(spec.shape, _TILE_SIZE), spec.dtype)
+            if self._read_only:
+                return Record(spec, layout, spec.definition.functions)
+            stored = self._storage.create(tensor_id, _new_definition(spec, layout))
+        found = StoredTensor.of(self._storage, tensor_id, stored)
+        layout = TileLayout(spec.shape, _checked_tile(self._storage, spec, given, found), spec.dtype)
+        self._storage.bind(tensor_id, stored)
+        return Record(spec, layout, found.definition.functions)
+
+
+def _new_definition(spec: TensorSpec, layout: TileLayout) -> dict[str, Any]:
+    """What is stored of a tensor when it is created."""
+    return {
+        "format": FORMAT,
+        "tensor_id": spec.tensor_id,
+        **spec.definition.to_json(),
+        "tile_size": list(layout.tile_shape),
+    }
+
+
+def _checked_tile(storage: Storage, spec: TensorSpec, given: Index | None, found: StoredTensor) -> Index:
+    """The tile of a tensor that is stored; ValidationError where it is not what is given, or has another definition."""
+    if found.tile_size is None:
+        raise StoreError(
+            f"{storage!r}: what is stored as the definition of tensor {spec.tensor_id!r} is none: its tile_size is "
+            f"missing. It may be damaged; clear_tensor({spec.tensor_id!r}) deletes it"
+        )
+    before: dict[str, Any] = {**found.definition.values(), "tile_size": list(found.tile_size)}
+    now: dict[str, Any] = {**spec.definition.values(), "tile_size": list(given or found.tile_size)}
+    lines = differences(before, now)
+    if lines:
+        raise mismatch(spec.tensor_id, lines, storage, changed_args(found.definition, spec.definition))
+    return found.tile_size

@@ -1,0 +1,78 @@
+"""The way of tiles from memory into storage."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+from infinite_tensor.errors import StoreError
+from infinite_tensor.geometry.points import Index
+from infinite_tensor.tilestore.layout import Record
+from infinite_tensor.tilestore.partial import PartialTile, TileInProgress
+from infinite_tensor.tilestore.persistent.backend import Backend
+from infinite_tensor.tilestore.persistent.registry import Registry
+from infinite_tensor.tilestore.persistent.storage import Storage
+
+Key: TypeAlias = tuple[Record, Index]
+"""A tile of a tensor."""
+
+
+class TileStorer:
+    """Stores tiles in progress, complete or not, and counts what it has stored."""
+
+    def __init__(self, storage: Storage, registry: Registry) -> None:
+        self._storage = storage
+        self._registry = registry
+        self._written: dict[str, tuple[int, int]] = {}
+
+    def written(self, tensor_id: str) -> tuple[int, int]:
+        """How many complete tiles of a tensor have been stored, and how many bytes, not compressed."""
+        return self._written.get(tensor_id, (0, 0))
+
+    def store(
+        self,
+        _backend: Backend,
+        lock: threading.RLock,
+        jobs: dict[Key, TileInProgress],
+    ) -> Sequence[StoreError]:
+        """Store tiles of any tensors; a tensor that cannot be stored holds up no other. Runs on the writer's thread.
+
+        What is stored, or need not be any more, is taken out of `jobs`. The lock is held while tiles in progress are
+        looked at, not while they are on their way. Whoever holds this call with its backend keeps the store alive.
+        """
+        by_record: dict[Record, dict[Index, TileInProgress]] = {}
+        for (record, tile), job in jobs.items():
+            by_record.setdefault(record, {})[tile] = job
+        failures = []
+        for record, tiles in by_record.items():
+            try:
+                if self._registry.is_current(record):
+                    self._store_tensor(lock, record.spec.tensor_id, tiles)
+                for tile in tiles:
+                    del jobs[record, tile]
+            except StoreError as error:
+                failures.append(error)
+                if isinstance(error.__cause__, TimeoutError | ConnectionError):
+                    # Nothing gets through: the other tensors would only take longer to fail as well.
+                    break
+        return failures
+
+    def _store_tensor(self, lock: threading.RLock, tensor_id: str, tiles: Mapping[Index, TileInProgress]) -> None:
+        with lock:
+            complete = {tile: job.finished() for tile, job in tiles.items() if job.complete}
+            parts = {tile: job.unstored() for tile, job in tiles.items() if tile not in complete}
+        changes: dict[Index, PartialTile | None] = {tile: part for tile, part in parts.items() if part}
+        changes.update((tile, None) for tile in complete if tiles[tile].logged)
+        self._storage.write(tensor_id, complete, changes)
+        with lock:
+            for tile, part in parts.items():
+                if part is not None:
+                    tiles[tile].mark_stored(part)
+            tile_count, nbytes = self.written(tensor_id)
+            nbytes += sum(block.nbytes for block in (*complete.values(), *parts.values()) if block is not None)
+            self._written[tensor_id] = tile_count + len(complete), nbytes
+
+    def forget(self, tensor_id: str) -> None:
+        """Count a tensor from 0 again: it has been cleared."""
+        self._written.pop(tensor_id, None)

@@ -1,0 +1,369 @@
+"""How overlapping windows become one pixel.
+
+Windows are always folded in lexicographic order of their index, so the bits of a pixel do not depend
+on the order in which windows were computed. The default sum starts from the first window that covers a
+pixel rather than from 0: ``0.0 + -0.0`` is ``0.0`` and an addition may change a NaN, a copy does neither.
+Which part of a window comes first is geometry: the part that the previous window along no coordinate
+covers. It is a few boxes, the same for every inner window, so no mask is needed.
+
+On the CPU, torch computes most of a block with vector instructions and what remains at its end one by one; the
+two may differ in the last bit (logaddexp, atan2, pow), or in the sign of a zero (maximum). A blend that is given
+is therefore called on flat blocks that leave no remainder, so that the bits of a pixel do not depend on where in
+a block it lies. A graphics processor computes all pixels alike.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import operator
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+
+from infinite_tensor.errors import ValidationError
+from infinite_tensor.geometry.points import Index, with_entry
+from infinite_tensor.geometry.window import WindowGrid
+from infinite_tensor.support.arrays import Array, as_array, as_tensor, copied
+from infinite_tensor.support.cached_property import cached_property
+from infinite_tensor.values.definition import Blend, Number
+
+_LEFT_TO_NUMPY = frozenset(map(np.dtype, ("uint16", "uint32", "uint64", "complex64", "complex128")))
+"""torch cannot add the former, and to add the latter it multiplies: what is infinite becomes NaN."""
+_SERIAL = 2**15 - 1
+"""Elements that torch works on without its threads, which are not there in a forked process."""
+_ALWAYS_SERIAL = 2**14
+"""So many, in every element-wise function: `torch.nn.functional.gelu` shares out more among more than two threads."""
+_LANES = 64
+"""A multiple of what torch's vector loops take at a time, in every dtype that rounds."""
+_FLAT = _ALWAYS_SERIAL // _LANES * _LANES
+"""Most elements of a flat block: so many are not shared out among threads, whose parts would end anywhere."""
+_SAME_EVERYWHERE = (torch.fmax, torch.fmin)
+"""Blends that give the same bits wherever a pixel lies in a block, of any shape."""
+_SAME_INTEGERS = (torch.maximum, torch.minimum)
+"""The same holds of these where there is neither NaN nor -0.0, of which torch's loops pick different ones."""
+
+_Box: TypeAlias = tuple[Index, Index]
+
+
+class _Action(enum.Enum):
+    """What happens to pixels of a window."""
+
+    COPY = enum.auto()
+    ADD = enum.auto()
+    BLEND = enum.auto()
+
+
+class _Part(NamedTuple):
+    """A box of a window, relative to its start."""
+
+    low: Index
+    high: Index
+    action: _Action
+
+
+class Blender:
+    """Folds windows of one tensor into blocks of pixels.
+
+    Parameters
+    ----------
+    grid : WindowGrid
+        The windows of the tensor.
+    dtype : torch.dtype
+        Its dtype.
+    blend : callable or None
+        ``blend(existing, incoming) -> combined``, elementwise; None sums. On the CPU it is called on flat blocks.
+    blend_init : number or None
+        What a pixel holds before its first window; None is 0.
+    """
+
+    def __init__(self, grid: WindowGrid, dtype: torch.dtype, blend: Blend | None, blend_init: Number | None) -> None:
+        self._grid = grid
+        self._dtype = dtype
+        self._blend = blend
+        self._init = blend_init
+        self._sums_from_first = blend is None and blend_init is None
+        same = _SAME_EVERYWHERE if dtype.is_floating_point else _SAME_EVERYWHERE + _SAME_INTEGERS
+        self._takes_any_shape = any(blend is each for each in same)
+        self._parts: dict[tuple[bool, ...], list[_Part]] = {}
+        self._row_parts: dict[tuple[bool, ...], list[_Part]] = {}
+
+    def blank(self, tensor: torch.Tensor) -> None:
+        """Set every pixel of `tensor` to what it holds before its first window."""
+        # numpy fills without threads, which would not be there in a forked process.
+        array = as_array(tensor)
+        init = 0 if self._init is None else self._init
+        if isinstance(array, np.ndarray):
+            array.fill(init)
+        else:
+            array.fill_(init)
+
+    def prepare(self, tensor: torch.Tensor, start: Sequence[int]) -> None:
+        """`blank` for a tensor that begins at pixel `start` and that all its windows will now be folded into.
+
+        Needless, and left out, where every pixel is copied from its first window.
+        """
+        stop = [a + n for a, n in zip(start, tensor.shape, strict=True)]
+        if not (self._sums_from_first and self._grid.covers(start, stop)):
+            self.blank(tensor)
+
+    def fold(
+        self, target: Array, target_start: Sequence[int], source: Array, source_start: Sequence[int], index: Index
+    ) -> None:
+        """Blend what `source` holds of window `index` into `target`, where the two overlap.
+
+        `target_start` and `source_start` are the pixels at which the two blocks begin. Every earlier
+        window that covers a pixel of both must have been folded into it before.
+        """
+        low, high = [], []
+        for a, n, b, m in zip(target_start, target.shape, source_start, source.shape, strict=True):
+            low.append(max(b, a))
+            high.append(min(a + n, b + m))
+        parts = self._parts_of(index)
+        if len(parts) == 1:
+            to, of = _slices(low, high, target_start), _slices(low, high, source_start)
+            self._put(parts[0].action, target, to, source[of])
+            return
+        window_start = self._grid.window.start(index)
+        for part in parts:
+            begin = [max(p, s + q) for p, s, q in zip(low, window_start, part.low, strict=True)]
+            end = [min(p, s + q) for p, s, q in zip(high, window_start, part.high, strict=True)]
+            if all(map(operator.lt, begin, end)):
+                to, of = _slices(begin, end, target_start), _slices(begin, end, source_start)
+                self._put(part.action, target, to, source[of])
+
+    def fold_row(self, target: Array, target_start: Sequence[int], row: Array, index: Index) -> None:
+        """`fold` for whole windows that follow each other along the last coordinate, at once.
+
+        ``row[i]`` is the window at `index`, moved on by i along the last coordinate.
+        """
+        grid = self._grid
+        count = len(row)
+        # The first window along a coordinate has other parts than those after it.
+        singles = count if grid.row_dim is None or count == 1 else int(index[-1] == grid.first[-1])
+        for i in range(singles):
+            moved = (*index[:-1], index[-1] + i)
+            self.fold(target, target_start, row[i], grid.window.start(moved), moved)
+        if singles < count:
+            self._fold_row(target, target_start, row[singles:], (*index[:-1], index[-1] + singles))
+
+    def _fold_row(self, target: Array, target_start: Sequence[int], row: Array, index: Index) -> None:
+        axis = self._grid.row_dim
+        assert axis is not None
+        start, stride = self._grid.window.start(index), self._grid.window.stride[axis]
+        begin, end = target_start[axis], target_start[axis] + target.shape[axis]
+        for part in self._row_parts_of(index):
+            low = [max(s + p, t) for s, p, t in zip(start, part.low, target_start, strict=True)]
+            high = [min(s + p, t + n) for s, p, t, n in zip(start, part.high, target_start, target.shape, strict=True)]
+            # Of window i the part covers [low + i * stride, high + i * stride) along the row.
+            low[axis], high[axis] = start[axis] + part.low[axis], start[axis] + part.high[axis]
+            first = max(0, (begin - high[axis]) // stride + 1)
+            last = min(len(row), -((low[axis] - end) // stride))
+            if first >= last or not all(map(operator.lt, low, high)):
+                continue
+            # Windows that the target holds a whole stride of form a block of cells, one for each.
+            inner, outer = max(first, -((low[axis] - begin) // stride)), min(last, (end - low[axis]) // stride)
+            if outer - inner < 2:
+                inner = outer = last
+            to, of = list(_slices(low, high, target_start)), list(_slices(low, high, start))
+            for i in (*range(first, inner), *range(outer, last)):
+                a, b = max(low[axis] + i * stride, begin), min(high[axis] + i * stride, end)
+                to[axis] = slice(a - begin, b - begin)
+                of[axis] = slice(a - start[axis] - i * stride, b - start[axis] - i * stride)
+                self._put(part.action, target, tuple(to), row[i][tuple(of)])
+            if inner < outer:
+                to[axis] = slice(low[axis] + inner * stride - begin, low[axis] + outer * stride - begin)
+                of[axis] = slice(part.low[axis], part.high[axis])
+                cells = _cells(target[tuple(to)], axis, stride)
+                covered = (slice(None),) * (axis + 1) + (slice(0, high[axis] - low[axis]),)
+                self._put(part.action, cells, covered, row[inner:outer][(slice(None), *of)])
+
+    def _put(self, action: _Action, target: Array, to: tuple[slice, ...], incoming: Array) -> None:
+        """Carry out one part of a fold."""
+        if action is _Action.COPY:
+            target[to] = incoming
+        elif action is _Action.ADD:
+            _add(target[to], incoming)
+        else:
+            assert self._blend is not None
+            target[to] = self._combined(self._blend, target[to], incoming)
+
+    def _combined(self, blend: Blend, existing: Array, incoming: Array) -> Array:
+        # Copies, so that a blend which writes into its arguments harms nothing that is stored.
+        if self._takes_any_shape or not _on_cpu(existing):
+            combined = self._called(blend, *(as_tensor(copied(block)) for block in (existing, incoming)))
+        else:
+            combined = self._combined_flat(blend, _flattened(existing), _flattened(incoming))
+            combined = combined[: math.prod(existing.shape)].reshape(existing.shape)
+        return as_array(combined) if isinstance(existing, np.ndarray) else combined
+
+    def _combined_flat(self, blend: Blend, existing: torch.Tensor, incoming: torch.Tensor) -> torch.Tensor:
+        """Blend what `_flattened` gave; the pixels that fill it up are still there."""
+        if len(existing) <= _FLAT:
+            return self._called(blend, existing, incoming)
+        for begin in range(0, len(existing), _FLAT):
+            part = existing[begin : begin + _FLAT]
+            part.copy_(self._called(blend, part, incoming[begin : begin + _FLAT]))
+        return existing
+
+    def _called(self, blend: Blend, existing: torch.Tensor, incoming: torch.Tensor) -> torch.Tensor:
+        shape = existing.shape
+        combined = blend(existing, incoming)
+        if not isinstance(combined, torch.Tensor) or combined.dtype != self._dtype or combined.shape != shape:
+            raise ValidationError(
+                f"blend must be elementwise and return {self._dtype} of shape {tuple(shape)}, the block that it was "
+                f"given, got {_describe(combined)}"
+            )
+        return combined
+
+    def _parts_of(self, index: Index) -> list[_Part]:
+        """The parts of window `index`, and what is done with each; those that are seen first in it come first."""
+        if not self._sums_from_first or self._grid.overlap_free:
+            return self._whole
+        inner = tuple([c > first for c, first in zip(index, self._grid.first, strict=True)])
+        if inner not in self._parts:
+            self._parts[inner] = self._split(inner)
+        return self._parts[inner]
+
+    @cached_property
+    def _whole(self) -> list[_Part]:
+        action = _Action.BLEND if self._blend is not None else _Action.ADD
+        if self._sums_from_first:
+            action = _Action.COPY
+        return [_Part((0,) * self._grid.ndim, self._grid.window.size, action)]
+
+    def _row_parts_of(self, index: Index) -> list[_Part]:
+        """The parts of each window in a row from `index` on, in an order in which all windows can go through one first.
+
+        Cut to at most a stride, one part of neighbouring windows does not overlap. A pixel that several of
+        them cover lies the further back in a window the earlier that is: so the parts at the far end come first.
+        """
+        inner = tuple([c > first for c, first in zip(index, self._grid.first, strict=True)])
+        if inner not in self._row_parts:
+            axis = self._grid.row_dim
+            assert axis is not None
+            stride = self._grid.window.stride[axis]
+            parts = [
+                _Part(
+                    with_entry(part.low, axis, at),
+                    with_entry(part.high, axis, min(at + stride, part.high[axis])),
+                    part.action,
+                )
+                for part in self._parts_of(index)
+                for at in range(part.low[axis], part.high[axis], stride)
+            ]
+            self._row_parts[inner] = sorted(parts, key=lambda part: part.low[axis], reverse=True)
+        return self._row_parts[inner]
+
+    def _split(self, inner: tuple[bool, ...]) -> list[_Part]:
+        window = self._grid.window
+        fresh: list[_Box] = [((0,) * window.ndim, window.size)]
+        seen: list[_Box] = []
+        for k, has_previous in enumerate(inner):
+            followers = [d for d, follows in enumerate(window.followed) if follows == k]
+            shared = [window.size[d] - window.stride[d] for d in followers]
+            if not has_previous or not followers or min(shared) <= 0:
+                continue
+            for box in list(fresh):
+                fresh.remove(box)
+                rest, covered = _cut(box, followers, shared)
+                fresh += rest
+                seen.append(covered)
+        parts = [_Part(*box, _Action.COPY) for box in fresh] + [_Part(*box, _Action.ADD) for box in seen]
+        return [part for part in parts if all(map(operator.lt, part.low, part.high))]
+
+
+def _cut(box: _Box, dims: list[int], extents: list[int]) -> tuple[list[_Box], _Box]:
+    """Cut from `box` what lies below `extents` in all of `dims`: the boxes that remain, and what was cut."""
+    rest: list[_Box] = []
+    low, high = box
+    for d, extent in zip(dims, extents, strict=True):
+        at = min(max(extent, low[d]), high[d])
+        if at < high[d]:
+            rest.append((with_entry(low, d, at), high))
+        high = with_entry(high, d, at)
+    return rest, (low, high)
+
+
+def _cells(block: Array, axis: int, stride: int) -> Array:
+    """A view of a block in which `axis` is cut every `stride` pixels; the number of the cut comes first."""
+    shape = block.shape
+    cut = block.reshape((*shape[:axis], shape[axis] // stride, stride, *shape[axis + 1 :]))
+    order = (axis, *range(axis), *range(axis + 1, len(shape) + 1))
+    return cut.transpose(order) if isinstance(cut, np.ndarray) else cut.permute(order)
+
+
+def _slices(low: Sequence[int], high: Sequence[int], start: Sequence[int]) -> tuple[slice, ...]:
+    return tuple([slice(a - s, b - s) for a, b, s in zip(low, high, start, strict=True)])
+
+
+def _add(target: Array, source: Array) -> None:
+    if not isinstance(target, np.ndarray):
+        target += source
+    elif target.dtype in _LEFT_TO_NUMPY:
+        # Operands in this order keep the NaN that torch's addition keeps, and like torch it does not warn.
+        with np.errstate(all="ignore"):
+            np.add(source, target, out=target)
+    elif target.size <= _SERIAL or len(target) == 1 == target.ndim:
+        # In a third of numpy's time.
+        torch.from_numpy(target).add_(torch.from_numpy(source))
+    elif len(target) == 1:
+        _add(target[0], source[0])
+    else:
+        step = max(1, _SERIAL * len(target) // target.size)
+        for begin in range(0, len(target), step):
+            _add(target[begin : begin + step], source[begin : begin + step])
+
+
+def _on_cpu(array: Array) -> bool:
+    return isinstance(array, np.ndarray) or array.device.type == "cpu"
+
+
+def _flattened(block: Array) -> torch.Tensor:
+    """A copy of the pixels of a block in a row, whose first one fills it up to a multiple of `_LANES`."""
+    count = math.prod(block.shape)
+    length = -(-count // _LANES) * _LANES
+    flat = np.empty(length, block.dtype) if isinstance(block, np.ndarray) else block.new_empty(length)
+    flat[:count].reshape(block.shape)[...] = block
+    flat[count:] = flat[:1]
+    return as_tensor(flat)
+
+
+def check_blend(blend: Blend | None, dtype: torch.dtype, device: torch.device) -> None:
+    """Try `blend` once on a small block, so that a blend that cannot work is found at construction.
+
+    Raises
+    ------
+    ValidationError
+        If it is not callable, fails on `dtype`, or returns something else than it was given.
+    """
+    if blend is None:
+        return
+    if not callable(blend):
+        raise ValidationError(f"blend must be callable or None, got {blend!r}")
+    pair = [torch.zeros(_LANES, dtype=dtype, device=device) for _ in range(2)]
+    try:
+        combined = blend(*pair)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise ValidationError(
+            f"blend {blend!r} does not work on {dtype}, in flat blocks of shape ({_LANES},): {error}"
+        ) from error
+    if not isinstance(combined, torch.Tensor) or _kind(combined) != _kind(pair[0]) or combined.shape != (_LANES,):
+        raise ValidationError(
+            f"blend must map two blocks of {dtype} on {device} of shape ({_LANES},) to one of the same shape, "
+            f"got {_describe(combined)}"
+        )
+
+
+def _kind(tensor: torch.Tensor) -> tuple[object, ...]:
+    return tensor.dtype, tensor.device, tensor.layout, tensor.is_nested
+
+
+def _describe(value: object) -> str:
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    if value.is_nested or value.layout is not torch.strided:
+        return "one that is not dense"
+    return f"{value.dtype} on {value.device} of shape {tuple(value.shape)}"

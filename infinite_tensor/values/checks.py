@@ -1,0 +1,171 @@
+"""Checks of what a user gives an `InfiniteTensor`: each says what was given and what was expected."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+import torch
+
+from infinite_tensor.errors import RegionError, ValidationError
+from infinite_tensor.geometry.points import UNBOUNDED
+from infinite_tensor.geometry.window import LARGEST, MOST_OVERLAP, Shape, TensorWindow, WindowGrid, as_index
+from infinite_tensor.values.definition import DTYPES
+
+
+def check_callable(f: object) -> None:
+    """`f` can be called."""
+    if not callable(f):
+        raise ValidationError(
+            f"f must be callable, got {f!r}; give a function f(ctx, *regions) that returns a tensor, or read what is "
+            "stored without f by store.open(tensor_id)"
+        )
+
+
+def checked_shape(shape: object) -> Shape:
+    """`shape` as a tuple of positive ints and None."""
+    if not isinstance(shape, Sequence) or isinstance(shape, str) or not shape:
+        raise ValidationError(
+            f"shape must be a tuple of positive ints and None, with at least one entry, got {shape!r}"
+        )
+    extents = [None if extent is None else as_index(extent) for extent in shape]
+    for given, extent in zip(shape, extents, strict=True):
+        if given is not None and (extent is None or not 1 <= extent <= LARGEST):
+            raise ValidationError(f"shape must hold positive ints up to 2**53 and None only, got {shape!r}")
+    return tuple(extents)
+
+
+def checked_dtype(dtype: object) -> torch.dtype:
+    """`dtype`, if it is one that every store can hold."""
+    if not isinstance(dtype, torch.dtype) or dtype not in DTYPES:
+        raise ValidationError(f"dtype must be one of {', '.join(map(str, DTYPES))}, got {dtype!r}")
+    return dtype
+
+
+def checked_device(device: object) -> torch.device:
+    """`device` as torch places tensors on it: ``cuda`` becomes ``cuda:0``."""
+    if not isinstance(device, torch.device | str | int) or isinstance(device, bool):
+        raise ValidationError(f"device must be a torch.device or a str, got {device!r}")
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError, TypeError, ValueError) as error:
+        raise ValidationError(f"device {device!r} cannot be used: {error}") from error
+
+
+def checked_id(given: object, name: str = "tensor_id") -> str:
+    """An id, if it is a str that can be stored; a UUID stands for its str. `name` is the argument, for messages."""
+    if isinstance(given, UUID):
+        return str(given)
+    if not isinstance(given, str) or not given:
+        raise ValidationError(f"{name} must be a non-empty str, got {given!r}")
+    try:
+        given.encode()
+    except UnicodeEncodeError as error:
+        raise ValidationError(f"{name} {given!r} is not valid Unicode: {error}") from error
+    return given
+
+
+def check_output_window(window: object, shape: Shape) -> None:
+    """The output window has one entry per dimension, follows coordinates that exist, and overlaps within reason."""
+    if not isinstance(window, TensorWindow):
+        raise ValidationError(f"output_window must be a TensorWindow, got {window!r}")
+    if window.ndim != len(shape):
+        raise ValidationError(
+            f"output_window has {window.ndim} dimensions, but the shape {shape} has {len(shape)}; give a TensorWindow "
+            "with one size per dimension"
+        )
+    check_followed("output_window", window, len(shape))
+    overlap = WindowGrid(window, shape).overlap
+    if overlap > MOST_OVERLAP:
+        raise ValidationError(
+            f"output_window {window!r} puts {overlap} windows over one pixel, more than {MOST_OVERLAP}; give it a "
+            "larger stride"
+        )
+
+
+def check_args(tensor_id: str, grid: WindowGrid, args: Sequence[Any], windows: Sequence[object]) -> None:
+    """Each arg has a window of its dimensions that stays inside its finite dimensions, as far as known now.
+
+    `args` are known to be InfiniteTensors; `grid` are the windows of the tensor that reads them.
+    """
+    for at, (arg, window) in enumerate(zip(args, checked_windows(args, windows), strict=True)):
+        check_followed(f"args_windows[{at}]", window, grid.ndim)
+        _check_known_extents(tensor_id, grid, at, arg, window)
+
+
+def checked_windows(args: Sequence[Any], windows: Sequence[object]) -> tuple[TensorWindow, ...]:
+    """`windows`, if they are one for each arg, of its dimensions."""
+    if len(args) != len(windows):
+        raise ValidationError(
+            f"args_windows must have one TensorWindow per arg: {len(args)} args, {len(windows)} windows"
+        )
+    checked = []
+    for at, (arg, window) in enumerate(zip(args, windows, strict=True)):
+        if not isinstance(window, TensorWindow):
+            raise ValidationError(f"args_windows[{at}] must be a TensorWindow, got {window!r}")
+        if window.ndim != len(arg.shape):
+            raise ValidationError(f"args_windows[{at}] has {window.ndim} dimensions, args[{at}] has shape {arg.shape}")
+        checked.append(window)
+    return tuple(checked)
+
+
+def check_followed(name: str, window: TensorWindow, coordinates: int) -> None:
+    """The dimensions of a window follow coordinates of the consumer's ctx, of which there are `coordinates`."""
+    for d, k in enumerate(window.followed):
+        if k is not None and k >= coordinates:
+            raise ValidationError(
+                f"{name}: dimension {d} follows window coordinate {k}, but there are {coordinates}, "
+                f"0 to {coordinates - 1}; give a dimension_map"
+            )
+
+
+def _check_known_extents(tensor_id: str, grid: WindowGrid, at: int, arg: Any, window: TensorWindow) -> None:
+    for d, (k, extent) in enumerate(zip(window.followed, arg.shape, strict=True)):
+        first, last = (0, 0) if k is None else (grid.first[k], grid.last[k])
+        if extent is None or first <= -UNBOUNDED or last >= UNBOUNDED or first > last:
+            continue
+        low = first * window.stride[d] + window.offset[d]
+        high = last * window.stride[d] + window.offset[d] + window.size[d]
+        if low < 0 or high > extent:
+            raise outside_arg(repr(tensor_id), at, arg.tensor_id, d, low, high, extent)
+
+
+def outside_arg(names: str, at: int, arg_id: str, d: int, low: int, high: int, extent: int) -> RegionError:
+    """The error for an arg window that leaves a finite dimension of its arg."""
+    return RegionError(
+        f"args_windows[{at}] of tensor {names} reads pixels [{low}, {high}) in dimension {d} of {arg_id!r}, "
+        f"which ends at [0, {extent}); change the window, or pad inside f"
+    )
+
+
+def move_target(
+    device: torch.device, dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[torch.device, torch.dtype]:
+    """Where ``.to(*args, **kwargs)`` would bring a tensor that is now on `device` in `dtype`.
+
+    torch itself reads the arguments, so all its forms work and its TypeErrors come through.
+    """
+    flags = [arg for arg in args if isinstance(arg, bool)]
+    if kwargs.get("copy") or (len(flags) > 1 and flags[1]):
+        raise TypeError("to() moves an InfiniteTensor in place: copy=True is not possible")
+    if "memory_format" in kwargs:
+        raise TypeError("to() of an InfiniteTensor takes no memory_format")
+    for arg in (*args[:1], kwargs.get("device")):
+        known = arg is None or isinstance(arg, torch.Tensor | torch.device | torch.dtype | str | int)
+        if not known or isinstance(arg, bool):
+            raise TypeError(f"to() takes a device, a dtype or a tensor, got {type(arg).__name__} {arg!r}")
+    moved = torch.empty(0, dtype=dtype, device="cpu").to(*args, **kwargs)
+    names_device = kwargs.get("device") is not None or any(
+        isinstance(arg, torch.Tensor | torch.device | str | int) and not isinstance(arg, bool)
+        for arg in (*args, kwargs.get("tensor"))
+    )
+    return moved.device if names_device else device, checked_dtype(moved.dtype)
+
+
+def checked_workers(value: object) -> int:
+    """`value` as a number of threads; ValidationError if it is no positive int."""
+    number = as_index(value)
+    if number is None or number < 1:
+        raise ValidationError(f"workers must be a positive int, got {value!r}")
+    return number

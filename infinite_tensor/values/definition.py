@@ -1,0 +1,318 @@
+"""What identifies a stored tensor: everything that decides its values, as a value that JSON can hold."""
+
+from __future__ import annotations
+
+import cmath
+import hashlib
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+import torch
+
+from infinite_tensor.errors import ValidationError
+from infinite_tensor.geometry.window import Shape, TensorWindow
+from infinite_tensor.support.cached_property import cached_property
+from infinite_tensor.support.nested import Key
+from infinite_tensor.values.fingerprint import PYTHON, combined, fingerprint, scheme_of
+
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+Number: TypeAlias = "bool | int | float | complex"
+Blend: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+DTYPES = (
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+    torch.complex128,
+)
+_DTYPE_NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """``"float32"`` for ``torch.float32``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def dtype_of(name: object) -> torch.dtype:
+    """``torch.float32`` for ``"float32"``; ValidationError for what is no name of a supported dtype."""
+    if not isinstance(name, str) or name not in _DTYPE_NAMES:
+        raise ValidationError(f"unknown dtype {name!r}; supported are {', '.join(_DTYPE_NAMES)}")
+    return _DTYPE_NAMES[name]
+
+
+@dataclass(frozen=True)
+class ArgDefinition:
+    """One upstream tensor: the window through which it is read, and what it is.
+
+    ``digest`` stands for everything that decides its values, upstream of it included. ``tensor_id`` is
+    None where the user gave none.
+    """
+
+    window: TensorWindow
+    digest: str
+    tensor_id: str | None
+
+
+@dataclass(frozen=True)
+class Definition:
+    """What decides the values of a tensor, and the fingerprints of the functions that compute them.
+
+    Two definitions with the same `digest` give the same values. The fingerprints are kept beside it:
+    a changed function is worth a warning, not an error.
+    """
+
+    shape: Shape
+    dtype: torch.dtype
+    output_window: TensorWindow
+    args: tuple[ArgDefinition, ...]
+    blend: str | None
+    blend_init: Json
+    version: Json
+    functions: Mapping[str, str]
+    output: Key | None = None
+    """Under which keys an ``f`` that computes several tensors returns this one."""
+
+    def values(self) -> dict[str, Json]:
+        """The part that decides values, as JSON."""
+        values: dict[str, Json] = {
+            "shape": list(self.shape),
+            "dtype": dtype_name(self.dtype),
+            "output_window": self.output_window.to_dict(),
+            "args": [{"window": arg.window.to_dict(), "digest": arg.digest} for arg in self.args],
+            "blend": self.blend,
+            "blend_init": self.blend_init,
+            "version": self.version,
+        }
+        return values if self.output is None else values | {"output": list(self.output)}
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of `values`, as hexadecimal digits."""
+        return hashlib.sha256(_canonical(self.values()).encode()).hexdigest()
+
+    def to_json(self) -> dict[str, Json]:
+        """Everything, as JSON; `infinite_tensor.tilestore.stored` reads it back."""
+        stored = self.values()
+        for entry, arg in zip(stored["args"], self.args, strict=True):  # type: ignore[arg-type]
+            entry["tensor_id"] = arg.tensor_id  # type: ignore[index, call-overload]
+        return stored | {"functions": dict(self.functions)}
+
+
+def differences(stored: Mapping[str, Json], given: Mapping[str, Json]) -> list[str]:
+    """One line for each field in which two definitions differ, with both values."""
+    return list(_differences("", dict(stored), dict(given)))
+
+
+_ABSENT = object()
+
+
+def _differences(path: str, stored: object, given: object) -> Iterator[str]:
+    if isinstance(stored, dict) and isinstance(given, dict):
+        for key in [*stored, *(key for key in given if key not in stored)]:
+            inner = f"{path}.{key}" if path else str(key)
+            yield from _differences(inner, stored.get(key, _ABSENT), given.get(key, _ABSENT))
+    elif isinstance(stored, list) and isinstance(given, list) and len(stored) == len(given) and _nested(stored):
+        for i, (a, b) in enumerate(zip(stored, given, strict=True)):
+            yield from _differences(f"{path}[{i}]", a, b)
+    elif stored is _ABSENT or given is _ABSENT or _canonical(stored) != _canonical(given):
+        yield f"{path}: stored {_show(stored)}, given {_show(given)}"
+
+
+def _nested(values: list[Any]) -> bool:
+    return any(isinstance(value, dict) for value in values)
+
+
+def _show(value: object) -> str:
+    return "nothing" if value is _ABSENT else repr(value)
+
+
+def _canonical(value: object) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+DEEPEST_JSON = 100
+"""How deep lists and dicts may lie in each other: what recurses over them must come to an end."""
+
+_LARGEST_INT = 10**4000
+"""Python refuses to write and to read an int of more than 4300 digits."""
+
+
+def json_value(name: str, value: object, deepest: int = DEEPEST_JSON) -> Json:
+    """`value` as JSON holds it: tuples become lists, non-finite numbers the strings NaN and Infinity.
+
+    Raises
+    ------
+    ValidationError
+        If JSON has no form for it, it lies more than `deepest` levels deep, or an int has over 4000 digits.
+    """
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, int | float):
+        if isinstance(value, int) and abs(value) > _LARGEST_INT:
+            raise ValidationError(f"{name} must hold ints of up to 4000 digits")
+        return _json_number(value)
+    if not isinstance(value, list | tuple | Mapping):
+        raise ValidationError(f"{name} must be a JSON value (None, bool, number, str, list, dict), got {value!r}")
+    if not deepest:
+        raise ValidationError(f"{name:.80} lies too deep: lists and dicts may nest {DEEPEST_JSON} levels")
+    if not isinstance(value, Mapping):
+        return [json_value(f"{name}[{i}]", item, deepest - 1) for i, item in enumerate(value)]
+    for key in value:
+        if not isinstance(key, str):
+            raise ValidationError(f"{name} must have str keys, as in JSON, got {key!r}")
+    return {key: json_value(f"{name}.{key}", item, deepest - 1) for key, item in value.items()}
+
+
+_NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def _json_number(number: float) -> Json:
+    if isinstance(number, int) or math.isfinite(number):
+        return number
+    return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
+
+
+def json_scalar(name: str, value: object, dtype: torch.dtype) -> Json:
+    """A pixel value in its one JSON form for `dtype`: 1 and 1.0 are the same float32.
+
+    Raises
+    ------
+    ValidationError
+        If `value` is no number, or not one that `dtype` can hold.
+    """
+    if value is None:
+        return None
+    if isinstance(value, np.generic):
+        value = value.item()
+    if not isinstance(value, int | float | complex) or (isinstance(value, bool) and dtype is not torch.bool):
+        raise ValidationError(f"{name} must be a number or None, got {value!r}")
+    held = _as_dtype(name, value, dtype)
+    if isinstance(held, complex):
+        return [_json_number(held.real), _json_number(held.imag)]
+    return _json_number(held) if not isinstance(held, bool) else held
+
+
+def _as_dtype(name: str, value: Number, dtype: torch.dtype) -> Number:
+    try:
+        held: Number = torch.tensor(value, dtype=dtype, device="cpu").item()
+    except (RuntimeError, OverflowError, TypeError, ValueError) as error:
+        raise ValidationError(f"{name} {value!r} does not fit {dtype}: {error}") from error
+    if dtype.is_floating_point or dtype.is_complex:
+        exact = cmath.isfinite(held) or not cmath.isfinite(value)
+    else:
+        exact = held == value
+    if not exact or (isinstance(value, complex) and not dtype.is_complex):
+        raise ValidationError(f"{name} {value!r} does not fit {dtype}, which would hold {held!r}")
+    return held
+
+
+def scalar_from_json(stored: object) -> Number | None:
+    """The pixel value that `json_scalar` wrote; ValidationError for what it cannot have written."""
+    if stored is None or isinstance(stored, bool):
+        return stored
+    if isinstance(stored, list) and len(stored) == 2:
+        return complex(*map(_real_from_json, stored))
+    return stored if isinstance(stored, int) else _real_from_json(stored)
+
+
+def _real_from_json(stored: object) -> float:
+    if isinstance(stored, str) and stored in _NON_FINITE:
+        return _NON_FINITE[stored]
+    if isinstance(stored, int | float) and abs(stored) <= sys.float_info.max:
+        return float(stored)
+    raise ValidationError(f"not a number: {stored!r:.200}")
+
+
+def blend_name(blend: Blend | None) -> str | None:
+    """Module and qualified name of a blend; of a lambda or a partial, whose names say nothing, just that."""
+    if blend is None:
+        return None
+    name = getattr(blend, "__qualname__", type(blend).__qualname__)
+    if _is_anonymous(blend):
+        return "<anonymous>"
+    module = getattr(blend, "__module__", None) or getattr(blend, "__objclass__", type(blend)).__module__
+    return f"{module}.{name}"
+
+
+_ELEMENTWISE = (
+    "add",
+    "mul",
+    "maximum",
+    "minimum",
+    "fmax",
+    "fmin",
+    "logaddexp",
+    "logaddexp2",
+    "logical_or",
+    "logical_and",
+)
+
+
+def blend_of(name: str | None) -> Blend | None:
+    """The blend that `blend_name` named, as far as it is one of torch's own: nothing in a store is imported.
+
+    Another one stands as a function that raises ValidationError when it is needed.
+    """
+    if name is None:
+        return None
+    for function in (getattr(torch, known) for known in _ELEMENTWISE):
+        if blend_name(function) == name:
+            return cast("Blend", function)
+    return UnknownBlend(name)
+
+
+class UnknownBlend:
+    """Stands for a blend of which only the name is known."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, *_blocks: torch.Tensor) -> torch.Tensor:
+        """Raise ValidationError: there is nothing to call."""
+        raise ValidationError(f"this needs the blend {self.name!r}; give it to store.open(..., blend=...)")
+
+
+def _is_anonymous(function: object) -> bool:
+    return "<lambda>" in getattr(function, "__qualname__", "") or not hasattr(function, "__qualname__")
+
+
+def functions_of(
+    f: Callable[..., Any] | None, blend: Blend | None, upstream: tuple[Mapping[str, str], ...]
+) -> dict[str, str]:
+    """Fingerprints of `f`, of an anonymous `blend`, and of everything upstream."""
+    found = {"python": PYTHON}
+    if f is not None:
+        found["f"] = fingerprint(f)
+    if blend is not None and _is_anonymous(blend):
+        found["blend"] = fingerprint(blend)
+    if upstream:
+        found["upstream"] = combined(upstream)
+    return found
+
+
+def changed_functions(stored: Mapping[str, str], given: Mapping[str, str]) -> list[str]:
+    """Which functions differ between two sets of fingerprints, where they can be compared."""
+    if stored.get("python") != given.get("python"):
+        return []
+    return [
+        name
+        for name in ("f", "blend", "upstream")
+        if name in stored and name in given
+        if stored[name] != given[name] and scheme_of(stored[name]) == scheme_of(given[name])
+    ]

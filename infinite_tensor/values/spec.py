@@ -1,0 +1,91 @@
+"""What a store must know of a tensor to keep its windows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from infinite_tensor.geometry.points import Index
+from infinite_tensor.geometry.window import Shape, WindowGrid
+from infinite_tensor.support.arrays import as_array
+from infinite_tensor.support.cached_property import cached_property
+from infinite_tensor.values.blend import Blender
+from infinite_tensor.values.definition import Blend, Definition, Number, json_scalar
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A definition, bound to the functions and the device of this process.
+
+    Attributes
+    ----------
+    tensor_id : str
+        The name under which a store keeps the tensor.
+    definition : Definition
+        What decides its values.
+    device : torch.device
+        Where ``f`` returns windows and where reads return regions.
+    blend : callable or None
+        The function that ``definition.blend`` names.
+    blend_init : number or None
+        What a pixel holds before its first window.
+    tile_size : tuple of int or None
+        The tiles it must have, where it was stored before; None leaves that to the store.
+    """
+
+    tensor_id: str
+    definition: Definition
+    device: torch.device
+    blend: Blend | None = None
+    blend_init: Number | None = None
+    tile_size: Index | None = None
+
+    @property
+    def shape(self) -> Shape:
+        """Shape of the tensor, None for an unbounded dimension."""
+        return self.definition.shape
+
+    @property
+    def joint_id(self) -> str | None:
+        """What the ids of all outputs of one ``f`` begin with; None for a tensor that has an ``f`` of its own."""
+        output = self.definition.output
+        return None if output is None else self.tensor_id.removesuffix("/".join(("", *output)))
+
+    def is_beside(self, other: TensorSpec) -> bool:
+        """Whether both are outputs of one ``f``."""
+        mine, its = self.definition, other.definition
+        return self.joint_id is not None and (self.joint_id, mine.args, mine.version) == (
+            other.joint_id,
+            its.args,
+            its.version,
+        )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Element type."""
+        return self.definition.dtype
+
+    @cached_property
+    def numpy_dtype(self) -> np.dtype[Any] | None:
+        """What `as_array` gives a view in: None where that is no numpy array."""
+        array = as_array(torch.empty(0, dtype=self.dtype, device=self.device))
+        return array.dtype if isinstance(array, np.ndarray) else None
+
+    @cached_property
+    def grid(self) -> WindowGrid:
+        """The windows of the tensor."""
+        return WindowGrid(self.definition.output_window, self.shape)
+
+    @cached_property
+    def blender(self) -> Blender:
+        """Folds windows into blocks of pixels."""
+        return Blender(self.grid, self.dtype, self.blend, self.blend_init)
+
+    def moved(self, device: torch.device, dtype: torch.dtype) -> TensorSpec:
+        """The same tensor on another device, in another dtype."""
+        blend_init = json_scalar("blend_init", self.blend_init, dtype)
+        definition = replace(self.definition, dtype=dtype, blend_init=blend_init)
+        return replace(self, device=device, definition=definition)
