@@ -11,8 +11,6 @@ import torch
 from infinite_tensor.engine.batching import Batching
 from infinite_tensor.engine.chain import Computation, Member
 from infinite_tensor.errors import StoreError, ValidationError
-from infinite_tensor.geometry.points import Index
-from infinite_tensor.geometry.window import WindowGrid
 from infinite_tensor.support.nested import show
 from infinite_tensor.tensor import InfiniteTensor, SupportsAsTensor, arg_definitions, as_tensors
 from infinite_tensor.tilestore import TileStore
@@ -23,14 +21,10 @@ from infinite_tensor.values.checks import check_args, checked_device, checked_id
 from infinite_tensor.values.definition import (
     Blend,
     Definition,
-    Number,
     UnknownBlend,
     blend_name,
-    blend_of,
     functions_of,
-    scalar_from_json,
 )
-from infinite_tensor.values.spec import TensorSpec
 
 
 def open_tensor(
@@ -127,8 +121,8 @@ def _bind(
     batch_size: int | tuple[int, ...] | None,
     device: torch.device,
 ) -> InfiniteTensor:
-    definition = stored.definition
-    used = blend if blend is not None else blend_of(definition.blend)
+    spec, definition = stored.spec(tensor_id), stored.definition
+    used = spec.blend if blend is None else blend
     if f is not None and isinstance(used, UnknownBlend):
         raise ValidationError(f"tensor {tensor_id!r} is blended by {used.name!r}; give it as blend=...")
     if blend is not None:
@@ -136,38 +130,24 @@ def _bind(
     if not isinstance(used, UnknownBlend):
         check_blend(used, definition.dtype, device)
     if args:
-        grid = WindowGrid(definition.output_window, definition.shape)
-        check_args(tensor_id, grid, args, [arg.window for arg in definition.args])
+        check_args(tensor_id, spec.grid, args, [arg.window for arg in definition.args])
     if f is not None:
         functions = functions_of(f, blend, tuple(arg._spec.definition.functions for arg in args))
         definition = replace(definition, functions=functions)
-    spec = TensorSpec(tensor_id, definition, device, used, scalar_from_json(definition.blend_init), stored.tile_size)
-    member, batching = Member(spec, store), Batching.of(batch_size)
+    member = Member(replace(spec, definition=definition, device=device, blend=used), store)
+    batching = Batching.of(batch_size)
     (node,) = Computation.registered([member], f, batching, [arg._node for arg in args]).nodes
     return InfiniteTensor.of_node(node, args, named=True)
 
 
 @dataclass(frozen=True)
-class _Member:
-    """One tensor that a pickled computation computes."""
-
-    tensor_id: str
-    definition: Definition
-    device: torch.device
-    blend: Blend | None
-    blend_init: Number | None
-    tile_size: Index | None
-    store: TileStore
-
-
-@dataclass(frozen=True)
-class _Part:
+class _PickledComputation:
     """One computation of a pickled chain, and its tensors that are in the chain.
 
     `args` are the places of its args among all tensors of the parts before it.
     """
 
-    members: tuple[_Member, ...]
+    members: tuple[Member, ...]
     batch_size: int | tuple[int, ...] | None
     f: Callable[..., Any] | None
     args: tuple[int, ...]
@@ -175,7 +155,7 @@ class _Part:
     named: bool
 
 
-def reduced(tensor: InfiniteTensor) -> tuple[Callable[..., InfiniteTensor], tuple[list[_Part], int]]:
+def reduced(tensor: InfiniteTensor) -> tuple[Callable[..., InfiniteTensor], tuple[list[_PickledComputation], int]]:
     """What ``__reduce__`` returns: the chain as a list, args first, so that no chain is too deep to pickle."""
     places: dict[tuple[int, int], int] = {}
     parts = []
@@ -185,8 +165,8 @@ def reduced(tensor: InfiniteTensor) -> tuple[Callable[..., InfiniteTensor], tupl
             for member in computation.members:
                 places[id(computation), id(member)] = len(places)
             parts.append(
-                _Part(
-                    tuple(map(_pickled, computation.members)),
+                _PickledComputation(
+                    tuple(Member(member.store.placed(member.spec), member.store) for member in computation.members),
                     each.batch_size,
                     each.f,
                     tuple(places[_place_key(arg)] for arg in each.args),
@@ -199,13 +179,6 @@ def reduced(tensor: InfiniteTensor) -> tuple[Callable[..., InfiniteTensor], tupl
 
 def _place_key(tensor: InfiniteTensor) -> tuple[int, int]:
     return id(tensor._node.computation), id(tensor._node.member)
-
-
-def _pickled(member: Member) -> _Member:
-    spec = member.store.placed(member.spec)
-    return _Member(
-        spec.tensor_id, spec.definition, spec.device, spec.blend, spec.blend_init, spec.tile_size, member.store
-    )
 
 
 def _args_first(tensor: InfiniteTensor) -> list[InfiniteTensor]:
@@ -221,15 +194,11 @@ def _args_first(tensor: InfiniteTensor) -> list[InfiniteTensor]:
     return list(finished.values())
 
 
-def _rebuilt(parts: list[_Part], place: int) -> InfiniteTensor:
+def _rebuilt(parts: list[_PickledComputation], place: int) -> InfiniteTensor:
     tensors: list[InfiniteTensor] = []
     for part in parts:
         args = tuple(tensors[at] for at in part.args)
-        members = [
-            Member(TensorSpec(m.tensor_id, m.definition, m.device, m.blend, m.blend_init, m.tile_size), m.store)
-            for m in part.members
-        ]
         batching = Batching.of(part.batch_size)
-        computation = Computation.registered(members, part.f, batching, [arg._node for arg in args])
+        computation = Computation.registered(part.members, part.f, batching, [arg._node for arg in args])
         tensors += [part.kind.of_node(node, args, named=part.named) for node in computation.nodes]
     return tensors[place]

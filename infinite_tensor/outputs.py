@@ -12,23 +12,13 @@ import torch
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window import TensorWindow, coordinates_of
 from infinite_tensor.support.nested import Key, leaves, show
-from infinite_tensor.values.blend import check_blend
 from infinite_tensor.values.checks import (
     check_followed,
-    check_output_window,
-    checked_dtype,
-    checked_id,
-    checked_shape,
 )
 from infinite_tensor.values.definition import (
     ArgDefinition,
     Blend,
-    Definition,
     Number,
-    blend_name,
-    functions_of,
-    json_scalar,
-    json_value,
 )
 from infinite_tensor.values.spec import TensorSpec
 
@@ -109,22 +99,20 @@ class Shared:
         return specs
 
     def _spec(self, key: Key, output: Output) -> TensorSpec:
-        shape, dtype = checked_shape(output.shape), checked_dtype(output.dtype)
-        check_output_window(output.window, shape)
-        check_blend(output.blend, dtype, self.device)
-        definition = Definition(
-            shape=shape,
-            dtype=dtype,
-            output_window=output.window,
+        return TensorSpec.declared(
+            "/".join((self.tensor_id, *key)),
+            output.shape,
+            output.dtype,
+            self.device,
+            output.window,
+            output.blend,
+            output.blend_init,
+            f=self.f,
             args=self.args,
-            blend=blend_name(output.blend),
-            blend_init=json_scalar("blend_init", output.blend_init, dtype),
-            version=json_value("version", self.version),
-            functions=functions_of(self.f, output.blend, self.upstream),
+            upstream=self.upstream,
+            version=self.version,
             output=key,
         )
-        tensor_id = checked_id("/".join((self.tensor_id, *key)))
-        return TensorSpec(tensor_id, definition, self.device, output.blend, output.blend_init)
 
 
 def new_id() -> str:

@@ -18,7 +18,7 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.fill import coverage
 from infinite_tensor.filling.fillable import Fillable
 from infinite_tensor.geometry.regions import Selection, parse
-from infinite_tensor.geometry.window import Shape, TensorWindow, WindowGrid
+from infinite_tensor.geometry.window import Shape, TensorWindow
 from infinite_tensor.outputs import Shared, new_id
 from infinite_tensor.support.nested import show
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
@@ -26,11 +26,8 @@ from infinite_tensor.values.blend import check_blend
 from infinite_tensor.values.checks import (
     check_args,
     check_callable,
-    check_output_window,
     checked_device,
-    checked_dtype,
     checked_id,
-    checked_shape,
     checked_windows,
     checked_workers,
     move_target,
@@ -38,13 +35,8 @@ from infinite_tensor.values.checks import (
 from infinite_tensor.values.definition import (
     ArgDefinition,
     Blend,
-    Definition,
     Json,
     Number,
-    blend_name,
-    functions_of,
-    json_scalar,
-    json_value,
 )
 from infinite_tensor.values.spec import TensorSpec
 
@@ -133,23 +125,21 @@ class InfiniteTensor(Fillable):
         store = _checked_store(tile_store)
         check_callable(f)
         batching = Batching.of(batch_size)
-        name = new_id() if tensor_id is None else checked_id(tensor_id)
-        shape, dtype, device = checked_shape(shape), checked_dtype(dtype), checked_device(device)
-        check_output_window(output_window, shape)
         args, windows = _checked_args(args, args_windows)
-        check_args(name, WindowGrid(output_window, shape), args, windows)
-        check_blend(blend, dtype, device)
-        definition = Definition(
-            shape=shape,
-            dtype=dtype,
-            output_window=output_window,
+        spec = TensorSpec.declared(
+            new_id() if tensor_id is None else tensor_id,
+            shape,
+            dtype,
+            checked_device(device),
+            output_window,
+            blend,
+            blend_init,
+            f=f,
             args=arg_definitions(args, windows),
-            blend=blend_name(blend),
-            blend_init=json_scalar("blend_init", blend_init, dtype),
-            version=json_value("version", version),
-            functions=functions_of(f, blend, tuple(arg._spec.definition.functions for arg in args)),
+            upstream=tuple(arg._spec.definition.functions for arg in args),
+            version=version,
         )
-        spec = TensorSpec(name, definition, device, blend, blend_init)
+        check_args(spec.tensor_id, spec.grid, args, windows)
         (node,) = Computation.registered([Member(spec, store)], f, batching, [arg._node for arg in args]).nodes
         self._bind(node, args, named=tensor_id is not None)
 
@@ -227,7 +217,7 @@ class InfiniteTensor(Fillable):
         shared = Shared(
             new_id() if tensor_id is None else checked_id(tensor_id),
             f,
-            arg_definitions(args, checked_windows(args, windows)),
+            arg_definitions(args, windows),
             tuple(arg._spec.definition.functions for arg in args),
             checked_device(device),
             version,
@@ -511,7 +501,7 @@ def _checked_store(store: object) -> TileStore:
     return MemoryTileStore() if store is None else store
 
 
-def _checked_args(args: Any, windows: Any) -> tuple[tuple[InfiniteTensor, ...], tuple[Any, ...]]:
+def _checked_args(args: Any, windows: Any) -> tuple[tuple[InfiniteTensor, ...], tuple[TensorWindow, ...]]:
     for name, value in (("args", args), ("args_windows", windows)):
         if value is not None and not isinstance(value, list | tuple):
             raise ValidationError(f"{name} must be a tuple or list, got {value!r}")
@@ -519,7 +509,7 @@ def _checked_args(args: Any, windows: Any) -> tuple[tuple[InfiniteTensor, ...], 
     for at, arg in enumerate(tensors):
         if not isinstance(arg, InfiniteTensor):
             raise ValidationError(f"args[{at}] must be an InfiniteTensor or a TensorBlob, got {arg!r}")
-    return tensors, tuple(windows or ())
+    return tensors, checked_windows(tensors, windows or ())
 
 
 def as_tensors(args: Sequence[Any]) -> tuple[Any, ...]:

@@ -46,6 +46,10 @@ class Member:
     def __hash__(self) -> int:
         return self._hash
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the fields; the hash is one of this process."""
+        return type(self), (self.spec, self.store)
+
 
 @dataclass(eq=False)
 class Computation:
