@@ -66,7 +66,7 @@ def out_of_memory(shape: Sequence[int], dtype: torch.dtype, advice: str) -> OutO
     )
 
 
-class _Freed:
+class _FreedBlocks:
     """Pages that nobody uses any more, to be used again: to clear new ones takes longer than to fill them."""
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class _Freed:
         return view
 
 
-_FREED = _Freed()
+_FREED = _FreedBlocks()
 
 
 def _on_pages(

@@ -8,7 +8,8 @@ import mmap
 import pytest
 import torch
 
-from infinite_tensor import OutOfMemoryError, pages
+from infinite_tensor import OutOfMemoryError
+from infinite_tensor.support import allocation
 from infinite_tensor.support.allocation import new_block, new_result
 
 CPU = torch.device("cpu")
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="ther
 
 @pytest.fixture(autouse=True)
 def nothing_freed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "_FREED", pages._Freed())
+    monkeypatch.setattr(allocation, "_FREED", allocation._FreedBlocks())
 
 
 def test_a_block_that_is_dropped_is_used_again() -> None:
@@ -42,10 +43,10 @@ def test_a_view_keeps_the_memory_of_its_block() -> None:
 
 
 def test_only_so_much_is_kept_for_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "_KEPT_BYTES", 3 * 2**21)
+    monkeypatch.setattr(allocation, "_KEPT_BYTES", 3 * 2**21)
     blocks = [new_block(MANY, torch.float32, CPU) for _ in range(8)]
     blocks.clear()
-    assert [len(held) for held in pages._FREED._pages.values()] == [3]
+    assert [len(held) for held in allocation._FREED._pages.values()] == [3]
 
 
 def test_a_result_is_never_of_memory_that_was_used_before() -> None:
