@@ -16,7 +16,7 @@ import torch
 
 from infinite_tensor.errors import InfiniteTensorError, StoreError, ValidationError
 from infinite_tensor.geometry.regions import Selection
-from infinite_tensor.groups.members import Member
+from infinite_tensor.groups.members import GroupMember, Members
 from infinite_tensor.groups.tensordicts import assembled, batch_size
 from infinite_tensor.support.nested import Key, show
 
@@ -76,7 +76,7 @@ def _explained(path: Path) -> Iterator[None]:
         raise (ValidationError if isinstance(error, ValueError) else StoreError)(message) from error
 
 
-def _empty(member: Member, region: Selection) -> torch.Tensor:
+def _empty(member: GroupMember, region: Selection) -> torch.Tensor:
     """A tensor of the shape and dtype of what is read of a member, which takes no memory."""
     box = torch.zeros((), dtype=member.tensor.dtype, device="cpu").expand(member.selection(region).shape)
     squeezed = [member.dims[d] for d in region.squeezed]
@@ -116,7 +116,7 @@ def _blocks(region: Selection, extents: Sequence[int]) -> Iterator[Selection]:
         yield region._replace(start=tuple(a for a, _ in block), stop=tuple(b for _, b in block))
 
 
-def _place(member: Member, region: Selection, block: Selection, ndim: int) -> Slices:
+def _place(member: GroupMember, region: Selection, block: Selection, ndim: int) -> Slices:
     """Where a block of a member lies in the whole of it."""
     whole, part = member.selection(region), member.selection(block)
     shared = [own for d, own in enumerate(member.dims) if d not in region.squeezed]
@@ -129,7 +129,11 @@ def _place(member: Member, region: Selection, block: Selection, ndim: int) -> Sl
 
 @contextmanager
 def _memory_mapped(
-    folder: Path, members: Mapping[Key, Member], sample: Mapping[Key, torch.Tensor], region: Selection, _: Sequence[int]
+    folder: Path,
+    members: Members,
+    sample: Mapping[Key, torch.Tensor],
+    region: Selection,
+    _: Sequence[int],
 ) -> Iterator[Write]:
     skeleton: Any = assembled(members, sample, region, torch.device("cpu")).memmap_like(folder)
     files = {key: skeleton.get(key).filename for key, tensor in sample.items() if tensor.numel()}
@@ -146,7 +150,11 @@ def _memory_mapped(
 
 @contextmanager
 def _hdf5(
-    path: Path, _: Mapping[Key, Member], sample: Mapping[Key, torch.Tensor], _region: Selection, _extents: Sequence[int]
+    path: Path,
+    _: Members,
+    sample: Mapping[Key, torch.Tensor],
+    _region: Selection,
+    _extents: Sequence[int],
 ) -> Iterator[Write]:
     try:
         import h5py  # noqa: PLC0415  (only this form needs it)
@@ -165,7 +173,7 @@ def _hdf5(
 @contextmanager
 def _zarr(
     folder: Path,
-    members: Mapping[Key, Member],
+    members: Members,
     sample: Mapping[Key, torch.Tensor],
     region: Selection,
     extents: Sequence[int],

@@ -20,12 +20,11 @@ from infinite_tensor.filling.fillable import Fillable
 from infinite_tensor.geometry.regions import Selection, parse
 from infinite_tensor.geometry.window import Shape
 from infinite_tensor.groups.export import save_tensordict
-from infinite_tensor.groups.keys import as_key, is_key, leaves, listed, nested
-from infinite_tensor.groups.members import Member, check_extents, members_of, outputs_of, shape_of
+from infinite_tensor.groups.members import GroupMember, Members, check_extents, members_of, outputs_of, shape_of
 from infinite_tensor.groups.saved import save_group
 from infinite_tensor.groups.source import tensors_of
 from infinite_tensor.groups.tensordicts import assembled, import_tensordict
-from infinite_tensor.support.nested import Key, show
+from infinite_tensor.support.nested import Key, as_key, is_key, listed, named_leaves, nested, show
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import TileStore
 from infinite_tensor.values.checks import checked_workers
@@ -73,7 +72,7 @@ class TensorGroup(Fillable):
         if not isinstance(tensors, Mapping | TensorGroup):
             raise ValidationError(f"a group is made of a mapping from names to tensors, got {tensors!r}")
         given: dict[Key, Any] = {}
-        for key, value in [((), tensors)] if isinstance(tensors, TensorGroup) else leaves(tensors):
+        for key, value in [((), tensors)] if isinstance(tensors, TensorGroup) else named_leaves(tensors):
             if isinstance(value, TensorGroup):
                 given |= {(*key, *inner): member for inner, member in value._members.items()}
             else:
@@ -121,12 +120,12 @@ class TensorGroup(Fillable):
         return cls._of(members_of(tensors, shared, None))
 
     @classmethod
-    def _of(cls, members: Mapping[Key, Member]) -> Self:
+    def _of(cls, members: Members) -> Self:
         group = cls.__new__(cls)
         group._bind(members)
         return group
 
-    def _bind(self, members: Mapping[Key, Member]) -> None:
+    def _bind(self, members: Members) -> None:
         self._shape = shape_of(members)
         self._members = {key: replace(member, key=key) for key, member in members.items()}
 
@@ -156,7 +155,7 @@ class TensorGroup(Fillable):
             raise self._unknown(key)
         return self._of(within)
 
-    def _leaf(self, key: object) -> Member:
+    def _leaf(self, key: object) -> GroupMember:
         found = self._members.get(as_key(key))
         if found is None:
             raise self._unknown(as_key(key))
@@ -478,7 +477,7 @@ def _read_only() -> TypeError:
     return TypeError(_READ_ONLY)
 
 
-def _rebuilt(kind: type[TensorGroup], members: dict[Key, Member]) -> TensorGroup:
+def _rebuilt(kind: type[TensorGroup], members: dict[Key, GroupMember]) -> TensorGroup:
     return kind._of(members)
 
 
@@ -486,6 +485,6 @@ def _is_in(leaf: Key, keys: list[Key]) -> bool:
     return any(leaf[: len(key)] == key for key in keys)
 
 
-def _line(member: Member) -> str:
+def _line(member: GroupMember) -> str:
     scale = f", scale {' x '.join(map(str, member.scale))}" if set(member.scale) - {1} else ""
     return f"{show(member.key)}: {member.tensor.shape} {member.tensor.dtype}, shares {list(member.dims)}{scale}"

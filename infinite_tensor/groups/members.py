@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from infinite_tensor.errors import RegionError, ValidationError
 from infinite_tensor.geometry.regions import Selection, parse
 from infinite_tensor.geometry.window import Shape, as_index, coordinates_of
-from infinite_tensor.groups.keys import chosen
-from infinite_tensor.support.nested import Key, show
+from infinite_tensor.support.nested import Key, chosen, show
 from infinite_tensor.tensor import InfiniteTensor, as_tensors
 
 _FINEST = 2**31
@@ -21,7 +20,7 @@ _FINEST = 2**31
 
 
 @dataclass(frozen=True)
-class Member:
+class GroupMember:
     """One tensor of a group.
 
     Attributes
@@ -93,7 +92,12 @@ class Member:
         return result.permute([kept.index(d) for d in (*self.dims, *self.rest) if d not in gone])
 
 
-def members_of(given: Mapping[Key, InfiniteTensor | Member], dims: object, scale: object) -> dict[Key, Member]:
+Members: TypeAlias = Mapping[Key, GroupMember]
+
+
+def members_of(
+    given: Mapping[Key, InfiniteTensor | GroupMember], dims: object, scale: object
+) -> dict[Key, GroupMember]:
     """The members of a group.
 
     Parameters
@@ -111,11 +115,11 @@ def members_of(given: Mapping[Key, InfiniteTensor | Member], dims: object, scale
     tensors: dict[Key, InfiniteTensor] = {}
     wanted, scales = chosen("dims", dims, given, None), chosen("scale", scale, given, 1)
     for key, value in given.items():
-        (tensor,) = as_tensors([value.tensor if isinstance(value, Member) else value])
+        (tensor,) = as_tensors([value.tensor if isinstance(value, GroupMember) else value])
         tensors[key] = tensor
         if not isinstance(tensor, InfiniteTensor):
             raise ValidationError(f"{show(key)} must be an InfiniteTensor, or a mapping of them, got {tensor!r}")
-        if isinstance(value, Member) and wanted[key] is None:
+        if isinstance(value, GroupMember) and wanted[key] is None:
             wanted[key] = value.dims
     shared = {
         key: _unbounded(tensor) if wanted[key] is None else _checked_dims(key, tensor, wanted[key])
@@ -125,13 +129,13 @@ def members_of(given: Mapping[Key, InfiniteTensor | Member], dims: object, scale
     members = {}
     for key, value in given.items():
         factors = _checked_scale(key, scales[key], len(shared[key]))
-        before = value.scale if isinstance(value, Member) else (Fraction(1),) * len(factors)
+        before = value.scale if isinstance(value, GroupMember) else (Fraction(1),) * len(factors)
         both = tuple(a * b for a, b in zip(factors, before, strict=True))
-        members[key] = Member(key, tensors[key], shared[key], both)
+        members[key] = GroupMember(key, tensors[key], shared[key], both)
     return members
 
 
-def check_extents(members: Mapping[Key, Member]) -> None:
+def check_extents(members: Members) -> None:
     """ValidationError unless members have the same whole number of pixels of the group along each shared dimension."""
     first, *others = members.values()
     shape = _extents(first)
@@ -148,14 +152,14 @@ def check_extents(members: Mapping[Key, Member]) -> None:
         )
 
 
-def shape_of(members: Mapping[Key, Member]) -> Shape:
+def shape_of(members: Members) -> Shape:
     """Extents of the dimensions that members share, in whole pixels of the group that all of them have."""
     extents = zip(*map(_extents, members.values()), strict=True)
     known = [[int(n) for n in of_members if n is not None] for of_members in extents]
     return tuple([min(numbers) if numbers else None for numbers in known])
 
 
-def outputs_of(tensors: Mapping[Key, InfiniteTensor]) -> dict[Key, Member]:
+def outputs_of(tensors: Mapping[Key, InfiniteTensor]) -> dict[Key, GroupMember]:
     """The outputs of one ``f``, which share the dimensions that follow its window index.
 
     How many pixels they have between one window and the next tells their scales. The first one has scale 1. What
@@ -163,18 +167,18 @@ def outputs_of(tensors: Mapping[Key, InfiniteTensor]) -> dict[Key, Member]:
     """
     grids = [tensor._node.spec.grid for tensor in tensors.values()]
     shared = [k for k in range(coordinates_of(grids[0].window)) if any(grid.first[k] < grid.last[k] for grid in grids)]
-    members: dict[Key, Member] = {}
+    members: dict[Key, GroupMember] = {}
     strides: list[int] = []
     for key, tensor in tensors.items():
         window = tensor.output_window
         dims = tuple(map(window.followed.index, shared))
         strides = strides or [window.stride[d] for d in dims]
         scale = tuple(Fraction(window.stride[d], stride) for d, stride in zip(dims, strides, strict=True))
-        members[key] = Member(key, tensor, dims, scale)
+        members[key] = GroupMember(key, tensor, dims, scale)
     return members
 
 
-def _extents(member: Member) -> tuple[Fraction | None, ...]:
+def _extents(member: GroupMember) -> tuple[Fraction | None, ...]:
     extents = [member.tensor.shape[own] for own in member.dims]
     return tuple(None if n is None else n / scale for n, scale in zip(extents, member.scale, strict=True))
 

@@ -10,10 +10,9 @@ import torch
 
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.groups.group import TensorGroup
-from infinite_tensor.groups.keys import chosen
 from infinite_tensor.groups.members import members_of
 from infinite_tensor.groups.saved import StoredMember, digest_of, stored_members
-from infinite_tensor.support.nested import show
+from infinite_tensor.support.nested import chosen, show
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import TileStore
 from infinite_tensor.tilestore.failures import damaged_group

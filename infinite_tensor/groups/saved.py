@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from infinite_tensor.errors import StoreError, ValidationError
-from infinite_tensor.groups.keys import leaves, nested
-from infinite_tensor.groups.members import Member
-from infinite_tensor.support.nested import Key, show
+from infinite_tensor.groups.members import GroupMember, Members
+from infinite_tensor.support.nested import Key, named_leaves, nested, show
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import TileStore
 from infinite_tensor.tilestore.failures import damaged_group
@@ -35,9 +34,9 @@ class StoredMember:
     digest : str
         What it is: the digest of its definition.
     dims : tuple of int
-        As of `Member`.
+        As of `GroupMember`.
     scale : tuple of str
-        As of `Member`: ratios like ``1/8``.
+        As of `GroupMember`: ratios like ``1/8``.
     """
 
     key: Key
@@ -47,7 +46,7 @@ class StoredMember:
     scale: tuple[str, ...]
 
     @classmethod
-    def of(cls, member: Member) -> StoredMember:
+    def of(cls, member: GroupMember) -> StoredMember:
         """What is stored of a member."""
         scale = tuple(map(str, member.scale))
         return cls(member.key, member.tensor.tensor_id, digest_of(member.tensor), member.dims, scale)
@@ -86,7 +85,7 @@ def digest_of(tensor: InfiniteTensor) -> str:
     return tensor._spec.definition.digest
 
 
-def save_group(members: Mapping[Key, Member], store: TileStore, group_id: str) -> None:
+def save_group(members: Members, store: TileStore, group_id: str) -> None:
     """`TensorGroup.save`; see there."""
     if not isinstance(store, TileStore):
         raise ValidationError(f"a group is saved in a TileStore, got {store!r}")
@@ -136,7 +135,7 @@ def stored_members(store: TileStore, group_id: str, stored: Mapping[str, Any]) -
             raise ValidationError(f"its members are {members!r:.200}")
         parts = [StoredMember.from_json(member) for member in members]
         # In the order of nested names, and nothing twice.
-        found = dict(leaves(nested([(part.key, part) for part in parts])))
+        found = dict(named_leaves(nested([(part.key, part) for part in parts])))
     except ValidationError as error:
         raise damaged_group(store, group_id, "its definition", error) from error
     return found

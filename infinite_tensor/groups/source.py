@@ -14,9 +14,8 @@ import torch
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.window import TensorWindow
-from infinite_tensor.groups.keys import as_key
 from infinite_tensor.groups.tensordicts import import_tensordict
-from infinite_tensor.support.nested import Key, show
+from infinite_tensor.support.nested import Key, as_key, show
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from infinite_tensor.geometry.regions import Selection
-from infinite_tensor.groups.members import Member
+from infinite_tensor.groups.members import GroupMember, Members
 from infinite_tensor.support.nested import Key
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def import_tensordict() -> Any:
     return tensordict
 
 
-def batch_size(members: Sequence[Member], region: Selection) -> list[int]:
+def batch_size(members: Sequence[GroupMember], region: Selection) -> list[int]:
     """Extents of a region along the first dimensions in which all members have one resolution.
 
     Dimensions that an int has squeezed do not count.
@@ -49,7 +49,10 @@ def batch_size(members: Sequence[Member], region: Selection) -> list[int]:
 
 
 def assembled(
-    members: Mapping[Key, Member], results: Mapping[Key, torch.Tensor], region: Selection, device: torch.device | None
+    members: Members,
+    results: Mapping[Key, torch.Tensor],
+    region: Selection,
+    device: torch.device | None,
 ) -> TensorDict:
     """The tensors that were read, each below its names, with the largest batch size at every level."""
     kind = import_tensordict().TensorDict

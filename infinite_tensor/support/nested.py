@@ -1,9 +1,14 @@
-"""Dictionaries of dictionaries, as users give and return them: `tensordict.TensorDict` is one too."""
+"""Dictionaries of dictionaries, as users give and return them, and the keys of what they hold.
+
+`tensordict.TensorDict` is one too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeAlias, TypeGuard
+
+from infinite_tensor.errors import ValidationError
 
 Key: TypeAlias = tuple[str, ...]
 """The keys that lead to an entry, from the outermost on."""
@@ -22,3 +27,125 @@ def leaves(nested: Mapping[Any, Any], outer: Key = ()) -> Iterator[tuple[Key, An
 def show(key: Key) -> str:
     """A key as it is written in code: ``'rgb'``, or ``('biome', 'id')``."""
     return repr(key[0] if len(key) == 1 else key)
+
+
+def is_key(value: object) -> TypeGuard[str | tuple[str, ...]]:
+    """Whether a value is a str, or a tuple of nothing but str: everything else between brackets is a region."""
+    return isinstance(value, str) or (
+        isinstance(value, tuple) and bool(value) and all(isinstance(name, str) for name in value)
+    )
+
+
+def as_key(value: object) -> Key:
+    """A key as a tuple; ValidationError if it is none."""
+    if not is_key(value):
+        raise ValidationError(f"a key is a str or a tuple of str, got {value!r}")
+    return (value,) if isinstance(value, str) else value
+
+
+def named_leaves(given: Mapping[Any, Any], above: Key = ()) -> Iterator[tuple[Key, Any]]:
+    """`leaves` of a group, whose names are checked.
+
+    Raises
+    ------
+    ValidationError
+        If a name is no str or empty, or a mapping holds nothing.
+    """
+    if not given:
+        raise ValidationError(f"a group holds at least one tensor{f', {show(above)} is empty' if above else ''}")
+    for name, value in given.items():
+        if not isinstance(name, str) or not name:
+            raise ValidationError(
+                f"names in a group are non-empty str, got {name!r}{f' in {show(above)}' if above else ''}; nest "
+                "mappings for nested names"
+            )
+        if isinstance(value, Mapping):
+            yield from named_leaves(value, (*above, name))
+        else:
+            yield (*above, name), value
+
+
+def nested(values: Iterable[tuple[Key, Any]]) -> dict[str, Any]:
+    """Nested dicts of what has keys.
+
+    Raises
+    ------
+    ValidationError
+        If one key is another, or begins with it.
+    """
+    outermost: dict[str, Any] = {}
+    ends = set()
+    for key, value in values:
+        level = outermost
+        for depth, name in enumerate(key[:-1], 1):
+            if key[:depth] in ends:
+                raise ValidationError(f"{show(key[:depth])} holds a tensor, so that {show(key)} cannot be one")
+            level = level.setdefault(name, {})
+        if key[-1] in level:
+            raise ValidationError(f"{show(key)} is there twice")
+        level[key[-1]] = value
+        ends.add(key)
+    return outermost
+
+
+def listed(keys: Iterable[Key], *, nested: bool, leaves_only: bool) -> list[Key]:
+    """Leaves, and what they are nested in, in the order of a TensorDict: what is within a name comes before it."""
+    found: list[Key] = []
+    open_names: Key = ()
+    for key in [*keys, ()]:
+        while open_names != key[: len(open_names)]:
+            if (nested or len(open_names) == 1) and not leaves_only:
+                found.append(open_names)
+            open_names = open_names[:-1]
+        if key and (nested or len(key) == 1):
+            found.append(key)
+        open_names = key[:-1]
+    return found
+
+
+def chosen(name: str, given: object, keys: Iterable[Key], default: Any) -> dict[Key, Any]:
+    """What an argument says for each key: one value for all, or a mapping from keys.
+
+    In a mapping, which may be nested, what is said of a name holds for all that is nested in it, unless more is said.
+
+    Parameters
+    ----------
+    name : str
+        The argument, for messages.
+    given : object
+        What was given.
+    keys : iterable of Key
+        The leaves.
+    default : object
+        What holds where nothing is said.
+
+    Raises
+    ------
+    ValidationError
+        If a key in `given` is none of the leaves, nor holds any.
+    """
+    keys = list(keys)
+    if not isinstance(given, Mapping):
+        return dict.fromkeys(keys, default if given is None else given)
+    said = dict(_said(given, ()))
+    for key in said:
+        if not any(leaf[: len(key)] == key for leaf in keys):
+            raise ValidationError(f"{name} is given for {show(key)}, which is not in the group: {_names(keys)}")
+    found = {}
+    for leaf in keys:
+        depth = next((n for n in range(len(leaf), 0, -1) if leaf[:n] in said), 0)
+        found[leaf] = said[leaf[:depth]] if depth else default
+    return found
+
+
+def _said(given: Mapping[Any, Any], above: Key) -> Iterator[tuple[Key, Any]]:
+    for name, value in given.items():
+        key = (*above, *as_key(name))
+        if isinstance(value, Mapping):
+            yield from _said(value, key)
+        else:
+            yield key, value
+
+
+def _names(keys: Iterable[Key]) -> str:
+    return ", ".join(map(show, keys))
