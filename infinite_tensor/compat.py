@@ -100,7 +100,7 @@ def clear_direct_caches(store: TileStore) -> None:
     """Deprecated: call ``tensor.clear_cache()`` or ``store.clear_cache(tensor_id)``."""
     _deprecated("TileStore.clear_direct_caches", "store.clear_cache(tensor_id)")
     # Of a persistent store, what this object has met.
-    known = store._registry.records if isinstance(store, PersistentTileStore) else store.tensor_ids()
+    known = store.contents.registry.records if isinstance(store, PersistentTileStore) else store.tensor_ids()
     for tensor_id in list(known):
         store.clear_cache(tensor_id)
 
@@ -117,7 +117,7 @@ def _set_tile_size(
     """Take over ``tile_size``, where it has a meaning; returns the one before."""
     if not isinstance(store, PersistentTileStore):
         return None
-    sizes = store._registry.tile_sizes
+    sizes = store.contents.registry.tile_sizes
     before = sizes.pop(tensor_id, None)
     if tile_size is not None:
         sizes[tensor_id] = tile_size

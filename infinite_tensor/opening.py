@@ -166,7 +166,7 @@ def reduced(tensor: InfiniteTensor) -> tuple[Callable[..., InfiniteTensor], tupl
                 places[id(computation), id(member)] = len(places)
             parts.append(
                 _PickledComputation(
-                    tuple(Member(member.store.placed(member.spec), member.store) for member in computation.members),
+                    tuple(Member(member.contents.placed(member.spec), member.store) for member in computation.members),
                     each.batch_size,
                     each.f,
                     tuple(places[_place_key(arg)] for arg in each.args),

@@ -427,7 +427,7 @@ class InfiniteTensor(Fillable):
         if (device, dtype) != (self.device, self.dtype):
             check_blend(self.blend, dtype, device)
             moved = self._spec.moved(device, dtype)
-            self.tile_store.migrate(self._spec, moved)
+            self.tile_store.contents.migrate(self._spec, moved)
             self._node.member.spec = moved
         return self
 

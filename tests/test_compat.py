@@ -119,4 +119,4 @@ def test_clear_direct_caches(make: Callable[[Path], Any], tmp_path: Path) -> Non
 def test_tile_cache_size_is_cache_size_tiles(make: Callable[..., PersistentTileStore], tmp_path: Path) -> None:
     with pytest.warns(DeprecationWarning, match="use cache_size_tiles="):
         store = make(tmp_path / "s", tile_cache_size=3)
-    assert store._tiles.entries.max_items == 3
+    assert store.contents.tiles.entries.max_items == 3

@@ -37,6 +37,7 @@ from infinite_tensor.filling.fillable import fill_together, plan_together
 from infinite_tensor.geometry.regions import parse
 from infinite_tensor.tilestore.access import Access
 from infinite_tensor.tilestore.memory.access import MemoryAccess
+from infinite_tensor.tilestore.memory.contents import MemoryContents
 from infinite_tensor.values.spec import TensorSpec
 from tests.test_threads import LIMIT, started
 
@@ -193,12 +194,12 @@ def test_what_is_missing_of_one_output_only_is_computed_again_and_the_rest_dropp
         rgb, mask, _ = paint(f, store)
         rgb[:, 0:16, 0:16]
         store.flush()
-        before, written = dict(f.calls), store.written("p/rgb")
+        before, written = dict(f.calls), store.contents.written("p/rgb")
         mask.invalidate(sl[0:4, 0:4], dependants=False)
         assert mask[0:16, 0:16].dtype == torch.bool
         assert f.calls - Counter(before) == Counter({(i, j): 1 for i in range(4) for j in range(4)})
         store.flush()
-        assert store.written("p/rgb") == written
+        assert store.contents.written("p/rgb") == written
 
 
 def test_a_window_that_one_output_has_and_another_has_not_runs(store: TileStore) -> None:
@@ -215,7 +216,7 @@ def test_a_window_that_one_output_has_and_another_has_not_runs(store: TileStore)
     assert f.calls == Counter({(i,): 1 for i in range(5)})
     store.flush()
     info = store.tensor_info("t/short")
-    assert info.tiles_complete + info.tiles_partial == (1 if store.outlives_process else info.tiles_complete)
+    assert info.tiles_complete + info.tiles_partial == (1 if store.contents.outlives_process else info.tiles_complete)
 
 
 def test_outputs_of_finer_resolution_are_left_out_where_no_read_reaches(store: TileStore) -> None:
@@ -548,13 +549,13 @@ def test_a_tensor_opened_alone_and_with_its_f_are_one_in_a_plan(tmp_path: Path) 
 def test_a_long_read_of_one_output_lets_go_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("infinite_tensor.engine.assemble._BLOCK_BYTES", 256)
     f = Painter()
-    store = Watched(cache_size_bytes=1)
+    store, contents = watched()
     paint(f, store)[1][0:400, 0:8]
-    assert store.most_windows < 30
+    assert contents.most_windows < 30
     assert set(f.calls.values()) == {1}
 
 
-class Watched(MemoryTileStore):
+class Watched(MemoryContents):
     """Notes how many windows a read holds of a tensor at most."""
 
     most_windows = 0
@@ -564,10 +565,17 @@ class Watched(MemoryTileStore):
 
 
 class WatchedAccess(MemoryAccess):
-    def __init__(self, store: Watched, spec: TensorSpec) -> None:
-        super().__init__(store._check_open, store._kept, store._known(spec))
-        self._store = store
+    def __init__(self, contents: Watched, spec: TensorSpec) -> None:
+        super().__init__(contents.check_open, contents.kept, contents._known(spec))
+        self._contents = contents
 
     def keep(self, start: Sequence[int] | None) -> None:
-        self._store.most_windows = max(self._store.most_windows, len(self._held.rows))
+        self._contents.most_windows = max(self._contents.most_windows, len(self._held.rows))
         super().keep(start)
+
+
+def watched() -> tuple[MemoryTileStore, Watched]:
+    """A store that keeps next to nothing, and what notes of it."""
+    store, contents = MemoryTileStore(), Watched(1, None)
+    store.contents = contents
+    return store, contents

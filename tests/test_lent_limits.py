@@ -34,7 +34,7 @@ def lent(store: TileStore, room: int) -> Iterator[None]:
     """A limit as a fill lends it."""
     mark = Mark()
     with mark.running:
-        store.lend(mark, room)
+        store.contents.lend(mark, room)
         yield
 
 
@@ -48,7 +48,7 @@ def held(store: Any) -> int:
     """Windows or tiles in memory, which take a KiB each."""
     if isinstance(store, MemoryTileStore):
         return store.tensor_info("t").tiles_complete
-    return len(store._tiles.entries)
+    return len(store.contents.tiles.entries)
 
 
 @pytest.fixture(params=list(MAKE))
@@ -105,6 +105,6 @@ def test_of_fills_that_have_ended_no_more_than_the_last_is_kept(limit: int | Non
                 mark = Mark()
                 marks.append(weakref.ref(mark))
                 with mark.running:
-                    store.lend(mark, SIZE)
+                    store.contents.lend(mark, SIZE)
                 del mark
             assert sum(each() is not None for each in marks) <= 1

@@ -49,7 +49,7 @@ def test_a_limit_holds_as_soon_as_it_is_lowered() -> None:
     store = MemoryTileStore()
     counted(store, [])[0:40]
     store.cache_size_bytes = 2 * WINDOW_BYTES
-    assert store._kept.windows.total_bytes == 2 * WINDOW_BYTES
+    assert store.contents.kept.windows.total_bytes == 2 * WINDOW_BYTES
 
 
 def test_the_cache_is_shared_by_all_tensors() -> None:
@@ -131,7 +131,7 @@ def test_blended_pixels_stay_within_the_limit_and_never_displace_windows() -> No
     t = overlapping(store, blend)
     for y in range(0, 2048, 256):
         t[y : y + 256, 0:1024]
-        assert store._kept.windows.total_bytes + store._kept.patches._blocks.total_bytes <= limit
+        assert store.contents.kept.windows.total_bytes + store.contents.kept.patches._blocks.total_bytes <= limit
     assert store.tensor_info("t").bytes_stored > limit - 2 * 256
 
 

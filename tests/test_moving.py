@@ -120,7 +120,7 @@ def test_a_move_that_fails_midway_is_rolled_back(monkeypatch: pytest.MonkeyPatch
     def failing(*_args: object) -> TileStore:
         raise MemoryError("no room")
 
-    monkeypatch.setattr("infinite_tensor.tilestore.memory.store.as_tensor", failing)
+    monkeypatch.setattr("infinite_tensor.tilestore.memory.contents.as_tensor", failing)
     with pytest.raises(MemoryError):
         t.to(torch.float64)
     monkeypatch.undo()

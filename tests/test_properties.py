@@ -248,8 +248,8 @@ class History:
         """The windows that a fill computes of each stage; None for too many."""
         boxes = boxes_of(parts)
         for stage in boxes:
-            if self.store_of(stage).outlives_process:
-                layout = self.store_of(stage).layout(self.tensors[stage]._spec)
+            if self.store_of(stage).contents.outlives_process:
+                layout = self.store_of(stage).contents.layout(self.tensors[stage]._spec)
                 boxes[stage] = [layout.whole(*box) for box in boxes[stage]]
         try:
             return self.reference.missing(boxes, self.known, MOST_WINDOWS)

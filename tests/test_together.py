@@ -19,6 +19,7 @@ from infinite_tensor.filling.fillable import fill_together, plan_together
 from infinite_tensor.geometry.regions import Selection, parse
 from infinite_tensor.tilestore.access import Access
 from infinite_tensor.tilestore.memory.access import MemoryAccess
+from infinite_tensor.tilestore.memory.contents import MemoryContents
 from infinite_tensor.values.spec import TensorSpec
 from tests.test_threads import LIMIT, started
 
@@ -58,7 +59,7 @@ class Fork:
         return [f.calls.total() for f in self.functions]
 
 
-class Watched(MemoryTileStore):
+class Watched(MemoryContents):
     """Notes how many rows of windows a read holds of the tensor ``source`` at most."""
 
     most_rows = 0
@@ -68,13 +69,20 @@ class Watched(MemoryTileStore):
 
 
 class WatchedAccess(MemoryAccess):
-    def __init__(self, store: Watched, spec: TensorSpec) -> None:
-        super().__init__(store._check_open, store._kept, store._known(spec))
-        self._store = store
+    def __init__(self, contents: Watched, spec: TensorSpec) -> None:
+        super().__init__(contents.check_open, contents.kept, contents._known(spec))
+        self._contents = contents
 
     def keep(self, start: Sequence[int] | None) -> None:
-        self._store.most_rows = max(self._store.most_rows, len({row for row, _ in self._held.rows}))
+        self._contents.most_rows = max(self._contents.most_rows, len({row for row, _ in self._held.rows}))
         super().keep(start)
+
+
+def watched() -> tuple[MemoryTileStore, Watched]:
+    """A store that keeps next to nothing, and what notes of it."""
+    store, contents = MemoryTileStore(), Watched(1, None)
+    store.contents = contents
+    return store, contents
 
 
 def selections(tensor: InfiniteTensor, *regions: object) -> tuple[Any, list[Selection]]:
@@ -176,12 +184,12 @@ def test_each_request_gets_a_list_and_an_empty_region_computes_nothing() -> None
 @pytest.mark.parametrize("block_bytes", [256, 2048])
 def test_a_large_read_goes_through_all_tensors_at_one_pace(monkeypatch: pytest.MonkeyPatch, block_bytes: int) -> None:
     monkeypatch.setattr("infinite_tensor.engine.assemble._BLOCK_BYTES", block_bytes)
-    store = Watched(cache_size_bytes=1)
+    store, contents = watched()
     fork = Fork(store)
     (left,), (right,) = read_together([selections(fork.left, sl[0:256, 0:16]), selections(fork.right, sl[0:128, 0:8])])
     assert set(fork.functions[0].calls.values()) == {1}
     # All of it are 65 rows of windows.
-    assert store.most_rows <= (14 if block_bytes == 256 else 30)
+    assert contents.most_rows <= (14 if block_bytes == 256 else 30)
     expected = alone(("left", sl[0:256, 0:16]), ("right", sl[0:128, 0:8]))
     assert torch.equal(left, expected[0])
     assert torch.equal(right, expected[1])

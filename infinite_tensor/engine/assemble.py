@@ -59,10 +59,10 @@ def read_together(
             return read_together(requests, workers)
     call = visit()
     with call.running:
-        call.begin(*[node.store for node, _ in requests], reads=True)
+        call.begin(*[node.contents for node, _ in requests], reads=True)
         for node, _ in requests:
-            if node.store._flush_requested:
-                node.store.flush_if_requested()
+            if node.contents.flush_requested:
+                node.contents.flush_if_requested()
         boxes = [
             [new_result(s.shape, node.spec.dtype, node.spec.device, IN_PARTS) for s in wanted]
             for node, wanted in requests
@@ -71,7 +71,7 @@ def read_together(
             [
                 (s, box)
                 for s, box in zip(wanted, into, strict=True)
-                if box.numel() and not node.store.serve(node.spec, s.start, box)
+                if box.numel() and not node.contents.serve(node.spec, s.start, box)
             ]
             for (node, wanted), into in zip(requests, boxes, strict=True)
         ]
@@ -189,8 +189,8 @@ class _Stream:
         """One more follows; what is ready now."""
         call = visit()
         with call.running:
-            call.begin(self._node.store, reads=True)
-            self._node.store.flush_if_requested()
+            call.begin(self._node.contents, reads=True)
+            self._node.contents.flush_if_requested()
             missing = self._accesses.of(self._node).add(np.array([selection.start]), np.array([selection.stop]))
             self._pending = joined(self._pending, missing)
             self._waiting.append((selection, self._done + len(self._pending)))
@@ -204,7 +204,7 @@ class _Stream:
         """None follows; what is left."""
         call = visit()
         with call.running:
-            call.begin(self._node.store, reads=True)
+            call.begin(self._node.contents, reads=True)
             self._compute(len(self._pending))
             return self._ready()
 
@@ -213,7 +213,7 @@ class _Stream:
         call = visit()
         with contextlib.suppress(StoreError), call.running:
             # A stream that was dropped may be closed in the middle of anything; what it holds then goes with it.
-            call.begin(self._node.store)
+            call.begin(self._node.contents)
             self._accesses.__exit__(None, None, None)
 
     def _compute(self, count: int) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from infinite_tensor.engine.batching import Batching
 from infinite_tensor.geometry.points import IntArray
 from infinite_tensor.geometry.window import TensorWindow, coordinates_of
+from infinite_tensor.tilestore.contents import Contents
 from infinite_tensor.tilestore.store import TileStore
 from infinite_tensor.values.spec import TensorSpec
 
@@ -26,12 +27,15 @@ class Member:
         What is computed and stored.
     store : TileStore
         Where it is stored.
+    contents : Contents
+        What that store holds.
     """
 
     spec: TensorSpec
     store: TileStore
 
     def __post_init__(self) -> None:
+        self.contents: Contents = self.store.contents
         self._hash = hash((id(self.store), self.spec.tensor_id))
 
     def __eq__(self, other: object) -> bool:
@@ -97,7 +101,7 @@ class Computation:
     ) -> Computation:
         """The computation of tensors that are made known to their stores; `args` may be none where `f` is None."""
         for member in members:
-            member.store.register(member.spec)
+            member.contents.register(member.spec)
         first = members[0].spec
         windows = [arg.window for arg in first.definition.args]
         inputs = tuple(Input(node, window) for node, window in zip(args, windows, strict=False))
@@ -141,6 +145,11 @@ class Node:
     def store(self) -> TileStore:
         """Where it is stored."""
         return self.member.store
+
+    @property
+    def contents(self) -> Contents:
+        """What its store holds."""
+        return self.member.contents
 
     @property
     def inputs(self) -> tuple[Input, ...]:

@@ -63,7 +63,7 @@ class Deposits:
         if time.monotonic() - self._sent > _LATEST_SECONDS:
             self.send()
         for store in self._stores.values():
-            if store._flush_requested:
+            if store.flush_requested:
                 self.send()
                 store.flush_if_requested()
 

@@ -226,7 +226,7 @@ def _check_computable(computation: Computation, missing: Mapping[Node, IntArray]
 def _check_inputs(node: Node) -> None:
     """What is stored for good was computed from the args that its definition names, not from what they became."""
     for at, (upstream, arg) in enumerate(zip(node.inputs, node.spec.definition.args, strict=True)):
-        if node.store.outlives_process and upstream.node.spec.definition.digest != arg.digest:
+        if node.contents.outlives_process and upstream.node.spec.definition.digest != arg.digest:
             raise ValidationError(
                 f"args[{at}] of tensor {node.spec.tensor_id!r} has been moved to {upstream.node.spec.dtype} since; "
                 f"{node.store!r} holds what was computed before: move it back, or build a new tensor on it"

@@ -17,7 +17,7 @@ from infinite_tensor.engine.chain import Node
 from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.support.visits import enter, visit
 from infinite_tensor.tilestore.access import Access
-from infinite_tensor.tilestore.store import TileStore
+from infinite_tensor.tilestore.contents import Contents
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Reader:
         How often it has stored something itself.
     workers : int or None
         On how many threads it runs ``f``; None leaves that to each tensor's store.
-    stores : dict of int to TileStore
+    stores : dict of int to Contents
         The stores that it has come to, by their ids.
     notice : callable
         ``notice(node, count)`` is told of windows that it has computed and stored, by the thread that did.
@@ -44,7 +44,7 @@ class Reader:
     begun: int
     own_events: int = 0
     workers: int | None = None
-    stores: dict[int, TileStore] = field(default_factory=dict)
+    stores: dict[int, Contents] = field(default_factory=dict)
     notice: Callable[[Node, int], None] = lambda _node, _count: None
 
 
@@ -68,7 +68,7 @@ class Dropping:
     def _renew_after_fork(self) -> None:
         self._lock = threading.RLock()
 
-    def carry_out(self, stores: Sequence[TileStore], drop: Callable[[], T]) -> T:
+    def carry_out(self, stores: Sequence[Contents], drop: Callable[[], T]) -> T:
         """Call ``drop()``, which drops windows of these stores: one thread does at a time, and no read begins there."""
         call = visit()
         with call.running:
@@ -76,7 +76,7 @@ class Dropping:
             with self._lock:
                 return self._paused(stores, drop)
 
-    def _paused(self, stores: Sequence[TileStore], drop: Callable[[], T]) -> T:
+    def _paused(self, stores: Sequence[Contents], drop: Callable[[], T]) -> T:
         if stores:
             # Not by an ExitStack: an interrupt in the middle of that would leave the store paused.
             with stores[0].paused():
@@ -100,9 +100,9 @@ class Views:
     def of(self, node: Node) -> Access:
         """The access to `node`, opened when it is first asked for."""
         if node not in self._of:
-            enter(node.store)
-            self.reader.stores[id(node.store)] = node.store
-            access = self._stack.enter_context(node.store.access(node.spec))
+            enter(node.contents)
+            self.reader.stores[id(node.contents)] = node.contents
+            access = self._stack.enter_context(node.contents.access(node.spec))
             if DROPPING.count != self._drops and any(other.outdated for other in self._of.values()):
                 # What this tensor is computed from may have been dropped since it was read.
                 access.detach()

@@ -52,7 +52,7 @@ def fill_on_cluster(
         for demand in stored:
             tasks.carry_out(compute, demand.node, parts_of(demand, tasks.threads), len)
         for node, start, stop in job.boxes:
-            parted = node.store.unfinished(node.spec, start, stop)
+            parted = node.contents.unfinished(node.spec, start, stop)
             tasks.carry_out(complete, node, _batches(parted), lambda _tiles: 0)
         return FillReport(tuple(tasks.reports()), tally.seconds)
 
@@ -152,7 +152,7 @@ def _pickled(tensors: Sequence[object]) -> bytes:
 def _check_shared(job: Job) -> None:
     filled = {node for node, _, _ in job.boxes}
     for node in job.chain:
-        kept = node.store.outlives_process or node in filled
+        kept = node.contents.outlives_process or node in filled
         if kept and not node.store.shared:
             raise ValidationError(
                 f"the workers of a cluster cannot store tensor {node.spec.tensor_id!r} in {node.store!r}; use a "
@@ -163,7 +163,7 @@ def _check_shared(job: Job) -> None:
 def _forget(chain: Sequence[Node]) -> None:
     """Have tiles looked up again that others store."""
     for node in chain:
-        node.store.refresh(node.spec.tensor_id)
+        node.contents.refresh(node.spec.tensor_id)
 
 
 def _batches(tiles: Sequence[Index]) -> Iterator[list[Index]]:

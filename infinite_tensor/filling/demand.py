@@ -115,7 +115,7 @@ def _counted(
     before: list[IndexProduct] = []
     exact = True
     for node in computation.nodes:
-        layout, grid = node.store.layout(node.spec), node.spec.grid
+        layout, grid = node.contents.layout(node.spec), node.spec.grid
         made = WindowSet.all_of(part.within(grid) for part in runs.parts)
         need = needs.get(node, WindowSet())
         if not intervals.get(node):
@@ -136,7 +136,7 @@ def _counted(
 def demands(boxes: Sequence[Box]) -> tuple[list[Demand], bool]:
     """What some pixels take, beside what is stored, consumers first; whether it is exact."""
     estimate = estimated(boxes)
-    inventories = {node: node.store.inventory(node.spec, *box) for node, box in estimate.boxes.items()}
+    inventories = {node: node.contents.inventory(node.spec, *box) for node, box in estimate.boxes.items()}
     if estimate.exact and all(inventory.empty for inventory in inventories.values()):
         return estimate.demands, True
     if any(demand.needed > _MOST_NAMED for demand in estimate.demands):

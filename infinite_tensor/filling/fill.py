@@ -93,7 +93,7 @@ def prepare(
     for node, selection in sorted(zip(nodes, selections, strict=True), key=lambda target: order.index(target[0])):
         start, stop = _to_fill(node, selection)
         if shard is not None:
-            start, stop = share_of(node.store.layout(node.spec), start, stop, *shard)
+            start, stop = share_of(node.contents.layout(node.spec), start, stop, *shard)
         if not is_empty(start, stop):
             boxes.append((node, start, stop))
     passes = [found for family in _families(boxes) for found in _passes(family, max_memory)]
@@ -145,14 +145,14 @@ def _alone(box: Box, max_memory: int | None) -> tuple[dict[Node, Strips], int]:
 
 def _memory(nodes: Sequence[Node], max_memory: int | None) -> tuple[int, int]:
     """What caches may take while some tensors are filled, and what may be held beside them, in bytes."""
-    limits = [store.cache_limit for store in _stores_of(chain_of(nodes))]
+    limits = [store.contents.cache_limit for store in _stores_of(chain_of(nodes))]
     caches = sum(_LENT if limit is None else limit for limit in limits)
     return caches, _DEFAULT_HELD if max_memory is None else max_memory - caches - _OVERHEAD
 
 
 def _cut(box: Box, held: int, least_strips: int = 1) -> Strips:
     node, start, stop = box
-    return cut_into_strips(node, start, stop, node.store.layout(node.spec), held, least_strips)
+    return cut_into_strips(node, start, stop, node.contents.layout(node.spec), held, least_strips)
 
 
 def _stores_of(nodes: Sequence[Node]) -> list[TileStore]:
@@ -165,7 +165,7 @@ def is_filled(node: Node, selection: Selection) -> bool:
     start, stop = _to_fill(node, selection)
     if is_empty(start, stop):
         return True
-    inventory, grid = node.store.inventory(node.spec, start, stop), node.spec.grid
+    inventory, grid = node.contents.inventory(node.spec, start, stop), node.spec.grid
     if inventory.empty:
         return IndexProduct.touching(grid, Intervals.of_box(start, stop)).count == 0
     return not len(inventory.missing(grid, np.array([start]), np.array([stop])))
@@ -176,16 +176,16 @@ def coverage(node: Node, selection: Selection) -> torch.Tensor:
     start, stop = selection.start, selection.stop
     if is_empty(start, stop):
         return torch.ones([0] * len(start), dtype=torch.bool, device="cpu")
-    inventory = node.store.inventory(node.spec, start, stop)
+    inventory = node.contents.inventory(node.spec, start, stop)
     return torch.from_numpy(inventory.filled(node.spec.grid, *inventory.layout.box(start, stop)))
 
 
 def _to_fill(node: Node, selection: Selection) -> tuple[Index, Index]:
     """The pixels of all tiles that hold a region; in memory, where windows are kept, those of the region."""
     start, stop = selection.start, selection.stop
-    if is_empty(start, stop) or not node.store.outlives_process:
+    if is_empty(start, stop) or not node.contents.outlives_process:
         return start, stop
-    return node.store.layout(node.spec).whole(start, stop)
+    return node.contents.layout(node.spec).whole(start, stop)
 
 
 def fill(job: Job, workers: int | None, progress: bool | str | Watcher) -> FillReport:
@@ -194,7 +194,7 @@ def fill(job: Job, workers: int | None, progress: bool | str | Watcher) -> FillR
     A Ctrl-C, or an error of ``f``, ends it after what is done has been stored.
     """
     nodes = job.chain
-    before = {node: node.store.written(node.spec.tensor_id) for node in nodes}
+    before = {node: node.contents.written(node.spec.tensor_id) for node in nodes}
     # What is stored shows as it is met: to look for it beforehand would take a listing.
     total = estimated(job.boxes).windows
     with Tally(total, progress, sum(strips.steps for each in job.passes for strips in each.values())) as tally:
@@ -209,7 +209,7 @@ def fill(job: Job, workers: int | None, progress: bool | str | Watcher) -> FillR
     reports = []
     for node in nodes:
         # A tensor that has been cleared meanwhile is counted from 0 again.
-        counts = zip(node.store.written(node.spec.tensor_id), before[node], strict=True)
+        counts = zip(node.contents.written(node.spec.tensor_id), before[node], strict=True)
         tiles, nbytes = (max(0, now - earlier) for now, earlier in counts)
         reports.append(TensorReport(node.spec.tensor_id, tally.windows[node], tiles, nbytes))
     return FillReport(tuple(reports), tally.seconds)
@@ -225,7 +225,7 @@ def _fill(cuts: Mapping[Node, Strips], tally: Tally, workers: int | None) -> Non
             reader.notice = tally.count
             call = visit()
             with call.running, Views(reader) as views:
-                call.begin(*[node.store for node in rest], reads=True)
+                call.begin(*[node.contents for node in rest], reads=True)
                 steps = [range(at, at + 1) for at in range(count)]
                 run_steps(Schedule(rest, steps), views, lambda _: tally.pass_steps(1))
 
@@ -233,10 +233,10 @@ def _fill(cuts: Mapping[Node, Strips], tally: Tally, workers: int | None) -> Non
 def _unfinished(node: Node, strip: NumberedRegions) -> NumberedRegions:
     """The steps of a strip from where it is not complete on, without those that are."""
     # Where nothing is stored, to ask for each tile would only cost time.
-    if not node.store.is_complete(node.spec, strip.starts[0].tolist(), strip.stops[0].tolist()):
+    if not node.contents.is_complete(node.spec, strip.starts[0].tolist(), strip.stops[0].tolist()):
         return strip
     rest = zip(strip.starts[1:].tolist(), strip.stops[1:].tolist(), strict=True)
-    kept = [number for number, step in enumerate(rest, 1) if not node.store.is_complete(node.spec, *step)]
+    kept = [number for number, step in enumerate(rest, 1) if not node.contents.is_complete(node.spec, *step)]
     return NumberedRegions(strip.numbers[kept], strip.starts[kept], strip.stops[kept])
 
 
@@ -253,12 +253,12 @@ def _renumbered(strips: Mapping[Node, NumberedRegions]) -> dict[Node, NumberedRe
 def writable(job: Job) -> Job:
     """What is left to fill where some stores are read-only; ValidationError where one of these lacks something."""
     for node, start, stop in job.boxes:
-        if node.store.read_only and not node.store.is_complete(node.spec, start, stop):
+        if node.contents.read_only and not node.contents.is_complete(node.spec, start, stop):
             raise ValidationError(
                 f"{node.store!r} is read-only, and lacks some of tensor {node.spec.tensor_id!r}: open it with mode='a' "
                 "or 'r+' to fill a tensor"
             )
-    left = [{node: strips for node, strips in cuts.items() if not node.store.read_only} for cuts in job.passes]
+    left = [{node: strips for node, strips in cuts.items() if not node.contents.read_only} for cuts in job.passes]
     return replace(job, passes=tuple(filter(None, left)))
 
 
@@ -266,5 +266,5 @@ def _lend(job: Job, mark: Mark) -> None:
     """Give stores that have no limit one for the time of a fill, but for those in memory that are filled."""
     filled = {id(node.store) for node, _, _ in job.boxes}
     for store in job.stores:
-        if id(store) not in filled or store.outlives_process:
-            store.lend(mark, _LENT)
+        if id(store) not in filled or store.contents.outlives_process:
+            store.contents.lend(mark, _LENT)

@@ -161,7 +161,7 @@ def forecast(boxes: Sequence[Box], demands: Sequence[Demand], peak_memory: int, 
 
 
 def _tensor_plan(demand: Demand, of_root: int) -> TensorPlan:
-    node, tile_bytes = demand.node, demand.layout.tile_bytes if demand.node.store.outlives_process else 0
+    node, tile_bytes = demand.node, demand.layout.tile_bytes if demand.node.contents.outlives_process else 0
     return TensorPlan(
         node.spec.tensor_id,
         demand.needed,

@@ -23,9 +23,9 @@ from infinite_tensor.geometry.window_sets import (
     windows_over,
 )
 from infinite_tensor.support.tables import Tabular, count_of
+from infinite_tensor.tilestore.contents import Contents
 from infinite_tensor.tilestore.dependants import sources_first
 from infinite_tensor.tilestore.report import Dropped
-from infinite_tensor.tilestore.store import TileStore
 from infinite_tensor.values.spec import TensorSpec
 
 
@@ -102,7 +102,7 @@ _NO_END = FARTHEST // 2
 class _Tensor(NamedTuple):
     """A tensor in a store, whether or not there is an object of it in this process."""
 
-    store: TileStore
+    store: Contents
     spec: TensorSpec
 
 
@@ -119,10 +119,10 @@ def invalidate(requests: Requests, *, dependants: bool) -> Invalidation:
     Dependants are dropped first. So whatever ends this early, what is left is as it was before: nothing stands on
     pixels that are computed anew, and a second call does the rest.
     """
-    if any(node.store.closed for node in nodes_alive()):
+    if any(node.contents.closed for node in nodes_alive()):
         # A tensor that only waits for the garbage collector needs no open store.
         gc.collect()
-    stores = {id(node.store): node.store for node, _ in requests}
+    stores = {id(node.contents): node.contents for node, _ in requests}
     while True:
         found = DROPPING.carry_out(list(stores.values()), partial(_drop_in, stores, requests, dependants=dependants))
         if isinstance(found, Invalidation):
@@ -131,8 +131,8 @@ def invalidate(requests: Requests, *, dependants: bool) -> Invalidation:
 
 
 def _drop_in(
-    stores: Mapping[int, TileStore], requests: Requests, *, dependants: bool
-) -> Invalidation | dict[int, TileStore]:
+    stores: Mapping[int, Contents], requests: Requests, *, dependants: bool
+) -> Invalidation | dict[int, Contents]:
     """Drop what is wrong, if these are all stores that are concerned; else all that are.
 
     No read begins in them meanwhile, so nobody comes to depend on what will be dropped.
@@ -167,7 +167,7 @@ def _wrong_windows(requests: Requests, *, dependants: bool) -> _Wrong:
     for node, selection in requests:
         grid = node.spec.grid
         begun = all_windows(grid) if selection is None else windows_over(grid, selection.start, selection.stop)
-        root = family.enter(node.store, node.spec)
+        root = family.enter(node.contents, node.spec)
         _join(wrong, root, begun)
         # Calls of one f have computed the windows of all its outputs.
         for key in family.beside(root) if dependants else ():
@@ -202,12 +202,12 @@ class _Family:
         self._readers: defaultdict[_Key, dict[tuple[_Key, TensorWindow], None]] = defaultdict(dict)
         self._searched: set[int] = set()
         for node in nodes_alive():
-            reader = self.enter(node.store, node.spec)
+            reader = self.enter(node.contents, node.spec)
             for upstream in node.inputs:
-                key = self.enter(upstream.node.store, upstream.node.spec)
+                key = self.enter(upstream.node.contents, upstream.node.spec)
                 self._readers[key][reader, upstream.window] = None
 
-    def enter(self, store: TileStore, spec: TensorSpec) -> _Key:
+    def enter(self, store: Contents, spec: TensorSpec) -> _Key:
         """Know of a tensor."""
         key = id(store), spec.tensor_id, spec.definition.digest
         self.tensors.setdefault(key, _Tensor(store, spec))
@@ -228,7 +228,7 @@ class _Family:
         self._search(self.tensors[key].store)
         return list(self._readers[key])
 
-    def _search(self, store: TileStore) -> None:
+    def _search(self, store: Contents) -> None:
         """Find out what else a store holds."""
         if id(store) not in self._searched:
             self._searched.add(id(store))

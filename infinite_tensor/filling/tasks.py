@@ -69,7 +69,7 @@ def compute(payload: bytes, place: int, windows: IntArray, workers: int | None) 
             indices = indices[node.spec.grid.exist(indices)]
         if len(indices):
             starts, stops = node.spec.grid.window.bounds(indices)
-            if not node.store.is_complete(node.spec, starts.min(axis=0).tolist(), stops.max(axis=0).tolist()):
+            if not node.contents.is_complete(node.spec, starts.min(axis=0).tolist(), stops.max(axis=0).tolist()):
                 regions[node] = _Wanted(starts, stops, set(as_tuples(indices)))
     return _carry_out(chain, regions, workers) if regions else _done(chain, Counter())
 
@@ -77,7 +77,7 @@ def compute(payload: bytes, place: int, windows: IntArray, workers: int | None) 
 def complete(payload: bytes, place: int, tiles: Sequence[Index], workers: int | None) -> Done:
     """Put together tiles of one tensor whose parts several tasks have stored."""
     chain = _unpickled(payload)
-    layout = chain[place].store.layout(chain[place].spec)
+    layout = chain[place].contents.layout(chain[place].spec)
     starts = np.array([layout.start(tile) for tile in tiles], dtype=np.int64)
     stops = np.array([layout.stop(tile) for tile in tiles], dtype=np.int64)
     return _carry_out(chain, {chain[place]: _Wanted(starts, stops, None)}, workers)
@@ -158,14 +158,14 @@ def _carry_out(chain: Sequence[Node], regions: Mapping[Node, _Wanted], workers: 
     call = visit()
     try:
         with call.running, Views(reader) as views:
-            call.begin(*[node.store for node in regions], reads=True)
+            call.begin(*[node.contents for node in regions], reads=True)
             missing = {node: _missing(views.of(node), wanted) for node, wanted in regions.items()}
             if any(map(len, missing.values())):
                 run(missing, views)
     finally:
         for each in chain:
-            each.store.refresh(each.spec.tensor_id)
-            if not each.store.outlives_process:
+            each.contents.refresh(each.spec.tensor_id)
+            if not each.contents.outlives_process:
                 each.store.clear_cache(each.spec.tensor_id)
     return _done(chain, tally.windows)
 
@@ -179,7 +179,7 @@ def _missing(access: Access, wanted: _Wanted) -> IntArray:
 
 
 def _done(chain: Sequence[Node], windows: Counter[Node]) -> Done:
-    written = [each.store.written(each.spec.tensor_id) for each in chain]
+    written = [each.contents.written(each.spec.tensor_id) for each in chain]
     return Done(_PROCESS.name, [windows[each] for each in chain], written)
 
 

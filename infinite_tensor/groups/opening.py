@@ -30,7 +30,7 @@ def open_group(
     """`TileStore.open_group`; see there."""
     group_id, device = checked_id(group_id, "group_id"), checked_device(device)
     places = _places(store, stores)
-    stored = store.stored_group(group_id)
+    stored = store.contents.stored_group(group_id)
     if stored is None:
         raise _unknown_group(store, group_id)
     parts = stored_members(store, group_id, stored)

@@ -98,7 +98,7 @@ def save_group(members: Members, store: TileStore, group_id: str) -> None:
             )
     given = {key: StoredMember.of(member) for key, member in members.items()}
     listed = [member.to_json() for member in given.values()]
-    stored = store.store_group(group_id, {"format": FORMAT, "group_id": group_id, "members": listed})
+    stored = store.contents.store_group(group_id, {"format": FORMAT, "group_id": group_id, "members": listed})
     found = stored_members(store, group_id, stored)
     if found != given:
         differing = [key for key in {**found, **given} if found.get(key) != given.get(key)]

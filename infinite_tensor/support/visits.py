@@ -112,7 +112,8 @@ def _called(
     def called(self: Self, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:
         call = visit()
         with call.running:
-            call.begin(self, looks=looks)
+            # What a store holds stands for it: that is what the engine knows.
+            call.begin(getattr(self, "contents", self), looks=looks)
             return method(self, *args, **kwargs)
 
     return called

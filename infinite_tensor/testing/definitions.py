@@ -260,8 +260,8 @@ class GroupTests(BackendTests):
         """Nothing is written beside the store, and other groups are unharmed."""
         with self._open_with("_read_group", location) as store:
             beside = set(tmp_path.parent.iterdir())
-            store.store_group(name, {**_GROUP, "group_id": name})
-            store.store_group(f"{name}2", {**_GROUP, "group_id": f"{name}2"})
+            store.contents.store_group(name, {**_GROUP, "group_id": name})
+            store.contents.store_group(f"{name}2", {**_GROUP, "group_id": f"{name}2"})
         with self._open(location) as store:
             assert store.group_ids() == sorted([name, f"{name}2"])
             assert store.tensor_ids() == []

@@ -84,7 +84,7 @@ class LifeTests(BackendTests):
             other[0:1, 0:1]
             calls = len(f.calls)
             tensor.clear_cache()
-            assert {record.spec.tensor_id for record, _ in store._tiles.entries} == {"other"}
+            assert {record.spec.tensor_id for record, _ in store.contents.tiles.entries} == {"other"}
             assert same_bits(tensor[0:7, 0:7], expected)
         assert len(f.calls) == calls
 
@@ -139,8 +139,8 @@ class LifeTests(BackendTests):
             for y in range(-20, 20, 10):
                 for x in range(-20, 20, 10):
                     tensor[y : y + 10, x : x + 10]
-                    assert len(store._tiles.entries) <= limits.get("cache_size_tiles", 100)
-                    assert store._tiles.entries.total_bytes <= limits.get("cache_size_bytes", 2**20)
+                    assert len(store.contents.tiles.entries) <= limits.get("cache_size_tiles", 100)
+                    assert store.contents.tiles.entries.total_bytes <= limits.get("cache_size_bytes", 2**20)
             assert same_bits(tensor[-20:20, -20:20], expected)
         assert len(f.calls) == len(set(f.calls))
 

@@ -239,7 +239,7 @@ class HDF5TileStore(BindingStore[TileSlots]):
                 self._check_bound(tensor_id, group)
                 reserve(file.h5, len(batch) * group.layout.tile_bytes)
                 group.write({tile: to_stored(tiles[tile]) for tile in batch})
-        file.flush(older_than=self._tiles.flush_interval)
+        file.flush(older_than=self._flush_interval)
 
     def _read_bound_partials(
         self, tensor_id: str, bound: TileSlots, tile_indices: Sequence[Index]
@@ -273,7 +273,7 @@ class HDF5TileStore(BindingStore[TileSlots]):
                     data = part.to_bytes(group.log.place(tile))
                     reserve(file.h5, len(data))
                     group.log.append(tile, data)
-        file.flush(older_than=self._tiles.flush_interval)
+        file.flush(older_than=self._flush_interval)
 
     def _delete_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> None:
         file, group = self._writable(), self._bound[tensor_id]
@@ -343,7 +343,7 @@ class HDF5TileStore(BindingStore[TileSlots]):
         if group is not None:
             found += damages(file, group, repair=repair)
         elif repair:
-            self._delete(tensor_id)
+            self.contents.delete(tensor_id)
         return found
 
     def _collect_garbage(self) -> Garbage:

@@ -360,7 +360,7 @@ class ZarrTileStore(BindingStore[_Bound]):
         if place is not None:
             found += damages(self._store, place, self._codec_of(place), self.concurrency, repair=repair)
         elif repair:
-            self._delete(tensor_id)
+            self.contents.delete(tensor_id)
         return found
 
     def _collect_garbage(self) -> Garbage:

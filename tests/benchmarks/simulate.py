@@ -321,7 +321,7 @@ class _Model:
         """All processes work on one tensor at a time."""
         total = Prediction()
         for demand in reversed(demands([(tensors[-1]._node, (0, 0), (self.work.side,) * 2)])[0]):
-            if not demand.node.store.outlives_process:
+            if not demand.node.store.contents.outlives_process:
                 continue
             extents = _extents(demand, self.fleet.processes * self.fleet.threads).tolist()
             tensor = next(t for t in tensors if t._node == demand.node)

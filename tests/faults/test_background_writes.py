@@ -34,7 +34,7 @@ class Broken:
 
     def wait(self) -> None:
         """Until nothing is being written in the background."""
-        self.store._tiles._writer.drain()
+        self.store.contents.tiles._writer.drain()
 
     def read(self) -> None:
         self.chain.top[0:60, 0:20]
@@ -136,11 +136,11 @@ def test_what_was_stored_beside_it_is_neither_stored_nor_counted_again(broken: B
         broken.store.flush()
     assert written
     written.clear()
-    counted = broken.store.written("top")
+    counted = broken.store.contents.written("top")
     for _ in range(2):
         with pytest.raises(StoreError, match="of tensor 'noise'"):
             broken.store.flush()
-    assert (written, broken.store.written("top")) == ([], counted)
+    assert (written, broken.store.contents.written("top")) == ([], counted)
     broken.outage.stop()
     broken.store.close()
     again = Chain(broken.opened())
@@ -201,7 +201,7 @@ def test_a_long_fill_over_broken_storage_stops_before_memory_is_full(monkeypatch
     limit = 20 * 16 * 16 * 4
     monkeypatch.setattr("infinite_tensor.tilestore.persistent.writer._QUEUE_BYTES", limit)
     broken = Broken(cache_size_tiles=10)
-    writer = broken.store._tiles._writer
+    writer = broken.store.contents.tiles._writer
     raised = 0
     for y in range(0, 3000, 30):
         try:

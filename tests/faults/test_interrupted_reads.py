@@ -128,16 +128,16 @@ def check_together(store: TileStore) -> None:
     assert not CLAIMS._active
     assert not CLAIMS._waits
     if isinstance(store, PersistentTileStore):
-        entries = store._tiles.entries
+        entries = store.contents.tiles.entries
         assert entries.total_bytes == sum(size for _, size in entries._entries.values())
-        assert not any(mark.is_under_way for mark in store._tiles._loading.values())
+        assert not any(mark.is_under_way for mark in store.contents.tiles._loading.values())
         # Where a clean-up itself was interrupted, its traceback keeps the read until then.
         gc.collect()
-        assert not any(store._tiles._is_pinned(key) for key in list(store._tiles._pins))
-    elif isinstance(store, MemoryTileStore) and isinstance(store._kept.windows, RecentWindows):
-        assert store._kept.windows.total_bytes <= SMALL
-        assert store._kept.windows.total_bytes == sum(
-            size for _, size in store._kept.windows._windows._entries.values()
+        assert not any(store.contents.tiles._is_pinned(key) for key in list(store.contents.tiles._pins))
+    elif isinstance(store, MemoryTileStore) and isinstance(store.contents.kept.windows, RecentWindows):
+        assert store.contents.kept.windows.total_bytes <= SMALL
+        assert store.contents.kept.windows.total_bytes == sum(
+            size for _, size in store.contents.kept.windows._windows._entries.values()
         )
 
 

@@ -72,7 +72,9 @@ class _Play:
         self._functions = [partial(self._call, number) for number in range(len(world.stages))]
         self._tensors = self._built()
         self._model.tiles = [
-            tensor.tile_store.layout(tensor._spec).tile_shape if tensor.tile_store.outlives_process else None
+            tensor.tile_store.contents.layout(tensor._spec).tile_shape
+            if tensor.tile_store.contents.outlives_process
+            else None
             for tensor in self._tensors
         ]
 

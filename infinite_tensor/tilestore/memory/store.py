@@ -1,30 +1,13 @@
-"""Windows in memory, as ``f`` returned them."""
+"""`MemoryTileStore`: windows in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
-
-from infinite_tensor.errors import ValidationError
-from infinite_tensor.geometry.window_sets import BoxUnion, pixels_of, tiles_of
-from infinite_tensor.support.arrays import as_array, as_tensor
-from infinite_tensor.support.visits import visited
-from infinite_tensor.support.waiting import Mark
-from infinite_tensor.tilestore.access import Access
-from infinite_tensor.tilestore.conflicts import check_same, unknown_tensor, warn_of_changes
-from infinite_tensor.tilestore.inventory import Inventory
-from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.lru import check_limit
-from infinite_tensor.tilestore.memory.access import MemoryAccess
-from infinite_tensor.tilestore.memory.kept_windows import KeptWindows
-from infinite_tensor.tilestore.memory.rows import Row, fold_rows, rows_in
-from infinite_tensor.tilestore.report import Dropped, TensorInfo
+from infinite_tensor.tilestore.memory.contents import MemoryContents
 from infinite_tensor.tilestore.store import TileStore
-from infinite_tensor.values.spec import TensorSpec
 
 
 class MemoryTileStore(TileStore):
@@ -43,203 +26,34 @@ class MemoryTileStore(TileStore):
         On how many threads a read runs ``f``.
     """
 
+    contents: MemoryContents
+
     def __init__(
         self, cache_size_bytes: int | None = None, cache_size_windows: int | None = None, *, workers: int = 1
     ) -> None:
-        self._kept = KeptWindows(
-            check_limit("cache_size_bytes", cache_size_bytes), check_limit("cache_size_windows", cache_size_windows)
+        limits = (
+            check_limit("cache_size_bytes", cache_size_bytes),
+            check_limit("cache_size_windows", cache_size_windows),
         )
-        self._groups: dict[str, dict[str, Any]] = {}
-        super().__init__(workers=workers)
-        self._lock = self._kept.lock
+        super().__init__(MemoryContents(*limits), workers=workers)
 
     @property
     def cache_size_bytes(self) -> int | None:
         """Limit in bytes, None for no limit."""
-        return self._kept.windows.max_bytes
+        return self.contents.kept.windows.max_bytes
 
     @cache_size_bytes.setter
     def cache_size_bytes(self, value: int | None) -> None:
-        self._kept.limit(check_limit("cache_size_bytes", value), self.cache_size_windows)
+        self.contents.kept.limit(check_limit("cache_size_bytes", value), self.cache_size_windows)
 
     @property
     def cache_size_windows(self) -> int | None:
         """Limit in windows, None for no limit."""
-        return self._kept.windows.max_items
-
-    @visited
-    def register(self, spec: TensorSpec) -> None:
-        """Make a tensor known; one of the same id and definition shares its windows."""
-        with self._lock:
-            self._check_open()
-            known = self._known(spec)
-            warn_of_changes(spec.tensor_id, known.definition.functions, spec.definition.functions, self)
-
-    def access(self, spec: TensorSpec) -> Access:
-        """Begin a read of a tensor."""
-        with self._lock:
-            self._check_open()
-            return MemoryAccess(self._check_open, self._kept, self._known(spec))
-
-    @property
-    def cache_limit(self) -> int | None:
-        """`cache_size_bytes`."""
-        return self.cache_size_bytes
-
-    @visited
-    def lend(self, mark: Mark, room: int) -> None:
-        """While `mark` is under way, keep no more than now and this much, if there is no limit."""
-        kept = self._kept
-        with self._lock:
-            kept.windows = kept.windows.ordered(self.cache_size_bytes, self.cache_size_windows)
-            kept.windows.lend(mark, room)
-            kept.shrink_patches()
-
-    def layout(self, spec: TensorSpec) -> TileLayout:
-        """The patches that blended pixels are kept in."""
-        return self._kept.layout(spec)
-
-    def inventory(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> Inventory:
-        """Which windows are there; blended patches are its tiles."""
-        with self._lock:
-            self._check_open()
-            layout = self._kept.layout(spec)
-            windows = list(self._kept.windows.of(spec.tensor_id)) if self._kept.keeps(spec) else []
-        return Inventory.of_windows(spec.grid, layout, windows, start, stop)
-
-    def serve(self, spec: TensorSpec, start: Sequence[int], out: torch.Tensor) -> bool:
-        """Copy a region whose windows are there and need no blending, or have been blended before."""
-        kept = self._kept
-        with self._lock:
-            if self._closed or not kept.keeps(spec):
-                return False
-            grid, stop = spec.grid, [a + n for a, n in zip(start, out.shape, strict=True)]
-            if grid.overlap_free:
-                found = rows_in(grid.box(start, stop), kept.windows.finder(spec.tensor_id))
-            else:
-                layout = kept.layout(spec)
-                blocks = kept.patches.all_in(spec.tensor_id, layout.box(start, stop))
-                found = None
-        if grid.overlap_free:
-            if found is not None:
-                fold_rows(spec, found, as_array(out), start)
-            return found is not None
-        if blocks is not None:
-            layout.copy(blocks, as_array(out), start)
-        return blocks is not None
-
-    @visited
-    def migrate(self, spec: TensorSpec, moved: TensorSpec) -> None:
-        """Convert all windows of a tensor; they replace the old ones once every one is converted."""
-        with self._lock:
-            self._check_open()
-            self._known(spec)
-            converted = {
-                index: Row(index, as_array(as_tensor(row.window(index)).to(moved.device, moved.dtype)[None]))
-                for index, row in self._kept.windows.of(spec.tensor_id).items()
-            }
-            self._kept.replace(moved, converted)
-
-    @visited
-    def clear_cache(self, tensor_id: str) -> None:
-        """Forget all windows of a tensor."""
-        with self._lock:
-            self._check_open()
-            self._kept.forget_windows(tensor_id)
-
-    def specs_downstream(self) -> list[TensorSpec]:
-        """All tensors made on this store."""
-        with self._lock:
-            return list(self._kept.specs.values())
-
-    def check_droppable(self, tensor_id: str) -> None:
-        """Windows in memory can be dropped at any time; a closed store has none."""
-
-    def drop(self, spec: TensorSpec, windows: BoxUnion) -> Dropped:
-        """Forget windows one by one, and the patches that they are blended into."""
-        kept, tensor_id = self._kept, spec.tensor_id
-        with self._lock:
-            if not kept.keeps(spec):
-                return Dropped()
-            # Another object: reads in progress find that theirs is not the one that is kept any more.
-            kept.specs[tensor_id] = replace(kept.specs[tensor_id])
-            doomed = windows.held(list(kept.windows.of(tensor_id)))
-            kept.patches.drop(tensor_id, tiles_of(kept.layout(spec).grid, pixels_of(spec.grid.window, windows)))
-            kept.windows.drop(tensor_id, doomed)
-            return Dropped(windows=len(doomed))
-
-    def _delete(self, tensor_id: str) -> None:
-        with self._lock:
-            self._kept.forget(tensor_id)
-
-    def _digest_of(self, tensor_id: str) -> str | None:
-        known = self._kept.specs.get(tensor_id)
-        return None if known is None else known.definition.digest
-
-    def tensor_ids(self) -> list[str]:
-        """Ids of all tensors made on this store, sorted."""
-        with self._lock:
-            self._check_open()
-            return sorted(self._kept.specs)
-
-    def tensor_definition(self, tensor_id: str) -> dict[str, Any]:
-        """The definition of one tensor as JSON."""
-        with self._lock:
-            known = self.tensor_ids()
-            if tensor_id not in self._kept.specs:
-                raise unknown_tensor(tensor_id, known, self)
-            return dict(self._kept.specs[tensor_id].definition.to_json())
-
-    def tensor_info(self, tensor_id: str) -> TensorInfo:
-        """What is in memory of one tensor; a window counts as a complete tile."""
-        with self._lock:
-            definition = self.tensor_definition(tensor_id)
-            sizes = [row.window_bytes for row in self._kept.windows.of(tensor_id).values()]
-            return TensorInfo(tensor_id, definition, len(sizes), 0, sum(sizes), "memory")
-
-    def _read_group(self, group_id: str) -> dict[str, Any] | None:
-        return self._groups.get(group_id)
-
-    def _write_group(self, group_id: str, definition: dict[str, Any]) -> None:
-        self._groups[group_id] = definition
-
-    def _delete_group(self, group_id: str) -> None:
-        self._groups.pop(group_id, None)
-
-    def _list_groups(self) -> list[str]:
-        return list(self._groups)
-
-    @visited
-    def close(self, *, discard: bool = False) -> None:  # noqa: ARG002  (there is nothing that could not be stored)
-        """Forget everything."""
-        with self._lock:
-            for tensor_id in list(self._kept.specs):
-                self._delete(tensor_id)
-            self._groups.clear()
-            self._closed = True
+        return self.contents.kept.windows.max_items
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the limits, not the windows."""
         return partial(type(self), workers=self.workers), (self.cache_size_bytes, self.cache_size_windows)
 
     def __repr__(self) -> str:
-        limits = [f"cache_size_bytes={self.cache_size_bytes}"] if self.cache_size_bytes is not None else []
-        if self.cache_size_windows is not None:
-            limits.append(f"cache_size_windows={self.cache_size_windows}")
-        return f"MemoryTileStore({', '.join(limits)})"
-
-    def _renew_after_fork(self) -> None:
-        super()._renew_after_fork()
-        self._kept.renew()
-        self._lock = self._kept.lock
-
-    def _known(self, spec: TensorSpec) -> TensorSpec:
-        """The tensor as it is kept; from now on if it is new."""
-        known = self._kept.specs.setdefault(spec.tensor_id, spec)
-        check_same(spec.tensor_id, known.definition, spec.definition, self)
-        if known.device != spec.device:
-            raise ValidationError(
-                f"tensor {spec.tensor_id!r} is already kept on {known.device}, given {spec.device}; "
-                "move it with tensor.to(device)"
-            )
-        return known
+        return repr(self.contents)

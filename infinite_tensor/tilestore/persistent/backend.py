@@ -122,6 +122,30 @@ class Backend(ABC):
         """Delete what no definition refers to, and the logs of complete tiles."""
         raise NotImplementedError(f"{type(self).__name__} does not collect garbage")
 
+    # Groups: definitions, which are dicts that JSON can hold, apart from those of tensors, whose ids they may have.
+
+    def _read_group(self, group_id: str) -> dict[str, Any] | None:  # noqa: ARG002  (for those that override it)
+        """The definition that was written for a group, or None; StoreError if it is damaged."""
+        raise self._keeps_no_groups()
+
+    def _write_group(self, group_id: str, definition: dict[str, Any]) -> None:  # noqa: ARG002  (likewise)
+        """Create a group. Where another process has just created it, leave that one's definition."""
+        raise self._keeps_no_groups()
+
+    def _delete_group(self, group_id: str) -> None:  # noqa: ARG002  (likewise)
+        """Delete a group; one that does not exist is no error."""
+        raise self._keeps_no_groups()
+
+    def _list_groups(self) -> list[str]:
+        """Ids of all groups."""
+        raise self._keeps_no_groups()
+
+    def _keeps_no_groups(self) -> NotImplementedError:
+        return NotImplementedError(
+            f"{type(self).__name__} keeps no groups: it needs the methods _read_group, _write_group, _delete_group and "
+            "_list_groups, see infinite_tensor.tilestore.persistent.backend"
+        )
+
     def _flush_backend(self) -> None:  # noqa: B027  (most need nothing)
         """Bring what was written to where a crash of the process cannot harm it."""
 

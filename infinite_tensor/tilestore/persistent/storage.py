@@ -10,10 +10,14 @@ import torch
 
 from infinite_tensor.errors import StoreError
 from infinite_tensor.geometry.points import Index
+from infinite_tensor.geometry.window_sets import BoxUnion
 from infinite_tensor.tilestore.failures import stored_errors, warn_of_damage
 from infinite_tensor.tilestore.layout import Record
 from infinite_tensor.tilestore.partial import PartialTile
 from infinite_tensor.tilestore.persistent.backend import Backend
+from infinite_tensor.tilestore.report import Damage, Garbage, TensorInfo
+
+_FEW_TILES = 64
 
 
 class Storage:
@@ -123,3 +127,82 @@ class Storage:
         backend = self.backend
         with stored_errors(backend, "look for", tensor_id):
             return all(backend._has_tiles(tensor_id, tiles))
+
+    def delete_tensor(self, tensor_id: str) -> None:
+        """Delete everything of a tensor, the definition first."""
+        backend = self.backend
+        with stored_errors(backend, "delete", tensor_id):
+            backend._delete_tensor(tensor_id)
+
+    def check_droppable(self, tensor_id: str) -> None:
+        """NotImplementedError if the backend cannot delete tiles."""
+        backend = self.backend
+        if type(backend)._delete_tiles is Backend._delete_tiles:
+            backend._delete_tiles(tensor_id, [])
+
+    def drop(self, tensor_id: str, tiles: BoxUnion) -> int:
+        """Delete all that is stored of some tiles; how many there were."""
+        backend = self.backend
+        with stored_errors(backend, "drop", tensor_id):
+            complete, partial = backend._find_tiles(tensor_id, *tiles.hull)
+            found = tiles.held(list(complete | partial))
+            # Where there are few, also what nobody finds any more: parts behind a gap in a log.
+            few = tiles.most_points <= _FEW_TILES
+            backend._delete_tiles(tensor_id, list(tiles.points()) if few else found)
+            backend._flush_backend()
+        return len(found)
+
+    def describe(self, tensor_id: str, definition: dict[str, Any]) -> TensorInfo | None:
+        """What is stored of a tensor; None where its definition is not."""
+        backend = self.backend
+        with stored_errors(backend, "describe", tensor_id):
+            stored = backend._read_definition(tensor_id) is not None
+            return backend._describe_tensor(tensor_id, definition) if stored else None
+
+    def verify(self, tensor_id: str, *, repair: bool) -> list[Damage]:
+        """What is damaged of all that is stored of a tensor; dropped, where it is to be repaired."""
+        backend = self.backend
+        with stored_errors(backend, "verify", tensor_id):
+            return backend._verify_tensor(tensor_id, repair=repair)
+
+    def read_group(self, group_id: str) -> dict[str, Any] | None:
+        """What is stored as the definition of a group, not checked; None where there is nothing."""
+        backend = self.backend
+        with stored_errors(backend, "read", None, group_id=group_id):
+            return backend._read_group(group_id)
+
+    def write_group(self, group_id: str, definition: dict[str, Any]) -> None:
+        """Create a group."""
+        backend = self.backend
+        with stored_errors(backend, "save", None, group_id=group_id):
+            backend._write_group(group_id, definition)
+            backend._flush_backend()
+
+    def delete_group(self, group_id: str) -> None:
+        """Delete a group; one that does not exist is no error."""
+        backend = self.backend
+        with stored_errors(backend, "delete", None, group_id=group_id):
+            backend._delete_group(group_id)
+            backend._flush_backend()
+
+    def group_ids(self) -> list[str]:
+        """Ids of all groups."""
+        backend = self.backend
+        with stored_errors(backend, "list", None):
+            return backend._list_groups()
+
+    def collect_garbage(self) -> Garbage:
+        """Delete what no definition refers to."""
+        backend = self.backend
+        with stored_errors(backend, "clean", None):
+            return backend._collect_garbage()
+
+    def flush(self) -> None:
+        """Bring what was written to where a crash of the process cannot harm it."""
+        backend = self.backend
+        with stored_errors(backend, "flush", None):
+            backend._flush_backend()
+
+    def close(self) -> None:
+        """Let go of files and connections."""
+        self.backend._close_backend()

@@ -21,6 +21,7 @@ from infinite_tensor.support.waiting import Mark
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import TensorInfo, TileStore
 from infinite_tensor.tilestore.access import Access
+from infinite_tensor.tilestore.contents import Contents
 from infinite_tensor.tilestore.inventory import Inventory
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.report import Dropped
@@ -74,7 +75,22 @@ def tensor_of(blob: OpenBlob, rows: int) -> InfiniteTensor:
 
 
 class BlobStore(TileStore):
-    """Serves the rows of one blob to the engine; it computes and keeps nothing.
+    """Serves the rows of one blob as those of a tensor; see `BlobContents`."""
+
+    def __init__(self, blob: OpenBlob, version: tuple[str, int]) -> None:
+        super().__init__(BlobContents(blob, version))
+        self._made_of = blob, version
+
+    def __repr__(self) -> str:
+        return repr(self.contents)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by reference."""
+        return type(self), self._made_of
+
+
+class BlobContents(Contents):
+    """The rows of one blob, for the engine; it computes and keeps nothing.
 
     Parameters
     ----------
@@ -84,20 +100,14 @@ class BlobStore(TileStore):
         Of its header, when the snapshot was taken.
     """
 
-    read_only = True
-
     def __init__(self, blob: OpenBlob, version: tuple[str, int]) -> None:
-        super().__init__()
+        super().__init__(read_only=True)
         self._blob = blob
         self._version = version
         self._spec: TensorSpec | None = None
 
     def __repr__(self) -> str:
         return f"BlobStore({self._blob.name!r})"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle by reference."""
-        return type(self), (self._blob, self._version)
 
     def register(self, spec: TensorSpec) -> None:
         """Bind the one tensor."""
@@ -111,7 +121,7 @@ class BlobStore(TileStore):
         StoreError
             If rows of the blob have been overwritten or truncated since the snapshot was taken.
         """
-        self._check_open()
+        self.check_open()
         access = BlobAccess(self._blob, self._version, spec.shape[0] or 0)
         self._blob.refresh()
         access.check()
@@ -158,15 +168,15 @@ class BlobStore(TileStore):
         """The one tensor."""
         return [] if self._spec is None else [self._spec.tensor_id]
 
-    def tensor_definition(self, tensor_id: str) -> dict[str, Any]:
+    def definition_of(self, tensor_id: str) -> dict[str, Any]:
         """The definition of the one tensor."""
         if self._spec is None or self._spec.tensor_id != tensor_id:
             raise StoreError(f"{self!r} holds {self.tensor_ids()}, not {tensor_id!r}")
         return dict(self._spec.definition.to_json())
 
-    def tensor_info(self, tensor_id: str) -> TensorInfo:
+    def info_of(self, tensor_id: str) -> TensorInfo:
         """What is known of the one tensor."""
-        definition = self.tensor_definition(tensor_id)
+        definition = self.definition_of(tensor_id)
         header = self._blob._rows.header
         return TensorInfo(tensor_id, definition, header.blocks, 0, header.blocks * header.block_bytes, self._blob.name)
 
@@ -174,15 +184,17 @@ class BlobStore(TileStore):
         """Nothing here is computed from anything."""
         return []
 
-    def close(self, *, discard: bool = False) -> None:  # noqa: ARG002
+    def close(self, *, discard: bool) -> None:  # noqa: ARG002
         """Close the blob that it reads."""
-        self._closed = True
+        self.closed = True
         self._blob.close()
 
-    def _digest_of(self, tensor_id: str) -> str | None:
+    def digest_of(self, tensor_id: str) -> str | None:
+        """What the one tensor is."""
         return None if self._spec is None or self._spec.tensor_id != tensor_id else self._spec.definition.digest
 
-    def _delete(self, tensor_id: str) -> None:
+    def delete(self, tensor_id: str) -> None:
+        """ValidationError: what a blob holds cannot be computed again."""
         self.check_droppable(tensor_id)
 
 

@@ -1,0 +1,250 @@
+"""What a store holds, as the engine uses it."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
+
+import torch
+
+from infinite_tensor.errors import StoreError, ValidationError
+from infinite_tensor.geometry.points import Index
+from infinite_tensor.geometry.window_sets import BoxUnion
+from infinite_tensor.support.forks import renew_in_children
+from infinite_tensor.support.visits import looking, visited
+from infinite_tensor.support.waiting import Mark
+from infinite_tensor.tilestore.access import Access
+from infinite_tensor.tilestore.inventory import Inventory
+from infinite_tensor.tilestore.layout import TileLayout
+from infinite_tensor.tilestore.report import Dropped, TensorInfo
+from infinite_tensor.values.spec import TensorSpec
+
+
+class Contents(ABC):
+    """The windows of the tensors of a store. Users see it as a `TileStore`, of which it is the inside.
+
+    Attributes
+    ----------
+    lock : threading.RLock
+        Held where a tensor is registered or cleared, or a read begins.
+    closed : bool
+        Whether the store has been closed, and not been opened again.
+    read_only : bool
+        Whether nothing is ever stored.
+    flush_requested : bool
+        Whether what is finished is to be stored soon.
+    """
+
+    outlives_process: ClassVar[bool] = False
+    """Whether another process may find again what is stored, so that it must stay true to its definition."""
+
+    def __init__(self, *, read_only: bool = False) -> None:
+        self.lock = threading.RLock()
+        self.closed = False
+        self.read_only = read_only
+        self.flush_requested = False
+        renew_in_children(self)
+
+    def _renew_after_fork(self) -> None:
+        self.lock = threading.RLock()
+
+    def check_open(self) -> None:
+        """StoreError if the store has been closed."""
+        if self.closed:
+            raise StoreError(f"{self!r} is closed; open it again with `with store:`")
+
+    def check_writable(self, action: str) -> None:
+        """ValidationError if the store is read-only."""
+        if self.read_only:
+            raise ValidationError(f"{self!r} is read-only: it cannot {action}; open it with mode='r+'")
+
+    def flush_if_requested(self) -> None:
+        """Carry out what `request_flush` has asked for; called where the thread holds nothing of the store."""
+        if self.flush_requested:
+            self.flush_requested = False
+            if not self.closed:
+                self.flush()
+
+    # Reads.
+
+    @abstractmethod
+    def register(self, spec: TensorSpec) -> None:
+        """Make a tensor known.
+
+        Raises
+        ------
+        ValidationError
+            If its id is taken by a tensor with another definition.
+        """
+
+    def placed(self, spec: TensorSpec) -> TensorSpec:
+        """`spec` with the tiles that the tensor has here, so that another store object gives it the same."""
+        return spec
+
+    @abstractmethod
+    def access(self, spec: TensorSpec) -> Access:
+        """Begin a read of a tensor; it is registered again if it has been cleared since."""
+
+    @abstractmethod
+    def layout(self, spec: TensorSpec) -> TileLayout:
+        """How a tensor is cut into tiles."""
+
+    @property
+    @abstractmethod
+    def cache_limit(self) -> int | None:
+        """The most bytes that are kept in memory when no read is in progress; None for no limit."""
+
+    @abstractmethod
+    def lend(self, mark: Mark, room: int) -> None:
+        """While `mark` is under way, a store without a limit keeps no more in memory than now and `room` bytes."""
+
+    def serve(self, spec: TensorSpec, start: Sequence[int], out: torch.Tensor) -> bool:  # noqa: ARG002
+        """Write the pixels from `start` on into `out` if all of them are in memory; whether they are.
+
+        The way of a read that has nothing to plan. Where it returns False, `out` may hold anything.
+        """
+        return False
+
+    @abstractmethod
+    def migrate(self, spec: TensorSpec, moved: TensorSpec) -> None:
+        """Carry what is kept of `spec` over to another device or dtype; all of it or nothing."""
+
+    def refresh(self, tensor_id: str) -> None:  # noqa: B027  (in memory there are no others)
+        """Store what is pending, and look incomplete tiles up again when they are next needed: others may store too."""
+
+    # Fills, and what changes outside.
+
+    @abstractmethod
+    def inventory(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> Inventory:
+        """What is stored of the tiles that hold the pixels ``[start, stop)``, of which there is at least one.
+
+        Reads no pixel of a complete tile.
+        """
+
+    def unfinished(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> list[Index]:  # noqa: ARG002
+        """Tiles of a region of which parts are stored, in lexicographic order; some may be complete by now."""
+        return []
+
+    def is_complete(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> bool:  # noqa: ARG002
+        """Whether all tiles that hold the pixels ``[start, stop)`` are stored; False is a maybe. Reads none of them."""
+        return False
+
+    def written(self, tensor_id: str) -> tuple[int, int]:  # noqa: ARG002  (memory is nowhere to write to)
+        """How many complete tiles of a tensor this object has stored so far, and all bytes, not compressed."""
+        return 0, 0
+
+    @abstractmethod
+    def specs_downstream(self) -> list[TensorSpec]:
+        """The tensors of the store that are computed from others or beside others, as far as known, and maybe more."""
+
+    @abstractmethod
+    def check_droppable(self, tensor_id: str) -> None:
+        """Raise what keeps `drop` from working.
+
+        Raises
+        ------
+        StoreError
+            If the store is closed.
+        ValidationError
+            If it is read-only.
+        NotImplementedError
+            If its backend cannot delete tiles.
+        """
+
+    @abstractmethod
+    def drop(self, spec: TensorSpec, windows: BoxUnion) -> Dropped:
+        """Forget windows of a tensor, and everything that has been blended from them.
+
+        Reads in progress may go on with them, and what they deposit of this tensor from now on is not stored. To be
+        called with the store `paused`.
+
+        Raises
+        ------
+        StoreError
+            If it cannot be done now. What has not been dropped is there still; drop it again.
+        """
+
+    def paused(self) -> AbstractContextManager[object]:
+        """While it is entered, no read of another thread begins."""
+        return self.lock
+
+    # What a `TileStore` is asked by users.
+
+    @abstractmethod
+    def tensor_ids(self) -> list[str]:
+        """Ids of all tensors, sorted."""
+
+    @abstractmethod
+    def definition_of(self, tensor_id: str) -> dict[str, Any]:
+        """The definition of one tensor as JSON; StoreError if there is none of that id."""
+
+    @abstractmethod
+    def info_of(self, tensor_id: str) -> TensorInfo:
+        """What is known and stored of one tensor; StoreError if there is none of that id."""
+
+    @abstractmethod
+    def digest_of(self, tensor_id: str) -> str | None:
+        """What a tensor of the store is, None where that cannot be told."""
+
+    @abstractmethod
+    def delete(self, tensor_id: str) -> None:
+        """Delete everything of one tensor."""
+
+    @abstractmethod
+    def clear_cache(self, tensor_id: str) -> None:
+        """Drop from memory what can be had again, after storing what is pending."""
+
+    # Groups: small definitions that name tensors, apart from the tensors themselves.
+
+    @looking
+    def stored_group(self, group_id: str) -> dict[str, Any] | None:
+        """The definition of a group as it is stored, not checked; None where there is none."""
+        self.check_open()
+        with self.lock:
+            return self.read_group(group_id)
+
+    @visited
+    def store_group(self, group_id: str, definition: dict[str, Any]) -> dict[str, Any]:
+        """Create a group, unless there is one; the definition that the store holds from then on."""
+        self.check_open()
+        self.check_writable(f"save group {group_id!r}")
+        with self.lock:
+            found = self.read_group(group_id)
+            if found is None:
+                self.write_group(group_id, definition)
+                # Another process may have been first; its definition holds.
+                found = self.read_group(group_id)
+        if found is None:
+            raise StoreError(f"{self!r}: group {group_id!r} was created and is gone again; try once more")
+        return found
+
+    def read_group(self, group_id: str) -> dict[str, Any] | None:  # noqa: ARG002  (for those that keep groups)
+        """The definition of a group as it is stored, or None."""
+        raise self._keeps_no_groups()
+
+    def write_group(self, group_id: str, definition: dict[str, Any]) -> None:  # noqa: ARG002  (likewise)
+        """Create a group; where another process has just created it, leave that one's definition."""
+        raise self._keeps_no_groups()
+
+    def delete_group(self, group_id: str) -> None:  # noqa: ARG002  (likewise)
+        """Delete a group; one that does not exist is no error."""
+        raise self._keeps_no_groups()
+
+    def group_ids(self) -> list[str]:
+        """Ids of all groups."""
+        raise self._keeps_no_groups()
+
+    def _keeps_no_groups(self) -> NotImplementedError:
+        return NotImplementedError(f"{self!r} keeps no groups")
+
+    # Its life.
+
+    def flush(self) -> None:  # noqa: B027  (memory is nowhere to store in)
+        """Return when everything finished so far is stored; StoreError if something could not be."""
+
+    @abstractmethod
+    def close(self, *, discard: bool) -> None:
+        """Let go of memory and files, after a flush, whose failure `discard` ignores. More than once is no error."""

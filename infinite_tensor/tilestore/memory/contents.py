@@ -1,0 +1,220 @@
+"""What a memory store holds, as the engine uses it: windows as ``f`` returned them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from infinite_tensor.errors import ValidationError
+from infinite_tensor.geometry.window_sets import BoxUnion, pixels_of, tiles_of
+from infinite_tensor.support.arrays import as_array, as_tensor
+from infinite_tensor.support.visits import visited
+from infinite_tensor.support.waiting import Mark
+from infinite_tensor.tilestore.access import Access
+from infinite_tensor.tilestore.conflicts import check_same, unknown_tensor, warn_of_changes
+from infinite_tensor.tilestore.contents import Contents
+from infinite_tensor.tilestore.inventory import Inventory
+from infinite_tensor.tilestore.layout import TileLayout
+from infinite_tensor.tilestore.memory.access import MemoryAccess
+from infinite_tensor.tilestore.memory.kept_windows import KeptWindows
+from infinite_tensor.tilestore.memory.rows import Row, fold_rows, rows_in
+from infinite_tensor.tilestore.report import Dropped, TensorInfo
+from infinite_tensor.values.spec import TensorSpec
+
+
+class MemoryContents(Contents):
+    """Windows in memory, in one cache for all tensors.
+
+    Parameters
+    ----------
+    max_bytes, max_windows : int or None
+        Limits; None is no limit.
+
+    Attributes
+    ----------
+    kept : KeptWindows
+        The windows.
+    """
+
+    def __init__(self, max_bytes: int | None, max_windows: int | None) -> None:
+        self.kept = KeptWindows(max_bytes, max_windows)
+        self._groups: dict[str, dict[str, Any]] = {}
+        super().__init__()
+        # One lock for all.
+        self.lock = self.kept.lock
+
+    def _renew_after_fork(self) -> None:
+        super()._renew_after_fork()
+        self.kept.renew()
+        self.lock = self.kept.lock
+
+    def __repr__(self) -> str:
+        limits = [
+            ("cache_size_bytes", self.kept.windows.max_bytes),
+            ("cache_size_windows", self.kept.windows.max_items),
+        ]
+        return f"MemoryTileStore({', '.join(f'{name}={limit}' for name, limit in limits if limit is not None)})"
+
+    @visited
+    def register(self, spec: TensorSpec) -> None:
+        """Make a tensor known; one of the same id and definition shares its windows."""
+        with self.lock:
+            self.check_open()
+            known = self._known(spec)
+            warn_of_changes(spec.tensor_id, known.definition.functions, spec.definition.functions, self)
+
+    def access(self, spec: TensorSpec) -> Access:
+        """Begin a read of a tensor."""
+        with self.lock:
+            self.check_open()
+            return MemoryAccess(self.check_open, self.kept, self._known(spec))
+
+    @property
+    def cache_limit(self) -> int | None:
+        """The limit of all windows together."""
+        return self.kept.windows.max_bytes
+
+    @visited
+    def lend(self, mark: Mark, room: int) -> None:
+        """While `mark` is under way, keep no more than now and this much, if there is no limit."""
+        kept = self.kept
+        with self.lock:
+            kept.windows = kept.windows.ordered(kept.windows.max_bytes, kept.windows.max_items)
+            kept.windows.lend(mark, room)
+            kept.shrink_patches()
+
+    def layout(self, spec: TensorSpec) -> TileLayout:
+        """The patches that blended pixels are kept in."""
+        return self.kept.layout(spec)
+
+    def inventory(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> Inventory:
+        """Which windows are there; blended patches are its tiles."""
+        with self.lock:
+            self.check_open()
+            layout = self.kept.layout(spec)
+            windows = list(self.kept.windows.of(spec.tensor_id)) if self.kept.keeps(spec) else []
+        return Inventory.of_windows(spec.grid, layout, windows, start, stop)
+
+    def serve(self, spec: TensorSpec, start: Sequence[int], out: torch.Tensor) -> bool:
+        """Copy a region whose windows are there and need no blending, or have been blended before."""
+        kept = self.kept
+        with self.lock:
+            if self.closed or not kept.keeps(spec):
+                return False
+            grid, stop = spec.grid, [a + n for a, n in zip(start, out.shape, strict=True)]
+            if grid.overlap_free:
+                found = rows_in(grid.box(start, stop), kept.windows.finder(spec.tensor_id))
+            else:
+                layout = kept.layout(spec)
+                blocks = kept.patches.all_in(spec.tensor_id, layout.box(start, stop))
+                found = None
+        if grid.overlap_free:
+            if found is not None:
+                fold_rows(spec, found, as_array(out), start)
+            return found is not None
+        if blocks is not None:
+            layout.copy(blocks, as_array(out), start)
+        return blocks is not None
+
+    @visited
+    def migrate(self, spec: TensorSpec, moved: TensorSpec) -> None:
+        """Convert all windows of a tensor; they replace the old ones once every one is converted."""
+        with self.lock:
+            self.check_open()
+            self._known(spec)
+            converted = {
+                index: Row(index, as_array(as_tensor(row.window(index)).to(moved.device, moved.dtype)[None]))
+                for index, row in self.kept.windows.of(spec.tensor_id).items()
+            }
+            self.kept.replace(moved, converted)
+
+    def specs_downstream(self) -> list[TensorSpec]:
+        """All tensors made on this store."""
+        with self.lock:
+            return list(self.kept.specs.values())
+
+    def check_droppable(self, tensor_id: str) -> None:
+        """Windows in memory can be dropped at any time; a closed store has none."""
+
+    def drop(self, spec: TensorSpec, windows: BoxUnion) -> Dropped:
+        """Forget windows one by one, and the patches that they are blended into."""
+        kept, tensor_id = self.kept, spec.tensor_id
+        with self.lock:
+            if not kept.keeps(spec):
+                return Dropped()
+            # Another object: reads in progress find that theirs is not the one that is kept any more.
+            kept.specs[tensor_id] = replace(kept.specs[tensor_id])
+            doomed = windows.held(list(kept.windows.of(tensor_id)))
+            kept.patches.drop(tensor_id, tiles_of(kept.layout(spec).grid, pixels_of(spec.grid.window, windows)))
+            kept.windows.drop(tensor_id, doomed)
+            return Dropped(windows=len(doomed))
+
+    def tensor_ids(self) -> list[str]:
+        """Ids of all tensors made on this store, sorted."""
+        with self.lock:
+            return sorted(self.kept.specs)
+
+    def definition_of(self, tensor_id: str) -> dict[str, Any]:
+        """The definition of one tensor as JSON."""
+        with self.lock:
+            if tensor_id not in self.kept.specs:
+                raise unknown_tensor(tensor_id, self.tensor_ids(), self)
+            return dict(self.kept.specs[tensor_id].definition.to_json())
+
+    def info_of(self, tensor_id: str) -> TensorInfo:
+        """What is in memory of one tensor; a window counts as a complete tile."""
+        with self.lock:
+            definition = self.definition_of(tensor_id)
+            sizes = [row.window_bytes for row in self.kept.windows.of(tensor_id).values()]
+            return TensorInfo(tensor_id, definition, len(sizes), 0, sum(sizes), "memory")
+
+    def digest_of(self, tensor_id: str) -> str | None:
+        """What a tensor is."""
+        known = self.kept.specs.get(tensor_id)
+        return None if known is None else known.definition.digest
+
+    def delete(self, tensor_id: str) -> None:
+        """Forget a tensor."""
+        self.kept.forget(tensor_id)
+
+    def clear_cache(self, tensor_id: str) -> None:
+        """Forget all windows of a tensor."""
+        self.kept.forget_windows(tensor_id)
+
+    def close(self, *, discard: bool) -> None:  # noqa: ARG002  (there is nothing that could not be stored)
+        """Forget everything."""
+        with self.lock:
+            for tensor_id in self.tensor_ids():
+                self.delete(tensor_id)
+            self._groups.clear()
+            self.closed = True
+
+    def read_group(self, group_id: str) -> dict[str, Any] | None:
+        """The definition of a group, or None."""
+        return self._groups.get(group_id)
+
+    def write_group(self, group_id: str, definition: dict[str, Any]) -> None:
+        """Keep the definition of a group."""
+        self._groups[group_id] = definition
+
+    def delete_group(self, group_id: str) -> None:
+        """Forget a group."""
+        self._groups.pop(group_id, None)
+
+    def group_ids(self) -> list[str]:
+        """Ids of all groups."""
+        return list(self._groups)
+
+    def _known(self, spec: TensorSpec) -> TensorSpec:
+        """The tensor as it is kept; from now on if it is new."""
+        known = self.kept.specs.setdefault(spec.tensor_id, spec)
+        check_same(spec.tensor_id, known.definition, spec.definition, self)
+        if known.device != spec.device:
+            raise ValidationError(
+                f"tensor {spec.tensor_id!r} is already kept on {known.device}, given {spec.device}; "
+                "move it with tensor.to(device)"
+            )
+        return known

@@ -1,0 +1,300 @@
+"""What a store that outlives the process holds, as the engine uses it: tiles in memory, and their way to storage.
+
+A tile is missing, then partial, then complete. A complete tile is final: every window that covers it has
+been blended in. What differs between storages is in `Backend`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from infinite_tensor.errors import StoreError, ValidationError
+from infinite_tensor.geometry.points import Index
+from infinite_tensor.geometry.window_sets import BoxUnion, pixels_of, tiles_of
+from infinite_tensor.support.arrays import as_array
+from infinite_tensor.support.visits import visited
+from infinite_tensor.support.waiting import Mark
+from infinite_tensor.tilestore.access import Access
+from infinite_tensor.tilestore.conflicts import warn_of_changes
+from infinite_tensor.tilestore.contents import Contents
+from infinite_tensor.tilestore.inventory import Inventory
+from infinite_tensor.tilestore.layout import TileLayout
+from infinite_tensor.tilestore.lru import LRU
+from infinite_tensor.tilestore.persistent.access import TileAccess
+from infinite_tensor.tilestore.persistent.cache import TileCache
+from infinite_tensor.tilestore.persistent.loading import Entry
+from infinite_tensor.tilestore.persistent.registry import Registry
+from infinite_tensor.tilestore.persistent.storage import Storage
+from infinite_tensor.tilestore.persistent.storing import Key
+from infinite_tensor.tilestore.persistent.survey import all_complete, inventory_of
+from infinite_tensor.tilestore.report import Damage, Dropped, TensorInfo
+from infinite_tensor.values.spec import TensorSpec
+
+
+class PersistentContents(Contents):
+    """Tiles in memory, on their way to storage, and in storage.
+
+    Parameters
+    ----------
+    storage : Storage
+        Where tiles are stored.
+    tile_size : int, tuple of int or None
+        The tiles of new tensors; None where nobody has said.
+    entries : LRU
+        For tiles in memory: empty, with the limits.
+    flush_interval : float
+        Seconds after which windows of incomplete tiles are stored, looked at as windows arrive.
+    read_only : bool
+        Serve what is stored, compute the rest into memory only.
+
+    Attributes
+    ----------
+    storage : Storage
+        As it was given.
+    registry : Registry
+        The tensors that have been asked for.
+    tiles : TileCache
+        Tiles in memory, and on their way to storage.
+    """
+
+    outlives_process = True
+
+    def __init__(
+        self,
+        storage: Storage,
+        tile_size: int | Sequence[int] | None,
+        entries: LRU[Key, Entry],
+        flush_interval: float,
+        *,
+        read_only: bool,
+    ) -> None:
+        self.storage = storage
+        self.registry = Registry(storage, tile_size, read_only=read_only)
+        self.tiles = TileCache(storage, self.registry, entries, flush_interval, read_only=read_only)
+        self._released = False
+        super().__init__(read_only=read_only)
+
+    def _renew_after_fork(self) -> None:
+        super()._renew_after_fork()
+        self.tiles.renew()
+
+    def __repr__(self) -> str:
+        return repr(self.storage)
+
+    def resumed(self) -> None:
+        """The store is open again."""
+        self.closed = self._released = False
+
+    @visited
+    def register(self, spec: TensorSpec) -> None:
+        """Find the tensor in storage, or create it there."""
+        self.flush_if_requested()
+        with self.lock:
+            self.check_open()
+            record = self.registry.record_of(spec)
+            warn_of_changes(spec.tensor_id, record.functions, spec.definition.functions, self)
+
+    def placed(self, spec: TensorSpec) -> TensorSpec:
+        """`spec` with the tile size that it was given, here or by this store."""
+        with self.lock:
+            return replace(spec, tile_size=self.registry.given_tile(spec))
+
+    def access(self, spec: TensorSpec) -> Access:
+        """Begin a read of a tensor; raises what a background write has failed with since the last call."""
+        self.raise_failure()
+        with self.lock:
+            return TileAccess(self.check_open, self.registry, self.tiles, self.registry.record_of(spec))
+
+    @property
+    def cache_limit(self) -> int | None:
+        """`cache_size_bytes`."""
+        return self.tiles.entries.max_bytes
+
+    @visited
+    def lend(self, mark: Mark, room: int) -> None:
+        """While `mark` is under way, keep no more tiles than now and this much, if there is no limit."""
+        with self.tiles.lock:
+            self.tiles.entries.lend(mark, room)
+
+    def layout(self, spec: TensorSpec) -> TileLayout:
+        """The tiles that are stored."""
+        with self.lock:
+            self.check_open()
+            return self.registry.record_of(spec).layout
+
+    def written(self, tensor_id: str) -> tuple[int, int]:
+        """What the background writer has stored of a tensor."""
+        return self.tiles.written(tensor_id)
+
+    @visited
+    def inventory(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> Inventory:
+        """What is in storage, and what is still on its way there."""
+        self.raise_failure()
+        with self.lock:
+            record = self.registry.record_of(spec)
+        return inventory_of(self.storage, self.tiles, record, start, stop)
+
+    @visited
+    def unfinished(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> list[Index]:
+        """Tiles of which there are parts in storage."""
+        return sorted(self.storage.find_partials(spec.tensor_id, *self.layout(spec).box(start, stop)))
+
+    @visited
+    def is_complete(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> bool:
+        """Whether all tiles of a region are in storage."""
+        self.raise_failure()
+        with self.lock:
+            record = self.registry.record_of(spec)
+        return all_complete(self.storage, record, start, stop)
+
+    def serve(self, spec: TensorSpec, start: Sequence[int], out: torch.Tensor) -> bool:
+        """Copy a region whose tiles are complete and in memory, where there is no failure to tell of."""
+        record = self.registry.records.get(spec.tensor_id)
+        if self.closed or record is None or out.device.type != "cpu":
+            return False
+        if record.spec is not spec and record.spec.definition.digest != spec.definition.digest:
+            return False
+        layout, stop = record.layout, [a + n for a, n in zip(start, out.shape, strict=True)]
+        tiles = self.tiles.complete(record, layout.box(start, stop))
+        if tiles is None:
+            return False
+        layout.copy({tile: as_array(entry) for tile, entry in tiles.items()}, as_array(out), start)
+        return True
+
+    def migrate(self, spec: TensorSpec, moved: TensorSpec) -> None:
+        """A device may change, tiles are kept on the CPU; a dtype is part of what is stored."""
+        if moved.dtype != spec.dtype:
+            raise ValidationError(
+                f"{self!r} stores tensor {spec.tensor_id!r} as {spec.dtype}: it cannot become {moved.dtype}. "
+                "Make a new tensor with another tensor_id, or clear_tensor this one first"
+            )
+
+    @visited
+    def refresh(self, tensor_id: str) -> None:
+        """Store what is pending, then drop the tensor's incomplete tiles from memory."""
+        self.check_open()
+        self.flush()
+        self.tiles.drop_in_progress(tensor_id)
+
+    def specs_downstream(self) -> list[TensorSpec]:
+        """The tensors that are stored and have args, and all that are registered here."""
+        self.check_open()
+        return self.registry.specs_downstream()
+
+    def check_droppable(self, tensor_id: str) -> None:
+        """Whether tiles can be deleted here."""
+        self.check_open()
+        if self.read_only:
+            raise ValidationError(
+                f"{self!r} is read-only: it cannot drop what it holds of tensor {tensor_id!r}; open it with mode='r+'"
+            )
+        self.storage.check_droppable(tensor_id)
+
+    def drop(self, spec: TensorSpec, windows: BoxUnion) -> Dropped:
+        """Drop every tile that one of the windows touches, after a flush."""
+        self.check_droppable(spec.tensor_id)
+        if not windows or self.digest_of(spec.tensor_id) != spec.definition.digest:
+            # Cleared, or made anew with another definition: nothing is stored of this one.
+            return Dropped()
+        record = self.registry.record_of(spec)
+        tiles = tiles_of(record.layout.grid, pixels_of(spec.grid.window, windows))
+        self.tiles.flush()
+        self.raise_failure()
+        new = replace(record)
+        with self.tiles.lock:
+            self.registry.records[spec.tensor_id] = new
+        self.tiles.hand_over(record, new, tiles)
+        return Dropped(tiles=self.storage.drop(spec.tensor_id, tiles))
+
+    def tensor_ids(self) -> list[str]:
+        """Ids of all tensors that are stored or known, sorted."""
+        return self.registry.tensor_ids()
+
+    def definition_of(self, tensor_id: str) -> dict[str, Any]:
+        """The definition of one tensor as it is stored."""
+        return self.registry.definition_of(tensor_id)
+
+    def info_of(self, tensor_id: str) -> TensorInfo:
+        """What is stored of one tensor, after a flush."""
+        self.flush()
+        definition = self.registry.definition_of(tensor_id)
+        return self.storage.describe(tensor_id, definition) or TensorInfo(tensor_id, definition, 0, 0, 0, "memory")
+
+    def digest_of(self, tensor_id: str) -> str | None:
+        """What a tensor is, None where that cannot be told."""
+        return self.registry.digest_of(tensor_id)
+
+    def delete(self, tensor_id: str) -> None:
+        """Delete everything of a tensor, in memory and in storage."""
+        with self.lock:
+            record = self.registry.records.pop(tensor_id, None)
+            self.registry.tile_sizes.pop(tensor_id, None)
+            if record is not None:
+                self.tiles.forget(record)
+            self.storage.delete_tensor(tensor_id)
+
+    def clear_cache(self, tensor_id: str) -> None:
+        """Store what is pending, then drop the tensor's tiles from memory."""
+        self.flush()
+        self.tiles.drop_stored(tensor_id)
+
+    def verify(self, tensor_id: str, *, repair: bool) -> list[Damage]:
+        """What is damaged of all that is stored of a tensor, after a flush; dropped, where it is to be repaired."""
+        self.flush()
+        found = self.storage.verify(tensor_id, repair=repair)
+        if repair and found:
+            self.tiles.drop_stored(tensor_id)
+        return found
+
+    def read_group(self, group_id: str) -> dict[str, Any] | None:
+        """The definition of a group as it is stored, or None."""
+        return self.storage.read_group(group_id)
+
+    def write_group(self, group_id: str, definition: dict[str, Any]) -> None:
+        """Create a group."""
+        self.storage.write_group(group_id, definition)
+
+    def delete_group(self, group_id: str) -> None:
+        """Delete a group."""
+        self.storage.delete_group(group_id)
+
+    def group_ids(self) -> list[str]:
+        """Ids of all groups."""
+        return self.storage.group_ids()
+
+    def flush(self) -> None:
+        """Store everything finished so far; StoreError if something could not be. It stays in memory."""
+        if not self.read_only:
+            self.tiles.flush()
+            self.raise_failure()
+            self.storage.flush()
+
+    def close(self, *, discard: bool) -> None:
+        """Flush, then let go of memory and files. Closing twice is no error."""
+        if not self.closed:
+            try:
+                self.flush()
+            except StoreError:
+                if not discard:
+                    raise
+        with self.lock:
+            self.closed = True
+            if not self._released:
+                # Where an interrupt keeps it from the end, closing again brings it there.
+                if discard:
+                    self.tiles.drop()
+                self.tiles.drop_stored()
+                self.registry.records.clear()
+                self.storage.close()
+                self._released = True
+
+    def raise_failure(self) -> None:
+        """What a background write has failed with since the last call; StoreError where the store is closed."""
+        self.check_open()
+        failure = self.tiles.failure()
+        if failure is not None:
+            raise failure
