@@ -21,7 +21,6 @@ from zarr.abc.codec import Codec
 from zarr.codecs import BloscCodec, BytesCodec, ZstdCodec
 
 from infinite_tensor_stores.zarr_loop import sync
-from infinite_tensor_stores.zstd_stamp import content_size
 
 Bytes: TypeAlias = bytes | npt.NDArray[np.uint8]
 """Bytes that may be read without a copy of them."""
@@ -31,6 +30,7 @@ R = TypeVar("R")
 
 _BLOSC_HEADER = 16
 _LONGEST_HEADER = 18
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")
 _THREADS = os.cpu_count() or 1
 _WORTH_A_THREAD = 2**18
@@ -136,3 +136,16 @@ def _size_in(compressor: Any, data: Bytes) -> int | None:
     if len(data) < _BLOSC_HEADER or int.from_bytes(header[12:16], "little") != len(data):
         raise ValueError("this is no whole Blosc buffer")
     return int.from_bytes(header[4:8], "little")
+
+
+def content_size(frame: bytes) -> int | None:
+    """How many bytes a Zstandard frame (RFC 8878) says that it holds, None where it does not say so, or is none."""
+    if len(frame) < 6 or frame[:4] != _ZSTD_MAGIC:
+        return None
+    descriptor = frame[4]
+    single = descriptor >> 5 & 1
+    length = (single, 2, 4, 8)[descriptor >> 6]
+    # Behind the descriptor lie a byte for the window, but for a single segment, and the number of a dictionary.
+    start = 5 + (1 - single) + (0, 1, 2, 4)[descriptor & 3]
+    # Sizes from 256 to 65791 are stored in two bytes, less 256.
+    return int.from_bytes(frame[start : start + length], "little") + (256 if length == 2 else 0) if length else None

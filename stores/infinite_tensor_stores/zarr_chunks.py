@@ -3,14 +3,10 @@
 A set of chunks is fetched with concurrent gets (`zarr_objects`) and decoded in one call, so presence and content come
 in one round trip, and an absent chunk is never taken for a chunk of fill values. Codecs that `direct_codec` does not
 know go through the array's codec pipeline.
-
-Where the compressor is Zstandard, a chunk carries its place, under the checksum that ends it: swapped for another
-one, it is not taken for its own.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import zlib
@@ -31,7 +27,6 @@ from infinite_tensor_stores.direct_codec import Bytes, DirectCodec, on_threads
 from infinite_tensor_stores.files import content
 from infinite_tensor_stores.zarr_loop import sync
 from infinite_tensor_stores.zarr_objects import PROTOTYPE, bytes_of, get_many
-from infinite_tensor_stores.zstd_stamp import LENGTH, stamp_of, stamped
 
 _CRC_LENGTH = 4
 _INFLATED_AT_ONCE = 2**20
@@ -74,39 +69,36 @@ class ChunkCodec:
         self._dtype = self._spec.dtype.to_native_dtype()
         self._size = self._dtype.itemsize * math.prod(self._spec.shape)
         self.most_bytes = 2 * self._size + _LARGEST_HEADER
-        self._stamps = names[-2] == "zstd"
         self._direct = DirectCodec.of(codecs, self._dtype, self._spec.shape)
         self._pipeline = array.codec_pipeline.from_codecs(codecs)
         self._inflates = [type(codec) for codec in codecs[1:]] == [GzipCodec]
         self.is_bounded = self._direct is not None or self._inflates
 
-    def encode(self, blocks: Sequence[npt.NDArray[Any]], keys: Sequence[str]) -> list[bytes]:
-        """The stored form of each block; its key in the store is what it is bound to."""
+    def encode(self, blocks: Sequence[npt.NDArray[Any]]) -> list[bytes]:
+        """The stored form of each block."""
         direct = self._direct
         if direct is None:
-            return list(map(self._sealed, self._encode_piped(blocks), keys))
-        pairs = list(zip(blocks, keys, strict=True))
-        return on_threads(lambda pair: self._sealed(direct.encode(pair[0]), pair[1]), pairs, self._size * len(pairs))
+            return list(map(_sealed, self._encode_piped(blocks)))
+        return on_threads(lambda block: _sealed(direct.encode(block)), blocks, self._size * len(blocks))
 
-    def decode(self, stored: Sequence[bytes], keys: Sequence[str]) -> list[npt.NDArray[Any] | Exception]:
+    def decode(self, stored: Sequence[bytes]) -> list[npt.NDArray[Any] | Exception]:
         """The block of each stored form, or what is wrong with it."""
-        pairs = list(zip(stored, keys, strict=True))
         if self._direct is not None:
-            return on_threads(self._decoded, pairs, self._size * len(pairs))
+            return on_threads(self._decoded, stored, self._size * len(stored))
         try:
-            return list(self._decode_piped([self._unsealed(data, key) for data, key in pairs]))
+            return list(self._decode_piped(list(map(_unsealed, stored))))
         except MemoryError:
             raise
         except Exception as error:  # noqa: BLE001  (codecs raise what they please on damaged data)
-            if len(pairs) == 1:
+            if len(stored) == 1:
                 return [error]
             # One of many is damaged: find out which.
-            return [self.decode([data], [key])[0] for data, key in pairs]
+            return [self.decode([data])[0] for data in stored]
 
-    def _decoded(self, pair: tuple[bytes, str]) -> npt.NDArray[Any] | Exception:
+    def _decoded(self, data: bytes) -> npt.NDArray[Any] | Exception:
         assert self._direct is not None
         try:
-            return self._direct.decode(self._unsealed(*pair))
+            return self._direct.decode(_unsealed(data))
         except MemoryError:
             raise
         except Exception as error:  # noqa: BLE001  (codecs raise what they please on damaged data)
@@ -129,25 +121,6 @@ class ChunkCodec:
                     f"it holds {block.dtype} of shape {block.shape}, not {self._dtype} of {self._spec.shape}"
                 )
         return [block.astype(self._dtype, copy=False) for block in blocks]
-
-    def _sealed(self, compressed: Bytes, key: str) -> bytes:
-        """What is stored: the compressed block, with its stamp in it and its checksum behind."""
-        parts = stamped(bytes(compressed), _stamp(key)) if self._stamps else (compressed,)
-        views = [np.frombuffer(part, np.uint8) for part in parts]
-        checksum = 0
-        for view in views:
-            checksum = google_crc32c.extend(checksum, view)
-        return b"".join([*(view.data for view in views), checksum.to_bytes(_CRC_LENGTH, "little")])
-
-    def _unsealed(self, data: bytes, key: str) -> npt.NDArray[np.uint8]:
-        """What is compressed; ValueError if it was changed, or written for another place."""
-        compressed = np.frombuffer(content(data), np.uint8)[:-_CRC_LENGTH]
-        if google_crc32c.value(compressed) != int.from_bytes(data[-_CRC_LENGTH:], "little"):
-            raise ValueError("its checksum is not that of its content")
-        # Another tool may have written it without a stamp.
-        if self._stamps and stamp_of(data) not in (None, _stamp(key)):
-            raise ValueError("it was written for another place")
-        return compressed
 
 
 def codecs_of(dtype: str, tile: Sequence[int], compressors: Any) -> list[dict[str, Any]]:
@@ -196,5 +169,16 @@ def _check_inflated(data: bytes, most: int) -> None:
         data = inflater.unused_data
 
 
-def _stamp(key: str) -> bytes:
-    return hashlib.blake2b(key.encode(), digest_size=LENGTH).digest()
+def _sealed(compressed: Bytes) -> bytes:
+    """What is stored: the compressed block, with its checksum behind."""
+    view = np.frombuffer(compressed, np.uint8)
+    checksum: int = google_crc32c.value(view)
+    return b"".join([view.data, checksum.to_bytes(_CRC_LENGTH, "little")])
+
+
+def _unsealed(data: bytes) -> npt.NDArray[np.uint8]:
+    """What is compressed; ValueError if it was changed."""
+    compressed = np.frombuffer(content(data), np.uint8)[:-_CRC_LENGTH]
+    if google_crc32c.value(compressed) != int.from_bytes(data[-_CRC_LENGTH:], "little"):
+        raise ValueError("its checksum is not that of its content")
+    return compressed

@@ -64,18 +64,17 @@ def put_many(store: Store, objects: Mapping[str, bytes], concurrency: int = DEFA
 def put_encoded(
     store: Store,
     blocks: Mapping[str, T],
-    encode: Callable[[Sequence[T], Sequence[str]], list[bytes]],
+    encode: Callable[[Sequence[T]], list[bytes]],
     concurrency: int,
 ) -> None:
-    """Write what ``encode(blocks, keys)`` makes of each block under its key; from afar, some while it makes others."""
+    """Write what ``encode(blocks)`` makes of each block under its key; from afar, some while it makes others."""
     if isinstance(store, LocalStore | MemoryStore):
-        keys = list(blocks)
-        put_many(store, dict(zip(keys, encode(list(blocks.values()), keys), strict=True)), concurrency)
+        put_many(store, dict(zip(blocks, encode(list(blocks.values())), strict=True)), concurrency)
         return
 
     async def put(item: tuple[str, T]) -> None:
         key, block = item
-        (data,) = await asyncio.to_thread(encode, [block], [key])
+        (data,) = await asyncio.to_thread(encode, [block])
         await store.set(key, PROTOTYPE.buffer.from_bytes(data))
 
     concurrently(put, blocks.items(), concurrency)

@@ -84,10 +84,8 @@ class ZarrTileStore(BindingStore[_Bound]):
     concurrency : int
         How many requests one read or write has under way at a time, from 1 to 256.
     compressors : zarr codec, sequence of them, "auto" or None
-        How new tensors are compressed. A CRC-32C always follows. Where the last one is Zstandard, as with "auto",
-        a tile is also bound to its place: damage by which one takes the place of another is found only there.
-        Others than Zstandard, Blosc, and gzip alone must be named again to open a tensor, since damage may make them
-        take any amount of memory.
+        How new tensors are compressed. A CRC-32C always follows. Others than Zstandard, Blosc, and gzip alone must be
+        named again to open a tensor, since damage may make them take any amount of memory.
     cache_size_bytes : int or None
         Limit of the cache of tiles in memory, in bytes.
     cache_size_tiles : int or None
@@ -243,11 +241,10 @@ class ZarrTileStore(BindingStore[_Bound]):
         self, tensor_id: str, bound: _Bound, tile_indices: Sequence[Index]
     ) -> list[torch.Tensor | None]:
         place, codec = bound.place, bound.codec
-        keys = {tile: place.chunk(tile) for tile in self._candidates(bound, tile_indices)}
-        found = get_many(self._store, list(keys.values()), self.concurrency, most=codec.most_bytes)
-        stored = zip(keys.items(), found, strict=True)
-        present = {tile: (key, data) for (tile, key), data in stored if data is not None}
-        blocks = codec.decode([data for _, data in present.values()], [key for key, _ in present.values()])
+        candidates = self._candidates(bound, tile_indices)
+        found = get_many(self._store, list(map(place.chunk, candidates)), self.concurrency, most=codec.most_bytes)
+        present = {tile: data for tile, data in zip(candidates, found, strict=True) if data is not None}
+        blocks = codec.decode(list(present.values()))
         tiles: dict[Index, torch.Tensor] = {}
         for tile, block in zip(present, blocks, strict=True):
             if isinstance(block, Exception):

@@ -98,7 +98,7 @@ def _in_tiles(store: Store, place: Place, codec: ChunkCodec, concurrency: int, *
         chunks = [(key, tile) for key in keys if (tile := place.tile_of_chunk(key)) is not None]
         stored = get_many(store, [key for key, _ in chunks], concurrency, most=codec.most_bytes)
         present = [(key, tile, data) for (key, tile), data in zip(chunks, stored, strict=True) if data is not None]
-        blocks = codec.decode([data for *_, data in present], [key for key, *_ in present])
+        blocks = codec.decode([data for *_, data in present])
         damaged = []
         for (key, tile, _), block in zip(present, blocks, strict=True):
             if isinstance(block, Exception):

@@ -41,13 +41,10 @@ class Candidate:
         Makes the codecs.
     portable : bool
         Whether zarr-python and tensorstore read it without further packages.
-    binds : bool
-        Whether it ends in Zstandard, whose frames tell where a tile belongs.
     """
 
     codecs: Chain
     portable: bool = True
-    binds: bool = False
 
 
 CANDIDATES = {
@@ -55,16 +52,14 @@ CANDIDATES = {
     "lz4": Candidate(lambda _: [LZ4(1)], portable=False),
     "gzip 1": Candidate(lambda _: [GZip(1)]),
     "gzip 4": Candidate(lambda _: [GZip(4)]),
-    "zstd 1": Candidate(lambda _: [Zstd(1)], binds=True),
-    "zstd 3": Candidate(lambda _: [Zstd(3)], binds=True),
-    "shuffle, zstd 1": Candidate(lambda width: [Shuffle(width), Zstd(1)], portable=False, binds=True),
+    "zstd 1": Candidate(lambda _: [Zstd(1)]),
+    "zstd 3": Candidate(lambda _: [Zstd(3)]),
+    "shuffle, zstd 1": Candidate(lambda width: [Shuffle(width), Zstd(1)], portable=False),
     "blosc(zstd 1, shuffle)": Candidate(lambda width: [Blosc("zstd", 1, 1, typesize=width)]),
     "blosc(zstd 1, bitshuffle)": Candidate(lambda width: [Blosc("zstd", 1, 2, typesize=width)]),
     "blosc(lz4 5, shuffle)": Candidate(lambda width: [Blosc("lz4", 5, 1, typesize=width)]),
     "blosc(lz4 5, bitshuffle)": Candidate(lambda width: [Blosc("lz4", 5, 2, typesize=width)]),
-    "blosc(lz4 5, bitshuffle), zstd 1": Candidate(
-        lambda width: [Blosc("lz4", 5, 2, typesize=width), Zstd(1)], binds=True
-    ),
+    "blosc(lz4 5, bitshuffle), zstd 1": Candidate(lambda width: [Blosc("lz4", 5, 2, typesize=width), Zstd(1)]),
 }
 
 
@@ -137,7 +132,7 @@ def measured(tiles: Sequence[Tile], rounds: int) -> dict[str, Measure]:
 
 def table(found: Mapping[str, Mapping[str, Measure]]) -> str:
     """Ratios for each picture, and means of speeds and costs over all of them, as Markdown."""
-    heads = ["codecs", *found, "encode, MB/s", "decode, MB/s", "cost, ms per MB", "portable", "bound"]
+    heads = ["codecs", *found, "encode, MB/s", "decode, MB/s", "cost, ms per MB", "portable"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for name, candidate in CANDIDATES.items():
         rows = [measures[name] for measures in found.values()]
@@ -148,15 +143,14 @@ def table(found: Mapping[str, Mapping[str, Measure]]) -> str:
             f"{_mean([row.plain / row.decoding / 1e6 for row in rows]):.0f}",
             f"{_mean([row.cost for row in rows]):.1f}",
             "yes" if candidate.portable else "no",
-            "yes" if candidate.binds else "no",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def winner(found: Mapping[str, Mapping[str, Measure]]) -> str:
-    """The candidate of the least cost among those that other tools read, and that bind a tile to its place."""
-    eligible = [name for name, candidate in CANDIDATES.items() if candidate.portable and candidate.binds]
+    """The candidate of the least cost among those that other tools read."""
+    eligible = [name for name, candidate in CANDIDATES.items() if candidate.portable]
     return min(eligible, key=lambda name: _mean([measures[name].cost for measures in found.values()]))
 
 

@@ -99,6 +99,11 @@ def _kind_of(key: str) -> str:
     return "tile" if parts[2] == "c" else "partial"
 
 
+def _owner(key: str) -> str:
+    """What one object may stand for another of: parts of one log are of one tile, and no chunk tells its place."""
+    return "/".join(key.split("/")[:2]) if _kind_of(key) == "tile" else str(Path(key).parent)
+
+
 def _changed(data: bytes, how: str, other: bytes, dice: random.Random) -> bytes | None:
     at = dice.randrange(len(data))
     if how == "flip":
@@ -126,8 +131,7 @@ def _hit_zarr(root: Path, dice: random.Random, spared: set[str]) -> Hit:
     (key,) = dice.choices(keys, [WEIGHTS[_kind_of(key)] for key in keys])
     kind = _kind_of(key)
     before = (root / key).read_bytes()
-    # Two parts of one log may well change places: both are of this tile.
-    others = [name for name in keys if Path(name).parent != Path(key).parent]
+    others = [name for name in keys if _owner(name) != _owner(key)]
     same_kind = [name for name in others if _kind_of(name) == kind and dice.random() < 0.9]
     other = (root / dice.choice(same_kind or others)).read_bytes()
     how = dice.choice(["flip", "flip", "truncate", "append", "delete", "replace"])

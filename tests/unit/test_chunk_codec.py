@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import threading
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from zarr.storage import MemoryStore
 
 from infinite_tensor.values.definition import DTYPES, dtype_name
 from infinite_tensor_stores import direct_codec
-from infinite_tensor_stores.direct_codec import on_threads
+from infinite_tensor_stores.direct_codec import content_size, on_threads
 from infinite_tensor_stores.dtypes import stored_dtype
 from infinite_tensor_stores.zarr_chunks import ChunkCodec, codecs_of
 from infinite_tensor_stores.zarr_objects import PROTOTYPE, get_many
@@ -89,12 +88,6 @@ def read_by_zarr(chunk: bytes, description: dict[str, Any]) -> Block:
     return np.asarray(array[:])
 
 
-def without_stamp(chunk: bytes, key: str) -> bytes:
-    """The chunk as it would be if it were bound to no place."""
-    stamp = hashlib.blake2b(key.encode(), digest_size=8).digest()
-    return sealed(chunk[:-4].replace(b"".join(b"\x02\x00\x00%c" % byte for byte in stamp), b"", 1))
-
-
 def sealed(compressed: bytes) -> bytes:
     """With the checksum that makes it pass for whole."""
     checksum: int = google_crc32c.value(compressed)
@@ -109,33 +102,32 @@ def same(found: Block | Exception, expected: Block) -> bool:
 
 @pytest.mark.parametrize("compressors", DIRECT.values(), ids=DIRECT)
 @pytest.mark.parametrize("dtype", DTYPES, ids=dtype_name)
-def test_chunks_are_what_zarr_writes_but_for_the_stamp(dtype: torch.dtype, compressors: Any) -> None:
+def test_chunks_are_what_zarr_writes(dtype: torch.dtype, compressors: Any) -> None:
     description = document(stored_dtype(dtype), compressors)
-    blocks, keys = blocks_of(stored_dtype(dtype)), ["x/0", "x/1", "x/2"]
-    chunks = ChunkCodec(description).encode(blocks, keys)
-    for chunk, key, block in zip(chunks, keys, blocks, strict=True):
-        assert without_stamp(chunk, key) == written_by_zarr(block, description)
+    blocks = blocks_of(stored_dtype(dtype))
+    chunks = ChunkCodec(description).encode(blocks)
+    assert chunks == [written_by_zarr(block, description) for block in blocks]
 
 
 @pytest.mark.parametrize("compressors", COMPRESSORS.values(), ids=COMPRESSORS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=dtype_name)
 def test_we_read_what_zarr_writes_and_zarr_what_we_write(dtype: torch.dtype, compressors: Any) -> None:
     description = document(stored_dtype(dtype), compressors)
-    codec, blocks, keys = ChunkCodec(description), blocks_of(stored_dtype(dtype)), ["x/0", "x/1", "x/2"]
-    chunks = codec.encode(blocks, keys)
+    codec, blocks = ChunkCodec(description), blocks_of(stored_dtype(dtype))
+    chunks = codec.encode(blocks)
     theirs = [written_by_zarr(block, description) for block in blocks]
-    assert all(map(same, codec.decode(chunks, keys), blocks))
-    assert all(map(same, codec.decode(theirs, keys), blocks))
+    assert all(map(same, codec.decode(chunks), blocks))
+    assert all(map(same, codec.decode(theirs), blocks))
     assert all(same(read_by_zarr(chunk, description), block) for chunk, block in zip(chunks, blocks, strict=True))
 
 
 @pytest.mark.parametrize("compressors", DIRECT.values(), ids=DIRECT)
 def test_known_codecs_do_without_the_pipeline(monkeypatch: pytest.MonkeyPatch, compressors: Any) -> None:
     codec = ChunkCodec(document("float32", compressors))
-    blocks, keys = blocks_of("float32"), ["a", "b", "c"]
+    blocks = blocks_of("float32")
     for method in ("encode", "decode"):
         monkeypatch.delattr(BatchedCodecPipeline, method)
-    found = codec.decode(codec.encode(blocks, keys), keys)
+    found = codec.decode(codec.encode(blocks))
     assert all(map(same, found, blocks))
 
 
@@ -146,8 +138,8 @@ def test_a_chunk_of_the_other_byte_order_is_read() -> None:
     chunk = written_by_zarr(block, description)
     assert Zstd().decode(chunk[:-4]) == block.astype(">f4").tobytes()
     codec = ChunkCodec(description)
-    assert same(codec.decode([chunk], ["a"])[0], block)
-    assert without_stamp(codec.encode([block], ["a"])[0], "a") == chunk
+    assert same(codec.decode([chunk])[0], block)
+    assert codec.encode([block]) == [chunk]
 
 
 @pytest.mark.parametrize("compressors", COMPRESSORS.values(), ids=COMPRESSORS)
@@ -158,8 +150,8 @@ def test_any_view_of_a_block_is_encoded_as_the_block(compressors: Any) -> None:
     turned = np.asfortranarray(block)
     frozen = block.copy()
     frozen.flags.writeable = False
-    chunks = codec.encode([strided, turned, frozen], ["a"] * 3)
-    assert all(same(found, block) for found in codec.decode(chunks, ["a"] * 3))
+    chunks = codec.encode([strided, turned, frozen])
+    assert all(same(found, block) for found in codec.decode(chunks))
 
 
 @pytest.mark.parametrize("compressors", COMPRESSORS.values(), ids=COMPRESSORS)
@@ -167,16 +159,30 @@ def test_damaged_chunks_among_many_are_told_apart(compressors: Any) -> None:
     shape = (256, 64)
     codec = ChunkCodec(document("float64", compressors, shape))
     blocks = blocks_of("float64", shape) * 10
-    keys = [str(number) for number in range(len(blocks))]
-    chunks = codec.encode(blocks, keys)
+    chunks = codec.encode(blocks)
     chunks[3] = b""
     chunks[7] = chunks[7][:-1]
     chunks[11] = sealed(chunks[11][:-5])
     chunks[19] = chunks[19][:20] + bytes([chunks[19][20] ^ 1]) + chunks[19][21:]
-    found = codec.decode(chunks, keys)
+    found = codec.decode(chunks)
     damaged = [number for number, block in enumerate(found) if isinstance(block, Exception)]
     assert damaged == [3, 7, 11, 19]
     assert all(same(found[number], block) for number, block in enumerate(blocks) if number not in damaged)
+
+
+@pytest.mark.parametrize("checksum", [False, True])
+@pytest.mark.parametrize("size", [1, 255, 256, 65791, 65792, 10**6])
+def test_a_frame_tells_how_much_it_holds(size: int, checksum: bool) -> None:
+    content, noise = (np.arange(size) % 251).astype(np.uint8).tobytes(), np.random.default_rng(0).bytes(size)
+    for data in (content, noise):
+        assert content_size(bytes(Zstd(1, checksum).encode(data))) == size
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\x28\xb5\x2f\xfd", b"\x28\xb5\x2f\xfd\x20", b"no frame at all, but long enough"]
+)
+def test_what_is_no_frame_tells_nothing(data: bytes) -> None:
+    assert content_size(data) is None
 
 
 def _frame(length: int) -> bytes:
@@ -214,7 +220,7 @@ LIES: dict[str, tuple[Any, bytes]] = {
 def test_a_chunk_that_lies_about_its_size_is_refused(compressors: Any, compressed: bytes) -> None:
     codec = ChunkCodec(document("float32", compressors))
     with bounded():
-        (found,) = codec.decode([sealed(compressed)], ["a"])
+        (found,) = codec.decode([sealed(compressed)])
     assert isinstance(found, ValueError | RuntimeError)
 
 

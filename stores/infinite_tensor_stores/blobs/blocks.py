@@ -20,7 +20,7 @@ from infinite_tensor_stores.zarr_objects import DEFAULT_CONCURRENCY, put_encoded
 
 _CRC_BYTES = 4
 _OVERHEAD = 2**16
-"""More bytes than compressors, a stamp and a checksum add to a block of few bytes."""
+"""More bytes than compressors and a checksum add to a block of few bytes."""
 _ZEROS = np.zeros(2**18, np.uint8)
 _MAPPED_BYTES = 2**30
 _DECODED_BYTES = 2**27
@@ -134,10 +134,7 @@ class MappedBlocks(Blocks):
 
 
 class EncodedBlocks(Blocks):
-    """Blocks that are fetched whole and decoded: compressed ones, and all that are not on a local disk.
-
-    Where the last compressor is Zstandard, a block is bound to its blob and its number.
-    """
+    """Blocks that are fetched whole and decoded: compressed ones, and all that are not on a local disk."""
 
     cache_bytes = _DECODED_BYTES
     at_once = 8
@@ -158,7 +155,7 @@ class EncodedBlocks(Blocks):
             if data is None:
                 raise DamagedBlockError(number, "it is missing")
             stored.append(data)
-        decoded = self._codec.decode(stored, list(map(self._bond, keys)))
+        decoded = self._codec.decode(stored)
         blocks = []
         for number, block in zip(numbers, decoded, strict=True):
             if isinstance(block, Exception):
@@ -171,16 +168,13 @@ class EncodedBlocks(Blocks):
         put_encoded(
             self._home.store,
             {self._header.key(number): to_stored(self._full(rows)) for number, rows in blocks.items()},
-            lambda arrays, keys: self._codec.encode(arrays, list(map(self._bond, keys))),
+            self._codec.encode,
             DEFAULT_CONCURRENCY,
         )
 
     def settle(self) -> None:
         """Blocks are written on zarr's event loop, in a folder too."""
         wait_for_abandoned()
-
-    def _bond(self, key: str) -> str:
-        return f"{self._header.incarnation}/{key}"
 
 
 def blocks_of(home: Home, header: Header) -> Blocks:
