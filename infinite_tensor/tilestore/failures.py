@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 
-from infinite_tensor.errors import DamagedDataWarning, StoreError
+from infinite_tensor.errors import DamagedDataWarning, StoreError, ValidationError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.support.waiting import interrupts_shown
 
@@ -26,7 +26,7 @@ def combined(failures: Sequence[StoreError]) -> StoreError:
 
 
 class stored_errors(interrupts_shown):  # noqa: N801  (reads as a statement: ``with stored_errors(...)``)
-    """Turns what storage raises into a StoreError that names store, tensor and tile."""
+    """Turns what storage raises into a StoreError that names store, tensor and tile; a ValidationError stays one."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class stored_errors(interrupts_shown):  # noqa: N801  (reads as a statement: ``w
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         super().__exit__(kind, error, trace)
-        if isinstance(error, Exception) and not isinstance(error, StoreError):
+        if isinstance(error, Exception) and not isinstance(error, StoreError | ValidationError):
             what = "its backend" if self._tensor_id is None else f"tensor {self._tensor_id!r}"
             if self._group_id is not None:
                 what = f"group {self._group_id!r}"

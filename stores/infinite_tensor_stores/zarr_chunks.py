@@ -23,6 +23,7 @@ from zarr.core.array_spec import ArraySpec
 from zarr.core.metadata import ArrayV3Metadata
 from zarr.storage import MemoryStore
 
+from infinite_tensor.errors import ValidationError
 from infinite_tensor_stores.direct_codec import Bytes, DirectCodec, on_threads
 from infinite_tensor_stores.files import content
 from infinite_tensor_stores.zarr_loop import sync
@@ -124,9 +125,10 @@ class ChunkCodec:
 
 
 def codecs_of(dtype: str, tile: Sequence[int], compressors: Any) -> list[dict[str, Any]]:
-    """The codecs of an array of complete tiles as its ``zarr.json`` names them.
+    """The codecs of an array as its ``zarr.json`` names them.
 
-    `compressors` is what a user may give: a codec, several, None, or "auto" for fast Zstandard.
+    `compressors` is what a user may give: a codec, several, None, or "auto" for fast Zstandard. What it raises is
+    zarr's.
     """
     if isinstance(compressors, str) and compressors == "auto":
         compressors = ZstdCodec(level=1)
@@ -146,6 +148,22 @@ def codecs_of(dtype: str, tile: Sequence[int], compressors: Any) -> list[dict[st
     (document,) = get_many(scratch, ["zarr.json"])
     codecs: list[dict[str, Any]] = json.loads(document or b"")["codecs"]
     return codecs
+
+
+def new_codecs_of(dtype: str, tile: Sequence[int], compressors: Any) -> list[dict[str, Any]]:
+    """`codecs_of` a new array; ValidationError for compressors of which damage may take any amount of memory."""
+    cause = None
+    try:
+        codecs = codecs_of(dtype, tile, compressors)
+        names = [codec["name"] for codec in codecs[1:-1]]
+        if names == ["gzip"] or {"zstd", "blosc"}.issuperset(names):
+            return codecs
+    except Exception as error:  # noqa: BLE001  (zarr raises what it pleases on what makes no sense)
+        cause = error
+    raise ValidationError(
+        f"compressors={compressors!r}: what is new can be compressed by Zstandard and Blosc, one or several of them, "
+        "or gzip alone, or None; choose compressors=zarr.codecs.ZstdCodec(level=1), say"
+    ) from cause
 
 
 def normal_form(document: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from infinite_tensor.tilestore.failures import damaged_definition, vanished, war
 from infinite_tensor_stores.documents import layout_of, sealed
 from infinite_tensor_stores.dtypes import stored_dtype
 from infinite_tensor_stores.names import id_of, name_of
-from infinite_tensor_stores.zarr_chunks import codecs_of
+from infinite_tensor_stores.zarr_chunks import new_codecs_of
 from infinite_tensor_stores.zarr_layout import (
     DOCUMENT,
     Place,
@@ -51,8 +51,8 @@ def write_definition(
 ) -> str | None:
     """Create a tensor with its array, compressed by `compressors`.
 
-    Returns its incarnation; None where somebody else was first, whose definition is left. StoreError where something
-    lies in its place that is not of this library.
+    Returns its incarnation; None where somebody else was first, whose definition is left. ValidationError for
+    compressors that no new tensor may have, StoreError where something lies in its place that is not of this library.
     """
     name, (_, layout) = name_of(tensor_id), layout_of(definition)
     check_free(store, name, f"tensor {tensor_id!r}", owner)
@@ -62,7 +62,7 @@ def write_definition(
                 **definition,
                 "incarnation": secrets.token_hex(8),
                 "origin": list(origin_of(layout.shape, layout.tile_shape)),
-                "codecs": codecs_of(stored_dtype(layout.dtype), layout.tile_shape, compressors),
+                "codecs": new_codecs_of(stored_dtype(layout.dtype), layout.tile_shape, compressors),
             }
         )
     )

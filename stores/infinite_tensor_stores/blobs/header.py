@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 
+from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window import LARGEST, as_index
 from infinite_tensor.support.cached_property import cached_property
 from infinite_tensor.tilestore.layout import LARGEST_TILE_BYTES
 from infinite_tensor.values.definition import dtype_name, dtype_of
 from infinite_tensor_stores.documents import parsed, sealed
 from infinite_tensor_stores.dtypes import stored_dtype
-from infinite_tensor_stores.zarr_chunks import codecs_of
+from infinite_tensor_stores.zarr_chunks import new_codecs_of
 
 ATTRIBUTE = "infinite_tensor_blob"
 DOCUMENT = "zarr.json"
@@ -64,12 +65,17 @@ class Header:
 
     @classmethod
     def new(cls, shape: tuple[int, ...], dtype: torch.dtype, block_size: int | None, compressors: Any) -> Header:
-        """An empty blob; blocks of about 4 MiB unless `block_size` says otherwise, ValueError for 2 GiB and more."""
+        """An empty blob, of blocks of about 4 MiB unless `block_size` says otherwise.
+
+        ValidationError for blocks of 2 GiB and more, and for compressors that no new blob may have.
+        """
         if block_size is None:
             block_size = max(1, min(_MOST_ROWS, _BLOCK_BYTES // (prod(shape) * dtype.itemsize)))
         if block_size * prod(shape) * dtype.itemsize > LARGEST_TILE_BYTES:
-            raise ValueError(f"a block of {block_size} rows has more than {LARGEST_TILE_BYTES} bytes; make it smaller")
-        codecs = codecs_of(stored_dtype(dtype), (block_size, *shape), compressors)
+            raise ValidationError(
+                f"a block of block_size={block_size} rows has more than {LARGEST_TILE_BYTES} bytes; make it smaller"
+            )
+        codecs = new_codecs_of(stored_dtype(dtype), (block_size, *shape), compressors)
         return cls(shape, dtype, block_size, codecs, secrets.token_hex(8))
 
     @classmethod

@@ -15,7 +15,6 @@ from infinite_tensor.values.definition import dtype_of
 from infinite_tensor_stores.blobs.header import DOCUMENT, Header, is_blob, row_shape
 from infinite_tensor_stores.blobs.home import Document, Home, Right, read_document, read_header, reported
 from infinite_tensor_stores.blobs.rows import Rows
-from infinite_tensor_stores.zarr_chunks import ChunkCodec
 
 
 class Wanted:
@@ -42,16 +41,7 @@ class Wanted:
             raise ValidationError(f"a new blob needs dtype and shape, got dtype={dtype} and shape={shape}")
         automatic = isinstance(self.compressors, str) and self.compressors == "auto"
         compressors = None if automatic and home.is_local else self.compressors
-        try:
-            header = Header.new(shape, dtype, self.block_size, compressors)
-            bounded = header.is_plain or ChunkCodec(header.document()).is_bounded
-        except (ValueError, TypeError) as error:
-            raise ValidationError(
-                f"block_size={self.block_size} or compressors={self.compressors!r}: {error}"
-            ) from error
-        if not bounded:
-            raise ValidationError(f"compressors must be Zstandard, Blosc, or gzip alone, got {self.compressors!r}")
-        return header
+        return Header.new(shape, dtype, self.block_size, compressors)
 
     def check(self, header: Header) -> None:
         """ValidationError if a blob that is there is another one."""
