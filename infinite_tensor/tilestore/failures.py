@@ -63,9 +63,8 @@ class stored_errors(interrupts_shown):  # noqa: N801  (reads as a statement: ``w
 def damaged_definition(store: object, tensor_id: str, where: str, error: ValueError) -> StoreError:
     """The error for a definition that cannot be read, which names what can be done."""
     return StoreError(
-        f"{store!r}: the definition of tensor {tensor_id!r}, {where}, is damaged ({error}); "
-        f"verify({tensor_id!r}, repair=True) restores it where it can, clear_tensor({tensor_id!r}) deletes "
-        "all of the tensor"
+        f"{store!r}: the definition of tensor {tensor_id!r}, {where}, is damaged ({error}); put an intact one back "
+        f"from a backup, or delete all of the tensor by clear_tensor({tensor_id!r})"
     )
 
 

@@ -173,7 +173,8 @@ class TileStore:
         tensor_id : str
             Its id.
         repair : bool
-            Drop what is damaged, so that it is computed again when it is needed; mend what can be mended.
+            Drop tiles and parts of tiles that are damaged, so that they are computed again when they are needed. A
+            definition that is damaged stays as it is.
 
         Returns
         -------

@@ -13,7 +13,7 @@ from typing import Any
 from infinite_tensor.errors import StoreError
 from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.tilestore.report import Garbage
-from infinite_tensor_stores.hdf5_members import delete_members, tensor_at, tensors_in
+from infinite_tensor_stores.hdf5_members import delete_members, tensor_at, tensors_in, undefine
 from infinite_tensor_stores.hdf5_slots import DEFINITION, MEMBERS, TileSlots, definition_in, is_incarnation
 from infinite_tensor_stores.hdf5_space import give_back
 
@@ -64,7 +64,7 @@ class SharedFile:
             if group is None:
                 return
             if DEFINITION in group:
-                del group[DEFINITION]
+                undefine(group)
                 self.flush()
             known = self.groups.pop(name, None)
             if known is not None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from infinite_tensor.errors import StoreError
-from infinite_tensor_stores.hdf5_slots import COPY, DEFINITION, MEMBERS, definition_in, import_h5py
+from infinite_tensor_stores.hdf5_slots import CLEARED, DEFINITION, MEMBERS, definition_in, import_h5py
 from infinite_tensor_stores.names import GROUP, TENSOR
 
 MARK = "infinite_tensor_format"
@@ -40,7 +40,7 @@ def tensor_at(h5: Any, name: str) -> Any | None:
     if group is None:
         return None
     names = set(group)
-    ours = bool(names) if names <= set(MEMBERS) else any(_is_intact(group, key) for key in (DEFINITION, COPY))
+    ours = bool(names) if names <= set(MEMBERS) else any(_is_intact(group, key) for key in (DEFINITION, CLEARED))
     return group if ours else None
 
 
@@ -64,6 +64,14 @@ def room_for(h5: Any, name: str) -> Any:
     return group
 
 
+def undefine(group: Any) -> None:
+    """Take the definition of a tensor away, and leave it as the sign that all else in the group is ours."""
+    if DEFINITION in group:
+        if CLEARED in group:
+            del group[CLEARED]
+        group.move(DEFINITION, CLEARED)
+
+
 def delete_members(h5: Any, name: str) -> None:
     """Delete what is ours in the group of a tensor, and the group if nothing else is in it."""
     group = h5[name]
@@ -77,9 +85,7 @@ def delete_members(h5: Any, name: str) -> None:
 def delete_ours(h5: Any) -> None:
     """Delete all that is of this library, but the mark: a process that is killed leaves a store, of fewer tensors."""
     for name in tensors_in(h5):
-        group = h5[name]
-        if DEFINITION in group:
-            del group[DEFINITION]
+        undefine(h5[name])
     h5.flush()
     for name in tensors_in(h5):
         delete_members(h5, name)

@@ -4,7 +4,6 @@ HDF5 cannot hold a dataset of 2**52 by 2**52 pixels, and a dataset per tile is s
 the other, each a chunk of its own, and a table beside them tells which tile a slot holds:
 
     <group>/definition      JSON
-    <group>/copy            the same, to restore a damaged one from
     <group>/tiles           (slots, *tile)
     <group>/index           int64 (slots, ndim + 1): tile index, then checksum; -1 in an unused slot
     <group>/partial/<i,j#n> uint8: part n of the log of partial tile (i, j)
@@ -17,7 +16,6 @@ import secrets
 import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from importlib import import_module
 from typing import Any, TypeAlias
 
@@ -36,9 +34,10 @@ from infinite_tensor_stores.names import name_of
 Block: TypeAlias = npt.NDArray[Any]
 
 DEFINITION = "definition"
-COPY = "copy"
-MEMBERS = (DEFINITION, COPY, "tiles", "index", "partial")
-"""All that lies in the group of a tensor."""
+CLEARED = "copy"
+"""Where the definition lies while all else of a tensor is being deleted; earlier versions always kept a copy there."""
+MEMBERS = (DEFINITION, "tiles", "index", "partial", CLEARED)
+"""All that lies in the group of a tensor, in the order in which it is deleted."""
 
 _BATCH_BYTES = 2**20
 _UNUSED = -1
@@ -103,8 +102,7 @@ class TileSlots:
             "index", shape=(0, row), maxshape=(None, row), chunks=(256, row), dtype=np.int64, fillvalue=_UNUSED
         )
         group.create_group("partial")
-        for name in (COPY, DEFINITION):
-            put_definition(group, name, definition)
+        group.create_dataset(DEFINITION, data=np.bytes_(json.dumps(definition, allow_nan=False)))
 
     @property
     def gone(self) -> bool:
@@ -292,21 +290,13 @@ def _runs(slots: IntArray) -> Iterator[slice]:
     return (slice(a, b) for a, b in zip([0, *ends], ends, strict=False) if a < b)
 
 
-def put_definition(group: Any, name: str, definition: Mapping[str, Any]) -> None:
-    """Write a definition into the group of its tensor, in place of one that may be there."""
-    if name in group:
-        del group[name]
-    group.create_dataset(name, data=np.bytes_(json.dumps(definition, allow_nan=False)))
-
-
 def is_incarnation(group: Any, incarnation: str) -> bool:
-    """Whether the definition in the group of a tensor, or its copy where that is damaged, is of an incarnation."""
-    for name in (DEFINITION, COPY):
-        with suppress(ValueError):
-            found = _document_in(group, name)
-            if found is not None and found.get("incarnation") == incarnation:
-                return True
-    return False
+    """Whether the definition in the group of a tensor can be read so far, and is of an incarnation."""
+    try:
+        found = _document_in(group, DEFINITION)
+    except ValueError:
+        return False
+    return found is not None and found.get("incarnation") == incarnation
 
 
 def definition_in(group: Any, name: str = DEFINITION) -> dict[str, Any] | None:

@@ -29,7 +29,7 @@ from infinite_tensor_stores.hdf5_groups import clear_group, list_groups, read_gr
 from infinite_tensor_stores.hdf5_root import let_go, open_file, reopen_file
 from infinite_tensor_stores.hdf5_slots import TileSlots, file_in_memory, import_h5py
 from infinite_tensor_stores.hdf5_space import reserve
-from infinite_tensor_stores.hdf5_verify import damages, looked_over
+from infinite_tensor_stores.hdf5_verify import damages, tiles_in
 from infinite_tensor_stores.names import name_of
 from infinite_tensor_stores.targets import absolute, check_mode, local_path, shown
 
@@ -339,12 +339,13 @@ class HDF5TileStore(BindingStore[TileSlots]):
         if not known:
             self.tensor_definition(tensor_id)
             return []
-        found, group = looked_over(file, name, repair=repair)
-        if group is not None:
-            found += damages(file, group, repair=repair)
-        elif repair:
+        group = tiles_in(file, name)
+        if isinstance(group, TileSlots):
+            return list(damages(file, group, repair=repair))
+        if repair and group.kind == "array":
+            # Without its datasets no tile of it is left.
             self.contents.delete(tensor_id)
-        return found
+        return [group]
 
     def _collect_garbage(self) -> Garbage:
         file = self._writable()

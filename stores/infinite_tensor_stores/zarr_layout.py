@@ -123,14 +123,9 @@ def _largest_part(tensor: Definition, layout: TileLayout) -> int:
     return layout.tile_bytes + _ENTRY_BYTES + windows * (piece + _ENTRY_BYTES)
 
 
-def group_document(attributes: Mapping[str, Any], damaged: bytes = b"") -> bytes:
-    """The ``zarr.json`` of a group that holds `attributes`, and what users have added to the one it replaces."""
-    try:
-        found = parsed(damaged).get("attributes")
-    except ValueError:
-        found = None
-    others = found if isinstance(found, dict) else {}
-    return _dumped({"zarr_format": 3, "node_type": "group", "attributes": {**others, ATTRIBUTE: attributes}})
+def group_document(attributes: Mapping[str, Any]) -> bytes:
+    """The ``zarr.json`` of a group that holds `attributes`."""
+    return _dumped({"zarr_format": 3, "node_type": "group", "attributes": {ATTRIBUTE: attributes}})
 
 
 def attributes_in(document: bytes, node: str = "group") -> dict[str, Any] | None:
@@ -185,9 +180,9 @@ def is_zarr_of_others(document: bytes) -> bool:
     return not any(trace in document for trace in (b'"infinite_tensor"', b'"digest"'))
 
 
-def definition_in(document: bytes, name: str, node: str = "group") -> dict[str, Any]:
-    """The definition in the ``zarr.json`` of group `name`, or of an array in it; ValueError if it is damaged."""
-    definition = checked(attributes_in(document, node))
+def definition_in(document: bytes, name: str) -> dict[str, Any]:
+    """The definition in the ``zarr.json`` of group `name`; ValueError if it is damaged."""
+    definition = checked(attributes_in(document))
     if name_of(definition["tensor_id"]) != name:
         raise ValueError(f"it defines tensor {definition['tensor_id']!r}")
     Place.of(definition)
@@ -207,7 +202,7 @@ def array_document(definition: Mapping[str, Any]) -> dict[str, Any]:
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
         "fill_value": _fill_value(tensor),
         "codecs": definition.get("codecs"),
-        "attributes": {ATTRIBUTE: dict(definition)},
+        "attributes": {ATTRIBUTE: {"origin": list(middle)}},
     }
 
 

@@ -46,7 +46,7 @@ from infinite_tensor_stores.zarr_listing import described, logged_in, logs_of, t
 from infinite_tensor_stores.zarr_logs import Logs, part_of
 from infinite_tensor_stores.zarr_objects import DEFAULT_CONCURRENCY, concurrently, disconnect, get_many, put_encoded
 from infinite_tensor_stores.zarr_root import open_root
-from infinite_tensor_stores.zarr_verify import damages, looked_over
+from infinite_tensor_stores.zarr_verify import damages, place_in
 from infinite_tensor_stores.zarr_writers import Writers
 
 
@@ -354,12 +354,10 @@ class ZarrTileStore(BindingStore[_Bound]):
             # An error, unless it is a tensor that a read-only store knows and may not create.
             self.tensor_definition(tensor_id)
             return []
-        found, place = looked_over(self._store, name, document, self, repair=repair)
-        if place is not None:
-            found += damages(self._store, place, self._codec_of(place), self.concurrency, repair=repair)
-        elif repair:
-            self.contents.delete(tensor_id)
-        return found
+        place = place_in(self._store, name, document, self)
+        if isinstance(place, Damage):
+            return [place]
+        return list(damages(self._store, place, self._codec_of(place), self.concurrency, repair=repair))
 
     def _collect_garbage(self) -> Garbage:
         check_root(self._store, self)

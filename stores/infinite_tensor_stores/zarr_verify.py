@@ -23,10 +23,8 @@ from infinite_tensor_stores.zarr_layout import (
     array_document,
     attributes_in,
     definition_in,
-    group_document,
-    incarnation_of,
 )
-from infinite_tensor_stores.zarr_listing import children, pages
+from infinite_tensor_stores.zarr_listing import pages
 from infinite_tensor_stores.zarr_logs import part_of
 from infinite_tensor_stores.zarr_loop import sync
 from infinite_tensor_stores.zarr_objects import concurrently, create, get_many, put_many
@@ -36,21 +34,13 @@ _PAGE_BYTES = 2**26
 _PAGE_TILES = 256
 
 
-def looked_over(
-    store: Store, name: str, document: bytes, owner: object, *, repair: bool
-) -> tuple[list[Damage], Place | None]:
-    """What is damaged of the definition of a tensor, and its place, if that can be told."""
+def place_in(store: Store, name: str, document: bytes, owner: object) -> Place | Damage:
+    """Where the tensor lies that `document` defines, or what is damaged of the definition."""
     try:
-        return [], Place.of(definition_in(document, name))
+        return Place.of(definition_in(document, name))
     except ValueError as error:
         check_ours(store, name, document, "a tensor", owner)
-        found = [Damage("definition", None, f"{name}/{DOCUMENT}", str(error))]
-    definition = _intact_copy(store, name)
-    if definition is None:
-        return found, None
-    if repair:
-        put_many(store, {f"{name}/{DOCUMENT}": group_document(definition, document)})
-    return found, Place.of(definition)
+        return Damage("definition", None, f"{name}/{DOCUMENT}", str(error))
 
 
 def damages(store: Store, place: Place, codec: ChunkCodec, concurrency: int, *, repair: bool) -> Iterator[Damage]:
@@ -60,29 +50,15 @@ def damages(store: Store, place: Place, codec: ChunkCodec, concurrency: int, *, 
     yield from _in_logs(store, place, concurrency, repair=repair)
 
 
-def _intact_copy(store: Store, name: str) -> dict[str, object] | None:
-    """The definition of a tensor as the attributes of its arrays hold it; None if there is not exactly one."""
-    folders = [folder for folder in children(store, name) if folder.startswith("tiles-") and incarnation_of(folder)]
-    documents = get_many(store, [f"{name}/{folder}/{DOCUMENT}" for folder in folders])
-    found = []
-    for folder, document in zip(folders, documents, strict=True):
-        try:
-            definition = definition_in(document or b"", name, "array")
-        except ValueError:
-            continue
-        if definition["incarnation"] == incarnation_of(folder):
-            found.append(definition)
-    return found[0] if len(found) == 1 else None
-
-
 def _in_array(store: Store, place: Place, *, repair: bool) -> Iterator[Damage]:
     key = f"{place.array}/{DOCUMENT}"
     try:
         (document,) = get_many(store, [key])
         if document is None:
             raise ValueError("it is missing")
-        if attributes_in(document, "array") != place.definition:
-            raise ValueError("it holds another definition than the group")
+        # Earlier versions put the whole definition there.
+        if (attributes_in(document, "array") or {}).get("origin") != list(place.origin):
+            raise ValueError("its origin is not that of the definition")
         found, expected = normal_form(parsed(document)), normal_form(array_document(place.definition))
         differing = [field for field, value in expected.items() if field != "attributes" and found.get(field) != value]
         if differing:

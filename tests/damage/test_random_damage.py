@@ -7,6 +7,7 @@ import random
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -42,8 +43,8 @@ class Hit:
     found: bool
 
 
-def survives(store_at: Open, hits: Sequence[Hit], expected: dict[str, Any]) -> None:
-    """Read, verify, repair and read again."""
+def survives(store_at: Open, put_back: Callable[[], object], hits: Sequence[Hit], expected: dict[str, Any]) -> None:
+    """Read, verify, repair, put damaged definitions back, and read again."""
     with store_at("r") as store:
         outcome = Outcome.of(lambda: read(build(store)), StoreError)
         listed = _verified(store, repair=False)
@@ -55,10 +56,15 @@ def survives(store_at: Open, hits: Sequence[Hit], expected: dict[str, Any]) -> N
     else:
         assert "definition" in {hit.kind for hit in hits}
         assert "damaged" in str(outcome.error)
-    missed = {hit.location for hit in hits if hit.found} - {damage.location for _, damage in listed}
-    assert not missed, (missed, listed)
     with store_at("a") as store:
         assert _verified(store, repair=True) == listed
+    if any(hit.kind == "definition" for hit in hits):
+        put_back()
+        with store_at("a") as store:
+            # What it had hidden of the tensor.
+            listed += _verified(store, repair=True)
+    missed = {hit.location for hit in hits if hit.found} - {damage.location for _, damage in listed}
+    assert not missed, (missed, listed)
     with store_at("a") as store:
         outcome = Outcome.of(lambda: read(build(store)))
         assert same_bits(outcome.result, expected)
@@ -168,6 +174,12 @@ def _mend_root(path: Path) -> None:
         ZarrTileStore(path).close()
 
 
+def _put_back_zarr(intact: Path, path: Path, hits: Sequence[Hit]) -> None:
+    for hit in hits:
+        if hit.kind == "definition" and hit.how != "delete":
+            shutil.copy(intact / hit.location, path / hit.location)
+
+
 def _zarr_rounds(intact: Path, tmp_path: Path, expected: dict[str, Any], seed: int, count: int, each: int) -> None:
     total = rounds = 0
     while total < count:
@@ -178,7 +190,7 @@ def _zarr_rounds(intact: Path, tmp_path: Path, expected: dict[str, Any], seed: i
         total += len(hits)
         try:
             _mend_root(path)
-            survives(_open_zarr(path), hits, expected)
+            survives(_open_zarr(path), partial(_put_back_zarr, intact, path, hits), hits, expected)
         except BaseException as error:
             error.add_note(f"round {rounds}: {hits}")
             raise
@@ -232,7 +244,7 @@ def _spans(path: Path) -> list[Span]:
                 spans.append(Span("tile", tensor_id, at, chunk.byte_offset, chunk.size, chunk.chunk_offset[0] in used))
             rows = index.id.get_chunk_info(0)
             spans.append(Span("array", tensor_id, f"/{name}/index", rows.byte_offset, rows.size, found=False))
-            for key in ("definition", "copy", *(f"partial/{part}" for part in group["partial"])):
+            for key in ("definition", *(f"partial/{part}" for part in group["partial"])):
                 kind, data = ("partial" if "/" in key else "definition"), group[key]
                 size = data.id.get_storage_size()
                 spans.append(Span(kind, tensor_id, f"/{name}/{key}", data.id.get_offset(), size))
@@ -256,21 +268,22 @@ def _hit_hdf5(path: Path, dice: random.Random) -> Hit:
 
 
 def _seen(hits: list[Hit]) -> list[Hit]:
-    """What of several damages of a tensor can be found: one of its index, or of all its definitions, hides others."""
-    definitions = {hit.location for hit in hits if hit.kind == "definition"}
+    """What of several damages of a tensor can be found: one of its index hides others."""
     indices = {hit.tensor_id for hit in hits if hit.kind == "array"}
-    lost = {
-        tensor_id for name, tensor_id in TENSOR_OF.items() if {f"/{name}/definition", f"/{name}/copy"} <= definitions
-    }
-    return [
-        replace(
-            hit,
-            found=hit.found
-            and not (hit.kind == "tile" and hit.tensor_id in indices)
-            and not (hit.kind != "definition" and hit.tensor_id in lost),
-        )
-        for hit in hits
-    ]
+    return [replace(hit, found=hit.found and not (hit.kind == "tile" and hit.tensor_id in indices)) for hit in hits]
+
+
+def _open_hdf5(path: Path) -> Open:
+    return lambda mode: HDF5TileStore(path, mode=mode, tile_size=TILE)
+
+
+def _put_back_hdf5(intact: Path, path: Path) -> None:
+    definitions = [span for span in _spans(intact) if span.kind == "definition"]
+    with intact.open("rb") as source, path.open("r+b") as target:
+        for span in definitions:
+            source.seek(span.begin)
+            target.seek(span.begin)
+            target.write(source.read(span.length))
 
 
 def _hdf5_rounds(intact: Path, tmp_path: Path, expected: dict[str, Any], seed: int, rounds: int, each: int) -> None:
@@ -280,7 +293,7 @@ def _hdf5_rounds(intact: Path, tmp_path: Path, expected: dict[str, Any], seed: i
         dice = random.Random(f"{seed} {number}")  # noqa: S311  (no secret)
         hits = _seen([_hit_hdf5(path, dice) for _ in range(each)])
         try:
-            survives(lambda mode: HDF5TileStore(path, mode=mode, tile_size=TILE), hits, expected)
+            survives(_open_hdf5(path), partial(_put_back_hdf5, intact, path), hits, expected)
         except BaseException as error:
             error.add_note(f"round {number}: {hits}")
             raise

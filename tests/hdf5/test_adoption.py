@@ -288,6 +288,24 @@ def test_what_they_put_under_our_names_later_is_left_alone(path: Path) -> None:
             assert all(np.array_equal(h5[name][()], value) for name, value in taken.items())
 
 
+def test_what_a_killed_process_has_left_of_a_tensor_is_deleted_beside_what_is_theirs(path: Path) -> None:
+    with HDF5TileStore(path, tile_size=8) as store:
+        pixels(store)
+    with h5py.File(path, "r+") as h5:
+        h5["t-map/notes"] = "taken in May"
+        # So far it had come with a tensor that it cleared.
+        h5["t-map"].move("definition", "copy")
+        del h5["t-map/tiles"]
+    with HDF5TileStore(path, tile_size=8) as store:
+        assert store.tensor_ids() == []
+        assert store.gc().objects > 0
+        assert store.gc() == Garbage(0, 0)
+        assert pixels(store) == EXPECTED
+    with h5py.File(path, "r") as h5:
+        assert h5["t-map/notes"][()] == b"taken in May"
+        assert set(h5["t-map"]) == {"notes", "definition", "tiles", "index", "partial"}
+
+
 def test_a_program_may_have_the_file_open_in_this_process(path: Path) -> None:
     make_theirs(path)
     with h5py.File(path, "r+") as h5:

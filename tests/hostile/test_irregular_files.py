@@ -175,11 +175,11 @@ def test_a_part_of_a_log_is_computed_anew(path: Path, member: Member, put: Calla
     assert _tells(found, rf"part 0: ({REASON})")
 
 
-def test_a_definition_is_restored_by_a_repair(path: Path, member: Member, put: Callable[[Path], object]) -> None:
+def test_a_definition_is_damaged_and_stays_so(path: Path, member: Member, put: Callable[[Path], object]) -> None:
     definition = path / "t-t" / "zarr.json"
     put(definition)
     found = member.call(used, path)
-    assert found.right == [True]
+    assert found.right == []
     assert _tells(found, rf"the definition of tensor 't', t-t/zarr.json, is damaged \(({REASON})\)")
 
 

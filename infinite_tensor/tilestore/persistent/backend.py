@@ -115,7 +115,7 @@ class Backend(ABC):
         raise NotImplementedError(f"{type(self).__name__} does not describe its tensors")
 
     def _verify_tensor(self, tensor_id: str, *, repair: bool) -> list[Damage]:
-        """What is damaged of all that is stored of a tensor; dropped, where it is to be repaired."""
+        """What is damaged of all that is stored of a tensor; dropped, but for a definition, if it is to be repaired."""
         raise NotImplementedError(f"{type(self).__name__} does not verify its tensors")
 
     def _collect_garbage(self) -> Garbage:
