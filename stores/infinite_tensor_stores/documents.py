@@ -32,15 +32,8 @@ def sealed(definition: Mapping[str, Any]) -> dict[str, Any]:
     return {**definition, "digest": _digest(definition)}
 
 
-def checked(found: object, tensor_id: str | None = None) -> dict[str, Any]:
-    """A definition as `sealed` returned it.
-
-    Parameters
-    ----------
-    found : object
-        What was found in its place.
-    tensor_id : str, optional
-        The tensor that it must define; None for any.
+def checked(found: object) -> dict[str, Any]:
+    """The definition of a tensor as `sealed` returned it; `found` is what lies in its place.
 
     Raises
     ------
@@ -50,8 +43,8 @@ def checked(found: object, tensor_id: str | None = None) -> dict[str, Any]:
         If it is intact, and in a format of a later version.
     """
     found = intact(found)
-    if not isinstance(found.get("tensor_id"), str) or tensor_id not in (None, found["tensor_id"]):
-        raise ValueError(f"it defines tensor {found.get('tensor_id')!r:.200}")
+    if not isinstance(found.get("tensor_id"), str):
+        raise ValueError(f"it defines tensor {found.get('tensor_id')!r:.200}")  # noqa: TRY004  (what it holds is a value)
     layout_of(found)
     if not isinstance(found.get("incarnation"), str) or not _INCARNATION.fullmatch(found["incarnation"]):
         raise ValueError(f"its incarnation is {found.get('incarnation')!r:.200}, not 16 hexadecimal digits")

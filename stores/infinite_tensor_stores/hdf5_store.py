@@ -27,7 +27,7 @@ from infinite_tensor_stores.hdf5_definitions import (
 from infinite_tensor_stores.hdf5_file import SharedFile
 from infinite_tensor_stores.hdf5_groups import clear_group, list_groups, read_group, write_group
 from infinite_tensor_stores.hdf5_root import let_go, open_file, reopen_file
-from infinite_tensor_stores.hdf5_slots import TileSlots, file_in_memory, import_h5py
+from infinite_tensor_stores.hdf5_slots import TileSlots, file_in_memory
 from infinite_tensor_stores.hdf5_space import reserve
 from infinite_tensor_stores.hdf5_verify import damages, tiles_in
 from infinite_tensor_stores.names import name_of
@@ -105,7 +105,6 @@ class HDF5TileStore(BindingStore[TileSlots]):
         self.filepath = absolute(filepath)
         self.mode = check_mode(mode)
         self._path = local_path(os.fspath(self.filepath))
-        self._h5py = import_h5py()
         self._filters = self._checked_filters(compression, compression_opts)
         self._bound = {}
         self._file: SharedFile | None = None

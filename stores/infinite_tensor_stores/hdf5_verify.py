@@ -1,4 +1,4 @@
-"""Looking for damage in what is stored of one tensor in an HDF5 file, and mending it."""
+"""Looking for damage in what is stored of one tensor in an HDF5 file, and dropping what is damaged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looking for damage in what is stored of one tensor in a Zarr store, and mending it.
+"""Looking for damage in what is stored of one tensor in a Zarr store, and dropping what is damaged.
 
 Tiles and logs are fetched and decoded in pages. All that grows with what is stored is the numbers of the parts of
 its logs, and, behind fsspec, the names in a folder.

@@ -19,8 +19,6 @@ from infinite_tensor_stores.zarr_chunks import ChunkCodec
 from infinite_tensor_stores.zarr_objects import DEFAULT_CONCURRENCY, put_encoded, wait_for_abandoned
 
 _CRC_BYTES = 4
-_OVERHEAD = 2**16
-"""More bytes than compressors and a checksum add to a block of few bytes."""
 _ZEROS = np.zeros(2**18, np.uint8)
 _MAPPED_BYTES = 2**30
 _DECODED_BYTES = 2**27
@@ -144,14 +142,12 @@ class EncodedBlocks(Blocks):
         self._codec = ChunkCodec(header.document())
         if not self._codec.is_bounded:
             raise StoreError("its compressors could take any amount of memory; they are not those that a blob has")
-        # No compressor makes more of it than this.
-        self._most_bytes = 2 * header.block_bytes + _OVERHEAD
 
     def load(self, numbers: Sequence[int]) -> list[torch.Tensor]:
         """Fetch the blocks at the same time."""
         keys = [self._header.key(number) for number in numbers]
         stored = []
-        for number, data in zip(numbers, self._home.read(keys, self._most_bytes), strict=True):
+        for number, data in zip(numbers, self._home.read(keys, self._codec.most_bytes), strict=True):
             if data is None:
                 raise DamagedBlockError(number, "it is missing")
             stored.append(data)
