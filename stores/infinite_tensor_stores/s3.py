@@ -9,11 +9,11 @@ from s3fs import S3FileSystem
 from zarr.abc.store import ByteRequest
 from zarr.core.buffer import Buffer, BufferPrototype
 
-from infinite_tensor_stores.masking import Mask
-from infinite_tensor_stores.remote import RemoteStore
+from infinite_tensor_stores.remote import Mask, RemoteStore, discreet
 from infinite_tensor_stores.s3_client import Response, S3Client
 
 
+@discreet
 class S3Store(RemoteStore):
     """Objects below a prefix of a bucket.
 
@@ -170,8 +170,7 @@ class S3Store(RemoteStore):
     ) -> Response:
         if key is not None:
             parameters["Key"] = self._root + key
-        with self._discreet():
-            return await self._client.call(operation, data, most, Bucket=self._bucket, **parameters)
+        return await self._client.call(operation, data, most, Bucket=self._bucket, **parameters)
 
 
 def _folder(prefix: str) -> str:

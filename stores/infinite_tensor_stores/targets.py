@@ -16,8 +16,7 @@ from zarr.storage import FsspecStore, LocalStore, MemoryStore, WrapperStore
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.geometry.window import as_index
 from infinite_tensor_stores.files import FileStore
-from infinite_tensor_stores.masking import Mask, without_logins
-from infinite_tensor_stores.remote import RemoteStore
+from infinite_tensor_stores.remote import Mask, RemoteStore, without_logins
 
 DEFAULT_TIMEOUT = 15.0
 MOST_CONCURRENT = 256

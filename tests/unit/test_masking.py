@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
+from fsspec.asyn import AsyncFileSystem
+from zarr.core.buffer import default_buffer_prototype
 
-from infinite_tensor_stores.masking import Mask
+from infinite_tensor_stores.remote import Mask, RemoteStore
 from infinite_tensor_stores.targets import shown
+from infinite_tensor_stores.zarr_loop import sync
 
 SECRETS = ("hunter2secret", "AKIAEXAMPLE99", "abc/def+ghi==", "tokentoken")
 
@@ -120,3 +125,45 @@ def test_a_credential_in_a_cause_a_context_or_a_note_is_found() -> None:
         text = "".join(traceback.format_exception(mask.error(told.value)))
         assert "OSError" in text
         assert "hunter2secret" not in text
+
+
+class RefusingFileSystem(AsyncFileSystem):  # type: ignore[misc]
+    """Repeats a password in whatever it is asked."""
+
+    cachable = False
+
+    async def _refuse(self, *_: Any, **__: Any) -> None:
+        raise PermissionError("hunter2secret is no password")
+
+    _cat_file = _pipe_file = _rm = _rm_file = _exists = _info = _ls = _find = _refuse
+
+
+async def listed(entries: AsyncIterator[Any]) -> list[Any]:
+    return [entry async for entry in entries]
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda store: store.get("a", default_buffer_prototype()),
+        lambda store: store.read("a", 10),
+        lambda store: store.set("a", default_buffer_prototype().buffer.from_bytes(b"x")),
+        lambda store: store.create("a", b"x"),
+        lambda store: store.exists("a"),
+        lambda store: store.getsize("a"),
+        lambda store: store.delete("a"),
+        lambda store: store.delete_dir("a"),
+        lambda store: store.clear(),
+        lambda store: store.is_empty("a"),
+        lambda store: listed(store.list()),
+        lambda store: listed(store.list_prefix("a")),
+        lambda store: listed(store.list_dir("a")),
+        lambda store: listed(store.list_sizes("a")),
+    ],
+)
+def test_nothing_that_a_store_is_asked_shows_a_credential(ask: Callable[[RemoteStore], Any]) -> None:
+    store = RemoteStore(RefusingFileSystem(asynchronous=True), "x", Mask("refusing://x", {"password": "hunter2secret"}))
+    with pytest.raises(PermissionError) as told:
+        sync(ask, store)
+    assert str(told.value) == "PermissionError: *** is no password"
+    assert "hunter2secret" not in "".join(traceback.format_exception(told.value))
