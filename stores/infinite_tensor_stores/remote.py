@@ -122,6 +122,7 @@ class RemoteStore(FsspecStore):
     async def create(self, key: str, data: bytes) -> bool:
         """Write an object unless there is one; whether it was written."""
         try:
+            # An underscore is how fsspec names what is awaited.
             await self.fs._pipe_file(f"{self.path}/{key}", data, mode="create")
         except FileExistsError:
             return False

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from fsspec import available_protocols
+from fsspec.asyn import AsyncFileSystem
 from fsspec.core import url_to_fs
 from zarr.abc.store import Store
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, WrapperStore
@@ -122,7 +123,7 @@ def zarr_store(
         # A subclass may do what only its author knows.
         if type(store) is LocalStore:
             return FileStore(store.root.absolute(), read_only=store.read_only)
-        return _of_file_system(store) if type(store) is FsspecStore else store
+        return _of_file_system(store, timeout) if type(store) is FsspecStore else store
     if not isinstance(target, str | os.PathLike):
         raise ValidationError(f"target must be a path, an fsspec URL or a zarr Store, got {target!r}")
     url = os.fspath(target)
@@ -149,7 +150,6 @@ def _of_url(url: str, storage_options: dict[str, Any], read_only: bool, timeout:
         if not url.startswith(_S3):
             plain = FsspecStore.from_url(url, storage_options=options, read_only=read_only)
             return RemoteStore(plain.fs, plain.path, mask, read_only=read_only)
-        # An instance that others share would have their time-outs, and be connected on their event loop.
         fs, path = url_to_fs(url, asynchronous=True, skip_instance_cache=True, **options)
         return _s3_store(fs, path, mask, read_only, timeout)
     except ImportError as error:
@@ -160,16 +160,23 @@ def _of_url(url: str, storage_options: dict[str, Any], read_only: bool, timeout:
     raise StoreError(f"cannot open {shown(url)}: {type(failure).__name__}: {failure}") from failure
 
 
-def _of_file_system(store: FsspecStore) -> Store:
-    # In a forked child the file system is made anew: what it is connected to is the parent's.
-    fs = store.fs if store.fs._pid == os.getpid() else copy(store.fs)
-    mask = Mask(store.path, fs.storage_options)
-    if "s3" in fs.protocol:
-        return _s3_store(fs, store.path, mask, store.read_only, None)
-    return RemoteStore(fs, store.path, mask, read_only=store.read_only)
+def _of_file_system(store: FsspecStore, timeout: float) -> Store:
+    mask = Mask(store.path, store.fs.storage_options)
+    if "s3" in store.fs.protocol:
+        return _s3_store(store.fs, store.path, mask, store.read_only, timeout)
+    return RemoteStore(_of_this_process(store.fs), store.path, mask, read_only=store.read_only)
 
 
-def _s3_store(fs: Any, path: str, mask: Mask, read_only: bool, timeout: float | None) -> Store:
+def _of_this_process(fs: AsyncFileSystem) -> AsyncFileSystem:
+    try:
+        fs.loop  # noqa: B018  (it tells whether the process has been forked)
+    except RuntimeError:
+        # What it is connected to is the parent's.
+        return copy(fs)
+    return fs
+
+
+def _s3_store(fs: Any, path: str, mask: Mask, read_only: bool, timeout: float) -> Store:
     # The packages of the extra are there only if somebody uses them.
     from infinite_tensor_stores.s3 import S3Store  # noqa: PLC0415
 

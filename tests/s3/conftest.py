@@ -68,4 +68,4 @@ def bucket(server: S3Server) -> Iterator[S3FileSystem]:
     files = S3FileSystem(**server.options(), skip_instance_cache=True, use_listings_cache=False)
     files.connect()
     yield files
-    sync(files.loop, files._s3creator.__aexit__, None, None, None)
+    sync(files.loop, files.s3.close)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from s3fs import S3FileSystem
 from zarr.abc.store import Store
 from zarr.storage import FsspecStore
 
@@ -138,6 +139,14 @@ def test_what_storage_options_say_of_time_outs_wins() -> None:
 def test_stores_with_other_time_outs_share_no_client() -> None:
     stores = [zarr_store("s3://tiles/x", dict(LOGIN), False, timeout) for timeout in (9.0, 6.0)]
     assert [settings_of(store)["read_timeout"] for store in stores] == [3.0, 2.0]
+
+
+def test_a_file_system_that_is_handed_in_keeps_its_own_time_outs_and_the_store_has_those_that_were_set() -> None:
+    with hung() as endpoint:
+        fs = S3FileSystem(**LOGIN, endpoint_url=endpoint, asynchronous=True, skip_instance_cache=True)
+        with takes_at_most(3.0), pytest.raises(StoreError, match="cannot be opened"):
+            ZarrTileStore(FsspecStore(fs, path="tiles/x"), timeout=1.5)
+        assert fs.config_kwargs == {}
 
 
 @pytest.mark.parametrize("timeout", [0, -1.0, float("inf"), float("nan"), True, "15", None])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import pickle
+import subprocess
+import sys
 from collections import Counter
 from typing import Any
 
@@ -150,6 +153,29 @@ def test_a_forked_child_reads_and_writes(server: S3Server, url: str) -> None:
     assert not again
     read_right(tensors, [(0, BOX), (1, BOX), (2, ((0, 0, 0), (2, 4, 4)))])
     store.close()
+
+
+_CARELESS = """
+import gc, json, os, sys
+from infinite_tensor import ZarrTileStore
+url, options = json.loads(sys.argv[1])
+dropped = ZarrTileStore(url, storage_options=options)
+del dropped
+gc.collect()
+kept = ZarrTileStore(url, storage_options=options)
+child = os.fork() if hasattr(os, "fork") else None
+kept.tensor_ids()
+if child:
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    kept.tensor_ids()
+"""
+
+
+def test_connections_that_nobody_closes_are_closed_without_a_word(server: S3Server, url: str) -> None:
+    arguments = json.dumps([url, server.options()])
+    command = [sys.executable, "-W", "default::ResourceWarning", "-c", _CARELESS, arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 
 def test_a_store_goes_to_another_process_by_reference(server: S3Server, url: str) -> None:

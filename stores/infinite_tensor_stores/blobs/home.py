@@ -343,7 +343,7 @@ def _is_ours(name: str) -> bool:
 
 
 async def _listed(store: Store) -> list[str]:
-    return [key async for key in store.list()]
+    return [key async for key in store.list_prefix("")]
 
 
 def _created(path: Path) -> int:
