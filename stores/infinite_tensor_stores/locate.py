@@ -9,9 +9,9 @@ from zarr.abc.store import Store
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.tilestore.persistent import PersistentTileStore
-from infinite_tensor_stores.hdf5_store import HDF5TileStore
+from infinite_tensor_stores.hdf5.store import HDF5TileStore
 from infinite_tensor_stores.targets import local_path
-from infinite_tensor_stores.zarr_store import ZarrTileStore
+from infinite_tensor_stores.zarr.store import ZarrTileStore
 
 
 def open_store(target: str | os.PathLike[str] | Store, **options: Any) -> PersistentTileStore:

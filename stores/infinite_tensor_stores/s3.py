@@ -24,8 +24,8 @@ from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.core.sync import loop
 
 from infinite_tensor_stores.files import Unreadable
+from infinite_tensor_stores.loop import sync
 from infinite_tensor_stores.remote import Mask, RemoteStore, discreet
-from infinite_tensor_stores.zarr_loop import sync
 
 _SETTINGS = {
     # Enough for what many threads ask for at a time, so that no request waits for another's connection.

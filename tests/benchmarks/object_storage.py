@@ -30,8 +30,7 @@ from zarr.storage import ObjectStore, WrapperStore
 
 from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore
 from infinite_tensor_stores.targets import zarr_store
-from infinite_tensor_stores.zarr_listing import pages
-from infinite_tensor_stores.zarr_objects import DEFAULT_CONCURRENCY, concurrently, create, delete_folder
+from infinite_tensor_stores.zarr.objects import DEFAULT_CONCURRENCY, concurrently, create, delete_folder, pages
 from tests.s3.server import ADMIN, S3Server, find_program
 
 TILE = 256

@@ -42,7 +42,7 @@ from infinite_tensor.filling.shares import share_of_tiles
 from infinite_tensor.filling.tasks import _extents
 from infinite_tensor.geometry.regions import parse
 from infinite_tensor.tilestore.persistent.writer import _BATCH_BYTES, _BATCH_JOBS
-from infinite_tensor_stores.zarr_objects import DEFAULT_CONCURRENCY
+from infinite_tensor_stores.zarr.objects import DEFAULT_CONCURRENCY
 from tests.s3.server import S3Server, find_program
 
 T = TypeVar("T")

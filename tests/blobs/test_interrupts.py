@@ -20,7 +20,7 @@ import torch
 from zarr.storage import LocalStore
 
 from infinite_tensor import StoreError, TensorBlob
-from infinite_tensor_stores.zarr_objects import wait_for_abandoned
+from infinite_tensor_stores.zarr.objects import wait_for_abandoned
 from tests.blobs.conftest import Place
 from tests.faults.interrupts import NewLines, finishes, interrupted_where
 

@@ -18,8 +18,7 @@ from zarr.storage import LocalStore, MemoryStore, WrapperStore
 from infinite_tensor import HDF5TileStore, InfiniteTensor, TensorWindow, ValidationError, ZarrTileStore
 from infinite_tensor.tilestore import Garbage
 from infinite_tensor.tilestore.persistent import PersistentTileStore
-from infinite_tensor_stores.zarr_listing import pages
-from infinite_tensor_stores.zarr_objects import create, put_many
+from infinite_tensor_stores.zarr.objects import create, pages, put_many
 
 EMPTY = Garbage(0, 0)
 

@@ -17,7 +17,7 @@ from zarr.storage import FsspecStore
 
 from infinite_tensor import InfiniteTensor, StoreError, TensorWindow, ValidationError, ZarrTileStore
 from infinite_tensor_stores.targets import zarr_store
-from infinite_tensor_stores.zarr_objects import put_many
+from infinite_tensor_stores.zarr.objects import put_many
 from tests.s3.proxy import Proxy, Request
 from tests.s3.server import S3Server
 

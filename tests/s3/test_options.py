@@ -18,10 +18,10 @@ from fsspec.asyn import sync as sync_on
 from s3fs import S3FileSystem
 from zarr.core.buffer import default_buffer_prototype
 
+from infinite_tensor_stores.loop import sync
 from infinite_tensor_stores.remote import RemoteStore
 from infinite_tensor_stores.targets import zarr_store
-from infinite_tensor_stores.zarr_loop import sync
-from infinite_tensor_stores.zarr_objects import disconnect
+from infinite_tensor_stores.zarr.objects import disconnect
 
 KEYS = {"key": "OPTIONKEY0123", "secret": "option/secret+4567"}
 PLACE = {**KEYS, "endpoint_url": "https://storage.example.org:9000"}

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore
-from infinite_tensor_stores.zarr_objects import put_many
+from infinite_tensor_stores.zarr.objects import put_many
 from tests.s3.proxy import Proxy
 from tests.s3.server import S3Server
 

@@ -19,11 +19,10 @@ from zarr.core.codec_pipeline import BatchedCodecPipeline
 from zarr.storage import MemoryStore
 
 from infinite_tensor.values.definition import DTYPES, dtype_name
-from infinite_tensor_stores import direct_codec
-from infinite_tensor_stores.direct_codec import content_size, on_threads
 from infinite_tensor_stores.dtypes import stored_dtype
-from infinite_tensor_stores.zarr_chunks import ChunkCodec, codecs_of
-from infinite_tensor_stores.zarr_objects import PROTOTYPE, get_many
+from infinite_tensor_stores.zarr import codec
+from infinite_tensor_stores.zarr.codec import ChunkCodec, codecs_of, content_size, on_threads
+from infinite_tensor_stores.zarr.objects import PROTOTYPE, get_many
 from tests.hostile.bounds import bounded
 
 Block = npt.NDArray[Any]
@@ -225,7 +224,7 @@ def test_a_chunk_that_lies_about_its_size_is_refused(compressors: Any, compresse
 
 
 def test_calls_on_threads_overlap_and_give_their_results_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct_codec, "_THREADS", 4)
+    monkeypatch.setattr(codec, "_THREADS", 4)
     together = threading.Barrier(4, timeout=20)
     threads = set()
 
@@ -246,6 +245,6 @@ def test_work_that_is_not_worth_a_thread_stays_on_the_callers() -> None:
 
 
 def test_an_error_on_a_thread_comes_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct_codec, "_THREADS", 2)
+    monkeypatch.setattr(codec, "_THREADS", 2)
     with pytest.raises(ZeroDivisionError):
         on_threads(lambda number: 1 // (number - 7), range(8), nbytes=2**30)

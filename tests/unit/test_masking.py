@@ -10,9 +10,9 @@ import pytest
 from fsspec.asyn import AsyncFileSystem
 from zarr.core.buffer import default_buffer_prototype
 
+from infinite_tensor_stores.loop import sync
 from infinite_tensor_stores.remote import Mask, RemoteStore
 from infinite_tensor_stores.targets import shown
-from infinite_tensor_stores.zarr_loop import sync
 
 SECRETS = ("hunter2secret", "AKIAEXAMPLE99", "abc/def+ghi==", "tokentoken")
 

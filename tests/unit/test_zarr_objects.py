@@ -8,7 +8,7 @@ import pytest
 from zarr.core.sync import sync
 from zarr.storage import MemoryStore
 
-from infinite_tensor_stores.zarr_objects import concurrently, create, get_many
+from infinite_tensor_stores.zarr.objects import concurrently, create, get_many
 
 
 def test_results_come_in_the_order_of_the_arguments() -> None:

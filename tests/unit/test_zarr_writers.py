@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from zarr.storage import MemoryStore
 
-from infinite_tensor_stores.zarr_objects import get_many
-from infinite_tensor_stores.zarr_writers import TileSet, Writers
+from infinite_tensor_stores.zarr.objects import get_many
+from infinite_tensor_stores.zarr.tiles import TileSet, Writers
 
 Tiles = list[tuple[int, ...]]
 

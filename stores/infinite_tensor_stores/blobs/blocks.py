@@ -15,8 +15,8 @@ from infinite_tensor_stores.blobs.header import Header
 from infinite_tensor_stores.blobs.home import Folder, Home
 from infinite_tensor_stores.dtypes import from_stored, to_stored
 from infinite_tensor_stores.files import opened
-from infinite_tensor_stores.zarr_chunks import ChunkCodec
-from infinite_tensor_stores.zarr_objects import DEFAULT_CONCURRENCY, put_encoded, wait_for_abandoned
+from infinite_tensor_stores.zarr.codec import ChunkCodec
+from infinite_tensor_stores.zarr.objects import DEFAULT_CONCURRENCY, put_encoded, wait_for_abandoned
 
 _CRC_BYTES = 4
 _ZEROS = np.zeros(2**18, np.uint8)

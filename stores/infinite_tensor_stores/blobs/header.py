@@ -19,7 +19,7 @@ from infinite_tensor.tilestore.layout import LARGEST_TILE_BYTES
 from infinite_tensor.values.definition import dtype_name, dtype_of
 from infinite_tensor_stores.documents import parsed, sealed
 from infinite_tensor_stores.dtypes import stored_dtype
-from infinite_tensor_stores.zarr_chunks import new_codecs_of
+from infinite_tensor_stores.zarr.codec import new_codecs_of
 
 ATTRIBUTE = "infinite_tensor_blob"
 DOCUMENT = "zarr.json"

@@ -17,9 +17,9 @@ from infinite_tensor_stores.blobs.header import DOCUMENT, Header
 from infinite_tensor_stores.blobs.lease import FOLDER, Lease
 from infinite_tensor_stores.blobs.lock import LOCK, LOCKS, FileLock
 from infinite_tensor_stores.files import LARGEST_DOCUMENT, FileStore, content, read_file
+from infinite_tensor_stores.loop import sync
 from infinite_tensor_stores.targets import DEFAULT_TIMEOUT, absolute, is_in_memory, shown, zarr_store
-from infinite_tensor_stores.zarr_loop import sync
-from infinite_tensor_stores.zarr_objects import concurrently, disconnect, get_many, put_many
+from infinite_tensor_stores.zarr.objects import concurrently, disconnect, get_many, put_many
 
 _PARTIAL = "writer.partial"
 """What is being written, until it is renamed: there is one writer, so there is one such file."""

@@ -27,7 +27,7 @@ from contextlib import suppress
 from zarr.abc.store import Store
 
 from infinite_tensor.errors import StoreError
-from infinite_tensor_stores.zarr_objects import concurrently, get_many, put_many
+from infinite_tensor_stores.zarr.objects import concurrently, get_many, put_many
 
 FOLDER = "writers"
 SECONDS = 60.0

@@ -30,24 +30,24 @@ from infinite_tensor_stores.targets import (
     shown,
     zarr_store,
 )
-from infinite_tensor_stores.zarr_chunks import ChunkCodec, codecs_of
-from infinite_tensor_stores.zarr_definitions import (
+from infinite_tensor_stores.zarr.codec import ChunkCodec, codecs_of
+from infinite_tensor_stores.zarr.definitions import (
     check_root,
     definitions_in,
+    delete_group,
     delete_tensor,
+    groups_in,
     read_definition,
+    read_group,
     tensors_in,
     write_definition,
+    write_group,
 )
-from infinite_tensor_stores.zarr_garbage import Sweep
-from infinite_tensor_stores.zarr_groups import delete_group, groups_in, read_group, write_group
-from infinite_tensor_stores.zarr_layout import DOCUMENT, Place, array_document, attributes_in
-from infinite_tensor_stores.zarr_listing import described, logged_in, logs_of, tiles_in
-from infinite_tensor_stores.zarr_logs import Logs, part_of
-from infinite_tensor_stores.zarr_objects import DEFAULT_CONCURRENCY, concurrently, disconnect, get_many, put_encoded
-from infinite_tensor_stores.zarr_root import open_root
-from infinite_tensor_stores.zarr_verify import damages, place_in
-from infinite_tensor_stores.zarr_writers import Writers
+from infinite_tensor_stores.zarr.layout import DOCUMENT, Place, array_document, attributes_in
+from infinite_tensor_stores.zarr.objects import DEFAULT_CONCURRENCY, concurrently, disconnect, get_many, put_encoded
+from infinite_tensor_stores.zarr.root import open_root
+from infinite_tensor_stores.zarr.tiles import Logs, Writers, described, logged_in, logs_of, part_of, tiles_in
+from infinite_tensor_stores.zarr.upkeep import Sweep, damages, place_in
 
 
 class _Bound(NamedTuple):

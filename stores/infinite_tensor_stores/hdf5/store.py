@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,22 +16,53 @@ from infinite_tensor.tilestore.partial import PartialTile
 from infinite_tensor.tilestore.report import Damage, Garbage, TensorInfo
 from infinite_tensor_stores.binding import BindingStore
 from infinite_tensor_stores.dtypes import from_stored, to_stored
-from infinite_tensor_stores.hdf5_definitions import (
+from infinite_tensor_stores.hdf5.documents import (
     check_there,
+    clear_group,
     definitions_in,
     is_defined,
+    list_groups,
     list_tensors,
     read_definition,
+    read_group,
     write_definition,
+    write_group,
 )
-from infinite_tensor_stores.hdf5_file import SharedFile
-from infinite_tensor_stores.hdf5_groups import clear_group, list_groups, read_group, write_group
-from infinite_tensor_stores.hdf5_root import let_go, open_file, reopen_file
-from infinite_tensor_stores.hdf5_slots import TileSlots, file_in_memory
-from infinite_tensor_stores.hdf5_space import reserve
-from infinite_tensor_stores.hdf5_verify import damages, tiles_in
+from infinite_tensor_stores.hdf5.file import SharedFile, reserve
+from infinite_tensor_stores.hdf5.root import let_go, open_file, reopen_file
+from infinite_tensor_stores.hdf5.slots import DEFINITION, TileSlots, definition_in, file_in_memory
 from infinite_tensor_stores.names import name_of
 from infinite_tensor_stores.targets import absolute, check_mode, local_path, shown
+
+
+def tiles_in(file: SharedFile, name: str) -> TileSlots | Damage:
+    """The tiles of a tensor, or what keeps from getting at them."""
+    with file.lock:
+        group = file.h5[name]
+        try:
+            definition = definition_in(group)
+            if definition is None:
+                raise ValueError("it is gone")
+        except ValueError as error:
+            return Damage("definition", None, f"{group.name}/{DEFINITION}", str(error))
+        try:
+            return file.group(name, definition)
+        except MemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001  (h5py raises what it pleases on a damaged file)
+            return Damage("array", None, f"/{name}/tiles", str(error))
+
+
+def damages(file: SharedFile, group: TileSlots, *, repair: bool) -> Iterator[Damage]:
+    """What is damaged of the tiles; the lock is held for one batch at a time, so that reads take turns."""
+    for first in group.slots():
+        with file.lock:
+            found = group.damages(first, repair=repair)
+        yield from found
+    for tile in group.log.tiles():
+        with file.lock:
+            found = group.log.damages(tile, repair=repair)
+        yield from found
 
 
 class HDF5TileStore(BindingStore[TileSlots]):

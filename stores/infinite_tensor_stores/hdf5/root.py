@@ -14,10 +14,9 @@ from infinite_tensor.errors import StoreError
 from infinite_tensor.geometry.window import as_index
 from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.tilestore.persistent import FORMAT
-from infinite_tensor_stores.hdf5_file import SharedFile
-from infinite_tensor_stores.hdf5_members import MARK, delete_ours, is_of_version_0, names_taken, tensors_in
-from infinite_tensor_stores.hdf5_slots import file_in_memory, import_h5py
-from infinite_tensor_stores.hdf5_space import check_room, give_back, reserve
+from infinite_tensor_stores.hdf5.file import SharedFile, check_room, give_back, reserve
+from infinite_tensor_stores.hdf5.members import MARK, delete_ours, is_of_version_0, names_taken, tensors_in
+from infinite_tensor_stores.hdf5.slots import file_in_memory, import_h5py
 
 _TOLD = 5
 """Names that one error tells."""

@@ -1,22 +1,25 @@
-"""Moving many objects of a zarr Store at once, on zarr's own event loop."""
+"""The objects of a zarr Store: moved and listed many at once, on zarr's own event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import weakref
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from operator import itemgetter
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from zarr.abc.store import Store
 from zarr.core.buffer import Buffer, default_buffer_prototype
-from zarr.storage import LocalStore, MemoryStore
+from zarr.storage import LocalStore, MemoryStore, WrapperStore
 
 from infinite_tensor.support.waiting import Mark
 from infinite_tensor_stores.files import LARGEST_DOCUMENT, FileStore, Unreadable
+from infinite_tensor_stores.loop import sync
 from infinite_tensor_stores.remote import RemoteStore
-from infinite_tensor_stores.zarr_loop import sync
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -29,6 +32,8 @@ DEFAULT_CONCURRENCY = 32
 _FEWEST_FAILURES = 8
 """As many in a row, and as many as are under way at a time, mean that all would fail."""
 _RETRIES = 2
+
+_PAGE = 1000
 
 
 def get_many(
@@ -215,3 +220,73 @@ def bytes_of(buffer: Buffer | None) -> bytes:
     """The content of a zarr buffer that is known to be there."""
     assert buffer is not None
     return buffer.to_bytes()
+
+
+def pages(store: Store, prefix: str, length: int = _PAGE) -> Iterator[list[str]]:
+    """The keys of all objects below a folder (all there are, for ``""``), up to `length` at a time."""
+    if isinstance(store, LocalStore):
+        keys = _walked(store.root, prefix)
+    else:
+        keys = _listed(store.list_prefix(f"{prefix}/" if prefix else ""))
+    while page := list(islice(keys, length)):
+        yield page
+
+
+def children(store: Store, prefix: str) -> list[str]:
+    """Names of the objects and folders right below a folder."""
+
+    async def names() -> list[str]:
+        return [name.rstrip("/") async for name in store.list_dir(prefix)]
+
+    return sync(names)
+
+
+def sized_pages(store: Store, prefix: str, concurrency: int) -> Iterator[dict[str, int]]:
+    """The keys of all objects below a folder with their sizes in bytes, 0 for one that has gone meanwhile."""
+    if isinstance(store, RemoteStore):
+        # A listing tells the sizes, which otherwise take a request each.
+        listed = _listed(store.list_sizes(f"{prefix}/"))
+        while page := dict(islice(listed, _PAGE)):
+            yield page
+    else:
+        for keys in pages(store, prefix):
+            yield dict(zip(keys, sizes_of(store, keys, concurrency), strict=True))
+
+
+def sizes_of(store: Store, keys: list[str], concurrency: int) -> list[int]:
+    """Size of each object in bytes, 0 where it has gone meanwhile."""
+
+    async def size(key: str) -> int:
+        try:
+            return await store.getsize(key)
+        except FileNotFoundError:
+            return 0
+
+    return concurrently(size, keys, concurrency)
+
+
+def temporary_files_in(store: Store) -> bool:
+    """Whether processes that were killed may have left files behind that stand for no object."""
+    while isinstance(store, WrapperStore):
+        store = store._store
+    return isinstance(store, LocalStore)
+
+
+def _walked(root: Path, prefix: str) -> Iterator[str]:
+    # Unlike zarr's own listing, os.walk minds no folder that another process deletes meanwhile.
+    for folder, _, names in os.walk(root / prefix):
+        within = Path(folder).relative_to(root).as_posix()
+        yield from (name if within == "." else f"{within}/{name}" for name in names)
+
+
+def _listed(entries: AsyncIterator[T]) -> Iterator[T]:
+    async def some() -> list[T]:
+        found = []
+        async for entry in entries:
+            found.append(entry)
+            if len(found) == _PAGE:
+                break
+        return found
+
+    while page := sync(some):
+        yield from page

@@ -1,22 +1,35 @@
-"""The definitions of tensors in an HDF5 file: created, read and listed.
+"""The definitions of tensors and groups in an HDF5 file: created, read, listed and deleted.
 
-The owner of the file is passed along for its repr, which stands in messages. The caller holds the lock of the file.
+A group of tensors is a dataset, JSON that names the tensors; all of them lie below one HDF5 group. The owner of the
+file is passed along for its repr, which stands in messages. The caller holds the lock of the file.
 """
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from infinite_tensor.errors import StoreError
-from infinite_tensor.tilestore.failures import damaged_definition, vanished, warn_of_damage
-from infinite_tensor_stores.documents import sealed
-from infinite_tensor_stores.hdf5_file import SharedFile
-from infinite_tensor_stores.hdf5_members import group_at, names_in, room_for, tensor_at
-from infinite_tensor_stores.hdf5_slots import DEFINITION, TileSlots, definition_in
-from infinite_tensor_stores.hdf5_space import reserve
-from infinite_tensor_stores.names import TENSOR, id_of, name_of
+from infinite_tensor.tilestore.failures import damaged_definition, damaged_group, vanished, warn_of_damage
+from infinite_tensor_stores.documents import intact, parsed, sealed
+from infinite_tensor_stores.hdf5.file import SharedFile, reserve
+from infinite_tensor_stores.hdf5.members import (
+    FOLDER,
+    delete_group,
+    document_at,
+    folder_for,
+    group_at,
+    groups_in,
+    names_in,
+    room_for,
+    tensor_at,
+)
+from infinite_tensor_stores.hdf5.slots import DEFINITION, TileSlots, definition_in
+from infinite_tensor_stores.names import GROUP, TENSOR, id_of, name_of
 
 
 def read_definition(file: SharedFile, tensor_id: str, owner: object) -> dict[str, Any] | None:
@@ -98,3 +111,51 @@ def _id_at(h5: Any, name: str, owner: object) -> str | None:
             warn_of_damage(owner, told)
         return tensor_id
     return None if definition is None else str(definition["tensor_id"])
+
+
+def read_group(h5: Any, group_id: str, owner: object) -> dict[str, Any] | None:
+    """The definition of a group, None where there is none; StoreError where it is damaged."""
+    name = name_of(group_id, GROUP)
+    document = document_at(h5, name)
+    try:
+        return None if document is None else intact(_parsed(document))
+    except ValueError as error:
+        raise damaged_group(owner, group_id, f"/{FOLDER}/{name}", error) from error
+
+
+def write_group(h5: Any, group_id: str, definition: dict[str, Any]) -> None:
+    """Create a group, unless there is one; OSError where there is no place."""
+    name = name_of(group_id, GROUP)
+    if document_at(h5, name) is None:
+        document = json.dumps(sealed(definition), allow_nan=False)
+        reserve(h5, len(document))
+        folder_for(h5, name).create_dataset(name, data=np.bytes_(document))
+
+
+def clear_group(h5: Any, group_id: str) -> None:
+    """Delete a group; one that does not exist is no error."""
+    name = name_of(group_id, GROUP)
+    if document_at(h5, name) is not None:
+        delete_group(h5, name)
+
+
+def list_groups(h5: Any) -> list[str]:
+    """Ids of the groups that are defined."""
+    found = [_group_id_in(document_at(h5, name), name) for name in groups_in(h5)]
+    return [group_id for group_id in found if group_id is not None]
+
+
+def _group_id_in(document: Any, name: str) -> str | None:
+    try:
+        group_id = intact(_parsed(document)).get("group_id")
+    except ValueError:
+        return id_of(name, GROUP)
+    return group_id if isinstance(group_id, str) and name_of(group_id, GROUP) == name else id_of(name, GROUP)
+
+
+def _parsed(document: Any) -> dict[str, Any]:
+    try:
+        content = bytes(document[()])
+    except Exception as error:  # (h5py raises what it pleases on a damaged file)
+        raise ValueError(f"it cannot be read: {error}") from error
+    return parsed(content)

@@ -1,0 +1,1 @@
+"""`HDF5TileStore`: tensors in one HDF5 file."""

@@ -1,0 +1,1 @@
+"""`ZarrTileStore`: tensors in a Zarr store, on local disk or object storage."""
