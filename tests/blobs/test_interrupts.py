@@ -318,7 +318,7 @@ def test_a_write_that_runs_on_after_ctrl_c_is_over_before_the_next_read(
 
     def waits_for_the_loop(line: tuple[str, int]) -> bool:
         # To encode takes the loop as well; and each time the first line takes what the loop gives back.
-        waits_here = line[0].endswith("zarr_loop.py") and "done.acquire()" in getline(*line) and next(waits) == 4
+        waits_here = line[0].endswith("loop.py") and "done.acquire()" in getline(*line) and next(waits) == 4
         return waits_here and begun.wait()
 
     monkeypatch.setattr(LocalStore, "set", late)
