@@ -26,7 +26,7 @@ from zarr.storage import MemoryStore, WrapperStore
 
 from infinite_tensor import RegionError, StoreError, TensorBlob
 from infinite_tensor_stores.blobs.header import DOCUMENT
-from infinite_tensor_stores.blobs.lease import FOLDER, RENEWAL, SECONDS, Lease
+from infinite_tensor_stores.blobs.writers import FOLDER, RENEWAL, SECONDS, Lease
 from infinite_tensor_stores.targets import zarr_store
 from tests.blobs.conftest import Place
 from tests.blobs.rows import SHAPE, made, numbered

@@ -11,7 +11,7 @@ import torch
 from s3fs import S3FileSystem
 
 from infinite_tensor import StoreError, TensorBlob
-from infinite_tensor_stores.blobs.lease import FOLDER, SECONDS
+from infinite_tensor_stores.blobs.writers import FOLDER, SECONDS
 from tests.blobs.victims import WIDTH, rows
 from tests.blobs.witness import kill_at_random
 from tests.processes.fork_server import Team

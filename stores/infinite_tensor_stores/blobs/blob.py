@@ -15,11 +15,9 @@ from zarr.abc.store import Store
 
 from infinite_tensor.errors import BlobModeError, StoreError, ValidationError
 from infinite_tensor.geometry.window import as_index
-from infinite_tensor_stores.blobs.dropping import close_dropped, wait_for_dropped
 from infinite_tensor_stores.blobs.header import Header
 from infinite_tensor_stores.blobs.home import home_at
-from infinite_tensor_stores.blobs.incoming import as_rows, spread
-from infinite_tensor_stores.blobs.indexing import parsed, rows_of
+from infinite_tensor_stores.blobs.indexing import as_rows, parsed, rows_of, spread
 from infinite_tensor_stores.blobs.opening import Wanted, created, delete, opened, opened_for_writing, positive
 from infinite_tensor_stores.blobs.reader import BlobReader, whole
 from infinite_tensor_stores.blobs.rows import Rows
@@ -27,6 +25,39 @@ from infinite_tensor_stores.targets import DEFAULT_TIMEOUT, check_timeout
 
 if TYPE_CHECKING:
     from infinite_tensor.tensor import InfiniteTensor
+
+
+import threading
+
+_closing: set[threading.Thread] = set()
+
+
+def close_dropped(rows: Rows) -> None:
+    """Store what a blob that nobody refers to any more has not stored yet."""
+    if not rows.holds_right:
+        # Memory and connections go with it.
+        return
+    if not rows.needs_loop:
+        rows.close()
+        return
+    # This may run anywhere, on zarr's own thread too, which must not wait for itself.
+    thread = threading.Thread(target=_close_now, args=(rows,), name="infinite_tensor-blob")
+    _closing.add(thread)
+    thread.start()
+
+
+def _close_now(rows: Rows) -> None:
+    try:
+        rows.close()
+    finally:
+        _closing.discard(threading.current_thread())
+
+
+def wait_for_dropped() -> None:
+    """Return when blobs that were dropped are closed."""
+    for thread in list(_closing):
+        thread.join()
+
 
 MODES = ("r", "r+", "w", "w+", "a", "a+")
 

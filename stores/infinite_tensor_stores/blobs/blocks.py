@@ -1,13 +1,15 @@
-"""Reading and writing blocks of rows, each as a chunk of the Zarr array."""
+"""Blocks of rows, each a chunk of the Zarr array: read, written, and kept as long as that is worth it."""
 
 from __future__ import annotations
 
 import mmap
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
 
 import google_crc32c
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from infinite_tensor.errors import StoreError
@@ -17,6 +19,79 @@ from infinite_tensor_stores.dtypes import from_stored, to_stored
 from infinite_tensor_stores.files import opened
 from infinite_tensor_stores.zarr.codec import ChunkCodec
 from infinite_tensor_stores.zarr.objects import DEFAULT_CONCURRENCY, put_encoded, wait_for_abandoned
+
+
+class LoadedBlocks:
+    """The blocks that were used last, in memory or mapped.
+
+    Parameters
+    ----------
+    blocks : Blocks
+        Where they are stored.
+    most : int
+        How many are held.
+    """
+
+    def __init__(self, blocks: Blocks, most: int) -> None:
+        self._blocks = blocks
+        self._most = most
+        self._held: OrderedDict[int, torch.Tensor] = OrderedDict()
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._held
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def get(self, number: int) -> torch.Tensor | None:
+        """A block that is held, None for another one."""
+        found = self._held.get(number)
+        if found is not None:
+            try:
+                self._held.move_to_end(number)
+            except KeyError:
+                # A signal handler has read other blocks, in whose place it was forgotten.
+                return found
+        return found
+
+    def load(self, numbers: Sequence[int]) -> list[torch.Tensor]:
+        """Blocks that are not held; errors as of `Blocks.load`."""
+        found = self._blocks.load(numbers)
+        self._held.update(zip(numbers, found, strict=True))
+        for number in list(self._held)[: max(0, len(self._held) - self._most)]:
+            self.forget(number)
+        return found
+
+    def forget(self, number: int) -> None:
+        """Let go of a block."""
+        self._held.pop(number, None)
+
+    def clear(self) -> None:
+        """Let go of all blocks."""
+        self._held.clear()
+
+
+Places = npt.NDArray[np.int64]
+
+
+def parts_of(rows: Places, block_size: int) -> Iterator[tuple[int, tuple[Places, Places]]]:
+    """Per block in which some of `rows` lie: its number, their places in `rows`, and where in the block they are."""
+    if not len(rows):
+        return
+    numbers, at = np.divmod(rows, block_size)
+    order = np.argsort(numbers, kind="stable")
+    cuts = np.flatnonzero(np.diff(numbers[order])) + 1
+    for places in np.split(order, cuts):
+        yield int(numbers[places[0]]), (places, at[places])
+
+
+def whole_rows(block: torch.Tensor) -> npt.NDArray[np.void]:
+    """The rows of a tensor as items that numpy copies as they are."""
+    array = to_stored(block)
+    width = array.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
+    items: npt.NDArray[np.void] = array.reshape(-1).view(np.uint8).view(np.dtype((np.void, width)))
+    return items
+
 
 _CRC_BYTES = 4
 _ZEROS = np.zeros(2**18, np.uint8)

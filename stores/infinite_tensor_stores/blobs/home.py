@@ -1,8 +1,9 @@
-"""Where a blob lives: a folder on a local disk, or a prefix in any other storage."""
+"""Where a blob lives: a folder on a local disk, with files that are as they were read, or a prefix elsewhere."""
 
 from __future__ import annotations
 
 import os
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -12,14 +13,69 @@ from typing import Any, Protocol
 from zarr.abc.store import Store
 
 from infinite_tensor.errors import RegionError, StoreError
-from infinite_tensor_stores.blobs.files import ReadFile
 from infinite_tensor_stores.blobs.header import DOCUMENT, Header
-from infinite_tensor_stores.blobs.lease import FOLDER, Lease
-from infinite_tensor_stores.blobs.lock import LOCK, LOCKS, FileLock
-from infinite_tensor_stores.files import LARGEST_DOCUMENT, FileStore, content, read_file
+from infinite_tensor_stores.blobs.writers import FOLDER, LOCK, LOCKS, FileLock, Lease
+from infinite_tensor_stores.files import LARGEST_DOCUMENT, FileStore, content, opened, read_file, read_opened
 from infinite_tensor_stores.loop import sync
 from infinite_tensor_stores.targets import DEFAULT_TIMEOUT, absolute, is_in_memory, shown, zarr_store
 from infinite_tensor_stores.zarr.objects import concurrently, disconnect, get_many, put_many
+
+_HOLDS = os.name != "nt"
+"""Whether a file that is held open can be replaced. Windows refuses that, and gives its number to no other file."""
+
+
+class ReadFile:
+    """A file as it was read, and whether it is still the one that is there.
+
+    It is held open: otherwise the file system could give its number to the file that takes its place, and within a
+    tick of the clock, a few milliseconds, both would look the same.
+
+    Parameters
+    ----------
+    path : Path
+        Where it is.
+    most : int
+        How many bytes it may have.
+
+    Raises
+    ------
+    FileNotFoundError, NotADirectoryError
+        If there is none.
+    ValueError
+        If it is not a regular file, or has more bytes.
+
+    Attributes
+    ----------
+    content : bytes
+        What it held.
+    """
+
+    def __init__(self, path: Path, most: int) -> None:
+        self._path = os.fspath(path)
+        with opened(path) as (descriptor, found):
+            self.content = content(read_opened(descriptor, found, most))
+            self._number, self._changed = found.st_ino, found.st_ctime_ns
+            held = [os.dup(descriptor)] if _HOLDS else []
+        self._release = weakref.finalize(self, _close, held)
+        self._release.atexit = False
+
+    def is_current(self) -> bool:
+        """Whether the file that is there is this one, and has not been written to since."""
+        try:
+            found = os.stat(self._path)  # noqa: PTH116  (asked at every read, and a Path takes longer)
+        except OSError:
+            return False
+        return found.st_ino == self._number and found.st_ctime_ns == self._changed
+
+    def release(self) -> None:
+        """Hold it no longer."""
+        self._release()
+
+
+def _close(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
 
 _PARTIAL = "writer.partial"
 """What is being written, until it is renamed: there is one writer, so there is one such file."""

@@ -14,11 +14,17 @@ from infinite_tensor.errors import RegionError, StoreError
 from infinite_tensor.support.allocation import new_block, new_result
 from infinite_tensor.support.exit import flush_at_exit
 from infinite_tensor.support.forks import renew_in_children
-from infinite_tensor_stores.blobs.blocks import DamagedBlockError, MappedBlocks, blocks_of
+from infinite_tensor_stores.blobs.blocks import (
+    DamagedBlockError,
+    LoadedBlocks,
+    MappedBlocks,
+    Places,
+    blocks_of,
+    parts_of,
+    whole_rows,
+)
 from infinite_tensor_stores.blobs.header import Header
 from infinite_tensor_stores.blobs.home import Document, Home, Right, read_header, reported
-from infinite_tensor_stores.blobs.loaded import LoadedBlocks
-from infinite_tensor_stores.blobs.placing import Places, parts_of, whole_rows
 
 _CPU = torch.device("cpu")
 _BUFFERED_BYTES = 2**26

@@ -15,7 +15,7 @@ import numpy as np
 
 from infinite_tensor.errors import StoreError
 from infinite_tensor.tilestore.failures import damaged_definition, damaged_group, vanished, warn_of_damage
-from infinite_tensor_stores.documents import intact, parsed, sealed
+from infinite_tensor_stores.documents import GROUP, TENSOR, id_of, intact, name_of, parsed, sealed
 from infinite_tensor_stores.hdf5.file import SharedFile, reserve
 from infinite_tensor_stores.hdf5.members import (
     FOLDER,
@@ -29,7 +29,6 @@ from infinite_tensor_stores.hdf5.members import (
     tensor_at,
 )
 from infinite_tensor_stores.hdf5.slots import DEFINITION, TileSlots, definition_in
-from infinite_tensor_stores.names import GROUP, TENSOR, id_of, name_of
 
 
 def read_definition(file: SharedFile, tensor_id: str, owner: object) -> dict[str, Any] | None:

@@ -14,8 +14,8 @@ from __future__ import annotations
 from typing import Any
 
 from infinite_tensor.errors import StoreError
+from infinite_tensor_stores.documents import GROUP, TENSOR
 from infinite_tensor_stores.hdf5.slots import CLEARED, DEFINITION, MEMBERS, definition_in, import_h5py
-from infinite_tensor_stores.names import GROUP, TENSOR
 
 MARK = "infinite_tensor_format"
 """The attribute of the root that makes a file a store: the version of its layout."""

@@ -25,10 +25,9 @@ import numpy.typing as npt
 from infinite_tensor.geometry.points import Index, IntArray, as_tuples, inside
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.report import Damage
-from infinite_tensor_stores.documents import checked, layout_of, parsed
+from infinite_tensor_stores.documents import checked, layout_of, name_of, parsed
 from infinite_tensor_stores.dtypes import stored_dtype
 from infinite_tensor_stores.hdf5.log import PartLog
-from infinite_tensor_stores.names import name_of
 
 _MERGE_ABOVE = 4096
 _ABSENT = -1

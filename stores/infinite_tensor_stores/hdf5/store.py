@@ -15,6 +15,7 @@ from infinite_tensor.tilestore.failures import cleared_elsewhere, remade_elsewhe
 from infinite_tensor.tilestore.partial import PartialTile
 from infinite_tensor.tilestore.report import Damage, Garbage, TensorInfo
 from infinite_tensor_stores.binding import BindingStore
+from infinite_tensor_stores.documents import name_of
 from infinite_tensor_stores.dtypes import from_stored, to_stored
 from infinite_tensor_stores.hdf5.documents import (
     check_there,
@@ -31,7 +32,6 @@ from infinite_tensor_stores.hdf5.documents import (
 from infinite_tensor_stores.hdf5.file import SharedFile, reserve
 from infinite_tensor_stores.hdf5.root import let_go, open_file, reopen_file
 from infinite_tensor_stores.hdf5.slots import DEFINITION, TileSlots, definition_in, file_in_memory
-from infinite_tensor_stores.names import name_of
 from infinite_tensor_stores.targets import absolute, check_mode, local_path, shown
 
 

@@ -13,10 +13,9 @@ from zarr.abc.store import Store
 
 from infinite_tensor.errors import StoreError
 from infinite_tensor.tilestore.failures import damaged_definition, damaged_group, vanished, warn_of_damage
-from infinite_tensor_stores.documents import intact, layout_of, sealed
+from infinite_tensor_stores.documents import GROUP, id_of, intact, layout_of, name_of, sealed
 from infinite_tensor_stores.dtypes import stored_dtype
 from infinite_tensor_stores.loop import sync
-from infinite_tensor_stores.names import GROUP, id_of, name_of
 from infinite_tensor_stores.zarr.codec import new_codecs_of
 from infinite_tensor_stores.zarr.layout import (
     DOCUMENT,

@@ -13,9 +13,8 @@ import torch
 from infinite_tensor.geometry.points import COORDINATE_LIMIT, Index
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.values.definition import Definition, Json, json_scalar, scalar_from_json
-from infinite_tensor_stores.documents import checked, layout_of, parsed
+from infinite_tensor_stores.documents import checked, layout_of, name_of, parsed
 from infinite_tensor_stores.dtypes import stored_dtype, to_stored
-from infinite_tensor_stores.names import name_of
 
 ATTRIBUTE = "infinite_tensor"
 DOCUMENT = "zarr.json"

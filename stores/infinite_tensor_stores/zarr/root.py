@@ -18,9 +18,9 @@ from zarr.storage import LocalStore
 
 from infinite_tensor.errors import StoreError
 from infinite_tensor.tilestore.persistent import FORMAT
+from infinite_tensor_stores.documents import GROUP, TENSOR
 from infinite_tensor_stores.files import Unreadable
 from infinite_tensor_stores.loop import sync
-from infinite_tensor_stores.names import GROUP, TENSOR
 from infinite_tensor_stores.zarr.layout import (
     DOCUMENT,
     attributes_in,

@@ -17,9 +17,9 @@ from infinite_tensor.tilestore.failures import cleared_elsewhere, remade_elsewhe
 from infinite_tensor.tilestore.partial import PartialTile
 from infinite_tensor.tilestore.report import Damage, Garbage, TensorInfo
 from infinite_tensor_stores.binding import BindingStore
+from infinite_tensor_stores.documents import name_of
 from infinite_tensor_stores.dtypes import from_stored, stored_dtype, to_stored
 from infinite_tensor_stores.files import LARGEST_DOCUMENT, content
-from infinite_tensor_stores.names import name_of
 from infinite_tensor_stores.targets import (
     DEFAULT_TIMEOUT,
     absolute,

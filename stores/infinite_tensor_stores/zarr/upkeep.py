@@ -14,10 +14,9 @@ from infinite_tensor.errors import StoreError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.tilestore.partial import PartialTile
 from infinite_tensor.tilestore.report import Damage, Garbage
-from infinite_tensor_stores.documents import parsed
+from infinite_tensor_stores.documents import TENSOR, parsed
 from infinite_tensor_stores.files import content
 from infinite_tensor_stores.loop import sync
-from infinite_tensor_stores.names import TENSOR
 from infinite_tensor_stores.zarr.codec import ChunkCodec, normal_form
 from infinite_tensor_stores.zarr.layout import (
     DOCUMENT,
