@@ -73,7 +73,7 @@ class Header:
             block_size = max(1, min(_MOST_ROWS, _BLOCK_BYTES // (prod(shape) * dtype.itemsize)))
         if block_size * prod(shape) * dtype.itemsize > LARGEST_TILE_BYTES:
             raise ValidationError(
-                f"a block of block_size={block_size} rows has more than {LARGEST_TILE_BYTES} bytes; make it smaller"
+                f"a block of {block_size} rows has more than {LARGEST_TILE_BYTES} bytes; make it smaller"
             )
         codecs = new_codecs_of(stored_dtype(dtype), (block_size, *shape), compressors)
         return cls(shape, dtype, block_size, codecs, secrets.token_hex(8))
