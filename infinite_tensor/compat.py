@@ -90,7 +90,7 @@ def get_or_create(
         raise
     of_store = _made.setdefault(store, WeakValueDictionary())
     known = of_store.get(name)
-    if known is not None and known._spec.definition.digest == made._spec.definition.digest:
+    if known is not None and known.node.spec.definition.digest == made.node.spec.definition.digest:
         return known
     of_store[name] = made
     return made

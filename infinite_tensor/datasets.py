@@ -136,7 +136,7 @@ class _Patches(Dataset[Any]):
         if get_worker_info() is not None:
             flush_at_termination()
         corners = [self._corner(index) for index in indices]
-        patches = [cut.source._read([cut.selection(corner) for corner in corners]) for cut in self._cuts]
+        patches = [cut.source.read_selections([cut.selection(corner) for corner in corners]) for cut in self._cuts]
         return [self._arranged(item) for item in zip(*patches, strict=True)]
 
     def _corner(self, index: int) -> Index:
@@ -287,7 +287,7 @@ def _cut(source: Source, patch_size: object, stride: object, region: object) -> 
     dims = [d for d in range(source.ndim) if d not in box.squeezed]
     extents = tuple(None if source.shape[d] is None else box.stop[d] - box.start[d] for d in dims)
     sizes = sizes_of("patch_size", patch_size, extents)
-    units = [source._unit(d) if isinstance(source, TensorGroup) else 1 for d in dims]
+    units = [source.unit(d) if isinstance(source, TensorGroup) else 1 for d in dims]
     every = units if stride is None else stride
     one = as_index(every)
     strides = sizes_of("stride", every if one is None else [one] * len(dims), extents)

@@ -132,11 +132,11 @@ def _bind(
     if args:
         check_args(tensor_id, spec.grid, args, [arg.window for arg in definition.args])
     if f is not None:
-        functions = functions_of(f, blend, tuple(arg._spec.definition.functions for arg in args))
+        functions = functions_of(f, blend, tuple(arg.node.spec.definition.functions for arg in args))
         definition = replace(definition, functions=functions)
     member = Member(replace(spec, definition=definition, device=device, blend=used), store)
     batching = Batching.of(batch_size)
-    (node,) = Computation.registered([member], f, batching, [arg._node for arg in args]).nodes
+    (node,) = Computation.registered([member], f, batching, [arg.node for arg in args]).nodes
     return InfiniteTensor.of_node(node, args, named=True)
 
 
@@ -160,7 +160,7 @@ def reduced(tensor: InfiniteTensor) -> tuple[Callable[..., InfiniteTensor], tupl
     places: dict[tuple[int, int], int] = {}
     parts = []
     for each in _args_first(tensor):
-        computation = each._node.computation
+        computation = each.node.computation
         if _place_key(each) not in places:
             for member in computation.members:
                 places[id(computation), id(member)] = len(places)
@@ -171,14 +171,14 @@ def reduced(tensor: InfiniteTensor) -> tuple[Callable[..., InfiniteTensor], tupl
                     each.f,
                     tuple(places[_place_key(arg)] for arg in each.args),
                     type(each),
-                    each._named,
+                    each.named,
                 )
             )
     return _rebuilt, (parts, places[_place_key(tensor)])
 
 
 def _place_key(tensor: InfiniteTensor) -> tuple[int, int]:
-    return id(tensor._node.computation), id(tensor._node.member)
+    return id(tensor.node.computation), id(tensor.node.member)
 
 
 def _args_first(tensor: InfiniteTensor) -> list[InfiniteTensor]:
@@ -199,6 +199,6 @@ def _rebuilt(parts: list[_PickledComputation], place: int) -> InfiniteTensor:
     for part in parts:
         args = tuple(tensors[at] for at in part.args)
         batching = Batching.of(part.batch_size)
-        computation = Computation.registered(part.members, part.f, batching, [arg._node for arg in args])
+        computation = Computation.registered(part.members, part.f, batching, [arg.node for arg in args])
         tensors += [part.kind.of_node(node, args, named=part.named) for node in computation.nodes]
     return tensors[place]

@@ -106,6 +106,12 @@ class InfiniteTensor(Fillable):
     tensor([-1.,  0.,  0.,  1.])
     """
 
+    node: Node
+    """What the engine knows of it."""
+
+    named: bool
+    """Whether a user gave its id, by which it is found again."""
+
     def __init__(
         self,
         shape: Sequence[int | None],
@@ -136,24 +142,24 @@ class InfiniteTensor(Fillable):
             blend_init,
             f=f,
             args=arg_definitions(args, windows),
-            upstream=tuple(arg._spec.definition.functions for arg in args),
+            upstream=tuple(arg.node.spec.definition.functions for arg in args),
             version=version,
         )
         check_args(spec.tensor_id, spec.grid, args, windows)
-        (node,) = Computation.registered([Member(spec, store)], f, batching, [arg._node for arg in args]).nodes
+        (node,) = Computation.registered([Member(spec, store)], f, batching, [arg.node for arg in args]).nodes
         self._bind(node, args, named=tensor_id is not None)
 
     def _bind(self, node: Node, args: tuple[InfiniteTensor, ...], *, named: bool) -> None:
         self._args: tuple[InfiniteTensor, ...] = args
-        self._named = named
-        self._node: Node = node
-        self._handle = compiled.handle_of(node)
+        self.named = named
+        self.node = node
+        node.handle = compiled.handle_of(node)
 
     @classmethod
     def of_node(cls, node: Node, args: tuple[InfiniteTensor, ...], *, named: bool) -> Self:
         """The tensor of a computation that stands; `named` where a user gave its id."""
         tensor = cls.__new__(cls)
-        tensor._bind(node, args, named=named)
+        tensor._bind(node, args, named=named)  # noqa: SLF001  (its own)
         return tensor
 
     @classmethod
@@ -218,7 +224,7 @@ class InfiniteTensor(Fillable):
             new_id() if tensor_id is None else checked_id(tensor_id),
             f,
             arg_definitions(args, windows),
-            tuple(arg._spec.definition.functions for arg in args),
+            tuple(arg.node.spec.definition.functions for arg in args),
             checked_device(device),
             version,
         )
@@ -226,7 +232,7 @@ class InfiniteTensor(Fillable):
         for spec in specs.values():
             check_args(spec.tensor_id, spec.grid, args, windows)
         members = [Member(spec, store) for spec in specs.values()]
-        nodes = Computation.registered(members, f, Batching.of(batch_size), [arg._node for arg in args]).nodes
+        nodes = Computation.registered(members, f, Batching.of(batch_size), [arg.node for arg in args]).nodes
         tensors = [cls.of_node(node, args, named=tensor_id is not None) for node in nodes]
         # Groups are made of tensors.
         from infinite_tensor.groups import TensorGroup  # noqa: PLC0415
@@ -235,7 +241,7 @@ class InfiniteTensor(Fillable):
 
     @property
     def _spec(self) -> TensorSpec:
-        return self._node.spec
+        return self.node.spec
 
     @property
     def shape(self) -> Shape:
@@ -260,7 +266,7 @@ class InfiniteTensor(Fillable):
     @property
     def f(self) -> Callable[..., Any] | None:
         """The function that computes windows; None where the tensor was opened without one."""
-        return self._node.computation.f
+        return self.node.computation.f
 
     @property
     def args(self) -> tuple[InfiniteTensor, ...]:
@@ -280,7 +286,7 @@ class InfiniteTensor(Fillable):
     @property
     def batch_size(self) -> int | tuple[int, ...] | None:
         """Most windows in one call of ``f``, or the allowed numbers."""
-        return self._node.batching.given
+        return self.node.batching.given
 
     @property
     def blend(self) -> Blend | None:
@@ -307,7 +313,7 @@ class InfiniteTensor(Fillable):
     @property
     def tile_store(self) -> TileStore:
         """Where windows are kept."""
-        return self._node.store
+        return self.node.store
 
     def dim(self) -> int:
         """Number of dimensions, as `torch.Tensor.dim`."""
@@ -369,13 +375,14 @@ class InfiniteTensor(Fillable):
         """
         workers = None if workers is None else checked_workers(workers)
         if torch.compiler.is_compiling():
-            return compiled.read(self._handle, self._node, indices, workers)
+            return compiled.read(self.node.handle, self.node, indices, workers)
         if isinstance(indices, list):
-            return self._read([parse(region, self.shape) for region in indices], workers)
-        return self._read([parse(indices, self.shape)], workers)[0]
+            return self.read_selections([parse(region, self.shape) for region in indices], workers)
+        return self.read_selections([parse(indices, self.shape)], workers)[0]
 
-    def _read(self, regions: Sequence[Selection], workers: int | None = None) -> list[torch.Tensor]:
-        return read(self._node, regions, workers)
+    def read_selections(self, regions: Sequence[Selection], workers: int | None = None) -> list[torch.Tensor]:
+        """What `read` returns, of regions that have been looked at."""
+        return read(self.node, regions, workers)
 
     def iter_regions(self, regions: Iterable[object], *, workers: int | None = None) -> Iterator[list[torch.Tensor]]:
         """Read regions one after the other, in full batches, and yield them as they are ready.
@@ -394,14 +401,14 @@ class InfiniteTensor(Fillable):
             the regions in progress need is held; of tensors upstream, what their stores keep.
         """
         workers = None if workers is None else checked_workers(workers)
-        return stream(self._node, (parse(region, self.shape) for region in regions), workers)
+        return stream(self.node, (parse(region, self.shape) for region in regions), workers)
 
     def coverage(self, region: object) -> torch.Tensor:
         """Which tiles of a region are stored: a bool tensor with an entry for each tile that the region touches.
 
         A tile that no window covers counts as stored. In memory a tile is a block of about 256 KiB.
         """
-        return coverage(self._node, parse(region, self.shape))
+        return coverage(self.node, parse(region, self.shape))
 
     def _requests(self, region: object) -> list[tuple[InfiniteTensor, Selection]]:
         return [(self, parse(region, self.shape))]
@@ -428,7 +435,7 @@ class InfiniteTensor(Fillable):
             check_blend(self.blend, dtype, device)
             moved = self._spec.moved(device, dtype)
             self.tile_store.contents.migrate(self._spec, moved)
-            self._node.member.spec = moved
+            self.node.member.spec = moved
         return self
 
     def clear_cache(self) -> None:
@@ -525,6 +532,6 @@ def as_tensors(args: Sequence[Any]) -> tuple[Any, ...]:
 def arg_definitions(args: Sequence[InfiniteTensor], windows: Sequence[TensorWindow]) -> tuple[ArgDefinition, ...]:
     """What a definition says of its args."""
     return tuple(
-        ArgDefinition(window, arg._spec.definition.digest, arg.tensor_id if arg._named else None)
+        ArgDefinition(window, arg.node.spec.definition.digest, arg.tensor_id if arg.named else None)
         for arg, window in zip(args, windows, strict=True)
     )

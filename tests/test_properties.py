@@ -208,7 +208,7 @@ class History:
 
     def read_together(self, parts: Sequence[tuple[int, Selection]]) -> None:
         requests = [
-            (self.tensors[n]._node, [parse(selection.expression, self.tensors[n].shape)]) for n, selection in parts
+            (self.tensors[n].node, [parse(selection.expression, self.tensors[n].shape)]) for n, selection in parts
         ]
         self._check_reads(parts, lambda: [result for (result,) in read_together(requests)], once=True)
 

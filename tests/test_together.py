@@ -86,7 +86,7 @@ def watched() -> tuple[MemoryTileStore, Watched]:
 
 
 def selections(tensor: InfiniteTensor, *regions: object) -> tuple[Any, list[Selection]]:
-    return tensor._node, [parse(region, tensor.shape) for region in regions]
+    return tensor.node, [parse(region, tensor.shape) for region in regions]
 
 
 def alone(*regions: tuple[str, object]) -> list[torch.Tensor]:
@@ -280,13 +280,13 @@ def test_what_one_tensor_needs_no_more_is_not_kept_for_another_that_never_needed
     start = np.array([[0, 0], [4, 0], [8, 0], [12, 0]])
     lifetimes = Lifetimes(
         {
-            fork.left._node: NumberedRegions(np.array([0, 2, 4, 6]), start, start + 4),
-            fork.right._node: NumberedRegions(np.array([1, 7]), start[:2] + 100, start[:2] + 104),
+            fork.left.node: NumberedRegions(np.array([0, 2, 4, 6]), start, start + 4),
+            fork.right.node: NumberedRegions(np.array([1, 7]), start[:2] + 100, start[:2] + 104),
         }
     )
-    assert lifetimes.before(fork.source._node, 0) == [-1, -1]
+    assert lifetimes.before(fork.source.node, 0) == [-1, -1]
     # What the steps before have read of the windows is there.
-    assert lifetimes.before(fork.source._node, 6) == [11, -1]
-    assert lifetimes.before(fork.left._node, 7) is None
-    assert lifetimes.before(fork.source._node, 7) == [208, 201]
-    assert lifetimes.before(fork.source._node, 8) is None
+    assert lifetimes.before(fork.source.node, 6) == [11, -1]
+    assert lifetimes.before(fork.left.node, 7) is None
+    assert lifetimes.before(fork.source.node, 7) == [208, 201]
+    assert lifetimes.before(fork.source.node, 8) is None

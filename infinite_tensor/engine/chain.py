@@ -36,7 +36,7 @@ class Member:
 
     def __post_init__(self) -> None:
         self.contents: Contents = self.store.contents
-        self._hash = hash((id(self.store), self.spec.tensor_id))
+        self.hashed: int = hash((id(self.store), self.spec.tensor_id))
 
     def __eq__(self, other: object) -> bool:
         """Whether both are the same stored tensor: built twice, it is computed once."""
@@ -48,7 +48,7 @@ class Member:
         )
 
     def __hash__(self) -> int:
-        return self._hash
+        return self.hashed
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the fields; the hash is one of this process."""
@@ -135,6 +135,8 @@ class Node:
 
     computation: Computation
     member: Member
+    handle: str = ""
+    """What compiled code finds it by."""
 
     @property
     def spec(self) -> TensorSpec:
@@ -176,7 +178,7 @@ class Node:
         return self is other or (isinstance(other, Node) and self.member == other.member)
 
     def __hash__(self) -> int:
-        return self.member._hash
+        return self.member.hashed
 
 
 _alive: weakref.WeakValueDictionary[int, Computation] = weakref.WeakValueDictionary()

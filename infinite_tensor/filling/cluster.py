@@ -62,7 +62,7 @@ class _Tasks:
 
     def __init__(self, client: Client, tensors: Sequence[Any], workers: int | None, tally: Tally) -> None:
         self._client = client
-        self._chain = chain_of([tensor._node for tensor in tensors])
+        self._chain = chain_of([tensor.node for tensor in tensors])
         self._workers = workers
         self._tally = tally
         self._written: dict[str, list[tuple[int, int]]] = {}

@@ -29,7 +29,7 @@ _INTERRUPTED = (
 class Filled(Protocol):
     """A tensor, for what a fill needs to know of it."""
 
-    _node: Node
+    node: Node
 
 
 Requests: TypeAlias = "Sequence[tuple[Filled, Selection]]"
@@ -139,7 +139,7 @@ class Fillable(ABC):
 
     def is_filled(self, region: object) -> bool:
         """Whether a `fill` of a region would compute nothing."""
-        return all(is_filled(tensor._node, selection) for tensor, selection in self._requests(region))
+        return all(is_filled(tensor.node, selection) for tensor, selection in self._requests(region))
 
     def invalidate(self, region: object = None, dependants: bool = True) -> Invalidation:
         """Drop stored windows that are wrong, because what ``f`` reads from elsewhere has changed, say.
@@ -183,8 +183,8 @@ class Fillable(ABC):
             If a store is closed, or something could not be stored or deleted; call it again.
         """
         if region is None:
-            return invalidate([(tensor._node, None) for tensor in self._tensors()], dependants=dependants)
-        requests = [(tensor._node, selection) for tensor, selection in self._requests(region)]
+            return invalidate([(tensor.node, None) for tensor in self._tensors()], dependants=dependants)
+        requests = [(tensor.node, selection) for tensor, selection in self._requests(region)]
         return invalidate(requests, dependants=dependants)
 
 
@@ -239,7 +239,7 @@ def _job(requests: Requests, max_memory: object, shard: object) -> Job:
     most = None if max_memory is None else as_index(max_memory)
     if max_memory is not None and (most is None or most < 1):
         raise ValidationError(f"max_memory must be a positive number of bytes or None, got {max_memory!r}")
-    return prepare([(tensor._node, selection) for tensor, selection in requests], most, _checked_shard(shard))
+    return prepare([(tensor.node, selection) for tensor, selection in requests], most, _checked_shard(shard))
 
 
 def _checked_shard(shard: object) -> tuple[int, int] | None:

@@ -201,5 +201,5 @@ def _unpickled(payload: bytes) -> list[Node]:
         if payload not in _PROCESS.chains:
             while len(_PROCESS.chains) >= _MOST_CHAINS:
                 _PROCESS.chains.pop(next(iter(_PROCESS.chains)))
-            _PROCESS.chains[payload] = chain_of([tensor._node for tensor in pickle.loads(payload)])  # noqa: S301  (the client's)
+            _PROCESS.chains[payload] = chain_of([tensor.node for tensor in pickle.loads(payload)])  # noqa: S301  (the client's)
         return _PROCESS.chains[payload]

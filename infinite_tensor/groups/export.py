@@ -36,7 +36,7 @@ def save_tensordict(
     """`TensorGroup.save_tensordict`; see there."""
     if form not in _FORMS:
         raise ValidationError(f"format must be one of {', '.join(_FORMS)}, got {form!r}")
-    members, extents = group._members, _extents(group, region)
+    members, extents = group.members, _extents(group, region)
     sample = {key: _empty(member, region) for key, member in members.items()}
     _check_storable(sample, form)
     opened, mark = _FORMS[form]
@@ -50,7 +50,7 @@ def save_tensordict(
             with _explained(path):
                 write = opening.enter_context(opened(unfinished, members, sample, region, extents))
             for block in _blocks(region, extents):
-                (results,) = group._results([block], workers)
+                (results,) = group.tensors_of([block], workers)
                 with _explained(path):
                     for key, result in results.items():
                         write(key, _place(members[key], region, block, result.ndim), result.cpu())
@@ -89,7 +89,7 @@ def _extents(group: TensorGroup, region: Selection) -> list[int]:
     for d in range(len(extents)):
         if _bytes(group, extents) <= _BLOCK_BYTES:
             break
-        unit = 1 if d in region.squeezed else group._unit(d)
+        unit = 1 if d in region.squeezed else group.unit(d)
         least = _bytes(group, [*extents[:d], unit, *extents[d + 1 :]])
         extents[d] = min(extents[d], unit * max(1, _BLOCK_BYTES // max(1, least)))
     return extents
@@ -97,7 +97,7 @@ def _extents(group: TensorGroup, region: Selection) -> list[int]:
 
 def _bytes(group: TensorGroup, extents: Sequence[int]) -> int:
     total = 0
-    for member in group._members.values():
+    for member in group.members.values():
         size = member.tensor.dtype.itemsize
         for extent, scale in zip(extents, member.scale, strict=True):
             size *= -(-extent * scale.numerator // scale.denominator)

@@ -74,7 +74,7 @@ class TensorGroup(Fillable):
         given: dict[Key, Any] = {}
         for key, value in [((), tensors)] if isinstance(tensors, TensorGroup) else named_leaves(tensors):
             if isinstance(value, TensorGroup):
-                given |= {(*key, *inner): member for inner, member in value._members.items()}
+                given |= {(*key, *inner): member for inner, member in value.members.items()}
             else:
                 given[key] = value
         members = members_of(given, dims, scale)
@@ -84,7 +84,7 @@ class TensorGroup(Fillable):
     @classmethod
     def of_outputs(cls, tensors: Mapping[Key, InfiniteTensor]) -> Self:
         """The outputs of one ``f``, by their keys; see `InfiniteTensor.from_multi`."""
-        return cls._of(outputs_of(tensors))
+        return cls.of_members(outputs_of(tensors))
 
     @classmethod
     def from_tensordict(
@@ -117,17 +117,18 @@ class TensorGroup(Fillable):
         """
         tensors = tensors_of(td, version, tile_store, tensor_id)
         shared = tuple(range(td.batch_dims))
-        return cls._of(members_of(tensors, shared, None))
+        return cls.of_members(members_of(tensors, shared, None))
 
     @classmethod
-    def _of(cls, members: Members) -> Self:
+    def of_members(cls, members: Members) -> Self:
+        """A group of members that fit together."""
         group = cls.__new__(cls)
-        group._bind(members)
+        group._bind(members)  # noqa: SLF001  (its own)
         return group
 
     def _bind(self, members: Members) -> None:
         self._shape = shape_of(members)
-        self._members = {key: replace(member, key=key) for key, member in members.items()}
+        self.members = {key: replace(member, key=key) for key, member in members.items()}
 
     @property
     def shape(self) -> Shape:
@@ -148,21 +149,21 @@ class TensorGroup(Fillable):
         return self._leaf(key).dims
 
     def _entry(self, key: Key) -> InfiniteTensor | Self:
-        if key in self._members:
-            return self._members[key].tensor
-        within = {leaf[len(key) :]: member for leaf, member in self._members.items() if leaf[: len(key)] == key}
+        if key in self.members:
+            return self.members[key].tensor
+        within = {leaf[len(key) :]: member for leaf, member in self.members.items() if leaf[: len(key)] == key}
         if not within:
             raise self._unknown(key)
-        return self._of(within)
+        return self.of_members(within)
 
     def _leaf(self, key: object) -> GroupMember:
-        found = self._members.get(as_key(key))
+        found = self.members.get(as_key(key))
         if found is None:
             raise self._unknown(as_key(key))
         return found
 
     def _unknown(self, key: Key) -> KeyError:
-        return KeyError(f"key {show(key)} is not in the group, which has {', '.join(map(show, self._members))}")
+        return KeyError(f"key {show(key)} is not in the group, which has {', '.join(map(show, self.members))}")
 
     def get(self, key: str | tuple[str, ...], default: Any = None) -> Any:
         """What has a key, or `default`."""
@@ -181,7 +182,7 @@ class TensorGroup(Fillable):
         leaves_only : bool
             Name only tensors.
         """
-        found = listed(self._members, nested=include_nested, leaves_only=leaves_only)
+        found = listed(self.members, nested=include_nested, leaves_only=leaves_only)
         return [key[0] if len(key) == 1 else key for key in found]
 
     def values(self, include_nested: bool = False, leaves_only: bool = False) -> list[InfiniteTensor | Self]:
@@ -198,7 +199,7 @@ class TensorGroup(Fillable):
         return is_key(key) and self.get(key) is not None
 
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys(key[0] for key in self._members))
+        return iter(dict.fromkeys(key[0] for key in self.members))
 
     def __len__(self) -> int:
         return len(list(iter(self)))
@@ -217,22 +218,22 @@ class TensorGroup(Fillable):
         for key in wanted:
             if strict and key not in self:
                 raise self._unknown(key)
-        return self._kept([leaf for leaf in self._members if _is_in(leaf, wanted)])
+        return self._kept([leaf for leaf in self.members if _is_in(leaf, wanted)])
 
     def exclude(self, *keys: str | tuple[str, ...]) -> Self:
         """A group without some of the tensors, in the same pixels. A key that is not there is no error."""
         unwanted = [as_key(key) for key in keys]
-        return self._kept([leaf for leaf in self._members if not _is_in(leaf, unwanted)])
+        return self._kept([leaf for leaf in self.members if not _is_in(leaf, unwanted)])
 
     def _kept(self, keys: list[Key]) -> Self:
         if not keys:
-            raise ValidationError(f"nothing is left of the group, which has {', '.join(map(show, self._members))}")
-        return self._of({key: self._members[key] for key in keys})
+            raise ValidationError(f"nothing is left of the group, which has {', '.join(map(show, self.members))}")
+        return self.of_members({key: self.members[key] for key in keys})
 
     @property
     def device(self) -> torch.device | None:
         """Where all tensors return their results; None where they differ."""
-        devices = {member.tensor.device for member in self._members.values()}
+        devices = {member.tensor.device for member in self.members.values()}
         return devices.pop() if len(devices) == 1 else None
 
     def __getitem__(self, indices: object) -> Any:
@@ -278,22 +279,23 @@ class TensorGroup(Fillable):
         """
         workers = None if workers is None else checked_workers(workers)
         if isinstance(indices, list):
-            return self._read([parse(region, self.shape) for region in indices], workers)
-        return self._read([parse(indices, self.shape)], workers)[0]
+            return self.read_selections([parse(region, self.shape) for region in indices], workers)
+        return self.read_selections([parse(indices, self.shape)], workers)[0]
 
-    def _read(self, regions: Sequence[Selection], workers: int | None = None) -> list[TensorDict]:
+    def read_selections(self, regions: Sequence[Selection], workers: int | None = None) -> list[TensorDict]:
+        """What `read` returns, of regions that have been looked at."""
         import_tensordict()
-        results = zip(regions, self._results(regions, workers), strict=True)
-        return [assembled(self._members, tensors, region, self.device) for region, tensors in results]
+        results = zip(regions, self.tensors_of(regions, workers), strict=True)
+        return [assembled(self.members, tensors, region, self.device) for region, tensors in results]
 
-    def _results(self, regions: Sequence[Selection], workers: int | None) -> list[dict[Key, torch.Tensor]]:
+    def tensors_of(self, regions: Sequence[Selection], workers: int | None) -> list[dict[Key, torch.Tensor]]:
         """What is read of each tensor, arranged, for each region."""
-        members = list(self._members.values())
+        members = list(self.members.values())
         requests = [(member.tensor, [member.selection(region) for region in regions]) for member in members]
         if torch.compiler.is_compiling():
-            results = compiled.read_together([(t._handle, t._node, wanted) for t, wanted in requests], workers)
+            results = compiled.read_together([(t.node.handle, t.node, wanted) for t, wanted in requests], workers)
         else:
-            results = read_together([(tensor._node, wanted) for tensor, wanted in requests], workers)
+            results = read_together([(tensor.node, wanted) for tensor, wanted in requests], workers)
         return [
             {
                 member.key: member.arranged(of_member[number], region.squeezed)
@@ -363,7 +365,7 @@ class TensorGroup(Fillable):
         StoreError
             If it cannot be stored.
         """
-        save_group(self._members, store, group_id)
+        save_group(self.members, store, group_id)
 
     def align(self, region: object) -> tuple[slice | int, ...]:
         """The smallest region around one that begins and ends with whole pixels of every tensor.
@@ -381,16 +383,16 @@ class TensorGroup(Fillable):
         selection = self._plain(region)
         found: list[slice | int] = []
         for d, (start, stop) in enumerate(zip(selection.start, selection.stop, strict=True)):
-            unit = self._unit(d)
+            unit = self.unit(d)
             if d in selection.squeezed:
                 found.append(start)
             else:
                 found.append(slice(start // unit * unit, -(-stop // unit) * unit))
         return tuple(found)
 
-    def _unit(self, d: int) -> int:
+    def unit(self, d: int) -> int:
         """Every so many pixels of the group along a dimension, whole pixels of all tensors end."""
-        return math.lcm(*(member.scale[d].denominator for member in self._members.values()))
+        return math.lcm(*(member.scale[d].denominator for member in self.members.values()))
 
     def _plain(self, region: object) -> Selection:
         selection = parse(region, self.shape)
@@ -410,7 +412,7 @@ class TensorGroup(Fillable):
             raise ValidationError(f"a group moves to another device only, got {device}; move its tensors one by one")
         moved: list[tuple[InfiniteTensor, torch.device]] = []
         try:
-            for member in self._members.values():
+            for member in self.members.values():
                 before = member.tensor.device
                 member.tensor.to(device=device)
                 moved.append((member.tensor, before))
@@ -425,23 +427,23 @@ class TensorGroup(Fillable):
 
         Tensors may have tiles of different sizes, so it is no TensorDict.
         """
-        return nested((key, coverage(tensor._node, part)) for key, (tensor, part) in self._parts(region).items())
+        return nested((key, coverage(tensor.node, part)) for key, (tensor, part) in self._parts(region).items())
 
     def clear_cache(self) -> None:
         """Drop from memory what can be had again, of all tensors, after storing what is pending."""
-        for member in self._members.values():
+        for member in self.members.values():
             member.tensor.clear_cache()
 
     def _parts(self, region: object) -> dict[Key, tuple[InfiniteTensor, Selection]]:
         """Each tensor with what a region is of it."""
         selection = parse(region, self.shape)._replace(steps=(1,) * self.ndim)
-        return {key: (member.tensor, member.selection(selection)) for key, member in self._members.items()}
+        return {key: (member.tensor, member.selection(selection)) for key, member in self.members.items()}
 
     def _requests(self, region: object) -> list[tuple[InfiniteTensor, Selection]]:
         return list(self._parts(region).values())
 
     def _tensors(self) -> list[InfiniteTensor]:
-        return [member.tensor for member in self._members.values()]
+        return [member.tensor for member in self.members.values()]
 
     def __setitem__(self, key: object, value: object) -> NoReturn:
         raise _read_only()
@@ -456,10 +458,10 @@ class TensorGroup(Fillable):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by reference, as tensors are."""
-        return _rebuilt, (type(self), self._members)
+        return _rebuilt, (type(self), self.members)
 
     def __repr__(self) -> str:
-        lines = [_line(member) for member in self._members.values()]
+        lines = [_line(member) for member in self.members.values()]
         return f"{type(self).__name__}(shape={self.shape}, tensors:\n    " + "\n    ".join(lines) + ")"
 
 
@@ -478,7 +480,7 @@ def _read_only() -> TypeError:
 
 
 def _rebuilt(kind: type[TensorGroup], members: dict[Key, GroupMember]) -> TensorGroup:
-    return kind._of(members)
+    return kind.of_members(members)
 
 
 def _is_in(leaf: Key, keys: list[Key]) -> bool:

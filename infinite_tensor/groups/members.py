@@ -165,7 +165,7 @@ def outputs_of(tensors: Mapping[Key, InfiniteTensor]) -> dict[Key, GroupMember]:
     How many pixels they have between one window and the next tells their scales. The first one has scale 1. What
     follows a coordinate that has one value only, such as the channels of images, is not shared.
     """
-    grids = [tensor._node.spec.grid for tensor in tensors.values()]
+    grids = [tensor.node.spec.grid for tensor in tensors.values()]
     shared = [k for k in range(coordinates_of(grids[0].window)) if any(grid.first[k] < grid.last[k] for grid in grids)]
     members: dict[Key, GroupMember] = {}
     strides: list[int] = []

@@ -44,7 +44,7 @@ def open_group(
     }
     scale = {key: tuple(map(Fraction, part.scale)) for key, part in parts.items()}
     try:
-        return TensorGroup._of(members_of(tensors, {key: part.dims for key, part in parts.items()}, scale))
+        return TensorGroup.of_members(members_of(tensors, {key: part.dims for key, part in parts.items()}, scale))
     except ValidationError as error:
         raise damaged_group(store, group_id, "its definition", error) from error
 

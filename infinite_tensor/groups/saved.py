@@ -82,7 +82,7 @@ class StoredMember:
 
 def digest_of(tensor: InfiniteTensor) -> str:
     """What tells a tensor from others of the same id."""
-    return tensor._spec.definition.digest
+    return tensor.node.spec.definition.digest
 
 
 def save_group(members: Members, store: TileStore, group_id: str) -> None:
@@ -91,7 +91,7 @@ def save_group(members: Members, store: TileStore, group_id: str) -> None:
         raise ValidationError(f"a group is saved in a TileStore, got {store!r}")
     group_id = checked_id(group_id, "group_id")
     for member in members.values():
-        if not member.tensor._named:
+        if not member.tensor.named:
             raise ValidationError(
                 f"{show(member.key)} of the group has no tensor_id by which it could be found again: make it with "
                 f"tensor_id=..., or save group.exclude({show(member.key)}) and put it beside what open_group returns"

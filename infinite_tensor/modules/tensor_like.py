@@ -43,14 +43,14 @@ class TensorLike(Base):
             changed = [kwargs.get("out"), *(args[:1] if _is_in_place(func.__name__) else ())]
             for each in changed:
                 if isinstance(each, TensorLike):
-                    each._refuse(func.__name__)
+                    each._refuse(func.__name__)  # noqa: SLF001  (its own)
         return func(*_values(args), **_values(kwargs))
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         """Call a function of numpy on the values: what its operators do too, on whichever side of them this stands."""
         for each in options.get("out", ()):
             if isinstance(each, TensorLike):
-                each._refuse(ufunc.__name__)
+                each._refuse(ufunc.__name__)  # noqa: SLF001  (its own)
         return _of_numpy(ufunc, method, _values(inputs), _values(options))
 
     def __array_wrap__(self, array: Any, context: object = None, return_scalar: bool = False) -> torch.Tensor:

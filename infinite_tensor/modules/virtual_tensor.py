@@ -389,7 +389,7 @@ def _prepare_load(
     """Before a module loads a state: take over the dtype, and let states with and without it load alike."""
     key = prefix + attribute
     # Private to torch, which tells it nowhere else.
-    if attribute in module._non_persistent_buffers_set:
+    if attribute in module._non_persistent_buffers_set:  # noqa: SLF001  (torch tells it nowhere else)
         state_dict.pop(key, None)
         return
     loaded = state_dict.setdefault(key, getattr(module, attribute))

@@ -35,13 +35,13 @@ def flush_all() -> None:
     """Flush every store that is alive and open; an error is printed, and the next store has its turn."""
     for store in list(_alive):
         try:
-            store._flush_at_exit()
+            store._flush_at_exit()  # noqa: SLF001  (of the protocol above)
         except Exception:  # noqa: BLE001
             # Nobody is left to catch it; the other stores still want their turn.
             traceback.print_exc()
 
 
-threading._register_atexit(flush_all)  # type: ignore[attr-defined]
+threading._register_atexit(flush_all)  # type: ignore[attr-defined]  # noqa: SLF001  (see above)
 
 
 _MOST_SECONDS = 60.0

@@ -29,7 +29,7 @@ def renew_in_children(holder: Renewable) -> None:
 
 def _renew_all() -> None:
     for holder in list(_known):
-        holder._renew_after_fork()
+        holder._renew_after_fork()  # noqa: SLF001  (of the protocol above)
 
 
 # Windows has no fork.

@@ -28,13 +28,13 @@ class Visit:
         Held while the call runs an ``f``.
     """
 
-    __slots__ = ("_stores", "in_f", "running")
+    __slots__ = ("in_f", "running", "stores")
 
     def __init__(self) -> None:
         self.running = threading.Lock()
         self.in_f = threading.Lock()
         # By their ids: nothing here is to keep a store alive.
-        self._stores: set[int] = set()
+        self.stores: set[int] = set()
 
     def begin(self, *stores: object, reads: bool = False, looks: bool = False) -> None:
         """The call begins, with these stores.
@@ -58,15 +58,15 @@ class Visit:
             # In one step, as a handler may come in between: without calls that have come to an end, in whatever way.
             _here.inner[:] = [visit for visit in _here.inner if visit.running.locked()]
             outer = _here.inner[-1] if _here.inner else _here.outermost
-            if not (outer.in_f.locked() or looks or outer._stores.isdisjoint(entered)):
+            if not (outer.in_f.locked() or looks or outer.stores.isdisjoint(entered)):
                 raise StoreError(
                     f"{stores[0]!r} cannot be used here: this thread is in the middle of another call, which a signal "
                     "handler, or a function that the library has called, has interrupted. In a handler call "
                     "request_flush() instead: what is finished is stored after the current batch of windows"
                 )
-            entered |= outer._stores
+            entered |= outer.stores
             _here.inner.append(self)
-        self._stores = entered
+        self.stores = entered
 
 
 _READS = 0
@@ -122,7 +122,7 @@ def _called(
 def enter(store: object) -> None:
     """The innermost call of this thread comes to another store."""
     if call := _innermost():
-        call._stores.add(id(store))
+        call.stores.add(id(store))
 
 
 def running_f() -> threading.Lock:

@@ -43,7 +43,7 @@ def warn_of_changes(tensor_id: str, stored: Mapping[str, str], given: Mapping[st
 
 def _level_of_caller() -> int:
     """The stacklevel of the line outside of this package that made the tensor."""
-    level, frame = 1, sys._getframe(1)
+    level, frame = 1, sys._getframe(1)  # noqa: SLF001  (there is no other way that costs as little)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("infinite_tensor."):
         level, frame = level + 1, frame.f_back
     return level

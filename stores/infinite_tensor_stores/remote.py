@@ -123,14 +123,18 @@ class RemoteStore(FsspecStore):
         """Write an object unless there is one; whether it was written."""
         try:
             # An underscore is how fsspec names what is awaited.
-            await self.fs._pipe_file(f"{self.path}/{key}", data, mode="create")
+            await self.fs._pipe_file(  # noqa: SLF001  (fsspec names what is awaited so)
+                f"{self.path}/{key}", data, mode="create"
+            )
         except FileExistsError:
             return False
         return True
 
     async def list_sizes(self, prefix: str) -> AsyncIterator[tuple[str, int]]:
         """The keys that begin with `prefix`, a folder, with the size of each object in bytes."""
-        found = await self.fs._find(f"{self.path}/{prefix}", detail=True)
+        found = await self.fs._find(  # noqa: SLF001  (likewise)
+            f"{self.path}/{prefix}", detail=True
+        )
         for path, entry in found.items():
             yield path.removeprefix(f"{self.path}/"), entry["size"]
 

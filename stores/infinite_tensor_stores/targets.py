@@ -136,7 +136,7 @@ def zarr_store(
 def is_in_memory(store: Store) -> bool:
     """Whether no other process can see what a store holds."""
     while isinstance(store, WrapperStore):
-        store = store._store
+        store = store._store  # noqa: SLF001  (zarr tells what is wrapped nowhere else)
     if isinstance(store, RemoteStore):
         return "memory" in store.fs.protocol
     return isinstance(store, MemoryStore)

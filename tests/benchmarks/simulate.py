@@ -278,7 +278,7 @@ class _Model:
 
     def _share(self, tensors: Sequence[InfiniteTensor], rank: int) -> Prediction:
         """One process."""
-        root = tensors[-1]._node
+        root = tensors[-1].node
         requests = [(root, parse(_square(self.work.side), (None, None)))]
         (cuts,) = prepare(requests, None, (rank, self.fleet.processes)).passes
         cut = cuts[root]
@@ -320,11 +320,11 @@ class _Model:
     def cluster(self, tensors: Sequence[InfiniteTensor]) -> Prediction:
         """All processes work on one tensor at a time."""
         total = Prediction()
-        for demand in reversed(demands([(tensors[-1]._node, (0, 0), (self.work.side,) * 2)])[0]):
+        for demand in reversed(demands([(tensors[-1].node, (0, 0), (self.work.side,) * 2)])[0]):
             if not demand.node.store.contents.outlives_process:
                 continue
             extents = _extents(demand, self.fleet.processes * self.fleet.threads).tolist()
-            tensor = next(t for t in tensors if t._node == demand.node)
+            tensor = next(t for t in tensors if t.node == demand.node)
             tasks = max(1.0, demand.missing * self.work.stride**2 / math.prod(extents))
             block = tensor.plan(_region((0, 0), extents))
             one = self._in_tasks(block, tasks, demand.missing / tasks)

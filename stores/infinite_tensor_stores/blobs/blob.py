@@ -189,7 +189,7 @@ class TensorBlob(BlobReader):
             How many rows. Default: all that are there now; those that wait are flushed.
         """
         # It stands on tensors; a blob alone does not.
-        from infinite_tensor_stores.blobs.source import tensor_of  # noqa: PLC0415
+        from infinite_tensor_stores.blobs.source import rows_of, tensor_of  # noqa: PLC0415
 
         self._check_open()
         self._rows.check_apart()
@@ -199,7 +199,7 @@ class TensorBlob(BlobReader):
             wanted = None if rows is None else whole("rows", rows)
             reader = type(self).open(self._rows.home.target, **self._options)
             try:
-                return tensor_of(reader, self._snapshot_length(reader._rows.header, wanted))
+                return tensor_of(reader, self._snapshot_length(rows_of(reader).header, wanted))
             except BaseException:
                 reader.close()
                 raise

@@ -351,7 +351,7 @@ def home_at(target: Any, storage_options: dict[str, Any] | None, timeout: float 
     if type(store) is FileStore:
         return Folder(store.root, timeout)
     home = Prefix(target, storage_options, timeout)
-    home._opened = store
+    home._opened = store  # noqa: SLF001  (its own)
     return home
 
 

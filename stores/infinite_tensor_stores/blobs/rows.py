@@ -120,7 +120,8 @@ class Rows:
     def check_apart(self) -> None:
         """StoreError if this thread is in the middle of another call, which a signal handler has interrupted."""
         # Only the lock itself knows who holds it, whatever has been interrupted.
-        if self.lock._is_owned() or self.extending._is_owned():  # type: ignore[attr-defined]
+        # An RLock tells it nowhere else.
+        if self.lock._is_owned() or self.extending._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001
             raise StoreError(
                 f"{self.home!r} cannot be used here: this thread is in the middle of another call, which a signal "
                 "handler has interrupted. Set a flag in the handler, and act on it after that call"

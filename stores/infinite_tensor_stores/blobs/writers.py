@@ -278,7 +278,7 @@ def _keep(known: weakref.ref[Lease], released: threading.Lock, renewal: float) -
             return
         # Each storage has errors of its own. Who writes next will see it; until then it may get better.
         with suppress(Exception):
-            lease._renew()
+            lease._renew()  # noqa: SLF001  (its own)
         del lease
 
 

@@ -268,7 +268,7 @@ def sizes_of(store: Store, keys: list[str], concurrency: int) -> list[int]:
 def temporary_files_in(store: Store) -> bool:
     """Whether processes that were killed may have left files behind that stand for no object."""
     while isinstance(store, WrapperStore):
-        store = store._store
+        store = store._store  # noqa: SLF001  (zarr tells what is wrapped nowhere else)
     return isinstance(store, LocalStore)
 
 
