@@ -60,7 +60,7 @@ class Calls:
                 windows = self._checked_batch(places)
             else:
                 (place,) = places
-                regions = self._regions(place)
+                regions = self._regions(place) if self._sources else ()
                 with self._running_f:
                     output = self._f(self._indices[place], *regions)
                 if self._keys:

@@ -49,6 +49,8 @@ class Claim:
         Whether an ``f`` reads.
     mark : Mark
         Whether the read is still at it; a claim whose read has ended, in whatever way, claims nothing.
+    schedule : _Schedule
+        The windows that have not been begun.
     lost : set of int
         Places in `indices` of the windows that another read has taken over.
     senders : dict of int to WeakMethod
@@ -68,31 +70,29 @@ class Claim:
         # Per thread the places that it has begun, in order, and not stored.
         self._begun: dict[int, list[int]] = {}
         self._places: dict[Index, int] | None = None
-        self._schedule = self._scheduled(list(range(len(self.indices))))
+        self.schedule = self._scheduled(list(range(len(self.indices))))
 
     def _scheduled(self, left: list[int]) -> _Schedule:
         return _Schedule(left, self.workload.computation.batching.split(len(left)))
 
-    def begin(self, thread: int) -> list[int]:
-        """Places of the windows for the next call of ``f``, by this thread from now on. None at the end."""
-        places = self._schedule.next()
-        self._begun.setdefault(thread, []).extend(places)
-        return places
+    def begun_by(self, thread: int) -> list[int]:
+        """The places that a thread has begun, in order, and not stored: `Claims.begin` adds to them."""
+        return self._begun.setdefault(thread, [])
 
-    def end(self, thread: int, count: int) -> None:
+    def end(self, begun: list[int], count: int) -> None:
         """So many windows, the first of those that a thread has begun, are stored."""
-        self._begun[thread] = self._begun[thread][count:]
+        del begun[:count]
 
     @property
     def calls(self) -> int:
         """How many calls of ``f`` have not been begun."""
-        return self._schedule.calls
+        return self.schedule.calls
 
     def lose(self, indices: Sequence[Index]) -> None:
         """These windows, which have not been begun, are another read's now."""
         gone = {self._place(index) for index in indices}
         self.lost |= gone
-        self._schedule = self._scheduled([place for place in self._schedule.waiting if place not in gone])
+        self.schedule = self._scheduled([place for place in self.schedule.waiting if place not in gone])
 
     def maker(self, index: Index) -> int | None:
         """The thread that has begun this window, and has not stored it yet."""
@@ -101,7 +101,7 @@ class Claim:
 
     def waits(self, index: Index) -> bool:
         """Whether this window has not been begun."""
-        return self._schedule.has(self._place(index))
+        return self.schedule.has(self._place(index))
 
     def holds(self, index: Index) -> bool:
         """Whether this window is this claim's."""
@@ -238,17 +238,24 @@ class Claims:
             self._waits = {thread: wait for thread, wait in self._waits.items() if wait.mark.is_under_way}
             self._changes.tell()
 
-    def begin(self, claim: Claim, thread: int) -> list[int]:
+    def begun_by(self, claim: Claim, thread: int) -> list[int]:
+        """What a thread has begun of a claim and not stored, for `begin` and `end`."""
+        with self._lock:
+            return claim.begun_by(thread)
+
+    def begin(self, claim: Claim, begun: list[int]) -> list[int]:
         """Places of the windows that a thread computes next of a claim, by one call of ``f``; none at its end."""
         with self._lock:
-            return claim.begin(thread)
+            places = claim.schedule.next()
+            begun += places
+            return places
 
-    def end(self, claim: Claim, thread: int, count: int) -> None:
+    def end(self, claim: Claim, begun: list[int], count: int) -> None:
         """So many windows of a claim, the first of those that a thread has begun, have been stored."""
         with self._lock:
             claim.reader.own_events += 1
             self._events += 1
-            claim.end(thread, count)
+            claim.end(begun, count)
             self._changes.tell()
 
     def turn(self, workload: Workload, reader: Reader) -> tuple[list[int], bool]:

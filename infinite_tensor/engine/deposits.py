@@ -11,6 +11,7 @@ from typing import Self
 from infinite_tensor.engine.claims import CLAIMS, Claim
 from infinite_tensor.support.allocation import new_block
 from infinite_tensor.support.arrays import Array, as_array
+from infinite_tensor.tilestore.contents import Contents
 
 _BLOCK_BYTES = 2**21
 _LATEST_SECONDS = 0.05
@@ -20,12 +21,19 @@ class Deposits:
     """Gathers what this thread computes of a claim, so that stores are handed much at a time, though never late.
 
     Windows of a tensor lie side by side in blocks, so that neighbours can be worked on at once.
+
+    Attributes
+    ----------
+    begun : list of int
+        Places of the windows that the thread has begun, and not stored.
     """
 
     def __init__(self, claim: Claim) -> None:
         self._claim = claim
         self._thread = threading.get_ident()
         self._stores = claim.reader.stores
+        self._requests = -1
+        self.begun = CLAIMS.begun_by(claim, self._thread)
         self._specs = [result.node.spec for result in claim.workload.results]
         self._first: Array = ()
         self._others: list[Array] = []
@@ -62,10 +70,12 @@ class Deposits:
         """Store what has been gathered, if that is some time ago or a store has been asked to flush."""
         if time.monotonic() - self._sent > _LATEST_SECONDS:
             self.send()
-        for store in self._stores.values():
-            if store.flush_requested:
-                self.send()
-                store.flush_if_requested()
+        if Contents.flush_requests != self._requests:
+            self._requests = Contents.flush_requests
+            for store in self._stores.values():
+                if store.flush_requested:
+                    self.send()
+                    store.flush_if_requested()
 
     def send(self) -> None:
         """Store what has been gathered."""
@@ -75,7 +85,7 @@ class Deposits:
             for result, block in zip(self._claim.workload.results, (self._first, *self._others), strict=True):
                 count = result.deposit(places, block[begin : self._end])
                 self._claim.reader.notice(result.node, count)
-            CLAIMS.end(self._claim, self._thread, len(places))
+            CLAIMS.end(self._claim, self.begun, len(places))
         self._sent = time.monotonic()
 
     def __enter__(self) -> Self:

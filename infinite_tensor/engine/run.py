@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextvars
-import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from functools import partial
@@ -69,9 +68,9 @@ def _run_workload(claim: Claim) -> None:
 def _work(claim: Claim, goes_on: Callable[[], bool] | None = None) -> None:
     """Compute windows of a claim until none is left, in a context of its own; several threads may be at it."""
     work_on(claim)
-    calls, thread = Calls(claim), threading.get_ident()
+    calls = Calls(claim)
     with Deposits(claim) as deposits:
-        while (goes_on is None or goes_on()) and (places := CLAIMS.begin(claim, thread)):
+        while (goes_on is None or goes_on()) and (places := CLAIMS.begin(claim, deposits.begun)):
             calls.run(places, deposits.put)
             deposits.tend()
 

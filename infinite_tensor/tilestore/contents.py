@@ -38,6 +38,9 @@ class Contents(ABC):
         Whether what is finished is to be stored soon.
     """
 
+    flush_requests: ClassVar[int] = 0
+    """How often stores of this process have been asked to flush soon: where it has not changed, none has been."""
+
     outlives_process: ClassVar[bool] = False
     """Whether another process may find again what is stored, so that it must stay true to its definition."""
 
@@ -60,6 +63,11 @@ class Contents(ABC):
         """ValidationError if the store is read-only."""
         if self.read_only:
             raise ValidationError(f"{self!r} is read-only: it cannot {action}; open it with mode='r+'")
+
+    def request_flush(self) -> None:
+        """Have what is finished stored soon; a signal handler may call this at any moment."""
+        self.flush_requested = True
+        Contents.flush_requests += 1
 
     def flush_if_requested(self) -> None:
         """Carry out what `request_flush` has asked for; called where the thread holds nothing of the store."""

@@ -271,7 +271,7 @@ class TileStore:
         call. It is carried out by a thread that uses the store: after the batch of windows that is being computed, or
         at the next read or registration of a tensor. An error of storage is raised there.
         """
-        self.contents.flush_requested = True
+        self.contents.request_flush()
 
     @visited
     def close(self, *, discard: bool = False) -> None:
