@@ -161,9 +161,13 @@ class BlobContents(Contents):
     def clear_cache(self, tensor_id: str) -> None:
         """Nothing is kept."""
 
-    def check_droppable(self, tensor_id: str) -> None:  # noqa: ARG002
+    def check_writable(self, action: str) -> None:  # noqa: ARG002
         """ValidationError: what a blob holds cannot be computed again."""
         raise ValidationError(f"{self!r} holds what cannot be computed again; change the blob itself")
+
+    def check_droppable(self, tensor_id: str) -> None:
+        """ValidationError, likewise."""
+        self.check_writable(f"drop tensor {tensor_id!r}")
 
     def drop(self, spec: TensorSpec, windows: BoxUnion) -> Dropped:  # noqa: ARG002
         """Never called: `check_droppable` refuses."""
@@ -200,7 +204,7 @@ class BlobContents(Contents):
 
     def delete(self, tensor_id: str) -> None:
         """ValidationError: what a blob holds cannot be computed again."""
-        self.check_droppable(tensor_id)
+        self.check_writable(f"delete tensor {tensor_id!r}")
 
 
 class BlobAccess(Access):
