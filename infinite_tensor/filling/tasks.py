@@ -11,6 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -180,26 +181,19 @@ def _missing(access: Access, wanted: _Wanted) -> IntArray:
 
 def _done(chain: Sequence[Node], windows: Counter[Node]) -> Done:
     written = [each.contents.written(each.spec.tensor_id) for each in chain]
-    return Done(_PROCESS.name, [windows[each] for each in chain], written)
+    return Done(_PROCESS, [windows[each] for each in chain], written)
 
 
-class _Process:
-    """What tasks share that run in one process: chains, so that each store is opened once."""
-
-    def __init__(self) -> None:
-        self.name = f"{os.getpid()}-{secrets.token_hex(8)}"
-        self.lock = threading.Lock()
-        self.chains: dict[bytes, list[Node]] = {}
-
-
-_PROCESS = _Process()
-_MOST_CHAINS = 4
+_PROCESS = f"{os.getpid()}-{secrets.token_hex(8)}"
+_unpickling = threading.Lock()
 
 
 def _unpickled(payload: bytes) -> list[Node]:
-    with _PROCESS.lock:
-        if payload not in _PROCESS.chains:
-            while len(_PROCESS.chains) >= _MOST_CHAINS:
-                _PROCESS.chains.pop(next(iter(_PROCESS.chains)))
-            _PROCESS.chains[payload] = chain_of([tensor.node for tensor in pickle.loads(payload)])  # noqa: S301  (the client's)
-        return _PROCESS.chains[payload]
+    """A chain, which the tasks of a process share, so that each store is opened once."""
+    with _unpickling:
+        return _chain(payload)
+
+
+@lru_cache(maxsize=4)
+def _chain(payload: bytes) -> list[Node]:
+    return chain_of([tensor.node for tensor in pickle.loads(payload)])  # noqa: S301  (the client's)

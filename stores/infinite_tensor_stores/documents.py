@@ -8,9 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from infinite_tensor.errors import StoreError
+from infinite_tensor.tilestore.failures import warn_of_damage
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.stored import StoredTensor
 from infinite_tensor.values.definition import Definition
@@ -117,3 +119,46 @@ def _digest(definition: Mapping[str, Any]) -> str:
     except RecursionError as error:
         raise ValueError("it is nested too deep") from error
     return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def group_id_in(found: object, name: str) -> str:
+    """The id of the group that `found`, as `sealed` returned it, defines under a name; ValueError if it is damaged."""
+    group_id = intact(found).get("group_id")
+    if not isinstance(group_id, str) or name_of(group_id, GROUP) != name:
+        raise ValueError(f"it defines group {group_id!r:.200}")
+    return group_id
+
+
+def id_in(
+    read: Callable[[], str | None],
+    name: str,
+    place: str,
+    owner: object,
+    is_of_others: Callable[[], bool] = lambda: False,
+) -> str | None:
+    """The id of a tensor or a group that is stored under a name: of a damaged one, the one that the name tells.
+
+    Parameters
+    ----------
+    read : callable
+        ``read()`` tells the id as the definition has it, None where there is none; ValueError or StoreError where
+        that cannot be read.
+    name : str
+        What `name_of` made of the id.
+    place : str
+        Where the definition is, for a warning where not even the name tells.
+    owner : object
+        Whose repr stands in it.
+    is_of_others : callable
+        Whether what cannot be read is none of ours; the id is None then.
+    """
+    try:
+        return read()
+    except (ValueError, StoreError) as error:
+        if is_of_others():
+            return None
+        kind, what = (GROUP, "group") if name.startswith(GROUP) else (TENSOR, "tensor")
+        told = id_of(name, kind)
+        if told is None:
+            warn_of_damage(owner, f"{place} is damaged ({error}), and does not tell which {what} it defined")
+        return told

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from infinite_tensor.errors import StoreError
 from infinite_tensor.tilestore.failures import damaged_definition, damaged_group, vanished, warn_of_damage
-from infinite_tensor_stores.documents import GROUP, TENSOR, id_of, intact, name_of, parsed, sealed
+from infinite_tensor_stores.documents import GROUP, TENSOR, group_id_in, id_in, intact, name_of, parsed, sealed
 from infinite_tensor_stores.hdf5.file import SharedFile, reserve
 from infinite_tensor_stores.hdf5.members import (
     FOLDER,
@@ -63,7 +64,11 @@ def is_defined(file: SharedFile, tensor_id: str) -> bool:
 def list_tensors(file: SharedFile, owner: object) -> list[str]:
     """Ids of the tensors that are defined."""
     check_there(file, owner)
-    found = [_id_at(file.h5, name, owner) for name in names_in(file.h5) if name.startswith(TENSOR)]
+    found = [
+        id_in(partial(_tensor_id, file.h5, name), name, f"/{name}/{DEFINITION}", owner)
+        for name in names_in(file.h5)
+        if name.startswith(TENSOR)
+    ]
     return [tensor_id for tensor_id in found if tensor_id is not None]
 
 
@@ -100,15 +105,8 @@ def _definition_at(h5: Any, name: str) -> dict[str, Any] | None:
         raise
 
 
-def _id_at(h5: Any, name: str, owner: object) -> str | None:
-    try:
-        definition = _definition_at(h5, name)
-    except (ValueError, StoreError) as error:
-        tensor_id = id_of(name)
-        if tensor_id is None:
-            told = f"/{name}/{DEFINITION} is damaged ({error}), and does not tell which tensor it defined"
-            warn_of_damage(owner, told)
-        return tensor_id
+def _tensor_id(h5: Any, name: str) -> str | None:
+    definition = _definition_at(h5, name)
     return None if definition is None else str(definition["tensor_id"])
 
 
@@ -138,18 +136,14 @@ def clear_group(h5: Any, group_id: str) -> None:
         delete_group(h5, name)
 
 
-def list_groups(h5: Any) -> list[str]:
+def list_groups(h5: Any, owner: object) -> list[str]:
     """Ids of the groups that are defined."""
-    found = [_group_id_in(document_at(h5, name), name) for name in groups_in(h5)]
+    found = [id_in(partial(_group_id, h5, name), name, f"/{FOLDER}/{name}", owner) for name in groups_in(h5)]
     return [group_id for group_id in found if group_id is not None]
 
 
-def _group_id_in(document: Any, name: str) -> str | None:
-    try:
-        group_id = intact(_parsed(document)).get("group_id")
-    except ValueError:
-        return id_of(name, GROUP)
-    return group_id if isinstance(group_id, str) and name_of(group_id, GROUP) == name else id_of(name, GROUP)
+def _group_id(h5: Any, name: str) -> str:
+    return group_id_in(_parsed(document_at(h5, name)), name)
 
 
 def _parsed(document: Any) -> dict[str, Any]:

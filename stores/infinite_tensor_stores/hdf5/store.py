@@ -240,7 +240,7 @@ class HDF5TileStore(BindingStore[TileSlots]):
         file = self._opened_file()
         with file.lock:
             check_there(file, self)
-            return list_groups(file.h5)
+            return list_groups(file.h5, self)
 
     # Tiles. The lock is held for one batch at a time, so that reads and background writes take turns.
 

@@ -7,13 +7,24 @@ along for its repr, which stands in messages.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from zarr.abc.store import Store
 
 from infinite_tensor.errors import StoreError
 from infinite_tensor.tilestore.failures import damaged_definition, damaged_group, vanished, warn_of_damage
-from infinite_tensor_stores.documents import GROUP, id_of, intact, layout_of, name_of, sealed
+from infinite_tensor_stores.documents import (
+    GROUP,
+    TENSOR,
+    group_id_in,
+    id_in,
+    intact,
+    layout_of,
+    name_of,
+    sealed,
+)
 from infinite_tensor_stores.dtypes import stored_dtype
 from infinite_tensor_stores.loop import sync
 from infinite_tensor_stores.zarr.codec import new_codecs_of
@@ -61,31 +72,11 @@ def delete_group(store: Store, group_id: str, owner: object) -> None:
 
 def groups_in(store: Store, concurrency: int, owner: object) -> list[str]:
     """Ids of the groups that are defined."""
-    check_root(store, owner)
-    names = [name for name in children(store, "") if name.startswith(GROUP)]
-    documents = get_many(store, [f"{name}/{DOCUMENT}" for name in names], concurrency)
-    stored = {name: data for name, data in zip(names, documents, strict=True) if data is not None}
-    found = [_group_id_in(store, data, name, owner) for name, data in stored.items()]
-    return [group_id for group_id in found if group_id is not None]
+    return _ids_in(store, _documents(store, GROUP, concurrency, owner), _group_id, owner)
 
 
 def _key(group_id: str) -> str:
     return f"{name_of(group_id, GROUP)}/{DOCUMENT}"
-
-
-def _group_id_in(store: Store, document: bytes, name: str, owner: object) -> str | None:
-    try:
-        group_id = intact(attributes_in(document)).get("group_id")
-        if not isinstance(group_id, str) or name_of(group_id, GROUP) != name:
-            raise ValueError(f"it defines group {group_id!r:.200}")
-    except ValueError as error:
-        if is_of_others(store, name, document):
-            return None
-        told = id_of(name, GROUP)
-        if told is None:
-            warn_of_damage(owner, f"{name}/{DOCUMENT} is damaged ({error}), and does not tell which group it defined")
-        return told
-    return group_id
 
 
 def read_definition(store: Store, tensor_id: str, owner: object) -> dict[str, Any] | None:
@@ -155,14 +146,13 @@ def delete_tensor(store: Store, tensor_id: str, owner: object) -> None:
 
 def tensors_in(store: Store, concurrency: int, owner: object) -> list[str]:
     """Ids of the tensors that are defined."""
-    found = [_id_in(store, data, name, owner) for name, data in _documents(store, concurrency, owner).items()]
-    return [tensor_id for tensor_id in found if tensor_id is not None]
+    return _ids_in(store, _documents(store, TENSOR, concurrency, owner), _tensor_id, owner)
 
 
 def definitions_in(store: Store, concurrency: int, owner: object) -> dict[str, dict[str, Any]]:
     """The definitions of tensors that are computed from or beside others, by their ids, without damaged ones."""
     found = {}
-    for name, data in _documents(store, concurrency, owner).items():
+    for name, data in _documents(store, TENSOR, concurrency, owner).items():
         try:
             # Checking it takes far longer than reading it.
             attributes = attributes_in(data) or {}
@@ -186,23 +176,29 @@ def _check_root(document: bytes | None, owner: object) -> None:
         raise vanished(owner)
 
 
-def _documents(store: Store, concurrency: int, owner: object) -> dict[str, bytes]:
-    """What is stored as the definitions of tensors, by the names of their groups."""
-    names = [name for name in children(store, "") if name.startswith("t-")]
+def _documents(store: Store, kind: str, concurrency: int, owner: object) -> dict[str, bytes]:
+    """What is stored as the definitions of tensors, or of groups, by the names of their Zarr groups."""
+    names = [name for name in children(store, "") if name.startswith(kind)]
     keys = [DOCUMENT, *(f"{name}/{DOCUMENT}" for name in names)]
     root, *documents = get_many(store, keys, concurrency)
     _check_root(root, owner)
     return {name: data for name, data in zip(names, documents, strict=True) if data is not None}
 
 
-def _id_in(store: Store, document: bytes, name: str, owner: object) -> str | None:
-    try:
-        return str(definition_in(document, name)["tensor_id"])
-    except (ValueError, StoreError) as error:
-        if is_of_others(store, name, document):
-            return None
-        tensor_id = id_of(name)
-        if tensor_id is None:
-            told = f"{name}/{DOCUMENT} is damaged ({error}), and does not tell which tensor it defined"
-            warn_of_damage(owner, told)
-        return tensor_id
+def _ids_in(
+    store: Store, documents: Mapping[str, bytes], read: Callable[[bytes, str], str], owner: object
+) -> list[str]:
+    """The ids that documents tell, by the names of their Zarr groups; ``read(document, name)`` reads one."""
+    found = [
+        id_in(partial(read, data, name), name, f"{name}/{DOCUMENT}", owner, partial(is_of_others, store, name, data))
+        for name, data in documents.items()
+    ]
+    return [told for told in found if told is not None]
+
+
+def _tensor_id(document: bytes, name: str) -> str:
+    return str(definition_in(document, name)["tensor_id"])
+
+
+def _group_id(document: bytes, name: str) -> str:
+    return group_id_in(attributes_in(document), name)
