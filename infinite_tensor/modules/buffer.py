@@ -13,7 +13,7 @@ from torch import nn
 
 from infinite_tensor.errors import FunctionChangedWarning, ValidationError
 from infinite_tensor.tensor import InfiniteTensor
-from infinite_tensor.tilestore.stored import StoredTensor
+from infinite_tensor.tilestore.stored_definition import StoredTensor
 from infinite_tensor.values.definition import Definition, changed_functions, differences
 
 

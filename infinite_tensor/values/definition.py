@@ -107,7 +107,7 @@ class Definition:
         return hashlib.sha256(_canonical(self.values()).encode()).hexdigest()
 
     def to_json(self) -> dict[str, Json]:
-        """Everything, as JSON; `infinite_tensor.tilestore.stored` reads it back."""
+        """Everything, as JSON; `infinite_tensor.tilestore.stored_definition` reads it back."""
         stored = self.values()
         for entry, arg in zip(stored["args"], self.args, strict=True):  # type: ignore[arg-type]
             entry["tensor_id"] = arg.tensor_id  # type: ignore[index, call-overload]

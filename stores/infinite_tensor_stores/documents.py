@@ -14,7 +14,7 @@ from typing import Any
 from infinite_tensor.errors import StoreError
 from infinite_tensor.tilestore.failures import warn_of_damage
 from infinite_tensor.tilestore.layout import TileLayout
-from infinite_tensor.tilestore.stored import StoredTensor
+from infinite_tensor.tilestore.stored_definition import StoredTensor
 from infinite_tensor.values.definition import Definition
 from infinite_tensor_stores.files import content
 

@@ -20,7 +20,7 @@ from infinite_tensor import (
     StoreError,
     ValidationError,
 )
-from infinite_tensor.tilestore.stored import StoredTensor
+from infinite_tensor.tilestore.stored_definition import StoredTensor
 from tests.hostile.bounds import bounded
 from tests.hostile.victim import EXPECTED, REGION, Storage, change, make_base, make_top, nested, opened, same_bits
 

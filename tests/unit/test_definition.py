@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from infinite_tensor import InfiniteTensor, TensorWindow, ValidationError
-from infinite_tensor.tilestore.stored import definition_of
+from infinite_tensor.tilestore.stored_definition import definition_of
 from infinite_tensor.values.definition import blend_of, differences, json_scalar, json_value, scalar_from_json
 from infinite_tensor.values.fingerprint import fingerprint
 

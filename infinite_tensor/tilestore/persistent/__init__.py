@@ -3,6 +3,6 @@
 from infinite_tensor.tilestore.partial import PartialTile
 from infinite_tensor.tilestore.persistent.store import PersistentTileStore
 from infinite_tensor.tilestore.report import TensorInfo
-from infinite_tensor.tilestore.stored import FORMAT
+from infinite_tensor.tilestore.stored_definition import FORMAT
 
 __all__ = ["FORMAT", "PartialTile", "PersistentTileStore", "TensorInfo"]

@@ -21,8 +21,8 @@ from infinite_tensor.tilestore.layout import Record, copy_shared
 from infinite_tensor.tilestore.partial import TileInProgress
 from infinite_tensor.tilestore.patches import Patch, ReadPatches
 from infinite_tensor.tilestore.persistent.cache import TileCache
-from infinite_tensor.tilestore.persistent.loading import Entry
 from infinite_tensor.tilestore.persistent.registry import Registry
+from infinite_tensor.tilestore.persistent.transfer import Entry
 
 
 class TileAccess(Access):

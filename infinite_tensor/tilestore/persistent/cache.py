@@ -19,10 +19,9 @@ from infinite_tensor.tilestore.inventory import Known
 from infinite_tensor.tilestore.layout import Record
 from infinite_tensor.tilestore.lru import LRU
 from infinite_tensor.tilestore.partial import TileInProgress
-from infinite_tensor.tilestore.persistent.loading import Entry, TileLoader
 from infinite_tensor.tilestore.persistent.registry import Registry
 from infinite_tensor.tilestore.persistent.storage import Storage
-from infinite_tensor.tilestore.persistent.storing import Key, TileStorer
+from infinite_tensor.tilestore.persistent.transfer import Entry, Key, TileLoader, TileStorer
 from infinite_tensor.tilestore.persistent.writer import Write, Writer
 
 

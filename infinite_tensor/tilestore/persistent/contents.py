@@ -6,6 +6,7 @@ been blended in. What differs between storages is in `Backend`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,18 +22,19 @@ from infinite_tensor.support.waiting import Mark
 from infinite_tensor.tilestore.access import Access
 from infinite_tensor.tilestore.conflicts import warn_of_changes
 from infinite_tensor.tilestore.contents import Contents
-from infinite_tensor.tilestore.inventory import Inventory
+from infinite_tensor.tilestore.inventory import Inventory, Known
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.lru import LRU
+from infinite_tensor.tilestore.partial import TileInProgress
 from infinite_tensor.tilestore.persistent.access import TileAccess
 from infinite_tensor.tilestore.persistent.cache import TileCache
-from infinite_tensor.tilestore.persistent.loading import Entry
 from infinite_tensor.tilestore.persistent.registry import Registry
 from infinite_tensor.tilestore.persistent.storage import Storage
-from infinite_tensor.tilestore.persistent.storing import Key
-from infinite_tensor.tilestore.persistent.survey import all_complete, inventory_of
+from infinite_tensor.tilestore.persistent.transfer import Entry, Key
 from infinite_tensor.tilestore.report import Damage, Dropped, TensorInfo
 from infinite_tensor.values.spec import TensorSpec
+
+_TILES_AT_ONCE = 64
 
 
 class PersistentContents(Contents):
@@ -136,7 +138,20 @@ class PersistentContents(Contents):
         self.raise_failure()
         with self.lock:
             record = self.registry.record_of(spec)
-        return inventory_of(self.storage, self.tiles, record, start, stop)
+        low, high = record.layout.box(start, stop)
+        # In this order: a tile that is on its way may arrive after a look into storage, and be in memory no longer.
+        held = self.tiles.held(record, low, high)
+        complete, partial = self.storage.find(spec.tensor_id, low, high)
+        known: dict[Index, Known] = {}
+        for tile, entry in held.items():
+            if not isinstance(entry, TileInProgress):
+                complete.add(tile)
+            elif not entry.empty:
+                known[tile] = entry
+        unread = sorted(partial - complete - known.keys())
+        for begin in range(0, len(unread), _TILES_AT_ONCE):
+            known |= self.tiles.known_partials(record, unread[begin : begin + _TILES_AT_ONCE])
+        return Inventory(record.layout, frozenset(complete), {t: w for t, w in known.items() if t not in complete})
 
     @visited
     def unfinished(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> list[Index]:
@@ -149,7 +164,13 @@ class PersistentContents(Contents):
         self.raise_failure()
         with self.lock:
             record = self.registry.record_of(spec)
-        return all_complete(self.storage, record, start, stop)
+        tiles, most = itertools.product(*map(range, *record.layout.box(start, stop))), 1
+        # Where one is missing it is mostly the first.
+        while some := list(itertools.islice(tiles, most)):
+            most = _TILES_AT_ONCE
+            if not self.storage.has_tiles(spec.tensor_id, some):
+                return False
+        return True
 
     def serve(self, spec: TensorSpec, start: Sequence[int], out: torch.Tensor) -> bool:
         """Copy a region whose tiles are complete and in memory, where there is no failure to tell of."""
