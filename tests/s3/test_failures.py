@@ -103,6 +103,9 @@ def test_a_server_that_hangs_is_reported_by_a_write_of_any_size(size: int, count
     # The wait for an answer and, where more is to be sent than the kernel takes, the wait for room.
     with hung() as endpoint:
         store = zarr_store("s3://tiles/x", {**LOGIN, "endpoint_url": endpoint}, False, 1.5)
+        # What it takes to make a client, on a busy machine, is not the server's time.
+        with pytest.raises(TimeoutError):
+            put_many(store, {"first": b""})
         with takes_at_most(3.0), pytest.raises(TimeoutError, match=r"no answer for 0\.5 s"):
             put_many(store, {str(number): bytes(size) for number in range(count)})
 
@@ -144,7 +147,7 @@ def test_stores_with_other_time_outs_share_no_client() -> None:
 def test_a_file_system_that_is_handed_in_keeps_its_own_time_outs_and_the_store_has_those_that_were_set() -> None:
     with hung() as endpoint:
         fs = S3FileSystem(**LOGIN, endpoint_url=endpoint, asynchronous=True, skip_instance_cache=True)
-        with takes_at_most(3.0), pytest.raises(StoreError, match="cannot be opened"):
+        with takes_at_most(6.0), pytest.raises(StoreError, match="cannot be opened"):
             ZarrTileStore(FsspecStore(fs, path="tiles/x"), timeout=1.5)
         assert fs.config_kwargs == {}
 
