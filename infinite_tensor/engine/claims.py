@@ -175,6 +175,11 @@ def work_on(claim: Claim) -> None:
     _path.set((*_path.get(), (claim, threading.get_ident())))
 
 
+def _served() -> list[tuple[Claim, int]]:
+    """The claims whose ``f`` makes this call, and that are still worked on."""
+    return [(claim, thread) for claim, thread in _path.get() if claim.mark.is_under_way]
+
+
 @dataclass(frozen=True)
 class _Wait:
     """While `mark` is under way, these threads wait for another one: the last one, and those whose ``f`` it serves."""
@@ -210,7 +215,7 @@ class Claims:
         Returns the stages in which to carry it out. The claims last while `mark` is under way, and until `release`.
         With `alone`, what others have begun is computed here as well.
         """
-        nested = bool(_path.get())
+        nested = bool(_served())
         if nested:
             # What this thread has computed may be what the f that it runs reads, on whatever threads.
             self._send_all(threading.get_ident())
@@ -269,7 +274,7 @@ class Claims:
             If one of them is in the making by whoever asks, so that it would need itself.
         """
         indices = as_tuples(workload.windows)
-        path = [(claim, thread) for claim, thread in _path.get() if claim.mark.is_under_way]
+        path = _served()
         wait = _Wait(frozenset([threading.get_ident(), *(thread for _, thread in path)]))
         self._send_all(threading.get_ident())
         with wait.mark.running:
@@ -279,7 +284,9 @@ class Claims:
                 held = {index: claim for index, claim in holders.items() if claim}
                 if not free:
                     free = self._take_over(held, reader, path)
-                alone = not free and bool(path) and self._holders_wait(held, path)
+                if not free:
+                    _check_needs(workload.computation, indices, path)
+                alone = not free and bool(path) and self._holders_wait(held)
                 bell = None
                 if not free and not alone:
                     self._waits[threading.get_ident()] = wait
@@ -331,18 +338,8 @@ class Claims:
         for claim in set(holders.values()):
             claim.lose([index for index, holder in holders.items() if holder is claim])
 
-    def _holders_wait(self, holders: dict[Index, Claim], path: Sequence[tuple[Claim, int]]) -> bool:
-        """Whether a thread that has some windows waits itself; ValidationError where it is in `path`, with its window.
-
-        Who waits for nobody who waits closes no circle.
-        """
-        for index, holder in holders.items():
-            if any(claim is holder and holder.maker(index) == thread for claim, thread in path):
-                names = holder.workload.computation.names
-                raise ValidationError(
-                    f"window {index} of tensor {names} would need itself: it is read by the f that is computing it, or "
-                    "by one that this f waits for"
-                )
+    def _holders_wait(self, holders: dict[Index, Claim]) -> bool:
+        """Whether a thread that has some windows waits itself. Who waits for nobody who waits closes no circle."""
         waiting = {thread for wait in self._waits.values() if wait.mark.is_under_way for thread in wait.threads}
         return any((holder.maker(index) or holder.thread) in waiting for index, holder in holders.items())
 
@@ -360,6 +357,18 @@ class Claims:
             mine = [claim.senders[thread]() for claim in claims if thread in claim.senders]
         for send in filter(None, mine):
             send()
+
+
+def _check_needs(computation: Computation, indices: Sequence[Index], path: Sequence[tuple[Claim, int]]) -> None:
+    """ValidationError where the ``f`` that make a call, by `path`, are computing one of the windows that it needs."""
+    for claim, thread in path:
+        if claim.workload.computation == computation:
+            for index in indices:
+                if claim.maker(index) == thread:
+                    raise ValidationError(
+                        f"window {index} of tensor {computation.names} would need itself: it is read by the f that is "
+                        "computing it, or by one that this f waits for"
+                    )
 
 
 def _stages(claims: Sequence[Claim], others: Sequence[Workload]) -> list[Stage]:
