@@ -253,6 +253,10 @@ class Contents(ABC):
     def flush(self) -> None:  # noqa: B027  (memory is nowhere to store in)
         """Return when everything finished so far is stored; StoreError if something could not be."""
 
+    def resumed(self) -> None:
+        """The store is open again."""
+        self.closed = False
+
     @abstractmethod
     def close(self, *, discard: bool) -> None:
         """Let go of memory and files, after a flush, whose failure `discard` ignores. More than once is no error."""

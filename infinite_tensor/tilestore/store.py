@@ -289,7 +289,7 @@ class TileStore:
         with self.contents.lock:
             if self.contents.closed:
                 self._resume()
-                self.contents.closed = False
+                self.contents.resumed()
         return self
 
     def __exit__(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.support.exit import flush_at_exit
@@ -83,13 +83,6 @@ class PersistentTileStore(TileStore, Backend):
         self.contents.check_writable("collect garbage")
         self.contents.flush()
         return self.contents.storage.collect_garbage()
-
-    def __enter__(self) -> Self:
-        with self.contents.lock:
-            if self.contents.closed:
-                self._resume()
-                self.contents.resumed()
-        return self
 
     def _flush_at_exit(self) -> None:
         if not self.closed:
