@@ -93,7 +93,7 @@ def test_a_lent_limit_is_no_option_of_the_store(store: Any) -> None:
     with store, lent(store, 2 * SIZE):
         tensor(store)
         with pickle.loads(pickle.dumps(store)) as again:  # noqa: S301
-            assert (store.cache_limit, again.cache_limit) == (None, None)
+            assert (store.contents.cache_limit, again.contents.cache_limit) == (None, None)
 
 
 @pytest.mark.parametrize("limit", [None, 8 * SIZE])
