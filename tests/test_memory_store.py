@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -181,3 +182,14 @@ def test_windows_far_apart_are_read_with_what_lies_between() -> None:
     t = InfiniteTensor((None, None), lambda _ctx: torch.ones(2, 2), TensorWindow((2, 2), stride=2**40))
     assert t[-1:3, 2**40 - 1 : 2**40 + 3].tolist() == [[0, 0, 0, 0], [0, 1, 1, 0], [0, 1, 1, 0], [0, 0, 0, 0]]
     assert t[0, 2**40 : 2**40 + 3].tolist() == [1, 1, 0]
+
+
+def test_a_window_that_two_reads_have_computed_is_dropped_whichever_was_first() -> None:
+    store, value = MemoryTileStore(), 1.0
+    t = InfiniteTensor((None,), lambda _ctx: torch.full((4,), value), TensorWindow((4,)), tile_store=store)
+    t[0:16]
+    with store.contents.access(t.node.spec) as second:
+        second.deposit(np.array([[2]]), np.ones((1, 4), dtype=np.float32))
+    value = 7.0
+    t.invalidate(slice(8, 12))
+    assert t[0:16:4].tolist() == [1.0, 1.0, 7.0, 1.0]

@@ -149,6 +149,25 @@ def test_a_dropped_store_hands_its_data_to_the_writer(tmp_path: Path) -> None:
     assert ZarrTileStore(tmp_path, mode="r").open("t")[0:2, 0:2].shape == (2, 2)
 
 
+@pytest.mark.parametrize("mode", ["a", "r"])
+def test_a_finalizer_may_use_a_store_that_is_freed_with_it(tmp_path: Path, mode: str) -> None:
+    with ZarrTileStore(tmp_path, tile_size=8) as store:
+        overlapping(store, Counted())[0:2, 0:2]
+    found = []
+
+    class Owner:
+        def __init__(self) -> None:
+            self.store = ZarrTileStore(tmp_path, mode=mode)
+            self.itself = self
+
+        def __del__(self) -> None:
+            found.append(self.store.tensor_ids())
+
+    Owner()
+    gc.collect()
+    assert found == [["t"]]
+
+
 def test_a_read_only_store_serves_what_is_stored_and_computes_the_rest_in_memory(make: Make, tmp_path: Path) -> None:
     f = Counted()
     with make() as store:

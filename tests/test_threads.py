@@ -303,6 +303,67 @@ def test_an_f_may_read_any_other_window_of_its_own_tensor(workers: int) -> None:
     assert calls.total() == 700 or workers > 1
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_read_within_reads_may_need_what_one_around_it_has_claimed(workers: int) -> None:
+    calls: Counter[tuple[str, Index]] = Counter()
+
+    def source(ctx: Index) -> Any:
+        calls["source", ctx] += 1
+        # A later window of what the read around this one computes.
+        return t[4:8] if ctx == (0,) else torch.ones(4)
+
+    def outer(ctx: Index) -> Any:
+        calls["outer", ctx] += 1
+        return t[0:8][:4]
+
+    window = TensorWindow((4,))
+    s = InfiniteTensor((None,), source, window)
+    t = InfiniteTensor((None,), lambda _ctx, region: region + 1, window, [s], [window])
+    top = InfiniteTensor((None,), outer, window)
+    assert started(lambda: top.read(slice(0, 4), workers=workers)).result(LIMIT).tolist() == [3.0] * 4
+    assert calls.total() == len(calls) == 3
+
+
+def test_tensors_that_need_each_other_are_an_error_in_every_thread() -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def source(_ctx: Index) -> Any:
+        inside.set()
+        assert go_on.wait(LIMIT)
+        return reader[0:4]
+
+    window = TensorWindow((4,))
+    upstream = InfiniteTensor((None,), source, window, tensor_id="upstream")
+    reader = InfiniteTensor((None,), lambda _ctx, region: region, window, [upstream], [window])
+    top = InfiniteTensor((None,), lambda _ctx: reader[0:4], window)
+    reads = [started(lambda: upstream[0:4])]
+    assert inside.wait(LIMIT)
+    reads.append(started(lambda: top[0:4]))
+    wait_until_a_read_waits()
+    go_on.set()
+    errors = [read.exception(timeout=LIMIT) for read in reads]
+    assert all(isinstance(error, ValidationError) and "would need itself" in str(error) for error in errors)
+
+
+def test_a_read_on_threads_goes_on_where_another_one_has_taken_all_of_a_tensor() -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def slow(_ctx: Index) -> torch.Tensor:
+        inside.set()
+        assert go_on.wait(LIMIT)
+        return torch.zeros(4)
+
+    window = TensorWindow((4,))
+    first = InfiniteTensor((None,), slow, window)
+    second = InfiniteTensor((None,), lambda _ctx: torch.ones(4), window)
+    both = InfiniteTensor((None,), lambda _ctx, a, b: a + b, window, [second, first], [window, window])
+    large = started(lambda: both.read(slice(0, 8), workers=2))
+    assert inside.wait(LIMIT)
+    assert second[0:8].tolist() == [1.0] * 8
+    go_on.set()
+    assert large.result(LIMIT).tolist() == [1.0] * 8
+
+
 def check_reads_within_reads(seed: int, workers: int) -> None:
     """Eight threads read tensors of which windows read windows that come later in a random order."""
     dice = random.Random(seed)  # noqa: S311

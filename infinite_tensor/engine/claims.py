@@ -18,8 +18,9 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 
@@ -163,21 +164,29 @@ class Stage:
     others: list[Workload] = field(default_factory=list)
 
 
-_path: ContextVar[tuple[tuple[Claim, int], ...]] = ContextVar("path", default=())
+_Path: TypeAlias = "tuple[tuple[weakref.ref[Claim], int], ...]"
+
+_path: ContextVar[_Path] = ContextVar("path", default=())
 """The claims that are worked on here, each by its thread, from the outermost read inward: their ``f`` made this call.
 
-What an ``f`` does on threads of its own is not seen as nested.
+Weakly: whoever copies the context keeps no store alive. What an ``f`` does on threads of its own is not seen as nested.
 """
 
 
-def work_on(claim: Claim) -> None:
-    """What this context does from now on is work on a claim."""
-    _path.set((*_path.get(), (claim, threading.get_ident())))
+def work_on(claim: Claim) -> Token[_Path]:
+    """What this context does until `work_off` is work on a claim."""
+    return _path.set((*_path.get(), (weakref.ref(claim), threading.get_ident())))
+
+
+def work_off(token: Token[_Path]) -> None:
+    """End what `work_on` began. Where an interrupt keeps it from that, the end of the read does."""
+    _path.reset(token)
 
 
 def _served() -> list[tuple[Claim, int]]:
     """The claims whose ``f`` makes this call, and that are still worked on."""
-    return [(claim, thread) for claim, thread in _path.get() if claim.mark.is_under_way]
+    claims = [(claim(), thread) for claim, thread in _path.get()]
+    return [(claim, thread) for claim, thread in claims if claim is not None and claim.mark.is_under_way]
 
 
 @dataclass(frozen=True)
@@ -215,17 +224,17 @@ class Claims:
         Returns the stages in which to carry it out. The claims last while `mark` is under way, and until `release`.
         With `alone`, what others have begun is computed here as well.
         """
-        nested = bool(_served())
-        if nested:
-            # What this thread has computed may be what the f that it runs reads, on whatever threads.
+        path = _served()
+        if path:
+            # What this thread has computed may be what the f that it runs reads.
             self._send_all(threading.get_ident())
         for workload in plan.workloads:
             # Worked out and remembered here, where nobody waits for it.
             workload.computation.batching.calls(len(workload.windows))
         with self._lock:
             met = self._met(plan, reader)
-            workloads, others = self._free(plan, alone=alone) if met else (list(plan.workloads), [])
-            claims = [Claim(workload, reader, mark, nested=nested) for workload in workloads]
+            workloads, others = self._free(plan, path, alone=alone) if met else (list(plan.workloads), [])
+            claims = [Claim(workload, reader, mark, nested=bool(path)) for workload in workloads]
             for claim in claims:
                 computation = claim.workload.computation
                 self._active[computation] = [*self._active.get(computation, ()), claim]
@@ -301,7 +310,9 @@ class Claims:
         others = self._events - reader.own_events != reader.begun
         return others or any(self._active.get(workload.computation) for workload in plan.workloads)
 
-    def _free(self, plan: Plan, *, alone: bool) -> tuple[list[Workload], list[Workload]]:
+    def _free(
+        self, plan: Plan, path: Sequence[tuple[Claim, int]], *, alone: bool
+    ) -> tuple[list[Workload], list[Workload]]:
         """The part of a plan that is still missing and that nobody computes; and what others compute of it."""
         workloads: list[Workload] = []
         others: list[Workload] = []
@@ -309,6 +320,7 @@ class Claims:
             workload = each.needed(workloads).absent()
             holders = [(index, self._holder(workload.computation, index)) for index in as_tuples(workload.windows)]
             if alone:
+                _check_needs(workload.computation, [index for index, _ in holders], path)
                 self._hand_over({index: claim for index, claim in holders if claim and claim.waits(index)})
             taken = np.array([claim is not None and not alone for _, claim in holders], dtype=bool)
             if taken.any():
@@ -320,14 +332,14 @@ class Claims:
     def _take_over(self, holders: dict[Index, Claim], reader: Reader, path: Sequence[tuple[Claim, int]]) -> list[Index]:
         """Half of the windows that older reads have not begun. Only younger reads take: no window goes to and fro.
 
-        A nested read takes from all, and loses none, but for what those lose to it that it serves.
+        A nested read takes from all, and loses none, but for what the reads lose to it whose ``f`` it is part of.
         """
-        served = [claim for claim, _ in path]
+        served = {claim.mark for claim, _ in path}
         left = [
             index
             for index, claim in holders.items()
             if claim.waits(index)
-            and (claim in served or (not claim.nested and (served or claim.reader.number < reader.number)))
+            and (claim.mark in served or (not claim.nested and (served or claim.reader.number < reader.number)))
         ]
         taken = left[len(left) // 2 :]
         self._hand_over({index: holders[index] for index in taken})

@@ -82,10 +82,13 @@ class Deposits:
         places, begin = self._places, self._begin
         self._places, self._begin = [], self._end
         if places:
-            for result, block in zip(self._claim.workload.results, (self._first, *self._others), strict=True):
-                count = result.deposit(places, block[begin : self._end])
-                self._claim.reader.notice(result.node, count)
-            CLAIMS.end(self._claim, self.begun, len(places))
+            try:
+                for result, block in zip(self._claim.workload.results, (self._first, *self._others), strict=True):
+                    count = result.deposit(places, block[begin : self._end])
+                    self._claim.reader.notice(result.node, count)
+            finally:
+                # Stored or not, nobody is at them any more.
+                CLAIMS.end(self._claim, self.begun, len(places))
         self._sent = time.monotonic()
 
     def __enter__(self) -> Self:

@@ -11,7 +11,7 @@ import torch
 
 from infinite_tensor.engine.calls import Calls
 from infinite_tensor.engine.chain import Node
-from infinite_tensor.engine.claims import CLAIMS, Claim, work_on
+from infinite_tensor.engine.claims import CLAIMS, Claim, work_off, work_on
 from infinite_tensor.engine.deposits import Deposits
 from infinite_tensor.engine.plan import Workload, build
 from infinite_tensor.engine.reads import Views
@@ -58,21 +58,23 @@ def _run_workload(claim: Claim) -> None:
     """Run what a read has claimed of one computation."""
     workload = claim.workload
     workers = claim.reader.workers or workload.computation.workers
-    if workers == 1 or claim.calls == 1:
-        contextvars.copy_context().run(_work, claim)
+    if workers == 1 or claim.calls <= 1:
+        _work(claim)
     else:
         # Modes of torch are a thread's own.
         _on_threads(min(workers, claim.calls), torch.no_grad()(partial(_work, claim)))
 
 
 def _work(claim: Claim, goes_on: Callable[[], bool] | None = None) -> None:
-    """Compute windows of a claim until none is left, in a context of its own; several threads may be at it."""
-    work_on(claim)
-    calls = Calls(claim)
-    with Deposits(claim) as deposits:
-        while (goes_on is None or goes_on()) and (places := CLAIMS.begin(claim, deposits.begun)):
-            calls.run(places, deposits.put)
-            deposits.tend()
+    """Compute windows of a claim until none is left; several threads may be at it."""
+    token, calls = work_on(claim), Calls(claim)
+    try:
+        with Deposits(claim) as deposits:
+            while (goes_on is None or goes_on()) and (places := CLAIMS.begin(claim, deposits.begun)):
+                calls.run(places, deposits.put)
+                deposits.tend()
+    finally:
+        work_off(token)
 
 
 def _on_threads(count: int, work: Callable[[Callable[[], bool]], None]) -> None:

@@ -78,7 +78,6 @@ class TileStore:
         self._check_open()
         return self.contents.definition_of(tensor_id)
 
-    @visited
     def tensor_info(self, tensor_id: str) -> TensorInfo:
         """What is known and stored of one tensor, after a flush; StoreError if there is none of that id."""
         self._check_open()
@@ -137,9 +136,9 @@ class TileStore:
             Without it they stay as they are, and a `DependantsRemainWarning` names those that read it.
         """
         contents = self.contents
-        self._check_open()
-        self.contents.check_writable(f"clear tensor {tensor_id!r}")
         with contents.lock:
+            self._check_open()
+            contents.check_writable(f"clear tensor {tensor_id!r}")
             digest = contents.digest_of(tensor_id)
             # What is computed from a tensor goes first: whatever happens to this process, none outlives its source.
             for name in dependants_in(contents.specs_downstream(), tensor_id, digest) if dependants else ():
@@ -252,7 +251,6 @@ class TileStore:
 
     # Its life.
 
-    @visited
     def flush(self) -> None:
         """Return when everything finished so far is stored.
 
@@ -273,7 +271,6 @@ class TileStore:
         """
         self.contents.request_flush()
 
-    @visited
     def close(self, *, discard: bool = False) -> None:
         """Flush, then let go of memory and files. Closing twice is no error.
 

@@ -68,17 +68,25 @@ class Mask:
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if isinstance(error, Exception) and (shown := self.error(error)) is not error:
-            # Not even as the context of the new one.
-            raise shown from None
+            try:
+                raise shown from None
+            finally:
+                # Not even as the context of the new one, which is set as that is raised.
+                shown.__context__ = None
+
+
+_discreet: set[Callable[..., Any]] = set()
+"""What a discreet class has passed on is wrapped already."""
 
 
 def discreet(store: type[C]) -> type[C]:
     """Let no coroutine and no listing of a store, its own or inherited, raise an error that its `mask` would hide."""
     for name, method in inspect.getmembers(store, inspect.isfunction):
         asks = inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method)
-        # What a discreet class has passed on is wrapped already.
-        if asks and not name.startswith("_") and not hasattr(method, "__wrapped__"):
-            setattr(store, name, _masked(method))
+        if asks and not name.startswith("_") and method not in _discreet:
+            masked = _masked(method)
+            _discreet.add(masked)
+            setattr(store, name, masked)
     return store
 
 
@@ -175,7 +183,7 @@ def _pattern(text: str) -> str:
 
 
 def _texts(error: BaseException | None) -> Iterator[str]:
-    """What a traceback shows of an error and of those that led to it."""
+    """What an error, and those that led to it, would show, whether a traceback does or not."""
     while error is not None:
         yield from (str(error), repr(error), *getattr(error, "__notes__", ()))
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        error = error.__cause__ or error.__context__

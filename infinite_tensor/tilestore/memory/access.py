@@ -29,7 +29,7 @@ class MemoryAccess(Access):
     Parameters
     ----------
     check_open : callable
-        A method of the store, which is kept alive by it; raises StoreError where the store has been closed.
+        Raises StoreError where the store has been closed.
     kept : KeptWindows
         What the store keeps.
     spec : TensorSpec

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from infinite_tensor.support.visits import visited
 from infinite_tensor.tilestore.lru import check_limit
 from infinite_tensor.tilestore.memory.contents import MemoryContents
 from infinite_tensor.tilestore.store import TileStore
@@ -50,6 +51,11 @@ class MemoryTileStore(TileStore):
     def cache_size_windows(self) -> int | None:
         """Limit in windows, None for no limit."""
         return self.contents.kept.windows.max_items
+
+    @visited
+    def close(self, *, discard: bool = False) -> None:
+        """Forget everything."""
+        super().close(discard=discard)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the limits, not the windows."""

@@ -45,8 +45,12 @@ class AllWindows:
         return {index: rows[index] for index in indices if index in rows} if rows else {}
 
     def put(self, tensor_id: str, rows: Mapping[Index, Row]) -> None:
-        """Keep windows, each with a row that holds it."""
-        self._rows.setdefault(tensor_id, {}).update(rows)
+        """Keep windows, each with a row that holds it. Of those that are here, what is here stays."""
+        kept = self._rows.setdefault(tensor_id, {})
+        if not kept.keys().isdisjoint(rows):
+            # Whoever finds a row takes the windows that follow in it for stored as well: none may hold one of another.
+            rows = {index: _alone(row, index) for index, row in rows.items() if index not in kept}
+        kept.update(rows)
 
     def forget(self, tensor_id: str) -> None:
         """Forget all windows of a tensor."""

@@ -31,7 +31,7 @@ class TileAccess(Access):
     Parameters
     ----------
     check_open : callable
-        A method of the store, which is kept alive by it; raises StoreError where the store has been closed.
+        Raises StoreError where the store has been closed.
     registry : Registry
         The tensors of the store.
     cache : TileCache

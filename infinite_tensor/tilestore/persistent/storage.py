@@ -23,21 +23,23 @@ _FEW_TILES = 64
 class Storage:
     """Calls a backend; what that raises becomes a StoreError that names store, tensor and tile.
 
-    The backend is the store itself, which its parts must not keep alive: it is held weakly.
+    The backend is the store itself, which its parts must not keep alive: it is held weakly. Whoever uses them holds the
+    store, by a tensor, say.
     """
 
     def __init__(self, backend: Backend) -> None:
         self.attach(backend)
 
     def attach(self, backend: Backend) -> None:
-        """Use this backend. In its ``__del__``, to be called again: the garbage collector has forgotten it by then."""
+        """Use this backend, again where the garbage collector may have forgotten it."""
         self._backend = weakref.ref(backend)
 
     @property
     def backend(self) -> Backend:
-        """The backend, which is there as long as something is asked of its store."""
+        """The backend; StoreError where the garbage collector is just freeing the store."""
         backend = self._backend()
-        assert backend is not None
+        if backend is None:
+            raise StoreError("the store is being freed together with whatever uses it here; close it before")
         return backend
 
     def __repr__(self) -> str:

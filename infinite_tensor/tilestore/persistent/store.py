@@ -14,7 +14,7 @@ from infinite_tensor.tilestore.lru import LRU, check_limit
 from infinite_tensor.tilestore.persistent.backend import Backend
 from infinite_tensor.tilestore.persistent.contents import PersistentContents
 from infinite_tensor.tilestore.persistent.storage import Storage
-from infinite_tensor.tilestore.report import Damage, Garbage
+from infinite_tensor.tilestore.report import Damage, Garbage, TensorInfo
 from infinite_tensor.tilestore.store import TileStore
 
 
@@ -68,6 +68,32 @@ class PersistentTileStore(TileStore, Backend):
         """The tiles that new tensors get, as it was given."""
         return self.contents.registry.tile_size
 
+    def _check_open(self) -> None:
+        # A finalizer may use a store that the garbage collector has forgotten.
+        self.contents.storage.attach(self)
+        super()._check_open()
+
+    @visited
+    def tensor_info(self, tensor_id: str) -> TensorInfo:
+        """What is known and stored of one tensor, after a flush; StoreError if there is none of that id."""
+        return super().tensor_info(tensor_id)
+
+    @visited
+    def flush(self) -> None:
+        """Return when everything finished so far is stored.
+
+        Raises
+        ------
+        StoreError
+            If something could not be stored. It stays in memory; the next flush tries again.
+        """
+        super().flush()
+
+    @visited
+    def close(self, *, discard: bool = False) -> None:
+        """Flush, then let go of memory and files. Closing twice is no error; see `TileStore.close`."""
+        super().close(discard=discard)
+
     @visited
     def verify(self, tensor_id: str, *, repair: bool = False) -> list[Damage]:
         """Read everything that is stored of a tensor, after a flush, and list what is damaged."""
@@ -104,10 +130,12 @@ class PersistentTileStore(TileStore, Backend):
         # An interrupt may have kept it from being made whole; at the end of the interpreter there are no modules any
         # more.
         contents = getattr(self, "contents", None)
-        if sys is None or sys.is_finalizing() or contents is None or contents.closed or contents.read_only:
+        if sys is None or sys.is_finalizing() or contents is None:
             return
         # All of these hold the store weakly, and may have forgotten it by now.
         contents.storage.attach(self)
+        if contents.closed or contents.read_only:
+            return
         contents.tiles.submit_partials()
         flush_at_exit(self)
         for part in (self, contents):
