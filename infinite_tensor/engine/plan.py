@@ -20,6 +20,9 @@ from infinite_tensor.values.checks import outside_arg
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
+_REACH = 2 * COORDINATE_LIMIT
+"""Halos may reach beyond the last pixel that can be read; what lies there is computed and not stored."""
+
 
 @dataclass(frozen=True)
 class Result:
@@ -138,10 +141,6 @@ def regions_of(consumers: Sequence[Workload], node: Node) -> tuple[IntArray, Int
                 starts.append(begin)
                 stops.append(begin + np.array(upstream.window.size, dtype=np.int64))
     return (np.concatenate(starts), np.concatenate(stops)) if starts else None
-
-
-_REACH = 2 * COORDINATE_LIMIT
-"""Halos may reach beyond the last pixel that can be read; what lies there is computed and not stored."""
 
 
 @dataclass(frozen=True)

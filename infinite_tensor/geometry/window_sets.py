@@ -27,6 +27,12 @@ _MOST_PARTS = 10
 Indices: TypeAlias = "range | IntArray"
 """A set of window indices along one coordinate, in ascending order."""
 
+MOST_BOXES = 2**12
+"""A union of more boxes is taken for the smallest box around them."""
+FARTHEST = 2**53
+"""No read reaches a pixel that is farther out in an unbounded dimension."""
+_FEW_POINTS = 2**20
+
 
 @dataclass(frozen=True)
 class Intervals:
@@ -215,15 +221,6 @@ def _merged(low: IntArray, high: IntArray) -> Indices:
     begins = np.cumsum(lengths) - lengths
     joined: IntArray = np.arange(int(lengths.sum()), dtype=np.int64) - np.repeat(begins - low, lengths)
     return joined
-
-
-MOST_BOXES = 2**12
-"""A union of more boxes is taken for the smallest box around them."""
-
-FARTHEST = 2**53
-"""No read reaches a pixel that is farther out in an unbounded dimension."""
-
-_FEW_POINTS = 2**20
 
 
 @dataclass(frozen=True, eq=False)

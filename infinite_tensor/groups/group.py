@@ -32,6 +32,11 @@ from infinite_tensor.values.checks import checked_workers
 if TYPE_CHECKING:
     from tensordict import TensorDict, TensorDictBase
 
+_WRITING = frozenset(
+    ("set", "set_", "set_at_", "update", "update_", "update_at_", "del_", "pop", "rename_key_", "setdefault", "clear")
+)
+"""Methods of a TensorDict that write."""
+
 
 class TensorGroup(Fillable):
     """Tensors under names, which are read together and come as a `tensordict.TensorDict`.
@@ -469,10 +474,6 @@ _READ_ONLY = (
     "a TensorGroup is read-only. A dictionary that is stored and written in place is tensordict's own: "
     "TensorDict.memmap(path), or PersistentTensorDict on HDF5 or Zarr, which TensorGroup.from_tensordict reads"
 )
-_WRITING = frozenset(
-    ("set", "set_", "set_at_", "update", "update_", "update_at_", "del_", "pop", "rename_key_", "setdefault", "clear")
-)
-"""Methods of a TensorDict that write."""
 
 
 def _read_only() -> TypeError:

@@ -18,6 +18,9 @@ from queue import SimpleQueue
 from types import FrameType
 from typing import Protocol
 
+_MOST_SECONDS = 60.0
+"""Whoever terminates a process may wait for its end, so storage that hangs must not hold that up for ever."""
+
 
 class _Flushable(Protocol):
     def _flush_at_exit(self) -> None: ...
@@ -42,10 +45,6 @@ def flush_all() -> None:
 
 
 threading._register_atexit(flush_all)  # type: ignore[attr-defined]  # noqa: SLF001  (see above)
-
-
-_MOST_SECONDS = 60.0
-"""Whoever terminates a process may wait for its end, so storage that hangs must not hold that up for ever."""
 
 
 def flush_at_termination() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import threading
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
@@ -27,39 +28,9 @@ if TYPE_CHECKING:
     from infinite_tensor.tensor import InfiniteTensor
 
 
-import threading
+MODES = ("r", "r+", "w", "w+", "a", "a+")
 
 _closing: set[threading.Thread] = set()
-
-
-def close_dropped(rows: Rows) -> None:
-    """Store what a blob that nobody refers to any more has not stored yet."""
-    if not rows.holds_right:
-        # Memory and connections go with it.
-        return
-    if not rows.needs_loop:
-        rows.close()
-        return
-    # This may run anywhere, on zarr's own thread too, which must not wait for itself.
-    thread = threading.Thread(target=_close_now, args=(rows,), name="infinite_tensor-blob")
-    _closing.add(thread)
-    thread.start()
-
-
-def _close_now(rows: Rows) -> None:
-    try:
-        rows.close()
-    finally:
-        _closing.discard(threading.current_thread())
-
-
-def wait_for_dropped() -> None:
-    """Return when blobs that were dropped are closed."""
-    for thread in list(_closing):
-        thread.join()
-
-
-MODES = ("r", "r+", "w", "w+", "a", "a+")
 
 
 class TensorBlob(BlobReader):
@@ -189,7 +160,7 @@ class TensorBlob(BlobReader):
             How many rows. Default: all that are there now; those that wait are flushed.
         """
         # It stands on tensors; a blob alone does not.
-        from infinite_tensor_stores.blobs.source import rows_of, tensor_of  # noqa: PLC0415
+        from infinite_tensor_stores.blobs.source import rows_read_by, tensor_of  # noqa: PLC0415
 
         self._check_open()
         self._rows.check_apart()
@@ -199,7 +170,7 @@ class TensorBlob(BlobReader):
             wanted = None if rows is None else whole("rows", rows)
             reader = type(self).open(self._rows.home.target, **self._options)
             try:
-                return tensor_of(reader, self._snapshot_length(rows_of(reader).header, wanted))
+                return tensor_of(reader, self._snapshot_length(rows_read_by(reader).header, wanted))
             except BaseException:
                 reader.close()
                 raise
@@ -372,3 +343,30 @@ def _reopened(kind: type[TensorBlob], target: Any, options: dict[str, Any], posi
     blob = kind.open(target, **options)
     blob.seek(position)
     return blob
+
+
+def close_dropped(rows: Rows) -> None:
+    """Store what a blob that nobody refers to any more has not stored yet."""
+    if not rows.holds_right:
+        # Memory and connections go with it.
+        return
+    if not rows.needs_loop:
+        rows.close()
+        return
+    # This may run anywhere, on zarr's own thread too, which must not wait for itself.
+    thread = threading.Thread(target=_close_now, args=(rows,), name="infinite_tensor-blob")
+    _closing.add(thread)
+    thread.start()
+
+
+def _close_now(rows: Rows) -> None:
+    try:
+        rows.close()
+    finally:
+        _closing.discard(threading.current_thread())
+
+
+def wait_for_dropped() -> None:
+    """Return when blobs that were dropped are closed."""
+    for thread in list(_closing):
+        thread.join()

@@ -20,6 +20,11 @@ from infinite_tensor_stores.files import opened
 from infinite_tensor_stores.zarr.codec import ChunkCodec
 from infinite_tensor_stores.zarr.objects import DEFAULT_CONCURRENCY, put_encoded, wait_for_abandoned
 
+_CRC_BYTES = 4
+_ZEROS = np.zeros(2**18, np.uint8)
+_MAPPED_BYTES = 2**30
+_DECODED_BYTES = 2**27
+
 
 class LoadedBlocks:
     """The blocks that were used last, in memory or mapped.
@@ -91,12 +96,6 @@ def whole_rows(block: torch.Tensor) -> npt.NDArray[np.void]:
     width = array.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
     items: npt.NDArray[np.void] = array.reshape(-1).view(np.uint8).view(np.dtype((np.void, width)))
     return items
-
-
-_CRC_BYTES = 4
-_ZEROS = np.zeros(2**18, np.uint8)
-_MAPPED_BYTES = 2**30
-_DECODED_BYTES = 2**27
 
 
 class DamagedBlockError(Exception):

@@ -23,6 +23,9 @@ from infinite_tensor_stores.zarr.objects import concurrently, disconnect, get_ma
 _HOLDS = os.name != "nt"
 """Whether a file that is held open can be replaced. Windows refuses that, and gives its number to no other file."""
 
+_PARTIAL = "writer.partial"
+"""What is being written, until it is renamed: there is one writer, so there is one such file."""
+
 
 class ReadFile:
     """A file as it was read, and whether it is still the one that is there.
@@ -75,10 +78,6 @@ class ReadFile:
 def _close(descriptors: list[int]) -> None:
     for descriptor in descriptors:
         os.close(descriptor)
-
-
-_PARTIAL = "writer.partial"
-"""What is being written, until it is renamed: there is one writer, so there is one such file."""
 
 
 class Document(Protocol):

@@ -13,6 +13,8 @@ import torch
 from infinite_tensor.errors import RegionError, ValidationError
 from infinite_tensor.geometry.window import as_index
 
+_SUPPORTED = "an index is an int, a slice, a list or tuple of ints, or a tensor or array of ints or bools"
+
 
 def as_rows(given: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     """What is to be written, as a tensor of shape (n, *shape) on the CPU, which may share memory with `given`.
@@ -94,8 +96,6 @@ def spread(values: Any, count: int, dtype: torch.dtype, shape: tuple[int, ...], 
 
 Array: TypeAlias = npt.NDArray[Any]
 RowIndex: TypeAlias = "int | slice | Array"
-
-_SUPPORTED = "an index is an int, a slice, a list or tuple of ints, or a tensor or array of ints or bools"
 
 
 def parsed(index: Any) -> RowIndex:

@@ -54,14 +54,14 @@ class OpenBlob(Protocol):
         """End its use."""
 
 
-def rows_of(blob: OpenBlob) -> Rows:
+def rows_read_by(blob: OpenBlob) -> Rows:
     """What a blob is read by, of which its users have no use."""
     return blob._rows  # noqa: SLF001
 
 
 def tensor_of(blob: OpenBlob, rows: int) -> InfiniteTensor:
     """The first rows of a blob that is open for reading, and is left to the tensor."""
-    header = rows_of(blob).header
+    header = rows_read_by(blob).header
     shape = (rows, *header.shape)
     definition = Definition(
         shape=shape,
@@ -186,7 +186,7 @@ class BlobContents(Contents):
     def info_of(self, tensor_id: str) -> TensorInfo:
         """What is known of the one tensor."""
         definition = self.definition_of(tensor_id)
-        header = rows_of(self._blob).header
+        header = rows_read_by(self._blob).header
         return TensorInfo(tensor_id, definition, header.blocks, 0, header.blocks * header.block_bytes, self._blob.name)
 
     def specs_downstream(self) -> list[TensorSpec]:
@@ -224,7 +224,7 @@ class BlobAccess(Access):
 
     def __init__(self, blob: OpenBlob, version: tuple[str, int], rows: int) -> None:
         self._blob = blob
-        self._rows = rows_of(blob)
+        self._rows = rows_read_by(blob)
         self._version = version
         self._count = rows
 

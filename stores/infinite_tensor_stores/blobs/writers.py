@@ -43,6 +43,16 @@ else:
 
 LOCK = "writer.lock"
 
+FOLDER = "writers"
+SECONDS = 60.0
+"""After so long without renewal, a lease has run out."""
+RENEWAL = 15.0
+_CERTAIN = 20.0
+"""So long after a renewal, nobody else can have a lease, even if requests and clocks are slow.
+
+More than RENEWAL. What remains of SECONDS is for the difference of clocks and for a request under way.
+"""
+
 
 class _Held:
     """A descriptor, which is closed when nobody refers to it any more: by an interrupt, perhaps."""
@@ -133,17 +143,6 @@ class FileLock:
             return os.path.samestat(os.fstat(descriptor), self._path.stat())
         except FileNotFoundError:
             return False
-
-
-FOLDER = "writers"
-SECONDS = 60.0
-"""After so long without renewal, a lease has run out."""
-RENEWAL = 15.0
-_CERTAIN = 20.0
-"""So long after a renewal, nobody else can have a lease, even if requests and clocks are slow.
-
-More than RENEWAL. What remains of SECONDS is for the difference of clocks and for a request under way.
-"""
 
 
 class Lease:

@@ -33,6 +33,14 @@ _MERGE_ABOVE = 4096
 _ABSENT = -1
 _UNKNOWN = -2
 
+DEFINITION = "definition"
+CLEARED = "copy"
+"""Where the definition lies while all else of a tensor is being deleted; earlier versions always kept a copy there."""
+MEMBERS = (DEFINITION, "tiles", "index", "partial", CLEARED)
+"""All that lies in the group of a tensor, in the order in which it is deleted."""
+_BATCH_BYTES = 2**20
+_UNUSED = -1
+
 
 class TileIndex:
     """Which slot holds which tile.
@@ -119,15 +127,6 @@ def _sorted(keys: npt.NDArray[Any], slots: IntArray) -> tuple[npt.NDArray[Any], 
 
 
 Block: TypeAlias = npt.NDArray[Any]
-
-DEFINITION = "definition"
-CLEARED = "copy"
-"""Where the definition lies while all else of a tensor is being deleted; earlier versions always kept a copy there."""
-MEMBERS = (DEFINITION, "tiles", "index", "partial", CLEARED)
-"""All that lies in the group of a tensor, in the order in which it is deleted."""
-
-_BATCH_BYTES = 2**20
-_UNUSED = -1
 
 
 class TileSlots:

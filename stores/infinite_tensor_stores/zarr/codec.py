@@ -46,6 +46,10 @@ _THREADS = os.cpu_count() or 1
 _WORTH_A_THREAD = 2**18
 """Bytes whose compression takes longer than handing it to another thread."""
 
+_CRC_LENGTH = 4
+_INFLATED_AT_ONCE = 2**20
+_LARGEST_HEADER = 2**16
+
 
 class DirectCodec:
     """What the codecs of an array do to its chunks, checksum excluded.
@@ -159,11 +163,6 @@ def content_size(frame: bytes) -> int | None:
     start = 5 + (1 - single) + (0, 1, 2, 4)[descriptor & 3]
     # Sizes from 256 to 65791 are stored in two bytes, less 256.
     return int.from_bytes(frame[start : start + length], "little") + (256 if length == 2 else 0) if length else None
-
-
-_CRC_LENGTH = 4
-_INFLATED_AT_ONCE = 2**20
-_LARGEST_HEADER = 2**16
 
 
 class ChunkCodec:

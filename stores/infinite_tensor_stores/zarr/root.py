@@ -44,10 +44,11 @@ from infinite_tensor_stores.zarr.objects import (
 )
 
 # Some storages list the folder itself, without a name.
-
-
 _LEFT_BEHIND = re.compile(r"|.*\.partial|\.DS_Store|Thumbs\.db|lost\+found|\.nfs.*", re.DOTALL)
 _MOST_TOLD = 3
+
+_MARK = {"format": FORMAT}
+_CREATES = "mode 'a' or 'w' creates one in an empty folder"
 
 
 @dataclass(frozen=True)
@@ -195,10 +196,6 @@ def _named_as_ours(store: Store) -> list[str]:
 
 def _is_name_of_ours(name: str) -> bool:
     return name.startswith((TENSOR, GROUP))
-
-
-_MARK = {"format": FORMAT}
-_CREATES = "mode 'a' or 'w' creates one in an empty folder"
 
 
 def open_root(store: Store, mode: str, owner: object) -> None:

@@ -29,6 +29,9 @@ from infinite_tensor_stores.zarr.objects import (
 _BITS = 12
 """A block holds about 2**12 tiles."""
 
+_FEW_TILES = 64
+"""So many are asked for one by one, rather than looked for among all that there are."""
+
 
 class TileSet:
     """A set of tiles that takes about a bit for each where they lie side by side."""
@@ -167,10 +170,6 @@ class Logs:
         if isinstance(store, LocalStore):
             await delete_folder(store, log)
         self._lengths.pop(log, None)
-
-
-_FEW_TILES = 64
-"""So many are asked for one by one, rather than looked for among all that there are."""
 
 
 def tiles_in(

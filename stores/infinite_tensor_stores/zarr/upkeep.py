@@ -43,6 +43,9 @@ from infinite_tensor_stores.zarr.objects import (
 from infinite_tensor_stores.zarr.root import check_ours, ours_at_root
 from infinite_tensor_stores.zarr.tiles import part_of
 
+_PAGE_BYTES = 2**26
+_PAGE_TILES = 256
+
 
 class Sweep:
     """Deletes garbage and counts it. What is not ours is left alone.
@@ -133,10 +136,6 @@ class Sweep:
     def _count(self, sizes: Collection[int]) -> None:
         self._objects += len(sizes)
         self._bytes += sum(sizes)
-
-
-_PAGE_BYTES = 2**26
-_PAGE_TILES = 256
 
 
 def place_in(store: Store, name: str, document: bytes, owner: object) -> Place | Damage:
