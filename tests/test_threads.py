@@ -364,6 +364,38 @@ def test_a_read_on_threads_goes_on_where_another_one_has_taken_all_of_a_tensor()
     assert large.result(LIMIT).tolist() == [1.0] * 8
 
 
+def test_a_worker_that_raises_is_not_waited_for() -> None:
+    waits = threading.Event()
+
+    def f(ctx: Index) -> Any:
+        if ctx == (0,):
+            assert waits.wait(LIMIT)
+            wait_until_a_read_waits()
+            raise Unlucky
+        waits.set()
+        return t[0:4]
+
+    t = InfiniteTensor((None,), f, TensorWindow((4,)))
+    with pytest.raises(Unlucky):
+        started(lambda: t.read(slice(0, 8), workers=2)).result(LIMIT)
+
+
+def test_windows_of_two_workers_that_need_each_other_are_an_error() -> None:
+    both = threading.Barrier(2, timeout=LIMIT)
+    met: set[Index] = set()
+
+    def f(ctx: Index) -> Any:
+        if ctx not in met:
+            met.add(ctx)
+            both.wait()
+        other = 1 - ctx[0]
+        return t[4 * other : 4 * other + 4]
+
+    t = InfiniteTensor((None,), f, TensorWindow((4,)))
+    with pytest.raises(ValidationError, match="would need itself"):
+        started(lambda: t.read(slice(0, 8), workers=2)).result(LIMIT)
+
+
 def check_reads_within_reads(seed: int, workers: int) -> None:
     """Eight threads read tensors of which windows read windows that come later in a random order."""
     dice = random.Random(seed)  # noqa: S311

@@ -222,7 +222,7 @@ class Claims:
         """Claim what a plan computes, as far as it is still missing and nobody else computes it.
 
         Returns the stages in which to carry it out. The claims last while `mark` is under way, and until `release`.
-        With `alone`, what others have begun is computed here as well.
+        With `alone`, what threads that wait have begun is computed here as well.
         """
         path = _served()
         if path:
@@ -270,6 +270,12 @@ class Claims:
             claim.reader.own_events += 1
             self._events += 1
             claim.end(begun, count)
+            self._changes.tell()
+
+    def leave(self, begun: list[int]) -> None:
+        """A thread works on a claim no more: what it has begun and not stored, since ``f`` raised, is nobody's now."""
+        with self._lock:
+            begun.clear()
             self._changes.tell()
 
     def turn(self, workload: Workload, reader: Reader) -> tuple[list[int], bool]:
@@ -322,7 +328,12 @@ class Claims:
             if alone:
                 _check_needs(workload.computation, [index for index, _ in holders], path)
                 self._hand_over({index: claim for index, claim in holders if claim and claim.waits(index)})
-            taken = np.array([claim is not None and not alone for _, claim in holders], dtype=bool)
+                waiting = self._waiting()
+                holders = [
+                    (index, claim if claim and claim.maker(index) and claim.maker(index) not in waiting else None)
+                    for index, claim in holders
+                ]
+            taken = np.array([claim is not None for _, claim in holders], dtype=bool)
             if taken.any():
                 others.append(workload.part(taken))
             if not taken.all():
@@ -352,8 +363,12 @@ class Claims:
 
     def _holders_wait(self, holders: dict[Index, Claim]) -> bool:
         """Whether a thread that has some windows waits itself. Who waits for nobody who waits closes no circle."""
-        waiting = {thread for wait in self._waits.values() if wait.mark.is_under_way for thread in wait.threads}
+        waiting = self._waiting()
         return any((holder.maker(index) or holder.thread) in waiting for index, holder in holders.items())
+
+    def _waiting(self) -> set[int]:
+        """The threads that wait."""
+        return {thread for wait in self._waits.values() if wait.mark.is_under_way for thread in wait.threads}
 
     def _claims_of(self, computation: Computation) -> list[Claim]:
         """The claims of reads that are at it."""
@@ -379,7 +394,7 @@ def _check_needs(computation: Computation, indices: Sequence[Index], path: Seque
                 if claim.maker(index) == thread:
                     raise ValidationError(
                         f"window {index} of tensor {computation.names} would need itself: it is read by the f that is "
-                        "computing it, or by one that this f waits for"
+                        "computing it, alone or in a batch, or by one that this f waits for"
                     )
 
 

@@ -100,3 +100,4 @@ class Deposits:
             self.send()
         finally:
             del self._claim.senders[self._thread]
+            CLAIMS.leave(self.begun)
