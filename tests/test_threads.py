@@ -324,6 +324,31 @@ def test_a_read_within_reads_may_need_what_one_around_it_has_claimed(workers: in
     assert calls.total() == len(calls) == 3
 
 
+def test_a_read_that_takes_up_what_another_has_left_may_need_what_it_has_claimed_itself() -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def source(ctx: Index) -> Any:
+        if ctx == (1,):
+            return torch.ones(4)
+        if inside.is_set():
+            return t[4:8]
+        inside.set()
+        assert go_on.wait(LIMIT)
+        raise Unlucky
+
+    window = TensorWindow((4,))
+    s = InfiniteTensor((None,), source, window)
+    t = InfiniteTensor((None,), lambda _ctx, region: region + 1, window, [s], [window])
+    top = InfiniteTensor((None,), lambda _ctx: t[0:8][:4], window)
+    unlucky = started(lambda: s[0:4])
+    assert inside.wait(LIMIT)
+    read = started(lambda: top[0:4])
+    wait_until_a_read_waits()
+    go_on.set()
+    assert isinstance(unlucky.exception(LIMIT), Unlucky)
+    assert read.result(LIMIT).tolist() == [3.0] * 4
+
+
 def test_tensors_that_need_each_other_are_an_error_in_every_thread() -> None:
     inside, go_on = threading.Event(), threading.Event()
 

@@ -301,7 +301,7 @@ class Claims:
                     free = self._take_over(held, reader, path)
                 if not free:
                     _check_needs(workload.computation, indices, path)
-                alone = not free and bool(path) and self._holders_wait(held)
+                alone = not free and bool(path) and self._holders_wait(held, wait.threads)
                 bell = None
                 if not free and not alone:
                     self._waits[threading.get_ident()] = wait
@@ -345,12 +345,12 @@ class Claims:
 
         A nested read takes from all, and loses none, but for what the reads lose to it whose ``f`` it is part of.
         """
-        served = {claim.mark for claim, _ in path}
+        served = {id(claim.reader) for claim, _ in path}
         left = [
             index
             for index, claim in holders.items()
             if claim.waits(index)
-            and (claim.mark in served or (not claim.nested and (served or claim.reader.number < reader.number)))
+            and (id(claim.reader) in served or (not claim.nested and (served or claim.reader.number < reader.number)))
         ]
         taken = left[len(left) // 2 :]
         self._hand_over({index: holders[index] for index in taken})
@@ -361,9 +361,12 @@ class Claims:
         for claim in set(holders.values()):
             claim.lose([index for index, holder in holders.items() if holder is claim])
 
-    def _holders_wait(self, holders: dict[Index, Claim]) -> bool:
-        """Whether a thread that has some windows waits itself. Who waits for nobody who waits closes no circle."""
-        waiting = self._waiting()
+    def _holders_wait(self, holders: dict[Index, Claim], asking: frozenset[int]) -> bool:
+        """Whether a thread that has some windows waits itself, for those who are `asking`, say.
+
+        Who waits for nobody who waits closes no circle.
+        """
+        waiting = self._waiting() | asking
         return any((holder.maker(index) or holder.thread) in waiting for index, holder in holders.items())
 
     def _waiting(self) -> set[int]:
