@@ -140,11 +140,15 @@ class Recorder:
 
 
 def test_a_writer_whose_thread_cannot_start_can_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_thread(_self: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    recorder = Recorder()
+    recorder, start = Recorder(), threading.Thread.start
     writer: Writer[str, torch.Tensor] = Writer()
+
+    def no_thread(thread: threading.Thread) -> None:
+        """A store of an earlier test may be freed here, and have its own writer at work."""
+        if thread._target.__self__ is writer:  # type: ignore[attr-defined]
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
     monkeypatch.setattr(threading.Thread, "start", no_thread)
     with pytest.raises(RuntimeError, match="can't start"):
         writer.submit("a", torch.ones(1), recorder.write)

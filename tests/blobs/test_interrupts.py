@@ -22,7 +22,7 @@ from zarr.storage import LocalStore
 from infinite_tensor import StoreError, TensorBlob
 from infinite_tensor_stores.zarr.objects import wait_for_abandoned
 from tests.blobs.conftest import Place
-from tests.faults.interrupts import NewLines, finishes, interrupted_where
+from tests.faults.interrupts import NewLines, finishes, interrupted_by_a_timer, interrupted_where
 
 OTHER = list(range(-10, -1))
 
@@ -271,29 +271,16 @@ def lines(request: pytest.FixtureRequest) -> NewLines:
 @pytest.mark.parametrize("turns", [32, pytest.param(3000, marks=pytest.mark.slow)])
 def test_ctrl_c_by_a_timer(case: Case, turns: int) -> None:
     draw, interrupts = np.random.default_rng(turns), 0
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
+    with interrupted_by_a_timer() as is_interrupted:
         for turn in range(turns):
             name = list(ACTIONS)[turn % len(ACTIONS)]
             prepare(case)
             after, act = ACTIONS[name](case)
-            try:
-                signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-5, 2e-3))
-                act()
-                signal.setitimer(signal.ITIMER_REAL, 0)
-            except KeyboardInterrupt:
-                interrupts += 1
+            interrupts += is_interrupted(draw.uniform(1e-5, 2e-3), act)
             if name in ("close", "reopen") and (case.blob.closed or not case.blob.writable()):
                 end(case)
             check(case, after, partly=name == "extend")
             go_on(case)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
     assert interrupts > turns // 20
     finishes(lambda: end(case))
 

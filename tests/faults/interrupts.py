@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import linecache
+import signal
 import sys
 import threading
 import weakref
@@ -72,6 +73,41 @@ class NewLines:
         if new:
             self._seen.add(line)
         return new
+
+
+@contextmanager
+def interrupted_by_a_timer() -> Iterator[Callable[[float, Callable[[], object]], bool]]:
+    """What does something and says whether Ctrl-C, by the signal of a timer after so many seconds, came out of it.
+
+    While the main thread blocks signals, as it does where it starts a thread, the kernel gives them to another; Python
+    may hear of one when what it was for is over, and such a late one means nothing.
+    """
+    is_doing = False
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        nonlocal is_doing
+        if is_doing:
+            is_doing = False
+            raise KeyboardInterrupt
+
+    def is_interrupted(seconds: float, action: Callable[[], object]) -> bool:
+        nonlocal is_doing
+        try:
+            is_doing = True
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+            action()
+            is_doing = False
+        except KeyboardInterrupt:
+            return True
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        return False
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        yield is_interrupted
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _is_in_a_finalizer(frame: FrameType) -> bool:

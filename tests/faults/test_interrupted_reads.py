@@ -7,7 +7,6 @@ import signal
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import FrameType
 
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ from infinite_tensor.tilestore.memory import kept_windows, window_cache
 from infinite_tensor.tilestore.memory.window_cache import RecentWindows
 from infinite_tensor.tilestore.persistent import PersistentTileStore, cache
 from tests.faults.chains import Chain
-from tests.faults.interrupts import NewLines, finishes, interrupted_where
+from tests.faults.interrupts import NewLines, finishes, interrupted_by_a_timer, interrupted_where
 
 SMALL = 3000
 """Bytes of a cache that holds a few windows, or a tile or two."""
@@ -152,25 +151,13 @@ def test_ctrl_c_by_a_timer(kind: str, reads: int, tmp_path: Path) -> None:
     store, true = STORES[kind](tmp_path), Chain(MemoryTileStore())
     top, draw, interrupts = Chain(store).top, np.random.default_rng(len(kind)), 0
     expected = {y: read(true.top, y) for y in range(0, 400, 5)}
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
+    with interrupted_by_a_timer() as is_interrupted:
         for _ in range(reads):
             y = 5 * int(draw.integers(80))
-            try:
-                signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-5, 4e-3))
-                pixels = read(top, y)
-                signal.setitimer(signal.ITIMER_REAL, 0)
-            except KeyboardInterrupt:
+            check = partial(check_same, top, y, expected[y])
+            if is_interrupted(draw.uniform(1e-5, 4e-3), check):
                 interrupts += 1
-                pixels = read(top, y)
-            assert torch.equal(pixels, expected[y])
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+                check()
     assert interrupts > reads // 50
     check_together(store)
     finishes(store.close)
