@@ -76,6 +76,21 @@ class NewLines:
 
 
 @contextmanager
+def alarms_handled_by(handler: Callable[[], object]) -> Iterator[None]:
+    """Call a function from the handler of the signal that timers send; no timer runs on after it."""
+
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        handler()
+
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextmanager
 def interrupted_by_a_timer() -> Iterator[Callable[[float, Callable[[], object]], bool]]:
     """What does something and says whether Ctrl-C, by the signal of a timer after so many seconds, came out of it.
 
@@ -84,7 +99,7 @@ def interrupted_by_a_timer() -> Iterator[Callable[[float, Callable[[], object]],
     """
     is_doing = False
 
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
+    def interrupt() -> None:
         nonlocal is_doing
         if is_doing:
             is_doing = False
@@ -102,12 +117,8 @@ def interrupted_by_a_timer() -> Iterator[Callable[[float, Callable[[], object]],
         signal.setitimer(signal.ITIMER_REAL, 0)
         return False
 
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
+    with alarms_handled_by(interrupt):
         yield is_interrupted
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def _is_in_a_finalizer(frame: FrameType) -> bool:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from linecache import getline
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -28,7 +27,7 @@ from infinite_tensor.geometry.points import Index
 from infinite_tensor.tilestore.persistent import PersistentTileStore
 from tests.dict_store import DictTileStore
 from tests.faults.chains import WINDOW, Chain
-from tests.faults.interrupts import interrupted_where
+from tests.faults.interrupts import alarms_handled_by, interrupted_where
 
 STORES: dict[str, Callable[[Path], PersistentTileStore]] = {
     "zarr": lambda path: ZarrTileStore(path / "t.zarr", tile_size=16, cache_size_bytes=3000),
@@ -186,17 +185,9 @@ def test_a_store_in_memory_takes_a_request() -> None:
 @contextmanager
 def every(seconds: float, handler: Callable[[], object]) -> Iterator[None]:
     """Call a function from a signal handler again and again."""
-
-    def handle(_number: int, _frame: FrameType | None) -> None:
-        handler()
-
-    before = signal.signal(signal.SIGALRM, handle)
-    signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
-    try:
+    with alarms_handled_by(handler):
+        signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
         yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="timers that send signals are POSIX")
