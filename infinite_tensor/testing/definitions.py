@@ -228,9 +228,9 @@ class GroupTests(BackendTests):
             TensorGroup({"x": tensor}).save(store, "only a group")
         with self._open(location) as store:
             assert (store.tensor_ids(), store.group_ids()) == (["t"], ["only a group", "t"])
-            if self._has(store, "_collect_garbage"):
+            if store._offers("_collect_garbage"):
                 assert store.gc() == Garbage()
-            if self._has(store, "_verify_tensor"):
+            if store._offers("_verify_tensor"):
                 assert store.verify("t", repair=True) == []
             store.clear_tensor("t")
             assert (store.tensor_ids(), store.group_ids()) == ([], ["only a group", "t"])

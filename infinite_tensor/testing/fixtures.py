@@ -151,14 +151,10 @@ class BackendTests:
     def _open_with(self, method: str, location: Any, *declared: str) -> PersistentTileStore:
         """The same for a test of an optional method, which is skipped where the backend has none."""
         store = self._open(location, *declared)
-        if not self._has(store, method):
+        if not store._offers(method):
             store.close()
             pytest.skip(f"this backend has no {method}")
         return store
-
-    @staticmethod
-    def _has(store: PersistentTileStore, method: str) -> bool:
-        return getattr(type(store), method) is not getattr(PersistentTileStore, method)
 
     def _needs_two_stores(self) -> None:
         if not self.concurrent:

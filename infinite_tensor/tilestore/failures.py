@@ -76,6 +76,14 @@ def damaged_group(store: object, group_id: str, where: str, error: ValueError) -
     )
 
 
+def in_the_way(store: object, where: str, what: str) -> StoreError:
+    """The error for something of somebody else's where `what`, a tensor or a group, would lie."""
+    return StoreError(
+        f"{store!r}: {where!r} is not of this library, and lies where {what} is kept; choose another id, or move it "
+        "away"
+    )
+
+
 def cleared_elsewhere(store: object, tensor_id: str) -> StoreError:
     """The error for a tensor that is not stored any more, of which something is to be stored or looked up."""
     return StoreError(

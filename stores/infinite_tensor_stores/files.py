@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from zarr.storage import LocalStore
 
@@ -50,11 +52,24 @@ class Unreadable(bytes):
         return cls.because(f"it has {size} bytes, and can have {most} at most")
 
 
-def content(data: bytes) -> bytes:
+def content(data: bytes | Exception) -> bytes:
     """`data`, if it was read; ValueError that says why not."""
+    if isinstance(data, Exception):
+        raise ValueError(str(data)) from data  # noqa: TRY004  (what is stored is a value)
     if isinstance(data, Unreadable):
         raise ValueError(data.reason)  # noqa: TRY004  (what is stored is a value)
     return data
+
+
+def parsed(document: bytes) -> dict[str, Any]:
+    """The JSON object in `document`; ValueError for anything else, however it is nested or encoded."""
+    try:
+        found = json.loads(content(document))
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"it holds a {type(found).__name__}, not an object")  # noqa: TRY004  (what it holds is a value)
+    return found
 
 
 @contextmanager

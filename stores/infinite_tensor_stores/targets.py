@@ -135,11 +135,15 @@ def zarr_store(
 
 def is_in_memory(store: Store) -> bool:
     """Whether no other process can see what a store holds."""
+    inner = innermost(store)
+    return "memory" in inner.fs.protocol if isinstance(inner, RemoteStore) else isinstance(inner, MemoryStore)
+
+
+def innermost(store: Store) -> Store:
+    """The Store that others are wrapped around."""
     while isinstance(store, WrapperStore):
         store = store._store  # noqa: SLF001  (zarr tells what is wrapped nowhere else)
-    if isinstance(store, RemoteStore):
-        return "memory" in store.fs.protocol
-    return isinstance(store, MemoryStore)
+    return store
 
 
 def _of_url(url: str, storage_options: dict[str, Any], read_only: bool, timeout: float) -> Store:

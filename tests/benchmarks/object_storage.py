@@ -30,7 +30,7 @@ from zarr.storage import ObjectStore, WrapperStore
 
 from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore
 from infinite_tensor_stores.targets import zarr_store
-from infinite_tensor_stores.zarr.objects import DEFAULT_CONCURRENCY, concurrently, create, delete_folder, pages
+from infinite_tensor_stores.zarr.objects import DEFAULT_CONCURRENCY, Objects, concurrently
 from tests.s3.server import ADMIN, S3Server, find_program
 
 TILE = 256
@@ -169,15 +169,15 @@ def _fill_and_read(server: S3Server, tiles: int, windows: int, times: Times, *, 
             tensor(store, windows)
     with opened(where, storage_options=options) as store:
         t = tensor(store, windows)
-        _warm(store._store)
+        _warm(store._objects.store)
         times.take("fill", lambda: t.fill(box(tiles), progress=False))
-        stored, prefix = store._store, f"{store.tensor_info('t').location}/c"
-        keys = [key for page in pages(stored, prefix) for key in page]
+        stored = store._objects.store
+        keys = [key for page in store._objects.pages(f"{store.tensor_info('t').location}/c") for key in page]
         assert len(keys) == tiles
         found = times.take("gets", lambda: plainly(lambda key: stored.get(key, _PROTOTYPE), keys, DEFAULT_CONCURRENCY))
     with opened(where, storage_options=options) as store:
         t = tensor(store, windows)
-        _warm(store._store)
+        _warm(store._objects.store)
         times.take("read", lambda: t[box(tiles)])
     _warm(plain)
     objects = list(enumerate(found))
@@ -219,6 +219,7 @@ def beside_obstore(server: S3Server, count: int, rounds: int) -> Iterator[str]:
 
 def _operate(store: Store, count: int, times: Times) -> None:
     block = torch.rand((TILE, TILE), generator=torch.Generator().manual_seed(0)).numpy().tobytes()
+    objects = Objects(lambda: store)
     buffer, numbers = _PROTOTYPE.buffer.from_bytes(block), range(count)
 
     def each(operation: str, call: Callable[[int], Awaitable[Any]]) -> None:
@@ -227,10 +228,10 @@ def _operate(store: Store, count: int, times: Times) -> None:
     each("put of 256 KiB", lambda n: store.set(f"c/{n}", buffer))
     each("get of 256 KiB", lambda n: store.get(f"c/{n}", _PROTOTYPE))
     each("get of what is missing", lambda n: store.get(f"d/{n}", _PROTOTYPE))
-    each("create, 1 KiB", lambda n: create(store, f"p/{n}", block[:1024]))
-    each("create what is there already", lambda n: create(store, f"p/{n}", block[1024:2048]))
-    times.take("list", lambda: list(pages(store, "c")))
-    times.take("delete a folder", lambda: sync(delete_folder(store, "c")))
+    each("create, 1 KiB", lambda n: objects.create(f"p/{n}", block[:1024]))
+    each("create what is there already", lambda n: objects.create(f"p/{n}", block[1024:2048]))
+    times.take("list", lambda: list(objects.pages("c")))
+    times.take("delete a folder", lambda: sync(objects.delete_folder("c")))
 
 
 def _warm(store: Store) -> None:

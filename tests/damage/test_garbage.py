@@ -11,6 +11,7 @@ from typing import Any
 import h5py
 import pytest
 import torch
+from zarr.abc.store import Store
 from zarr.core.buffer import Buffer, default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import LocalStore, MemoryStore, WrapperStore
@@ -18,7 +19,7 @@ from zarr.storage import LocalStore, MemoryStore, WrapperStore
 from infinite_tensor import HDF5TileStore, InfiniteTensor, TensorWindow, ValidationError, ZarrTileStore
 from infinite_tensor.tilestore import Garbage
 from infinite_tensor.tilestore.persistent import PersistentTileStore
-from infinite_tensor_stores.zarr.objects import create, pages, put_many
+from infinite_tensor_stores.zarr.objects import Objects
 
 EMPTY = Garbage(0, 0)
 
@@ -136,7 +137,7 @@ def test_every_kind_of_storage_is_swept(tmp_path: Path, kind: str) -> None:
     }
     expected = filled(ZarrTileStore(targets[kind], tile_size=8))
     with ZarrTileStore(targets[kind]) as store:
-        put_many(store._store, {"t-t/tiles-0123456789abcdef/c/0/0": b"12345", "t-x/notes.txt": b"1"})
+        store._objects.put({"t-t/tiles-0123456789abcdef/c/0/0": b"12345", "t-x/notes.txt": b"1"})
         assert store.gc() == Garbage(1, 5)
         assert store.gc() == EMPTY
         assert torch.equal(store.open("t")[0:9, 0:9], expected)
@@ -209,13 +210,13 @@ def test_a_write_whose_temporary_file_was_swept_is_written_again(tmp_path: Path)
                 raise FileNotFoundError(key)
             await super()._set(key, value, exclusive)
 
-    put_many(Swept(tmp_path), {"a": b"1"})
-    assert sync(create(Swept(tmp_path), "b", b"2"))
+    objects_of(Swept(tmp_path)).put({"a": b"1"})
+    assert sync(objects_of(Swept(tmp_path)).create("b", b"2"))
     assert files(tmp_path) == {"a": b"1", "b": b"2"}
     never = Swept(tmp_path)
     never.left = 10**6
     with pytest.raises(FileNotFoundError):
-        put_many(never, {"c": b"3"})
+        objects_of(never).put({"c": b"3"})
 
 
 def test_a_read_only_store_collects_nothing(tmp_path: Path) -> None:
@@ -263,11 +264,15 @@ def test_a_damaged_definition_keeps_a_tensor_in_an_hdf5_file(tmp_path: Path) -> 
 
 def test_a_page_of_a_listing_holds_as_many_keys_as_asked_for(tmp_path: Path) -> None:
     names = set(written(tmp_path, *(f"a/{i}/{j}" for i in range(4) for j in range(5)), "b/1"))
-    for store in (LocalStore(tmp_path), WrapperStore(LocalStore(tmp_path))):
-        found = list(pages(store, "a", 7))
+    for objects in map(objects_of, (LocalStore(tmp_path), WrapperStore(LocalStore(tmp_path)))):
+        found = list(objects.pages("a", 7))
         assert [len(page) for page in found] == [7, 7, 6]
         assert {key for page in found for key in page} == names - {"b/1"}
-        assert {key for page in pages(store, "") for key in page} == names
-        assert list(pages(store, "missing")) == []
+        assert {key for page in objects.pages("") for key in page} == names
+        assert list(objects.pages("missing")) == []
     memory = MemoryStore({"ab/1": default_buffer_prototype().buffer.from_bytes(b"1")})
-    assert list(pages(memory, "a")) == []
+    assert list(objects_of(memory).pages("a")) == []
+
+
+def objects_of(store: Store) -> Objects:
+    return Objects(lambda: store)

@@ -18,7 +18,7 @@ import pytest
 from infinite_tensor import HDF5TileStore, StoreError, ZarrTileStore
 from infinite_tensor.tilestore import Damage
 from infinite_tensor.tilestore.persistent import PersistentTileStore
-from infinite_tensor_stores.documents import name_of
+from infinite_tensor.tilestore.persistent.documents import name_of
 from tests.damage.world import READS, TILE, Outcome, build, fill, read, same_bits, tiles_read, truth
 
 Open: TypeAlias = Callable[[str], PersistentTileStore]

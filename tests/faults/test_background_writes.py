@@ -188,7 +188,7 @@ def test_a_store_that_is_dropped_unflushed_says_what_is_lost() -> None:
     broken = Broken()
     with pytest.raises(StoreError):
         broken.store.close()
-    gone = weakref.ref(broken.store._store)
+    gone = weakref.ref(broken.store._objects.store)
     with pytest.warns(RuntimeWarning, match=r"(?s)^\d+ tiles are lost: .*of tensor 'noise'.*of tensor 'top'"):
         del broken
         gc.collect()

@@ -18,7 +18,7 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import MemoryStore
 
 from infinite_tensor import ZarrTileStore
-from infinite_tensor_stores.documents import sealed
+from infinite_tensor.tilestore.persistent.documents import sealed
 from tests.dict_store import DictTileStore
 from tests.hostile.bounds import bounded
 from tests.hostile.mutations import as_text, made_up_files, made_up_parts, mutated, plausible, spoilt_bytes

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infinite_tensor import HDF5TileStore
-from infinite_tensor_stores.documents import sealed
+from infinite_tensor.tilestore.persistent.documents import sealed
 from tests.hostile.bounds import bounded
 from tests.hostile.mutations import as_text, mutated, plausible
 from tests.hostile.victim import EXPECTED, MAKE, TILE, fill, same_bits, start_anew, use

@@ -25,11 +25,11 @@ class _OnS3(PersistentStoreTests):
             at = zip(tile, definition["origin"], definition["tile_size"], strict=True)
             chunk = "/".join(str(i + origin // size) for i, origin, size in at)
             key, prototype = f"{store.tensor_info(tensor_id).location}/c/{chunk}", default_buffer_prototype()
-            found = sync(store._store.get(key, prototype))
+            found = sync(store._objects.store.get(key, prototype))
             assert found is not None
             data = bytearray(found.to_bytes())
             data[len(data) // 2] ^= 0x10
-            sync(store._store.set(key, prototype.buffer.from_bytes(bytes(data))))
+            sync(store._objects.store.set(key, prototype.buffer.from_bytes(bytes(data))))
 
     def open_store(self, location: Any, **options: Any) -> ZarrTileStore:
         raise NotImplementedError

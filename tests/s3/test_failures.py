@@ -17,7 +17,7 @@ from zarr.storage import FsspecStore
 
 from infinite_tensor import InfiniteTensor, StoreError, TensorWindow, ValidationError, ZarrTileStore
 from infinite_tensor_stores.targets import zarr_store
-from infinite_tensor_stores.zarr.objects import put_many
+from infinite_tensor_stores.zarr.objects import Objects
 from tests.s3.proxy import Proxy, Request
 from tests.s3.server import S3Server
 
@@ -105,9 +105,9 @@ def test_a_server_that_hangs_is_reported_by_a_write_of_any_size(size: int, count
         store = zarr_store("s3://tiles/x", {**LOGIN, "endpoint_url": endpoint}, False, 1.5)
         # What it takes to make a client, on a busy machine, is not the server's time.
         with pytest.raises(TimeoutError):
-            put_many(store, {"first": b""})
+            Objects(lambda: store).put({"first": b""})
         with takes_at_most(3.0), pytest.raises(TimeoutError, match=r"no answer for 0\.5 s"):
-            put_many(store, {str(number): bytes(size) for number in range(count)})
+            Objects(lambda: store).put({str(number): bytes(size) for number in range(count)})
 
 
 def test_a_server_that_hangs_is_reported_by_a_flush_and_what_is_unwritten_is_kept(server: S3Server, url: str) -> None:

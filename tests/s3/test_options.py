@@ -21,7 +21,7 @@ from zarr.core.buffer import default_buffer_prototype
 from infinite_tensor_stores.loop import sync
 from infinite_tensor_stores.remote import RemoteStore
 from infinite_tensor_stores.targets import zarr_store
-from infinite_tensor_stores.zarr.objects import disconnect
+from infinite_tensor_stores.zarr.objects import Objects
 
 KEYS = {"key": "OPTIONKEY0123", "secret": "option/secret+4567"}
 PLACE = {**KEYS, "endpoint_url": "https://storage.example.org:9000"}
@@ -131,7 +131,7 @@ def opened(options: dict[str, Any]) -> Iterator[tuple[RemoteStore, S3FileSystem]
     try:
         yield store, files
     finally:
-        disconnect(store)
+        Objects(lambda: store).disconnect()
         sync_on(files.loop, files.s3.close)
 
 

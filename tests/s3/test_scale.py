@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore
-from infinite_tensor_stores.zarr.objects import put_many
 from tests.s3.proxy import Proxy
 from tests.s3.server import S3Server
 
@@ -159,7 +158,7 @@ def test_gc_lists_and_deletes_a_thousand_objects_at_a_time(proxy: Proxy, server:
     with opened(proxy.url, server, url) as store:
         tensor(store)
         garbage = {f"t-t/tiles-0123456789abcdef/c/0/{number}": b"x" for number in range(PAGE + 50)}
-        put_many(store._store, garbage)
+        store._objects.put(garbage)
         with proxy.counting() as kinds:
             assert store.gc().objects == len(garbage)
     assert kinds["POST"] == 2

@@ -8,7 +8,7 @@ import pytest
 from zarr.core.sync import sync
 from zarr.storage import MemoryStore
 
-from infinite_tensor_stores.zarr.objects import concurrently, create, get_many
+from infinite_tensor_stores.zarr.objects import Objects, concurrently
 
 
 def test_results_come_in_the_order_of_the_arguments() -> None:
@@ -21,7 +21,7 @@ def test_results_come_in_the_order_of_the_arguments() -> None:
 
 
 def test_a_result_may_be_none() -> None:
-    assert get_many(MemoryStore(), ["a", "b"]) == [None, None]
+    assert Objects(MemoryStore).get(["a", "b"]) == [None, None]
 
 
 def test_a_request_that_fails_takes_no_other_with_it() -> None:
@@ -87,8 +87,8 @@ def test_a_request_that_the_storage_cancels_is_an_error() -> None:
 
 
 def test_an_object_that_is_there_is_not_created_but_recognised() -> None:
-    store = MemoryStore()
-    assert sync(create(store, "a", b"mine"))
-    assert not sync(create(store, "a", b"yours"))
-    assert sync(create(store, "a", b"mine"))
-    assert get_many(store, ["a"]) == [b"mine"]
+    objects = Objects(MemoryStore)
+    assert sync(objects.create("a", b"mine"))
+    assert not sync(objects.create("a", b"yours"))
+    assert sync(objects.create("a", b"mine"))
+    assert objects.get(["a"]) == [b"mine"]

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from zarr.storage import MemoryStore
 
-from infinite_tensor_stores.zarr.objects import get_many
-from infinite_tensor_stores.zarr.tiles import TileSet, Writers
+from infinite_tensor_stores.zarr.objects import Objects
+from infinite_tensor_stores.zarr.tensor import TileSet, Writers
 
 Tiles = list[tuple[int, ...]]
 
@@ -41,20 +41,20 @@ def test_a_hundred_thousand_tiles_side_by_side_take_less_than_64_kib() -> None:
 
 
 def test_who_created_a_tensor_knows_what_it_has_not_written() -> None:
-    store = MemoryStore()
+    objects = Objects(MemoryStore)
     founder = Writers("mark", founder=True)
-    founder.will_write(store, [(0,), (1,)])
+    founder.will_write(objects, [(0,), (1,)])
     assert founder.doubt([(0,), (1,)]) == []
     assert founder.doubt([(1,), (2,)]) == ["mark"]
-    assert founder.candidates([(1,), (2,)], get_many(store, ["mark"])) == [(1,)]
+    assert founder.candidates([(1,), (2,)], objects.get(["mark"])) == [(1,)]
 
 
 def test_it_looks_for_everything_once_another_one_has_announced_itself() -> None:
-    store = MemoryStore()
+    objects = Objects(MemoryStore)
     founder, other = Writers("mark", founder=True), Writers("mark", founder=False)
-    assert founder.candidates([(2,)], get_many(store, founder.doubt([(2,)]))) == []
+    assert founder.candidates([(2,)], objects.get(founder.doubt([(2,)]))) == []
     assert other.doubt([(2,)]) == []
     assert other.candidates([(2,)], []) == [(2,)]
-    other.will_write(store, [(5,)])
-    assert founder.candidates([(2,)], get_many(store, founder.doubt([(2,)]))) == [(2,)]
+    other.will_write(objects, [(5,)])
+    assert founder.candidates([(2,)], objects.get(founder.doubt([(2,)]))) == [(2,)]
     assert founder.doubt([(3,)]) == []

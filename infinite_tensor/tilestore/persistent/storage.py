@@ -139,7 +139,7 @@ class Storage:
     def check_droppable(self, tensor_id: str) -> None:
         """NotImplementedError if the backend cannot delete tiles."""
         backend = self.backend
-        if type(backend)._delete_tiles is Backend._delete_tiles:
+        if not backend._offers("_delete_tiles"):
             backend._delete_tiles(tensor_id, [])
 
     def drop(self, tensor_id: str, tiles: BoxUnion) -> int:

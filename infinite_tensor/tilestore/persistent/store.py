@@ -17,6 +17,8 @@ from infinite_tensor.tilestore.persistent.storage import Storage
 from infinite_tensor.tilestore.report import Damage, Garbage, TensorInfo
 from infinite_tensor.tilestore.store import TileStore
 
+_OF_DEFINITIONS = ("_read_definition", "_write_definition", "_delete_tensor")
+
 
 class PersistentTileStore(TileStore, Backend):
     """Base of stores that keep tiles outside of the process: what a backend adds is the methods of `Backend`.
@@ -51,6 +53,9 @@ class PersistentTileStore(TileStore, Backend):
         read_only: bool = False,
         workers: int = 1,
     ) -> None:
+        missing = [name for name in _OF_DEFINITIONS if not self._offers(name)]
+        if missing:
+            raise TypeError(f"{type(self).__name__} keeps no definitions: it needs {', '.join(missing)}, see `Backend`")
         limits = check_limit("cache_size_bytes", cache_size_bytes), check_limit("cache_size_tiles", cache_size_tiles)
         if isinstance(flush_interval, bool) or not isinstance(flush_interval, int | float) or flush_interval < 0:
             raise ValidationError(f"flush_interval must be a number of seconds from 0, got {flush_interval!r}")

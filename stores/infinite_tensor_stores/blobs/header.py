@@ -16,9 +16,10 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window import LARGEST, as_index
 from infinite_tensor.support.cached_property import cached_property
 from infinite_tensor.tilestore.layout import LARGEST_TILE_BYTES
+from infinite_tensor.tilestore.persistent.documents import sealed
 from infinite_tensor.values.definition import dtype_name, dtype_of
-from infinite_tensor_stores.documents import parsed, sealed
 from infinite_tensor_stores.dtypes import stored_dtype
+from infinite_tensor_stores.files import parsed
 from infinite_tensor_stores.zarr.codec import new_codecs_of
 
 ATTRIBUTE = "infinite_tensor_blob"

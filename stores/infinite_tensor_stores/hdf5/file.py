@@ -1,4 +1,4 @@
-"""An open HDF5 file, what is shared by the stores of a process that name it, and room for it on the disk.
+"""An open HDF5 file: whose it is, which version wrote it, who else in this process uses it, and room on the disk.
 
 HDF5 does not survive a disk that gets full in the middle of a write: what it could not write it tries to write
 again whenever an object is closed, and in the end it takes the interpreter with it. So room is taken before.
@@ -12,15 +12,35 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from infinite_tensor.errors import StoreError
+from infinite_tensor.geometry.window import as_index
 from infinite_tensor.support.forks import renew_in_children
+from infinite_tensor.tilestore.persistent import FORMAT
 from infinite_tensor.tilestore.report import Garbage
-from infinite_tensor_stores.hdf5.members import delete_members, tensor_at, tensors_in, undefine
-from infinite_tensor_stores.hdf5.slots import DEFINITION, MEMBERS, TileSlots, definition_in, is_incarnation
+from infinite_tensor_stores.hdf5.members import (
+    MARK,
+    delete_members,
+    delete_ours,
+    is_of_version_0,
+    names_taken,
+    tensor_at,
+    tensors_in,
+    undefine,
+)
+from infinite_tensor_stores.hdf5.slots import (
+    DEFINITION,
+    MEMBERS,
+    TileSlots,
+    definition_in,
+    file_in_memory,
+    import_h5py,
+    is_incarnation,
+)
 
 _MARGIN = 2**20
 """Bytes for what HDF5 itself keeps in the file, beside the data."""
@@ -82,6 +102,13 @@ class SharedFile:
             return not os.path.samestat(own, Path(self.h5.filename).stat())
         except FileNotFoundError:
             return True
+
+    def check_process(self, owner: object) -> None:
+        """StoreError where this process may not write: it was forked from the one that has opened the file."""
+        if self.process != os.getpid():
+            raise StoreError(
+                f"{owner!r} was opened before this process was forked: two processes that write harm the file"
+            )
 
     def group(self, name: str, definition: Mapping[str, Any]) -> TileSlots:
         """The tiles of the tensor in group `name`; OSError where `definition` is not that of the group any more."""
@@ -162,3 +189,220 @@ def _sizes(group: Any) -> list[int]:
 
     group.visititems(look_at)
     return sizes
+
+
+_TOLD = 5
+"""Names that one error tells."""
+
+
+class _OpenFiles:
+    """The files that are open in this process, by device and inode. To be used with `lock` held."""
+
+    def __init__(self) -> None:
+        self.known: weakref.WeakValueDictionary[tuple[int, int], SharedFile] = weakref.WeakValueDictionary()
+        self._renew_after_fork()
+        renew_in_children(self)
+
+    def _renew_after_fork(self) -> None:
+        self.lock = threading.Lock()
+
+
+_files = _OpenFiles()
+
+
+def open_file(path: Path, mode: str, owner: object) -> SharedFile:
+    """Open a file in a mode, or create it. A file of somebody else's becomes a store too, and keeps what is in it.
+
+    Parameters
+    ----------
+    path : Path
+        Where it is.
+    mode : str
+        One of `MODES`.
+    owner : object
+        Who uses it until `let_go`; its repr stands in messages.
+
+    Raises
+    ------
+    StoreError
+        If there is no file where one must be, one where none may be, something else, or no way to look.
+    """
+    with _opening(path, owner):
+        _check_mode(path, mode, owner)
+        file = _shared(path, mode, owner)
+        if file is None:
+            if mode != "r" and _is_blank(path):
+                _create(path, exclusive=mode == "w-")
+            ours = _look(path, owner, adopts=mode != "r")
+            file = _opened(path, "r" if mode == "r" else "r+")
+            with _closed_on_failure(file):
+                if not ours:
+                    _mark(file.h5)
+                elif mode == "w":
+                    delete_ours(file.h5)
+        file.users.add(owner)
+        return file
+
+
+def reopen_file(path: Path, mode: str, owner: object) -> SharedFile:
+    """Open a file again that was open before, in mode ``r`` or ``r+``: it must be there, and still be a store."""
+    with _opening(path, owner):
+        if not path.exists():
+            raise StoreError(f"{owner!r}: its file is gone; HDF5TileStore(...) with mode 'a' or 'w' creates a new one")
+        file = _shared(path, mode, owner)
+        if file is None:
+            _look(path, owner, adopts=False)
+            file = _opened(path, mode)
+        file.users.add(owner)
+        return file
+
+
+def let_go(file: SharedFile, owner: object) -> None:
+    """End what `open_file` began: the last user closes the file."""
+    with _files.lock:
+        file.release(owner)
+
+
+@contextmanager
+def _opening(path: Path, owner: object) -> Iterator[None]:
+    """Alone in this process, with errors that name the store."""
+    try:
+        with _files.lock:
+            yield
+    except StoreError:
+        raise
+    except BlockingIOError as error:
+        raise StoreError(f"{owner!r} is open in another process; HDF5 serves one at a time ({error})") from error
+    except Exception as error:  # (h5py raises what it pleases on a damaged file)
+        if _is_other_file(path):
+            raise StoreError(f"{owner!r}: there is a file that is not an HDF5 file; choose another path") from error
+        raise StoreError(f"{owner!r} cannot be opened: {type(error).__name__}: {error}") from error
+
+
+def _is_other_file(path: Path) -> bool:
+    try:
+        return path.is_file() and not import_h5py().is_hdf5(path)
+    except OSError:  # (no path at all, such as one that is too long)
+        return False
+
+
+def _check_mode(path: Path, mode: str, owner: object) -> None:
+    exists = path.exists()
+    if mode in ("r", "r+") and not exists:
+        raise StoreError(f"{owner!r}: there is no file; mode 'a' or 'w' creates one")
+    if mode == "r" and _is_blank(path):
+        raise StoreError(f"{owner!r}: the file is empty; mode 'a' makes it a store")
+    if mode == "w-" and exists:
+        raise StoreError(
+            f"{owner!r}: there is something already; mode 'a' opens it if it is a store, else choose another path"
+        )
+
+
+def _shared(path: Path, mode: str, owner: object) -> SharedFile | None:
+    """The file as another store of this process has it open."""
+    shared = _files.known.get(_identity(path.stat())) if path.exists() else None
+    if shared is None or not shared.h5:
+        return None
+    if mode == "w":
+        raise StoreError(f"{owner!r} is open in this process; close it first, or use mode 'a'")
+    if mode != "r" and not shared.writable:
+        raise StoreError(f"{owner!r} is open in this process with mode 'r'; close it first")
+    return shared
+
+
+def _look(path: Path, owner: object, *, adopts: bool) -> bool:
+    """Whether a file is a store; StoreError if it is none, and may not become one. Nothing of it is changed."""
+    if not path.is_file():
+        # To open a pipe would take until somebody writes to it.
+        raise StoreError(f"{owner!r}: there is something that is not a regular file; choose another path")
+    with import_h5py().File(path, "r") as h5:
+        if MARK in h5.attrs:
+            _check_format(h5.attrs[MARK], owner)
+            return True
+        if is_of_version_0(h5):
+            raise StoreError(
+                f"{owner!r}: the file was written by a version 0.x of this library (it has a group /tensors), which "
+                "this version does not read; choose another path"
+            )
+        if not adopts:
+            raise StoreError(
+                f"{owner!r}: there is an HDF5 file with no store in it; mode 'a' adds one to it, "
+                "where nothing is in the way"
+            )
+        _check_free(h5, owner)
+        return False
+
+
+def _check_format(stored: object, owner: object) -> None:
+    version = as_index(stored)
+    if version is None or version < 1:
+        raise StoreError(
+            f"{owner!r} has format {stored!r:.200}, which is none; it may be damaged. Where it is a store of this "
+            f"version, h5py.File(path, 'r+').attrs[{MARK!r}] = {FORMAT} restores it"
+        )
+    if version > FORMAT:
+        raise StoreError(f"{owner!r} has format {version}, this version reads up to {FORMAT}")
+
+
+def _check_free(h5: Any, owner: object) -> None:
+    taken = names_taken(h5)
+    if not taken:
+        return
+    names = ", ".join(taken[:_TOLD]) + (f" and {len(taken) - _TOLD} more" if len(taken) > _TOLD else "")
+    told = f"{owner!r}: the HDF5 file is not of this library, and {names} would be in the way; choose another path"
+    if tensors_in(h5):
+        told += (
+            f". Where they are of this library, and only its mark is lost, h5py.File(path, 'r+').attrs[{MARK!r}] = "
+            f"{FORMAT} restores it"
+        )
+    raise StoreError(told)
+
+
+def _is_blank(path: Path) -> bool:
+    """Whether there is no file, or one without content, as tempfile makes it: there is nothing that could be lost."""
+    return not path.exists() or (path.is_file() and not path.stat().st_size)
+
+
+def _create(path: Path, *, exclusive: bool) -> None:
+    """Make a file that is an empty store, by a single write: a process that is killed leaves all of it, or a blank one.
+
+    HDF5 itself leaves a file that nobody can open, and in its mode ``w`` empties one that another process has open.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    check_room(path.parent)
+    with file_in_memory() as h5:
+        h5.attrs[MARK] = FORMAT
+        h5.flush()
+        image = h5.id.get_file_image()
+    # Should another process have made it in this moment, this comes behind what is in it, and HDF5 passes over it.
+    with path.open("xb" if exclusive else "ab") as file:
+        file.write(image)
+
+
+def _opened(path: Path, mode: str) -> SharedFile:
+    h5 = import_h5py().File(path, mode)
+    shared = SharedFile(h5, writable=mode != "r")
+    _files.known[_identity(os.fstat(h5.id.get_vfd_handle()))] = shared
+    return shared
+
+
+@contextmanager
+def _closed_on_failure(file: SharedFile) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        file.h5.close()
+        raise
+
+
+def _mark(h5: Any) -> None:
+    """Make a file of somebody else's a store as well."""
+    reserve(h5, 0)
+    h5.attrs[MARK] = FORMAT
+    h5.flush()
+    give_back(h5)
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    """What a file is, by whatever path it is named."""
+    return status.st_dev, status.st_ino

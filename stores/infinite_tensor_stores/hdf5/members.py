@@ -14,8 +14,8 @@ from __future__ import annotations
 from typing import Any
 
 from infinite_tensor.errors import StoreError
-from infinite_tensor_stores.documents import GROUP, TENSOR
-from infinite_tensor_stores.hdf5.slots import CLEARED, DEFINITION, MEMBERS, definition_in, import_h5py
+from infinite_tensor.tilestore.persistent.documents import GROUP, TENSOR
+from infinite_tensor_stores.hdf5.slots import CLEARED, DEFINITION, MEMBERS, definition_in, document_in, import_h5py
 
 MARK = "infinite_tensor_format"
 """The attribute of the root that makes a file a store: the version of its layout."""
@@ -92,6 +92,24 @@ def delete_ours(h5: Any) -> None:
     for name in groups_in(h5):
         delete_group(h5, name)
     h5.flush()
+
+
+def is_defined(h5: Any, name: str) -> bool:
+    """Whether there is a definition of a tensor, damaged or not."""
+    group = tensor_at(h5, name)
+    return group is not None and DEFINITION in group
+
+
+def read_document(h5: Any, name: str) -> dict[str, Any] | ValueError | None:
+    """The document of a tensor or a group, None where there is none; ValueError where it is damaged."""
+    try:
+        if name.startswith(GROUP):
+            found = document_at(h5, name)
+            return None if found is None else document_in(found)
+        group = group_at(h5, name)
+        return None if group is None or DEFINITION not in group else document_in(group[DEFINITION])
+    except ValueError as error:
+        return error
 
 
 def document_at(h5: Any, name: str) -> Any | None:

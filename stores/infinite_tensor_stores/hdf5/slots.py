@@ -24,9 +24,10 @@ import numpy.typing as npt
 
 from infinite_tensor.geometry.points import Index, IntArray, as_tuples, inside
 from infinite_tensor.tilestore.layout import TileLayout
+from infinite_tensor.tilestore.persistent.documents import checked, layout_of, name_of
 from infinite_tensor.tilestore.report import Damage
-from infinite_tensor_stores.documents import checked, layout_of, name_of, parsed
 from infinite_tensor_stores.dtypes import stored_dtype
+from infinite_tensor_stores.files import parsed
 from infinite_tensor_stores.hdf5.log import PartLog
 
 _MERGE_ABOVE = 4096
@@ -379,28 +380,25 @@ def _runs(slots: IntArray) -> Iterator[slice]:
 def is_incarnation(group: Any, incarnation: str) -> bool:
     """Whether the definition in the group of a tensor can be read so far, and is of an incarnation."""
     try:
-        found = _document_in(group, DEFINITION)
+        return DEFINITION in group and document_in(group[DEFINITION]).get("incarnation") == incarnation
     except ValueError:
         return False
-    return found is not None and found.get("incarnation") == incarnation
 
 
 def definition_in(group: Any, name: str = DEFINITION) -> dict[str, Any] | None:
     """The definition in the group of a tensor, None where there is none; ValueError if it is damaged."""
-    found = _document_in(group, name)
-    if found is None:
+    if name not in group:
         return None
-    definition = checked(found)
+    definition = checked(document_in(group[name]))
     if name_of(definition["tensor_id"]) != group.name.removeprefix("/"):
         raise ValueError(f"it defines tensor {definition['tensor_id']!r}")
     return definition
 
 
-def _document_in(group: Any, name: str) -> dict[str, Any] | None:
-    if name not in group:
-        return None
+def document_in(dataset: Any) -> dict[str, Any]:
+    """The JSON object in a dataset; ValueError if it is damaged."""
     try:
-        document = bytes(group[name][()])
+        document = bytes(dataset[()])
     except Exception as error:  # (h5py raises what it pleases on a damaged file)
         raise ValueError(f"it cannot be read: {error}") from error
     return parsed(document)

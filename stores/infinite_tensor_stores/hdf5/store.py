@@ -2,70 +2,38 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import torch
+import numpy as np
 
 from infinite_tensor.errors import StoreError, ValidationError
-from infinite_tensor.geometry.points import Index
-from infinite_tensor.tilestore.failures import cleared_elsewhere, remade_elsewhere, warn_of_damage
-from infinite_tensor.tilestore.partial import PartialTile
+from infinite_tensor.tilestore.failures import vanished
+from infinite_tensor.tilestore.persistent.documents import TENSOR, name_of
 from infinite_tensor.tilestore.report import Damage, Garbage, TensorInfo
-from infinite_tensor_stores.binding import BindingStore
-from infinite_tensor_stores.documents import name_of
-from infinite_tensor_stores.dtypes import from_stored, to_stored
-from infinite_tensor_stores.hdf5.documents import (
-    check_there,
-    clear_group,
-    definitions_in,
+from infinite_tensor_stores.handles import HandleStore
+from infinite_tensor_stores.hdf5.file import SharedFile, let_go, open_file, reopen_file, reserve
+from infinite_tensor_stores.hdf5.members import (
+    FOLDER,
+    delete_group,
+    document_at,
+    folder_for,
+    groups_in,
     is_defined,
-    list_groups,
-    list_tensors,
-    read_definition,
-    read_group,
-    write_definition,
-    write_group,
+    names_in,
+    read_document,
+    room_for,
+    tensor_at,
 )
-from infinite_tensor_stores.hdf5.file import SharedFile, reserve
-from infinite_tensor_stores.hdf5.root import let_go, open_file, reopen_file
-from infinite_tensor_stores.hdf5.slots import DEFINITION, TileSlots, definition_in, file_in_memory
+from infinite_tensor_stores.hdf5.slots import DEFINITION, TileSlots, file_in_memory
+from infinite_tensor_stores.hdf5.tensor import HDF5Tensor
 from infinite_tensor_stores.targets import absolute, check_mode, local_path, shown
 
 
-def tiles_in(file: SharedFile, name: str) -> TileSlots | Damage:
-    """The tiles of a tensor, or what keeps from getting at them."""
-    with file.lock:
-        group = file.h5[name]
-        try:
-            definition = definition_in(group)
-            if definition is None:
-                raise ValueError("it is gone")
-        except ValueError as error:
-            return Damage("definition", None, f"{group.name}/{DEFINITION}", str(error))
-        try:
-            return file.group(name, definition)
-        except MemoryError:
-            raise
-        except Exception as error:  # noqa: BLE001  (h5py raises what it pleases on a damaged file)
-            return Damage("array", None, f"/{name}/tiles", str(error))
-
-
-def damages(file: SharedFile, group: TileSlots, *, repair: bool) -> Iterator[Damage]:
-    """What is damaged of the tiles; the lock is held for one batch at a time, so that reads take turns."""
-    for first in group.slots():
-        with file.lock:
-            found = group.damages(first, repair=repair)
-        yield from found
-    for tile in group.log.tiles():
-        with file.lock:
-            found = group.log.damages(tile, repair=repair)
-        yield from found
-
-
-class HDF5TileStore(BindingStore[TileSlots]):
+class HDF5TileStore(HandleStore[HDF5Tensor]):
     """Keeps tensors in one HDF5 file.
 
     One process at a time: HDF5 locks the file. Within a process, stores that name the same file share it, and
@@ -137,7 +105,6 @@ class HDF5TileStore(BindingStore[TileSlots]):
         self.mode = check_mode(mode)
         self._path = local_path(os.fspath(self.filepath))
         self._filters = self._checked_filters(compression, compression_opts)
-        self._bound = {}
         self._file: SharedFile | None = None
         super().__init__(
             tile_size,
@@ -185,173 +152,77 @@ class HDF5TileStore(BindingStore[TileSlots]):
             raise StoreError(f"{self!r} is closed; open it again with `with store:`")
         return self._file
 
+    def _writable(self) -> SharedFile:
+        file = self._opened_file()
+        file.check_process(self)
+        return file
+
+    def _file_there(self) -> SharedFile:
+        file = self._opened_file()
+        if file.vanished:
+            raise vanished(self)
+        return file
+
     def _flush_backend(self) -> None:
         if self._file is not None:
             self._file.flush()
 
     def _close_backend(self) -> None:
-        self._bound.clear()
+        super()._close_backend()
         if self._file is not None:
             let_go(self._file, self)
             self._file = None
 
-    # Definitions.
+    # Documents: a dataset in the HDF5 group of a tensor; a group of tensors is one itself.
 
-    def _read_definition(self, tensor_id: str) -> dict[str, Any] | None:
-        file = self._opened_file()
+    def _read_documents(self, names: Sequence[str]) -> list[dict[str, Any] | ValueError | None]:
+        file = self._file_there()
         with file.lock:
-            return read_definition(file, tensor_id, self)
+            return [read_document(file.h5, name) for name in names]
 
-    def _write_definition(self, tensor_id: str, definition: dict[str, Any]) -> None:
+    def _create_document(self, name: str, document: dict[str, Any]) -> None:
         file = self._writable()
         with file.lock:
-            write_definition(file, tensor_id, definition, self._filters)
+            if name.startswith(TENSOR):
+                if not is_defined(file.h5, name):
+                    reserve(file.h5, 0)
+                    file.delete(name)
+                    TileSlots.create(room_for(file.h5, name), document, self._filters)
+            elif document_at(file.h5, name) is None:
+                data = json.dumps(document, allow_nan=False)
+                reserve(file.h5, len(data))
+                folder_for(file.h5, name).create_dataset(name, data=np.bytes_(data))
 
-    def _binding(self, tensor_id: str, definition: Mapping[str, Any]) -> TileSlots:
-        return self._opened_file().group(name_of(tensor_id), definition)
-
-    def _bound_to(self, tensor_id: str) -> TileSlots | None:
-        self._opened_file()
-        return super()._bound_to(tensor_id)
-
-    def _delete_tensor(self, tensor_id: str) -> None:
-        self._bound.pop(tensor_id, None)
-        self._writable().delete(name_of(tensor_id))
-
-    # Groups of tensors.
-
-    def _read_group(self, group_id: str) -> dict[str, Any] | None:
-        file = self._opened_file()
-        with file.lock:
-            check_there(file, self)
-            return read_group(file.h5, group_id, self)
-
-    def _write_group(self, group_id: str, definition: dict[str, Any]) -> None:
+    def _delete_document(self, name: str) -> None:
         file = self._writable()
         with file.lock:
-            write_group(file.h5, group_id, definition)
+            if name.startswith(TENSOR):
+                file.delete(name)
+            elif document_at(file.h5, name) is not None:
+                delete_group(file.h5, name)
 
-    def _delete_group(self, group_id: str) -> None:
-        file = self._writable()
+    def _list_documents(self, kind: str) -> list[str]:
+        file = self._file_there()
         with file.lock:
-            clear_group(file.h5, group_id)
+            names = names_in(file.h5) if kind == TENSOR else groups_in(file.h5)
+        return [name for name in names if name.startswith(kind)]
 
-    def _list_groups(self) -> list[str]:
+    def _document_path(self, name: str) -> str:
+        return f"/{name}/{DEFINITION}" if name.startswith(TENSOR) else f"/{FOLDER}/{name}"
+
+    def _is_ours(self, name: str) -> bool:
         file = self._opened_file()
         with file.lock:
-            check_there(file, self)
-            return list_groups(file.h5, self)
+            return not name.startswith(TENSOR) or tensor_at(file.h5, name) is not None
 
-    # Tiles. The lock is held for one batch at a time, so that reads and background writes take turns.
+    # Tensors.
 
-    def _read_bound_tiles(
-        self, tensor_id: str, bound: TileSlots, tile_indices: Sequence[Index]
-    ) -> list[torch.Tensor | None]:
+    def _handle_of(self, tensor_id: str, definition: Mapping[str, Any]) -> HDF5Tensor:
         file = self._opened_file()
-        tiles: list[torch.Tensor | None] = [None] * len(tile_indices)
-        for begin in range(0, len(tile_indices), bound.batch):
-            batch = tile_indices[begin : begin + bound.batch]
-            with file.lock:
-                blocks = bound.read(batch)
-            for number, block in enumerate(blocks, begin):
-                if isinstance(block, Exception):
-                    warn_of_damage(self, f"tile {tile_indices[number]} of tensor {tensor_id!r} is damaged ({block})")
-                elif block is not None:
-                    tiles[number] = from_stored(block, bound.layout.dtype)
-        return tiles
-
-    def _write_tiles(self, tensor_id: str, tiles: Mapping[Index, torch.Tensor]) -> None:
-        file, group = self._writable(), self._bound[tensor_id]
-        indices = list(tiles)
-        for begin in range(0, len(indices), group.batch):
-            batch = indices[begin : begin + group.batch]
-            with file.lock:
-                self._check_bound(tensor_id, group)
-                reserve(file.h5, len(batch) * group.layout.tile_bytes)
-                group.write({tile: to_stored(tiles[tile]) for tile in batch})
-        file.flush(older_than=self._flush_interval)
-
-    def _read_bound_partials(
-        self, tensor_id: str, bound: TileSlots, tile_indices: Sequence[Index]
-    ) -> list[PartialTile | None]:
-        with self._opened_file().lock:
-            self._check_bound(tensor_id, bound)
-            logs = [bound.log.read(tile) for tile in tile_indices]
-        found = zip(tile_indices, logs, strict=True)
-        return [PartialTile.merged(self._parts_in(bound.log.place(tile), log)) for tile, log in found]
-
-    def _parts_in(self, place: str, log: Sequence[bytes | Exception]) -> list[PartialTile]:
-        parts = []
-        for number, data in enumerate(log):
-            if isinstance(data, Exception):
-                warn_of_damage(self, f"part {number} of partial tile {place} is damaged ({data})")
-                continue
-            try:
-                parts.append(PartialTile.from_bytes(data, place))
-            except ValueError as error:
-                warn_of_damage(self, f"part {number}: {error}")
-        return parts
-
-    def _write_partials(self, tensor_id: str, partials: Mapping[Index, PartialTile | None]) -> None:
-        file, group = self._writable(), self._bound[tensor_id]
-        for tile, part in partials.items():
-            with file.lock:
-                self._check_bound(tensor_id, group)
-                if part is None:
-                    group.log.finish([tile])
-                else:
-                    data = part.to_bytes(group.log.place(tile))
-                    reserve(file.h5, len(data))
-                    group.log.append(tile, data)
-        file.flush(older_than=self._flush_interval)
-
-    def _delete_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> None:
-        file, group = self._writable(), self._bound[tensor_id]
-        with file.lock:
-            self._check_bound(tensor_id, group)
-            group.log.delete(tile_indices)
-            group.delete(tile_indices)
-
-    def _has_bound_tiles(self, bound: TileSlots, tile_indices: Sequence[Index]) -> list[bool]:
-        with self._opened_file().lock:
-            return bound.has(tile_indices)
-
-    def _find_bound_tiles(
-        self, bound: TileSlots, low: Sequence[int], high: Sequence[int]
-    ) -> tuple[set[Index], set[Index]]:
-        with self._opened_file().lock:
-            return bound.find(low, high)
-
-    def _check_bound(self, tensor_id: str, bound: TileSlots) -> None:
-        """StoreError if another store has cleared the tensor, or the file has vanished. The file's lock is held."""
-        file = self._opened_file()
-        if self._bound.get(tensor_id) is not bound:
-            # Cleared here, in the meantime: the caller knows.
-            return
-        if file.vanished:
-            raise remade_elsewhere(self, tensor_id) if self._path.exists() else cleared_elsewhere(self, tensor_id)
-        if bound.gone:
-            raise (remade_elsewhere if is_defined(file, tensor_id) else cleared_elsewhere)(self, tensor_id)
-
-    def _writable(self) -> SharedFile:
-        file = self._opened_file()
-        if file.process != os.getpid():
-            raise StoreError(
-                f"{self!r} was opened before this process was forked: two processes that write harm the file"
-            )
-        return file
+        slots = file.group(name_of(tensor_id), definition)
+        return HDF5Tensor(file, slots, tensor_id, self.contents.storage, self._flush_interval)
 
     # What can be told of the store.
-
-    def _list_tensors(self) -> list[str]:
-        file = self._opened_file()
-        with file.lock:
-            return list_tensors(file, self)
-
-    def _read_definitions(self) -> dict[str, dict[str, Any]]:
-        file = self._opened_file()
-        with file.lock:
-            return definitions_in(file, self)
 
     def _describe_tensor(self, tensor_id: str, definition: dict[str, Any]) -> TensorInfo:
         file, name = self._opened_file(), name_of(tensor_id)
@@ -359,26 +230,22 @@ class HDF5TileStore(BindingStore[TileSlots]):
             complete, partial, stored = file.group(name, definition).describe()
         return TensorInfo(tensor_id, definition, complete, partial, stored, f"/{name}/tiles")
 
-    def _verify_tensor(self, tensor_id: str, *, repair: bool) -> list[Damage]:
-        file, name = (self._writable if repair else self._opened_file)(), name_of(tensor_id)
-        with file.lock:
-            check_there(file, self)
+    def _damages(self, tensor_id: str, definition: Mapping[str, Any], *, repair: bool) -> list[Damage]:
+        if repair:
+            reserve(self._writable().h5, 0)
+        try:
+            handle = self._handle_of(tensor_id, definition)
+        except MemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001  (h5py raises what it pleases on a damaged file)
             if repair:
-                reserve(file.h5, 0)
-            known = is_defined(file, tensor_id)
-        if not known:
-            self.tensor_definition(tensor_id)
-            return []
-        group = tiles_in(file, name)
-        if isinstance(group, TileSlots):
-            return list(damages(file, group, repair=repair))
-        if repair and group.kind == "array":
-            # Without its datasets no tile of it is left.
-            self.contents.delete(tensor_id)
-        return [group]
+                # Without its datasets no tile of it is left.
+                self.contents.delete(tensor_id)
+            return [Damage("array", None, f"/{name_of(tensor_id)}/tiles", str(error))]
+        return list(handle.damages(repair=repair))
 
     def _collect_garbage(self) -> Garbage:
-        file = self._writable()
+        self._writable()
+        file = self._file_there()
         with file.lock:
-            check_there(file, self)
             return file.collect_garbage()

@@ -30,7 +30,7 @@ from zarr.storage import MemoryStore
 from infinite_tensor.errors import ValidationError
 from infinite_tensor_stores.files import content
 from infinite_tensor_stores.loop import sync
-from infinite_tensor_stores.zarr.objects import PROTOTYPE, bytes_of, get_many
+from infinite_tensor_stores.zarr.objects import PROTOTYPE, Objects, bytes_of
 
 Bytes: TypeAlias = bytes | npt.NDArray[np.uint8]
 """Bytes that may be read without a copy of them."""
@@ -276,7 +276,7 @@ def codecs_of(dtype: str, tile: Sequence[int], compressors: Any) -> list[dict[st
         compressors=(*chosen, Crc32cCodec()),
         zarr_format=3,
     )
-    (document,) = get_many(scratch, ["zarr.json"])
+    (document,) = Objects(lambda: scratch).get(["zarr.json"])
     codecs: list[dict[str, Any]] = json.loads(document or b"")["codecs"]
     return codecs
 

@@ -12,9 +12,10 @@ import torch
 
 from infinite_tensor.geometry.points import COORDINATE_LIMIT, Index
 from infinite_tensor.tilestore.layout import TileLayout
+from infinite_tensor.tilestore.persistent.documents import layout_of, name_of
 from infinite_tensor.values.definition import Definition, Json, json_scalar, scalar_from_json
-from infinite_tensor_stores.documents import checked, layout_of, name_of, parsed
 from infinite_tensor_stores.dtypes import stored_dtype, to_stored
+from infinite_tensor_stores.files import parsed
 
 ATTRIBUTE = "infinite_tensor"
 DOCUMENT = "zarr.json"
@@ -177,15 +178,6 @@ def is_zarr_of_others(document: bytes) -> bool:
     except ValueError:
         return False
     return not any(trace in document for trace in (b'"infinite_tensor"', b'"digest"'))
-
-
-def definition_in(document: bytes, name: str) -> dict[str, Any]:
-    """The definition in the ``zarr.json`` of group `name`; ValueError if it is damaged."""
-    definition = checked(attributes_in(document))
-    if name_of(definition["tensor_id"]) != name:
-        raise ValueError(f"it defines tensor {definition['tensor_id']!r}")
-    Place.of(definition)
-    return definition
 
 
 def array_document(definition: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,12 +14,13 @@ from typing import Any, Generic, TypeVar
 
 from zarr.abc.store import Store
 from zarr.core.buffer import Buffer, default_buffer_prototype
-from zarr.storage import LocalStore, MemoryStore, WrapperStore
+from zarr.storage import LocalStore, MemoryStore
 
 from infinite_tensor.support.waiting import Mark
 from infinite_tensor_stores.files import LARGEST_DOCUMENT, FileStore, Unreadable
 from infinite_tensor_stores.loop import sync
 from infinite_tensor_stores.remote import RemoteStore
+from infinite_tensor_stores.targets import innermost
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -36,93 +37,206 @@ _RETRIES = 2
 _PAGE = 1000
 
 
-def get_many(
-    store: Store, keys: Sequence[str], concurrency: int = DEFAULT_CONCURRENCY, *, most: int = LARGEST_DOCUMENT
-) -> list[bytes | None]:
-    """The objects under `keys`, None for those that do not exist.
-
-    `Unreadable` stands for one that has more than `most` bytes, and for what is not a regular file on a local disk.
-    """
-    return concurrently(lambda key: get_one(store, key, most), keys, concurrency)
+def get_many(store: Store, keys: Sequence[str], *, most: int = LARGEST_DOCUMENT) -> list[bytes | None]:
+    """`Objects.get`."""
+    return Objects(lambda: store).get(keys, most)
 
 
-async def get_one(store: Store, key: str, most: int = LARGEST_DOCUMENT) -> bytes | None:
-    """One object, as of `get_many`."""
-    if isinstance(store, FileStore | RemoteStore):
-        return await store.read(key, most)
-    found = await store.get(key, PROTOTYPE)
-    if found is None:
-        return None
-    return Unreadable.too_large(len(found), most) if len(found) > most else bytes_of(found)
-
-
-def put_many(store: Store, objects: Mapping[str, bytes], concurrency: int = DEFAULT_CONCURRENCY) -> None:
-    """Write each object, whether or not it exists."""
-
-    async def put(item: tuple[str, bytes]) -> None:
-        data = PROTOTYPE.buffer.from_bytes(item[1])
-        await _insisted(store, lambda: store.set(item[0], data), FileNotFoundError)
-
-    concurrently(put, objects.items(), concurrency)
+def put_many(store: Store, objects: Mapping[str, bytes]) -> None:
+    """`Objects.put`."""
+    Objects(lambda: store).put(objects)
 
 
 def put_encoded(
-    store: Store,
-    blocks: Mapping[str, T],
-    encode: Callable[[Sequence[T]], list[bytes]],
-    concurrency: int,
+    store: Store, blocks: Mapping[str, T], encode: Callable[[Sequence[T]], list[bytes]], concurrency: int
 ) -> None:
-    """Write what ``encode(blocks)`` makes of each block under its key; from afar, some while it makes others."""
-    if isinstance(store, LocalStore | MemoryStore):
-        put_many(store, dict(zip(blocks, encode(list(blocks.values())), strict=True)), concurrency)
-        return
-
-    async def put(item: tuple[str, T]) -> None:
-        key, block = item
-        (data,) = await asyncio.to_thread(encode, [block])
-        await store.set(key, PROTOTYPE.buffer.from_bytes(data))
-
-    concurrently(put, blocks.items(), concurrency)
+    """`Objects.put_encoded`."""
+    Objects(lambda: store, concurrency).put_encoded(blocks, encode)
 
 
-async def create(store: Store, key: str, data: bytes) -> bool:
-    """Write an object unless it exists; whether it is ours. Atomic wherever the storage can."""
-    buffer = PROTOTYPE.buffer.from_bytes(data)
-    if not isinstance(store, RemoteStore):
-        await _insisted(store, lambda: store.set_if_not_exists(key, buffer), FileNotFoundError)
-    elif await store.create(key, data):
-        return True
-    # An attempt whose answer was lost may have written it, and then another one has found it.
-    return await get_one(store, key, len(data)) == data
+def disconnect(store: Store) -> None:
+    """`Objects.disconnect`."""
+    Objects(lambda: store).disconnect()
 
 
-async def delete_folder(store: Store, prefix: str) -> None:
-    """Delete everything below `prefix`; nothing there is no error, nor is what another process goes on adding."""
-    try:
-        await _insisted(store, lambda: store.delete_dir(prefix), OSError)
-    except OSError as error:
-        if error.errno != errno.ENOTEMPTY:
-            raise
+class Objects:
+    """The objects of a zarr Store.
 
+    Parameters
+    ----------
+    open_store : callable
+        ``open_store()`` returns the Store; called again in a forked child, since connections do not survive a fork.
+    concurrency : int
+        How many requests of one call are in progress at a time.
+    """
 
-async def delete_link(store: Store, prefix: str) -> bool:
-    """Whether a folder was a symbolic link, which is deleted then; nothing of what it leads to is."""
-    folder = store.root / prefix if isinstance(store, LocalStore) else None
-    if folder is None or not folder.is_symlink():
-        return False
-    folder.unlink(missing_ok=True)
-    return True
+    def __init__(self, open_store: Callable[[], Store], concurrency: int = DEFAULT_CONCURRENCY) -> None:
+        self.concurrency = concurrency
+        self._open_store = open_store
+        self._store: Store | None = open_store()
 
+    @property
+    def store(self) -> Store:
+        """The zarr Store."""
+        store = self._store
+        if store is None:
+            self._store = store = self._open_store()
+        return store
 
-async def _insisted(store: Store, action: Callable[[], Awaitable[None]], harmless: type[OSError]) -> None:
-    """Change files, again if another process has deleted or added some of them meanwhile."""
-    for _ in range(_RETRIES if isinstance(store, LocalStore) else 0):
+    @property
+    def root(self) -> Path | None:
+        """The folder that holds the objects as files; None where they are anywhere else."""
+        store = self.store
+        return store.root if isinstance(store, LocalStore) else None
+
+    def forget(self) -> None:
+        """Open another Store when one is next used; a forked child calls this."""
+        self._store = None
+
+    def disconnect(self) -> None:
+        """Close connections; new ones are opened when they are next used."""
+        if isinstance(self.store, RemoteStore):
+            sync(self.store.disconnect)
+
+    # Many at once.
+
+    def each(self, call: Callable[[T], Awaitable[R]], arguments: Iterable[T]) -> list[R]:
+        """`concurrently`."""
+        return concurrently(call, arguments, self.concurrency)
+
+    def get(self, keys: Iterable[str], most: int = LARGEST_DOCUMENT) -> list[bytes | None]:
+        """The objects under `keys`, None for those that do not exist.
+
+        `Unreadable` stands for one that has more than `most` bytes, and for what is not a regular file on a local disk.
+        """
+        return self.each(lambda key: self.get_one(key, most), keys)
+
+    def put(self, objects: Mapping[str, bytes]) -> None:
+        """Write each object, whether or not it exists."""
+        store = self.store
+
+        async def put(item: tuple[str, bytes]) -> None:
+            data = PROTOTYPE.buffer.from_bytes(item[1])
+            await self._insist(lambda: store.set(item[0], data), FileNotFoundError)
+
+        self.each(put, objects.items())
+
+    def put_encoded(self, blocks: Mapping[str, T], encode: Callable[[Sequence[T]], list[bytes]]) -> None:
+        """Write what ``encode(blocks)`` makes of each block under its key; from afar, some while it makes others."""
+        store = self.store
+        if isinstance(store, LocalStore | MemoryStore):
+            self.put(dict(zip(blocks, encode(list(blocks.values())), strict=True)))
+            return
+
+        async def put(item: tuple[str, T]) -> None:
+            key, block = item
+            (data,) = await asyncio.to_thread(encode, [block])
+            await store.set(key, PROTOTYPE.buffer.from_bytes(data))
+
+        self.each(put, blocks.items())
+
+    def exist(self, keys: Iterable[str]) -> list[bool]:
+        """Whether there is an object under each key."""
+        return self.each(self.store.exists, keys)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Delete objects; one that does not exist is no error."""
+        self.each(self.store.delete, keys)
+
+    def sizes(self, keys: Iterable[str]) -> list[int]:
+        """Size of each object in bytes, 0 where it has gone meanwhile."""
+        store = self.store
+
+        async def size(key: str) -> int:
+            try:
+                return await store.getsize(key)
+            except FileNotFoundError:
+                return 0
+
+        return self.each(size, keys)
+
+    # One, on zarr's event loop.
+
+    async def get_one(self, key: str, most: int = LARGEST_DOCUMENT) -> bytes | None:
+        """One object, as of `get`."""
+        store = self.store
+        if isinstance(store, FileStore | RemoteStore):
+            return await store.read(key, most)
+        found = await store.get(key, PROTOTYPE)
+        if found is None:
+            return None
+        return Unreadable.too_large(len(found), most) if len(found) > most else bytes_of(found)
+
+    async def create(self, key: str, data: bytes) -> bool:
+        """Write an object unless it exists; whether it is ours. Atomic wherever the storage can."""
+        store, buffer = self.store, PROTOTYPE.buffer.from_bytes(data)
+        if not isinstance(store, RemoteStore):
+            await self._insist(lambda: store.set_if_not_exists(key, buffer), FileNotFoundError)
+        elif await store.create(key, data):
+            return True
+        # An attempt whose answer was lost may have written it, and then another one has found it.
+        return await self.get_one(key, len(data)) == data
+
+    async def delete_folder(self, prefix: str) -> None:
+        """Delete everything below `prefix`; nothing there is no error, nor is what another process goes on adding."""
+        store = self.store
         try:
-            await action()
-        except harmless:
-            continue
-        return
-    await action()
+            await self._insist(lambda: store.delete_dir(prefix), OSError)
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY:
+                raise
+
+    async def delete_link(self, prefix: str) -> bool:
+        """Whether a folder was a symbolic link, which is deleted then; nothing of what it leads to is."""
+        if self.root is None or not (self.root / prefix).is_symlink():
+            return False
+        (self.root / prefix).unlink(missing_ok=True)
+        return True
+
+    async def _insist(self, action: Callable[[], Awaitable[None]], harmless: type[OSError]) -> None:
+        """Change files, again if another process has deleted or added some of them meanwhile."""
+        for _ in range(0 if self.root is None else _RETRIES):
+            try:
+                await action()
+            except harmless:
+                continue
+            return
+        await action()
+
+    # What there is.
+
+    def children(self, prefix: str) -> list[str]:
+        """Names of the objects and folders right below a folder."""
+        return sync(self.names_in, prefix)
+
+    async def names_in(self, prefix: str) -> list[str]:
+        """`children`, on zarr's event loop."""
+        return [name.rstrip("/") async for name in self.store.list_dir(prefix)]
+
+    def pages(self, prefix: str, length: int = _PAGE) -> Iterator[list[str]]:
+        """The keys of all objects below a folder (all there are, for ``""``), up to `length` at a time."""
+        if self.root is not None:
+            keys = _walked(self.root, prefix)
+        else:
+            keys = _listed(self.store.list_prefix(f"{prefix}/" if prefix else ""))
+        while page := list(islice(keys, length)):
+            yield page
+
+    def sized_pages(self, prefix: str) -> Iterator[dict[str, int]]:
+        """The keys of all objects below a folder with their sizes in bytes, 0 for one that has gone meanwhile."""
+        if isinstance(self.store, RemoteStore):
+            # A listing tells the sizes, which otherwise take a request each.
+            listed = _listed(self.store.list_sizes(f"{prefix}/"))
+            while page := dict(islice(listed, _PAGE)):
+                yield page
+        else:
+            for keys in self.pages(prefix):
+                yield dict(zip(keys, self.sizes(keys), strict=True))
+
+    @property
+    def may_hold_temporary_files(self) -> bool:
+        """Whether processes that were killed may have left files behind that stand for no object."""
+        return isinstance(innermost(self.store), LocalStore)
 
 
 def concurrently(
@@ -210,66 +324,10 @@ class _Wave(Generic[T, R]):
             raise _OutOfOrderError from cause
 
 
-def disconnect(store: Store) -> None:
-    """Close the connections that a store holds; it opens new ones when it is used again."""
-    if isinstance(store, RemoteStore):
-        sync(store.disconnect)
-
-
 def bytes_of(buffer: Buffer | None) -> bytes:
     """The content of a zarr buffer that is known to be there."""
     assert buffer is not None
     return buffer.to_bytes()
-
-
-def pages(store: Store, prefix: str, length: int = _PAGE) -> Iterator[list[str]]:
-    """The keys of all objects below a folder (all there are, for ``""``), up to `length` at a time."""
-    if isinstance(store, LocalStore):
-        keys = _walked(store.root, prefix)
-    else:
-        keys = _listed(store.list_prefix(f"{prefix}/" if prefix else ""))
-    while page := list(islice(keys, length)):
-        yield page
-
-
-def children(store: Store, prefix: str) -> list[str]:
-    """Names of the objects and folders right below a folder."""
-
-    async def names() -> list[str]:
-        return [name.rstrip("/") async for name in store.list_dir(prefix)]
-
-    return sync(names)
-
-
-def sized_pages(store: Store, prefix: str, concurrency: int) -> Iterator[dict[str, int]]:
-    """The keys of all objects below a folder with their sizes in bytes, 0 for one that has gone meanwhile."""
-    if isinstance(store, RemoteStore):
-        # A listing tells the sizes, which otherwise take a request each.
-        listed = _listed(store.list_sizes(f"{prefix}/"))
-        while page := dict(islice(listed, _PAGE)):
-            yield page
-    else:
-        for keys in pages(store, prefix):
-            yield dict(zip(keys, sizes_of(store, keys, concurrency), strict=True))
-
-
-def sizes_of(store: Store, keys: list[str], concurrency: int) -> list[int]:
-    """Size of each object in bytes, 0 where it has gone meanwhile."""
-
-    async def size(key: str) -> int:
-        try:
-            return await store.getsize(key)
-        except FileNotFoundError:
-            return 0
-
-    return concurrently(size, keys, concurrency)
-
-
-def temporary_files_in(store: Store) -> bool:
-    """Whether processes that were killed may have left files behind that stand for no object."""
-    while isinstance(store, WrapperStore):
-        store = store._store  # noqa: SLF001  (zarr tells what is wrapped nowhere else)
-    return isinstance(store, LocalStore)
 
 
 def _walked(root: Path, prefix: str) -> Iterator[str]:

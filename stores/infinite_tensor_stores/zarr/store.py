@@ -5,21 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from zarr.abc.store import Store
 from zarr.storage import LocalStore
 
 from infinite_tensor.errors import StoreError
-from infinite_tensor.geometry.points import Index
-from infinite_tensor.tilestore.failures import cleared_elsewhere, remade_elsewhere, warn_of_damage
-from infinite_tensor.tilestore.partial import PartialTile
-from infinite_tensor.tilestore.report import Damage, Garbage, TensorInfo
-from infinite_tensor_stores.binding import BindingStore
-from infinite_tensor_stores.documents import name_of
-from infinite_tensor_stores.dtypes import from_stored, stored_dtype, to_stored
-from infinite_tensor_stores.files import LARGEST_DOCUMENT, content
+from infinite_tensor.tilestore.failures import vanished
+from infinite_tensor.tilestore.persistent.documents import TENSOR, layout_of
+from infinite_tensor.tilestore.report import Garbage, TensorInfo
+from infinite_tensor_stores.dtypes import stored_dtype
+from infinite_tensor_stores.handles import HandleStore
+from infinite_tensor_stores.loop import sync
 from infinite_tensor_stores.targets import (
     DEFAULT_TIMEOUT,
     absolute,
@@ -30,36 +27,23 @@ from infinite_tensor_stores.targets import (
     shown,
     zarr_store,
 )
-from infinite_tensor_stores.zarr.codec import ChunkCodec, codecs_of
-from infinite_tensor_stores.zarr.definitions import (
-    check_root,
-    definitions_in,
-    delete_group,
-    delete_tensor,
-    groups_in,
-    read_definition,
-    read_group,
-    tensors_in,
-    write_definition,
-    write_group,
+from infinite_tensor_stores.zarr.codec import codecs_of, new_codecs_of
+from infinite_tensor_stores.zarr.garbage import Sweep
+from infinite_tensor_stores.zarr.layout import (
+    DOCUMENT,
+    Place,
+    array_bytes,
+    attributes_in,
+    group_document,
+    incarnation_of,
+    origin_of,
 )
-from infinite_tensor_stores.zarr.layout import DOCUMENT, Place, array_document, attributes_in
-from infinite_tensor_stores.zarr.objects import DEFAULT_CONCURRENCY, concurrently, disconnect, get_many, put_encoded
-from infinite_tensor_stores.zarr.root import open_root
-from infinite_tensor_stores.zarr.tiles import Logs, Writers, described, logged_in, logs_of, part_of, tiles_in
-from infinite_tensor_stores.zarr.upkeep import Sweep, damages, place_in
+from infinite_tensor_stores.zarr.objects import DEFAULT_CONCURRENCY, Objects
+from infinite_tensor_stores.zarr.root import check_free, is_of_others, open_root
+from infinite_tensor_stores.zarr.tensor import ZarrTensor, described
 
 
-class _Bound(NamedTuple):
-    """Where a tensor lies, how its tiles are encoded, who writes them, and the logs of those that are not complete."""
-
-    place: Place
-    codec: ChunkCodec
-    writers: Writers
-    logs: Logs
-
-
-class ZarrTileStore(BindingStore[_Bound]):
+class ZarrTileStore(HandleStore[ZarrTensor]):
     """Keeps tensors in a Zarr store (format 3), each as a group with one array of complete tiles.
 
     Any number of processes may read and write one store without a lock.
@@ -129,10 +113,9 @@ class ZarrTileStore(BindingStore[_Bound]):
         self._storage_options = storage_options
         self._timeout = check_timeout(timeout)
         self.concurrency = check_concurrency(concurrency)
-        self._opened: Store | None = zarr_store(self.target, storage_options, read_only, self._timeout)
-        # Fixed when a tensor is registered: whoever goes on writing after the id was cleared and made anew writes
-        # beside the new tensor, never into it.
-        self._bound = {}
+        self._objects = Objects(
+            partial(zarr_store, self.target, storage_options, read_only, self._timeout), self.concurrency
+        )
         self._created: str | None = None
         super().__init__(
             tile_size,
@@ -142,7 +125,7 @@ class ZarrTileStore(BindingStore[_Bound]):
             read_only=read_only,
             workers=workers,
         )
-        open_root(self._store, self.mode, self)
+        open_root(self._objects, self.mode, self)
 
     def __repr__(self) -> str:
         return f"ZarrTileStore({shown(self.target)!r}, mode={self.mode!r})"
@@ -167,50 +150,89 @@ class ZarrTileStore(BindingStore[_Bound]):
     @property
     def shared(self) -> bool:  # type: ignore[override]
         """Whether the target is anywhere but in the memory of this process."""
-        return not is_in_memory(self._store)
-
-    @property
-    def _store(self) -> Store:
-        """The zarr Store; in a forked child a new one, since connections do not survive a fork."""
-        opened = self._opened
-        if opened is None:
-            self._opened = opened = zarr_store(self.target, self._storage_options, self.read_only, self._timeout)
-        return opened
+        return not is_in_memory(self._objects.store)
 
     def _renew_after_fork(self) -> None:
         super()._renew_after_fork()
-        self._opened = None
+        self._objects.forget()
         self._created = None
-        for bound in self._bound.values():
-            bound.writers.leave()
+        for handle in self._handles.values():
+            handle.writers.leave()
 
     def _resume(self) -> None:
-        open_root(self._store, "a" if self.mode in ("w", "w-") else self.mode, self)
+        open_root(self._objects, "a" if self.mode in ("w", "w-") else self.mode, self)
 
-    # Definitions.
+    # Documents: the attributes of Zarr groups. A group of tensors is one without arrays.
 
-    def _read_definition(self, tensor_id: str) -> dict[str, Any] | None:
-        return read_definition(self._store, tensor_id, self)
+    def _read_documents(self, names: Sequence[str]) -> list[dict[str, Any] | ValueError | None]:
+        root, *found = self._objects.get([DOCUMENT, *map(self._document_path, names)])
+        if root is None and (not found or None in found):
+            raise vanished(self)
+        return list(map(_definition_in, found))
+
+    def _create_document(self, name: str, document: dict[str, Any]) -> None:
+        kind = "tensor" if name.startswith(TENSOR) else "group"
+        check_free(self._objects, name, f"{kind} {document[f'{kind}_id']!r}", self)
+        place = Place.of(document) if kind == "tensor" else None
+        if place is not None:
+            self._objects.put({f"{place.array}/{DOCUMENT}": array_bytes(document)})
+        created = sync(self._objects.create, self._document_path(name), group_document(document))
+        if place is not None and created:
+            self._created = document["incarnation"]
+        elif place is not None:
+            winner = self._read_definition(document["tensor_id"])
+            # Storage may have hidden for a moment that the definition is ours.
+            if winner is not None and winner["incarnation"] != document["incarnation"]:
+                sync(self._objects.delete_folder, place.array)
+
+    def _delete_document(self, name: str) -> None:
+        key = self._document_path(name)
+        (document,) = self._objects.get([key])
+        if document is None:
+            return
+        read = self._tensor_in if name.startswith(TENSOR) else self._group_in
+        try:
+            incarnations = {(read(name, _definition_in(document)) or {}).get("incarnation")}
+        except (ValueError, StoreError):
+            # Damaged, of a later version, or somebody else's.
+            self._check_ours(name)
+            incarnations = {incarnation_of(folder) for folder in self._objects.children(name)}
+        if sync(self._objects.delete_link, name):
+            return
+        # The definition first: without it the rest is garbage, whatever happens to this process.
+        self._objects.delete([key])
+        for incarnation in incarnations - {None}:
+            for folder in ("tiles", "partial"):
+                sync(self._objects.delete_folder, f"{name}/{folder}-{incarnation}")
+
+    def _list_documents(self, kind: str) -> list[str]:
+        return [name for name in self._objects.children("") if name.startswith(kind)]
+
+    def _document_path(self, name: str) -> str:
+        return f"{name}/{DOCUMENT}"
+
+    def _is_ours(self, name: str) -> bool:
+        return not is_of_others(self._objects, name)
+
+    # Tensors.
+
+    def _check_definition(self, definition: Mapping[str, Any]) -> None:
+        Place.of(definition)
 
     def _write_definition(self, tensor_id: str, definition: dict[str, Any]) -> None:
-        self._created = write_definition(self._store, tensor_id, definition, self._compressors, self)
+        _, layout = layout_of(definition)
+        codecs = new_codecs_of(stored_dtype(layout.dtype), layout.tile_shape, self._compressors)
+        origin = list(origin_of(layout.shape, layout.tile_shape))
+        super()._write_definition(tensor_id, {**definition, "origin": origin, "codecs": codecs})
 
-    def _delete_tensor(self, tensor_id: str) -> None:
-        self._bound.pop(tensor_id, None)
-        delete_tensor(self._store, tensor_id, self)
-
-    def _binding(self, tensor_id: str, definition: Mapping[str, Any]) -> _Bound:  # noqa: ARG002  (the definition names it)
+    def _handle_of(self, tensor_id: str, definition: Mapping[str, Any]) -> ZarrTensor:  # noqa: ARG002  (it is in there)
         place = Place.of(definition)
-        # Once: whoever binds the tensor again does not know what has been written since.
-        founder, self._created = place.definition["incarnation"] == self._created, None
-        writers = Writers(place.shared, founder=founder)
-        return _Bound(place, self._codec_of(place), writers, Logs(self.concurrency))
-
-    def _codec_of(self, place: Place) -> ChunkCodec:
-        codec = ChunkCodec(array_document(place.definition))
-        if not codec.is_bounded:
+        # Once: who binds the tensor again does not know what has been written since.
+        founder, self._created = definition["incarnation"] == self._created, None
+        handle = ZarrTensor(self._objects, place, self.contents.storage, founder=founder)
+        if not handle.codec.is_bounded:
             self._check_chosen(place)
-        return codec
+        return handle
 
     def _check_chosen(self, place: Place) -> None:
         """StoreError unless the codecs of a tensor are those that this store was given."""
@@ -222,151 +244,30 @@ class ZarrTileStore(BindingStore[_Bound]):
                 "may take any amount of memory. If you trust the store, name them in compressors=... when you open it"
             )
 
-    # Groups of tensors.
-
-    def _read_group(self, group_id: str) -> dict[str, Any] | None:
-        return read_group(self._store, group_id, self)
-
-    def _write_group(self, group_id: str, definition: dict[str, Any]) -> None:
-        write_group(self._store, group_id, definition, self)
-
-    def _delete_group(self, group_id: str) -> None:
-        delete_group(self._store, group_id, self)
-
-    def _list_groups(self) -> list[str]:
-        return groups_in(self._store, self.concurrency, self)
-
-    # Tiles.
-
-    def _read_bound_tiles(
-        self, tensor_id: str, bound: _Bound, tile_indices: Sequence[Index]
-    ) -> list[torch.Tensor | None]:
-        place, codec = bound.place, bound.codec
-        candidates = self._candidates(bound, tile_indices)
-        found = get_many(self._store, list(map(place.chunk, candidates)), self.concurrency, most=codec.most_bytes)
-        present = {tile: data for tile, data in zip(candidates, found, strict=True) if data is not None}
-        blocks = codec.decode(list(present.values()))
-        tiles: dict[Index, torch.Tensor] = {}
-        for tile, block in zip(present, blocks, strict=True):
-            if isinstance(block, Exception):
-                warn_of_damage(self, f"tile {tile} of tensor {tensor_id!r} is damaged ({block})")
-            else:
-                tiles[tile] = from_stored(block, place.layout.dtype)
-        return [tiles.get(tile) for tile in tile_indices]
-
-    def _candidates(self, bound: _Bound, tile_indices: Sequence[Index]) -> list[Index]:
-        """Those of some tiles of which something may be stored."""
-        doubt = bound.writers.doubt(tile_indices)
-        return bound.writers.candidates(tile_indices, get_many(self._store, doubt) if doubt else [])
-
-    def _write_tiles(self, tensor_id: str, tiles: Mapping[Index, torch.Tensor]) -> None:
-        place, codec, writers, _ = self._bound[tensor_id]
-        self._check_place(tensor_id, place, *get_many(self._store, [place.group]))
-        writers.will_write(self._store, tiles)
-        blocks = {place.chunk(tile): to_stored(block) for tile, block in tiles.items()}
-        put_encoded(self._store, blocks, codec.encode, self.concurrency)
-
-    def _read_bound_partials(
-        self, tensor_id: str, bound: _Bound, tile_indices: Sequence[Index]
-    ) -> list[PartialTile | None]:
-        place, _, writers, bound_logs = bound
-        doubt = writers.doubt(tile_indices)
-        # Where nothing is in doubt, the parts are asked for with the definition.
-        keys = doubt or [part_of(place.log(tile)) for tile in tile_indices]
-        most = max(place.largest_part, LARGEST_DOCUMENT)
-        document, *found = get_many(self._store, [place.group, *keys], self.concurrency, most=most)
-        self._check_place(tensor_id, place, document)
-        tiles = writers.candidates(tile_indices, found if doubt else [])
-        logs = [place.log(tile) for tile in tiles]
-        first = get_many(self._store, [*map(part_of, logs)], self.concurrency, most=most) if doubt else found
-        parts = bound_logs.read(self._store, dict(zip(logs, first, strict=True)), most)
-        return [PartialTile.merged(self._parts_in(log, parts.get(log, ()))) for log in map(place.log, tile_indices)]
-
-    def _parts_in(self, log: str, stored: Sequence[bytes]) -> list[PartialTile]:
-        parts = []
-        for number, data in enumerate(stored):
-            try:
-                parts.append(PartialTile.from_bytes(content(data), log))
-            except ValueError as error:
-                warn_of_damage(self, f"part {number}: {error}")
-        return parts
-
-    def _write_partials(self, tensor_id: str, partials: Mapping[Index, PartialTile | None]) -> None:
-        place, _, writers, logs = self._bound[tensor_id]
-        self._check_place(tensor_id, place, *get_many(self._store, [place.group]))
-        writers.will_write(self._store, [tile for tile, part in partials.items() if part is not None])
-        parts = {place.log(tile): part for tile, part in partials.items()}
-        logs.write(self._store, {log: None if part is None else part.to_bytes(log) for log, part in parts.items()})
-
-    def _delete_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> None:
-        place, _, _, logs = self._bound[tensor_id]
-        self._check_place(tensor_id, place, *get_many(self._store, [place.group]))
-        # Before they go: part 1 of a log that has lost its part 0 would never be found.
-        logs.forget(map(place.log, tile_indices))
-        logs.delete(self._store, logs_of(self._store, place, set(tile_indices)))
-        concurrently(self._store.delete, map(place.chunk, tile_indices), self.concurrency)
-
-    def _has_bound_tiles(self, bound: _Bound, tile_indices: Sequence[Index]) -> list[bool]:
-        candidates = self._candidates(bound, tile_indices)
-        found = concurrently(self._store.exists, map(bound.place.chunk, candidates), self.concurrency)
-        there = dict(zip(candidates, found, strict=True))
-        return [there.get(tile, False) for tile in tile_indices]
-
-    def _find_bound_tiles(
-        self, bound: _Bound, low: Sequence[int], high: Sequence[int]
-    ) -> tuple[set[Index], set[Index]]:
-        return tiles_in(self._store, bound.place, low, high, self.concurrency)
-
-    def _find_bound_partials(self, bound: _Bound, low: Sequence[int], high: Sequence[int]) -> set[Index]:
-        return logged_in(self._store, bound.place, low, high)
-
-    def _check_place(self, tensor_id: str, place: Place, document: bytes | None) -> None:
-        """StoreError if `document`, found where the tensor's definition was, no longer defines what lies at `place`."""
-        bound = self._bound.get(tensor_id)
-        if bound is None or bound.place is not place:
-            # Cleared here, in the meantime: the caller knows.
-            return
-        if document is None:
-            raise cleared_elsewhere(self, tensor_id)
-        try:
-            found = attributes_in(document)
-        except ValueError:
-            # Damaged, which `verify` reports.
-            return
-        if found is not None and found.get("incarnation") != place.definition["incarnation"]:
-            raise remade_elsewhere(self, tensor_id)
-
     # What can be told of the store.
 
-    def _list_tensors(self) -> list[str]:
-        return tensors_in(self._store, self.concurrency, self)
-
-    def _read_definitions(self) -> dict[str, dict[str, Any]]:
-        return definitions_in(self._store, self.concurrency, self)
-
-    def _describe_tensor(self, tensor_id: str, definition: dict[str, Any]) -> TensorInfo:  # noqa: ARG002  (the definition names it)
-        return described(self._store, Place.of(definition), self.concurrency)
-
-    def _verify_tensor(self, tensor_id: str, *, repair: bool) -> list[Damage]:
-        name = name_of(tensor_id)
-        (document,) = get_many(self._store, [f"{name}/{DOCUMENT}"])
-        if document is None:
-            # An error, unless it is a tensor that a read-only store knows and may not create.
-            self.tensor_definition(tensor_id)
-            return []
-        place = place_in(self._store, name, document, self)
-        if isinstance(place, Damage):
-            return [place]
-        return list(damages(self._store, place, self._codec_of(place), self.concurrency, repair=repair))
+    def _describe_tensor(self, tensor_id: str, definition: dict[str, Any]) -> TensorInfo:  # noqa: ARG002  (likewise)
+        return described(self._objects, Place.of(definition))
 
     def _collect_garbage(self) -> Garbage:
-        check_root(self._store, self)
-        sweep = Sweep(self._store, self.concurrency)
+        if self._objects.get([DOCUMENT]) == [None]:
+            raise vanished(self)
+        sweep = Sweep(self._objects, lambda name: self._tensor_in(name, *self._read_documents([name])))
         collected = sweep.run()
-        for bound in list(self._bound.values()):
-            bound.logs.forget(sweep.logs)
+        for handle in list(self._handles.values()):
+            handle.logs.forget(sweep.logs)
         return collected
 
     def _close_backend(self) -> None:
-        self._bound.clear()
-        disconnect(self._store)
+        super()._close_backend()
+        self._objects.disconnect()
+
+
+def _definition_in(document: bytes | None) -> dict[str, Any] | ValueError | None:
+    """What the ``zarr.json`` of a group defines; what keeps from reading it."""
+    if document is None:
+        return None
+    try:
+        return attributes_in(document) or ValueError("there is no definition")
+    except ValueError as error:
+        return error

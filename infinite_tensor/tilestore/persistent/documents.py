@@ -1,6 +1,6 @@
-"""Definitions as stores write them, under names that nothing a user gives can lead out of the store.
+"""Documents: definitions of tensors and of groups, under names that nothing a user gives can lead out of the store.
 
-They are JSON that carries a digest of itself, so that damage never passes for truth.
+They are JSON objects that carry a digest of themselves, so that damage never passes for truth.
 """
 
 from __future__ import annotations
@@ -8,15 +8,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from infinite_tensor.errors import StoreError
-from infinite_tensor.tilestore.failures import warn_of_damage
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.stored_definition import StoredTensor
 from infinite_tensor.values.definition import Definition
-from infinite_tensor_stores.files import content
 
 _SAFE = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789._-")
 _LONGEST = 120
@@ -59,17 +56,6 @@ def id_of(name: str, kind: str = TENSOR) -> str | None:
 _INCARNATION = re.compile(r"[0-9a-f]{16}")
 
 
-def parsed(document: bytes) -> dict[str, Any]:
-    """The JSON object in `document`; ValueError for anything else, however it is nested or encoded."""
-    try:
-        found = json.loads(content(document))
-    except RecursionError as error:
-        raise ValueError("it is nested too deep") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"it holds a {type(found).__name__}, not an object")  # noqa: TRY004  (what it holds is a value)
-    return found
-
-
 def sealed(definition: Mapping[str, Any]) -> dict[str, Any]:
     """`definition` with its digest, for `checked`."""
     return {**definition, "digest": _digest(definition)}
@@ -95,7 +81,9 @@ def checked(found: object) -> dict[str, Any]:
 
 
 def intact(found: object) -> dict[str, Any]:
-    """What `sealed` returned, of a tensor or of anything else; ValueError if it is not as it was."""
+    """What `sealed` returned, of a tensor or of anything else; ValueError if it is not as it was, or is one itself."""
+    if isinstance(found, ValueError):
+        raise found
     if not isinstance(found, dict) or "digest" not in found:
         raise ValueError("there is no definition")
     if found["digest"] != _digest(found):
@@ -119,46 +107,3 @@ def _digest(definition: Mapping[str, Any]) -> str:
     except RecursionError as error:
         raise ValueError("it is nested too deep") from error
     return hashlib.sha256(canonical.encode()).hexdigest()
-
-
-def group_id_in(found: object, name: str) -> str:
-    """The id of the group that `found`, as `sealed` returned it, defines under a name; ValueError if it is damaged."""
-    group_id = intact(found).get("group_id")
-    if not isinstance(group_id, str) or name_of(group_id, GROUP) != name:
-        raise ValueError(f"it defines group {group_id!r:.200}")
-    return group_id
-
-
-def id_in(
-    read: Callable[[], str | None],
-    name: str,
-    place: str,
-    owner: object,
-    is_of_others: Callable[[], bool] = lambda: False,
-) -> str | None:
-    """The id of a tensor or a group that is stored under a name: of a damaged one, the one that the name tells.
-
-    Parameters
-    ----------
-    read : callable
-        ``read()`` tells the id as the definition has it, None where there is none; ValueError or StoreError where
-        that cannot be read.
-    name : str
-        What `name_of` made of the id.
-    place : str
-        Where the definition is, for a warning where not even the name tells.
-    owner : object
-        Whose repr stands in it.
-    is_of_others : callable
-        Whether what cannot be read is none of ours; the id is None then.
-    """
-    try:
-        return read()
-    except (ValueError, StoreError) as error:
-        if is_of_others():
-            return None
-        kind, what = (GROUP, "group") if name.startswith(GROUP) else (TENSOR, "tensor")
-        told = id_of(name, kind)
-        if told is None:
-            warn_of_damage(owner, f"{place} is damaged ({error}), and does not tell which {what} it defined")
-        return told

@@ -1,0 +1,179 @@
+"""Tensors of a storage as objects, which a backend's methods for the tiles of a tensor's id call."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import torch
+
+from infinite_tensor.geometry.points import Index
+from infinite_tensor.tilestore.failures import warn_of_damage
+from infinite_tensor.tilestore.layout import TileLayout
+from infinite_tensor.tilestore.partial import PartialTile
+from infinite_tensor.tilestore.persistent import PersistentTileStore
+from infinite_tensor.tilestore.persistent.documents import name_of
+from infinite_tensor.tilestore.report import Damage
+from infinite_tensor_stores.dtypes import from_stored
+from infinite_tensor_stores.files import content
+
+
+class TensorHandle(ABC):
+    """One incarnation of a tensor in a storage. Each method is that of `Backend` without the id.
+
+    Parameters
+    ----------
+    tensor_id : str
+        Its id.
+    layout : TileLayout
+        How it is cut into tiles.
+    owner : object
+        Whose repr stands in messages.
+
+    Attributes
+    ----------
+    released : bool
+        Whether its store goes by it no more: the tensor was cleared there, or registered again.
+    """
+
+    def __init__(self, tensor_id: str, layout: TileLayout, owner: object) -> None:
+        self.tensor_id = tensor_id
+        self.layout = layout
+        self.owner = owner
+        self.released = False
+
+    @abstractmethod
+    def read_tiles(self, tiles: Sequence[Index]) -> list[torch.Tensor | None]:
+        """The complete tiles, None where there is none."""
+
+    @abstractmethod
+    def write_tiles(self, tiles: Mapping[Index, torch.Tensor]) -> None:
+        """Store complete tiles."""
+
+    @abstractmethod
+    def read_partials(self, tiles: Sequence[Index]) -> list[PartialTile | None]:
+        """What is stored of partial tiles, None where nothing is."""
+
+    @abstractmethod
+    def write_partials(self, partials: Mapping[Index, PartialTile | None]) -> None:
+        """Add to what is stored of partial tiles; None deletes it."""
+
+    @abstractmethod
+    def delete_tiles(self, tiles: Sequence[Index]) -> None:
+        """Delete all that is stored of some tiles."""
+
+    @abstractmethod
+    def has_tiles(self, tiles: Sequence[Index]) -> list[bool]:
+        """Whether each tile is complete."""
+
+    @abstractmethod
+    def find_tiles(self, low: Sequence[int], high: Sequence[int]) -> tuple[set[Index], set[Index]]:
+        """Which tiles of a box ``[low, high)`` are complete, and of which there is a log."""
+
+    def find_partials(self, low: Sequence[int], high: Sequence[int]) -> set[Index]:
+        """Of which tiles of a box there is a log."""
+        return self.find_tiles(low, high)[1]
+
+    @abstractmethod
+    def damages(self, *, repair: bool) -> Iterator[Damage]:
+        """What is damaged of all that is stored; dropped as it is found, where it is to be repaired."""
+
+    def tile_from(self, tile: Index, block: np.ndarray[Any, Any] | Exception | None) -> torch.Tensor | None:
+        """A tile of what was found of it; None, with a warning, where that is what is wrong with it."""
+        if isinstance(block, Exception):
+            warn_of_damage(self.owner, f"tile {tile} of tensor {self.tensor_id!r} is damaged ({block})")
+            return None
+        return None if block is None else from_stored(block, self.layout.dtype)
+
+    def partial_from(self, place: str, parts: Sequence[bytes | Exception]) -> PartialTile | None:
+        """What the log of a partial tile holds, less what is damaged, of which there is a warning."""
+        found = []
+        for number, data in enumerate(parts):
+            try:
+                found.append(PartialTile.from_bytes(content(data), place))
+            except ValueError as error:
+                warn_of_damage(self.owner, f"part {number}: {error}")
+        return PartialTile.merged(found)
+
+
+Handle = TypeVar("Handle", bound=TensorHandle)
+
+
+class HandleStore(PersistentTileStore, Generic[Handle]):
+    """A store that holds an object for each tensor that was registered.
+
+    Of one without, nothing is stored: it is known to a read-only store alone, or has been cleared.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self._handles: dict[str, Handle] = {}
+        super().__init__(*args, **options)
+
+    @abstractmethod
+    def _handle_of(self, tensor_id: str, definition: Mapping[str, Any]) -> Handle:
+        """The tensor of an intact definition; ValueError or OSError where that is not what is stored."""
+
+    def _bind_tensor(self, tensor_id: str, definition: Mapping[str, Any]) -> None:
+        handle = self._handle_of(tensor_id, definition)
+        self._release(tensor_id)
+        self._handles[tensor_id] = handle
+
+    def _delete_tensor(self, tensor_id: str) -> None:
+        self._release(tensor_id)
+        super()._delete_tensor(tensor_id)
+
+    def _close_backend(self) -> None:
+        for tensor_id in list(self._handles):
+            self._release(tensor_id)
+
+    def _verify_tensor(self, tensor_id: str, *, repair: bool) -> list[Damage]:
+        name = name_of(tensor_id)
+        try:
+            definition = self._tensor_in(name, *self._read_documents([name]))
+        except ValueError as error:
+            self._check_ours(name)
+            return [Damage("definition", None, self._document_path(name), str(error))]
+        if definition is None:
+            # An error, unless it is a tensor that a read-only store knows and may not create.
+            self.tensor_definition(tensor_id)
+            return []
+        return self._damages(tensor_id, definition, repair=repair)
+
+    def _damages(self, tensor_id: str, definition: Mapping[str, Any], *, repair: bool) -> list[Damage]:
+        return list(self._handle_of(tensor_id, definition).damages(repair=repair))
+
+    def _release(self, tensor_id: str) -> None:
+        handle = self._handles.pop(tensor_id, None)
+        if handle is not None:
+            handle.released = True
+
+    def _read_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[torch.Tensor | None]:
+        handle = self._handles.get(tensor_id)
+        return [None] * len(tile_indices) if handle is None else handle.read_tiles(tile_indices)
+
+    def _write_tiles(self, tensor_id: str, tiles: Mapping[Index, torch.Tensor]) -> None:
+        self._handles[tensor_id].write_tiles(tiles)
+
+    def _read_partials(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[PartialTile | None]:
+        handle = self._handles.get(tensor_id)
+        return [None] * len(tile_indices) if handle is None else handle.read_partials(tile_indices)
+
+    def _write_partials(self, tensor_id: str, partials: Mapping[Index, PartialTile | None]) -> None:
+        self._handles[tensor_id].write_partials(partials)
+
+    def _delete_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> None:
+        self._handles[tensor_id].delete_tiles(tile_indices)
+
+    def _has_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[bool]:
+        handle = self._handles.get(tensor_id)
+        return [False] * len(tile_indices) if handle is None else handle.has_tiles(tile_indices)
+
+    def _find_tiles(self, tensor_id: str, low: Sequence[int], high: Sequence[int]) -> tuple[set[Index], set[Index]]:
+        handle = self._handles.get(tensor_id)
+        return (set(), set()) if handle is None else handle.find_tiles(low, high)
+
+    def _find_partials(self, tensor_id: str, low: Sequence[int], high: Sequence[int]) -> set[Index]:
+        handle = self._handles.get(tensor_id)
+        return set() if handle is None else handle.find_partials(low, high)

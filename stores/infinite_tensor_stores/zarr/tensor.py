@@ -1,0 +1,382 @@
+"""One tensor in a zarr Store: complete tiles are chunks, partial ones logs, and somebody else may be writing some.
+
+A log is a folder of parts that are numbered from 0 and never changed. The only writer of a tensor need not look for
+tiles that it has never written.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import torch
+
+from infinite_tensor.geometry.points import Index, inside
+from infinite_tensor.tilestore.failures import cleared_elsewhere, remade_elsewhere
+from infinite_tensor.tilestore.partial import PartialTile
+from infinite_tensor.tilestore.report import Damage, TensorInfo
+from infinite_tensor_stores.dtypes import to_stored
+from infinite_tensor_stores.files import LARGEST_DOCUMENT, content, parsed
+from infinite_tensor_stores.handles import TensorHandle
+from infinite_tensor_stores.loop import sync
+from infinite_tensor_stores.zarr.codec import ChunkCodec, normal_form
+from infinite_tensor_stores.zarr.layout import DOCUMENT, Place, array_bytes, array_document, attributes_in
+from infinite_tensor_stores.zarr.objects import Objects
+
+_BITS = 12
+"""A block holds about 2**12 tiles."""
+
+_FEW_TILES = 64
+"""So many are asked for one by one, rather than looked for among all that there are."""
+
+_PAGE_BYTES = 2**26
+_PAGE_TILES = 256
+
+
+class TileSet:
+    """A set of tiles that takes about a bit for each where they lie side by side."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[Index, int] = {}
+
+    def __contains__(self, tile: Index) -> bool:
+        block, bit = _place_of(tile)
+        return bool(self._blocks.get(block, 0) >> bit & 1)
+
+    def update(self, tiles: Iterable[Index]) -> None:
+        """Add tiles."""
+        for block, bit in map(_place_of, tiles):
+            self._blocks[block] = self._blocks.get(block, 0) | 1 << bit
+
+
+def _place_of(tile: Index) -> tuple[Index, int]:
+    """The block that a tile lies in, and its number there."""
+    shift = _BITS // len(tile)
+    bit = 0
+    for i in tile:
+        bit = bit << shift | i & (1 << shift) - 1
+    return tuple([i >> shift for i in tile]), bit
+
+
+class Writers:
+    """What one store object knows of the others that write a tensor.
+
+    Whoever has created a tensor has written all that is stored of it, until somebody else announces itself, which
+    everybody else does before writing for the first time. So one look for the announcement stands for a look for
+    each tile.
+
+    Parameters
+    ----------
+    mark : str
+        Key of the announcement.
+    founder : bool
+        Whether this store object has created the tensor.
+    """
+
+    def __init__(self, mark: str, *, founder: bool) -> None:
+        self._mark = mark
+        self._written: TileSet | None = TileSet() if founder else None
+        self._announced = founder
+
+    def doubt(self, tiles: Iterable[Index]) -> list[str]:
+        """Keys to look for before `candidates` can tell of some tiles: the announcement, or none."""
+        written = self._written
+        return [] if written is None or all(tile in written for tile in tiles) else [self._mark]
+
+    def candidates(self, tiles: Iterable[Index], found: Sequence[bytes | None]) -> list[Index]:
+        """Those of some tiles of which something may be stored, by what was found under the keys of `doubt`."""
+        if any(data is not None for data in found):
+            self._written = None
+        written = self._written
+        return [tile for tile in tiles if written is None or tile in written]
+
+    def will_write(self, objects: Objects, tiles: Iterable[Index]) -> None:
+        """To be called before anything of some tiles is written."""
+        if not self._announced:
+            objects.put({self._mark: b""})
+            self._announced = True
+        # A thread that reads may find somebody else's announcement meanwhile.
+        written = self._written
+        if written is not None:
+            written.update(tiles)
+
+    def leave(self) -> None:
+        """Be one of several from now on: a forked child goes on with what its parent has, beside it."""
+        self._written, self._announced = None, False
+
+
+class Logs:
+    """Reads, lengthens and deletes logs without a listing: knows how long those are that it has met.
+
+    A log is named by its prefix in the store.
+    """
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+        self._lengths: dict[str, int] = {}
+
+    def read(self, first: Mapping[str, bytes | None], most: int) -> dict[str, list[bytes]]:
+        """All parts, of `most` bytes, of logs whose first parts are at hand, up to the first part that is missing."""
+        logs: dict[str, list[bytes]] = {log: [] for log in first}
+        grown = {log: part for log, part in first.items() if part is not None}
+        while grown:
+            for log, part in grown.items():
+                logs[log].append(part)
+            found = self._objects.get([part_of(log, len(logs[log])) for log in grown], most)
+            grown = {log: part for log, part in zip(grown, found, strict=True) if part is not None}
+        self._lengths.update((log, len(parts)) for log, parts in logs.items() if parts)
+        return logs
+
+    def write(self, parts: Mapping[str, bytes | None]) -> None:
+        """Add a part to each log, or delete it where that is None."""
+
+        async def write(item: tuple[str, bytes | None]) -> None:
+            log, data = item
+            if data is None:
+                await self._delete(log)
+                return
+            number = self._lengths.get(log, 0)
+            # Another process may have added parts: take the next number that is free.
+            while not await self._objects.create(part_of(log, number), data):
+                number += 1
+            self._lengths[log] = number + 1
+
+        self._objects.each(write, parts.items())
+
+    def forget(self, logs: Iterable[str]) -> None:
+        """Know nothing more of logs that somebody deletes."""
+        for log in logs:
+            self._lengths.pop(log, None)
+
+    async def _delete(self, log: str) -> None:
+        # The last part first: a kill in between leaves a log without gaps.
+        for number in reversed(range(self._lengths.get(log, 0))):
+            await self._objects.store.delete(part_of(log, number))
+        if self._objects.root is not None:
+            await self._objects.delete_folder(log)
+        self._lengths.pop(log, None)
+
+
+class ZarrTensor(TensorHandle):
+    """The tiles of one incarnation of a tensor.
+
+    Parameters
+    ----------
+    objects : Objects
+        Of the store.
+    place : Place
+        Where the tensor lies.
+    owner : object
+        Whose repr stands in messages.
+    founder : bool
+        Whether this store object has created the tensor.
+    """
+
+    def __init__(self, objects: Objects, place: Place, owner: object, *, founder: bool = False) -> None:
+        super().__init__(place.definition["tensor_id"], place.layout, owner)
+        self.place = place
+        self.codec = ChunkCodec(array_document(place.definition))
+        self.writers = Writers(place.shared, founder=founder)
+        self.logs = Logs(objects)
+        self._objects = objects
+
+    def read_tiles(self, tiles: Sequence[Index]) -> list[torch.Tensor | None]:
+        """The complete tiles, each a request where something may be stored of it."""
+        candidates = self._candidates(tiles)
+        found = self._objects.get(map(self.place.chunk, candidates), self.codec.most_bytes)
+        present = {tile: data for tile, data in zip(candidates, found, strict=True) if data is not None}
+        blocks = dict(zip(present, self.codec.decode(list(present.values())), strict=True))
+        return [self.tile_from(tile, blocks.get(tile)) for tile in tiles]
+
+    def write_tiles(self, tiles: Mapping[Index, torch.Tensor]) -> None:
+        """Store complete tiles."""
+        self._check_place(*self._objects.get([self.place.group]))
+        self.writers.will_write(self._objects, tiles)
+        blocks = {self.place.chunk(tile): to_stored(block) for tile, block in tiles.items()}
+        self._objects.put_encoded(blocks, self.codec.encode)
+
+    def read_partials(self, tiles: Sequence[Index]) -> list[PartialTile | None]:
+        """What their logs hold."""
+        place, doubt = self.place, self.writers.doubt(tiles)
+        # Where nothing is in doubt, the parts are asked for with the definition.
+        keys = doubt or [part_of(place.log(tile)) for tile in tiles]
+        most = max(place.largest_part, LARGEST_DOCUMENT)
+        document, *found = self._objects.get([place.group, *keys], most)
+        self._check_place(document)
+        logs = [place.log(tile) for tile in self.writers.candidates(tiles, found if doubt else [])]
+        first = self._objects.get(map(part_of, logs), most) if doubt else found
+        parts = self.logs.read(dict(zip(logs, first, strict=True)), most)
+        return [self.partial_from(log, parts.get(log, ())) for log in map(place.log, tiles)]
+
+    def write_partials(self, partials: Mapping[Index, PartialTile | None]) -> None:
+        """Add a part to the log of each, or delete it."""
+        self._check_place(*self._objects.get([self.place.group]))
+        self.writers.will_write(self._objects, [tile for tile, part in partials.items() if part is not None])
+        parts = {self.place.log(tile): part for tile, part in partials.items()}
+        self.logs.write({log: None if part is None else part.to_bytes(log) for log, part in parts.items()})
+
+    def delete_tiles(self, tiles: Sequence[Index]) -> None:
+        """Delete logs and chunks, in this order."""
+        self._check_place(*self._objects.get([self.place.group]))
+        # Before they go: part 1 of a log that has lost its part 0 would never be found.
+        self.logs.forget(map(self.place.log, tiles))
+        wanted = set(tiles)
+        begun = dict.fromkeys(tile for tile in self._logged() if tile in wanted)
+        self._objects.each(self._objects.delete_folder, map(self.place.log, begun))
+        self._objects.delete(map(self.place.chunk, tiles))
+
+    def has_tiles(self, tiles: Sequence[Index]) -> list[bool]:
+        """Whether there is a chunk of each."""
+        candidates = self._candidates(tiles)
+        there = dict(zip(candidates, self._objects.exist(map(self.place.chunk, candidates)), strict=True))
+        return [there.get(tile, False) for tile in tiles]
+
+    def find_tiles(self, low: Sequence[int], high: Sequence[int]) -> tuple[set[Index], set[Index]]:
+        """The tiles of a box that have a chunk, and those that have a log."""
+        place = self.place
+        if math.prod(b - a for a, b in zip(low, high, strict=True)) <= _FEW_TILES:
+            tiles = list(itertools.product(*map(range, low, high)))
+            present = self._objects.exist([*map(place.chunk, tiles), *(part_of(place.log(tile)) for tile in tiles)])
+            found = list(itertools.compress(tiles * 2, present))
+            count = sum(present[: len(tiles)])
+            return set(found[:count]), set(found[count:])
+        chunks = (place.tile_of_chunk(key) for keys in self._objects.pages(f"{place.array}/c") for key in keys)
+        complete = {tile for tile in chunks if tile is not None and inside(tile, low, high)}
+        return complete, self.find_partials(low, high)
+
+    def find_partials(self, low: Sequence[int], high: Sequence[int]) -> set[Index]:
+        """The tiles of a box that have a log."""
+        return {tile for tile in self._logged() if inside(tile, low, high)}
+
+    def _candidates(self, tiles: Sequence[Index]) -> list[Index]:
+        """Those of some tiles of which something may be stored."""
+        doubt = self.writers.doubt(tiles)
+        return self.writers.candidates(tiles, self._objects.get(doubt) if doubt else [])
+
+    def _logged(self) -> Iterator[Index]:
+        """The tile of each part of a log that there is, even behind a gap."""
+        place = self.place
+        parts = (place.tile_of_part(key) for keys in self._objects.pages(place.logs) for key in keys)
+        return (part[0] for part in parts if part is not None)
+
+    def _check_place(self, document: bytes | None) -> None:
+        """StoreError if `document`, found where the tensor's definition was, no longer defines what lies there."""
+        if self.released:
+            # The caller knows.
+            return
+        if document is None:
+            raise cleared_elsewhere(self.owner, self.tensor_id)
+        try:
+            found = attributes_in(document)
+        except ValueError:
+            # Damaged, which `verify` reports.
+            return
+        if found is not None and found.get("incarnation") != self.place.definition["incarnation"]:
+            raise remade_elsewhere(self.owner, self.tensor_id)
+
+    # Damage. Tiles and logs are fetched and decoded in pages; all that grows with what is stored is the numbers of the
+    # parts of its logs, and, behind fsspec, the names in a folder.
+
+    def damages(self, *, repair: bool) -> Iterator[Damage]:
+        """What is damaged of the array, the complete tiles and the partial tiles; mended as it is found."""
+        yield from self._damages_of_array(repair=repair)
+        length = max(1, min(_PAGE_TILES, _PAGE_BYTES // self.layout.tile_bytes))
+        for keys in self._objects.pages(f"{self.place.array}/c", length):
+            yield from self._damages_of_tiles(keys, repair=repair)
+        numbers: dict[Index, set[int]] = {}
+        for keys in self._objects.pages(self.place.logs, length):
+            yield from self._damages_of_parts(keys, numbers, repair=repair)
+        yield from self._gaps(numbers, repair=repair)
+
+    def _damages_of_array(self, *, repair: bool) -> Iterator[Damage]:
+        key = f"{self.place.array}/{DOCUMENT}"
+        try:
+            (document,) = self._objects.get([key])
+            if document is None:
+                raise ValueError("it is missing")
+            # Earlier versions put the whole definition there.
+            if (attributes_in(document, "array") or {}).get("origin") != list(self.place.origin):
+                raise ValueError("its origin is not that of the definition")
+            found, wanted = normal_form(parsed(document)), normal_form(array_document(self.place.definition))
+            differing = [
+                field for field, value in wanted.items() if field != "attributes" and found.get(field) != value
+            ]
+            if differing:
+                raise ValueError(f"what the definition says differs in {', '.join(differing)}")
+        except ValueError as error:
+            yield Damage("array", None, key, str(error))
+            if repair:
+                self._objects.put({key: array_bytes(self.place.definition)})
+
+    def _damages_of_tiles(self, keys: Sequence[str], *, repair: bool) -> Iterator[Damage]:
+        chunks = [(key, tile) for key in keys if (tile := self.place.tile_of_chunk(key)) is not None]
+        stored = self._objects.get([key for key, _ in chunks], self.codec.most_bytes)
+        present = [(key, tile, data) for (key, tile), data in zip(chunks, stored, strict=True) if data is not None]
+        blocks = self.codec.decode([data for *_, data in present])
+        damaged = []
+        for (key, tile, _), block in zip(present, blocks, strict=True):
+            if isinstance(block, Exception):
+                damaged.append(key)
+                yield Damage("tile", tile, key, str(block))
+        if repair:
+            self._objects.delete(damaged)
+
+    def _damages_of_parts(
+        self, keys: Sequence[str], numbers: dict[Index, set[int]], *, repair: bool
+    ) -> Iterator[Damage]:
+        """What is damaged of parts; the numbers of those that are there go into `numbers`."""
+        parts = [(key, *part) for key in keys if (part := self.place.tile_of_part(key)) is not None]
+        mended = {}
+        stored = self._objects.get([key for key, *_ in parts], self.place.largest_part)
+        for (key, tile, number), data in zip(parts, stored, strict=True):
+            if data is None:
+                continue
+            numbers.setdefault(tile, set()).add(number)
+            try:
+                PartialTile.from_bytes(content(data), self.place.log(tile))
+            except ValueError as error:
+                yield Damage("partial", tile, key, str(error))
+                mended[key] = self._nothing(tile)
+        if repair:
+            self._objects.put(mended)
+
+    def _gaps(self, numbers: dict[Index, set[int]], *, repair: bool) -> Iterator[Damage]:
+        """Parts that are missing, so that later ones of the log are not read."""
+        missing = {tile: sorted(set(range(max(found))) - found) for tile, found in numbers.items()}
+        gaps = [tile for tile, absent in missing.items() if absent]
+        # A process that has completed a tile is deleting its log, or will not miss it.
+        complete = self._objects.exist(map(self.place.chunk, gaps))
+        for tile in itertools.compress(gaps, (not done for done in complete)):
+            for number in missing[tile]:
+                key = part_of(self.place.log(tile), number)
+                yield Damage("partial", tile, key, "it is missing, so that later parts are not read")
+                if repair:
+                    sync(self._objects.create, key, self._nothing(tile))
+
+    def _nothing(self, tile: Index) -> bytes:
+        """A part that says nothing, in the place of a damaged one: a log is read up to the first that is missing."""
+        return PartialTile().to_bytes(self.place.log(tile))
+
+
+def part_of(log: str, number: int = 0) -> str:
+    """The key of one part."""
+    return f"{log}/{number}"
+
+
+def described(objects: Objects, place: Place) -> TensorInfo:
+    """What is stored of the tensor at `place`."""
+    complete, stored = 0, 0
+    for sizes in objects.sized_pages(f"{place.array}/c"):
+        chunks = [size for key, size in sizes.items() if place.tile_of_chunk(key) is not None]
+        complete += len(chunks)
+        stored += sum(chunks)
+    logs: set[Index] = set()
+    for sizes in objects.sized_pages(place.logs):
+        parts = {key: part[0] for key in sizes if (part := place.tile_of_part(key)) is not None}
+        logs.update(parts.values())
+        stored += sum(sizes[key] for key in parts)
+    # A log that another process has left behind does not make a complete tile partial.
+    partial = objects.exist(map(place.chunk, logs)).count(False)
+    definition = dict(place.definition)
+    return TensorInfo(definition["tensor_id"], definition, complete, partial, stored, place.array)
