@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import threading
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
 
-from infinite_tensor import DamagedDataWarning
 from infinite_tensor.tilestore import Damage, Garbage
 from infinite_tensor.tilestore.persistent import PartialTile, PersistentTileStore, TensorInfo
 
@@ -79,13 +77,7 @@ class DictTileStore(PersistentTileStore):
         return complete, {tile for _, kind, tile in within if kind == "partial"}
 
     def _read_log(self, key: tuple[str, str, Index]) -> PartialTile | None:
-        parts = []
-        for part in self.storage.get(key, ()):
-            try:
-                parts.append(PartialTile.from_bytes(part, str(key)))
-            except ValueError as error:
-                warnings.warn(f"{self!r}: {error}; it is treated as missing", DamagedDataWarning, stacklevel=2)
-        return PartialTile.merged(parts)
+        return PartialTile.from_log(self.storage.get(key, ()), str(key), self)
 
     def _list_tensors(self) -> list[str]:
         return [key[0] for key in list(self.storage) if key[1] == "definition"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,13 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import MemoryStore
 
-from infinite_tensor import HDF5TileStore, ZarrTileStore
+from infinite_tensor import HDF5TileStore, StoreError, ZarrTileStore
 from infinite_tensor.testing import PersistentStoreTests
 from infinite_tensor.tilestore import testing as earlier
+from infinite_tensor.tilestore.persistent import PartialTile, PersistentTileStore
 from tests.dict_store import DictTileStore
 from tests.file_store import FileTileStore
+from tests.sqlite_store import SQLiteTileStore
 
 Index = tuple[int, ...]
 
@@ -69,9 +71,14 @@ class TestHDF5(PersistentStoreTests):
             group["tiles"][slot] = pixels
 
 
-class TestFiles(PersistentStoreTests):
+class TestSQLite(PersistentStoreTests):
     """The backend that the documentation shows."""
 
+    def open_store(self, location: Any, **options: Any) -> SQLiteTileStore:
+        return SQLiteTileStore(location, **options)
+
+
+class TestFiles(PersistentStoreTests):
     def open_store(self, location: Any, **options: Any) -> FileTileStore:
         return FileTileStore(location, **options)
 
@@ -94,6 +101,46 @@ class TestDict(PersistentStoreTests):
     def damage_tile(self, location: Any, tensor_id: str, tile: Index) -> None:
         (part,) = location[tensor_id, "tile", tile]
         location[tensor_id, "tile", tile] = (part[:-1] + bytes([part[-1] ^ 0x10]),)
+
+
+class _OnlyTiles(PersistentTileStore):
+    """Four of the methods."""
+
+    def _read_tiles(self, _tensor_id: str, indices: Sequence[Index]) -> list[torch.Tensor | None]:
+        return [None] * len(indices)
+
+    def _write_tiles(self, tensor_id: str, tiles: Mapping[Index, torch.Tensor]) -> None:
+        pass
+
+    def _read_partials(self, _tensor_id: str, indices: Sequence[Index]) -> list[PartialTile | None]:
+        return [None] * len(indices)
+
+    def _write_partials(self, tensor_id: str, partials: Mapping[Index, PartialTile | None]) -> None:
+        pass
+
+
+class _SevenMethods(_OnlyTiles):
+    def _read_definition(self, _tensor_id: str) -> dict[str, Any] | None:
+        return None
+
+    def _write_definition(self, tensor_id: str, definition: dict[str, Any]) -> None:
+        pass
+
+    def _delete_tensor(self, tensor_id: str) -> None:
+        pass
+
+
+def test_a_backend_that_keeps_no_definitions_is_told_what_it_needs() -> None:
+    with pytest.raises(TypeError, match=r"_OnlyTiles keeps no definitions: .*_read_definition.*_read_documents"):
+        _OnlyTiles()
+
+
+def test_a_backend_of_the_seven_methods_alone_keeps_no_groups_and_lists_nothing() -> None:
+    with _SevenMethods() as store:
+        with pytest.raises(StoreError, match=r"_SevenMethods keeps no groups: .*_read_documents.*_list_documents"):
+            store.group_ids()
+        with pytest.raises(StoreError, match="_SevenMethods does not list its tensors"):
+            store.tensor_ids()
 
 
 class _LosesTiles(DictTileStore):

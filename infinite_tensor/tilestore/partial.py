@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from infinite_tensor.errors import StoreError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.support.arrays import Array, as_array, as_tensor, copied
+from infinite_tensor.tilestore.failures import warn_of_damage
 from infinite_tensor.tilestore.layout import Record
 from infinite_tensor.values.definition import dtype_name, dtype_of
 
@@ -57,6 +58,30 @@ class PartialTile:
         longest = max(known, key=lambda part: part.prefix_length)
         pieces = {index: piece for part in known for index, piece in part.pieces.items()}
         return PartialTile(longest.prefix, longest.prefix_length, pieces)
+
+    @classmethod
+    def from_log(cls, log: Iterable[bytes | Exception], place: str, store: object) -> PartialTile | None:
+        """What a log holds, merged; None where it holds nothing.
+
+        Parameters
+        ----------
+        log : iterable of bytes or Exception
+            Its parts, as `to_bytes` wrote them for `place`, or what keeps one from being read. A damaged one is left
+            out, with a `DamagedDataWarning`.
+        place : str
+            What names the tile.
+        store : object
+            Whose repr stands in the warning.
+        """
+        parts = []
+        for number, data in enumerate(log):
+            try:
+                if isinstance(data, Exception):
+                    raise DamagedPartialError(f"partial tile {place} is damaged ({data})") from data
+                parts.append(cls.from_bytes(data, place))
+            except DamagedPartialError as error:
+                warn_of_damage(store, f"part {number}: {error}")
+        return cls.merged(parts)
 
     def to_bytes(self, place: str) -> bytes:
         """The part as safetensors, with a digest over its content and `place`, the name of its tile."""

@@ -52,10 +52,8 @@ class Unreadable(bytes):
         return cls.because(f"it has {size} bytes, and can have {most} at most")
 
 
-def content(data: bytes | Exception) -> bytes:
+def content(data: bytes) -> bytes:
     """`data`, if it was read; ValueError that says why not."""
-    if isinstance(data, Exception):
-        raise ValueError(str(data)) from data  # noqa: TRY004  (what is stored is a value)
     if isinstance(data, Unreadable):
         raise ValueError(data.reason)  # noqa: TRY004  (what is stored is a value)
     return data

@@ -17,7 +17,7 @@ from infinite_tensor.tilestore.persistent import PersistentTileStore
 from infinite_tensor.tilestore.persistent.documents import name_of
 from infinite_tensor.tilestore.report import Damage
 from infinite_tensor_stores.dtypes import from_stored
-from infinite_tensor_stores.files import content
+from infinite_tensor_stores.files import Unreadable
 
 
 class TensorHandle(ABC):
@@ -89,13 +89,8 @@ class TensorHandle(ABC):
 
     def partial_from(self, place: str, parts: Sequence[bytes | Exception]) -> PartialTile | None:
         """What the log of a partial tile holds, less what is damaged, of which there is a warning."""
-        found = []
-        for number, data in enumerate(parts):
-            try:
-                found.append(PartialTile.from_bytes(content(data), place))
-            except ValueError as error:
-                warn_of_damage(self.owner, f"part {number}: {error}")
-        return PartialTile.merged(found)
+        log = [ValueError(data.reason) if isinstance(data, Unreadable) else data for data in parts]
+        return PartialTile.from_log(log, place, self.owner)
 
 
 Handle = TypeVar("Handle", bound=TensorHandle)

@@ -55,7 +55,10 @@ class PersistentTileStore(TileStore, Backend):
     ) -> None:
         missing = [name for name in _OF_DEFINITIONS if not self._offers(name)]
         if missing:
-            raise TypeError(f"{type(self).__name__} keeps no definitions: it needs {', '.join(missing)}, see `Backend`")
+            raise TypeError(
+                f"{type(self).__name__} keeps no definitions: it needs the methods {', '.join(missing)}, or those of "
+                "documents, _read_documents and three more, see infinite_tensor.tilestore.persistent.backend"
+            )
         limits = check_limit("cache_size_bytes", cache_size_bytes), check_limit("cache_size_tiles", cache_size_tiles)
         if isinstance(flush_interval, bool) or not isinstance(flush_interval, int | float) or flush_interval < 0:
             raise ValidationError(f"flush_interval must be a number of seconds from 0, got {flush_interval!r}")
