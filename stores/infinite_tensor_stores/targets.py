@@ -16,6 +16,7 @@ from zarr.storage import FsspecStore, LocalStore, MemoryStore, WrapperStore
 
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.geometry.window import as_index
+from infinite_tensor.tilestore.persistent import FORMAT
 from infinite_tensor_stores.files import FileStore
 from infinite_tensor_stores.remote import Mask, RemoteStore, without_logins
 
@@ -31,6 +32,42 @@ def check_mode(mode: object) -> str:
     if mode not in MODES:
         raise ValidationError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
     return str(mode)
+
+
+def check_found(mode: str, owner: object, found: str | None, *, is_store: bool, place: str) -> None:
+    """StoreError that names `owner` if a mode is not for what lies in its place.
+
+    Parameters
+    ----------
+    mode : str
+        One of `MODES`.
+    owner : object
+        Whose repr stands in messages.
+    found : str or None
+        What lies there, None for nothing.
+    is_store : bool
+        Whether that is a store.
+    place : str
+        Where a new one can be.
+    """
+    if found is None:
+        if mode in ("r", "r+"):
+            raise StoreError(f"{owner!r}: there is no store; mode 'a' or 'w' creates one in {place}")
+    elif mode == "w-":
+        raise StoreError(
+            f"{owner!r}: there is something already; mode 'a' opens it if it is a store, else choose {place}"
+        )
+    elif mode == "r" and not is_store:
+        raise StoreError(f"{owner!r}: there is {found} with no store in it; mode 'a' makes one there")
+
+
+def check_format(version: object, owner: object, advice: str = "") -> None:
+    """StoreError, with `advice`, if what a place tells as the version of its layout is none, or a later one."""
+    number = as_index(version)
+    if number is None or number < 1:
+        raise StoreError(f"{owner!r} has format {version!r:.200}, which is none; it may be damaged. {advice}")
+    if number > FORMAT:
+        raise StoreError(f"{owner!r} has format {number}, this version reads up to {FORMAT}")
 
 
 def local_path(target: str) -> Path:

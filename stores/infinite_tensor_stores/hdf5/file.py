@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from infinite_tensor.errors import StoreError
-from infinite_tensor.geometry.window import as_index
 from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.tilestore.persistent import FORMAT
 from infinite_tensor.tilestore.report import Garbage
@@ -41,6 +40,7 @@ from infinite_tensor_stores.hdf5.slots import (
     import_h5py,
     is_incarnation,
 )
+from infinite_tensor_stores.targets import check_format, check_found
 
 _MARGIN = 2**20
 """Bytes for what HDF5 itself keeps in the file, beside the data."""
@@ -191,6 +191,7 @@ def _sizes(group: Any) -> list[int]:
     return sizes
 
 
+_PLACE = "a new file"
 _TOLD = 5
 """Names that one error tells."""
 
@@ -228,12 +229,13 @@ def open_file(path: Path, mode: str, owner: object) -> SharedFile:
         If there is no file where one must be, one where none may be, something else, or no way to look.
     """
     with _opening(path, owner):
-        _check_mode(path, mode, owner)
+        found = None if not path.exists() else "an empty file" if _is_blank(path) else "a file"
+        check_found(mode, owner, found, is_store=found != "an empty file", place=_PLACE)
         file = _shared(path, mode, owner)
         if file is None:
             if mode != "r" and _is_blank(path):
                 _create(path, exclusive=mode == "w-")
-            ours = _look(path, owner, adopts=mode != "r")
+            ours = _look(path, owner, mode)
             file = _opened(path, "r" if mode == "r" else "r+")
             with _closed_on_failure(file):
                 if not ours:
@@ -251,7 +253,7 @@ def reopen_file(path: Path, mode: str, owner: object) -> SharedFile:
             raise StoreError(f"{owner!r}: its file is gone; HDF5TileStore(...) with mode 'a' or 'w' creates a new one")
         file = _shared(path, mode, owner)
         if file is None:
-            _look(path, owner, adopts=False)
+            _look(path, owner, "r")
             file = _opened(path, mode)
         file.users.add(owner)
         return file
@@ -286,18 +288,6 @@ def _is_other_file(path: Path) -> bool:
         return False
 
 
-def _check_mode(path: Path, mode: str, owner: object) -> None:
-    exists = path.exists()
-    if mode in ("r", "r+") and not exists:
-        raise StoreError(f"{owner!r}: there is no file; mode 'a' or 'w' creates one")
-    if mode == "r" and _is_blank(path):
-        raise StoreError(f"{owner!r}: the file is empty; mode 'a' makes it a store")
-    if mode == "w-" and exists:
-        raise StoreError(
-            f"{owner!r}: there is something already; mode 'a' opens it if it is a store, else choose another path"
-        )
-
-
 def _shared(path: Path, mode: str, owner: object) -> SharedFile | None:
     """The file as another store of this process has it open."""
     shared = _files.known.get(_identity(path.stat())) if path.exists() else None
@@ -310,38 +300,24 @@ def _shared(path: Path, mode: str, owner: object) -> SharedFile | None:
     return shared
 
 
-def _look(path: Path, owner: object, *, adopts: bool) -> bool:
+def _look(path: Path, owner: object, mode: str) -> bool:
     """Whether a file is a store; StoreError if it is none, and may not become one. Nothing of it is changed."""
     if not path.is_file():
         # To open a pipe would take until somebody writes to it.
         raise StoreError(f"{owner!r}: there is something that is not a regular file; choose another path")
     with import_h5py().File(path, "r") as h5:
         if MARK in h5.attrs:
-            _check_format(h5.attrs[MARK], owner)
+            restored = f"h5py.File(path, 'r+').attrs[{MARK!r}] = {FORMAT} restores it"
+            check_format(h5.attrs[MARK], owner, f"Where it is a store of this version, {restored}")
             return True
         if is_of_version_0(h5):
             raise StoreError(
                 f"{owner!r}: the file was written by a version 0.x of this library (it has a group /tensors), which "
                 "this version does not read; choose another path"
             )
-        if not adopts:
-            raise StoreError(
-                f"{owner!r}: there is an HDF5 file with no store in it; mode 'a' adds one to it, "
-                "where nothing is in the way"
-            )
+        check_found(mode, owner, "an HDF5 file", is_store=False, place=_PLACE)
         _check_free(h5, owner)
         return False
-
-
-def _check_format(stored: object, owner: object) -> None:
-    version = as_index(stored)
-    if version is None or version < 1:
-        raise StoreError(
-            f"{owner!r} has format {stored!r:.200}, which is none; it may be damaged. Where it is a store of this "
-            f"version, h5py.File(path, 'r+').attrs[{MARK!r}] = {FORMAT} restores it"
-        )
-    if version > FORMAT:
-        raise StoreError(f"{owner!r} has format {version}, this version reads up to {FORMAT}")
 
 
 def _check_free(h5: Any, owner: object) -> None:

@@ -19,6 +19,7 @@ from infinite_tensor.tilestore.persistent import FORMAT
 from infinite_tensor.tilestore.persistent.documents import GROUP, TENSOR
 from infinite_tensor_stores.files import Unreadable
 from infinite_tensor_stores.loop import sync
+from infinite_tensor_stores.targets import check_format, check_found
 from infinite_tensor_stores.zarr.layout import (
     DOCUMENT,
     attributes_in,
@@ -36,9 +37,9 @@ from infinite_tensor_stores.zarr.objects import Objects
 # Some storages list the folder itself, without a name.
 _LEFT_BEHIND = re.compile(r"|.*\.partial|\.DS_Store|Thumbs\.db|lost\+found|\.nfs.*", re.DOTALL)
 _MOST_TOLD = 3
+_PLACE = "an empty folder"
 
 _MARK = {"format": FORMAT}
-_CREATES = "mode 'a' or 'w' creates one in an empty folder"
 
 
 @dataclass(frozen=True)
@@ -200,7 +201,7 @@ def open_root(objects: Objects, mode: str, owner: object) -> None:
         raise
     except Exception as error:
         if isinstance(error, FileNotFoundError) and mode in ("r", "r+"):
-            raise StoreError(f"{owner!r}: there is no store; {_CREATES}") from error
+            check_found(mode, owner, None, is_store=False, place=_PLACE)
         raise StoreError(f"{owner!r} cannot be opened: {type(error).__name__}: {error}") from error
 
 
@@ -208,7 +209,12 @@ def _open(objects: Objects, mode: str, owner: object) -> None:
     _check_folder(objects, owner)
     (document,) = objects.get([DOCUMENT])
     ours = None if document is None else _mark_in(document, objects, owner)
-    _check_mode(objects, mode, document is not None, ours, owner)
+    if ours is not None:
+        check_format(ours["format"], owner)
+    found = "a Zarr group" if document is not None else None
+    if mode == "w-" and found is None and not is_empty(objects):
+        found = "something"
+    check_found(mode, owner, found, is_store=ours is not None, place=_PLACE)
     if mode != "r":
         _check_writable(objects, owner)
     if document is None:
@@ -224,20 +230,6 @@ def _open(objects: Objects, mode: str, owner: object) -> None:
     elif ours is None or (mode == "w" and ours != _MARK):
         # Attributes of somebody else stay.
         objects.put({DOCUMENT: marked(document, _MARK)})
-
-
-def _check_mode(objects: Objects, mode: str, exists: bool, ours: dict[str, Any] | None, owner: object) -> None:
-    """StoreError if a mode is not for what is there: a root with our mark, one that `exists` without it, or none."""
-    if ours is not None and ours["format"] > FORMAT:
-        raise StoreError(f"{owner!r} has format {ours['format']}, this version reads up to {FORMAT}")
-    if not exists and mode in ("r", "r+"):
-        raise StoreError(f"{owner!r}: there is no store; {_CREATES}")
-    if ours is None and mode == "r":
-        raise StoreError(f"{owner!r}: there is a Zarr group, but no store in it; mode 'a' creates one there")
-    if mode == "w-" and (exists or not is_empty(objects)):
-        raise StoreError(
-            f"{owner!r}: there is something already; mode 'a' opens it if it is a store, else choose an empty folder"
-        )
 
 
 def _check_folder(objects: Objects, owner: object) -> None:
