@@ -13,7 +13,7 @@ from infinite_tensor import InfiniteTensor, StoreError, TensorWindow
 from infinite_tensor.tilestore.persistent import PersistentTileStore
 
 GONE = "tensor 't' is gone: it has been cleared, or the whole store has vanished"
-REMADE = "tensor 't' has been cleared and made anew by somebody else"
+REMADE = "tensor 't' has been cleared and created again by somebody else"
 VANISHED = "the store has vanished since it was opened; open it again"
 
 

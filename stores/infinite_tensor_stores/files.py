@@ -1,6 +1,6 @@
 """Local files as the objects of a store: only regular ones, no larger than they can be, are read.
 
-A FIFO would block whoever opens it for ever, and a device or a file without end would fill the memory. A symbolic link
+To open a FIFO would block for ever, and a device or a file without end would fill the memory. A symbolic link
 is what it leads to.
 """
 
@@ -29,7 +29,7 @@ _PIECE = 2**16
 
 
 class Unreadable(bytes):
-    """Stands for an object that is there and is not read. It is empty, so to whoever does not look it is damaged.
+    """Stands for an object that is there and is not read. It is empty, so whatever does not look takes it for damaged.
 
     Attributes
     ----------

@@ -249,7 +249,7 @@ class Backend(ABC):
         return complete, begun
 
     def _delete_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> None:
-        """Delete all that is stored of some tiles, complete ones and partial ones, whoever has written it.
+        """Delete all that is stored of some tiles, complete and partial, by whatever process they were written.
 
         The partial ones first. One of which nothing is stored is no error.
         """

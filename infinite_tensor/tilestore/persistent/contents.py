@@ -219,7 +219,7 @@ class PersistentContents(Contents):
         """Drop every tile that one of the windows touches, after a flush."""
         self.check_droppable(spec.tensor_id)
         if not windows or self.digest_of(spec.tensor_id) != spec.definition.digest:
-            # Cleared, or made anew with another definition: nothing is stored of this one.
+            # Cleared, or created again with another definition: nothing is stored of this one.
             return Dropped()
         record = self.registry.record_of(spec)
         tiles = tiles_of(record.layout.grid, pixels_of(spec.grid.window, windows))
@@ -295,7 +295,7 @@ class PersistentContents(Contents):
             self.storage.flush()
 
     def close(self, *, discard: bool) -> None:
-        """Flush, then let go of memory and files. Closing twice is no error."""
+        """Flush, then release memory and files. Closing twice is no error."""
         if not self.closed:
             try:
                 self.flush()

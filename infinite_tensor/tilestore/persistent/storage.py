@@ -23,7 +23,7 @@ _FEW_TILES = 64
 class Storage:
     """Calls a backend; what that raises becomes a StoreError that names store, tensor and tile.
 
-    The backend is the store itself, which its parts must not keep alive: it is held weakly. Whoever uses them holds the
+    The backend is the store itself, which its parts must not keep alive: it is held weakly. Who uses them holds the
     store, by a tensor, say.
     """
 

@@ -99,7 +99,7 @@ class PersistentTileStore(TileStore, Backend):
 
     @visited
     def close(self, *, discard: bool = False) -> None:
-        """Flush, then let go of memory and files. Closing twice is no error; see `TileStore.close`."""
+        """Flush, then release memory and files. Closing twice is no error; see `TileStore.close`."""
         super().close(discard=discard)
 
     @visited

@@ -132,7 +132,7 @@ class SharedFile:
                 self.flush()
             known = self.groups.pop(name, None)
             if known is not None:
-                known.let_go()
+                known.close()
             delete_members(self.h5, name)
 
     def collect_garbage(self) -> Garbage:
@@ -221,7 +221,7 @@ def open_file(path: Path, mode: str, owner: object) -> SharedFile:
     mode : str
         One of `MODES`.
     owner : object
-        Who uses it until `let_go`; its repr stands in messages.
+        Who uses it until `leave_file`; its repr stands in messages.
 
     Raises
     ------
@@ -259,7 +259,7 @@ def reopen_file(path: Path, mode: str, owner: object) -> SharedFile:
         return file
 
 
-def let_go(file: SharedFile, owner: object) -> None:
+def leave_file(file: SharedFile, owner: object) -> None:
     """End what `open_file` began: the last user closes the file."""
     with _files.lock:
         file.release(owner)

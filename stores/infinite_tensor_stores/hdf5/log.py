@@ -26,7 +26,7 @@ class PartLog:
     place : str
         What names this tensor and its incarnation, and so, with the tile behind it, a partial tile.
 
-    After `let_go` it holds nothing, and what is still written to it is dropped. Not safe for threads: the
+    After `close` it holds nothing, and what is still written to it is dropped. Not safe for threads: the
     owner holds a lock.
     """
 
@@ -44,7 +44,7 @@ class PartLog:
     def __len__(self) -> int:
         return len(self._ends) - len(self._finished)
 
-    def let_go(self) -> None:
+    def close(self) -> None:
         """Forget the group of a tensor that is being cleared."""
         self._folder, self._ends, self._finished = None, {}, set()
 

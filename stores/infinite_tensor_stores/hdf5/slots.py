@@ -145,7 +145,7 @@ class TileSlots:
     ValueError
         If the group does not hold what the definition says.
 
-    After `let_go` it holds nothing, and what is still written to it is dropped. Not safe for threads: the
+    After `close` it holds nothing, and what is still written to it is dropped. Not safe for threads: the
     owner holds a lock.
     """
 
@@ -196,11 +196,11 @@ class TileSlots:
         """Whether the tensor has been cleared."""
         return self._data is None
 
-    def let_go(self) -> None:
+    def close(self) -> None:
         """Close the datasets of a tensor that is being cleared: HDF5 frees their space only then."""
         self._data = self._table = None
         self._index = TileIndex(np.empty((0, len(self.layout.tile_shape)), np.int64), np.empty(0, np.int64))
-        self.log.let_go()
+        self.log.close()
 
     # Complete tiles.
 

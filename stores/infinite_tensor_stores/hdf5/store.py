@@ -15,7 +15,7 @@ from infinite_tensor.tilestore.failures import vanished
 from infinite_tensor.tilestore.persistent.documents import TENSOR, name_of
 from infinite_tensor.tilestore.report import Damage, Garbage, TensorInfo
 from infinite_tensor_stores.handles import HandleStore
-from infinite_tensor_stores.hdf5.file import SharedFile, let_go, open_file, reopen_file, reserve
+from infinite_tensor_stores.hdf5.file import SharedFile, leave_file, open_file, reopen_file, reserve
 from infinite_tensor_stores.hdf5.members import (
     FOLDER,
     delete_group,
@@ -170,7 +170,7 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
     def _close_backend(self) -> None:
         super()._close_backend()
         if self._file is not None:
-            let_go(self._file, self)
+            leave_file(self._file, self)
             self._file = None
 
     # Documents: a dataset in the HDF5 group of a tensor; a group of tensors is one itself.

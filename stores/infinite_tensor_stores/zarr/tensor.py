@@ -62,7 +62,7 @@ def _place_of(tile: Index) -> tuple[Index, int]:
 class Writers:
     """What one store object knows of the others that write a tensor.
 
-    Whoever has created a tensor has written all that is stored of it, until somebody else announces itself, which
+    The one that has created a tensor has written all that is stored of it, until somebody else announces itself, which
     everybody else does before writing for the first time. So one look for the announcement stands for a look for
     each tile.
 
