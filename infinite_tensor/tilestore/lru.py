@@ -22,7 +22,8 @@ class LRU(Generic[K, V]):
     max_bytes, max_items : int or None
         Limits; None is no limit.
 
-    Not safe for threads: the owner holds a lock.
+    Not safe for threads: the owner holds a lock. A signal handler may use it in the middle of a call, if only
+    `max_items` limits it.
     """
 
     def __init__(self, max_bytes: int | None = None, max_items: int | None = None) -> None:
@@ -39,7 +40,7 @@ class LRU(Generic[K, V]):
     def total_bytes(self) -> int:
         """What all values take together."""
         if not self._counted:
-            self._bytes = sum(size for _, size in self._entries.values())
+            self._bytes = sum(size for _, size in list(self._entries.values()))
             self._counted = True
         return self._bytes
 
@@ -69,14 +70,18 @@ class LRU(Generic[K, V]):
 
     def items(self) -> Iterator[tuple[K, V]]:
         """Keys and values, least recently used first, as they are now."""
-        return iter([(key, value) for key, (value, _) in self._entries.items()])
+        return iter([(key, value) for key, (value, _) in list(self._entries.items())])
 
     def get(self, key: K) -> V | None:
         """The value of `key`, now the most recently used, or None."""
         entry = self._entries.get(key)
         if entry is None:
             return None
-        self._entries.move_to_end(key)
+        try:
+            self._entries.move_to_end(key)
+        except KeyError:
+            # A signal handler has used other values, in whose place it was evicted.
+            return entry[0]
         return entry[0]
 
     def put(self, key: K, value: V, size: int) -> None:
@@ -84,7 +89,12 @@ class LRU(Generic[K, V]):
         total, self._counted = self.total_bytes, False
         _, before = self._entries.get(key, (None, 0))
         self._entries[key] = value, size
-        self._entries.move_to_end(key)
+        try:
+            self._entries.move_to_end(key)
+        except KeyError:
+            # As in `get`.
+            self._counted = False
+            return
         self._bytes, self._counted = total + size - before, True
 
     def pop(self, key: K) -> V | None:
