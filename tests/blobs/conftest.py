@@ -11,6 +11,7 @@ import pytest
 from zarr.codecs import GzipCodec
 
 from infinite_tensor import TensorBlob
+from tests.blobs.rows import made
 
 _numbers = itertools.count()
 
@@ -39,3 +40,11 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 def folder(tmp_path: Path) -> Place:
     """A local disk."""
     return Place(str(tmp_path / "blob"), {})
+
+
+@pytest.fixture(params=[None, GzipCodec(level=1)], ids=["mapped", "decoded"])
+def on_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """A local disk, with a blob of ten rows whose blocks are mapped, or decoded."""
+    place = Place(str(tmp_path / "blob"), {"compressors": request.param})
+    made(place)
+    return place

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
-from tests.blobs.conftest import Place
+from infinite_tensor import TensorBlob
+
+if TYPE_CHECKING:
+    from tests.blobs.conftest import Place
 
 SHAPE = (2, 3)
 
@@ -20,3 +25,9 @@ def made(place: Place, count: int = 10, block_size: int = 4) -> torch.Tensor:
     with place.open("w", dtype="float32", shape=SHAPE, block_size=block_size) as blob:
         blob.write(rows)
     return rows
+
+
+def append(target: str) -> None:
+    """Add three rows to a blob of ten."""
+    with TensorBlob.open(target, "a") as blob:
+        blob.write(numbered(3, 10))

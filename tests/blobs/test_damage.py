@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 import zarr
-from zarr.codecs import GzipCodec
 
 from infinite_tensor import StoreError
 from tests.blobs.conftest import Place
@@ -25,38 +24,30 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(data)
 
 
-@pytest.fixture(params=[None, GzipCodec(level=1)], ids=["plain", "compressed"])
-def damaged(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    """A blob of 10 rows on a local disk, to be damaged."""
-    place = Place(str(tmp_path / "blob"), {"compressors": request.param})
-    made(place)
-    return place
-
-
 @pytest.mark.parametrize("index", [5, slice(0, 10), [9, 4]])
-def test_a_missing_block_is_named(damaged: Place, index: Any) -> None:
-    Path(damaged.target, "c.1.0.0").unlink()
-    blob = damaged.open()
+def test_a_missing_block_is_named(on_disk: Place, index: Any) -> None:
+    Path(on_disk.target, "c.1.0.0").unlink()
+    blob = on_disk.open()
     with pytest.raises(StoreError, match=r"block c\.1\.0\.0, which holds rows 4 to 7, is damaged: it is missing"):
         blob[index]
     assert torch.equal(blob[8:], numbered(2, 8))
 
 
-def test_a_block_that_is_too_short_is_named(damaged: Place) -> None:
-    path = Path(damaged.target, "c.2.0.0")
+def test_a_block_that_is_too_short_is_named(on_disk: Place) -> None:
+    path = Path(on_disk.target, "c.2.0.0")
     os.truncate(path, path.stat().st_size - 3)
-    blob = damaged.open()
+    blob = on_disk.open()
     with pytest.raises(StoreError, match=r"block c\.2\.0\.0, which holds rows 8 to 9, is damaged"):
         blob.read()
     assert torch.equal(blob[:8], numbered(8))
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_flipped_bit_in_a_block_is_found(damaged: Place, seed: int) -> None:
-    path = Path(damaged.target, "c.1.0.0")
+def test_a_flipped_bit_in_a_block_is_found(on_disk: Place, seed: int) -> None:
+    path = Path(on_disk.target, "c.1.0.0")
     flip(path, random.Random(seed).randrange(path.stat().st_size))  # noqa: S311
     with pytest.raises(StoreError, match=r"block c\.1\.0\.0, .* is damaged"):
-        damaged.open().read()
+        on_disk.open().read()
 
 
 def test_any_flipped_bit_in_the_document_is_found_or_harmless(folder: Place) -> None:
@@ -115,12 +106,12 @@ def test_a_blob_of_a_later_version_is_refused(folder: Place, monkeypatch: pytest
         folder.open()
 
 
-def test_the_intact_part_can_be_kept(damaged: Place) -> None:
-    Path(damaged.target, "c.2.0.0").unlink()
-    with damaged.open("a") as blob:
+def test_the_intact_part_can_be_kept(on_disk: Place) -> None:
+    Path(on_disk.target, "c.2.0.0").unlink()
+    with on_disk.open("a") as blob:
         assert blob.truncate(8) == 8
         blob.write(numbered(2, 8))
-    assert torch.equal(damaged.open().read(), numbered(10))
+    assert torch.equal(on_disk.open().read(), numbered(10))
 
 
 def test_a_file_that_has_been_checked_is_not_checked_again(folder: Place) -> None:

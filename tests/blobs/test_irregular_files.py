@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from zarr.codecs import GzipCodec
 
 from infinite_tensor import StoreError, TensorBlob
 from tests.blobs.conftest import Place
-from tests.blobs.rows import SHAPE, made, numbered
+from tests.blobs.rows import SHAPE, append, numbered
 from tests.hostile.irregular import IRREGULAR, REASON, limit_memory
 from tests.processes.fork_server import Member, Team
 
@@ -32,11 +31,6 @@ def read(target: str, mode: str = "r") -> torch.Tensor:
         return blob[:]
 
 
-def write(target: str) -> None:
-    with TensorBlob.open(target, "a") as blob:
-        blob.write(numbered(3, 10))
-
-
 def create(target: str) -> None:
     TensorBlob.open(target, "w", dtype="float32", shape=SHAPE).close()
 
@@ -48,12 +42,10 @@ def other() -> Iterator[Member]:
         yield team.members[0]
 
 
-@pytest.fixture(params=[None, GzipCodec(level=1)], ids=["mapped", "decoded"])
-def blob(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+@pytest.fixture
+def blob(on_disk: Place) -> Path:
     """The folder of a blob of ten rows."""
-    place = Place(str(tmp_path / "blob"), {"compressors": request.param})
-    made(place)
-    return Path(place.target)
+    return Path(on_disk.target)
 
 
 @pytest.mark.parametrize("kind", PUT)
@@ -84,7 +76,7 @@ def test_a_link_to_a_regular_file_is_followed(blob: Path, other: Member, key: st
     assert torch.equal(other.call(read, str(blob)), numbered(10))
 
 
-@pytest.mark.parametrize("begin", [TensorBlob.unlink, write, create], ids=["unlink", "write", "create"])
+@pytest.mark.parametrize("begin", [TensorBlob.unlink, append, create], ids=["unlink", "append", "create"])
 def test_a_fifo_in_the_place_of_the_document_does_not_stop_a_writer(
     blob: Path, other: Member, begin: Callable[[str], object]
 ) -> None:
@@ -97,7 +89,7 @@ def test_a_fifo_in_the_place_of_the_document_does_not_stop_a_writer(
 @pytest.mark.parametrize("kind", NOT_WAITED_FOR)
 def test_what_lies_where_a_writer_begins_its_files_is_replaced(blob: Path, other: Member, kind: str) -> None:
     PUT[kind](blob / "writer.partial")
-    other.call(write, str(blob))
+    other.call(append, str(blob))
     assert torch.equal(TensorBlob.open(blob).read(), numbered(13))
 
 
@@ -109,9 +101,9 @@ def test_a_file_that_a_link_leads_to_is_not_written_to(blob: Path, key: str) -> 
     (blob / key).symlink_to(letter)
     if key == "writer.lock":
         with pytest.raises(StoreError, match="cannot be opened"):
-            write(str(blob))
+            append(str(blob))
         (blob / key).unlink()
-    write(str(blob))
+    append(str(blob))
     assert letter.read_text() == "dear"
 
 
@@ -123,13 +115,13 @@ def test_a_lock_that_is_not_a_regular_file_is_an_error_until_it_is_deleted(
     PUT[kind](blob / "writer.lock")
     for _ in range(2):
         with pytest.raises(StoreError, match="cannot be opened"):
-            other.call(write, str(blob))
+            other.call(append, str(blob))
     (blob / "writer.lock").unlink()
-    other.call(write, str(blob))
+    other.call(append, str(blob))
 
 
 def test_a_lock_that_is_a_fifo_is_told_apart_from_one_that_is_held(blob: Path, other: Member) -> None:
     (blob / "writer.lock").unlink()
     os.mkfifo(blob / "writer.lock")
     with pytest.raises(StoreError, match=r"cannot be opened: writer\.lock is not a regular file"):
-        other.call(write, str(blob))
+        other.call(append, str(blob))

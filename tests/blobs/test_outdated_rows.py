@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 from torch.utils.data import DataLoader
-from zarr.codecs import GzipCodec
 
 from infinite_tensor import RegionError, StoreError, TensorBlob
 from infinite_tensor_stores.blobs.header import DOCUMENT
 from tests.blobs.conftest import Place
-from tests.blobs.rows import SHAPE, made, numbered
+from tests.blobs.rows import SHAPE, append, made, numbered
 from tests.processes.fork_server import CONTEXT, Member, Team
 
 LAST = 7
@@ -88,12 +87,10 @@ def other() -> Iterator[Member]:
         yield team.members[0]
 
 
-@pytest.fixture(params=[None, GzipCodec(level=1)], ids=["mapped", "decoded"])
-def reader(request: pytest.FixtureRequest, tmp_path: Path) -> TensorBlob:
+@pytest.fixture
+def reader(on_disk: Place) -> TensorBlob:
     """A reader that holds all blocks of a blob of ten rows."""
-    place = Place(str(tmp_path / "blob"), {"compressors": request.param})
-    made(place)
-    blob = place.open()
+    blob = on_disk.open()
     assert torch.equal(blob[:], numbered(10))
     return blob
 
@@ -231,11 +228,6 @@ def test_rows_that_have_come_meanwhile_are_not_counted_until_a_refresh(folder: P
     assert len(reader) == 10
     assert reader.refresh() == len(reader) == 13
     assert torch.equal(reader[:], numbered(13))
-
-
-def append(target: str) -> None:
-    with TensorBlob.open(target, "a") as blob:
-        blob.write(numbered(3, 10))
 
 
 def test_where_no_disk_tells_rows_that_were_truncated_away_are_gone_after_a_refresh() -> None:
