@@ -222,7 +222,7 @@ def test_rows_of_a_blob_that_no_memory_holds_are_told(tmp_path: Path) -> None:
         blob.write(row)
         none = np.broadcast_to(np.zeros(1, dtype=np.int64), (2**43,))
         with pytest.raises(OutOfMemoryError, match="read fewer rows at a time"):
-            blob._rows.gather(none)
+            blob._rows.read(none)
 
 
 # Targets that are none.

@@ -135,7 +135,7 @@ def test_a_full_disk_costs_nothing_that_was_stored(folder: Place, monkeypatch: p
     blob = folder.open("a")
     blob.write(numbered(1, 10))
     with monkeypatch.context() as disk:
-        disk.setattr("infinite_tensor_stores.blobs.home.os.write", full)
+        disk.setattr("infinite_tensor_stores.blobs.location.os.write", full)
         with pytest.raises(StoreError, match=r"cannot be flushed: OSError.*No space left on device"):
             blob.flush()
         with pytest.raises(StoreError, match="No space left on device"):
@@ -154,7 +154,7 @@ def test_rows_that_could_not_be_stored_leave_no_block_behind(folder: Place, monk
     made(folder)
     with folder.open("a") as blob:
         with monkeypatch.context() as disk:
-            disk.setattr("infinite_tensor_stores.blobs.home.os.write", full)
+            disk.setattr("infinite_tensor_stores.blobs.location.os.write", full)
             with pytest.raises(StoreError, match="No space left on device"):
                 blob.write(numbered(4, 10))
         assert len(blob) == 10

@@ -73,10 +73,10 @@ def test_unlink_returns_that_there_is_no_blob_any_more(place: Place) -> None:
 def test_unlink_finishes_what_a_killed_one_has_begun(place: Place) -> None:
     made(place)
     blob = place.open()
-    blob._rows.home.delete(["zarr.json"])
+    blob._rows.location.delete(["zarr.json"])
     assert TensorBlob.unlink(place.target) is True
     assert not Path(place.target).exists()
-    assert [key for key in blob._rows.home.objects() if key.startswith("c.")] == []
+    assert [key for key in blob._rows.location.names() if key.startswith("c.")] == []
 
 
 def test_unlink_refuses_a_folder_that_holds_something_else(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ is zeros, and a hole in a file on a local disk.
 
 What a commit is
 ----------------
-Blocks are never changed in place: each is written anew, and put in the place of the old one by a rename, or by one
-request. Then `zarr.json`, which holds the number of rows, is replaced in the same way: that is the commit. So whatever
-a killed writer leaves behind, the rows of the last commit are there, and whatever else lies in the blocks is not seen.
+Blocks are never changed in place: a new one is written, and takes the place of the old one by a rename, or by one
+request. Then `zarr.json`, which holds the number of rows, is replaced in the same way: that is the commit. So after a
+writer was killed, the rows of the last commit are there, and nothing else that lies in the blocks is seen.
 `flush` commits all rows; a `write` that fills blocks commits these; `truncate` and `close` commit.
 
 A row that is overwritten lies in a block that holds it whole, so half of it is never seen; of several rows that were
@@ -30,15 +30,16 @@ blocks are checked whenever they are read. A file that is not a regular one, or 
 
 At each read, a reader on a local disk asks whether the `zarr.json` that it has read is still the one that is there: one
 call of `stat`, of a file that it holds open, so that its number is given to no other. If not, it reads it again, and
-lets go of blocks whose rows have changed. Elsewhere it does so at `refresh`.
+drops blocks whose rows have changed. Elsewhere it does so at `refresh`.
 
 Who may write
 -------------
-One writer, any number of readers. `lock` (local) and `lease` (elsewhere) say how a second writer is kept out.
+One writer, any number of readers. `writers` says how a second writer is kept out: by a lock on a local disk, by a lease
+elsewhere.
 
-From the bottom up: `header` (zarr.json), `files` (of a local disk), `lock` and `lease`, `home` (a folder or a prefix),
-`blocks` (chunks), `rows` (all rows, those not stored yet included), `indexing`, `source` (a blob as an InfiniteTensor),
-`blob`.
+From the bottom up: `header` (zarr.json), `writers` (the right to write), `location` (a prefix of a store, or a folder),
+`blocks` (chunks), `rows` (all rows, those not stored yet included), `indexing` (rows as users name and give them),
+`opening` (finding, creating and deleting), `source` (a blob as an InfiniteTensor), `blob` (`TensorBlob`).
 """
 
 from infinite_tensor_stores.blobs.blob import TensorBlob

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import os
-import pickle
-import threading
+import sys
 import weakref
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
 import numpy.typing as npt
 import torch
+from torch.utils.data import Dataset
 from zarr.abc.store import Store
 
 from infinite_tensor.errors import BlobModeError, StoreError, ValidationError
 from infinite_tensor.geometry.window import as_index
 from infinite_tensor_stores.blobs.header import Header
-from infinite_tensor_stores.blobs.home import home_at
-from infinite_tensor_stores.blobs.indexing import as_rows, parsed, rows_of, spread
-from infinite_tensor_stores.blobs.opening import Wanted, created, delete, opened, opened_for_writing, positive
-from infinite_tensor_stores.blobs.reader import BlobReader, whole
+from infinite_tensor_stores.blobs.indexing import as_rows, rows_of, spread
+from infinite_tensor_stores.blobs.location import Location, location_of
+from infinite_tensor_stores.blobs.opening import (
+    Wanted,
+    close_dropped,
+    created,
+    delete,
+    opened,
+    opened_for_writing,
+    positive,
+)
 from infinite_tensor_stores.blobs.rows import Rows
 from infinite_tensor_stores.targets import DEFAULT_TIMEOUT, check_timeout
 
@@ -30,10 +37,8 @@ if TYPE_CHECKING:
 
 MODES = ("r", "r+", "w", "w+", "a", "a+")
 
-_closing: set[threading.Thread] = set()
 
-
-class TensorBlob(BlobReader):
+class TensorBlob(Dataset[torch.Tensor]):
     """A growable collection of tensors of one shape and dtype: rows, stored as a Zarr array on any storage.
 
     Open one with `TensorBlob.open`. It has a cursor as a file has, is indexed by row, and is a map-style dataset for
@@ -46,9 +51,10 @@ class TensorBlob(BlobReader):
     In a forked child, and pickled, a blob that was opened for writing is one for reading.
     """
 
-    def __init__(self, rows: Rows, mode: str, options: dict[str, Any]) -> None:
-        super().__init__(rows, mode)
-        self._options = options
+    def __init__(self, rows: Rows, mode: str) -> None:
+        self._rows = rows
+        self._mode = mode
+        rows.cursor = rows.length if mode[0] == "a" else 0
         self._finalizer = weakref.finalize(self, close_dropped, rows)
         # `at_exit` has closed it by then.
         self._finalizer.atexit = False
@@ -117,13 +123,11 @@ class TensorBlob(BlobReader):
         """
         if mode not in MODES:
             raise ValidationError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
-        wait_for_dropped()
         wanted = Wanted(dtype, shape, block_size, compressors)
         most_blocks = positive("max_cached_blocks", max_cached_blocks)
-        home = home_at(filename, storage_options, check_timeout(timeout))
+        location = location_of(filename, storage_options, check_timeout(timeout))
         begin = created if mode[0] == "w" else opened if mode == "r" else opened_for_writing
-        options = {"storage_options": storage_options, "timeout": timeout, "max_cached_blocks": max_cached_blocks}
-        return cls(begin(home, wanted, most_blocks), mode, options)
+        return cls(begin(location, wanted, most_blocks), mode)
 
     @classmethod
     def unlink(cls, filename: str | os.PathLike[str] | Store, *, storage_options: dict[str, Any] | None = None) -> bool:
@@ -144,15 +148,207 @@ class TensorBlob(BlobReader):
         StoreError
             If something else is there, or somebody has it open for writing.
         """
-        wait_for_dropped()
-        delete(home_at(filename, storage_options))
+        delete(location_of(filename, storage_options))
         return True
+
+    @property
+    def name(self) -> str:
+        """Where it is stored, without credentials."""
+        return repr(self._rows.location)
+
+    @property
+    def filename(self) -> Path | str:
+        """The absolute path of its folder on a local disk; elsewhere its URL as a str, without credentials."""
+        return self._rows.location.filename
+
+    @property
+    def mode(self) -> str:
+        """The mode that it was opened with."""
+        return self._mode
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Element type of a row."""
+        return self._rows.header.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of a row."""
+        return self._rows.header.shape
+
+    @property
+    def block_size(self) -> int:
+        """Rows of a block."""
+        return self._rows.header.block_size
+
+    @property
+    def max_cached_blocks(self) -> int:
+        """How many blocks that were read are held at most, in memory or mapped."""
+        return self._rows.most_blocks
+
+    @property
+    def blocks_held(self) -> int:
+        """How many blocks are in memory, or mapped, at the moment."""
+        return self._rows.blocks_held
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has been closed."""
+        return self._rows.closed
+
+    def readable(self) -> bool:
+        """Whether `read` works."""
+        return self._mode == "r" or self._mode.endswith("+")
+
+    def writable(self) -> bool:
+        """Whether `write` works; not in a forked child."""
+        return self._rows.writes
+
+    def seekable(self) -> bool:
+        """Whether `seek` works."""
+        return True
+
+    def __len__(self) -> int:
+        """How many rows there are, as far as this object knows."""
+        self._check_open()
+        return self._rows.length
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"{self._rows.length} rows"
+        return f"TensorBlob({self.name!r}, mode={self._mode!r}, dtype={self.dtype}, shape={self.shape}, {state})"
+
+    # The cursor.
+
+    def tell(self) -> int:
+        """The row at which the cursor stands."""
+        self._check_open()
+        return self._rows.cursor
+
+    def seek(self, pos: int = 0, whence: int = os.SEEK_SET) -> int:
+        """Move the cursor.
+
+        Parameters
+        ----------
+        pos : int
+            By how many rows.
+        whence : int
+            From where: 0 the beginning, 1 the cursor, 2 the end.
+
+        Returns
+        -------
+        int
+            Where it stands now: never before the beginning, nor behind the end.
+        """
+        self._check_open()
+        with self._rows.lock:
+            if whence not in (os.SEEK_SET, os.SEEK_CUR, os.SEEK_END):
+                raise ValidationError(f"whence must be 0 (beginning), 1 (cursor) or 2 (end), got {whence!r}")
+            offset = _whole("pos", pos)
+            if whence == os.SEEK_SET:
+                self._length_for(offset)
+            base = {os.SEEK_SET: 0, os.SEEK_CUR: self._rows.cursor, os.SEEK_END: self._rows.length}[whence]
+            self._rows.cursor = min(max(0, base + offset), self._rows.length)
+            return self._rows.cursor
+
+    # Reading.
+
+    def read(self, size: int | None = None) -> torch.Tensor:
+        """Read rows from the cursor on, and move it behind them.
+
+        Parameters
+        ----------
+        size : int, optional
+            How many; there may be fewer. Default, and for a negative number: all that are left.
+
+        Returns
+        -------
+        torch.Tensor
+            Of shape ``(rows, *shape)``.
+
+        Raises
+        ------
+        StoreError
+            (an OSError, as everywhere) If the mode does not allow it, the blob is closed, or a block is damaged.
+        """
+        self._check_open()
+        if not self.readable():
+            raise BlobModeError(f"{self!r} is not open for reading; open it with mode 'r', 'r+', 'w+' or 'a+'")
+        number = -1 if size is None else _whole("size", size)
+        with self._rows.lock:
+            start = min(self._rows.cursor, self._rows.length)
+            wanted = start + number if number >= 0 else sys.maxsize
+            stop = min(wanted, self._length_for(wanted))
+            found = self._rows.read(range(start, stop))
+            self._rows.cursor = stop
+            return found
+
+    def refresh(self) -> int:
+        """Look whether the blob has grown, been truncated or overwritten, and return its length.
+
+        Raises
+        ------
+        StoreError
+            If it has been deleted or recreated; open it again.
+        """
+        self._check_open()
+        return self._rows.refresh()
+
+    def __iter__(self) -> Self:
+        self._check_open()
+        return self
+
+    def __next__(self) -> torch.Tensor:
+        """The row at the cursor, which moves on."""
+        rows = self._rows
+        with rows.lock:
+            self._check_open()
+            if rows.cursor >= rows.length and rows.cursor >= rows.refresh():
+                raise StopIteration
+            row = rows.row(rows.cursor)
+            rows.cursor += 1
+            return row
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        """Rows by their numbers, whatever the mode; the cursor stays.
+
+        Parameters
+        ----------
+        index : int, slice, or list, tuple, tensor or array of ints or bools
+            A negative number counts from the end. A list or a tuple means several rows, never several dimensions.
+
+        Returns
+        -------
+        torch.Tensor
+            One row of shape `shape` for an int, otherwise ``(rows, *shape)``.
+
+        Raises
+        ------
+        RegionError
+            (an IndexError) If a row is out of range.
+        TypeError
+            If `index` is of another kind.
+        """
+        rows = self._rows
+        if type(index) is int and 0 <= index < rows.length and not rows.closed:
+            return rows.row(index)
+        self._check_open()
+        with rows.lock:
+            numbers = rows_of(index, self._length_for)
+            return rows.row(numbers) if isinstance(numbers, int) else rows.read(numbers)
+
+    def __getitems__(self, indices: Sequence[int]) -> list[torch.Tensor]:
+        """Rows of a batch; a `DataLoader` asks for them this way."""
+        return list(self[indices].unbind(0)) if len(indices) else []
+
+    def _length_for(self, least: int) -> int:
+        """The length, looked at again if it is less than it must be."""
+        return self._rows.refresh() if least > self._rows.length else self._rows.length
 
     def as_tensor(self, rows: int | None = None) -> InfiniteTensor:
         """The first rows as an `InfiniteTensor` of shape ``(rows, *shape)``, which reads the blocks of the blob.
 
         Its identity is the blob's incarnation, the number of rows, and how often rows were overwritten or truncated.
-        Where that happens later, a read of the tensor raises StoreError. A blob may go on growing.
+        Where that happens later, a read of the tensor raises StoreError. A blob may continue to grow.
 
         Parameters
         ----------
@@ -160,17 +356,17 @@ class TensorBlob(BlobReader):
             How many rows. Default: all that are there now; those that wait are flushed.
         """
         # It stands on tensors; a blob alone does not.
-        from infinite_tensor_stores.blobs.source import rows_read_by, tensor_of  # noqa: PLC0415
+        from infinite_tensor_stores.blobs.source import tensor_of  # noqa: PLC0415
 
         self._check_open()
         self._rows.check_apart()
         with self._rows.lock:
             if self._rows.writes:
                 self._rows.flush()
-            wanted = None if rows is None else whole("rows", rows)
-            reader = type(self).open(self._rows.home.target, **self._options)
+            wanted = None if rows is None else _whole("rows", rows)
+            reader = opened(location_of(*self._rows.location.address), Wanted(), self._rows.most_blocks)
             try:
-                return tensor_of(reader, self._snapshot_length(rows_read_by(reader).header, wanted))
+                return tensor_of(reader, self._snapshot_length(reader.header, wanted))
             except BaseException:
                 reader.close()
                 raise
@@ -223,7 +419,7 @@ class TensorBlob(BlobReader):
             if start == length and self._rows.append(ts):
                 return 1
             rows = as_rows(ts, self.dtype, self.shape)
-            self._rows.put(start, rows)
+            self._rows.write(start, rows)
         return len(rows)
 
     def extend(self, other: TensorBlob, maintain_order: bool = False) -> None:  # noqa: ARG002  (the order is always kept)
@@ -234,7 +430,7 @@ class TensorBlob(BlobReader):
         other : TensorBlob
             Of the same dtype and shape. It stays as it is, its cursor too.
         maintain_order : bool
-            Accepted for those who say so; rows are always appended in their order.
+            Has no effect: rows are always appended in their order.
         """
         self._check_writable("extended")
         if not isinstance(other, TensorBlob) or (other.dtype, other.shape) != (self.dtype, self.shape):
@@ -246,9 +442,9 @@ class TensorBlob(BlobReader):
         step = max(1, min(other.block_size, 2 * self.block_size))
         with self._rows.extending:
             for start in range(0, count, step):
-                piece = other._rows.span(start, min(start + step, count))
+                piece = other._rows.read(range(start, min(start + step, count)))
                 with self._rows.lock:
-                    self._rows.put(self._rows.length, piece)
+                    self._rows.write(self._rows.length, piece)
             self._rows.cursor = self._rows.length
 
     def __setitem__(self, index: Any, values: Any) -> None:
@@ -265,13 +461,10 @@ class TensorBlob(BlobReader):
         if self._mode[0] == "a" or self._mode == "w":
             raise BlobModeError(f"{self!r} only takes rows at its end or cursor; open it with mode 'r+' to overwrite")
         with self._rows.lock:
-            numbers = rows_of(parsed(index), self._rows.length)
+            numbers = rows_of(index, self._length_for)
             if isinstance(numbers, int):
                 numbers = range(numbers, numbers + 1)
-            places = np.arange(numbers.start, numbers.stop, numbers.step) if isinstance(numbers, range) else numbers
-            rows = spread(values, len(places), self.dtype, self.shape, single=as_index(index) is not None)
-            if len(places):
-                self._rows.scatter(places.astype(np.int64, copy=False), rows)
+            self._rows.overwrite(numbers, spread(values, len(numbers), self.dtype, self.shape))
 
     def truncate(self, pos: int | None = None) -> int:
         """Drop the rows from `pos` on, and commit that.
@@ -288,7 +481,7 @@ class TensorBlob(BlobReader):
         """
         self._check_writable("truncated")
         with self._rows.lock:
-            length = self._rows.cursor if pos is None else whole("pos", pos)
+            length = self._rows.cursor if pos is None else _whole("pos", pos)
             if length < 0:
                 raise ValidationError(f"a blob cannot be truncated to {length} rows")
             if length < self._rows.length:
@@ -306,6 +499,8 @@ class TensorBlob(BlobReader):
         self._check_writable("flushed")
         self._rows.flush()
 
+    # Its life.
+
     def close(self) -> None:
         """Flush, and let others write; a second time is no error. Where flushing fails, the blob stays open."""
         self._rows.check_apart()
@@ -320,13 +515,11 @@ class TensorBlob(BlobReader):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by reference, as a blob for reading: the target, the options, its credentials too, and the cursor."""
-        if not self._rows.home.shared:
-            raise pickle.PicklingError(f"{self!r} is in the memory of this process, where no other can read it")
         self._check_open()
         if self._rows.writes:
             self._rows.check_apart()
             self._rows.flush()
-        return _reopened, (type(self), self._rows.home.target, self._options, self._rows.cursor)
+        return _reopened, (type(self), self._rows.location, self._rows.most_blocks, self._rows.cursor)
 
     def _check_writable(self, what: str) -> None:
         self._check_open()
@@ -338,35 +531,20 @@ class TensorBlob(BlobReader):
             raise BlobModeError(f"{self!r} cannot be {what}: close() was interrupted; close it, and open it again")
         self._rows.check_apart()
 
+    def _check_open(self) -> None:
+        if self._rows.closed:
+            raise StoreError(f"{self!r} is closed; open it again with TensorBlob.open")
 
-def _reopened(kind: type[TensorBlob], target: Any, options: dict[str, Any], position: int) -> TensorBlob:
-    blob = kind.open(target, **options)
+
+def _reopened(kind: type[TensorBlob], location: Location, most_blocks: int, position: int) -> TensorBlob:
+    blob = kind(opened(location, Wanted(), most_blocks), "r")
     blob.seek(position)
     return blob
 
 
-def close_dropped(rows: Rows) -> None:
-    """Store what a blob that nobody refers to any more has not stored yet."""
-    if not rows.holds_right:
-        # Memory and connections go with it.
-        return
-    if not rows.needs_loop:
-        rows.close()
-        return
-    # This may run anywhere, on zarr's own thread too, which must not wait for itself.
-    thread = threading.Thread(target=_close_now, args=(rows,), name="infinite_tensor-blob")
-    _closing.add(thread)
-    thread.start()
-
-
-def _close_now(rows: Rows) -> None:
-    try:
-        rows.close()
-    finally:
-        _closing.discard(threading.current_thread())
-
-
-def wait_for_dropped() -> None:
-    """Return when blobs that were dropped are closed."""
-    for thread in list(_closing):
-        thread.join()
+def _whole(name: str, value: object) -> int:
+    """`value`, if it is an int; TypeError otherwise."""
+    number = as_index(value)
+    if number is None:
+        raise TypeError(f"{name} must be an int, got {value!r}")
+    return number

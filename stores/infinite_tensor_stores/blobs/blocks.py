@@ -1,11 +1,12 @@
-"""Blocks of rows, each a chunk of the Zarr array: read, written, and kept as long as that is worth it."""
+"""Blocks of rows, each a chunk of the Zarr array: how rows are found in them, and how they are read and written."""
 
 from __future__ import annotations
 
 import mmap
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from typing import Any, TypeAlias
 
 import google_crc32c
 import numpy as np
@@ -14,88 +15,48 @@ import torch
 
 from infinite_tensor.errors import StoreError
 from infinite_tensor_stores.blobs.header import Header
-from infinite_tensor_stores.blobs.home import Folder, Home
+from infinite_tensor_stores.blobs.location import Folder, Location
 from infinite_tensor_stores.dtypes import from_stored, to_stored
 from infinite_tensor_stores.files import opened
 from infinite_tensor_stores.zarr.codec import ChunkCodec
-from infinite_tensor_stores.zarr.objects import DEFAULT_CONCURRENCY, put_encoded, wait_for_abandoned
+from infinite_tensor_stores.zarr.objects import wait_for_abandoned
 
 _CRC_BYTES = 4
 _ZEROS = np.zeros(2**18, np.uint8)
-_MAPPED_BYTES = 2**30
-_DECODED_BYTES = 2**27
+
+RowNumbers: TypeAlias = npt.NDArray[np.int64]
+BlockPart: TypeAlias = tuple[int, slice | RowNumbers, slice | RowNumbers]
 
 
-class LoadedBlocks:
-    """The blocks that were used last, in memory or mapped.
+def parts_of(rows: range | RowNumbers, block_size: int) -> Iterator[BlockPart]:
+    """Per block in which some of `rows` lie: its number, which of `rows` these are, and where in the block they are.
 
-    Parameters
-    ----------
-    blocks : Blocks
-        Where they are stored.
-    most : int
-        How many are held.
+    A range has step 1.
     """
-
-    def __init__(self, blocks: Blocks, most: int) -> None:
-        self._blocks = blocks
-        self._most = most
-        self._held: OrderedDict[int, torch.Tensor] = OrderedDict()
-
-    def __contains__(self, number: int) -> bool:
-        return number in self._held
-
-    def __len__(self) -> int:
-        return len(self._held)
-
-    def get(self, number: int) -> torch.Tensor | None:
-        """A block that is held, None for another one."""
-        found = self._held.get(number)
-        if found is not None:
-            try:
-                self._held.move_to_end(number)
-            except KeyError:
-                # A signal handler has read other blocks, in whose place it was forgotten.
-                return found
-        return found
-
-    def load(self, numbers: Sequence[int]) -> list[torch.Tensor]:
-        """Blocks that are not held; errors as of `Blocks.load`."""
-        found = self._blocks.load(numbers)
-        self._held.update(zip(numbers, found, strict=True))
-        for number in list(self._held)[: max(0, len(self._held) - self._most)]:
-            self.forget(number)
-        return found
-
-    def forget(self, number: int) -> None:
-        """Let go of a block."""
-        self._held.pop(number, None)
-
-    def clear(self) -> None:
-        """Let go of all blocks."""
-        self._held.clear()
-
-
-Places = npt.NDArray[np.int64]
-
-
-def parts_of(rows: Places, block_size: int) -> Iterator[tuple[int, tuple[Places, Places]]]:
-    """Per block in which some of `rows` lie: its number, their places in `rows`, and where in the block they are."""
     if not len(rows):
+        return
+    if isinstance(rows, range):
+        for number in range(rows.start // block_size, -(-rows.stop // block_size)):
+            first = number * block_size
+            low, high = max(rows.start, first), min(rows.stop, first + block_size)
+            yield number, slice(low - rows.start, high - rows.start), slice(low - first, high - first)
         return
     numbers, at = np.divmod(rows, block_size)
     order = np.argsort(numbers, kind="stable")
-    cuts = np.flatnonzero(np.diff(numbers[order])) + 1
-    for places in np.split(order, cuts):
-        yield int(numbers[places[0]]), (places, at[places])
+    for places in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
+        yield int(numbers[places[0]]), places, at[places]
 
 
-def whole_rows(block: torch.Tensor) -> npt.NDArray[np.void]:
-    """The rows of a tensor as items that numpy copies as they are."""
-    array = to_stored(block)
-    width = array.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
-    items: npt.NDArray[np.void] = array.reshape(-1).view(np.uint8).view(np.dtype((np.void, width)))
-    return items
+def indexable(tensor: torch.Tensor, rows: range | RowNumbers) -> Any:
+    """A contiguous tensor as what is fastest to index with the parts of `rows`.
+
+    torch copies slices on several threads, and numpy is faster with numbers; of those that are equal, the last stays.
+    """
+    if isinstance(rows, range):
+        return tensor
+    array = to_stored(tensor)
+    width = array.itemsize * prod(array.shape[1:])
+    return array.reshape(-1).view(np.uint8).view(np.dtype((np.void, width)))
 
 
 class DamagedBlockError(Exception):
@@ -104,11 +65,10 @@ class DamagedBlockError(Exception):
     def __init__(self, number: int, reason: str) -> None:
         super().__init__(reason)
         self.number = number
-        self.reason = reason
 
 
 class Blocks(ABC):
-    """The blocks of a blob in its storage."""
+    """The blocks of a blob where it lies."""
 
     cache_bytes: int
     """So many bytes of blocks are held unless the user says how many."""
@@ -116,8 +76,11 @@ class Blocks(ABC):
     at_once: int
     """How many blocks are worth asking for at a time."""
 
-    def __init__(self, home: Home, header: Header) -> None:
-        self._home = home
+    needs_loop: bool
+    """Whether they are stored on zarr's event loop, which a finalizer must not wait for."""
+
+    def __init__(self, location: Location, header: Header) -> None:
+        self._location = location
         self._header = header
 
     @abstractmethod
@@ -134,38 +97,31 @@ class Blocks(ABC):
     def save(self, blocks: Mapping[int, torch.Tensor]) -> None:
         """Write blocks, whether or not they exist: up to block_size rows of each, zeros after these."""
 
-    @abstractmethod
     def settle(self) -> None:
         """Return when nothing is being stored any more whose caller was interrupted."""
+        if self.needs_loop:
+            wait_for_abandoned()
 
     def delete(self, first: int, count: int) -> None:
         """Delete blocks."""
         # From the last on: what is left where that ends early follows the rows, so `delete_from` finds it.
-        self._home.delete([self._header.key(number) for number in reversed(range(first, first + count))])
+        self._location.delete([self._header.key(number) for number in reversed(range(first, first + count))])
 
     def delete_from(self, number: int) -> None:
         """Delete the block `number` and those that follow it, up to one that is missing."""
-        while self._home.exists(self._header.key(number)):
+        while self._location.exists(self._header.key(number)):
             self.delete(number, 1)
             number += 1
-
-    def _full(self, rows: torch.Tensor) -> torch.Tensor:
-        if len(rows) == self._header.block_size:
-            return rows.contiguous()
-        block = torch.zeros((self._header.block_size, *self._header.shape), dtype=self._header.dtype, device="cpu")
-        block[: len(rows)] = rows
-        return block
 
 
 class MappedBlocks(Blocks):
     """Uncompressed blocks in files, read through memory maps."""
 
-    cache_bytes = _MAPPED_BYTES
-    at_once = 1
+    cache_bytes, at_once, needs_loop = 2**30, 1, False
 
-    def __init__(self, home: Folder, header: Header) -> None:
-        super().__init__(home, header)
-        self._folder = home
+    def __init__(self, folder: Folder, header: Header) -> None:
+        super().__init__(folder, header)
+        self._folder = folder
         self._checked: dict[int, tuple[int, int, int]] = {}
 
     def load(self, numbers: Sequence[int]) -> list[torch.Tensor]:
@@ -174,14 +130,14 @@ class MappedBlocks(Blocks):
 
     def save(self, blocks: Mapping[int, torch.Tensor]) -> None:
         """Write files; a block that is not full ends in a hole, and its checksum."""
+        size = self._header.block_bytes
         for number, rows in blocks.items():
             data = to_stored(rows.contiguous()).reshape(-1).view(np.uint8)
-            size = self._header.block_bytes + _CRC_BYTES
-            checksum = _extended(google_crc32c.value(data), self._header.block_bytes - len(data))
-            self._folder.replace(self._header.key(number), [data, checksum.to_bytes(_CRC_BYTES, "little")], size)
-
-    def settle(self) -> None:
-        """Files are written by the thread that is interrupted."""
+            checksum = google_crc32c.value(data)
+            for zeros in range(size - len(data), 0, -len(_ZEROS)):
+                checksum = google_crc32c.extend(checksum, _ZEROS[:zeros])
+            parts = [data, checksum.to_bytes(_CRC_BYTES, "little")]
+            self._folder.replace(self._header.key(number), parts, size + _CRC_BYTES)
 
     def _load(self, number: int) -> torch.Tensor:
         size = self._header.block_bytes
@@ -197,8 +153,7 @@ class MappedBlocks(Blocks):
             raise DamagedBlockError(number, str(error)) from error
         stamp = found.st_ino, found.st_mtime_ns, found.st_ctime_ns
         if self._checked.get(number) != stamp:
-            expected = int.from_bytes(pages[size:], "little")
-            if google_crc32c.value(np.frombuffer(pages, np.uint8, size)) != expected:
+            if google_crc32c.value(np.frombuffer(pages, np.uint8, size)) != int.from_bytes(pages[size:], "little"):
                 raise DamagedBlockError(number, "its checksum is not that of its content")
             self._checked[number] = stamp
         block = torch.frombuffer(pages, dtype=torch.uint8, count=size).view(self._header.dtype)
@@ -208,26 +163,24 @@ class MappedBlocks(Blocks):
 class EncodedBlocks(Blocks):
     """Blocks that are fetched whole and decoded: compressed ones, and all that are not on a local disk."""
 
-    cache_bytes = _DECODED_BYTES
-    at_once = 8
+    cache_bytes, at_once, needs_loop = 2**27, 8, True
 
-    def __init__(self, home: Home, header: Header) -> None:
-        super().__init__(home, header)
+    def __init__(self, location: Location, header: Header) -> None:
+        super().__init__(location, header)
         self._codec = ChunkCodec(header.document())
         if not self._codec.is_bounded:
             raise StoreError("its compressors could take any amount of memory; they are not those that a blob has")
 
     def load(self, numbers: Sequence[int]) -> list[torch.Tensor]:
         """Fetch the blocks at the same time."""
-        keys = [self._header.key(number) for number in numbers]
         stored = []
-        for number, data in zip(numbers, self._home.read(keys, self._codec.most_bytes), strict=True):
+        keys = [self._header.key(number) for number in numbers]
+        for number, data in zip(numbers, self._location.read(keys, self._codec.most_bytes), strict=True):
             if data is None:
                 raise DamagedBlockError(number, "it is missing")
             stored.append(data)
-        decoded = self._codec.decode(stored)
         blocks = []
-        for number, block in zip(numbers, decoded, strict=True):
+        for number, block in zip(numbers, self._codec.decode(stored), strict=True):
             if isinstance(block, Exception):
                 raise DamagedBlockError(number, str(block)) from block
             blocks.append(from_stored(block, self._header.dtype))
@@ -235,28 +188,19 @@ class EncodedBlocks(Blocks):
 
     def save(self, blocks: Mapping[int, torch.Tensor]) -> None:
         """Write the blocks at the same time."""
-        put_encoded(
-            self._home.store,
-            {self._header.key(number): to_stored(self._full(rows)) for number, rows in blocks.items()},
-            self._codec.encode,
-            DEFAULT_CONCURRENCY,
-        )
+        whole = {self._header.key(number): to_stored(self._filled(rows)) for number, rows in blocks.items()}
+        self._location.objects.put_encoded(whole, self._codec.encode)
 
-    def settle(self) -> None:
-        """Blocks are written on zarr's event loop, in a folder too."""
-        wait_for_abandoned()
+    def _filled(self, rows: torch.Tensor) -> torch.Tensor:
+        if len(rows) == self._header.block_size:
+            return rows.contiguous()
+        block = torch.zeros((self._header.block_size, *self._header.shape), dtype=self._header.dtype, device="cpu")
+        block[: len(rows)] = rows
+        return block
 
 
-def blocks_of(home: Home, header: Header) -> Blocks:
+def blocks_of(location: Location, header: Header) -> Blocks:
     """The blocks of a blob, read in the way that suits them."""
-    if header.is_plain and isinstance(home, Folder):
-        return MappedBlocks(home, header)
-    return EncodedBlocks(home, header)
-
-
-def _extended(checksum: int, zeros: int) -> int:
-    """The checksum of what has `checksum`, with some zeros behind."""
-    while zeros > 0:
-        checksum = google_crc32c.extend(checksum, _ZEROS[:zeros])
-        zeros -= len(_ZEROS)
-    return checksum
+    if header.is_plain and isinstance(location, Folder):
+        return MappedBlocks(location, header)
+    return EncodedBlocks(location, header)

@@ -3,31 +3,36 @@
 from __future__ import annotations
 
 import json
-import secrets
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
 import torch
 
-from infinite_tensor.errors import ValidationError
-from infinite_tensor.geometry.window import LARGEST, as_index
+from infinite_tensor.errors import StoreError
 from infinite_tensor.support.cached_property import cached_property
-from infinite_tensor.tilestore.layout import LARGEST_TILE_BYTES
 from infinite_tensor.tilestore.persistent.documents import sealed
 from infinite_tensor.values.definition import dtype_name, dtype_of
 from infinite_tensor_stores.dtypes import stored_dtype
 from infinite_tensor_stores.files import parsed
-from infinite_tensor_stores.zarr.codec import new_codecs_of
 
 ATTRIBUTE = "infinite_tensor_blob"
 DOCUMENT = "zarr.json"
 FORMAT = 1
 
-_BLOCK_BYTES = 4 * 2**20
-_MOST_ROWS = 8192
+_STORED_AS_THEY_ARE = ("block_size", "codecs", "incarnation", "rows", "edits")
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Within it, what is raised by a ``zarr.json`` that cannot be read becomes a StoreError."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"its zarr.json is damaged, or of something else ({error})") from error
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,7 @@ class Header:
     codecs : sequence of dict
         How blocks are encoded, as ``zarr.json`` names it.
     incarnation : str
-        Random; another one for whatever is made in the same place later.
+        Random; a blob that is created in the same place later has another one.
     rows : int
         How many there are.
     edits : int
@@ -65,23 +70,9 @@ class Header:
     attributes: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def new(cls, shape: tuple[int, ...], dtype: torch.dtype, block_size: int | None, compressors: Any) -> Header:
-        """An empty blob, of blocks of about 4 MiB unless `block_size` says otherwise.
-
-        ValidationError for blocks of 2 GiB and more, and for compressors that no new blob may have.
-        """
-        if block_size is None:
-            block_size = max(1, min(_MOST_ROWS, _BLOCK_BYTES // (prod(shape) * dtype.itemsize)))
-        if block_size * prod(shape) * dtype.itemsize > LARGEST_TILE_BYTES:
-            raise ValidationError(
-                f"a block of {block_size} rows has more than {LARGEST_TILE_BYTES} bytes; make it smaller"
-            )
-        codecs = new_codecs_of(stored_dtype(dtype), (block_size, *shape), compressors)
-        return cls(shape, dtype, block_size, codecs, secrets.token_hex(8))
-
-    @classmethod
+    @explained()
     def from_bytes(cls, document: bytes) -> Header:
-        """What `to_bytes` returned; ValueError for what it cannot have returned."""
+        """What `to_bytes` returned; StoreError for what it cannot have returned."""
         found = parsed(document)
         attributes = dict(found.get("attributes") or {})
         ours = attributes.pop(ATTRIBUTE, None)
@@ -91,19 +82,10 @@ class Header:
             raise ValueError("its content does not match its digest")
         if ours["format"] > FORMAT:
             raise ValueError(f"it has format {ours['format']}, this version reads up to {FORMAT}")
-        header = cls(
-            tuple(ours["shape"]),
-            dtype_of(ours["dtype"]),
-            ours["block_size"],
-            ours["codecs"],
-            ours["incarnation"],
-            ours["rows"],
-            ours["edits"],
-            attributes,
-        )
-        array = {key: value for key, value in found.items() if key != "attributes"}
-        given = {key: array.get(key) for key in header._array()}
-        if given != header._array():
+        as_they_are = {name: ours[name] for name in _STORED_AS_THEY_ARE}
+        header = cls(tuple(ours["shape"]), dtype_of(ours["dtype"]), **as_they_are, attributes=attributes)
+        array = header._array()
+        if {key: found.get(key) for key in array} != array:
             raise ValueError("another tool has changed the array; what it says is not what the blob says")
         return header
 
@@ -113,7 +95,9 @@ class Header:
 
     def document(self) -> dict[str, Any]:
         """The ``zarr.json`` as a JSON object."""
-        return self._array() | {"attributes": {**self.attributes, ATTRIBUTE: self._sealed()}}
+        ours = {"format": FORMAT, "shape": list(self.shape), "dtype": dtype_name(self.dtype)}
+        ours |= {name: getattr(self, name) for name in _STORED_AS_THEY_ARE}
+        return self._array() | {"attributes": {**self.attributes, ATTRIBUTE: sealed(ours)}}
 
     def _array(self) -> dict[str, Any]:
         return {
@@ -127,29 +111,10 @@ class Header:
             "codecs": list(self.codecs),
         }
 
-    def _sealed(self) -> dict[str, Any]:
-        return sealed(
-            {
-                "format": FORMAT,
-                "shape": list(self.shape),
-                "dtype": dtype_name(self.dtype),
-                "block_size": self.block_size,
-                "codecs": list(self.codecs),
-                "incarnation": self.incarnation,
-                "rows": self.rows,
-                "edits": self.edits,
-            }
-        )
-
     @cached_property
-    def row_bytes(self) -> int:
-        """Bytes of a row."""
-        return prod(self.shape) * self.dtype.itemsize
-
-    @property
     def block_bytes(self) -> int:
         """Bytes of a block, not encoded."""
-        return self.block_size * self.row_bytes
+        return self.block_size * prod(self.shape) * self.dtype.itemsize
 
     @property
     def changing(self) -> bool:
@@ -157,9 +122,9 @@ class Header:
         return self.edits % 2 == 1
 
     @property
-    def version(self) -> tuple[str, int]:
-        """The incarnation and the edits."""
-        return self.incarnation, self.edits
+    def version(self) -> dict[str, Any]:
+        """What rows there were, as the definition of a tensor of them says it: the incarnation and the edits."""
+        return {"blob": self.incarnation, "edits": self.edits}
 
     @property
     def blocks(self) -> int:
@@ -174,17 +139,6 @@ class Header:
     def key(self, number: int) -> str:
         """Where a block is."""
         return ".".join(["c", str(number), *["0"] * len(self.shape)])
-
-
-def row_shape(shape: object) -> tuple[int, ...]:
-    """The shape of a row as a user may give it: an int or a sequence of them; ValueError for anything else."""
-    extents = [shape] if as_index(shape) is not None else shape
-    if isinstance(extents, str) or not isinstance(extents, Sequence):
-        raise ValueError(f"shape must be an int or a tuple of ints, got {shape!r}")  # noqa: TRY004
-    found = [as_index(extent) for extent in extents]
-    if any(extent is None or not 1 <= extent <= LARGEST for extent in found):
-        raise ValueError(f"shape must hold positive ints, got {shape!r}")
-    return tuple(extent for extent in found if extent is not None)
 
 
 def is_blob(document: bytes) -> bool:

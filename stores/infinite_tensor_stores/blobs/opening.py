@@ -1,47 +1,66 @@
-"""Finding, creating and deleting blobs: what `TensorBlob.open` and `TensorBlob.unlink` do."""
+"""Finding, creating, deleting and dropping blobs: what `TensorBlob.open`, `unlink` and a forgotten `close` do."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import secrets
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from math import prod
 from typing import Any
 
 import torch
 
 from infinite_tensor.errors import BlobNotFoundError, StoreError, ValidationError
-from infinite_tensor.geometry.window import as_index
+from infinite_tensor.geometry.window import LARGEST, as_index
+from infinite_tensor.tilestore.layout import LARGEST_TILE_BYTES
 from infinite_tensor.values.checks import checked_dtype
 from infinite_tensor.values.definition import dtype_of
-from infinite_tensor_stores.blobs.header import DOCUMENT, Header, is_blob, row_shape
-from infinite_tensor_stores.blobs.home import Document, Home, Right, read_document, read_header, reported
+from infinite_tensor_stores.blobs.header import DOCUMENT, Header, is_blob
+from infinite_tensor_stores.blobs.location import Document, Location, Right
 from infinite_tensor_stores.blobs.rows import Rows
+from infinite_tensor_stores.dtypes import stored_dtype
+from infinite_tensor_stores.zarr.codec import new_codecs_of
+
+_BLOCK_BYTES = 4 * 2**20
+_MOST_ROWS = 8192
+
+_closing: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 class Wanted:
     """What a user says of a blob when opening it; the arguments are those of `TensorBlob.open`."""
 
-    def __init__(self, dtype: Any, shape: Any, block_size: Any, compressors: Any) -> None:
+    def __init__(self, dtype: Any = None, shape: Any = None, block_size: Any = None, compressors: Any = "auto") -> None:
         if dtype is not None and not isinstance(dtype, torch.dtype | str):
             raise TypeError(f"dtype must be a torch.dtype or its name, got {dtype!r}")
         self.dtype = dtype_of(dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
         if self.dtype is not None:
             checked_dtype(self.dtype)
-        try:
-            self.shape = None if shape is None else row_shape(shape)
-        except ValueError as error:
-            raise ValidationError(str(error)) from error
+        self.shape = None if shape is None else _row_shape(shape)
         self.block_size = positive("block_size", block_size)
         self.compressors = compressors
 
-    def header(self, home: Home, old: Header | None) -> Header:
-        """A new blob, in the place of one that was there, perhaps."""
+    def header(self, old: Header | None, *, is_local: bool) -> Header:
+        """An empty blob, perhaps in the place of one that was there.
+
+        ValidationError for blocks of 2 GiB and more, and for compressors that no new blob may have.
+        """
         dtype = self.dtype or (old.dtype if old else None)
         shape = self.shape if self.shape is not None else (old.shape if old else None)
         if dtype is None or shape is None:
             raise ValidationError(f"a new blob needs dtype and shape, got dtype={dtype} and shape={shape}")
-        automatic = isinstance(self.compressors, str) and self.compressors == "auto"
-        compressors = None if automatic and home.is_local else self.compressors
-        return Header.new(shape, dtype, self.block_size, compressors)
+        row_bytes = prod(shape) * dtype.itemsize
+        block_size = self.block_size or max(1, min(_MOST_ROWS, _BLOCK_BYTES // row_bytes))
+        if block_size * row_bytes > LARGEST_TILE_BYTES:
+            raise ValidationError(
+                f"a block of {block_size} rows has more than {LARGEST_TILE_BYTES} bytes; make it smaller"
+            )
+        is_automatic = isinstance(self.compressors, str) and self.compressors == "auto"
+        compressors = None if is_automatic and is_local else self.compressors
+        codecs = new_codecs_of(stored_dtype(dtype), (block_size, *shape), compressors)
+        return Header(shape, dtype, block_size, codecs, secrets.token_hex(8))
 
     def check(self, header: Header) -> None:
         """ValidationError if a blob that is there is another one."""
@@ -50,95 +69,14 @@ class Wanted:
                 raise ValidationError(f"the blob has {field} {stored}, got {given}; mode 'w' makes it anew")
 
 
-def opened(home: Home, wanted: Wanted, most_blocks: int | None) -> Rows:
-    """The rows of a blob that is there, to be read."""
-    header, document = _found(home, wanted)
-    with reported(home, "cannot be opened"):
-        return Rows(home, header, most_blocks, document=document)
-
-
-def opened_for_writing(home: Home, wanted: Wanted, most_blocks: int | None) -> Rows:
-    """The rows of a blob that is there, to be written too."""
-    _found(home, wanted)
-    with reported(home, "cannot be opened"):
-        right = home.lock()
-        with _kept_by_rows(right):
-            # Somebody may have written it in between.
-            header, _ = read_header(home)
-            return Rows(home, header, most_blocks, right=right)
-
-
-def _found(home: Home, wanted: Wanted) -> tuple[Header, Document]:
-    try:
-        with reported(home, "cannot be opened"):
-            header, document = read_header(home)
-    except StoreError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
-            raise BlobNotFoundError(f"there is no blob at {home!r}; mode 'w' creates one") from error
-        raise
-    wanted.check(header)
-    return header, document
-
-
-@contextmanager
-def _kept_by_rows(right: Right) -> Iterator[None]:
-    """Let go of the right to write where what is done within it fails."""
-    try:
-        yield
-    except BaseException:
-        right.release()
-        raise
-
-
-def created(home: Home, wanted: Wanted, most_blocks: int | None) -> Rows:
-    """The rows of a new blob in place of what is there, to be written."""
-    with reported(home, "cannot be created"):
-        document = read_document(home)
-        if document is None and (stranger := home.stranger()) is not None:
-            raise StoreError(f"{stranger!r} is there already; choose an empty place")
-        if document is not None and not is_blob(document.content):
-            raise StoreError("something else is there; choose another place")
-        old = None if document is None else _readable(document.content)
-    # What is wrong with the arguments must not cost what is there.
-    header = wanted.header(home, old)
-    with reported(home, "cannot be created"):
-        right = home.lock(create=True)
-        with _kept_by_rows(right):
-            home.commit(header.to_bytes())
-            home.delete([key for key in home.objects() if key.startswith("c.")])
-            return Rows(home, header, most_blocks, right=right)
-
-
-def _readable(document: bytes) -> Header | None:
-    try:
-        return Header.from_bytes(document)
-    except (ValueError, KeyError, TypeError):
-        return None
-
-
-def delete(home: Home) -> None:
-    """Delete a blob, or what is left of one, where there is one."""
-    with reported(home, "cannot be deleted"):
-        document = read_document(home)
-        if document is None and (stranger := home.stranger()) is not None:
-            raise StoreError(f"{stranger!r} is there, and no TensorBlob")
-        if document is None and not home.objects():
-            return
-        if document is not None and not is_blob(document.content):
-            raise StoreError("it is not a TensorBlob")
-        right = home.lock()
-        try:
-            _delete_all(home)
-        finally:
-            right.release()
-            home.close()
-
-
-def _delete_all(home: Home) -> None:
-    # The document first: without it the rest is nothing, whatever happens to this process.
-    home.delete([DOCUMENT])
-    home.delete([key for key in home.objects() if key.startswith("c.")])
-    home.vanish()
+def _row_shape(shape: object) -> tuple[int, ...]:
+    extents = [shape] if as_index(shape) is not None else shape
+    if isinstance(extents, str) or not isinstance(extents, Sequence):
+        raise ValidationError(f"shape must be an int or a tuple of ints, got {shape!r}")
+    found = tuple(number for extent in extents if (number := as_index(extent)) is not None and 1 <= number <= LARGEST)
+    if len(found) < len(extents):
+        raise ValidationError(f"shape must hold positive ints, got {shape!r}")
+    return found
 
 
 def positive(name: str, value: object) -> int | None:
@@ -147,3 +85,106 @@ def positive(name: str, value: object) -> int | None:
     if value is not None and (number is None or number < 1):
         raise ValidationError(f"{name} must be a positive int or None, got {value!r}")
     return number
+
+
+def opened(location: Location, wanted: Wanted, most_blocks: int | None) -> Rows:
+    """The rows of a blob that is there, to be read."""
+    header, document = _found(location, wanted)
+    with location.reporting("cannot be opened"):
+        return Rows(location, header, most_blocks, document=document)
+
+
+def opened_for_writing(location: Location, wanted: Wanted, most_blocks: int | None) -> Rows:
+    """The rows of a blob that is there, to be written too."""
+    _found(location, wanted)
+    with location.reporting("cannot be opened"), _claimed(location) as right:
+        # Somebody may have written it in between.
+        header, _ = location.header()
+        return Rows(location, header, most_blocks, right=right)
+
+
+def created(location: Location, wanted: Wanted, most_blocks: int | None) -> Rows:
+    """The rows of a new blob in place of what is there, to be written."""
+    wait_for_dropped()
+    with location.reporting("cannot be created"):
+        document = _document(location, "is there already; choose an empty place")
+    old = None
+    with suppress(StoreError):
+        old = None if document is None else Header.from_bytes(document.content)
+    # What is wrong with the arguments must not cost what is there.
+    header = wanted.header(old, is_local=location.is_local)
+    with location.reporting("cannot be created"), _claimed(location) as right:
+        location.commit(header)
+        location.delete_blocks()
+        return Rows(location, header, most_blocks, right=right)
+
+
+def delete(location: Location) -> None:
+    """Delete a blob, or what is left of one, where there is one."""
+    wait_for_dropped()
+    with location.reporting("cannot be deleted"):
+        if _document(location, "is there, and no TensorBlob") is None and not location.names():
+            return
+        right = location.claim()
+        try:
+            # The document first: without it the rest is nothing, whatever happens to this process.
+            location.delete([DOCUMENT])
+            location.delete_blocks()
+            location.vanish()
+        finally:
+            right.release()
+            location.objects.disconnect()
+
+
+def _document(location: Location, what: str) -> Document | None:
+    """The document of a blob, damaged perhaps, None where there is none; StoreError where something else lies."""
+    document = location.document()
+    if document is None and (stranger := location.stranger()) is not None:
+        raise StoreError(f"{stranger!r} {what}")
+    if document is not None and not is_blob(document.content):
+        raise StoreError("something else is there, and it is not a TensorBlob; choose another place")
+    return document
+
+
+def _found(location: Location, wanted: Wanted) -> tuple[Header, Document]:
+    wait_for_dropped()
+    try:
+        with location.reporting("cannot be opened"):
+            header, document = location.header()
+    except StoreError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            raise BlobNotFoundError(f"there is no blob at {location!r}; mode 'w' creates one") from error
+        raise
+    wanted.check(header)
+    return header, document
+
+
+@contextmanager
+def _claimed(location: Location) -> Iterator[Right]:
+    """The right to write, which is released where what is done within it fails."""
+    right = location.claim()
+    try:
+        yield right
+    except BaseException:
+        right.release()
+        raise
+
+
+def close_dropped(rows: Rows) -> None:
+    """Store what a blob that nobody refers to any more has not stored yet."""
+    if not rows.holds_right:
+        # Memory and connections go with it.
+        return
+    if not rows.needs_loop:
+        rows.close()
+        return
+    # This may run anywhere, on zarr's own thread too, which must not wait for itself.
+    thread = threading.Thread(target=rows.close, name="infinite_tensor-blob")
+    _closing.add(thread)
+    thread.start()
+
+
+def wait_for_dropped() -> None:
+    """Return when blobs that were dropped are closed."""
+    for thread in list(_closing):
+        thread.join()

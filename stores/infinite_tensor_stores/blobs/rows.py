@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,17 +13,10 @@ from infinite_tensor.errors import RegionError, StoreError
 from infinite_tensor.support.allocation import new_block, new_result
 from infinite_tensor.support.exit import flush_at_exit
 from infinite_tensor.support.forks import renew_in_children
-from infinite_tensor_stores.blobs.blocks import (
-    DamagedBlockError,
-    LoadedBlocks,
-    MappedBlocks,
-    Places,
-    blocks_of,
-    parts_of,
-    whole_rows,
-)
+from infinite_tensor.tilestore.lru import LRU
+from infinite_tensor_stores.blobs.blocks import BlockPart, DamagedBlockError, RowNumbers, blocks_of, indexable, parts_of
 from infinite_tensor_stores.blobs.header import Header
-from infinite_tensor_stores.blobs.home import Document, Home, Right, read_header, reported
+from infinite_tensor_stores.blobs.location import Document, Location, Right
 
 _CPU = torch.device("cpu")
 _BUFFERED_BYTES = 2**26
@@ -36,7 +28,7 @@ class Rows:
 
     Parameters
     ----------
-    home : Home
+    location : Location
         Where it is stored.
     header : Header
         What is committed.
@@ -44,8 +36,8 @@ class Rows:
         How many blocks are held in memory, or mapped.
     document : Document, optional
         From which the header was read, for a reader.
-    right : Right, optional
-        The right to write, which is let go of when this is closed.
+    right : FileLock or Lease, optional
+        The right to write, which is released when this is closed.
 
     Attributes
     ----------
@@ -57,10 +49,12 @@ class Rows:
         How many blocks that were read are held at most.
     writes : bool
         Whether it was opened for writing, in this process.
+    forked : bool
+        Whether it is that of a parent process.
     lock : RLock
-        Held by whoever does several things that belong together.
+        Held while several things are done that belong together.
     extending : RLock
-        Held by whoever adds rows piece by piece; taken before `lock`.
+        Held while rows are added piece by piece; taken before `lock`.
 
     Notes
     -----
@@ -71,51 +65,50 @@ class Rows:
 
     def __init__(
         self,
-        home: Home,
+        location: Location,
         header: Header,
         most_blocks: int | None,
         *,
         document: Document | None = None,
         right: Right | None = None,
     ) -> None:
-        self.home, self.header, self.length = home, header, header.rows
-        self.cursor = 0
+        self.location, self.header, self.length, self.cursor = location, header, header.rows, 0
         self.lock, self.extending = threading.RLock(), threading.RLock()
-        self.closed = False
+        self.closed = self.forked = False
         self.writes = right is not None
-        self._right = right
-        self._document = document
-        self._forked = False
+        self._right, self._document = right, document
         self._size = header.block_size
-        self._blocks = blocks_of(home, header)
-        most = most_blocks or max(2, self._blocks.cache_bytes // header.block_bytes)
-        self._at_once = min(self._blocks.at_once, most)
-        self.most_blocks = most
-        self._loaded = LoadedBlocks(self._blocks, most)
+        # What a row that needs no look at it has in common with all others.
+        self._kind = header.shape, header.dtype, torch.strided, _CPU, False
+        self._blocks = blocks_of(location, header)
+        self.needs_loop = self._blocks.needs_loop
+        self.most_blocks = most_blocks or max(2, self._blocks.cache_bytes // header.block_bytes)
+        self._at_once = min(self._blocks.at_once, self.most_blocks)
+        self._loaded = LRU[int, torch.Tensor](max_items=self.most_blocks)
         # Blocks that are being written, the one that is not full yet among them.
-        self._buffers: OrderedDict[int, torch.Tensor] = OrderedDict()
+        self._buffers: dict[int, torch.Tensor] = {}
         self._most_buffers = most_blocks or max(2, _BUFFERED_BYTES // header.block_bytes)
         self._unsaved: set[int] = set()
         # Whether blocks have been loaded since somebody looked at the document.
         self._unconfirmed = False
-        # Whether something may be stored that `header` does not say, or be about to be: the last attempt did not end.
+        # Whether something may be stored that `header` does not say, or be about to be: the last attempt has failed.
         self._in_doubt = False
         renew_in_children(self)
         if right is not None:
             flush_at_exit(self)
-            with self._reported("cannot be opened for writing"):
+            with location.reporting("cannot be opened for writing"):
                 self._blocks.settle()
                 self._blocks.delete_from(header.blocks)
 
     @property
     def holds_right(self) -> bool:
-        """Whether the right to write is to be let go of yet."""
-        return self._right is not None and not self._forked and not self.closed
+        """Whether the right to write is to be released yet."""
+        return self._right is not None and not self.forked and not self.closed
 
     @property
-    def forked(self) -> bool:
-        """Whether it is that of a parent process, which has it open for writing."""
-        return self._forked
+    def blocks_held(self) -> int:
+        """How many blocks are in memory, or mapped."""
+        return len(self._loaded) + len(self._buffers)
 
     def check_apart(self) -> None:
         """StoreError if this thread is in the middle of another call, which a signal handler has interrupted."""
@@ -123,61 +116,36 @@ class Rows:
         # An RLock tells it nowhere else.
         if self.lock._is_owned() or self.extending._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001
             raise StoreError(
-                f"{self.home!r} cannot be used here: this thread is in the middle of another call, which a signal "
+                f"{self.location!r} cannot be used here: this thread is in the middle of another call, which a signal "
                 "handler has interrupted. Set a flag in the handler, and act on it after that call"
             )
-
-    @property
-    def needs_loop(self) -> bool:
-        """Whether to store something takes zarr's event loop, which a finalizer must not wait for."""
-        return not isinstance(self._blocks, MappedBlocks)
-
-    @property
-    def blocks_held(self) -> int:
-        """How many blocks are in memory, or mapped."""
-        return len(self._loaded) + len(self._buffers)
 
     # Reading.
 
     def row(self, number: int) -> torch.Tensor:
         """A copy of one row; short of calls, since many read row by row."""
         with self.lock:
-            if not self.writes and (self._document is None or not self._document.is_current()):
-                self._follow()
-            if number >= self.length:
-                raise self._truncated()
+            self._look_again()
+            self._check_there(number)
             block = number // self._size
             held = self._buffers.get(block) if self._buffers else self._loaded.get(block)
             found = self._block(block) if held is None else held
             row = torch.select_copy(found, 0, number - block * self._size)
-            if number >= self.length:
-                raise self._truncated()
+            self._check_there(number)
             return row
 
-    def span(self, start: int, stop: int) -> torch.Tensor:
-        """A copy of the rows from `start` to before `stop`."""
-        out = new_result((max(0, stop - start), *self.header.shape), self.header.dtype, _CPU, _FEWER)
-        with self.lock:
-            self._look_again(stop - 1)
-            for number, block in self._blocks_of(range(start // self._size, -(-stop // self._size))):
-                first = number * self._size
-                low, high = max(start, first), min(stop, first + self._size)
-                out[low - start : high - start] = block[low - first : high - first]
-            self._check_there(stop - 1)
-        return out
-
-    def gather(self, rows: Places) -> torch.Tensor:
-        """Copies of any rows, in the order in which they are asked for."""
+    def read(self, rows: range | RowNumbers) -> torch.Tensor:
+        """Copies of rows, in the order in which they are asked for; a range has step 1."""
         out = new_result((len(rows), *self.header.shape), self.header.dtype, _CPU, _FEWER)
         if not len(rows):
             return out
-        target, last = whole_rows(out), int(rows.max())
+        last = rows[-1] if isinstance(rows, range) else int(rows.max())
         with self.lock:
-            self._look_again(last)
-            parts = dict(parts_of(rows, self._size))
-            for number, block in self._blocks_of(list(parts)):
-                places, at = parts[number]
-                target[places] = whole_rows(block).take(at)
+            self._look_again()
+            self._check_there(last)
+            target = indexable(out, rows)
+            for (_, places, at), block in self._with_blocks(list(parts_of(rows, self._size))):
+                target[places] = indexable(block, rows)[at]
             self._check_there(last)
         return out
 
@@ -187,14 +155,14 @@ class Rows:
         Raises
         ------
         StoreError
-            If the blob has been deleted, or made anew, or cannot be read.
+            If the blob has been deleted, or recreated, or cannot be read.
         """
         with self.lock:
             if not self.writes:
                 self._follow()
                 if self.length < self.header.rows:
                     # Its last block had no rows behind the last.
-                    self._loaded.forget(self.length // self._size)
+                    self._loaded.pop(self.length // self._size)
                     self.length = self.header.rows
             return self.length
 
@@ -204,33 +172,35 @@ class Rows:
             if self._unconfirmed:
                 self._follow()
 
-    def _look_again(self, last: int = -1) -> None:
-        """Follow the writer, on a local disk, if it has committed; RegionError unless row `last` is there still."""
+    def _look_again(self) -> None:
+        """Follow the writer, on a local disk, if it has committed."""
         if not self.writes and (self._document is None or not self._document.is_current()):
             self._follow()
-        if last >= self.length:
-            raise self._truncated()
 
     def _follow(self) -> None:
         """Read what is committed. Of rows that were truncated or overwritten nothing is held any more.
 
         Rows that have come are not counted before `refresh`, so that numbers from the end mean the same rows.
         """
-        with self._reported("cannot be read"):
-            header, document = read_header(self.home)
-            if header.incarnation != self.header.incarnation:
-                raise StoreError("it has been made anew since it was opened; open it again")
+        with self.location.reporting("cannot be read"):
+            header, document = self._committed()
         # In a forked child, rows that waited when it was forked may follow.
         if (header.edits, header.rows) != (self.header.edits, self.header.rows):
             if header.edits != self.header.edits or self._buffers:
-                self._loaded.clear()
+                self._drop(self._loaded)
             # Buffers are those of a forked child: the parent has stored them, or others in their place.
             self.length = header.rows if self._buffers else min(self.length, header.rows)
             self._buffers.clear()
             self._unsaved.clear()
         self.header = header
-        # Last: until then, the next read begins anew.
+        # Last: until then, the next read begins again.
         self._document, self._unconfirmed = document, False
+
+    def _committed(self) -> tuple[Header, Document]:
+        header, document = self.location.header()
+        if header.incarnation != self.header.incarnation:
+            raise StoreError("it has been made anew since it was opened; open it again")
+        return header, document
 
     def _block(self, number: int) -> torch.Tensor:
         found = self._buffers.get(number)
@@ -238,50 +208,51 @@ class Rows:
             found = self._loaded.get(number)
         return self._load([number])[0] if found is None else found
 
-    def _blocks_of(self, numbers: range | list[int]) -> Iterator[tuple[int, torch.Tensor]]:
-        for begin in range(0, len(numbers), self._at_once):
-            wave = numbers[begin : begin + self._at_once]
-            missing = [number for number in wave if number not in self._buffers and number not in self._loaded]
+    def _with_blocks(self, parts: list[BlockPart]) -> Iterator[tuple[BlockPart, torch.Tensor]]:
+        for begin in range(0, len(parts), self._at_once):
+            wave = parts[begin : begin + self._at_once]
+            missing = [number for number, *_ in wave if number not in self._buffers and number not in self._loaded]
             found = dict(zip(missing, self._load(missing), strict=True)) if missing else {}
-            for number in wave:
-                yield number, found[number] if number in found else self._block(number)
+            for part in wave:
+                yield part, found[part[0]] if part[0] in found else self._block(part[0])
 
     def _load(self, numbers: list[int]) -> list[torch.Tensor]:
-        with self._reported("cannot be read"):
+        with self.location.reporting("cannot be read"):
             if self._in_doubt:
                 self._blocks.settle()
-            self._unconfirmed = not self.home.is_local
+            self._unconfirmed = not self.location.is_local
             try:
-                found = self._loaded.load(numbers)
+                found = self._blocks.load(numbers)
             except DamagedBlockError as error:
                 if not self.writes:
                     self._follow()
-                if self.length > error.number * self._size:
-                    raise self._explained(error) from error
-                raise self._truncated() from error
-        try:
-            self._look_again()
-        except BaseException:
-            for number in numbers:
-                self._loaded.forget(number)
-            raise
+                self._check_there(error.number * self._size, error)
+                raise self._explained(error) from error
+        for number, block in zip(numbers, found, strict=True):
+            self._loaded.put(number, block, self.header.block_bytes)
+        self._loaded.evict()
+        self._look_again()
         return found
 
     def _explained(self, error: DamagedBlockError) -> StoreError:
         first = error.number * self._size
         last = min(first + self._size, self.length) - 1
         return StoreError(
-            f"block {self.header.key(error.number)}, which holds rows {first} to {last}, is damaged: {error.reason}. "
+            f"block {self.header.key(error.number)}, which holds rows {first} to {last}, is damaged: {error}. "
             f"Put a copy of it back, or truncate({first}) the blob; other rows can be read"
         )
 
-    def _check_there(self, number: int) -> None:
-        """RegionError if the blob turned out to have been truncated while a row was read."""
+    def _check_there(self, number: int, cause: Exception | None = None) -> None:
+        """RegionError if the blob turned out to have been truncated before a row that is being read."""
         if number >= self.length:
-            raise self._truncated()
+            raise RegionError(
+                f"{self.location!r} has been truncated to {self.length} rows since it was opened"
+            ) from cause
 
-    def _truncated(self) -> RegionError:
-        return RegionError(f"{self.home!r} has been truncated to {self.length} rows since it was opened")
+    def _drop(self, numbers: Iterable[int]) -> None:
+        """Hold blocks that were loaded no longer."""
+        for number in numbers:
+            self._loaded.pop(number)
 
     # Writing.
 
@@ -292,27 +263,16 @@ class Rows:
         """
         number, at = divmod(self.length, self._size)
         buffer = self._buffers.get(number)
-        header = self.header
-        if (
-            buffer is None
-            or at + 1 == self._size
-            or self._in_doubt
-            or type(row) is not torch.Tensor
-            # It has values, and a shape to ask for.
-            or not row.is_cpu
-            or row.layout is not torch.strided
-            or row.is_nested
-            or row.shape != header.shape
-            or row.dtype is not header.dtype
-            or row.requires_grad
-        ):
+        if buffer is None or at + 1 == self._size or self._in_doubt or type(row) is not torch.Tensor or row.is_nested:
+            return False
+        if (row.shape, row.dtype, row.layout, row.device, row.requires_grad) != self._kind:
             return False
         buffer[at].copy_(row)
         self._unsaved.add(number)
         self.cursor = self.length = self.length + 1
         return True
 
-    def put(self, start: int, rows: torch.Tensor) -> None:
+    def write(self, start: int, rows: torch.Tensor) -> None:
         """Store rows from `start` on, which is at most the length, and move the cursor behind them.
 
         They lie behind the last row where that is passed.
@@ -322,61 +282,42 @@ class Rows:
         StoreError
             If what must be stored now cannot be. The blob is as long as it was, and rows may have been overwritten.
         """
-        with self.lock, self._reported("cannot be written"):
-            before, stop = (self.cursor, self.length), start + len(rows)
-            try:
-                self._settle()
-                filled = self._take(start, rows)
-                self.cursor, self.length = stop, max(self.length, stop)
-                if filled:
-                    self._commit_full()
-            except Exception:
-                self.cursor, self.length = before
-                for number in [number for number in self._buffers if number * self._size >= self.length]:
-                    self._forget(number)
-                raise
+        with self._changing("cannot be written"):
+            stop = start + len(rows)
+            self._take(range(start, stop), rows)
+            self.cursor, self.length = stop, max(self.length, stop)
+            if stop // self._size > start // self._size:
+                self._commit_full()
 
-    def scatter(self, numbers: Places, rows: torch.Tensor) -> None:
+    def overwrite(self, numbers: range | RowNumbers, rows: torch.Tensor) -> None:
         """Overwrite any rows; of a row that is named twice, the last stays."""
-        with self.lock, self._reported("cannot be written"):
-            self._settle()
-            self._begin_edit()
-            values = whole_rows(rows.contiguous())
-            for number, (places, at) in parts_of(numbers, self._size):
-                buffer = self._buffer(number, self.length)
-                self._unsaved.add(number)
-                whole_rows(buffer)[at] = values[places]
+        with self._changing("cannot be written"):
+            self._take(numbers, rows.contiguous())
 
     def truncate(self, length: int) -> None:
-        """Forget the rows from `length` on, which is at most as many as there are."""
-        with self.lock, self._reported("cannot be truncated"):
-            self._settle()
-            before = self.cursor, self.length
-            blocks, kept = -(-self.length // self._size), -(-length // self._size)
-            try:
-                # More rows are committed than there are until the next line but one is done.
-                self._in_doubt = length < self.header.rows
-                self.cursor, self.length = min(self.cursor, length), length
-                if self._in_doubt:
-                    self._commit(length, self.header.edits + 2)
-            except Exception:
-                self.cursor, self.length = before
-                raise
-            for number in range(kept, blocks):
-                self._forget(number)
-            with self._storing():
-                self._blocks.delete(kept, blocks - kept)
+        """Forget the rows from `length` on, which is at most as many as there are; called with the lock held."""
+        blocks, kept = -(-self.length // self._size), -(-length // self._size)
+        with self._changing("cannot be truncated"):
+            # More rows are committed than there are until the next line but one is done.
+            self._in_doubt = length < self.header.rows
+            self.cursor, self.length = min(self.cursor, length), length
+            if self._in_doubt:
+                self._commit(length, self.header.edits + 2)
+        with self.location.reporting("cannot be truncated"):
+            self._forget_from(kept)
+            self._in_doubt = True
+            self._blocks.delete(kept, blocks - kept)
+            self._in_doubt = False
             self.flush()
 
     def flush(self) -> None:
         """Return when all rows are committed."""
-        with self.lock, self._reported("cannot be flushed"):
-            self._settle()
+        with self._changing("cannot be flushed"):
             self._save(self._unsaved, self.length)
             if self.header.changing or self.length != self.header.rows:
                 self._commit(self.length, self.header.edits + self.header.changing)
-            for number in [number for number in self._buffers if number != self.length // self._size]:
-                del self._buffers[number]
+            last = self.length // self._size
+            self._buffers = {number: buffer for number, buffer in self._buffers.items() if number == last}
 
     def close(self) -> None:
         """Flush, and let others write. A second time is no error; after one that failed, it is tried again."""
@@ -386,63 +327,61 @@ class Rows:
             if self.writes:
                 self.flush()
             self._release()
-            self._loaded.clear()
+            self._drop(self._loaded)
             self._buffers.clear()
-            document, self._document = self._document, None
-            if document is not None:
-                document.release()
+            self._document = None
             self.closed = True
-            if not self._forked:
-                self.home.close()
+            if not self.forked:
+                self.location.objects.disconnect()
 
     def _release(self) -> None:
         """Let others write; from then on this is one that reads."""
-        if self._right is None or self._forked:
+        if self._right is None or self.forked:
             return
         self.writes = False
         try:
-            with self._reported("cannot be closed"):
+            with self.location.reporting("cannot be closed"):
                 self._right.release()
         except Exception:
             self.writes = True
             raise
 
-    def _take(self, start: int, rows: torch.Tensor) -> bool:
-        """Write full blocks straight from `rows`, and copy the rest into buffers; whether a block has been filled."""
-        if start < self.header.rows:
+    def _take(self, numbers: range | RowNumbers, rows: torch.Tensor) -> None:
+        """Write full blocks straight from `rows`, and copy the rest into buffers."""
+        if not len(numbers):
+            return
+        first, stop = (numbers[0], numbers.stop) if isinstance(numbers, range) else (numbers.min(), self.length)
+        if first < self.header.rows:
             self._begin_edit()
-        whole: dict[int, torch.Tensor] = {}
-        done, filled = 0, False
-        while done < len(rows):
-            number, at = divmod(start + done, self._size)
-            piece = rows[done : done + self._size - at]
-            if len(piece) == self._size and number not in self._buffers:
-                whole[number] = piece
+        full: dict[int, torch.Tensor] = {}
+        source = indexable(rows, numbers)
+        for number, places, at in parts_of(numbers, self._size):
+            if isinstance(at, slice) and at == slice(0, self._size) and number not in self._buffers:
+                full[number] = source[places]
             else:
-                buffer = self._buffer(number, start + len(rows))
+                buffer = self._buffer(number, stop)
                 self._unsaved.add(number)
-                buffer[at : at + len(piece)] = piece
-            done += len(piece)
-            filled = filled or at + len(piece) == self._size
-            if len(whole) == self._at_once or done == len(rows):
-                self._save_whole(whole)
-                whole = {}
-        return filled
+                indexable(buffer, numbers)[at] = source[places]
+        self._store(full)
 
-    def _save_whole(self, blocks: dict[int, torch.Tensor]) -> None:
-        self._check_right()
-        for number in blocks:
-            self._loaded.forget(number)
-        with self._storing():
-            self._blocks.save(blocks)
-        # A signal handler may have read them meanwhile.
-        for number in blocks:
-            self._loaded.forget(number)
+    @contextmanager
+    def _changing(self, what: str) -> Iterator[None]:
+        """Within it, rows are changed; where that fails, they are as many as before, and the cursor is where it was."""
+        with self.lock, self.location.reporting(what):
+            before = self.cursor, self.length
+            try:
+                self._settle()
+                yield
+            except Exception:
+                self.cursor, self.length = before
+                self._forget_from(-(-self.length // self._size))
+                raise
 
-    def _forget(self, number: int) -> None:
-        self._loaded.forget(number)
-        self._buffers.pop(number, None)
-        self._unsaved.discard(number)
+    def _forget_from(self, first: int) -> None:
+        """Hold nothing of the block `first` and those that follow it."""
+        self._drop([number for number in self._loaded if number >= first])
+        self._unsaved = {number for number in self._unsaved if number < first}
+        self._buffers = {number: buffer for number, buffer in self._buffers.items() if number < first}
 
     def _commit_full(self) -> None:
         """Store and commit the blocks that have been filled, so that a long run without a flush loses little."""
@@ -468,15 +407,23 @@ class Rows:
 
     def _save(self, numbers: Iterable[int], stop: int) -> None:
         """Store the rows before `stop` of blocks, from their buffers; what is not stored stays in memory."""
-        kept = sorted(number for number in numbers if number in self._buffers and number * self._size < stop)
-        for begin in range(0, len(kept), self._at_once):
-            wave = kept[begin : begin + self._at_once]
+        kept = [number for number in sorted(numbers) if number in self._buffers and number * self._size < stop]
+        self._store({number: self._buffers[number][: stop - number * self._size] for number in kept})
+
+    def _store(self, blocks: dict[int, torch.Tensor]) -> None:
+        """Store blocks, some at a time, of which nothing that was loaded before is held any more."""
+        numbers = list(blocks)
+        for begin in range(0, len(numbers), self._at_once):
+            wave = numbers[begin : begin + self._at_once]
             self._check_right()
-            with self._storing():
-                self._blocks.save({number: self._buffers[number][: stop - number * self._size] for number in wave})
-            for number in wave:
-                self._loaded.forget(number)
-                self._unsaved.discard(number)
+            self._drop(wave)
+            # Encoded blocks are still being stored where this is interrupted.
+            self._in_doubt = True
+            self._blocks.save({number: blocks[number] for number in wave})
+            self._in_doubt = False
+            # A signal handler may have read them meanwhile.
+            self._drop(wave)
+            self._unsaved.difference_update(wave)
 
     def _begin_edit(self) -> None:
         """Tell before the first of the committed rows changes that they are not what they were."""
@@ -488,44 +435,24 @@ class Rows:
         header = replace(self.header, rows=rows, edits=edits)
         # One that fails may have been carried out, too.
         self._in_doubt = True
-        self.home.commit(header.to_bytes())
+        self.location.commit(header)
         self.header = header
-        self._in_doubt = False
-
-    @contextmanager
-    def _storing(self) -> Iterator[None]:
-        """Within it, blocks are stored or deleted; encoded ones run on where that is interrupted."""
-        self._in_doubt = True
-        try:
-            yield
-        except Exception:
-            # It is over.
-            self._in_doubt = False
-            raise
         self._in_doubt = False
 
     def _settle(self) -> None:
-        """After an interrupt, or a commit that failed: wait for what goes on, and find out what is committed."""
+        """After an interrupt, or an attempt that failed: wait for what is under way, and find out what is committed."""
         if not self._in_doubt:
             return
         self._blocks.settle()
-        header, _ = read_header(self.home)
-        if header.incarnation != self.header.incarnation:
-            raise StoreError("it has been made anew since it was opened; open it again")
-        self.header = header
-        if self.length < header.rows:
+        self.header, _ = self._committed()
+        if self.length < self.header.rows:
             # Others may have seen rows that are no more.
-            self._commit(self.length, header.edits + 2)
+            self._commit(self.length, self.header.edits + 2)
         self._in_doubt = False
 
     def _check_right(self) -> None:
         assert self._right is not None
         self._right.check()
-
-    @contextmanager
-    def _reported(self, what: str) -> Iterator[None]:
-        with reported(self.home, what):
-            yield
 
     # Processes that end, and processes that fork.
 
@@ -536,7 +463,7 @@ class Rows:
     def _renew_after_fork(self) -> None:
         self.lock, self.extending = threading.RLock(), threading.RLock()
         self._in_doubt = False
-        self.home.renew()
-        if self._right is not None and not self._forked:
+        self.location.objects.forget()
+        if self._right is not None and not self.forked:
             self._right.abandon()
-        self._forked, self.writes = True, False
+        self.forked, self.writes = True, False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,71 +27,47 @@ from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.report import Dropped
 from infinite_tensor.values.definition import Definition, functions_of
 from infinite_tensor.values.spec import TensorSpec
+from infinite_tensor_stores.blobs.location import Location
+from infinite_tensor_stores.blobs.opening import Wanted, opened
 from infinite_tensor_stores.blobs.rows import Rows
 
 
-class OpenBlob(Protocol):
-    """A `TensorBlob` that is open for reading, for what a tensor needs of it."""
-
-    _rows: Rows
-
-    @property
-    def name(self) -> str:
-        """Where it is."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of a row."""
-
-    @property
-    def block_size(self) -> int:
-        """Rows of a block."""
-
-    def refresh(self) -> int:
-        """Look for what others have written since."""
-
-    def close(self) -> None:
-        """End its use."""
-
-
-def rows_read_by(blob: OpenBlob) -> Rows:
-    """What a blob is read by, of which its users have no use."""
-    return blob._rows  # noqa: SLF001
-
-
-def tensor_of(blob: OpenBlob, rows: int) -> InfiniteTensor:
+def tensor_of(rows: Rows, count: int) -> InfiniteTensor:
     """The first rows of a blob that is open for reading, and is left to the tensor."""
-    header = rows_read_by(blob).header
-    shape = (rows, *header.shape)
+    header = rows.header
     definition = Definition(
-        shape=shape,
+        shape=(count, *header.shape),
         dtype=header.dtype,
         output_window=TensorWindow((1, *header.shape)),
         args=(),
         blend=None,
         blend_init=None,
-        version={"blob": header.incarnation, "edits": header.edits},
+        version=header.version,
         functions=functions_of(None, None, ()),
     )
-    spec = TensorSpec(f"blob-{header.incarnation}-{rows}", definition, torch.device("cpu"))
-    members = [Member(spec, BlobStore(blob, header.version))]
-    (node,) = Computation.registered(members, None, Batching.of(None), []).nodes
+    spec = TensorSpec(f"blob-{header.incarnation}-{count}", definition, torch.device("cpu"))
+    (node,) = Computation.registered([Member(spec, BlobStore(rows, spec))], None, Batching.of(None), []).nodes
     return InfiniteTensor.of_node(node, (), named=False)
 
 
 class BlobStore(TileStore):
     """Serves the rows of one blob as those of a tensor; see `BlobContents`."""
 
-    def __init__(self, blob: OpenBlob, version: tuple[str, int]) -> None:
-        super().__init__(BlobContents(blob, version))
-        self._made_of = blob, version
+    def __init__(self, rows: Rows, spec: TensorSpec) -> None:
+        super().__init__(BlobContents(rows, spec))
+        self._made_of = rows, spec
 
     def __repr__(self) -> str:
         return repr(self.contents)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by reference."""
-        return type(self), self._made_of
+        rows, spec = self._made_of
+        return _reopened, (rows.location, rows.most_blocks, spec)
+
+
+def _reopened(location: Location, most_blocks: int, spec: TensorSpec) -> BlobStore:
+    return BlobStore(opened(location, Wanted(), most_blocks), spec)
 
 
 class BlobContents(Contents):
@@ -99,24 +75,25 @@ class BlobContents(Contents):
 
     Parameters
     ----------
-    blob : TensorBlob
-        Open for reading.
-    version : tuple of str and int
-        Of its header, when the snapshot was taken.
+    rows : Rows
+        Of a blob that is open for reading.
+    spec : TensorSpec
+        The one tensor. The version in its definition is that of the blob when the snapshot was taken.
     """
 
-    def __init__(self, blob: OpenBlob, version: tuple[str, int]) -> None:
+    cache_limit = 0
+    """What the blob holds is limited by `max_cached_blocks`."""
+
+    def __init__(self, rows: Rows, spec: TensorSpec) -> None:
         super().__init__(read_only=True)
-        self._blob = blob
-        self._version = version
-        self._spec: TensorSpec | None = None
+        self._rows = rows
+        self._spec = spec
 
     def __repr__(self) -> str:
-        return f"BlobStore({self._blob.name!r})"
+        return f"BlobStore({self._rows.location!r})"
 
     def register(self, spec: TensorSpec) -> None:
-        """Bind the one tensor."""
-        self._spec = spec
+        """It knows the one tensor."""
 
     def access(self, spec: TensorSpec) -> Access:
         """Begin a read.
@@ -127,15 +104,15 @@ class BlobContents(Contents):
             If rows of the blob have been overwritten or truncated since the snapshot was taken.
         """
         self.check_open()
-        access = BlobAccess(self._blob, self._version, spec.shape[0] or 0)
-        self._blob.refresh()
+        self._rows.refresh()
+        access = BlobAccess(self._rows, spec)
         access.check()
         return access
 
     def layout(self, spec: TensorSpec) -> TileLayout:
         """Tiles are blocks."""
-        rows = min(self._blob.block_size, spec.shape[0] or 1)
-        return TileLayout(spec.shape, (rows, *self._blob.shape), spec.dtype)
+        header = self._rows.header
+        return TileLayout(spec.shape, (min(header.block_size, spec.shape[0] or 1), *header.shape), spec.dtype)
 
     def inventory(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> Inventory:
         """All is there."""
@@ -145,11 +122,6 @@ class BlobContents(Contents):
     def is_complete(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> bool:  # noqa: ARG002
         """All is there."""
         return True
-
-    @property
-    def cache_limit(self) -> int | None:
-        """What the blob holds is limited by `max_cached_blocks`."""
-        return 0
 
     def lend(self, mark: Mark, room: int) -> None:
         """It has a limit already."""
@@ -173,67 +145,56 @@ class BlobContents(Contents):
         """Never called: `check_droppable` refuses."""
         return Dropped()
 
+    def delete(self, tensor_id: str) -> None:
+        """ValidationError, likewise."""
+        self.check_writable(f"delete tensor {tensor_id!r}")
+
     def tensor_ids(self) -> list[str]:
         """The one tensor."""
-        return [] if self._spec is None else [self._spec.tensor_id]
+        return [self._spec.tensor_id]
 
     def definition_of(self, tensor_id: str) -> dict[str, Any]:
         """The definition of the one tensor."""
-        if self._spec is None or self._spec.tensor_id != tensor_id:
+        if tensor_id != self._spec.tensor_id:
             raise StoreError(f"{self!r} holds {self.tensor_ids()}, not {tensor_id!r}")
         return dict(self._spec.definition.to_json())
 
     def info_of(self, tensor_id: str) -> TensorInfo:
         """What is known of the one tensor."""
-        definition = self.definition_of(tensor_id)
-        header = rows_read_by(self._blob).header
-        return TensorInfo(tensor_id, definition, header.blocks, 0, header.blocks * header.block_bytes, self._blob.name)
+        definition, header = self.definition_of(tensor_id), self._rows.header
+        size = header.blocks * header.block_bytes
+        return TensorInfo(tensor_id, definition, header.blocks, 0, size, repr(self._rows.location))
+
+    def digest_of(self, tensor_id: str) -> str | None:
+        """What the one tensor is."""
+        return self._spec.definition.digest if tensor_id == self._spec.tensor_id else None
 
     def specs_downstream(self) -> list[TensorSpec]:
         """Nothing here is computed from anything."""
         return []
 
     def close(self, *, discard: bool) -> None:  # noqa: ARG002
-        """Close the blob that it reads."""
+        """Close the blob."""
         self.closed = True
-        self._blob.close()
-
-    def digest_of(self, tensor_id: str) -> str | None:
-        """What the one tensor is."""
-        return None if self._spec is None or self._spec.tensor_id != tensor_id else self._spec.definition.digest
-
-    def delete(self, tensor_id: str) -> None:
-        """ValidationError: what a blob holds cannot be computed again."""
-        self.check_writable(f"delete tensor {tensor_id!r}")
+        self._rows.close()
 
 
 class BlobAccess(Access):
-    """One read's view of a blob, of which nothing is ever missing.
-
-    Parameters
-    ----------
-    blob : TensorBlob
-        Open for reading.
-    version : tuple of str and int
-        Of its header, when the snapshot was taken.
-    rows : int
-        How many belong to the snapshot.
-    """
+    """One read's view of a blob, of which nothing is ever missing; the arguments are those of `BlobContents`."""
 
     outdated = False
 
-    def __init__(self, blob: OpenBlob, version: tuple[str, int], rows: int) -> None:
-        self._blob = blob
-        self._rows = rows_read_by(blob)
-        self._version = version
-        self._count = rows
+    def __init__(self, rows: Rows, spec: TensorSpec) -> None:
+        self._rows = rows
+        self._version = spec.definition.version
+        self._count = spec.shape[0] or 0
 
     def check(self) -> None:
         """StoreError if the rows are not those of the snapshot, as far as is known."""
         header = self._rows.header
         if header.version != self._version or header.changing or header.rows < self._count:
             raise StoreError(
-                f"{self._blob!r} has been overwritten or truncated since a tensor was made of its first "
+                f"{self._rows.location!r} has been overwritten or truncated since a tensor was made of its first "
                 f"{self._count} rows; make another one, and with another id what is computed from it"
             )
 
@@ -258,7 +219,7 @@ class BlobAccess(Access):
             If rows of the blob have been overwritten or truncated meanwhile.
         """
         try:
-            rows = self._rows.span(start[0], start[0] + len(out))
+            rows = self._rows.read(range(start[0], start[0] + len(out)))
             self._rows.confirm()
         finally:
             self.check()

@@ -5,14 +5,15 @@ a process has ended: there it is a lease, which runs out unless renewed.
 
 A writer puts an object of its own below ``writers/``, then lists what is there. Where another lease has not run out, it
 takes its own back and gives up. Storage whose listings show what was put before (S3, GCS, Azure, memory) so lets two
-writers never both go on: of two that begin at once, at least one sees the other. Both may give up.
+writers never both continue: of two that begin at once, at least one sees the other. Both may give up.
 
 A lease holds the time at which it was last renewed, and runs out 60 s later. It is renewed every 15 s on a thread. A
 writer that could not renew it for 20 s looks again before it writes anything, and stops where its lease is gone or
 somebody else has one. What is promised supposes that the difference of the machines' clocks, and the time from the
 beginning of that look to the end of the request that follows it, are together less than 40 s.
 
-Who begins is sure to see a lease that never lacked renewal, and gives up: its holder pays no heed to other leases.
+A writer that begins is sure to see a lease that has always been renewed, and gives up: its holder pays no heed to
+other leases.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from pathlib import Path
 from zarr.abc.store import Store
 
 from infinite_tensor.errors import StoreError
-from infinite_tensor_stores.zarr.objects import concurrently, get_many, put_many
+from infinite_tensor_stores.zarr.objects import Objects
 
 try:
     import fcntl
@@ -54,7 +55,7 @@ More than RENEWAL. What remains of SECONDS is for the difference of clocks and f
 """
 
 
-class _Held:
+class OpenFile:
     """A descriptor, which is closed when nobody refers to it any more: by an interrupt, perhaps."""
 
     number: int | None = None
@@ -75,12 +76,12 @@ class _Held:
 class FileLock:
     """A lock on a file in a folder, held until it is released or the process ends.
 
-    Forked children have the lock in common with their parent, so each lets go of it as it is born; see `abandon`.
+    Forked children have the lock in common with their parent, so each closes the file as it is born; see `abandon`.
 
     Parameters
     ----------
     folder : Path
-        Where the file is made; it stays there.
+        Where the file is created, and the folder if need be; it stays there.
 
     Raises
     ------
@@ -89,60 +90,57 @@ class FileLock:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / LOCK
-        self._held: _Held | None = None
-        while self._held is None:
-            self._try()
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file: OpenFile | None = None
+        while self._file is None:
+            self._try(folder / LOCK)
 
     def check(self) -> None:
         """Nothing takes the lock from its holder."""
-        if self._held is None:
+        if self._file is None:
             raise StoreError("the right to write has been released")
 
     def release(self) -> None:
         """Let others write."""
-        held = self._held
-        if held is not None:
-            if held.number is not None:
-                # Closing would not unlock it while a child that was forked in this moment has it open.
-                fcntl.flock(held.number, fcntl.LOCK_UN)
-            held.close()
-            self._held = None
+        if self._file is not None and self._file.number is not None:
+            # Closing would not unlock it while a child that was forked in this moment has it open.
+            fcntl.flock(self._file.number, fcntl.LOCK_UN)
+        self.abandon()
 
     def abandon(self) -> None:
-        """Close the file in a forked child; the parent goes on holding the lock."""
-        if self._held is not None:
-            self._held.close()
-            self._held = None
+        """Close the file in a forked child; the parent continues to hold the lock."""
+        if self._file is not None:
+            self._file.close()
+        self._file = None
 
-    def _try(self) -> None:
-        # Who holds it is written into it: not into another file, to which a link may lead.
-        held = _Held(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666))
-        descriptor = held.number
-        assert descriptor is not None
+    def _try(self, path: Path) -> None:
+        # The holder is written into it: not into another file, to which a link may lead.
+        file = OpenFile(descriptor := os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666))
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise StoreError(f"{LOCK} is not a regular file; delete it")
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Otherwise, whoever held it has deleted the blob.
-            if self._is_current(descriptor):
+            # Otherwise, the one that held it has deleted the blob, and another one may have been created.
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
                 os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
-                self._held = held
+                os.pwrite(descriptor, f"{_this_process()}\n".encode(), 0)
+                self._file = file
+        except FileNotFoundError:
+            pass
         except BlockingIOError:
             holder = os.pread(descriptor, 1000, 0).decode(errors="replace").strip()
-            raise StoreError(
-                f"{holder or 'another process'} has it open for writing; close it there, or open it here with mode 'r'"
-            ) from None
+            raise _refused(holder or "another process") from None
         finally:
-            if self._held is None:
-                held.close()
+            if self._file is None:
+                file.close()
 
-    def _is_current(self, descriptor: int) -> bool:
-        try:
-            return os.path.samestat(os.fstat(descriptor), self._path.stat())
-        except FileNotFoundError:
-            return False
+
+def _this_process() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()}"
+
+
+def _refused(holder: str, more: str = "") -> StoreError:
+    return StoreError(f"{holder} has it open for writing; close it there, or open it here with mode 'r'{more}")
 
 
 class Lease:
@@ -162,7 +160,7 @@ class Lease:
     """
 
     def __init__(self, store: Callable[[], Store], *, seconds: float = SECONDS, renewal: float = RENEWAL) -> None:
-        self._store = store
+        self._objects = Objects(store)
         self._seconds = seconds
         self._key = f"{FOLDER}/{secrets.token_hex(8)}"
         self._renewed = 0.0
@@ -171,22 +169,18 @@ class Lease:
         # Free when the lease has been released; the thread that renews it waits for that.
         self._renewing = threading.Lock()
         self._renewing.acquire()
-        self._forget = weakref.finalize(self, _let_go, self._key, os.getpid())
+        self._forget = weakref.finalize(self, _drop, self._key, os.getpid())
         self._forget.atexit = False
         begun = self._put()
         holder = self._other(clean=True)
         if holder is not None:
-            self._delete([self._key])
-            raise StoreError(
-                f"{holder} has it open for writing; close it there, or open it here with mode 'r'. If that process was "
-                f"killed, its lease runs out {seconds:.0f} s after its last sign of life"
-            )
+            self._objects.delete([self._key])
+            ends = f". If that process was killed, its lease runs out {seconds:.0f} s after its last sign of life"
+            raise _refused(holder, ends)
         self._renewed = begun
         # An interrupt may come before anybody else knows of this lease: the thread must not keep it.
-        known = weakref.ref(self)
-        threading.Thread(
-            target=_keep, args=(known, self._renewing, renewal), name="infinite_tensor-lease", daemon=True
-        ).start()
+        args = weakref.ref(self), self._renewing, renewal
+        threading.Thread(target=_keep, args=args, name="infinite_tensor-lease", daemon=True).start()
 
     def check(self) -> None:
         """Raise StoreError unless nobody else can be writing."""
@@ -201,7 +195,7 @@ class Lease:
             self._renewing.release()
         with self._lock:
             if self._lost is None:
-                self._delete([self._key])
+                self._objects.delete([self._key])
                 self._lost = "the right to write has been released"
         self._forget.detach()
 
@@ -215,7 +209,7 @@ class Lease:
         with self._lock:
             if self._lost is not None:
                 return
-            if get_many(self._store(), [self._key]) == [None]:
+            if self._objects.get([self._key]) == [None]:
                 self._lost = "its lease was taken back, since this process gave no sign of life"
                 return
             begun = self._put()
@@ -224,50 +218,39 @@ class Lease:
                 self._renewed = begun
                 return
             self._lost = f"{holder} has taken over writing, since this process gave no sign of life"
-            self._delete([self._key])
+            self._objects.delete([self._key])
 
     def _certain(self) -> bool:
-        """Whether the last renewal that counts is so recent that to nobody the lease can have run out."""
+        """Whether the last renewal that counts is so recent that the lease cannot have run out for anybody."""
         return time.monotonic() - self._renewed < self._seconds * _CERTAIN / SECONDS
 
     def _put(self) -> float:
-        """Store the lease anew; the time from which on it is valid."""
+        """Store the lease; the time from which on it is valid."""
         begun = time.monotonic()
-        lease = {"holder": f"process {os.getpid()} on {socket.gethostname()}", "renewed": time.time()}
-        put_many(self._store(), {self._key: json.dumps(lease).encode()})
+        lease = {"holder": _this_process(), "renewed": time.time()}
+        self._objects.put({self._key: json.dumps(lease).encode()})
         return begun
 
     def _other(self, *, clean: bool = False) -> str | None:
-        """Who else has a lease that has not run out; with `clean`, those that have are deleted."""
-        store = self._store()
-        keys = [key for key in concurrently(_listed, [store])[0] if key != self._key]
-        expired = []
-        for key, document in zip(keys, get_many(store, keys), strict=True):
+        """Who else has a lease that has not run out; with `clean`, where nobody has, those of others are deleted."""
+        keys = [key for page in self._objects.pages(FOLDER) for key in page if key != self._key]
+        for key, document in zip(keys, self._objects.get(keys), strict=True):
             holder, renewed = _read(document)
-            if document is None:
-                continue
-            if key in _LET_GO:
-                expired.append(key)
-                continue
-            if time.time() - renewed < self._seconds:
+            if key not in _DROPPED and time.time() - renewed < self._seconds:
                 return holder
-            expired.append(key)
         if clean:
-            self._delete(expired)
+            self._objects.delete(keys)
         return None
 
-    def _delete(self, keys: list[str]) -> None:
-        concurrently(self._store().delete, keys)
 
-
-_LET_GO: set[str] = set()
+_DROPPED: set[str] = set()
 """Leases of this process that nobody holds any more, though they were not released: an interrupt came in between."""
 
 
-def _let_go(key: str, pid: int) -> None:
+def _drop(key: str, pid: int) -> None:
     # A forked child has copies of leases, which are its parent's.
     if pid == os.getpid():
-        _LET_GO.add(key)
+        _DROPPED.add(key)
 
 
 def _keep(known: weakref.ref[Lease], released: threading.Lock, renewal: float) -> None:
@@ -275,14 +258,10 @@ def _keep(known: weakref.ref[Lease], released: threading.Lock, renewal: float) -
         lease = known()
         if lease is None:
             return
-        # Each storage has errors of its own. Who writes next will see it; until then it may get better.
+        # Each storage has errors of its own. The next write will see it; until then it may get better.
         with suppress(Exception):
             lease._renew()  # noqa: SLF001  (its own)
         del lease
-
-
-async def _listed(store: Store) -> list[str]:
-    return [key async for key in store.list_prefix(f"{FOLDER}/")]
 
 
 def _read(document: bytes | None) -> tuple[str, float]:
@@ -290,5 +269,5 @@ def _read(document: bytes | None) -> tuple[str, float]:
         found = json.loads(document or b"{}")
         return str(found["holder"]), float(found["renewed"])
     except (ValueError, KeyError, TypeError):
-        # Damaged: nobody renews it.
+        # Damaged, or gone by now: nobody renews it.
         return "somebody", 0.0
