@@ -22,7 +22,7 @@ from infinite_tensor.values.definition import DTYPES, dtype_name
 from infinite_tensor_stores.dtypes import stored_dtype
 from infinite_tensor_stores.zarr import codec
 from infinite_tensor_stores.zarr.codec import ChunkCodec, codecs_of, content_size, on_threads
-from infinite_tensor_stores.zarr.objects import PROTOTYPE, get_many
+from infinite_tensor_stores.zarr.objects import PROTOTYPE, Objects
 from tests.hostile.bounds import bounded
 
 Block = npt.NDArray[Any]
@@ -77,7 +77,7 @@ def array_of(description: dict[str, Any], chunk: bytes | None = None) -> tuple[z
 def written_by_zarr(block: Block, description: dict[str, Any]) -> bytes:
     array, store = array_of(description)
     array[:] = block
-    (chunk,) = get_many(store, ["c/0/0"])
+    (chunk,) = Objects(lambda: store).get(["c/0/0"])
     assert chunk is not None
     return chunk
 

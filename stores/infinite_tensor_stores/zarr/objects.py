@@ -37,28 +37,6 @@ _RETRIES = 2
 _PAGE = 1000
 
 
-def get_many(store: Store, keys: Sequence[str], *, most: int = LARGEST_DOCUMENT) -> list[bytes | None]:
-    """`Objects.get`."""
-    return Objects(lambda: store).get(keys, most)
-
-
-def put_many(store: Store, objects: Mapping[str, bytes]) -> None:
-    """`Objects.put`."""
-    Objects(lambda: store).put(objects)
-
-
-def put_encoded(
-    store: Store, blocks: Mapping[str, T], encode: Callable[[Sequence[T]], list[bytes]], concurrency: int
-) -> None:
-    """`Objects.put_encoded`."""
-    Objects(lambda: store, concurrency).put_encoded(blocks, encode)
-
-
-def disconnect(store: Store) -> None:
-    """`Objects.disconnect`."""
-    Objects(lambda: store).disconnect()
-
-
 class Objects:
     """The objects of a zarr Store.
 
