@@ -43,8 +43,8 @@ def points_of_boxes(low: IntArray, high: IntArray) -> tuple[IntArray, IntArray]:
     # As floats, which do not wrap around.
     check_count(float(widths.prod(axis=1, dtype=np.float64).sum()), MOST_PAIRS)
     volumes = widths.prod(axis=1)
-    owner = np.repeat(np.arange(count), volumes)
-    rank = np.arange(len(owner)) - np.repeat(np.cumsum(volumes) - volumes, volumes)
+    owner = np.arange(count).repeat(volumes)
+    rank = np.arange(len(owner)) - (volumes.cumsum() - volumes).repeat(volumes)
     points = np.empty((len(owner), ndim), dtype=np.int64)
     for d in range(ndim - 1, -1, -1):
         rank, points[:, d] = np.divmod(rank, widths[owner, d])
@@ -123,9 +123,9 @@ def rows_of(points: IntArray) -> list[tuple[int, int]]:
     """Where rows begin and end among `points`: runs in which only the last coordinate grows, by one at a time."""
     if len(points) < 2:
         return [(0, len(points))] if len(points) else []
-    steps = np.diff(points, axis=0)
-    breaks = np.flatnonzero((steps[:, -1] != 1) | steps[:, :-1].any(axis=1)) + 1
-    bounds = [0, *breaks.tolist(), len(points)]
+    steps = points[1:] - points[:-1]
+    (breaks,) = ((steps[:, -1] != 1) | steps[:, :-1].any(axis=1)).nonzero()
+    bounds = [0, *(breaks + 1).tolist(), len(points)]
     return list(itertools.pairwise(bounds))
 
 

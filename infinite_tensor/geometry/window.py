@@ -26,6 +26,7 @@ from infinite_tensor.geometry.points import (
     IntArray,
     as_tuples,
     check_count,
+    is_empty,
     points_of_boxes,
     unique_points,
 )
@@ -146,8 +147,10 @@ class TensorWindow:
     def start(self, window_index: Sequence[int]) -> Index:
         """The first pixel of the window at `window_index`."""
         return tuple(
-            offset if k is None else window_index[k] * stride + offset
-            for k, stride, offset in zip(self.followed, self.stride, self.offset, strict=True)
+            [
+                offset if k is None else window_index[k] * stride + offset
+                for k, stride, offset in zip(self.followed, self.stride, self.offset, strict=True)
+            ]
         )
 
     def starts(self, indices: IntArray) -> IntArray:
@@ -235,14 +238,16 @@ class WindowGrid:
         self.window = window
         self.shape = shape
         self.ndim = window.ndim
+        self._dimensions = list(zip(window.followed, window.size, window.stride, window.offset, shape, strict=True))
         self.first, self.last = self._extent()
+        self._stop = [last + 1 for last in self.last]
 
     def _extent(self) -> tuple[list[int], list[int]]:
         """The smallest and largest index per coordinate; no window exists where last < first."""
         followers: set[int] = set()
         first, last = [-UNBOUNDED] * self.ndim, [UNBOUNDED] * self.ndim
         exists = True
-        for k, size, stride, offset, extent in self._dimensions():
+        for k, size, stride, offset, extent in self._dimensions:
             if k is not None:
                 followers.add(k)
             if extent is None:
@@ -259,26 +264,22 @@ class WindowGrid:
             last[0] = first[0] - 1
         return first, last
 
-    def _dimensions(self) -> Iterator[tuple[int | None, int, int, int, int | None]]:
-        w = self.window
-        return zip(w.followed, w.size, w.stride, w.offset, self.shape, strict=True)
-
     def box(self, start: Sequence[int], stop: Sequence[int]) -> tuple[list[int], list[int]]:
         """The box of windows that intersect the region ``[start, stop)``."""
-        low, high = list(self.first), [last + 1 for last in self.last]
-        for (k, size, stride, offset, _), a, b in zip(self._dimensions(), start, stop, strict=True):
+        low, high = list(self.first), list(self._stop)
+        for (k, size, stride, offset, _), a, b in zip(self._dimensions, start, stop, strict=True):
             if b <= a or (k is None and not (a < offset + size and offset < b)):
                 return low, list(low)
             if k is not None:
                 low[k] = max(low[k], -((offset + size - 1 - a) // stride))
                 high[k] = min(high[k], (b - 1 - offset) // stride + 1)
-        return low, [max(a, b) for a, b in zip(low, high, strict=True)]
+        return low, list(map(max, low, high))
 
     def boxes(self, starts: IntArray, stops: IntArray) -> tuple[IntArray, IntArray]:
         """`box` for many regions at once: arrays of shape (N, ndim) in, (N, ndim) low and high out."""
-        low = np.repeat(np.array([self.first], dtype=np.int64), len(starts), axis=0)
-        high = np.repeat(np.array([self.last], dtype=np.int64) + 1, len(starts), axis=0)
-        for d, (k, size, stride, offset, _) in enumerate(self._dimensions()):
+        low = np.array([self.first], dtype=np.int64).repeat(len(starts), axis=0)
+        high = np.array([self._stop], dtype=np.int64).repeat(len(starts), axis=0)
+        for d, (k, size, stride, offset, _) in enumerate(self._dimensions):
             a, b = starts[:, d], stops[:, d]
             outside = b <= a
             if k is None:
@@ -293,7 +294,7 @@ class WindowGrid:
         """The windows that intersect any of N regions, each once, in lexicographic order."""
         if len(starts) == 1:
             low, high = self.box(starts[0].tolist(), stops[0].tolist())
-            check_count(math.prod(b - a for a, b in zip(low, high, strict=True)), MOST_AT_ONCE)
+            check_count(math.prod(map(operator.sub, high, low)), MOST_AT_ONCE)
             return list(itertools.product(*map(range, low, high)))
         return as_tuples(self.points(starts, stops))
 
@@ -308,9 +309,9 @@ class WindowGrid:
     def covers(self, start: Sequence[int], stop: Sequence[int]) -> bool:
         """Whether windows leave no pixel of the region uncovered. Where coordinates are shared, False is a maybe."""
         low, high = self.box(start, stop)
-        if any(a >= b for a, b in zip(low, high, strict=True)):
+        if is_empty(low, high):
             return False
-        for (k, size, stride, offset, _), a, b in zip(self._dimensions(), start, stop, strict=True):
+        for (k, size, stride, offset, _), a, b in zip(self._dimensions, start, stop, strict=True):
             c, count = (0, 1) if k is None else (low[k], high[k] - low[k])
             if count > 1 and (stride > size or self.window.followed.count(k) > 1):
                 return False
@@ -322,7 +323,7 @@ class WindowGrid:
     def exist(self, indices: IntArray) -> npt.NDArray[np.bool_]:
         """Which of many windows exist, and are not farther out than any read reaches: (N, coordinates) in, (N,) out."""
         exist = np.asarray(((indices >= self.first) & (indices <= self.last)).all(axis=1))
-        for k, size, stride, offset, _ in self._dimensions():
+        for k, size, stride, offset, _ in self._dimensions:
             if k is not None:
                 # The index is compared, as products with it could wrap around.
                 low = -((COORDINATE_LIMIT + offset + size - 1) // stride)
@@ -340,7 +341,7 @@ class WindowGrid:
     def overlap(self) -> int:
         """At most how many windows cover one pixel."""
         counts = [max(0, last - first + 1) for first, last in zip(self.first, self.last, strict=True)]
-        for k, size, stride, _, _ in self._dimensions():
+        for k, size, stride, _, _ in self._dimensions:
             if k is not None:
                 counts[k] = min(counts[k], -(-size // stride))
         return math.prod(counts)
@@ -348,6 +349,6 @@ class WindowGrid:
     @cached_property
     def overlap_free(self) -> bool:
         """Whether no pixel is covered by two windows."""
-        separated = {k for k, size, stride, _, _ in self._dimensions() if k is not None and stride >= size}
+        separated = {k for k, size, stride, _, _ in self._dimensions if k is not None and stride >= size}
         moving = {k for k in range(self.ndim) if self.first[k] < self.last[k]}
         return moving <= separated
