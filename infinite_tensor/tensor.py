@@ -286,7 +286,7 @@ class InfiniteTensor(Fillable):
     @property
     def batch_size(self) -> int | tuple[int, ...] | None:
         """Most windows in one call of ``f``, or the allowed numbers."""
-        return self.node.batching.given
+        return self.node.computation.batching.given
 
     @property
     def blend(self) -> Blend | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
+import operator
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,10 +18,11 @@ from infinite_tensor.engine.claims import CLAIMS
 from infinite_tensor.engine.lifetimes import NumberedRegions
 from infinite_tensor.engine.reads import Views
 from infinite_tensor.engine.run import run
-from infinite_tensor.engine.steps import Schedule, run_steps
+from infinite_tensor.engine.steps import run_steps
 from infinite_tensor.errors import StoreError
 from infinite_tensor.geometry.points import Index, joined
 from infinite_tensor.geometry.regions import Selection
+from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.support.allocation import IN_PARTS, new_result
 from infinite_tensor.support.visits import visit
 
@@ -60,34 +61,27 @@ def read_together(
     call = visit()
     with call.running:
         call.begin(*[node.contents for node, _ in requests], reads=True)
-        for node, _ in requests:
-            if node.contents.flush_requested:
-                node.contents.flush_if_requested()
-        boxes = [
-            [new_result(s.shape, node.spec.dtype, node.spec.device, IN_PARTS) for s in wanted]
-            for node, wanted in requests
-        ]
-        absent = [
-            [
-                (s, box)
-                for s, box in zip(wanted, into, strict=True)
-                if box.numel() and not node.contents.serve(node.spec, s.start, box)
-            ]
-            for (node, wanted), into in zip(requests, boxes, strict=True)
-        ]
-        if any(absent):
-            _fill([(node, parts) for (node, _), parts in zip(requests, absent, strict=True) if parts], workers)
-        return [
-            [selection.pick(box) for selection, box in zip(wanted, into, strict=True)]
-            for (_, wanted), into in zip(requests, boxes, strict=True)
-        ]
+        read: list[_Parts] = []
+        absent: list[tuple[Node, _Parts]] = []
+        for node, wanted in requests:
+            spec, contents = node.spec, node.contents
+            if contents.flush_requested:
+                contents.flush_if_requested()
+            parts = [(each, new_result(each.shape, spec.dtype, spec.device, IN_PARTS)) for each in wanted]
+            read.append(parts)
+            missing = [(each, box) for each, box in parts if box.numel() and not contents.serve(spec, each.start, box)]
+            if missing:
+                absent.append((node, missing))
+        if absent:
+            _compute(absent, workers)
+        return [[selection.pick(box) for selection, box in parts] for parts in read]
 
 
 _Parts: TypeAlias = list[tuple[Selection, torch.Tensor]]
 """Selections of one tensor, each with the block that it is to be read into."""
 
 
-def _fill(requests: Sequence[tuple[Node, _Parts]], workers: int | None) -> None:
+def _compute(requests: Sequence[tuple[Node, _Parts]], workers: int | None) -> None:
     nodes = resolved([node for node, _ in requests])
     blocks = _side_by_side([(node, parts) for node, (_, parts) in zip(nodes, requests, strict=True)])
     with Views(CLAIMS.reader(workers)) as views:
@@ -96,34 +90,33 @@ def _fill(requests: Sequence[tuple[Node, _Parts]], workers: int | None) -> None:
             block = blocks[number]
             views.of(block.node).read(block.start, block.out)
 
-        run_steps(Schedule(_regions(blocks), _steps(blocks)), views, read_block)
+        run_steps(_regions(blocks), _steps(blocks), views, read_block)
 
 
 def _side_by_side(requests: Sequence[tuple[Node, _Parts]]) -> list[_Block]:
     """What is read, in blocks: of all tensors at the same pace, so that what they share can be let go of early."""
-    sizes = [sum(box.nbytes for _, box in parts) for _, parts in requests]
-    ranked = []
+    sizes = [sum([box.nbytes for _, box in parts]) for _, parts in requests]
+    ranked: list[tuple[float, _Block]] = []
     for (node, parts), size in zip(requests, sizes, strict=True):
         most = max(1, _BLOCK_BYTES * size // sum(sizes))
-        blocks = [block for selection, box in parts for block in _blocks(node, selection, box, most)]
-        begins = itertools.accumulate((block.out.nbytes / size for block in blocks), initial=0.0)
-        ranked += list(zip(begins, blocks, strict=False))
-    if len(requests) > 1:
-        ranked.sort(key=lambda pair: pair[0])
+        begin = 0.0
+        for selection, box in parts:
+            for block in _blocks(node, selection, box, most):
+                ranked.append((begin, block))
+                begin += block.out.nbytes / size
+    ranked.sort(key=operator.itemgetter(0))
     return [block for _, block in ranked]
 
 
 def _regions(blocks: Sequence[_Block]) -> dict[Node, NumberedRegions]:
-    numbers: dict[Node, list[int]] = {}
+    columns: dict[Node, tuple[list[int], list[Index], list[Index]]] = {}
     for number, block in enumerate(blocks):
-        numbers.setdefault(block.node, []).append(number)
+        numbers, starts, stops = columns.setdefault(block.node, ([], [], []))
+        numbers.append(number)
+        starts.append(block.start)
+        stops.append(block.stop)
     return {
-        node: NumberedRegions(
-            np.array(own, dtype=np.int64),
-            np.array([blocks[number].start for number in own], dtype=np.int64),
-            np.array([blocks[number].stop for number in own], dtype=np.int64),
-        )
-        for node, own in numbers.items()
+        node: NumberedRegions(*[np.array(column, dtype=np.int64) for column in own]) for node, own in columns.items()
     }
 
 
@@ -140,12 +133,11 @@ def _steps(blocks: Sequence[_Block]) -> list[range]:
 
 def _blocks(node: Node, selection: Selection, box: torch.Tensor, most_bytes: int) -> Iterator[_Block]:
     """The selection cut into bands along its first long dimension, at the borders of windows."""
-    window = node.spec.definition.output_window
-    long = [d for d, extent in enumerate(box.shape) if window.followed[d] is not None and extent > window.stride[d]]
-    if box.nbytes <= most_bytes or not long:
+    window = node.spec.grid.window
+    d = _first_long(window, box.shape) if box.nbytes > most_bytes else None
+    if d is None:
         yield _Block(node, selection.start, selection.stop, box)
         return
-    d = long[0]
     stride, offset = window.stride[d], window.offset[d]
     rows = max(1, most_bytes * box.shape[d] // box.nbytes)
     rows = max(stride, rows // stride * stride)
@@ -157,6 +149,14 @@ def _blocks(node: Node, selection: Selection, box: torch.Tensor, most_bytes: int
         low[d], high[d] = cut, following
         yield _Block(node, tuple(low), tuple(high), box.narrow(d, cut - start, following - cut))
         cut = following
+
+
+def _first_long(window: TensorWindow, shape: Sequence[int]) -> int | None:
+    """The first dimension along which a box reaches farther than windows are apart, if there is one."""
+    for d, (k, stride, extent) in enumerate(zip(window.followed, window.stride, shape, strict=True)):
+        if k is not None and extent > stride:
+            return d
+    return None
 
 
 @torch.inference_mode(mode=False)
@@ -197,7 +197,7 @@ class _Stream:
             self._waiting_bytes += math.prod(selection.shape) * self._node.spec.dtype.itemsize
             # Stored regions behind one window that does not fill a batch must not pile up.
             crowded = len(self._waiting) >= _MOST_WAITING or self._waiting_bytes >= _BLOCK_BYTES
-            self._compute(len(self._pending) if crowded else self._node.batching.full(len(self._pending)))
+            self._compute(len(self._pending) if crowded else self._node.computation.batching.full(len(self._pending)))
             return self._ready()
 
     def finish(self) -> list[torch.Tensor]:
@@ -214,7 +214,7 @@ class _Stream:
         with contextlib.suppress(StoreError), call.running:
             # A stream that was dropped may be closed in the middle of anything; what it holds then goes with it.
             call.begin(self._node.contents)
-            self._accesses.__exit__(None, None, None)
+            self._accesses.close()
 
     def _compute(self, count: int) -> None:
         """Run the next windows, which holds nothing of the tensors upstream between the batches."""

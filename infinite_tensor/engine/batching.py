@@ -74,13 +74,13 @@ class Batching:
         long.
         """
         if not isinstance(self.given, tuple):
-            rest = count % self.largest
-            return [self.largest] * (count // self.largest) + ([rest] if rest else [])
+            calls, rest = divmod(count, self.sizes[-1])
+            return [self.sizes[-1]] * calls + ([rest] if rest else [])
         return [size for size, times in zip(self.sizes[::-1], self._times(count), strict=True) for _ in range(times)]
 
     def _times(self, count: int) -> Times:
         if not isinstance(self.given, tuple):
-            return (-(-count // self.largest),)
+            return (-(-count // self.sizes[-1]),)
         return _fewest(self.sizes, count)
 
 

@@ -38,10 +38,9 @@ class Calls:
             for upstream, (access, starts) in zip(computation.inputs, claim.workload.sources, strict=True)
         ]
         self._batched = computation.batching.given is not None
-        specs = [member.spec for member in computation.members]
-        self._checks = [_Check(spec) for spec in specs]
+        self._checks = [_Check(member.spec) for member in computation.members]
         self._check = self._checks[0].array_of
-        self._keys = [spec.definition.output for spec in specs if spec.definition.output is not None]
+        self._keys = [check.key for check in self._checks if check.key is not None]
 
     def run(self, places: Sequence[int], put: Callable[..., None]) -> None:
         """One call; ``put(place, *windows)`` is handed what it returned for each window, checked: one for each tensor.
@@ -108,7 +107,8 @@ class _Check:
     def __init__(self, spec: TensorSpec) -> None:
         self._spec = spec
         self._size, self._dtype = spec.definition.output_window.size, spec.numpy_dtype
-        self._named = "" if spec.definition.output is None else f" for {show(spec.definition.output)}"
+        self.key = spec.definition.output
+        self._named = "" if self.key is None else f" for {show(self.key)}"
 
     def array_of(self, output: object) -> Array:
         """A view of it, or of what it stands for."""

@@ -84,7 +84,7 @@ class Computation:
     coordinates: int
 
     def __post_init__(self) -> None:
-        self.depth: int = max((upstream.node.depth + 1 for upstream in self.inputs), default=0)
+        self.depth: int = max((upstream.node.computation.depth + 1 for upstream in self.inputs), default=0)
         self.computable: bool = self.f is not None and all(each.node.computation.computable for each in self.inputs)
         _alive[id(self)] = self
 
@@ -93,7 +93,7 @@ class Computation:
         return self is other or (isinstance(other, Computation) and self.members == other.members)
 
     def __hash__(self) -> int:
-        return hash(self.members[0])
+        return self.members[0].hashed
 
     @classmethod
     def registered(
@@ -129,44 +129,34 @@ class Computation:
         return windows[:, : self.coordinates]
 
 
-@dataclass(eq=False, slots=True, weakref_slot=True)
 class Node:
-    """One tensor of a chain: a member of the computation that computes it."""
+    """One tensor of a chain: a member of the computation that computes it.
 
-    computation: Computation
-    member: Member
-    handle: str = ""
-    """What compiled code finds it by."""
+    Attributes
+    ----------
+    computation : Computation
+        What computes it.
+    member : Member
+        The tensor in its store.
+    store, contents
+        Those of `member`.
+    handle : str
+        What compiled code finds it by.
+    """
+
+    __slots__ = ("__weakref__", "computation", "contents", "handle", "member", "store")
+
+    def __init__(self, computation: Computation, member: Member) -> None:
+        self.computation = computation
+        self.member = member
+        self.store = member.store
+        self.contents = member.contents
+        self.handle = ""
 
     @property
     def spec(self) -> TensorSpec:
         """What is computed and stored."""
         return self.member.spec
-
-    @property
-    def store(self) -> TileStore:
-        """Where it is stored."""
-        return self.member.store
-
-    @property
-    def contents(self) -> Contents:
-        """What its store holds."""
-        return self.member.contents
-
-    @property
-    def inputs(self) -> tuple[Input, ...]:
-        """The upstream tensors, each with the window through which it is read."""
-        return self.computation.inputs
-
-    @property
-    def depth(self) -> int:
-        """That of its computation."""
-        return self.computation.depth
-
-    @property
-    def batching(self) -> Batching:
-        """How many windows a call of ``f`` takes."""
-        return self.computation.batching
 
     def indices(self, windows: IntArray) -> IntArray:
         """Windows as ``f`` is given them, (N, coordinates), as this tensor's own: (N, ndim)."""
@@ -203,7 +193,7 @@ def resolved(nodes: Sequence[Node]) -> list[Node]:
 
     A tensor may be there as it was opened without ``f``, and as it was built with it.
     """
-    if all(node.computation.computable for node in nodes):
+    if not [node for node in nodes if not node.computation.computable]:
         return list(nodes)
     chosen = _first_with_f(nodes)
     made: dict[Node, Node] = {}

@@ -17,6 +17,7 @@ import bisect
 import itertools
 import threading
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from typing import TypeAlias
 import numpy as np
 
 from infinite_tensor.engine.chain import Computation
-from infinite_tensor.engine.plan import Plan, Workload
+from infinite_tensor.engine.plan import Workload
 from infinite_tensor.engine.reads import Reader
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.points import Index, as_tuples
@@ -159,7 +160,6 @@ class _Schedule:
 class Stage:
     """What a read does at one depth of the chain: compute what it has claimed, then turn to what others have."""
 
-    depth: int
     claims: list[Claim] = field(default_factory=list)
     others: list[Workload] = field(default_factory=list)
 
@@ -185,8 +185,11 @@ def work_off(token: Token[_Path]) -> None:
 
 def _served() -> list[tuple[Claim, int]]:
     """The claims whose ``f`` makes this call, and that are still worked on."""
-    claims = [(claim(), thread) for claim, thread in _path.get()]
-    return [(claim, thread) for claim, thread in claims if claim is not None and claim.mark.is_under_way]
+    return [
+        (claim, thread)
+        for reference, thread in _path.get()
+        if (claim := reference()) is not None and claim.mark.is_under_way
+    ]
 
 
 @dataclass(frozen=True)
@@ -218,22 +221,24 @@ class Claims:
         with self._lock:
             return Reader(next(self._numbers), self._events, workers=workers)
 
-    def share(self, plan: Plan, reader: Reader, mark: Mark, *, alone: bool = False) -> list[Stage]:
+    def share(
+        self, plan: Sequence[Workload], reader: Reader, mark: Mark, *, alone: bool = False
+    ) -> list[tuple[int, Stage]]:
         """Claim what a plan computes, as far as it is still missing and nobody else computes it.
 
-        Returns the stages in which to carry it out. The claims last while `mark` is under way, and until `release`.
-        With `alone`, what threads that wait have begun is computed here as well.
+        Returns the stages in which to carry it out, each with its depth. The claims last while `mark` is under way, and
+        until `release`. With `alone`, what threads that wait have begun is computed here as well.
         """
         path = _served()
         if path:
             # What this thread has computed may be what the f that it runs reads.
             self._send_all(threading.get_ident())
-        for workload in plan.workloads:
+        for workload in plan:
             # Worked out and remembered here, where nobody waits for it.
             workload.computation.batching.calls(len(workload.windows))
         with self._lock:
             met = self._met(plan, reader)
-            workloads, others = self._free(plan, path, alone=alone) if met else (list(plan.workloads), [])
+            workloads, others = self._free(plan, path, alone=alone) if met else (plan, [])
             claims = [Claim(workload, reader, mark, nested=bool(path)) for workload in workloads]
             for claim in claims:
                 computation = claim.workload.computation
@@ -244,11 +249,11 @@ class Claims:
         """Give up the claims that were made with a mark."""
         with self._lock:
             # With those of reads that were interrupted before they could.
-            kept = {
-                computation: [claim for claim in claims if claim.mark is not mark and claim.mark.is_under_way]
+            self._active = {
+                computation: left
                 for computation, claims in self._active.items()
+                if (left := [claim for claim in claims if claim.mark is not mark and claim.mark.is_under_way])
             }
-            self._active = {computation: claims for computation, claims in kept.items() if claims}
             self._waits = {thread: wait for thread, wait in self._waits.items() if wait.mark.is_under_way}
             self._changes.tell()
 
@@ -311,18 +316,18 @@ class Claims:
         chosen = set(indices if alone else free)
         return [place for place, index in enumerate(indices) if index in chosen], alone
 
-    def _met(self, plan: Plan, reader: Reader) -> bool:
+    def _met(self, plan: Sequence[Workload], reader: Reader) -> bool:
         """Whether another read may have stored what this plan found missing, or is computing it."""
         others = self._events - reader.own_events != reader.begun
-        return others or any(self._active.get(workload.computation) for workload in plan.workloads)
+        return others or not self._active.keys().isdisjoint([workload.computation for workload in plan])
 
     def _free(
-        self, plan: Plan, path: Sequence[tuple[Claim, int]], *, alone: bool
+        self, plan: Sequence[Workload], path: Sequence[tuple[Claim, int]], *, alone: bool
     ) -> tuple[list[Workload], list[Workload]]:
         """The part of a plan that is still missing and that nobody computes; and what others compute of it."""
         workloads: list[Workload] = []
         others: list[Workload] = []
-        for each in plan.workloads:
+        for each in plan:
             workload = each.needed(workloads).absent()
             holders = [(index, self._holder(workload.computation, index)) for index in as_tuples(workload.windows)]
             if alone:
@@ -401,14 +406,13 @@ def _check_needs(computation: Computation, indices: Sequence[Index], path: Seque
                     )
 
 
-def _stages(claims: Sequence[Claim], others: Sequence[Workload]) -> list[Stage]:
-    depths = {workload.computation.depth for workload in (*others, *(claim.workload for claim in claims))}
-    stages = {depth: Stage(depth) for depth in sorted(depths)}
+def _stages(claims: Sequence[Claim], others: Sequence[Workload]) -> list[tuple[int, Stage]]:
+    stages: defaultdict[int, Stage] = defaultdict(Stage)
     for claim in claims:
         stages[claim.workload.computation.depth].claims.append(claim)
     for workload in others:
         stages[workload.computation.depth].others.append(workload)
-    return list(stages.values())
+    return sorted(stages.items())
 
 
 CLAIMS = Claims()

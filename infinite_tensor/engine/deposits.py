@@ -57,12 +57,11 @@ class Deposits:
         self._places.append(place)
 
     def _allocate(self) -> None:
-        shapes = [spec.definition.output_window.size for spec in self._specs]
-        largest = max(math.prod(size) * spec.dtype.itemsize for size, spec in zip(shapes, self._specs, strict=True))
+        largest = max([math.prod(spec.grid.window.size) * spec.dtype.itemsize for spec in self._specs])
         self._length = max(1, min(len(self._claim.indices), _BLOCK_BYTES // max(1, largest)))
         self._first, *self._others = [
-            as_array(new_block((self._length, *size), spec.dtype, spec.device, "give smaller windows"))
-            for size, spec in zip(shapes, self._specs, strict=True)
+            as_array(new_block((self._length, *spec.grid.window.size), spec.dtype, spec.device, "give smaller windows"))
+            for spec in self._specs
         ]
         self._begin = self._end = 0
 
@@ -79,13 +78,14 @@ class Deposits:
 
     def send(self) -> None:
         """Store what has been gathered."""
-        places, begin = self._places, self._begin
+        places, begin, notice = self._places, self._begin, self._claim.reader.notice
         self._places, self._begin = [], self._end
         if places:
             try:
                 for result, block in zip(self._claim.workload.results, (self._first, *self._others), strict=True):
                     count = result.deposit(places, block[begin : self._end])
-                    self._claim.reader.notice(result.node, count)
+                    if notice is not None:
+                        notice(result.node, count)
             finally:
                 # Stored or not, nobody is at them any more.
                 CLAIMS.end(self._claim, self.begun, len(places))

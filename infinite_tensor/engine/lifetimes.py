@@ -58,14 +58,20 @@ class Lifetimes:
 
     Parameters
     ----------
-    roots : mapping of Node to Regions
+    roots : mapping of Node to NumberedRegions
         The tensors that are read, and where.
+
+    Attributes
+    ----------
+    last_depth : int
+        That at which `roots` are read for themselves, when all windows are there.
     """
 
     def __init__(self, roots: Mapping[Node, NumberedRegions]) -> None:
         self._count = 1 + max(int(regions.numbers[-1]) for regions in roots.values() if len(regions.numbers))
         chain = consumers_first(roots)
-        self._read_at = dict.fromkeys(roots, 1 + max(computation.depth for computation in chain))
+        self.last_depth = 1 + max(computation.depth for computation in chain)
+        self._read_at = dict.fromkeys(roots, self.last_depth)
         self._reach = {
             node: self._spread(regions.numbers, regions.starts, regions.stops) for node, regions in roots.items()
         }

@@ -143,15 +143,10 @@ def regions_of(consumers: Sequence[Workload], node: Node) -> tuple[IntArray, Int
     return (np.concatenate(starts), np.concatenate(stops)) if starts else None
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Everything that must run to have some windows of some tensors, each workload before those it reads from."""
+def build(wanted: Mapping[Node, IntArray], views: Views) -> list[Workload]:
+    """The plan of a read: all that must run to have windows of some tensors, which `views` of these reported missing.
 
-    workloads: tuple[Workload, ...]
-
-
-def build(wanted: Mapping[Node, IntArray], views: Views) -> Plan:
-    """Plan the computation of windows of some tensors, which their accesses in `views` reported missing.
+    Each workload comes before those that it reads from.
 
     Raises
     ------
@@ -165,16 +160,17 @@ def build(wanted: Mapping[Node, IntArray], views: Views) -> Plan:
         needs = {node: _missing(node, wanted, workloads, views) for node in nodes}
         windows = reduce(joined, [computation.own(missing) for missing in needs.values()])
         if len(windows):
-            _check_computable(computation, needs)
-            asked = {node: wanted[node] for node in nodes if node in wanted}
-            every = nodes if len(nodes) == len(computation.members) else computation.nodes
-            results = [_result(node, windows, needs, asked, views) for node in every]
-            sources = tuple(
+            results = []
+            for node in nodes if len(nodes) == len(computation.members) else computation.nodes:
+                _check_computable(node, needs)
+                asked = wanted.get(node) if node in needs else None
+                results.append(_result(node, windows, needs.get(node), asked, views))
+            sources = [
                 (views.of(upstream.node), _arg_starts(computation, at, upstream, windows))
                 for at, upstream in enumerate(computation.inputs)
-            )
-            workloads.append(Workload(computation, windows, tuple(results), sources))
-    return Plan(tuple(workloads))
+            ]
+            workloads.append(Workload(computation, windows, tuple(results), tuple(sources)))
+    return workloads
 
 
 def _missing(node: Node, wanted: Mapping[Node, IntArray], workloads: Sequence[Workload], views: Views) -> IntArray:
@@ -186,45 +182,28 @@ def _missing(node: Node, wanted: Mapping[Node, IntArray], workloads: Sequence[Wo
     return asked if regions is None else joined(asked, views.of(node).add(*regions))
 
 
-def _result(
-    node: Node,
-    windows: IntArray,
-    missing: Mapping[Node, IntArray],
-    asked: Mapping[Node, IntArray],
-    views: Views,
-) -> Result:
+def _result(node: Node, windows: IntArray, missing: IntArray | None, asked: IntArray | None, views: Views) -> Result:
     own = node.indices(windows)
-    alone = len(node.computation.members) == 1
-    return Result(
-        node,
-        views.of(node),
-        own,
-        None if alone else node.spec.grid.exist(own),
-        _among(own, missing.get(node)),
-        _among(own, asked.get(node)),
-    )
+    exists = None if len(node.computation.members) == 1 else node.spec.grid.exist(own)
+    return Result(node, views.of(node), own, exists, _among(own, missing), _among(own, asked))
 
 
 def _among(windows: IntArray, some: IntArray | None) -> Mask:
     """Which of the windows are among some of them."""
-    if some is None or not len(some):
-        return np.zeros(len(windows), dtype=bool)
-    if len(some) == len(windows):
-        return np.ones(len(windows), dtype=bool)
-    known = set(as_tuples(some))
-    return np.array([index in known for index in as_tuples(windows)], dtype=bool)
+    among = np.zeros(len(windows), dtype=bool)
+    if some is not None and len(some) == len(windows):
+        among[:] = True
+    elif some is not None and len(some):
+        known = set(as_tuples(some))
+        among[:] = [index in known for index in as_tuples(windows)]
+    return among
 
 
-def _check_computable(computation: Computation, missing: Mapping[Node, IntArray]) -> None:
-    for node in computation.nodes:
-        if computation.f is None:
-            raise _unavailable(node, missing[node])
-        _check_inputs(node)
-
-
-def _check_inputs(node: Node) -> None:
-    """What is stored for good was computed from the args that its definition names, not from what they became."""
-    for at, (upstream, arg) in enumerate(zip(node.inputs, node.spec.definition.args, strict=True)):
+def _check_computable(node: Node, missing: Mapping[Node, IntArray]) -> None:
+    if node.computation.f is None:
+        raise _unavailable(node, missing[node])
+    # What is stored for good was computed from the args that its definition names, not from what they became.
+    for at, (upstream, arg) in enumerate(zip(node.computation.inputs, node.spec.definition.args, strict=True)):
         if node.contents.outlives_process and upstream.node.spec.definition.digest != arg.digest:
             raise ValidationError(
                 f"args[{at}] of tensor {node.spec.tensor_id!r} has been moved to {upstream.node.spec.dtype} since; "

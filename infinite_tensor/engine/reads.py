@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self, TypeVar
@@ -36,7 +35,7 @@ class Reader:
         On how many threads it runs ``f``; None leaves that to each tensor's store.
     stores : dict of int to Contents
         The stores that it has come to, by their ids.
-    notice : callable
+    notice : callable or None
         ``notice(node, count)`` is told of windows that it has computed and stored, by the thread that did.
     """
 
@@ -45,7 +44,7 @@ class Reader:
     own_events: int = 0
     workers: int | None = None
     stores: dict[int, Contents] = field(default_factory=dict)
-    notice: Callable[[Node, int], None] = lambda _node, _count: None
+    notice: Callable[[Node, int], None] | None = None
 
 
 T = TypeVar("T")
@@ -93,21 +92,23 @@ class Views:
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
-        self._stack = ExitStack()
         self._of: dict[Node, Access] = {}
+        self._opened: list[Access] = []
         self._drops = DROPPING.count
 
     def of(self, node: Node) -> Access:
         """The access to `node`, opened when it is first asked for."""
-        if node not in self._of:
+        access = self._of.get(node)
+        if access is None:
             enter(node.contents)
             self.reader.stores[id(node.contents)] = node.contents
-            access = self._stack.enter_context(node.contents.access(node.spec))
+            access = node.contents.access(node.spec)
+            self._opened.append(access)
             if DROPPING.count != self._drops and any(other.outdated for other in self._of.values()):
                 # What this tensor is computed from may have been dropped since it was read.
                 access.detach()
             self._of[node] = access
-        return self._of[node]
+        return access
 
     def items(self) -> list[tuple[Node, Access]]:
         """The tensors accessed so far."""
@@ -123,5 +124,10 @@ class Views:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close them, the last one first."""
         self._of.clear()
-        self._stack.__exit__(kind, error, trace)
+        while self._opened:
+            self._opened.pop().close()

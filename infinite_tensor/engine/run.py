@@ -19,29 +19,35 @@ from infinite_tensor.geometry.points import IntArray
 from infinite_tensor.support.waiting import Mark, interrupts_shown
 
 
-def run(wanted: Mapping[Node, IntArray], views: Views, after: Callable[[int], None] = lambda _depth: None) -> None:
+def run(wanted: Mapping[Node, IntArray], views: Views, after: Callable[[int], None] | None = None) -> None:
     """Return when windows of some tensors, which their accesses reported missing, are there.
 
     They are computed, with all that they need and that is missing too, sources first; what another read is
     computing already is waited for. ``f`` runs under `torch.no_grad`. ``after(depth)`` is called when all windows of
     tensors at that depth of the chain are there.
     """
-    # A tensor that is born in inference mode could not be blended into later.
-    with torch.inference_mode(mode=False), torch.no_grad():
-        _run(wanted, views, after)
+    if torch.is_inference_mode_enabled():
+        # A tensor that is born in it could not be blended into later.
+        with torch.inference_mode(mode=False):
+            return run(wanted, views, after)
+    with torch.no_grad():
+        return _run(wanted, views, after)
 
 
-def _run(wanted: Mapping[Node, IntArray], views: Views, after: Callable[[int], None], *, alone: bool = False) -> None:
+def _run(
+    wanted: Mapping[Node, IntArray], views: Views, after: Callable[[int], None] | None = None, *, alone: bool = False
+) -> None:
     mark = Mark()
     with mark.running:
         try:
-            for stage in CLAIMS.share(build(wanted, views), views.reader, mark, alone=alone):
+            for depth, stage in CLAIMS.share(build(wanted, views), views.reader, mark, alone=alone):
                 for claim in stage.claims:
                     _run_workload(claim)
                 lost = [claim.workload.part(sorted(claim.lost)) for claim in stage.claims if claim.lost]
                 for workload in (*stage.others, *lost):
                     _await(workload, views)
-                after(stage.depth)
+                if after is not None:
+                    after(depth)
         finally:
             CLAIMS.release(mark)
 
@@ -51,7 +57,7 @@ def _await(workload: Workload, views: Views) -> None:
     while len((workload := workload.absent()).windows):
         mine, alone = CLAIMS.turn(workload, views.reader)
         if mine:
-            _run(workload.part(mine).wanted, views, lambda _depth: None, alone=alone)
+            _run(workload.part(mine).wanted, views, alone=alone)
 
 
 def _run_workload(claim: Claim) -> None:

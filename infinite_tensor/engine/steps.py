@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -17,96 +17,78 @@ from infinite_tensor.geometry.points import IntArray, joined
 from infinite_tensor.tilestore.access import Access
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """Regions of some tensors, in the order in which they are worked on.
-
-    Attributes
-    ----------
-    regions : mapping of Node to NumberedRegions
-        The regions of each, numbered through.
-    steps : sequence of range
-        Which numbers are worked on at once, from the first to the last.
-    """
-
-    regions: Mapping[Node, NumberedRegions]
-    steps: Sequence[range]
-
-
-class _Waiting:
+class _Missing:
     """Windows of one tensor that are missing, in the order in which they are to be computed."""
 
-    def __init__(self, node: Node, access: Access) -> None:
-        self._node = node
+    def __init__(self, node: Node, access: Access, regions: NumberedRegions) -> None:
+        self.node = node
         self._access = access
-        self._windows = np.empty((0, node.spec.grid.ndim), dtype=np.int64)
+        self._regions = regions
+        self._windows = regions.starts[:0]
         self._numbers = np.empty(0, dtype=np.int64)
-        self.added = 0
+        self._added = 0
 
-    @property
-    def done(self) -> int:
-        """How many of the windows that were added, from the first on, are there."""
-        return int(self._numbers[0]) if len(self._numbers) else self.added
-
-    def add(self, starts: IntArray, stops: IntArray) -> None:
-        """Regions follow, with what is missing of them."""
+    def add(self, step: range) -> int:
+        """Regions follow, by their numbers; how many windows must have been computed for them, all in all."""
         if len(self._windows):
             # What another tensor of the same read needed as well is there by now.
             absent = self._access.absent(self._windows)
             self._windows, self._numbers = self._windows[absent], self._numbers[absent]
+        starts, stops = self._regions.between(step.start, step.stop)
         if len(starts):
             waiting = len(self._windows)
             self._windows = joined(self._windows, self._access.add(starts, stops))
-            numbers = np.arange(self.added, self.added + len(self._windows) - waiting)
+            numbers = np.arange(self._added, self._added + len(self._windows) - waiting)
             self._numbers = np.concatenate([self._numbers, numbers]) if waiting else numbers
-            self.added += len(numbers)
+            self._added += len(numbers)
+        return self._added
 
-    def take(self, *, all_of_them: bool) -> IntArray:
-        """The windows to compute next; what does not fill a batch waits."""
-        count = len(self._windows) if all_of_them else self._node.batching.full(len(self._windows))
-        taken = self._windows[:count]
-        self._windows, self._numbers = self._windows[count:], self._numbers[count:]
-        return taken
-
-
-@dataclass(frozen=True)
-class _Due:
-    """Regions that can be read when so many windows of each tensor are there."""
-
-    numbers: range
-    windows: Mapping[Node, int]
+    def take(self, *, all_of_them: bool) -> tuple[IntArray, int]:
+        """The windows to compute next, and how many have been computed after these; what fills no batch waits."""
+        windows, count = self._windows, len(self._windows)
+        count = count if all_of_them else self.node.computation.batching.full(count)
+        self._windows, self._numbers = windows[count:], self._numbers[count:]
+        return windows[:count], int(self._numbers[0]) if len(self._numbers) else self._added
 
 
-def run_steps(way: Schedule, views: Views, ready: Callable[[int], None]) -> None:
-    """Compute what is missing of the regions; ``ready(number)`` is called for each once all its windows are there."""
-    pending = {node: _Waiting(node, views.of(node)) for node in way.regions}
-    lifetimes = Lifetimes(way.regions) if len(way.steps) > 1 else None
-    top = 1 + max(node.depth for node in way.regions)
-    due: deque[_Due] = deque()
-    for step in way.steps:
-        for node, windows in pending.items():
-            windows.add(*way.regions[node].between(step.start, step.stop))
-        due.append(_Due(step, {node: windows.added for node, windows in pending.items()}))
-        taken = {node: windows.take(all_of_them=step is way.steps[-1]) for node, windows in pending.items()}
-        done = {node: windows.done for node, windows in pending.items()}
-        unread = next((each.numbers.start for each in due if not _is_done(each, done)), step.stop)
-        let_go = partial(_let_go, views, lifetimes, unread)
-        if any(map(len, taken.values())):
-            run(taken, views, let_go)
-        while due and _is_done(due[0], done):
-            for number in due.popleft().numbers:
-                ready(number)
-        let_go(top)
+def run_steps(
+    regions: Mapping[Node, NumberedRegions], steps: Sequence[range], views: Views, ready: Callable[[int], None]
+) -> None:
+    """Compute what is missing of regions; ``ready(number)`` is called for each once all its windows are there.
+
+    Parameters
+    ----------
+    regions : mapping of Node to NumberedRegions
+        The regions of each tensor, numbered through.
+    steps : sequence of range
+        Which numbers are worked on at once, from the first to the last.
+    views : Views
+        The read.
+    """
+    tensors = [_Missing(node, views.of(node), numbered) for node, numbered in regions.items()]
+    lifetimes = Lifetimes(regions) if len(steps) > 1 else None
+    # What has not been read, with the windows of each tensor that must have been computed for it.
+    unread: deque[tuple[range, list[int]]] = deque()
+    for step in steps:
+        unread.append((step, [missing.add(step) for missing in tensors]))
+        taken = [missing.take(all_of_them=step is steps[-1]) for missing in tensors]
+        readable: list[int] = []
+        while unread and all(map(operator.le, unread[0][1], [computed for _, computed in taken])):
+            readable += unread.popleft()[0]
+        let_go = None
+        if lifetimes is not None:
+            let_go = partial(_let_go, views, lifetimes, unread[0][0].start if unread else step.stop)
+        wanted = {missing.node: windows for missing, (windows, _) in zip(tensors, taken, strict=True)}
+        if any(map(len, wanted.values())):
+            run(wanted, views, let_go)
+        for number in readable:
+            ready(number)
+        if let_go is not None and lifetimes is not None:
+            let_go(lifetimes.last_depth)
 
 
-def _is_done(due: _Due, done: Mapping[Node, int]) -> bool:
-    return all(count <= done[node] for node, count in due.windows.items())
-
-
-def _let_go(views: Views, lifetimes: Lifetimes | None, unread: int, depth: int) -> None:
+def _let_go(views: Views, lifetimes: Lifetimes, unread: int, depth: int) -> None:
     """When all windows at `depth` of a chain are there, let go of what only they have read, up to a region."""
-    if lifetimes is None:
-        return
     for node, access in views.items():
         if lifetimes.read_at(node) <= depth:
             access.keep(lifetimes.before(node, unread))

@@ -12,7 +12,7 @@ from infinite_tensor.engine.chain import Computation, Node, chain_of, resolved
 from infinite_tensor.engine.claims import CLAIMS
 from infinite_tensor.engine.lifetimes import NumberedRegions
 from infinite_tensor.engine.reads import Views
-from infinite_tensor.engine.steps import Schedule, run_steps
+from infinite_tensor.engine.steps import run_steps
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.demand import Box, demands, estimated
 from infinite_tensor.filling.forecast import FillPlan, forecast
@@ -227,7 +227,7 @@ def _fill(cuts: Mapping[Node, Strips], tally: Tally, workers: int | None) -> Non
             with call.running, Views(reader) as views:
                 call.begin(*[node.contents for node in rest], reads=True)
                 steps = [range(at, at + 1) for at in range(count)]
-                run_steps(Schedule(rest, steps), views, lambda _: tally.pass_steps(1))
+                run_steps(rest, steps, views, lambda _: tally.pass_steps(1))
 
 
 def _unfinished(node: Node, strip: NumberedRegions) -> NumberedRegions:

@@ -166,7 +166,7 @@ def _tensor_plan(demand: Demand, of_root: int) -> TensorPlan:
         node.spec.tensor_id,
         demand.needed,
         demand.needed - demand.missing,
-        node.batching.calls(demand.runs),
+        node.computation.batching.calls(demand.runs),
         demand.tiles,
         demand.tiles.complete * tile_bytes,
         demand.written * tile_bytes,

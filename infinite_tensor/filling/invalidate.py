@@ -203,7 +203,7 @@ class _Family:
         self._searched: set[int] = set()
         for node in nodes_alive():
             reader = self.enter(node.contents, node.spec)
-            for upstream in node.inputs:
+            for upstream in node.computation.inputs:
                 key = self.enter(upstream.node.contents, upstream.node.spec)
                 self._readers[key][reader, upstream.window] = None
 
