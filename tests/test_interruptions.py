@@ -151,7 +151,7 @@ def test_a_writer_whose_thread_cannot_start_can_be_tried_again(monkeypatch: pyte
 
     monkeypatch.setattr(threading.Thread, "start", no_thread)
     with pytest.raises(RuntimeError, match="can't start"):
-        writer.submit("a", torch.ones(1), recorder.write)
+        writer.submit({"a": torch.ones(1)}, recorder.write)
     monkeypatch.undo()
     writer.retry(recorder.write)
     writer.drain()
@@ -190,7 +190,7 @@ def test_a_flush_is_no_success_because_another_thread_was_told_of_the_failure() 
 
     recorder = Recorder()
     writer: Writer[str, torch.Tensor] = Writer()
-    writer.submit("a", torch.ones(1), fails)
+    writer.submit({"a": torch.ones(1)}, fails)
     writer.drain()
     assert str(writer.failure()) == str(writer.unstored()) == "no space"
     assert writer.failure() is None
@@ -206,7 +206,7 @@ def test_a_backend_that_ends_its_thread_does_not_leave_anybody_waiting() -> None
 
     recorder = Recorder()
     writer: Writer[str, torch.Tensor] = Writer()
-    writer.submit("a", torch.ones(1), ends)
+    writer.submit({"a": torch.ones(1)}, ends)
     writer.drain()
     assert isinstance(writer.failure(), StoreError)
     writer.retry(recorder.write)

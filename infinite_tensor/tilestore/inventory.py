@@ -131,6 +131,8 @@ def missing_windows(
     """
     points, owner = points_of_boxes(*layout.grid.boxes(starts, stops))
     held = [known(tile) for tile in as_tuples(points)]
+    if held.count(NOTHING) == len(held):
+        return grid.points(starts, stops)
     incomplete = np.array([windows is not None for windows in held], dtype=bool)
     held = [windows for windows in held if windows is not None]
     size = np.array(layout.tile_shape, dtype=np.int64)

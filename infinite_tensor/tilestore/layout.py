@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -107,12 +108,16 @@ class TileLayout:
 
     def start(self, tile: Index) -> Index:
         """The first pixel of a tile."""
-        return tuple([i * n for i, n in zip(tile, self.tile_shape, strict=True)])
+        return tuple(map(operator.mul, tile, self.tile_shape))
 
     def stop(self, tile: Index) -> Index:
         """The pixel after the last one of a tile that lies inside the tensor."""
-        ends = [(i + 1) * n for i, n in zip(tile, self.tile_shape, strict=True)]
-        return tuple([e if extent is None else min(e, extent) for e, extent in zip(ends, self.shape, strict=True)])
+        return tuple(
+            [
+                (i + 1) * n if extent is None else min((i + 1) * n, extent)
+                for i, n, extent in zip(tile, self.tile_shape, self.shape, strict=True)
+            ]
+        )
 
     def is_stored(self, tile: Index) -> bool:
         """Whether a tile has a place in storage: it holds pixels between the limits of the coordinates."""
@@ -123,11 +128,8 @@ class TileLayout:
 
     def box(self, start: Sequence[int], stop: Sequence[int]) -> tuple[list[int], list[int]]:
         """The box of tiles that hold the pixels ``[start, stop)``, of which there is at least one."""
-        sizes = self.tile_shape
-        return (
-            [a // n for a, n in zip(start, sizes, strict=True)],
-            [-(-b // n) for b, n in zip(stop, sizes, strict=True)],
-        )
+        low = list(map(operator.floordiv, start, self.tile_shape))
+        return low, [-(-b // n) for b, n in zip(stop, self.tile_shape, strict=True)]
 
     def whole(self, start: Sequence[int], stop: Sequence[int]) -> tuple[Index, Index]:
         """The pixels ``[start, stop)``, and all others of the tiles that hold them."""

@@ -86,16 +86,16 @@ class LRU(Generic[K, V]):
 
     def put(self, key: K, value: V, size: int) -> None:
         """Keep `value`, replacing what `key` held. Call `evict` to make the limits hold."""
-        total, self._counted = self.total_bytes, False
         _, before = self._entries.get(key, (None, 0))
+        # Where a change was interrupted before, this counts no more than that did.
+        counted, self._counted = self._counted, False
         self._entries[key] = value, size
         try:
             self._entries.move_to_end(key)
         except KeyError:
             # As in `get`.
-            self._counted = False
             return
-        self._bytes, self._counted = total + size - before, True
+        self._bytes, self._counted = self._bytes + size - before, counted
 
     def pop(self, key: K) -> V | None:
         """Forget `key` without asking; its value or None."""

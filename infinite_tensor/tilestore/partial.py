@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -151,8 +152,8 @@ class TileInProgress:
         self._record = record
         low, high = record.spec.grid.box(self.start, record.layout.stop(tile))
         self._low = low
-        self._widths = [b - a for a, b in zip(low, high, strict=True)]
-        self.total = math.prod(self._widths)
+        self._widths = list(map(operator.sub, high, low))
+        self.total: int = math.prod(self._widths)
         self._prefix: Array | None = None
         self._prefix_length = 0
         self._pieces: dict[int, Array] = {}
@@ -167,9 +168,9 @@ class TileInProgress:
         return self._prefix_length == self.total
 
     @property
-    def blended(self) -> bool:
-        """Whether it is complete, and not only because there is no window."""
-        return self.complete and self.total > 0
+    def pixels(self) -> Array | None:
+        """The tile, once it is complete; None where no window covers it, too."""
+        return self._prefix if self._prefix_length == self.total else None
 
     @property
     def dirty(self) -> bool:
@@ -207,7 +208,7 @@ class TileInProgress:
             return
         # Only where nothing comes in between are all windows known afterwards that were known before.
         forgotten, self._forgotten = self._forgotten, True
-        if rank == self._prefix_length and not any(r in self._pieces for r in range(rank, rank + len(windows))):
+        if rank == self._prefix_length and self._pieces.keys().isdisjoint(range(rank, rank + len(windows))):
             self._blend_in(len(windows), self._record.spec.blender.fold_row, windows, index)
         else:
             for number, window in enumerate(windows, rank):
@@ -243,7 +244,7 @@ class TileInProgress:
                 tuple([slice(a - s, b - s) for a, b, s in zip(low, high, self.start, strict=True)])
             ]
         else:
-            self._record.spec.blender.prepare(as_tensor(target), low)
+            self._record.spec.blender.prepare(target, low)
         if self._pieces:
             box = self._record.spec.grid.box(low, high)
             for index in itertools.product(*map(range, *box)):
@@ -253,8 +254,8 @@ class TileInProgress:
 
     def finished(self) -> torch.Tensor:
         """The tile, complete."""
-        assert self.complete
         assert self._prefix is not None
+        assert self._prefix_length == self.total
         return as_tensor(self._prefix)
 
     def unstored(self) -> PartialTile | None:
@@ -343,9 +344,9 @@ class TileInProgress:
         """The tile with its first windows; a blank one where it has none."""
         if self._prefix is not None:
             return self._prefix
-        tile = self._allocated()
+        tile = as_array(self._allocated())
         self._record.spec.blender.blank(tile)
-        return as_array(tile)
+        return tile
 
     def _allocated(self) -> torch.Tensor:
         layout = self._record.layout

@@ -93,11 +93,12 @@ class ReadPatches:
 
     def keep(self, start: Sequence[int] | None) -> None:
         """Let go of what lies before pixel `start` in any dimension; None is all."""
-        self._patches = {
-            index: patch
-            for index, patch in self._patches.items()
-            if start is not None and all(map(operator.gt, patch.stop, start))
-        }
+        if start is None:
+            self._patches = {}
+        else:
+            self._patches = {
+                index: patch for index, patch in self._patches.items() if all(map(operator.gt, patch.stop, start))
+            }
 
 
 class Patches:

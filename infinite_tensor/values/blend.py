@@ -90,24 +90,23 @@ class Blender:
         self._parts: dict[tuple[bool, ...], list[_Part]] = {}
         self._row_parts: dict[tuple[bool, ...], list[_Part]] = {}
 
-    def blank(self, tensor: torch.Tensor) -> None:
-        """Set every pixel of `tensor` to what it holds before its first window."""
-        # numpy fills without threads, which would not be there in a forked process.
-        array = as_array(tensor)
+    def blank(self, block: Array) -> None:
+        """Set every pixel of a block to what it holds before its first window."""
         init = 0 if self._init is None else self._init
-        if isinstance(array, np.ndarray):
-            array.fill(init)
+        if isinstance(block, np.ndarray):
+            # Without threads, which would not be there in a forked process.
+            block.fill(init)
         else:
-            array.fill_(init)
+            block.fill_(init)
 
-    def prepare(self, tensor: torch.Tensor, start: Sequence[int]) -> None:
-        """`blank` for a tensor that begins at pixel `start` and that all its windows will now be folded into.
+    def prepare(self, block: Array, start: Sequence[int]) -> None:
+        """`blank` for a block that begins at pixel `start` and that all its windows will now be folded into.
 
         Needless, and left out, where every pixel is copied from its first window.
         """
-        stop = [a + n for a, n in zip(start, tensor.shape, strict=True)]
+        stop = list(map(operator.add, start, block.shape))
         if not (self._sums_from_first and self._grid.covers(start, stop)):
-            self.blank(tensor)
+            self.blank(block)
 
     def fold(
         self, target: Array, target_start: Sequence[int], source: Array, source_start: Sequence[int], index: Index
@@ -222,7 +221,7 @@ class Blender:
         """The parts of window `index`, and what is done with each; those that are seen first in it come first."""
         if not self._sums_from_first or self._grid.overlap_free:
             return self._whole
-        inner = tuple([c > first for c, first in zip(index, self._grid.first, strict=True)])
+        inner = tuple(map(operator.gt, index, self._grid.first))
         if inner not in self._parts:
             self._parts[inner] = self._split(inner)
         return self._parts[inner]
@@ -240,7 +239,7 @@ class Blender:
         Cut to at most a stride, one part of neighbouring windows does not overlap. A pixel that several of
         them cover lies the further back in a window the earlier that is: so the parts at the far end come first.
         """
-        inner = tuple([c > first for c, first in zip(index, self._grid.first, strict=True)])
+        inner = tuple(map(operator.gt, index, self._grid.first))
         if inner not in self._row_parts:
             axis = self._grid.row_dim
             assert axis is not None
@@ -296,7 +295,7 @@ def _cells(block: Array, axis: int, stride: int) -> Array:
 
 
 def _slices(low: Sequence[int], high: Sequence[int], start: Sequence[int]) -> tuple[slice, ...]:
-    return tuple([slice(a - s, b - s) for a, b, s in zip(low, high, start, strict=True)])
+    return tuple(map(slice, map(operator.sub, low, start), map(operator.sub, high, start)))
 
 
 def _add(target: Array, source: Array) -> None:

@@ -105,7 +105,7 @@ def test_a_row_of_windows_is_folded_as_one_after_the_other(
         torch.zeros([b - a for a, b in zip(start, stop, strict=True)], dtype=dtype) for _ in range(2)
     )
     for target in (one_by_one, by_rows):
-        blender.prepare(target, start)
+        blender.prepare(as_array(target), start)
     for index, window in windows.items():
         blender.fold(as_array(one_by_one), start, as_array(window), grid.window.start(index), index)
     for lead in itertools.product(*map(range, low[:-1], high[:-1])):

@@ -82,7 +82,7 @@ class MemoryAccess(Access):
 
     def read(self, start: Sequence[int], out: torch.Tensor) -> None:
         """Blend the windows of a region into `out`, or copy what has been blended before."""
-        target, stop = as_array(out), [a + n for a, n in zip(start, out.shape, strict=True)]
+        target, stop = as_array(out), list(map(operator.add, start, out.shape))
         if out.numel() >= self._patch_pixels:
             self._fold(target, start)
             if self._overlaps and self._kept.has_room(self._layout.tile_bytes):
@@ -126,7 +126,7 @@ class MemoryAccess(Access):
             self._kept.await_no_more(self._held)
 
     def _fold(self, target: Array, start: Sequence[int]) -> None:
-        stop = [a + n for a, n in zip(start, target.shape, strict=True)]
+        stop = list(map(operator.add, start, target.shape))
         rows = rows_in(self._spec.grid.box(start, stop), self._held.rows.get)
         assert rows is not None
         fold_rows(self._spec, rows, target, start)

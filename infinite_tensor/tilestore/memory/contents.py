@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -104,7 +105,7 @@ class MemoryContents(Contents):
         with self.lock:
             if self.closed or not kept.keeps(spec):
                 return False
-            grid, stop = spec.grid, [a + n for a, n in zip(start, out.shape, strict=True)]
+            grid, stop = spec.grid, list(map(operator.add, start, out.shape))
             if grid.overlap_free:
                 found = rows_in(grid.box(start, stop), kept.windows.finder(spec.tensor_id))
             else:

@@ -116,7 +116,7 @@ class KeptWindows:
                 self.windows = self.windows.unordered()
             self.windows.put(spec.tensor_id, rows)
             self.shrink_patches()
-            for held in self._waiting:
+            for held in self._waiting or ():
                 if held.tensor_id == spec.tensor_id:
                     for index in held.awaited & rows.keys():
                         held.rows[index] = rows[index]

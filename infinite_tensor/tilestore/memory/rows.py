@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Sequence
 
 from infinite_tensor.geometry.points import Index
-from infinite_tensor.support.arrays import Array, as_tensor
+from infinite_tensor.support.arrays import Array
 from infinite_tensor.values.spec import TensorSpec
 
 
@@ -59,6 +59,6 @@ def rows_in(
 
 def fold_rows(spec: TensorSpec, rows: Sequence[tuple[Index, Array]], target: Array, start: Sequence[int]) -> None:
     """Blend all windows of a region, which begins at pixel `start`, into `target`."""
-    spec.blender.prepare(as_tensor(target), start)
+    spec.blender.prepare(target, start)
     for index, windows in rows:
         spec.blender.fold_row(target, start, windows, index)

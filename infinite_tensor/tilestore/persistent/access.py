@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -56,7 +57,7 @@ class TileAccess(Access):
         grid, layout = self._record.spec.grid, self._record.layout
         touched = layout.grid.indices(starts, stops)
         self._fetch(touched)
-        if not any(isinstance(self._tiles[tile], TileInProgress) for tile in touched):
+        if not [tile for tile in touched if isinstance(self._tiles[tile], TileInProgress)]:
             return np.empty((0, grid.ndim), dtype=np.int64)
         with self._cache.lock:
             missing = missing_windows(grid, layout, starts, stops, self._known)
@@ -94,7 +95,7 @@ class TileAccess(Access):
         """Cut the windows at the borders of tiles, and blend each piece into its tile."""
         array = as_array(outputs.cpu()) if isinstance(outputs, torch.Tensor) else outputs
         pieces = [piece for begin, end in self._rows_of(windows) for piece in self._pieces(windows, begin, end)]
-        self._fetch(tile for tile, _, _ in pieces)
+        self._fetch([tile for tile, _, _ in pieces])
         self._patches.look_again()
         indices = as_tuples(windows)
         with self._cache.lock:
@@ -117,9 +118,7 @@ class TileAccess(Access):
         """Each tile that a row of windows touches, with the first and the last but one of those that touch it."""
         grid, layout, d = self._record.spec.grid, self._record.layout, self._record.spec.grid.row_dim
         start = grid.window.start(tuple(windows[begin].tolist()))
-        stop = [
-            a + n for a, n in zip(grid.window.start(tuple(windows[end - 1].tolist())), grid.window.size, strict=True)
-        ]
+        stop = list(map(operator.add, grid.window.start(tuple(windows[end - 1].tolist())), grid.window.size))
         for tile in _box(*layout.box(start, stop)):
             first, last = begin, end
             if d is not None:
@@ -134,14 +133,13 @@ class TileAccess(Access):
         """Copy the region from its tiles."""
         block = out if out.device.type == "cpu" else torch.empty(out.shape, dtype=out.dtype, device="cpu")
         target, layout = as_array(block), self._record.layout
-        stop = [a + n for a, n in zip(start, out.shape, strict=True)]
+        stop = list(map(operator.add, start, out.shape))
         low, high = layout.box(start, stop)
         for tile in _box(low, high):
             entry = self._tiles[tile]
-            if isinstance(entry, TileInProgress) and entry.blended:
-                entry = entry.finished()
-            if not isinstance(entry, TileInProgress):
-                copy_shared(as_array(entry), layout.start(tile), target, start)
+            pixels = entry.pixels if isinstance(entry, TileInProgress) else as_array(entry)
+            if not isinstance(entry, TileInProgress) or pixels is not None:
+                copy_shared(pixels, layout.start(tile), target, start)
             elif patch := self._patch(tile, entry):
                 copy_shared(patch.pixels, patch.start, target, start)
             else:

@@ -6,7 +6,7 @@ import itertools
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -104,7 +104,7 @@ class TileCache:
             known: dict[Key, Entry] = dict(self._writer.jobs())
             known |= dict(self.entries.items())
             return {
-                tile: entry.finished() if isinstance(entry, TileInProgress) and entry.blended else entry
+                tile: entry.finished() if isinstance(entry, TileInProgress) and entry.pixels is not None else entry
                 for (owner, tile), entry in known.items()
                 if owner is record and inside(tile, low, high)
             }
@@ -135,16 +135,20 @@ class TileCache:
         mark = Mark()
         with mark.running:
             with self.lock:
-                unknown = [tile for tile in wanted if not self._take(record, tile, reader, entries)]
-                theirs = {tile: other for tile in unknown if (other := self._load_of((record, tile)))}
+                known = {tile: self._known((record, tile)) for tile in wanted}
+                self._hand_out(record, known, reader, entries)
+                unknown = [tile for tile, entry in known.items() if entry is None]
+                theirs = {
+                    tile: other
+                    for tile in unknown
+                    if (other := self._loading.get((record, tile))) is not None and other.is_under_way
+                }
                 mine = [tile for tile in unknown if tile not in theirs]
-                self._loading.update(((record, tile), mark) for tile in mine)
+                self._loading.update(dict.fromkeys([(record, tile) for tile in mine], mark))
             try:
                 loaded = self._loader.load(record, mine)
                 with self.lock:
-                    for tile, entry in loaded.items():
-                        self._enter(record, tile, entry)
-                        self._take(record, tile, reader, entries)
+                    self._hand_out(record, self._enter(record, loaded), reader, entries)
                     self._evict()
             finally:
                 # Where this is not reached, whoever finds the mark sees that nobody loads the tile any more.
@@ -154,28 +158,28 @@ class TileCache:
             other.wait()
         return list(theirs)
 
-    def _load_of(self, key: Key) -> Mark | None:
-        """The mark of a thread that is loading a tile."""
-        mark = self._loading.get(key)
-        return mark if mark is not None and mark.is_under_way else None
-
-    def _take(self, record: Record, tile: Index, reader: weakref.ref[object], entries: dict[Index, Entry]) -> bool:
-        """Put a tile that is in memory into `entries`, pinned if it is in progress; whether it is."""
-        entry = self._known((record, tile))
-        if entry is None:
-            return False
-        if isinstance(entry, TileInProgress):
-            self._pins.setdefault((record, tile), set()).add(reader)
-        entries[tile] = entry
-        return True
+    def _hand_out(
+        self,
+        record: Record,
+        tiles: Mapping[Index, Entry | None],
+        reader: weakref.ref[object],
+        entries: dict[Index, Entry],
+    ) -> None:
+        """Put those of the tiles into `entries` that are here, pinned where they are in progress."""
+        for tile, entry in tiles.items():
+            if isinstance(entry, TileInProgress):
+                self._pins.setdefault((record, tile), set()).add(reader)
+            if entry is not None:
+                entries[tile] = entry
 
     def unpin(self, record: Record, tiles: Iterable[Index], reader: weakref.ref[object]) -> None:
         """End what `fetch` began for tiles in progress."""
         with self.lock:
+            current = self._registry.is_current(record)
             for tile in tiles:
                 key = record, tile
                 self._pins.get(key, set()).discard(reader)
-                if not self._is_pinned(key) and not self._registry.is_current(record):
+                if not self._is_pinned(key) and not current:
                     self.entries.pop(key)
             self._evict()
 
@@ -194,8 +198,7 @@ class TileCache:
         if not self._registry.is_current(record):
             return
         with self.lock:
-            for tile in tiles:
-                self._enter(record, tile.tile, tile)
+            self._enter(record, {entry.tile: entry for entry in tiles})
             self._evict()
             due = self._dirty_since is not None and time.monotonic() - self._dirty_since > self.flush_interval
         if due:
@@ -219,9 +222,9 @@ class TileCache:
     def submit_partials(self) -> None:
         """Send every tile in progress to storage."""
         with self.lock:
-            for key, entry in self.entries.items():
-                if isinstance(entry, TileInProgress) and entry.dirty:
-                    self._submit(key, entry)
+            self._submit(
+                {key: entry for key, entry in self.entries.items() if isinstance(entry, TileInProgress) and entry.dirty}
+            )
             self._dirty_since = None
 
     def flush(self) -> None:
@@ -268,7 +271,7 @@ class TileCache:
             complete = [tile for tile, entry in entries.items() if isinstance(entry, torch.Tensor)]
             self._drop(lambda key, _entry: key[0] is old)
             for tile in {*complete} - {*but.held(complete)} - unstored:
-                self._put((new, tile), entries[tile])
+                self.entries.put((new, tile), entries[tile], entries[tile].nbytes)
 
     def drop_stored(self, tensor_id: str | None = None) -> None:
         """Drop, after a flush, the tiles of one tensor or of all that can be read back."""
@@ -306,31 +309,34 @@ class TileCache:
         if entry is None:
             entry = self._writer.pending(key)
             if isinstance(entry, TileInProgress):
-                entry = entry.finished() if entry.blended else entry
-                self._put(key, entry)
+                entry = entry.finished() if entry.pixels is not None else entry
+                self.entries.put(key, entry, entry.nbytes)
         return entry
 
-    def _enter(self, record: Record, tile: Index, entry: Entry) -> Entry:
-        key = (record, tile)
-        if isinstance(entry, TileInProgress) and entry.blended:
-            self._submit(key, entry)
-            entry = entry.finished()
-        elif isinstance(entry, TileInProgress) and entry.dirty and self._dirty_since is None:
-            self._dirty_since = time.monotonic()
-        self._put(key, entry)
-        return entry
-
-    def _put(self, key: Key, entry: Entry) -> None:
-        self.entries.put(key, entry, entry.nbytes)
+    def _enter(self, record: Record, tiles: Mapping[Index, Entry]) -> dict[Index, Entry]:
+        """Keep tiles; those that have become complete are sent to storage. The tiles as they are kept."""
+        complete = {
+            (record, tile): entry
+            for tile, entry in tiles.items()
+            if isinstance(entry, TileInProgress) and entry.pixels is not None
+        }
+        # First: what is complete is taken for stored once it is here.
+        self._submit(complete)
+        entries = dict(tiles) | {tile: job.finished() for (_, tile), job in complete.items()}
+        for tile, entry in entries.items():
+            if self._dirty_since is None and isinstance(entry, TileInProgress) and entry.dirty:
+                self._dirty_since = time.monotonic()
+            self.entries.put((record, tile), entry, entry.nbytes)
+        return entries
 
     def _write(self) -> Write[Key, TileInProgress]:
         return partial(self._storer.store, self._storage.backend, self.lock)
 
-    def _submit(self, key: Key, tile: TileInProgress) -> None:
-        """Have a tile stored, unless it has no place in storage."""
-        if self._read_only or not key[0].layout.is_stored(key[1]):
-            return
-        self._writer.submit(key, tile, self._write())
+    def _submit(self, jobs: Mapping[Key, TileInProgress]) -> None:
+        """Have tiles stored, but those that have no place in storage."""
+        stored = {key: tile for key, tile in jobs.items() if key[0].layout.is_stored(key[1])}
+        if stored and not self._read_only:
+            self._writer.submit(stored, self._write())
 
     def _evict(self) -> None:
         self.entries.evict(self._release)
@@ -340,5 +346,5 @@ class TileCache:
             if self._is_pinned(key):
                 return False
             if entry.dirty:
-                self._submit(key, entry)
+                self._submit({key: entry})
         return True

@@ -38,38 +38,38 @@ class TileLoader:
         if not tiles:
             return {}
         chunks = {} if record in self._barren else self._storage.read_tiles(record, tiles)
-        absent = [tile for tile in tiles if chunks.get(tile) is None]
+        begun = {tile: TileInProgress(record, tile) for tile in tiles if chunks.get(tile) is None}
         partials: dict[Index, PartialTile | None] = {}
-        if absent:
+        if begun:
             # A tile of one window is never partial. Asked for none, a backend still tells that the tensor is gone.
-            shared = [tile for tile in absent if TileInProgress(record, tile).total > 1]
+            shared = [tile for tile, entry in begun.items() if entry.total > 1]
             partials = self._storage.read_partials(record, shared)
             # Another process completes a tile by writing its chunk and then deleting its partial, maybe while
             # that is being read: only a chunk that is still absent now was absent then.
-            chunks |= self._storage.read_tiles(record, shared if chunks else absent)
-        found = sum(chunk is not None for chunk in chunks.values())
+            chunks |= self._storage.read_tiles(record, shared if chunks else list(begun))
+        found = len([chunk for chunk in chunks.values() if chunk is not None])
         (self._barren.add if 2 * found < len(chunks) else self._barren.discard)(record)
         if not self._registry.is_known(record):
             # Cleared while this read is in progress: what is there now is not of this tensor.
             return {tile: TileInProgress(record, tile) for tile in tiles}
         return {
-            tile: self._begun(record, tile, partials.get(tile)) if chunk is None else chunk
+            tile: self._merged(record, begun[tile], partials.get(tile)) if chunk is None else chunk
             for tile, chunk in chunks.items()
         }
 
     def known_partials(self, record: Record, tiles: Sequence[Index]) -> dict[Index, Known]:
         """The windows that incomplete tiles hold in storage."""
         parts = self._storage.read_partials(record, tiles)
-        begun = {tile: self._begun(record, tile, part) for tile, part in parts.items()}
-        return {tile: entry.known() for tile, entry in begun.items() if not entry.empty}
+        begun = [self._merged(record, TileInProgress(record, tile), part) for tile, part in parts.items()]
+        return {entry.tile: entry.known() for entry in begun if not entry.empty}
 
-    def _begun(self, record: Record, tile: Index, part: PartialTile | None) -> TileInProgress:
-        begun = TileInProgress(record, tile)
+    def _merged(self, record: Record, begun: TileInProgress, part: PartialTile | None) -> TileInProgress:
+        """A tile with what is stored of it, unless that is damaged."""
         if part is not None:
             try:
                 begun.merge(part)
             except DamagedPartialError as error:
-                where = f"tile {tile} of tensor {record.spec.tensor_id!r}"
+                where = f"tile {begun.tile} of tensor {record.spec.tensor_id!r}"
                 warn_of_damage(self._storage, f"what is stored of {where} has {error}")
         return begun
 

@@ -55,11 +55,12 @@ class Writer(Generic[K, J]):
         self._reasons: list[StoreError] = []
         self._thread: threading.Thread | None = None
 
-    def submit(self, key: K, job: J, write: Write[K, J]) -> None:
-        """Queue a job."""
+    def submit(self, jobs: Mapping[K, J], write: Write[K, J]) -> None:
+        """Queue jobs."""
         with self._lock:
-            self._queued[key] = job
-            self._failed.pop(key, None)
+            for key, job in jobs.items():
+                self._queued[key] = job
+                self._failed.pop(key, None)
         self._start(write)
 
     def pending(self, key: K) -> J | None:
