@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 
+from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window import TensorWindow, as_index
 from infinite_tensor.tensor import InfiniteTensor
@@ -90,7 +91,7 @@ def get_or_create(
         raise
     of_store = _made.setdefault(store, WeakValueDictionary())
     known = of_store.get(name)
-    if known is not None and known.node.spec.definition.digest == made.node.spec.definition.digest:
+    if known is not None and node_of(known).spec.definition.digest == node_of(made).spec.definition.digest:
         return known
     of_store[name] = made
     return made

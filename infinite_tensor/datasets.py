@@ -136,7 +136,7 @@ class _Patches(Dataset[Any]):
         if get_worker_info() is not None:
             flush_at_termination()
         corners = [self._corner(index) for index in indices]
-        patches = [cut.source.read_selections([cut.selection(corner) for corner in corners]) for cut in self._cuts]
+        patches = [cut.source.read([cut.selection(corner) for corner in corners]) for cut in self._cuts]
         return [self._arranged(item) for item in zip(*patches, strict=True)]
 
     def _corner(self, index: int) -> Index:

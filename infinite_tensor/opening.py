@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from infinite_tensor.engine.batching import Batching
-from infinite_tensor.engine.chain import Computation, Member
+from infinite_tensor.engine.chain import Computation, Member, node_of
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.support.nested import show
-from infinite_tensor.tensor import InfiniteTensor, SupportsAsTensor, arg_definitions, as_tensors
+from infinite_tensor.tensor import InfiniteTensor, SupportsAsTensor, arg_definitions, as_tensors, tensor_of_node
 from infinite_tensor.tilestore import TileStore
 from infinite_tensor.tilestore.conflicts import check_same
 from infinite_tensor.tilestore.stored_definition import StoredTensor
@@ -132,12 +132,12 @@ def _bind(
     if args:
         check_args(tensor_id, spec.grid, args, [arg.window for arg in definition.args])
     if f is not None:
-        functions = functions_of(f, blend, tuple(arg.node.spec.definition.functions for arg in args))
+        functions = functions_of(f, blend, tuple(node_of(arg).spec.definition.functions for arg in args))
         definition = replace(definition, functions=functions)
-    member = Member(replace(spec, definition=definition, device=device, blend=used), store)
+    member = Member(replace(spec, definition=definition, device=device, blend=used), store, named=True)
     batching = Batching.of(batch_size)
-    (node,) = Computation.registered([member], f, batching, [arg.node for arg in args]).nodes
-    return InfiniteTensor.of_node(node, args, named=True)
+    (node,) = Computation.registered([member], f, batching, map(node_of, args)).nodes
+    return tensor_of_node(node, args)
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,6 @@ class _PickledComputation:
     f: Callable[..., Any] | None
     args: tuple[int, ...]
     kind: type[InfiniteTensor]
-    named: bool
 
 
 def reduced(tensor: InfiniteTensor) -> tuple[Callable[..., InfiniteTensor], tuple[list[_PickledComputation], int]]:
@@ -160,25 +159,28 @@ def reduced(tensor: InfiniteTensor) -> tuple[Callable[..., InfiniteTensor], tupl
     places: dict[tuple[int, int], int] = {}
     parts = []
     for each in _args_first(tensor):
-        computation = each.node.computation
+        computation = node_of(each).computation
         if _place_key(each) not in places:
             for member in computation.members:
                 places[id(computation), id(member)] = len(places)
             parts.append(
                 _PickledComputation(
-                    tuple(Member(member.contents.placed(member.spec), member.store) for member in computation.members),
+                    tuple(
+                        Member(member.contents.placed(member.spec), member.store, member.named)
+                        for member in computation.members
+                    ),
                     each.batch_size,
                     each.f,
                     tuple(places[_place_key(arg)] for arg in each.args),
                     type(each),
-                    each.named,
                 )
             )
     return _rebuilt, (parts, places[_place_key(tensor)])
 
 
 def _place_key(tensor: InfiniteTensor) -> tuple[int, int]:
-    return id(tensor.node.computation), id(tensor.node.member)
+    node = node_of(tensor)
+    return id(node.computation), id(node.member)
 
 
 def _args_first(tensor: InfiniteTensor) -> list[InfiniteTensor]:
@@ -199,6 +201,6 @@ def _rebuilt(parts: list[_PickledComputation], place: int) -> InfiniteTensor:
     for part in parts:
         args = tuple(tensors[at] for at in part.args)
         batching = Batching.of(part.batch_size)
-        computation = Computation.registered(part.members, part.f, batching, [arg.node for arg in args])
-        tensors += [part.kind.of_node(node, args, named=part.named) for node in computation.nodes]
+        computation = Computation.registered(part.members, part.f, batching, map(node_of, args))
+        tensors += [tensor_of_node(node, args, part.kind) for node in computation.nodes]
     return tensors[place]

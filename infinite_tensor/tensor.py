@@ -13,7 +13,7 @@ import torch
 from infinite_tensor.engine import compiled
 from infinite_tensor.engine.assemble import read, stream
 from infinite_tensor.engine.batching import Batching
-from infinite_tensor.engine.chain import Computation, Member, Node
+from infinite_tensor.engine.chain import Computation, Member, Node, node_of
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.fill import coverage
 from infinite_tensor.filling.fillable import Fillable
@@ -106,12 +106,6 @@ class InfiniteTensor(Fillable):
     tensor([-1.,  0.,  0.,  1.])
     """
 
-    node: Node
-    """What the engine knows of it."""
-
-    named: bool
-    """Whether a user gave its id, by which it is found again."""
-
     def __init__(
         self,
         shape: Sequence[int | None],
@@ -142,25 +136,18 @@ class InfiniteTensor(Fillable):
             blend_init,
             f=f,
             args=arg_definitions(args, windows),
-            upstream=tuple(arg.node.spec.definition.functions for arg in args),
+            upstream=tuple(node_of(arg).spec.definition.functions for arg in args),
             version=version,
         )
         check_args(spec.tensor_id, spec.grid, args, windows)
-        (node,) = Computation.registered([Member(spec, store)], f, batching, [arg.node for arg in args]).nodes
-        self._bind(node, args, named=tensor_id is not None)
+        member = Member(spec, store, named=tensor_id is not None)
+        (node,) = Computation.registered([member], f, batching, map(node_of, args)).nodes
+        self._bind(node, args)
 
-    def _bind(self, node: Node, args: tuple[InfiniteTensor, ...], *, named: bool) -> None:
+    def _bind(self, node: Node, args: tuple[InfiniteTensor, ...]) -> None:
         self._args: tuple[InfiniteTensor, ...] = args
-        self.named = named
-        self.node = node
+        self._node = node
         node.handle = compiled.handle_of(node)
-
-    @classmethod
-    def of_node(cls, node: Node, args: tuple[InfiniteTensor, ...], *, named: bool) -> Self:
-        """The tensor of a computation that stands; `named` where a user gave its id."""
-        tensor = cls.__new__(cls)
-        tensor._bind(node, args, named=named)  # noqa: SLF001  (its own)
-        return tensor
 
     @classmethod
     def from_multi(
@@ -224,16 +211,16 @@ class InfiniteTensor(Fillable):
             new_id() if tensor_id is None else checked_id(tensor_id),
             f,
             arg_definitions(args, windows),
-            tuple(arg.node.spec.definition.functions for arg in args),
+            tuple(node_of(arg).spec.definition.functions for arg in args),
             checked_device(device),
             version,
         )
         specs = shared.specs(outputs)
         for spec in specs.values():
             check_args(spec.tensor_id, spec.grid, args, windows)
-        members = [Member(spec, store) for spec in specs.values()]
-        nodes = Computation.registered(members, f, Batching.of(batch_size), [arg.node for arg in args]).nodes
-        tensors = [cls.of_node(node, args, named=tensor_id is not None) for node in nodes]
+        members = [Member(spec, store, named=tensor_id is not None) for spec in specs.values()]
+        nodes = Computation.registered(members, f, Batching.of(batch_size), map(node_of, args)).nodes
+        tensors = [tensor_of_node(node, args, cls) for node in nodes]
         # Groups are made of tensors.
         from infinite_tensor.groups import TensorGroup  # noqa: PLC0415
 
@@ -241,7 +228,7 @@ class InfiniteTensor(Fillable):
 
     @property
     def _spec(self) -> TensorSpec:
-        return self.node.spec
+        return self._node.member.spec
 
     @property
     def shape(self) -> Shape:
@@ -266,7 +253,7 @@ class InfiniteTensor(Fillable):
     @property
     def f(self) -> Callable[..., Any] | None:
         """The function that computes windows; None where the tensor was opened without one."""
-        return self.node.computation.f
+        return self._node.computation.f
 
     @property
     def args(self) -> tuple[InfiniteTensor, ...]:
@@ -286,7 +273,7 @@ class InfiniteTensor(Fillable):
     @property
     def batch_size(self) -> int | tuple[int, ...] | None:
         """Most windows in one call of ``f``, or the allowed numbers."""
-        return self.node.computation.batching.given
+        return self._node.computation.batching.given
 
     @property
     def blend(self) -> Blend | None:
@@ -313,7 +300,7 @@ class InfiniteTensor(Fillable):
     @property
     def tile_store(self) -> TileStore:
         """Where windows are kept."""
-        return self.node.store
+        return self._node.store
 
     def dim(self) -> int:
         """Number of dimensions, as `torch.Tensor.dim`."""
@@ -375,14 +362,10 @@ class InfiniteTensor(Fillable):
         """
         workers = None if workers is None else checked_workers(workers)
         if torch.compiler.is_compiling():
-            return compiled.read(self.node.handle, self.node, indices, workers)
+            return compiled.read(self._node, indices, workers)
         if isinstance(indices, list):
-            return self.read_selections([parse(region, self.shape) for region in indices], workers)
-        return self.read_selections([parse(indices, self.shape)], workers)[0]
-
-    def read_selections(self, regions: Sequence[Selection], workers: int | None = None) -> list[torch.Tensor]:
-        """What `read` returns, of regions that have been looked at."""
-        return read(self.node, regions, workers)
+            return read(self._node, [parse(region, self.shape) for region in indices], workers)
+        return read(self._node, [parse(indices, self.shape)], workers)[0]
 
     def iter_regions(self, regions: Iterable[object], *, workers: int | None = None) -> Iterator[list[torch.Tensor]]:
         """Read regions one after the other, in full batches, and yield them as they are ready.
@@ -401,14 +384,14 @@ class InfiniteTensor(Fillable):
             the regions in progress need is held; of tensors upstream, what their stores keep.
         """
         workers = None if workers is None else checked_workers(workers)
-        return stream(self.node, (parse(region, self.shape) for region in regions), workers)
+        return stream(self._node, (parse(region, self.shape) for region in regions), workers)
 
     def coverage(self, region: object) -> torch.Tensor:
         """Which tiles of a region are stored: a bool tensor with an entry for each tile that the region touches.
 
         A tile that no window covers counts as stored. In memory a tile is a block of about 256 KiB.
         """
-        return coverage(self.node, parse(region, self.shape))
+        return coverage(self._node, parse(region, self.shape))
 
     def _requests(self, region: object) -> list[tuple[InfiniteTensor, Selection]]:
         return [(self, parse(region, self.shape))]
@@ -435,7 +418,7 @@ class InfiniteTensor(Fillable):
             check_blend(self.blend, dtype, device)
             moved = self._spec.moved(device, dtype)
             self.tile_store.contents.migrate(self._spec, moved)
-            self.node.member.spec = moved
+            self._node.member.spec = moved
         return self
 
     def clear_cache(self) -> None:
@@ -497,6 +480,15 @@ class InfiniteTensor(Fillable):
         return array if dtype is None else array.astype(np.dtype(dtype), copy=False)
 
 
+def tensor_of_node(
+    node: Node, args: tuple[InfiniteTensor, ...], kind: type[InfiniteTensor] = InfiniteTensor
+) -> InfiniteTensor:
+    """The tensor of a computation that stands."""
+    tensor = kind.__new__(kind)
+    tensor._bind(node, args)  # noqa: SLF001  (its own)
+    return tensor
+
+
 def _as_target(arg: Any) -> Any:
     """What stands for an InfiniteTensor as an argument of `torch.Tensor.to`."""
     return torch.empty(0, dtype=arg.dtype, device=arg.device) if isinstance(arg, InfiniteTensor) else arg
@@ -532,6 +524,6 @@ def as_tensors(args: Sequence[Any]) -> tuple[Any, ...]:
 def arg_definitions(args: Sequence[InfiniteTensor], windows: Sequence[TensorWindow]) -> tuple[ArgDefinition, ...]:
     """What a definition says of its args."""
     return tuple(
-        ArgDefinition(window, arg.node.spec.definition.digest, arg.tensor_id if arg.named else None)
-        for arg, window in zip(args, windows, strict=True)
+        ArgDefinition(window, node.spec.definition.digest, node.spec.tensor_id if node.member.named else None)
+        for node, window in zip(map(node_of, args), windows, strict=True)
     )

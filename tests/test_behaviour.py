@@ -28,6 +28,7 @@ from infinite_tensor import (
     ZarrTileStore,
     sl,
 )
+from infinite_tensor.engine.chain import node_of
 from tests.processes.scripts import run
 
 STORES: dict[str, Callable[[Path], TileStore]] = {
@@ -252,7 +253,7 @@ def test_results_alias_nothing(store: TileStore) -> None:
 def test_an_f_that_writes_into_its_arg_harms_nothing(store: TileStore) -> None:
     base = InfiniteTensor((None, None), lambda _ctx: torch.ones(4, 4), TensorWindow((4, 4)), tile_store=store)
     spoilt = blurred(base, Counted((4, 4)), store)
-    spoilt.node.computation.f = lambda _ctx, a: a.mul_(5)[1:-1, 1:-1]
+    node_of(spoilt).computation.f = lambda _ctx, a: a.mul_(5)[1:-1, 1:-1]
     assert spoilt[0:4, 0:4].unique().tolist() == [5]
     assert base[-4:8, -4:8].unique().tolist() == [1]
 
@@ -305,7 +306,7 @@ def test_what_f_returns_is_checked(store: TileStore, returned: Any, error: type[
     t = InfiniteTensor((None, None), lambda _ctx: returned, TensorWindow((4, 4)), tile_store=store, tensor_id="t")
     with pytest.raises(error, match=said):
         t[0:4, 0:4]
-    t.node.computation.f = lambda _ctx: torch.ones(4, 4)
+    node_of(t).computation.f = lambda _ctx: torch.ones(4, 4)
     assert t[0:4, 0:4].unique().tolist() == [1]
 
 
@@ -326,7 +327,7 @@ def test_what_a_batched_f_returns_is_checked_and_nothing_of_it_is_stored(
     t = InfiniteTensor((None, None), lambda _ctx: returned, TensorWindow((4, 4)), tile_store=store, batch_size=2)
     with pytest.raises(error):
         t[0:4, 0:8]
-    t.node.computation.f = lambda contexts: torch.ones(len(contexts), 4, 4)
+    node_of(t).computation.f = lambda contexts: torch.ones(len(contexts), 4, 4)
     assert t[0:4, 0:8].unique().tolist() == [1]
 
 

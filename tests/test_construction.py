@@ -138,3 +138,9 @@ def test_a_uuid_stands_for_its_str() -> None:
     name = uuid.uuid4()
     t = InfiniteTensor((None, None), lambda _ctx: torch.zeros(4, 4), WINDOW, tensor_id=name)
     assert t.tensor_id == str(name)
+
+
+def test_a_tensor_shows_its_users_nothing_of_the_engine() -> None:
+    tensor = base()
+    assert {"node", "named", "of_node", "read_selections"}.isdisjoint(dir(tensor))
+    assert {name for name in vars(tensor) if not name.startswith("_")} == set()

@@ -32,6 +32,7 @@ from infinite_tensor import (
     sl,
 )
 from infinite_tensor.engine.assemble import read_together
+from infinite_tensor.engine.chain import node_of
 from infinite_tensor.filling.demand import demands
 from infinite_tensor.filling.fillable import fill_together, plan_together
 from infinite_tensor.geometry.regions import parse
@@ -132,7 +133,8 @@ def test_several_outputs_read_together_run_full_batches_of_the_windows_of_all() 
         return Painter()(ctx)
 
     _, mask, code = paint(f, MemoryTileStore(), batch_size=4)
-    read_together([(t.node, [parse(region, t.shape)]) for t, region in ((mask, sl[0:8, 0:8]), (code, sl[0:2, 2:4]))])
+    wanted = ((mask, sl[0:8, 0:8]), (code, sl[0:2, 2:4]))
+    read_together([(node_of(t), [parse(region, t.shape)]) for t, region in wanted])
     # Windows (0, 0) to (1, 1), and (0, 2) to (1, 3).
     assert sizes == [4, 4]
 
@@ -262,7 +264,7 @@ def test_an_f_with_several_outputs_may_read_other_tensors(store: TileStore) -> N
     halo = TensorWindow((6, 6), stride=4, offset=-1)
     rgb, mask, _ = paint(f, store, args=[base], args_windows=[halo])
     read_together(
-        [(t.node, [parse(region, t.shape)]) for t, region in ((rgb, sl[0, 0:16, 0:16]), (mask, sl[0:20, 0:8]))]
+        [(node_of(t), [parse(region, t.shape)]) for t, region in ((rgb, sl[0, 0:16, 0:16]), (mask, sl[0:20, 0:8]))]
     )
     assert set(f.calls.values()) == {1}
     assert set(source.values()) == {1}
@@ -421,7 +423,7 @@ def test_a_pickled_output_computes_the_others_too(tmp_path: Path) -> None:
         again, beside = pickle.loads(pickle.dumps([mask, rgb]))  # noqa: S301
         with again.tile_store as other:
             assert torch.equal(again[0:16, 0:16], mask[0:16, 0:16])
-            assert again.node.computation == beside.node.computation
+            assert node_of(again).computation == node_of(beside).computation
             assert other.open("p/rgb")[:, 6:12, 6:12].shape == (3, 6, 6)
 
 
@@ -436,7 +438,7 @@ def test_outputs_in_memory_are_pickled_with_the_chain() -> None:
     )
     again = pickle.loads(pickle.dumps(total))  # noqa: S301
     assert torch.equal(again[0:9, 0:9], total[0:9, 0:9])
-    assert again.args[0].node.computation is again.args[1].node.computation
+    assert node_of(again.args[0]).computation is node_of(again.args[1]).computation
 
 
 def added(_ctx: tuple[int, ...], picture: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
@@ -484,7 +486,7 @@ def test_what_is_to_be_computed_is_told_once_for_all_outputs(tmp_path: Path, sto
         if stored:
             mask[0:4, 0:4]
             store.flush()
-        boxes = [(mask.node, (0, 0), (32, 32)), (rgb.node, (0, 0, 0), (3, 32, 32))]
+        boxes = [(node_of(mask), (0, 0), (32, 32)), (node_of(rgb), (0, 0, 0), (3, 32, 32))]
         found, exact = demands(boxes)
         counts = [len(demand.windows) if stored else sum(part.count for part in demand.windows) for demand in found]
         # The image has windows that reach in from above and from the left.
@@ -540,7 +542,7 @@ def test_a_tensor_opened_alone_and_with_its_f_are_one_in_a_plan(tmp_path: Path) 
         f = Painter()
         _, mask, _ = paint(f, store)
         stored = store.open("p/biome/mask")
-        requests = [(t.node, [parse(sl[0:8, 0:8], t.shape)]) for t in (mask, stored)]
+        requests = [(node_of(t), [parse(sl[0:8, 0:8], t.shape)]) for t in (mask, stored)]
         (one,), (other,) = read_together(requests)
         assert torch.equal(one, other)
         assert set(f.calls.values()) == {1}

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from infinite_tensor import InfiniteTensor, MemoryTileStore, TensorWindow, ValidationError
+from infinite_tensor.engine.chain import node_of
 from infinite_tensor.tilestore.patches import patch_layout
 
 WINDOW_BYTES = 16
@@ -188,7 +189,7 @@ def test_a_window_that_two_reads_have_computed_is_dropped_whichever_was_first() 
     store, value = MemoryTileStore(), 1.0
     t = InfiniteTensor((None,), lambda _ctx: torch.full((4,), value), TensorWindow((4,)), tile_store=store)
     t[0:16]
-    with store.contents.access(t.node.spec) as second:
+    with store.contents.access(node_of(t).spec) as second:
         second.deposit(np.array([[2]]), np.ones((1, 4), dtype=np.float32))
     value = 7.0
     t.invalidate(slice(8, 12))

@@ -33,6 +33,7 @@ from infinite_tensor import (
 )
 from infinite_tensor.engine import assemble
 from infinite_tensor.engine.assemble import read_together
+from infinite_tensor.engine.chain import node_of
 from infinite_tensor.filling import fill, strips
 from infinite_tensor.filling.fillable import fill_together, plan_together
 from infinite_tensor.geometry.regions import parse
@@ -208,7 +209,7 @@ class History:
 
     def read_together(self, parts: Sequence[tuple[int, Selection]]) -> None:
         requests = [
-            (self.tensors[n].node, [parse(selection.expression, self.tensors[n].shape)]) for n, selection in parts
+            (node_of(self.tensors[n]), [parse(selection.expression, self.tensors[n].shape)]) for n, selection in parts
         ]
         self._check_reads(parts, lambda: [result for (result,) in read_together(requests)], once=True)
 

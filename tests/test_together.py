@@ -14,6 +14,7 @@ import torch
 
 from infinite_tensor import InfiniteTensor, MemoryTileStore, TensorWindow, TileStore, ValidationError, ZarrTileStore, sl
 from infinite_tensor.engine.assemble import read_together
+from infinite_tensor.engine.chain import node_of
 from infinite_tensor.engine.lifetimes import Lifetimes, NumberedRegions
 from infinite_tensor.filling.fillable import fill_together, plan_together
 from infinite_tensor.geometry.regions import Selection, parse
@@ -86,7 +87,7 @@ def watched() -> tuple[MemoryTileStore, Watched]:
 
 
 def selections(tensor: InfiniteTensor, *regions: object) -> tuple[Any, list[Selection]]:
-    return tensor.node, [parse(region, tensor.shape) for region in regions]
+    return node_of(tensor), [parse(region, tensor.shape) for region in regions]
 
 
 def alone(*regions: tuple[str, object]) -> list[torch.Tensor]:
@@ -280,13 +281,13 @@ def test_what_one_tensor_needs_no_more_is_not_kept_for_another_that_never_needed
     start = np.array([[0, 0], [4, 0], [8, 0], [12, 0]])
     lifetimes = Lifetimes(
         {
-            fork.left.node: NumberedRegions(np.array([0, 2, 4, 6]), start, start + 4),
-            fork.right.node: NumberedRegions(np.array([1, 7]), start[:2] + 100, start[:2] + 104),
+            node_of(fork.left): NumberedRegions(np.array([0, 2, 4, 6]), start, start + 4),
+            node_of(fork.right): NumberedRegions(np.array([1, 7]), start[:2] + 100, start[:2] + 104),
         }
     )
-    assert lifetimes.before(fork.source.node, 0) == [-1, -1]
+    assert lifetimes.before(node_of(fork.source), 0) == [-1, -1]
     # What the steps before have read of the windows is there.
-    assert lifetimes.before(fork.source.node, 6) == [11, -1]
-    assert lifetimes.before(fork.left.node, 7) is None
-    assert lifetimes.before(fork.source.node, 7) == [208, 201]
-    assert lifetimes.before(fork.source.node, 8) is None
+    assert lifetimes.before(node_of(fork.source), 6) == [11, -1]
+    assert lifetimes.before(node_of(fork.left), 7) is None
+    assert lifetimes.before(node_of(fork.source), 7) == [208, 201]
+    assert lifetimes.before(node_of(fork.source), 8) is None

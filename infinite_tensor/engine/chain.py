@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -27,12 +27,15 @@ class Member:
         What is computed and stored.
     store : TileStore
         Where it is stored.
+    named : bool
+        Whether a user gave its id, by which it is found again.
     contents : Contents
         What that store holds.
     """
 
     spec: TensorSpec
     store: TileStore
+    named: bool
 
     def __post_init__(self) -> None:
         self.contents: Contents = self.store.contents
@@ -52,7 +55,7 @@ class Member:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the fields; the hash is one of this process."""
-        return type(self), (self.spec, self.store)
+        return type(self), (self.spec, self.store, self.named)
 
 
 @dataclass(eq=False)
@@ -97,7 +100,7 @@ class Computation:
 
     @classmethod
     def registered(
-        cls, members: Sequence[Member], f: Callable[..., Any] | None, batching: Batching, args: Sequence[Node]
+        cls, members: Sequence[Member], f: Callable[..., Any] | None, batching: Batching, args: Iterable[Node]
     ) -> Computation:
         """The computation of tensors that are made known to their stores; `args` may be none where `f` is None."""
         for member in members:
@@ -169,6 +172,17 @@ class Node:
 
     def __hash__(self) -> int:
         return self.member.hashed
+
+
+class NodeHolder(Protocol):
+    """An `InfiniteTensor`, of which the engine asks for no more than its node."""
+
+    _node: Node
+
+
+def node_of(tensor: NodeHolder) -> Node:
+    """What the engine knows of an `InfiniteTensor`, which has no public name for it."""
+    return tensor._node  # noqa: SLF001  (the one place that asks a tensor for it)
 
 
 _alive: weakref.WeakValueDictionary[int, Computation] = weakref.WeakValueDictionary()

@@ -33,23 +33,23 @@ def handle_of(node: Node) -> str:
     return handle
 
 
-def read(handle: str, node: Node, indices: object, workers: int | None) -> Any:
-    """Read a region, or a list of regions, of the tensor with this handle, while torch traces it."""
+def read(node: Node, indices: object, workers: int | None) -> Any:
+    """Read a region, or a list of regions, of a tensor, while torch traces it."""
     if isinstance(indices, list):
-        return [read(handle, node, region, workers) for region in indices]
+        return [read(node, region, workers) for region in indices]
     region = _encoded(indices if isinstance(indices, tuple) else (indices,))
-    return torch.ops.infinite_tensor.read(handle, region, node.spec.dtype, node.spec.device, workers)
+    return torch.ops.infinite_tensor.read(node.handle, region, node.spec.dtype, node.spec.device, workers)
 
 
 def read_together(
-    requests: Sequence[tuple[str, Node, Sequence[Selection]]], workers: int | None
+    requests: Sequence[tuple[Node, Sequence[Selection]]], workers: int | None
 ) -> list[list[torch.Tensor]]:
     """What selections of several tensors select, per tensor, while torch traces it."""
-    handles = " ".join([handle for handle, _, _ in requests])
-    boxes = [number for _, _, wanted in requests for selection in wanted for number in _box(selection)]
-    like = [torch.empty(0, dtype=node.spec.dtype, device=node.spec.device) for _, node, _ in requests]
+    handles = " ".join([node.handle for node, _ in requests])
+    boxes = [number for _, wanted in requests for selection in wanted for number in _box(selection)]
+    like = [torch.empty(0, dtype=node.spec.dtype, device=node.spec.device) for node, _ in requests]
     results = torch.ops.infinite_tensor.read_together(handles, boxes, like, workers)
-    count = len(requests[0][2])
+    count = len(requests[0][1])
     return [results[count * at : count * (at + 1)] for at in range(len(requests))]
 
 

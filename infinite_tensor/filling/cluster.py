@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Self
 
-from infinite_tensor.engine.chain import Node, chain_of
+from infinite_tensor.engine.chain import Node, chain_of, node_of
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.demand import demands
 from infinite_tensor.filling.fill import Job
@@ -62,7 +62,7 @@ class _Tasks:
 
     def __init__(self, client: Client, tensors: Sequence[Any], workers: int | None, tally: Tally) -> None:
         self._client = client
-        self._chain = chain_of([tensor.node for tensor in tensors])
+        self._chain = chain_of(map(node_of, tensors))
         self._workers = workers
         self._tally = tally
         self._written: dict[str, list[tuple[int, int]]] = {}

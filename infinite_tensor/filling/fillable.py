@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from infinite_tensor.engine.chain import Node
+from infinite_tensor.engine.chain import NodeHolder, node_of
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.fill import Job, fill, is_filled, prepare, writable
 from infinite_tensor.filling.forecast import FillPlan
@@ -26,13 +26,7 @@ _INTERRUPTED = (
 )
 
 
-class Filled(Protocol):
-    """A tensor, for what a fill needs to know of it."""
-
-    node: Node
-
-
-Requests: TypeAlias = "Sequence[tuple[Filled, Selection]]"
+Requests: TypeAlias = "Sequence[tuple[NodeHolder, Selection]]"
 
 
 class Fillable(ABC):
@@ -47,7 +41,7 @@ class Fillable(ABC):
         """What a region is of each tensor; RegionError if it is none."""
 
     @abstractmethod
-    def _tensors(self) -> Sequence[Filled]:
+    def _tensors(self) -> Sequence[NodeHolder]:
         """The tensor, or those of the group."""
 
     def plan(self, region: object, *, max_memory: int | None = None) -> FillPlan:
@@ -139,7 +133,7 @@ class Fillable(ABC):
 
     def is_filled(self, region: object) -> bool:
         """Whether a `fill` of a region would compute nothing."""
-        return all(is_filled(tensor.node, selection) for tensor, selection in self._requests(region))
+        return all(is_filled(node_of(tensor), selection) for tensor, selection in self._requests(region))
 
     def invalidate(self, region: object = None, dependants: bool = True) -> Invalidation:
         """Drop stored windows that are wrong, because what ``f`` reads from elsewhere has changed, say.
@@ -183,8 +177,8 @@ class Fillable(ABC):
             If a store is closed, or something could not be stored or deleted; call it again.
         """
         if region is None:
-            return invalidate([(tensor.node, None) for tensor in self._tensors()], dependants=dependants)
-        requests = [(tensor.node, selection) for tensor, selection in self._requests(region)]
+            return invalidate([(node_of(tensor), None) for tensor in self._tensors()], dependants=dependants)
+        requests = [(node_of(tensor), selection) for tensor, selection in self._requests(region)]
         return invalidate(requests, dependants=dependants)
 
 
@@ -239,7 +233,7 @@ def _job(requests: Requests, max_memory: object, shard: object) -> Job:
     most = None if max_memory is None else as_index(max_memory)
     if max_memory is not None and (most is None or most < 1):
         raise ValidationError(f"max_memory must be a positive number of bytes or None, got {max_memory!r}")
-    return prepare([(tensor.node, selection) for tensor, selection in requests], most, _checked_shard(shard))
+    return prepare([(node_of(tensor), selection) for tensor, selection in requests], most, _checked_shard(shard))
 
 
 def _checked_shard(shard: object) -> tuple[int, int] | None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from infinite_tensor.engine.chain import Node, chain_of
+from infinite_tensor.engine.chain import Node, chain_of, node_of
 from infinite_tensor.engine.claims import CLAIMS
 from infinite_tensor.engine.reads import Views
 from infinite_tensor.engine.run import run
@@ -196,4 +196,4 @@ def _unpickled(payload: bytes) -> list[Node]:
 
 @lru_cache(maxsize=4)
 def _chain(payload: bytes) -> list[Node]:
-    return chain_of([tensor.node for tensor in pickle.loads(payload)])  # noqa: S301  (the client's)
+    return chain_of(map(node_of, pickle.loads(payload)))  # noqa: S301  (the client's)

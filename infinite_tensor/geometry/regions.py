@@ -83,7 +83,7 @@ def _flip(thinned: torch.Tensor, dims: list[int]) -> torch.Tensor:
 
 
 def parse(indices: object, shape: Shape) -> Selection:
-    """The selection that ``tensor[indices]`` means on a tensor of `shape`.
+    """The selection that ``tensor[indices]`` means on a tensor of `shape`; a selection of such a tensor is one already.
 
     Raises
     ------
@@ -91,6 +91,8 @@ def parse(indices: object, shape: Shape) -> Selection:
         (an IndexError) If an index is of an unsupported kind, out of range, or if a slice over an
         unbounded dimension lacks an end.
     """
+    if isinstance(indices, Selection):
+        return indices
     entries = _expand(indices if isinstance(indices, tuple) else (indices,), shape)
     starts, stops, steps, squeezed = [], [], [], []
     for d, (entry, extent) in enumerate(zip(entries, shape, strict=True)):

@@ -14,6 +14,7 @@ import torch
 
 from infinite_tensor.engine import compiled
 from infinite_tensor.engine.assemble import read_together
+from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.fill import coverage
 from infinite_tensor.filling.fillable import Fillable
@@ -296,11 +297,11 @@ class TensorGroup(Fillable):
     def tensors_of(self, regions: Sequence[Selection], workers: int | None) -> list[dict[Key, torch.Tensor]]:
         """What is read of each tensor, arranged, for each region."""
         members = list(self.members.values())
-        requests = [(member.tensor, [member.selection(region) for region in regions]) for member in members]
+        requests = [(node_of(member.tensor), [member.selection(region) for region in regions]) for member in members]
         if torch.compiler.is_compiling():
-            results = compiled.read_together([(t.node.handle, t.node, wanted) for t, wanted in requests], workers)
+            results = compiled.read_together(requests, workers)
         else:
-            results = read_together([(tensor.node, wanted) for tensor, wanted in requests], workers)
+            results = read_together(requests, workers)
         return [
             {
                 member.key: member.arranged(of_member[number], region.squeezed)
@@ -432,7 +433,7 @@ class TensorGroup(Fillable):
 
         Tensors may have tiles of different sizes, so it is no TensorDict.
         """
-        return nested((key, coverage(tensor.node, part)) for key, (tensor, part) in self._parts(region).items())
+        return nested((key, coverage(node_of(tensor), part)) for key, (tensor, part) in self._parts(region).items())
 
     def clear_cache(self) -> None:
         """Drop from memory what can be had again, of all tensors, after storing what is pending."""

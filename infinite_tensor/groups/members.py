@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import RegionError, ValidationError
 from infinite_tensor.geometry.regions import Selection, parse
 from infinite_tensor.geometry.window import Shape, as_index, coordinates_of
@@ -165,7 +166,7 @@ def outputs_of(tensors: Mapping[Key, InfiniteTensor]) -> dict[Key, GroupMember]:
     How many pixels they have between one window and the next tells their scales. The first one has scale 1. What
     follows a coordinate that has one value only, such as the channels of images, is not shared.
     """
-    grids = [tensor.node.spec.grid for tensor in tensors.values()]
+    grids = [node_of(tensor).spec.grid for tensor in tensors.values()]
     shared = [k for k in range(coordinates_of(grids[0].window)) if any(grid.first[k] < grid.last[k] for grid in grids)]
     members: dict[Key, GroupMember] = {}
     strides: list[int] = []

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.groups.members import GroupMember, Members
 from infinite_tensor.support.nested import Key, named_leaves, nested, show
@@ -82,7 +83,7 @@ class StoredMember:
 
 def digest_of(tensor: InfiniteTensor) -> str:
     """What tells a tensor from others of the same id."""
-    return tensor.node.spec.definition.digest
+    return node_of(tensor).spec.definition.digest
 
 
 def save_group(members: Members, store: TileStore, group_id: str) -> None:
@@ -91,7 +92,7 @@ def save_group(members: Members, store: TileStore, group_id: str) -> None:
         raise ValidationError(f"a group is saved in a TileStore, got {store!r}")
     group_id = checked_id(group_id, "group_id")
     for member in members.values():
-        if not member.tensor.named:
+        if not node_of(member.tensor).member.named:
             raise ValidationError(
                 f"{show(member.key)} of the group has no tensor_id by which it could be found again: make it with "
                 f"tensor_id=..., or save group.exclude({show(member.key)}) and put it beside what open_group returns"

@@ -11,6 +11,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 
+from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import FunctionChangedWarning, ValidationError
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore.stored_definition import StoredTensor
@@ -194,4 +195,4 @@ class _Saved:
 
 def _given_id(tensor: InfiniteTensor) -> str | None:
     """The id that the user gave it; None for a random one, by which nobody else knows it."""
-    return tensor.tensor_id if tensor.named else None
+    return tensor.tensor_id if node_of(tensor).member.named else None

@@ -35,6 +35,7 @@ from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import LocalStore, MemoryStore, WrapperStore
 
 from infinite_tensor import InfiniteTensor, TensorWindow, TileStore, ZarrTileStore
+from infinite_tensor.engine.chain import node_of
 from infinite_tensor.filling.demand import demands
 from infinite_tensor.filling.fill import prepare
 from infinite_tensor.filling.forecast import FillPlan, TensorPlan
@@ -278,7 +279,7 @@ class _Model:
 
     def _share(self, tensors: Sequence[InfiniteTensor], rank: int) -> Prediction:
         """One process."""
-        root = tensors[-1].node
+        root = node_of(tensors[-1])
         requests = [(root, parse(_square(self.work.side), (None, None)))]
         (cuts,) = prepare(requests, None, (rank, self.fleet.processes)).passes
         cut = cuts[root]
@@ -320,11 +321,11 @@ class _Model:
     def cluster(self, tensors: Sequence[InfiniteTensor]) -> Prediction:
         """All processes work on one tensor at a time."""
         total = Prediction()
-        for demand in reversed(demands([(tensors[-1].node, (0, 0), (self.work.side,) * 2)])[0]):
+        for demand in reversed(demands([(node_of(tensors[-1]), (0, 0), (self.work.side,) * 2)])[0]):
             if not demand.node.store.contents.outlives_process:
                 continue
             extents = _extents(demand, self.fleet.processes * self.fleet.threads).tolist()
-            tensor = next(t for t in tensors if t.node == demand.node)
+            tensor = next(t for t in tensors if node_of(t) == demand.node)
             tasks = max(1.0, demand.missing * self.work.stride**2 / math.prod(extents))
             block = tensor.plan(_region((0, 0), extents))
             one = self._in_tasks(block, tasks, demand.missing / tasks)

@@ -96,3 +96,8 @@ def test_what_is_picked_is_no_view_of_a_larger_block() -> None:
 def test_sl_always_gives_a_tuple() -> None:
     assert sl[0:4] == (slice(0, 4),)
     assert sl[0:4, 5] == (slice(0, 4), 5)
+
+
+def test_a_selection_means_itself() -> None:
+    selection = parse(sl[-3:9:2, 4], UNBOUNDED)
+    assert parse(selection, UNBOUNDED) is selection

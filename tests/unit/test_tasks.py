@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infinite_tensor import InfiniteTensor, Output, TensorWindow, ZarrTileStore
-from infinite_tensor.engine.chain import chain_of
+from infinite_tensor.engine.chain import chain_of, node_of
 from infinite_tensor.filling.demand import Demand, demands
 from infinite_tensor.filling.tasks import compute, parts_of, spread
 from infinite_tensor.geometry.points import as_tuples
 
 
 def demand_of(t: InfiniteTensor, rows: int, columns: int) -> Demand:
-    return demands([(t.node, (0, 0), (rows, columns))])[0][0]
+    return demands([(node_of(t), (0, 0), (rows, columns))])[0][0]
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_windows_that_two_readers_need_are_in_one_task() -> None:
         args=[base, base],
         args_windows=[window, TensorWindow((4,), offset=64)],
     )
-    _, demand = demands([(t.node, (0,), (256,))])[0]
+    _, demand = demands([(node_of(t), (0,), (256,))])[0]
     assert len(demand.windows) == 2
     windows = [index for part in parts_of(demand, 2) for index in as_tuples(part)]
     assert len(windows) == len(set(windows)) == demand.missing == 80
@@ -108,7 +108,7 @@ def test_a_task_that_is_repeated_stores_what_a_lost_worker_had_not_of_another_ou
         world = InfiniteTensor.from_multi(outputs, declared, tile_store=store, tensor_id="j")
         lost, other = (pickle.dumps([world["x"], world["y"]], protocol) for protocol in (4, 5))
         windows = np.arange(8)[:, None]
-        place = [node.spec.tensor_id for node in chain_of([world["x"].node, world["y"].node])].index("j/x")
+        place = [node.spec.tensor_id for node in chain_of([node_of(world["x"]), node_of(world["y"])])].index("j/x")
         compute(lost, place, windows, None)
         chunk = min((tmp_path / "s").glob("t-j=2Fy/tiles-*/c/*"))
         chunk.unlink()

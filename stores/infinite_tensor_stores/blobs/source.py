@@ -18,7 +18,7 @@ from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.geometry.window_sets import BoxUnion
 from infinite_tensor.support.arrays import Array
 from infinite_tensor.support.waiting import Mark
-from infinite_tensor.tensor import InfiniteTensor
+from infinite_tensor.tensor import InfiniteTensor, tensor_of_node
 from infinite_tensor.tilestore import TensorInfo, TileStore
 from infinite_tensor.tilestore.access import Access
 from infinite_tensor.tilestore.contents import Contents
@@ -46,8 +46,9 @@ def tensor_of(rows: Rows, count: int) -> InfiniteTensor:
         functions=functions_of(None, None, ()),
     )
     spec = TensorSpec(f"blob-{header.incarnation}-{count}", definition, torch.device("cpu"))
-    (node,) = Computation.registered([Member(spec, BlobStore(rows, spec))], None, Batching.of(None), []).nodes
-    return InfiniteTensor.of_node(node, (), named=False)
+    members = [Member(spec, BlobStore(rows, spec), named=False)]
+    (node,) = Computation.registered(members, None, Batching.of(None), []).nodes
+    return tensor_of_node(node, ())
 
 
 class BlobStore(TileStore):
