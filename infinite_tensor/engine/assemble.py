@@ -17,8 +17,7 @@ from infinite_tensor.engine.chain import Node, resolved
 from infinite_tensor.engine.claims import CLAIMS
 from infinite_tensor.engine.lifetimes import NumberedRegions
 from infinite_tensor.engine.reads import Views
-from infinite_tensor.engine.run import run
-from infinite_tensor.engine.steps import run_steps
+from infinite_tensor.engine.run import run, run_steps
 from infinite_tensor.errors import StoreError
 from infinite_tensor.geometry.points import Index, joined
 from infinite_tensor.geometry.regions import Selection

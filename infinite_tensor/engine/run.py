@@ -1,22 +1,26 @@
-"""Computing what is missing: sources first, in batches."""
+"""Computing what is missing: sources first, in batches; of many regions step by step, letting go early of much."""
 
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable, Mapping
+import operator
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from functools import partial
 
+import numpy as np
 import torch
 
-from infinite_tensor.engine.calls import Calls
+from infinite_tensor.engine.calls import Calls, Deposits
 from infinite_tensor.engine.chain import Node
 from infinite_tensor.engine.claims import CLAIMS, Claim, work_off, work_on
-from infinite_tensor.engine.deposits import Deposits
+from infinite_tensor.engine.lifetimes import Lifetimes, NumberedRegions
 from infinite_tensor.engine.plan import Workload, build
 from infinite_tensor.engine.reads import Views
-from infinite_tensor.geometry.points import IntArray
+from infinite_tensor.geometry.points import IntArray, joined
 from infinite_tensor.support.waiting import Mark, interrupts_shown
+from infinite_tensor.tilestore.access import Access
 
 
 def run(wanted: Mapping[Node, IntArray], views: Views, after: Callable[[int], None] | None = None) -> None:
@@ -98,3 +102,80 @@ def _on_threads(count: int, work: Callable[[Callable[[], bool]], None]) -> None:
             done, _ = wait(running, return_when=FIRST_EXCEPTION)
         for future in done:
             future.result()
+
+
+class _Missing:
+    """Windows of one tensor that are missing, in the order in which they are to be computed."""
+
+    def __init__(self, node: Node, access: Access, regions: NumberedRegions) -> None:
+        self.node = node
+        self._access = access
+        self._regions = regions
+        self._windows = regions.starts[:0]
+        self._numbers = np.empty(0, dtype=np.int64)
+        self._added = 0
+
+    def add(self, step: range) -> int:
+        """Regions follow, by their numbers; how many windows must have been computed for them, all in all."""
+        if len(self._windows):
+            # What another tensor of the same read needed as well is there by now.
+            absent = self._access.absent(self._windows)
+            self._windows, self._numbers = self._windows[absent], self._numbers[absent]
+        starts, stops = self._regions.between(step.start, step.stop)
+        if len(starts):
+            waiting = len(self._windows)
+            self._windows = joined(self._windows, self._access.add(starts, stops))
+            numbers = np.arange(self._added, self._added + len(self._windows) - waiting)
+            self._numbers = np.concatenate([self._numbers, numbers]) if waiting else numbers
+            self._added += len(numbers)
+        return self._added
+
+    def take(self, *, all_of_them: bool) -> tuple[IntArray, int]:
+        """The windows to compute next, and how many have been computed after these; what fills no batch waits."""
+        windows, count = self._windows, len(self._windows)
+        count = count if all_of_them else self.node.computation.batching.full(count)
+        self._windows, self._numbers = windows[count:], self._numbers[count:]
+        return windows[:count], int(self._numbers[0]) if len(self._numbers) else self._added
+
+
+def run_steps(
+    regions: Mapping[Node, NumberedRegions], steps: Sequence[range], views: Views, ready: Callable[[int], None]
+) -> None:
+    """Compute what is missing of regions; ``ready(number)`` is called for each once all its windows are there.
+
+    Parameters
+    ----------
+    regions : mapping of Node to NumberedRegions
+        The regions of each tensor, numbered through.
+    steps : sequence of range
+        Which numbers are worked on at once, from the first to the last.
+    views : Views
+        The read.
+    """
+    tensors = [_Missing(node, views.of(node), numbered) for node, numbered in regions.items()]
+    lifetimes = Lifetimes(regions) if len(steps) > 1 else None
+    # What has not been read, with the windows of each tensor that must have been computed for it.
+    unread: deque[tuple[range, list[int]]] = deque()
+    for step in steps:
+        unread.append((step, [missing.add(step) for missing in tensors]))
+        taken = [missing.take(all_of_them=step is steps[-1]) for missing in tensors]
+        readable: list[int] = []
+        while unread and all(map(operator.le, unread[0][1], [computed for _, computed in taken])):
+            readable += unread.popleft()[0]
+        let_go = None
+        if lifetimes is not None:
+            let_go = partial(_let_go, views, lifetimes, unread[0][0].start if unread else step.stop)
+        wanted = {missing.node: windows for missing, (windows, _) in zip(tensors, taken, strict=True)}
+        if any(map(len, wanted.values())):
+            run(wanted, views, let_go)
+        for number in readable:
+            ready(number)
+        if let_go is not None and lifetimes is not None:
+            let_go(lifetimes.last_depth)
+
+
+def _let_go(views: Views, lifetimes: Lifetimes, unread: int, depth: int) -> None:
+    """When all windows at `depth` of a chain are there, let go of what only they have read, up to a region."""
+    for node, access in views.items():
+        if lifetimes.read_at(node) <= depth:
+            access.keep(lifetimes.before(node, unread))

@@ -12,7 +12,7 @@ from infinite_tensor.engine.chain import Computation, Node, chain_of, resolved
 from infinite_tensor.engine.claims import CLAIMS
 from infinite_tensor.engine.lifetimes import NumberedRegions
 from infinite_tensor.engine.reads import Views
-from infinite_tensor.engine.steps import run_steps
+from infinite_tensor.engine.run import run_steps
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.demand import Box, demands, estimated
 from infinite_tensor.filling.forecast import FillPlan, forecast

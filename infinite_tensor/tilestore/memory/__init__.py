@@ -1,5 +1,5 @@
 """Windows in memory: `MemoryTileStore`."""
 
-from infinite_tensor.tilestore.memory.store import MemoryTileStore
+from infinite_tensor.tilestore.memory.contents import MemoryTileStore
 
 __all__ = ["MemoryTileStore"]

@@ -18,7 +18,7 @@ from infinite_tensor.support.arrays import Array, as_array, copied
 from infinite_tensor.tilestore.access import Access
 from infinite_tensor.tilestore.layout import copy_shared
 from infinite_tensor.tilestore.memory.kept_windows import Held, KeptWindows
-from infinite_tensor.tilestore.memory.rows import Row, fold_rows, rows_in
+from infinite_tensor.tilestore.memory.window_cache import Row, fold_rows, rows_in
 from infinite_tensor.tilestore.patches import Patch, ReadPatches
 from infinite_tensor.values.spec import TensorSpec
 

@@ -9,8 +9,7 @@ from weakref import WeakSet
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.support.arrays import Array
 from infinite_tensor.tilestore.layout import TileLayout
-from infinite_tensor.tilestore.memory.rows import Row
-from infinite_tensor.tilestore.memory.window_cache import AllWindows, WindowCache
+from infinite_tensor.tilestore.memory.window_cache import AllWindows, Row, WindowCache
 from infinite_tensor.tilestore.patches import Patches, patch_layout
 from infinite_tensor.values.spec import TensorSpec
 
