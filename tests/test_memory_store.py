@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import numpy as np
 import pytest
 import torch
 
 from infinite_tensor import InfiniteTensor, MemoryTileStore, TensorWindow, ValidationError
 from infinite_tensor.engine.chain import node_of
-from infinite_tensor.tilestore.patches import patch_layout
+from infinite_tensor.tilestore.blended import blended_layout
 
 WINDOW_BYTES = 16
 
@@ -116,7 +118,7 @@ def test_what_overlaps_is_blended_once_however_often_it_is_read() -> None:
 def test_small_reads_of_what_overlaps_blend_each_pixel_once_where_the_windows_are_there() -> None:
     blend = CountedBlend()
     t = overlapping(MemoryTileStore(), blend)
-    # Wide enough for the windows of whole patches, and never as large as one.
+    # Wide enough for the windows of whole blended tiles, and never as large as one.
     for y in range(-8, 520, 8):
         t[y : y + 8, -8:520]
     blend.pixels = 0
@@ -133,7 +135,7 @@ def test_blended_pixels_stay_within_the_limit_and_never_displace_windows() -> No
     t = overlapping(store, blend)
     for y in range(0, 2048, 256):
         t[y : y + 256, 0:1024]
-        assert store.contents.kept.windows.total_bytes + store.contents.kept.patches._blocks.total_bytes <= limit
+        assert store.contents.kept.windows.total_bytes + store.contents.kept.blended._blocks.total_bytes <= limit
     assert store.tensor_info("t").bytes_stored > limit - 2 * 256
 
 
@@ -169,12 +171,12 @@ def test_a_limit_that_is_set_later_holds_for_what_is_there() -> None:
         ((None, None), TensorWindow((2, 2**30), dimension_map=(0, None))),
     ],
 )
-def test_patches_are_small_whatever_the_windows(shape: tuple[int | None, ...], window: TensorWindow) -> None:
+def test_blended_tiles_are_small_whatever_the_windows(shape: tuple[int | None, ...], window: TensorWindow) -> None:
     def f(ctx: tuple[int, ...]) -> torch.Tensor:
         raise AssertionError(ctx)
 
     t = InfiniteTensor(shape, f, window)
-    layout = patch_layout(t._spec)
+    layout = blended_layout(t._spec)
     assert layout.tile_bytes <= 2**24
     assert min(layout.tile_shape) > 0
 
@@ -189,7 +191,7 @@ def test_a_window_that_two_reads_have_computed_is_dropped_whichever_was_first() 
     store, value = MemoryTileStore(), 1.0
     t = InfiniteTensor((None,), lambda _ctx: torch.full((4,), value), TensorWindow((4,)), tile_store=store)
     t[0:16]
-    with store.contents.access(node_of(t).spec) as second:
+    with closing(store.contents.access(node_of(t).spec)) as second:
         second.deposit(np.array([[2]]), np.ones((1, 4), dtype=np.float32))
     value = 7.0
     t.invalidate(slice(8, 12))

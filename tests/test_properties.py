@@ -37,7 +37,7 @@ from infinite_tensor.engine.chain import node_of
 from infinite_tensor.filling import fill, strips
 from infinite_tensor.filling.fillable import fill_together, plan_together
 from infinite_tensor.geometry.regions import parse
-from infinite_tensor.tilestore import patches
+from infinite_tensor.tilestore import blended
 from tests.dict_store import DictTileStore
 from tests.reference import Box, Index, Reference, Stage, TooManyWindows
 from tests.worlds import Action, Fill, Forget, Read, Selection, Together, World, worlds
@@ -358,7 +358,7 @@ def _close(stores: Iterable[TileStore]) -> None:
 def _run(world: World, open_store: Callable[..., TileStore], *, persistent: bool = True, bounded: bool = False) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(assemble, "_BLOCK_BYTES", world.block_bytes)
-        patch.setattr(patches, "_PATCH_BYTES", world.block_bytes // 4)
+        patch.setattr(blended, "_TILE_BYTES", world.block_bytes // 4)
         patch.setattr(strips, "_STEP_BYTES", world.block_bytes // 2)
         patch.setattr(fill, "_DEFAULT_HELD", world.block_bytes)
         history = History(world, open_store, persistent=persistent, bounded=bounded)

@@ -16,10 +16,10 @@ import torch
 from infinite_tensor.geometry.points import UNBOUNDED, Index, IntArray, as_tuples, rows_of
 from infinite_tensor.support.arrays import Array, as_array, copied
 from infinite_tensor.tilestore.access import Access
+from infinite_tensor.tilestore.blended import Blended, BlendedForRead
 from infinite_tensor.tilestore.layout import copy_shared
 from infinite_tensor.tilestore.memory.kept_windows import Held, KeptWindows
 from infinite_tensor.tilestore.memory.window_cache import Row, fold_rows, rows_in
-from infinite_tensor.tilestore.patches import Patch, ReadPatches
 from infinite_tensor.values.spec import TensorSpec
 
 
@@ -42,15 +42,15 @@ class MemoryAccess(Access):
         self._spec = spec
         self._layout = layout = kept.layout(spec)
         self._overlaps = not spec.grid.overlap_free
-        self._patch_pixels = math.prod(layout.tile_shape)
-        self._small_windows = 4 * math.prod(spec.grid.window.size) <= self._patch_pixels
+        self._tile_pixels = math.prod(layout.tile_shape)
+        self._small_windows = 4 * math.prod(spec.grid.window.size) <= self._tile_pixels
         self._held = Held(spec.tensor_id)
-        self._patches = ReadPatches()
+        self._blended = BlendedForRead()
 
     def add(self, starts: IntArray, stops: IntArray) -> IntArray:
         """Look up the windows of the regions; see `Access.add`."""
         self._check_open()
-        self._patches.extend(starts, stops)
+        self._blended.extend(starts, stops)
         points, held = self._spec.grid.points(starts, stops), self._held.rows
         needed = as_tuples(points)
         if held:
@@ -76,25 +76,25 @@ class MemoryAccess(Access):
         for begin, end in rows_of(windows):
             rows.update(dict.fromkeys(indices[begin:end], Row(indices[begin], outputs[begin:end])))
         self._held.rows.update(rows)
-        self._patches.look_again()
+        self._blended.look_again()
         self._check_open()
         self._kept.put(self._spec, rows)
 
     def read(self, start: Sequence[int], out: torch.Tensor) -> None:
         """Blend the windows of a region into `out`, or copy what has been blended before."""
         target, stop = as_array(out), list(map(operator.add, start, out.shape))
-        if out.numel() >= self._patch_pixels:
+        if out.numel() >= self._tile_pixels:
             self._fold(target, start)
             if self._overlaps and self._kept.has_room(self._layout.tile_bytes):
                 self._remember(target, start, stop)
-        elif self._overlaps or (self._small_windows and self._patches.worthwhile):
+        elif self._overlaps or (self._small_windows and self._blended.worthwhile):
             for index in itertools.product(*map(range, *self._layout.box(start, stop))):
-                patch = self._patches.get(index, partial(self._patch, index))
-                if patch is None:
+                tile = self._blended.get(index, partial(self._tile, index))
+                if tile is None:
                     low, to = self._layout.part(index, start, stop)
                     self._fold(target[to], low)
                 else:
-                    copy_shared(patch.pixels, patch.start, target, start)
+                    copy_shared(tile.pixels, tile.start, target, start)
         else:
             self._fold(target, start)
 
@@ -102,13 +102,13 @@ class MemoryAccess(Access):
         """Drop the windows that end before `start`."""
         if start is None:
             self._held.rows = {}
-            self._patches.keep(None)
+            self._blended.keep(None)
             return
         low, high = self._spec.grid.box(start, [UNBOUNDED] * len(start))
         if low == high:
             self._held.rows = {}
         self._held.rows = {index: row for index, row in self._held.rows.items() if all(map(operator.le, low, index))}
-        self._patches.keep(start)
+        self._blended.keep(start)
 
     @property
     def outdated(self) -> bool:
@@ -131,27 +131,27 @@ class MemoryAccess(Access):
         assert rows is not None
         fold_rows(self._spec, rows, target, start)
 
-    def _patch(self, index: Index) -> Patch | None:
-        """A patch from the store, or blended now: whole, or as far as regions of this read may reach."""
+    def _tile(self, index: Index) -> Blended | None:
+        """A tile from the store, or blended now: whole, or as far as regions of this read may reach."""
         start, stop = self._layout.start(index), self._layout.stop(index)
-        pixels = self._kept.patch(self._spec, index)
+        pixels = self._kept.tile(self._spec, index)
         if pixels is not None:
-            return Patch(start, stop, pixels)
-        whole = self._blended(start, stop)
+            return Blended(start, stop, pixels)
+        whole = self._blend(start, stop)
         if whole is None:
-            return self._blended(*self._patches.cut(start, stop))
+            return self._blend(*self._blended.cut(start, stop))
         if self._overlaps:
-            self._kept.keep_patch(self._spec, index, whole.pixels)
+            self._kept.keep_tile(self._spec, index, whole.pixels)
         return whole
 
-    def _blended(self, start: Index, stop: Index) -> Patch | None:
+    def _blend(self, start: Index, stop: Index) -> Blended | None:
         rows = self._rows(start, stop)
         if rows is None:
             return None
         shape = [b - a for a, b in zip(start, stop, strict=True)]
         pixels = as_array(torch.empty(shape, dtype=self._spec.dtype, device=self._spec.device))
         fold_rows(self._spec, rows, pixels, start)
-        return Patch(start, stop, pixels)
+        return Blended(start, stop, pixels)
 
     def _rows(self, start: Index, stop: Index) -> list[tuple[Index, Array]] | None:
         """The windows of a region, from the cache too; None where one is missing."""
@@ -163,10 +163,10 @@ class MemoryAccess(Access):
         return rows_in(box, lambda index: held.get(index) or found.get(index))
 
     def _remember(self, pixels: Array, start: Sequence[int], stop: Sequence[int]) -> None:
-        """Keep the patches that lie in a region which has been blended."""
-        for patch in itertools.product(*map(range, *self._layout.box(start, stop))):
-            low, to = self._layout.part(patch, start, stop)
+        """Keep the tiles that lie in a region which has been blended."""
+        for tile in itertools.product(*map(range, *self._layout.box(start, stop))):
+            low, to = self._layout.part(tile, start, stop)
             block = pixels[to]
-            whole = [b - a for a, b in zip(low, self._layout.stop(patch), strict=True)]
-            if tuple(low) == self._layout.start(patch) and list(block.shape) == whole:
-                self._kept.keep_patch(self._spec, patch, copied(block))
+            whole = [b - a for a, b in zip(low, self._layout.stop(tile), strict=True)]
+            if tuple(low) == self._layout.start(tile) and list(block.shape) == whole:
+                self._kept.keep_tile(self._spec, tile, copied(block))

@@ -88,14 +88,14 @@ class MemoryContents(Contents):
         with self.lock:
             kept.windows = kept.windows.ordered(kept.windows.max_bytes, kept.windows.max_items)
             kept.windows.lend(mark, room)
-            kept.shrink_patches()
+            kept.shrink_blended()
 
     def layout(self, spec: TensorSpec) -> TileLayout:
-        """The patches that blended pixels are kept in."""
+        """The tiles that blended pixels are kept in."""
         return self.kept.layout(spec)
 
     def inventory(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> Inventory:
-        """Which windows are there; blended patches are its tiles."""
+        """Which windows are there; its tiles are those of blended pixels."""
         with self.lock:
             self.check_open()
             layout = self.kept.layout(spec)
@@ -113,7 +113,7 @@ class MemoryContents(Contents):
                 found = rows_in(grid.box(start, stop), kept.windows.finder(spec.tensor_id))
             else:
                 layout = kept.layout(spec)
-                blocks = kept.patches.all_in(spec.tensor_id, layout.box(start, stop))
+                blocks = kept.blended.all_in(spec.tensor_id, layout.box(start, stop))
                 found = None
         if grid.overlap_free:
             if found is not None:
@@ -144,7 +144,7 @@ class MemoryContents(Contents):
         """Windows in memory can be dropped at any time; a closed store has none."""
 
     def drop(self, spec: TensorSpec, windows: BoxUnion) -> Dropped:
-        """Forget windows one by one, and the patches that they are blended into."""
+        """Forget windows one by one, and the tiles that they are blended into."""
         kept, tensor_id = self.kept, spec.tensor_id
         with self.lock:
             if not kept.keeps(spec):
@@ -152,7 +152,7 @@ class MemoryContents(Contents):
             # Another object: reads in progress find that theirs is not the one that is kept any more.
             kept.specs[tensor_id] = replace(kept.specs[tensor_id])
             doomed = windows.held(list(kept.windows.of(tensor_id)))
-            kept.patches.drop(tensor_id, tiles_of(kept.layout(spec).grid, pixels_of(spec.grid.window, windows)))
+            kept.blended.drop(tensor_id, tiles_of(kept.layout(spec).grid, pixels_of(spec.grid.window, windows)))
             kept.windows.drop(tensor_id, doomed)
             return Dropped(windows=len(doomed))
 

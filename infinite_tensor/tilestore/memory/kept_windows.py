@@ -8,9 +8,9 @@ from weakref import WeakSet
 
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.support.arrays import Array
+from infinite_tensor.tilestore.blended import BlendedTiles, blended_layout
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.memory.window_cache import AllWindows, Row, WindowCache
-from infinite_tensor.tilestore.patches import Patches, patch_layout
 from infinite_tensor.values.spec import TensorSpec
 
 
@@ -34,7 +34,7 @@ class Held:
 
 
 class KeptWindows:
-    """Windows of any number of tensors and patches of pixels, within limits. Safe for threads.
+    """Windows of any number of tensors and tiles blended from them, within limits. Safe for threads.
 
     Attributes
     ----------
@@ -44,7 +44,7 @@ class KeptWindows:
         The tensors. Reads hold the very object: where it is another one, windows have been dropped since.
     windows : AllWindows or RecentWindows
         Their windows.
-    patches : Patches
+    blended : BlendedTiles
         Blended pixels, in the room that windows leave.
     """
 
@@ -58,7 +58,7 @@ class KeptWindows:
     def renew(self) -> None:
         """Begin with what may be shared with a process that this one was forked from: the windows."""
         self.lock = threading.RLock()
-        self.patches = Patches()
+        self.blended = BlendedTiles()
         self._waiting: WeakSet[Held] = WeakSet()
 
     def limit(self, max_bytes: int | None, max_windows: int | None) -> None:
@@ -68,15 +68,15 @@ class KeptWindows:
                 self.windows = self.windows.ordered(max_bytes, max_windows)
             if not self.windows.limited:
                 self.windows = self.windows.unordered()
-            self.shrink_patches()
+            self.shrink_blended()
 
-    def shrink_patches(self) -> None:
-        """Windows may take all of the room that there is, patches what these leave."""
+    def shrink_blended(self) -> None:
+        """Windows may take all of the room that there is, blended tiles what these leave."""
         if self.windows.limited:
-            self.patches.shrink(self.windows.room)
+            self.blended.shrink(self.windows.room)
 
     def has_room(self, nbytes: int) -> bool:
-        """Whether a patch of this size may be kept."""
+        """Whether a blended tile of this size may be kept."""
         return not self.windows.limited or self.windows.room >= nbytes
 
     def keeps(self, spec: TensorSpec) -> bool:
@@ -91,13 +91,13 @@ class KeptWindows:
         return self.specs.get(spec.tensor_id) is spec
 
     def layout(self, spec: TensorSpec) -> TileLayout:
-        """How a tensor is cut into patches."""
+        """How blended pixels of a tensor are cut into tiles."""
         with self.lock:
             if not self.keeps(spec):
                 # What is found of it must not be taken for that of the next tensor of this id.
-                return patch_layout(spec)
+                return blended_layout(spec)
             if spec.tensor_id not in self._layouts:
-                self._layouts[spec.tensor_id] = patch_layout(spec)
+                self._layouts[spec.tensor_id] = blended_layout(spec)
             return self._layouts[spec.tensor_id]
 
     def take(self, spec: TensorSpec, indices: Sequence[Index]) -> Mapping[Index, Row]:
@@ -114,7 +114,7 @@ class KeptWindows:
                 # A limit that was lent may have ended.
                 self.windows = self.windows.unordered()
             self.windows.put(spec.tensor_id, rows)
-            self.shrink_patches()
+            self.shrink_blended()
             for held in self._waiting or ():
                 if held.tensor_id == spec.tensor_id:
                     for index in held.awaited & rows.keys():
@@ -134,22 +134,22 @@ class KeptWindows:
         with self.lock:
             self._waiting.discard(held)
 
-    def patch(self, spec: TensorSpec, patch: Index) -> Array | None:
-        """A patch of blended pixels, or None."""
+    def tile(self, spec: TensorSpec, tile: Index) -> Array | None:
+        """A tile of blended pixels, or None."""
         with self.lock:
-            return self.patches.get(spec.tensor_id, patch) if self.is_current(spec) else None
+            return self.blended.get(spec.tensor_id, tile) if self.is_current(spec) else None
 
-    def keep_patch(self, spec: TensorSpec, patch: Index, pixels: Array) -> None:
-        """Keep a patch of blended pixels."""
+    def keep_tile(self, spec: TensorSpec, tile: Index, pixels: Array) -> None:
+        """Keep a tile of blended pixels."""
         with self.lock:
             if self.is_current(spec):
-                self.patches.put(spec.tensor_id, patch, pixels)
-                self.shrink_patches()
+                self.blended.put(spec.tensor_id, tile, pixels)
+                self.shrink_blended()
 
     def forget_windows(self, tensor_id: str) -> None:
-        """Forget all windows and patches of a tensor."""
+        """Forget all windows and blended tiles of a tensor."""
         with self.lock:
-            self.patches.forget(tensor_id)
+            self.blended.forget(tensor_id)
             self.windows.forget(tensor_id)
 
     def forget(self, tensor_id: str) -> None:
@@ -169,4 +169,4 @@ class KeptWindows:
             self.specs[spec.tensor_id] = spec
             self._layouts.pop(spec.tensor_id, None)
             self.windows.put(spec.tensor_id, rows)
-            self.shrink_patches()
+            self.shrink_blended()

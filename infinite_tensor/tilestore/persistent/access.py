@@ -17,10 +17,10 @@ import torch
 from infinite_tensor.geometry.points import Index, IntArray, as_tuples, rows_of
 from infinite_tensor.support.arrays import Array, as_array
 from infinite_tensor.tilestore.access import Access
+from infinite_tensor.tilestore.blended import Blended, BlendedForRead
 from infinite_tensor.tilestore.inventory import NOTHING, Known, missing_windows
 from infinite_tensor.tilestore.layout import Record, copy_shared
 from infinite_tensor.tilestore.partial import TileInProgress
-from infinite_tensor.tilestore.patches import Patch, ReadPatches
 from infinite_tensor.tilestore.persistent.cache import TileCache
 from infinite_tensor.tilestore.persistent.registry import Registry
 from infinite_tensor.tilestore.persistent.transfer import Entry
@@ -49,11 +49,11 @@ class TileAccess(Access):
         self._tiles: dict[Index, Entry] = {}
         self._fetching = threading.Lock()
         self._reader: weakref.ref[object] = weakref.ref(self)
-        self._patches = ReadPatches()
+        self._blended = BlendedForRead()
 
     def add(self, starts: IntArray, stops: IntArray) -> IntArray:
         """Fetch the tiles of the regions; see `Access.add`."""
-        self._patches.extend(starts, stops)
+        self._blended.extend(starts, stops)
         grid, layout = self._record.spec.grid, self._record.layout
         touched = layout.grid.indices(starts, stops)
         self._fetch(touched)
@@ -96,7 +96,7 @@ class TileAccess(Access):
         array = as_array(outputs.cpu()) if isinstance(outputs, torch.Tensor) else outputs
         pieces = [piece for begin, end in self._rows_of(windows) for piece in self._pieces(windows, begin, end)]
         self._fetch([tile for tile, _, _ in pieces])
-        self._patches.look_again()
+        self._blended.look_again()
         indices = as_tuples(windows)
         with self._cache.lock:
             changed: dict[Index, TileInProgress] = {}
@@ -140,8 +140,8 @@ class TileAccess(Access):
             pixels = entry.pixels if isinstance(entry, TileInProgress) else as_array(entry)
             if not isinstance(entry, TileInProgress) or pixels is not None:
                 copy_shared(pixels, layout.start(tile), target, start)
-            elif patch := self._patch(tile, entry):
-                copy_shared(patch.pixels, patch.start, target, start)
+            elif blended := self._blended_tile(tile, entry):
+                copy_shared(blended.pixels, blended.start, target, start)
             else:
                 begin, to = layout.part(tile, start, stop)
                 with self._cache.lock:
@@ -149,19 +149,19 @@ class TileAccess(Access):
         if block is not out:
             out.copy_(block)
 
-    def _patch(self, tile: Index, entry: TileInProgress) -> Patch | None:
+    def _blended_tile(self, tile: Index, entry: TileInProgress) -> Blended | None:
         """What this read needs of a tile in progress, blended once where many regions read it."""
-        return self._patches.get(tile, partial(self._blended, tile, entry)) if self._patches.worthwhile else None
+        return self._blended.get(tile, partial(self._blend, tile, entry)) if self._blended.worthwhile else None
 
-    def _blended(self, tile: Index, entry: TileInProgress) -> Patch | None:
-        start, stop = self._patches.cut(self._record.layout.start(tile), self._record.layout.stop(tile))
+    def _blend(self, tile: Index, entry: TileInProgress) -> Blended | None:
+        start, stop = self._blended.cut(self._record.layout.start(tile), self._record.layout.stop(tile))
         with self._cache.lock:
             if not all(index in entry for index in _box(*self._record.spec.grid.box(start, stop))):
                 return None
             shape = [b - a for a, b in zip(start, stop, strict=True)]
             pixels = as_array(torch.empty(shape, dtype=self._record.spec.dtype, device="cpu"))
             entry.read(pixels, start)
-        return Patch(start, stop, pixels)
+        return Blended(start, stop, pixels)
 
     def keep(self, start: Sequence[int] | None) -> None:
         """Let go of the tiles that end before `start`."""
@@ -171,7 +171,7 @@ class TileAccess(Access):
             for tile in self._tiles
             if start is None or any(end <= begin for end, begin in zip(layout.stop(tile), start, strict=True))
         ]
-        self._patches.keep(start)
+        self._blended.keep(start)
         pinned = [tile for tile in gone if isinstance(self._tiles.pop(tile), TileInProgress)]
         self._cache.unpin(self._record, pinned, self._reader)
 

@@ -17,30 +17,30 @@ from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.lru import LRU
 from infinite_tensor.values.spec import TensorSpec
 
-_PATCH_BYTES = 2**18
+_TILE_BYTES = 2**18
 _MOST_BYTES = 2**24
 """More than one large window is not blended at once."""
 _FEW_REGIONS = 8
 
 
-def patch_layout(spec: TensorSpec) -> TileLayout:
-    """How a tensor is cut into patches: whole strides, as square as may be, of about a quarter of a MiB."""
+def blended_layout(spec: TensorSpec) -> TileLayout:
+    """The tiles in which pixels of a tensor are blended: whole strides, as square as may be, of about 256 KiB."""
     grid, window, shape = spec.grid, spec.grid.window, spec.shape
-    patch = [min(size, stride) for size, stride in zip(window.size, window.stride, strict=True)]
+    tile = [min(size, stride) for size, stride in zip(window.size, window.stride, strict=True)]
     moving = [d for d, k in enumerate(window.followed) if k is not None and grid.first[k] < grid.last[k]]
-    room = _PATCH_BYTES / (math.prod(patch) * spec.dtype.itemsize)
-    for number, d in enumerate(sorted(moving, key=lambda d: -patch[d])):
+    room = _TILE_BYTES / (math.prod(tile) * spec.dtype.itemsize)
+    for number, d in enumerate(sorted(moving, key=lambda d: -tile[d])):
         strides = max(1, round(room ** (1 / (len(moving) - number))))
-        patch[d] *= strides
+        tile[d] *= strides
         room /= strides
-    while math.prod(patch) * spec.dtype.itemsize > _MOST_BYTES:
-        largest = patch.index(max(patch))
-        patch[largest] = -(-patch[largest] // 2)
-    extents = [n if extent is None else min(n, extent) for n, extent in zip(patch, shape, strict=True)]
+    while math.prod(tile) * spec.dtype.itemsize > _MOST_BYTES:
+        largest = tile.index(max(tile))
+        tile[largest] = -(-tile[largest] // 2)
+    extents = [n if extent is None else min(n, extent) for n, extent in zip(tile, shape, strict=True)]
     return TileLayout(shape, tuple(extents), spec.dtype)
 
 
-class Patch(NamedTuple):
+class Blended(NamedTuple):
     """Blended pixels of a box ``[start, stop)``."""
 
     start: Index
@@ -48,8 +48,8 @@ class Patch(NamedTuple):
     pixels: Array
 
 
-class ReadPatches:
-    """Patches that one read makes for itself, cut to what its regions reach.
+class BlendedForRead:
+    """Tiles that one read blends for itself, cut to what its regions reach.
 
     Windows of a consumer that lie next to each other read much of the same pixels.
     """
@@ -57,7 +57,7 @@ class ReadPatches:
     def __init__(self) -> None:
         self.worthwhile = False
         self._bounds: tuple[list[int], list[int]] | None = None
-        self._patches: dict[Index, Patch] = {}
+        self._tiles: dict[Index, Blended] = {}
         self._lacking: set[Index] = set()
 
     def extend(self, starts: IntArray, stops: IntArray) -> None:
@@ -69,22 +69,22 @@ class ReadPatches:
         bounds = start.tolist(), stop.tolist()
         if bounds != self._bounds:
             # What was cut to the old bounds may be too small now.
-            self._bounds, self._patches = bounds, {}
+            self._bounds, self._tiles = bounds, {}
 
     def look_again(self) -> None:
         """More windows have come."""
         self._lacking = set()
 
-    def get(self, index: Index, make: Callable[[], Patch | None]) -> Patch | None:
-        """A patch, made now if need be; None where windows are missing for it."""
-        patch = self._patches.get(index)
-        if patch is None and index not in self._lacking:
-            patch = make()
-            if patch is None:
+    def get(self, index: Index, make: Callable[[], Blended | None]) -> Blended | None:
+        """A tile, blended now if need be; None where windows are missing for it."""
+        tile = self._tiles.get(index)
+        if tile is None and index not in self._lacking:
+            tile = make()
+            if tile is None:
                 self._lacking.add(index)
             else:
-                self._patches[index] = patch
-        return patch
+                self._tiles[index] = tile
+        return tile
 
     def cut(self, start: Index, stop: Index) -> tuple[Index, Index]:
         """The part of a box that regions of this read may reach."""
@@ -94,49 +94,49 @@ class ReadPatches:
     def keep(self, start: Sequence[int] | None) -> None:
         """Let go of what lies before pixel `start` in any dimension; None is all."""
         if start is None:
-            self._patches = {}
+            self._tiles = {}
         else:
-            self._patches = {
-                index: patch for index, patch in self._patches.items() if all(map(operator.gt, patch.stop, start))
+            self._tiles = {
+                index: tile for index, tile in self._tiles.items() if all(map(operator.gt, tile.stop, start))
             }
 
 
-class Patches:
-    """Patches of any number of tensors, least recently used first out."""
+class BlendedTiles:
+    """Blended tiles of any number of tensors, least recently used first out."""
 
     def __init__(self) -> None:
         self._blocks: LRU[tuple[str, Index], Array] = LRU()
 
-    def get(self, tensor_id: str, patch: Index) -> Array | None:
-        """One patch, or None."""
-        return self._blocks.get((tensor_id, patch))
+    def get(self, tensor_id: str, tile: Index) -> Array | None:
+        """One tile, or None."""
+        return self._blocks.get((tensor_id, tile))
 
     def all_in(self, tensor_id: str, box: tuple[Sequence[int], Sequence[int]]) -> dict[Index, Array] | None:
-        """The patches in a box of indices; None where one is missing."""
+        """The tiles in a box of indices; None where one is missing."""
         blocks = {}
-        for patch in itertools.product(*map(range, *box)):
-            block = self._blocks.get((tensor_id, patch))
+        for tile in itertools.product(*map(range, *box)):
+            block = self._blocks.get((tensor_id, tile))
             if block is None:
                 return None
-            blocks[patch] = block
+            blocks[tile] = block
         return blocks
 
-    def put(self, tensor_id: str, patch: Index, block: Array) -> None:
-        """Keep a patch."""
-        self._blocks.put((tensor_id, patch), block, block.nbytes)
+    def put(self, tensor_id: str, tile: Index, block: Array) -> None:
+        """Keep a tile."""
+        self._blocks.put((tensor_id, tile), block, block.nbytes)
 
     def shrink(self, limit: int) -> None:
-        """Let go of patches until they take no more than `limit` bytes."""
+        """Let go of tiles until they take no more than `limit` bytes."""
         self._blocks.max_bytes = max(limit, 0)
         self._blocks.evict()
 
     def forget(self, tensor_id: str) -> None:
-        """Let go of the patches of one tensor."""
+        """Let go of the tiles of one tensor."""
         for key in self._blocks:
             if key[0] == tensor_id:
                 self._blocks.pop(key)
 
-    def drop(self, tensor_id: str, patches: BoxUnion) -> None:
-        """Let go of some patches of one tensor."""
-        for patch in patches.held([patch for name, patch in self._blocks if name == tensor_id]):
-            self._blocks.pop((tensor_id, patch))
+    def drop(self, tensor_id: str, tiles: BoxUnion) -> None:
+        """Let go of some tiles of one tensor."""
+        for tile in tiles.held([tile for name, tile in self._blocks if name == tensor_id]):
+            self._blocks.pop((tensor_id, tile))
