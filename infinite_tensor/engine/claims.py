@@ -55,6 +55,8 @@ class Claim:
         The windows that have not been begun.
     lost : set of int
         Places in `indices` of the windows that another read has taken over.
+    begun : dict of int to list of int
+        For each thread the places that it has begun, in order, and not stored.
     senders : dict of int to WeakMethod
         For each thread that is at work on it, what stores the windows which that thread has computed. Weakly: claim and
         sender would keep each other, and the store with all that it holds, for the garbage collector.
@@ -69,26 +71,12 @@ class Claim:
         self.mark = mark
         self.lost: set[int] = set()
         self.senders: dict[int, weakref.WeakMethod[Callable[[], None]]] = {}
-        # Per thread the places that it has begun, in order, and not stored.
-        self._begun: dict[int, list[int]] = {}
+        self.begun: dict[int, list[int]] = {}
         self._places: dict[Index, int] | None = None
         self.schedule = self._scheduled(list(range(len(self.indices))))
 
     def _scheduled(self, left: list[int]) -> _Schedule:
         return _Schedule(left, self.workload.computation.batching.split(len(left)))
-
-    def begun_by(self, thread: int) -> list[int]:
-        """The places that a thread has begun, in order, and not stored: `Claims.begin` adds to them."""
-        return self._begun.setdefault(thread, [])
-
-    def end(self, begun: list[int], count: int) -> None:
-        """So many windows, the first of those that a thread has begun, are stored."""
-        del begun[:count]
-
-    @property
-    def calls(self) -> int:
-        """How many calls of ``f`` have not been begun."""
-        return self.schedule.calls
 
     def lose(self, indices: Sequence[Index]) -> None:
         """These windows, which have not been begun, are another read's now."""
@@ -99,7 +87,7 @@ class Claim:
     def maker(self, index: Index) -> int | None:
         """The thread that has begun this window, and has not stored it yet."""
         place = self._place(index)
-        return next((thread for thread, places in self._begun.items() if place in places), None)
+        return next((thread for thread, places in self.begun.items() if place in places), None)
 
     def waits(self, index: Index) -> bool:
         """Whether this window has not been begun."""
@@ -260,7 +248,7 @@ class Claims:
     def begun_by(self, claim: Claim, thread: int) -> list[int]:
         """What a thread has begun of a claim and not stored, for `begin` and `end`."""
         with self._lock:
-            return claim.begun_by(thread)
+            return claim.begun.setdefault(thread, [])
 
     def begin(self, claim: Claim, begun: list[int]) -> list[int]:
         """Places of the windows that a thread computes next of a claim, by one call of ``f``; none at its end."""
@@ -274,7 +262,7 @@ class Claims:
         with self._lock:
             claim.reader.own_events += 1
             self._events += 1
-            claim.end(begun, count)
+            del begun[:count]
             self._changes.tell()
 
     def leave(self, begun: list[int]) -> None:

@@ -68,11 +68,11 @@ def _run_workload(claim: Claim) -> None:
     """Run what a read has claimed of one computation."""
     workload = claim.workload
     workers = claim.reader.workers or workload.computation.workers
-    if workers == 1 or claim.calls <= 1:
+    if workers == 1 or claim.schedule.calls <= 1:
         _work(claim)
     else:
         # Modes of torch are a thread's own.
-        _on_threads(min(workers, claim.calls), torch.no_grad()(partial(_work, claim)))
+        _on_threads(min(workers, claim.schedule.calls), torch.no_grad()(partial(_work, claim)))
 
 
 def _work(claim: Claim, goes_on: Callable[[], bool] | None = None) -> None:

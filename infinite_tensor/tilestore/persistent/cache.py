@@ -149,7 +149,7 @@ class TileCache:
                 loaded = self._loader.load(record, mine)
                 with self.lock:
                     self._hand_out(record, self._enter(record, loaded), reader, entries)
-                    self._evict()
+                    self.entries.evict(self._release)
             finally:
                 # Where this is not reached, whoever finds the mark sees that nobody loads the tile any more.
                 for tile in mine:
@@ -178,10 +178,13 @@ class TileCache:
             current = self._registry.is_current(record)
             for tile in tiles:
                 key = record, tile
-                self._pins.get(key, set()).discard(reader)
-                if not self._is_pinned(key) and not current:
+                readers = self._pins.get(key, set())
+                readers.discard(reader)
+                if not readers:
+                    self._pins.pop(key, None)
+                if not current and not self._is_pinned(key):
                     self.entries.pop(key)
-            self._evict()
+            self.entries.evict(self._release)
 
     def _is_pinned(self, key: Key) -> bool:
         """Whether a read holds a tile."""
@@ -199,7 +202,7 @@ class TileCache:
             return
         with self.lock:
             self._enter(record, {entry.tile: entry for entry in tiles})
-            self._evict()
+            self.entries.evict(self._release)
             due = self._dirty_since is not None and time.monotonic() - self._dirty_since > self.flush_interval
         if due:
             self.submit_partials()
@@ -260,7 +263,7 @@ class TileCache:
         ----------
         old, new : Record
             The records.
-        but : BoxSet
+        but : BoxUnion
             The tiles that have been dropped.
         """
         # What is complete, and still on its way to storage, will never be there.
@@ -337,9 +340,6 @@ class TileCache:
         stored = {key: tile for key, tile in jobs.items() if key[0].layout.is_stored(key[1])}
         if stored and not self._read_only:
             self._writer.submit(stored, self._write())
-
-    def _evict(self) -> None:
-        self.entries.evict(self._release)
 
     def _release(self, key: Key, entry: Entry) -> bool:
         if isinstance(entry, TileInProgress):
