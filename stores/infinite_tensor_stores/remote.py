@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import re
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from functools import wraps
-from typing import Any, Self, TypeVar
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Self
 from urllib.parse import quote, unquote
 
 from zarr.core.buffer import default_buffer_prototype
@@ -14,35 +14,27 @@ from zarr.storage import FsspecStore
 
 from infinite_tensor_stores.files import Unreadable
 
-C = TypeVar("C")
-
-HIDDEN = "***"
-
+_HIDDEN = "***"
 _HARMLESS = "addressing_style endpoint_url host mode port profile project region_name signature_version"
 """Options that say where a storage is and how to speak to it; every other text may be a credential."""
+_SHORT = 6
+_PLACES = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError)
+_KINDS = (*_PLACES, PermissionError, TimeoutError, ConnectionError)
 
 # A password may hold a slash as it is; what follows a host and its port is no password.
 _LOGIN = re.compile(r"(?<=://)(?:[^/\s:@\[]+:(?!:|\d+(?:/|\s|$))(?:(?!::)\S)*|[^/?#\s]*)@")
 _QUERY = re.compile(r"(?<=://)([^\s?#\"'<>]*)([?#])([^\s\"'<>)\]]*)")
 
-_SHORT = 6
-
 
 def without_logins(text: str) -> str:
     """`text` without the ``user:password@``, the queries and the fragments of the URLs in it."""
-    return _QUERY.sub(rf"\1\2{HIDDEN}", _LOGIN.sub(f"{HIDDEN}@", text))
+    return _QUERY.sub(rf"\1\2{_HIDDEN}", _LOGIN.sub(f"{_HIDDEN}@", text))
 
 
 class Mask:
-    """Hides the credentials of one storage in texts, and within a ``with`` block in the error that leaves it.
+    """Hides the credentials in a URL and in options in texts, and within a ``with`` block in the error that leaves it.
 
-    Parameters
-    ----------
-    url : str
-        Where the storage is; what it holds as a login, a query or a fragment is hidden.
-    options : mapping, optional
-        Options of the storage, nested in any way. Every text in them is hidden, but for the few that only
-        say where the storage is.
+    Every text in the options is one, however they are nested, but for the few that only say where the storage is.
     """
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
@@ -53,14 +45,13 @@ class Mask:
 
     def text(self, text: str) -> str:
         """`text` with every credential replaced."""
-        return self._hidden.sub(HIDDEN, without_logins(text))
+        return self._hidden.sub(_HIDDEN, without_logins(text))
 
     def error(self, error: Exception) -> Exception:
         """`error` itself, or one of its kind in its place if it or a cause of it would show a credential."""
         if all(self.text(text) == text for text in _texts(error)):
             return error
-        kinds = (PermissionError, FileNotFoundError, TimeoutError, ConnectionError)
-        kind = next((kind for kind in kinds if isinstance(error, kind)), OSError)
+        kind = next((kind for kind in _KINDS if isinstance(error, kind)), OSError)
         return kind(f"{type(error).__name__}: {self.text(str(error))}")
 
     def __enter__(self) -> None:
@@ -75,50 +66,38 @@ class Mask:
                 shown.__context__ = None
 
 
-_discreet: set[Callable[..., Any]] = set()
-"""What a discreet class has passed on is wrapped already."""
+@dataclass
+class _Discreet:
+    """A file system whose requests raise no error that `mask` would hide."""
+
+    files: Any
+    mask: Mask = field(compare=False)
+
+    async def request(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """The answer to a request; an underscore is how fsspec names what is awaited."""
+        with self.mask:
+            return await getattr(self.files, f"_{name}")(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") and not name.startswith("__"):
+            return partial(self.request, name[1:])
+        # What is copied or unpickled has no file system at first.
+        return getattr(object.__getattribute__(self, "files"), name)
 
 
-def discreet(store: type[C]) -> type[C]:
-    """Let no coroutine and no listing of a store, its own or inherited, raise an error that its `mask` would hide."""
-    for name, method in inspect.getmembers(store, inspect.isfunction):
-        asks = inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method)
-        if asks and not name.startswith("_") and method not in _discreet:
-            masked = _masked(method)
-            _discreet.add(masked)
-            setattr(store, name, masked)
-    return store
-
-
-def _masked(method: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(method)
-    async def call(store: Any, *args: Any, **kwargs: Any) -> Any:
-        with store.mask:
-            return await method(store, *args, **kwargs)
-
-    @wraps(method)
-    async def listing(store: Any, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        with store.mask:
-            async for entry in method(store, *args, **kwargs):
-                yield entry
-
-    return listing if inspect.isasyncgenfunction(method) else call
-
-
-@discreet
 class RemoteStore(FsspecStore):
     """What `FsspecStore` does at `path` of the file system `fs`, without showing a credential that `mask` knows."""
 
     def __init__(self, fs: Any, path: str, mask: Mask, *, read_only: bool = False) -> None:
-        super().__init__(fs, read_only, path)
+        super().__init__(_Discreet(fs, mask), read_only, path)
         self.mask = mask
 
     def with_read_only(self, read_only: bool = False) -> Self:
         """The same store, read-only or not."""
-        return type(self)(self.fs, self.path, self.mask, read_only=read_only)
+        return type(self)(self.fs.files, self.path, self.mask, read_only=read_only)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({type(self.fs).__name__}, {self.mask.text(self.path)!r})"
+        return f"{type(self).__name__}({type(self.fs.files).__name__}, {self.mask.text(self.path)!r})"
 
     async def read(self, key: str, most: int) -> bytes | None:
         """The object, None if there is none; `Unreadable` for one that is larger than `most` bytes."""
@@ -129,21 +108,19 @@ class RemoteStore(FsspecStore):
 
     async def create(self, key: str, data: bytes) -> bool:
         """Write an object unless there is one; whether it was written."""
+        self._check_writable()
         try:
-            # An underscore is how fsspec names what is awaited.
-            await self.fs._pipe_file(  # noqa: SLF001  (fsspec names what is awaited so)
-                f"{self.path}/{key}", data, mode="create"
-            )
+            await self._put_new(key, data)
         except FileExistsError:
             return False
         return True
 
+    async def _put_new(self, key: str, data: bytes) -> None:
+        await self.fs.request("pipe_file", f"{self.path}/{key}", data, mode="create")
+
     async def list_sizes(self, prefix: str) -> AsyncIterator[tuple[str, int]]:
         """The keys that begin with `prefix`, a folder, with the size of each object in bytes."""
-        found = await self.fs._find(  # noqa: SLF001  (likewise)
-            f"{self.path}/{prefix}", detail=True
-        )
-        for path, entry in found.items():
+        for path, entry in (await self.fs.request("find", f"{self.path}/{prefix}", detail=True)).items():
             yield path.removeprefix(f"{self.path}/"), entry["size"]
 
     async def disconnect(self) -> None:

@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import AsyncIterator, Coroutine
+from contextlib import suppress
 from typing import Any, Self
 
 from botocore import exceptions as boto
@@ -25,7 +26,7 @@ from zarr.core.sync import loop
 
 from infinite_tensor_stores.files import Unreadable
 from infinite_tensor_stores.loop import sync
-from infinite_tensor_stores.remote import Mask, RemoteStore, discreet
+from infinite_tensor_stores.remote import Mask, RemoteStore
 
 _SETTINGS = {
     # Enough for what many threads ask for at a time, so that no request waits for another's connection.
@@ -37,7 +38,7 @@ _SETTINGS = {
     "response_checksum_validation": "when_required",
 }
 _FIRST_PAUSE = 0.1
-
+_LIMITS = ("connect", "read")
 _TIMEOUTS = (TimeoutError, boto.ReadTimeoutError, boto.ConnectTimeoutError)
 _BROKEN = (*S3_RETRYABLE_ERRORS, boto.ConnectionError, boto.IncompleteReadError)
 _PASSING = {"ConditionalRequestConflict", "OperationAborted", "RequestTimeout", "XAmzContentSHA256Mismatch"}
@@ -46,7 +47,6 @@ _owners: dict[Any, int] = {}
 """The process of each client that is open. They are kept: one that is dropped says aloud that it is open."""
 
 
-@discreet
 class S3Store(RemoteStore):
     """Objects below a prefix of a bucket, without the further requests that make a file system of them.
 
@@ -55,10 +55,10 @@ class S3Store(RemoteStore):
     """
 
     def __init__(self, fs: S3FileSystem, path: str, mask: Mask, *, read_only: bool = False, timeout: float) -> None:
-        super().__init__(_like(fs, timeout), path, mask, read_only=read_only)
+        fs = _like(fs, timeout)
+        super().__init__(fs, path, mask, read_only=read_only)
         self._timeout = timeout
-        limits = ("connect_timeout", "read_timeout")
-        self._patience = max(self.fs.config_kwargs[limit] or threading.TIMEOUT_MAX for limit in limits)
+        self._patience = max(fs.config_kwargs[f"{limit}_timeout"] or threading.TIMEOUT_MAX for limit in _LIMITS)
         self._bucket, root, _ = fs.split_path(path)
         self._root = f"{root}/" if root else ""
         self._clients: set[Any] = set()
@@ -66,11 +66,11 @@ class S3Store(RemoteStore):
 
     def with_read_only(self, read_only: bool = False) -> Self:
         """The same store, read-only or not."""
-        return type(self)(self.fs, self.path, self.mask, read_only=read_only, timeout=self._timeout)
+        return type(self)(self.fs.files, self.path, self.mask, read_only=read_only, timeout=self._timeout)
 
     async def disconnect(self) -> None:
         """Close all connections; the next operation opens new ones."""
-        self.fs = _like(self.fs, self._timeout)
+        self.fs.files = _like(self.fs.files, self._timeout)
         await _close(self._clients)
 
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
@@ -82,31 +82,29 @@ class S3Store(RemoteStore):
 
     async def read(self, key: str, most: float = math.inf) -> bytes | None:
         """The object, None if there is none; `Unreadable`, and not fetched, if it is larger than `most` bytes."""
-        found: dict[str, bytes] | None = await self._sought("get_object", key, most)
-        return None if found is None else found["Body"]
+        with suppress(FileNotFoundError):
+            data: bytes = (await self._call("get_object", key, most=most))["Body"]
+            return data
+        return None
 
     async def exists(self, key: str) -> bool:
         """Whether there is an object."""
-        return bool(await self._sought("head_object", key))
+        with suppress(FileNotFoundError):
+            return bool(await self._call("head_object", key))
+        return False
 
     async def getsize(self, key: str) -> int:
         """Size of an object in bytes; FileNotFoundError if there is none."""
         return int((await self._call("head_object", key))["ContentLength"])
 
-    async def create(self, key: str, data: bytes) -> bool:
-        """Write an object unless there is one; whether it was written."""
-        self._check_writable()
-        try:
-            await self._call("put_object", key, data, IfNoneMatch="*")
-        except FileExistsError:
-            return False
-        return True
+    async def _put_new(self, key: str, data: bytes) -> None:
+        await self._call("put_object", key, data, IfNoneMatch="*")
 
     async def set(self, key: str, value: Buffer, byte_range: tuple[int, int] | None = None) -> None:
         """Write an object."""
-        self._check_writable()
         if byte_range is not None:
             raise NotImplementedError("S3 writes objects as a whole")
+        self._check_writable()
         await self._call("put_object", key, value.to_bytes())
 
     async def delete(self, key: str) -> None:
@@ -117,9 +115,8 @@ class S3Store(RemoteStore):
     async def delete_dir(self, prefix: str) -> None:
         """Delete all objects below a folder."""
         self._check_writable()
-        async for page in self._pages(_folder(prefix)):
-            objects = [{"Key": found["Key"]} for found in page.get("Contents", ())]
-            if objects:
+        async for page in self._pages(prefix and f"{prefix.rstrip('/')}/"):
+            if objects := [{"Key": found["Key"]} for found in page.get("Contents", ())]:
                 answer = await self._call("delete_objects", Delete={"Objects": objects, "Quiet": True})
                 for error in answer.get("Errors", ()):
                     raise OSError(f"{error.get('Key')!r} could not be deleted: {error.get('Message')}")
@@ -137,7 +134,7 @@ class S3Store(RemoteStore):
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
         """The names of what is right below a folder."""
-        folder = _folder(prefix)
+        folder = prefix and f"{prefix.rstrip('/')}/"
         async for page in self._pages(folder, Delimiter="/"):
             keys = [found["Key"] for found in page.get("Contents", ())]
             for key in [*keys, *(found["Prefix"] for found in page.get("CommonPrefixes", ()))]:
@@ -150,30 +147,24 @@ class S3Store(RemoteStore):
             yield page
             parameters["ContinuationToken"] = page.get("NextContinuationToken")
 
-    async def _sought(self, operation: str, key: str, most: float = math.inf) -> Any:
-        """The answer of `_call`, None if there is no object."""
-        try:
-            return await self._call(operation, key, most=most)
-        except FileNotFoundError:
-            return None
-
     async def _call(
         self, operation: str, key: str | None = None, data: bytes | None = None, most: float = math.inf, **given: Any
     ) -> Any:
         """The answer to one request, with its whole body. Whatever goes wrong is an OSError."""
         given |= {"Bucket": self._bucket} if key is None else {"Bucket": self._bucket, "Key": self._root + key}
         pause, last_start = _FIRST_PAUSE, 0.0
-        while True:
-            try:
-                # Setting it up takes a while of our own, which says nothing of the storage.
-                self._adopt(await self.fs.set_session())
-                last_start = last_start or time.monotonic() + self._timeout - self._patience
-                return await self._answer(operation, data, most, given)
-            except Exception as error:
-                if not _may_pass(error) or time.monotonic() + pause > last_start:
-                    raise _explained(error, self._bucket) from error
-            await asyncio.sleep(pause * random.uniform(0.5, 1))  # noqa: S311  (spreads load, hides nothing)
-            pause *= 2
+        with self.mask:
+            while True:
+                try:
+                    # Setting it up takes a while of our own, which says nothing of the storage.
+                    self._adopt(await self.fs.set_session())
+                    last_start = last_start or time.monotonic() + self._timeout - self._patience
+                    return await self._answer(operation, data, most, given)
+                except Exception as error:
+                    if not _may_pass(error) or time.monotonic() + pause > last_start:
+                        raise _explained(error, self._bucket) from error
+                await asyncio.sleep(pause * random.uniform(0.5, 1))  # noqa: S311  (spreads load, hides nothing)
+                pause *= 2
 
     async def _answer(self, operation: str, data: bytes | None, most: float, given: dict[str, Any]) -> Any:
         client = self._adopt(await self.fs.get_s3(self._bucket))
@@ -181,10 +172,10 @@ class S3Store(RemoteStore):
         # What the options add to each request that can have it, as s3fs does.
         options = {**self.fs.s3_additional_kwargs, **self.fs.req_kw}
         known = options.keys() & model.input_shape.members.keys()
-        added = {name: options[name] for name in known if options[name] is not None}
+        given = {name: options[name] for name in known if options[name] is not None} | given
         upload = _Upload(data or b"")
-        body = {} if data is None else {"Body": upload}
-        answer = await self._begun(getattr(client, operation)(**{**added, **given, **body}), upload)
+        given |= {} if data is None else {"Body": upload}
+        answer = await self._begun(getattr(client, operation)(**given), upload)
         if operation == "get_object":
             size = answer.get("ContentLength", 0)
             async with answer["Body"] as stream:
@@ -226,14 +217,9 @@ class _Upload(io.BytesIO):
 
 def _like(fs: S3FileSystem, timeout: float) -> S3FileSystem:
     """A file system with the options of `fs`, and time-outs where these have none, that nobody else uses."""
-    limits = {"connect_timeout": timeout / 3, "read_timeout": timeout / 3}
-    config = {**limits, **_SETTINGS, **fs.config_kwargs}
+    config = {**{f"{limit}_timeout": timeout / 3 for limit in _LIMITS}, **_SETTINGS, **fs.config_kwargs}
     options = {**fs.storage_options, "config_kwargs": config, "skip_instance_cache": True}
     return type(fs)(*fs.storage_args, **options)
-
-
-def _folder(prefix: str) -> str:
-    return prefix and prefix.rstrip("/") + "/"
 
 
 def _code(error: Exception) -> str:
@@ -264,8 +250,7 @@ def _explained(error: Exception, bucket: str) -> OSError:
 async def _close(clients: set[Any]) -> None:
     """Close those of `clients` that are this process's own: what a forked child inherits is its parent's."""
     while clients:
-        client = clients.pop()
-        if _owners.get(client) == os.getpid():
+        if _owners.get(client := clients.pop()) == os.getpid():
             del _owners[client]
             await client.close()
 
@@ -278,5 +263,5 @@ def _dropped(clients: set[Any]) -> None:
 
 @atexit.register
 def _close_all() -> None:
-    if own := {client for client, process in list(_owners.items()) if process == os.getpid()}:
-        sync(_close, own)
+    if os.getpid() in _owners.values():
+        sync(_close, set(_owners))
