@@ -21,7 +21,7 @@ from infinite_tensor import (
     ZarrTileStore,
     sl,
 )
-from infinite_tensor.filling import demand
+from infinite_tensor.filling import plan
 from infinite_tensor.filling.fillable import fill_together, plan_together
 from infinite_tensor.geometry.regions import parse
 from tests.clusters import chain, cluster, computed, meeting, more_workers, one_worker_killed
@@ -147,7 +147,7 @@ def test_workers_that_come_later_are_given_work(tmp_path: Path) -> None:
 def test_a_fill_of_more_windows_than_are_named_goes_on_without_reading_a_pixel(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(demand, "_MOST_NAMED", 0)
+    monkeypatch.setattr(plan, "_MOST_NAMED", 0)
     told: list[tuple[int, int]] = []
 
     def tell(progress: Progress) -> None:

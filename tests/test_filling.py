@@ -30,7 +30,7 @@ from infinite_tensor import (
     ZarrTileStore,
     sl,
 )
-from infinite_tensor.filling import strips
+from infinite_tensor.filling import cutting
 from tests.processes.fork_server import CONTEXT
 
 MIB = 2**20
@@ -220,7 +220,7 @@ class TestFill:
         assert report.tensors[-1].bytes == 4 * 64 * 64 * 4
 
     def test_steps_that_are_stored_are_not_read_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(strips, "_STEP_BYTES", 64 * 256 * 4)
+        monkeypatch.setattr(cutting, "_STEP_BYTES", 64 * 256 * 4)
         with ZarrTileStore(tmp_path / "store", tile_size=64) as store:
             chain(store, depth=1)[0].fill(sl[0:640, 0:256], progress=False)
         watched = Watched(tmp_path / "store", tile_size=64)
@@ -362,7 +362,7 @@ class TestProgress:
     def test_what_was_stored_before_is_not_expected_in_the_end(
         self, store: ZarrTileStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(strips, "_STEP_BYTES", 64 * 128 * 4)
+        monkeypatch.setattr(cutting, "_STEP_BYTES", 64 * 128 * 4)
         t, functions = chain(store)
         t.fill(sl[0:256, 0:128], progress=False)
         told: list[Any] = []

@@ -33,8 +33,8 @@ from infinite_tensor import (
 )
 from infinite_tensor.engine.assemble import read_together
 from infinite_tensor.engine.chain import node_of
-from infinite_tensor.filling.demand import demands
 from infinite_tensor.filling.fillable import fill_together, plan_together
+from infinite_tensor.filling.plan import demands
 from infinite_tensor.geometry.regions import parse
 from infinite_tensor.tilestore.access import Access
 from infinite_tensor.tilestore.memory.access import MemoryAccess

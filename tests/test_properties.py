@@ -34,7 +34,7 @@ from infinite_tensor import (
 from infinite_tensor.engine import assemble
 from infinite_tensor.engine.assemble import read_together
 from infinite_tensor.engine.chain import node_of
-from infinite_tensor.filling import fill, strips
+from infinite_tensor.filling import cutting, fill
 from infinite_tensor.filling.fillable import fill_together, plan_together
 from infinite_tensor.geometry.regions import parse
 from infinite_tensor.tilestore import blended
@@ -359,7 +359,7 @@ def _run(world: World, open_store: Callable[..., TileStore], *, persistent: bool
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(assemble, "_BLOCK_BYTES", world.block_bytes)
         patch.setattr(blended, "_TILE_BYTES", world.block_bytes // 4)
-        patch.setattr(strips, "_STEP_BYTES", world.block_bytes // 2)
+        patch.setattr(cutting, "_STEP_BYTES", world.block_bytes // 2)
         patch.setattr(fill, "_DEFAULT_HELD", world.block_bytes)
         history = History(world, open_store, persistent=persistent, bounded=bounded)
         try:

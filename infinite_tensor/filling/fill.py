@@ -14,12 +14,9 @@ from infinite_tensor.engine.lifetimes import NumberedRegions
 from infinite_tensor.engine.reads import Views
 from infinite_tensor.engine.run import run_steps
 from infinite_tensor.errors import ValidationError
-from infinite_tensor.filling.demand import Box, demands, estimated
-from infinite_tensor.filling.forecast import FillPlan, forecast
-from infinite_tensor.filling.progress import Tally, Watcher
-from infinite_tensor.filling.report import FillReport, TensorReport
-from infinite_tensor.filling.shares import share_of
-from infinite_tensor.filling.strips import Strips, cut_into_strips, held_bytes, side_by_side
+from infinite_tensor.filling.cutting import Bands, cut_into_bands, held_bytes, shard_of, side_by_side
+from infinite_tensor.filling.plan import Box, FillPlan, demands, estimated, forecast
+from infinite_tensor.filling.progress import FillReport, Tally, TensorReport, Watcher
 from infinite_tensor.geometry.points import Index, is_empty
 from infinite_tensor.geometry.regions import Selection
 from infinite_tensor.geometry.window_sets import IndexProduct, Intervals
@@ -41,19 +38,19 @@ class Job:
 
     Attributes
     ----------
-    passes : tuple of mapping of Node to Strips
+    passes : tuple of mapping of Node to Bands
         The regions, which begin and end with tiles, each with its order. Those of one pass are filled side by side.
     peak_memory : int
         The most memory that it is expected to hold, in bytes.
     """
 
-    passes: tuple[Mapping[Node, Strips], ...]
+    passes: tuple[Mapping[Node, Bands], ...]
     peak_memory: int
 
     @property
     def boxes(self) -> list[Box]:
         """The regions. A tensor comes after those that it reads."""
-        return [(node, strips.start, strips.stop) for each in self.passes for node, strips in each.items()]
+        return [(node, bands.start, bands.stop) for each in self.passes for node, bands in each.items()]
 
     @property
     def chain(self) -> list[Node]:
@@ -79,7 +76,7 @@ class Job:
 def prepare(
     targets: Sequence[tuple[Node, Selection]], max_memory: int | None, shard: tuple[int, int] | None = None
 ) -> Job:
-    """What it takes to fill regions of some tensors, or a share of them.
+    """What it takes to fill regions of some tensors, or a shard of them.
 
     Raises
     ------
@@ -93,7 +90,7 @@ def prepare(
     for node, selection in sorted(zip(nodes, selections, strict=True), key=lambda target: order.index(target[0])):
         start, stop = _to_fill(node, selection)
         if shard is not None:
-            start, stop = share_of(node.contents.layout(node.spec), start, stop, *shard)
+            start, stop = shard_of(node.contents.layout(node.spec), start, stop, *shard)
         if not is_empty(start, stop):
             boxes.append((node, start, stop))
     passes = [found for family in _families(boxes) for found in _passes(family, max_memory)]
@@ -114,23 +111,23 @@ def _families(boxes: Sequence[Box]) -> list[list[Box]]:
     return [members for _, members in families]
 
 
-def _passes(boxes: Sequence[Box], max_memory: int | None) -> list[tuple[dict[Node, Strips], int]]:
+def _passes(boxes: Sequence[Box], max_memory: int | None) -> list[tuple[dict[Node, Bands], int]]:
     """How regions are worked through: side by side where memory allows it. And how much memory each pass takes."""
     nodes = [node for node, _, _ in boxes]
     if len(boxes) > 1 and len(set(nodes)) == len(nodes):
         caches, held = _memory(nodes, max_memory)
         share = held // len(boxes)
         cuts = {box[0]: _cut(box, share) for box in boxes}
-        most = max(strips.strip_count for strips in cuts.values())
-        cuts |= {box[0]: _cut(box, share, most) for box in boxes if cuts[box[0]].strip_count < most}
-        if all(strips.strip_count == most for strips in cuts.values()):
+        most = max(bands.band_count for bands in cuts.values())
+        cuts |= {box[0]: _cut(box, share, most) for box in boxes if cuts[box[0]].band_count < most}
+        if all(bands.band_count == most for bands in cuts.values()):
             needed = held_bytes(cuts)
             if needed <= held:
                 return [(cuts, needed + caches + _OVERHEAD)]
     return [_alone(box, max_memory) for box in boxes]
 
 
-def _alone(box: Box, max_memory: int | None) -> tuple[dict[Node, Strips], int]:
+def _alone(box: Box, max_memory: int | None) -> tuple[dict[Node, Bands], int]:
     caches, held = _memory([box[0]], max_memory)
     cuts = {box[0]: _cut(box, held)}
     needed = held_bytes(cuts)
@@ -150,9 +147,9 @@ def _memory(nodes: Sequence[Node], max_memory: int | None) -> tuple[int, int]:
     return caches, _DEFAULT_HELD if max_memory is None else max_memory - caches - _OVERHEAD
 
 
-def _cut(box: Box, held: int, least_strips: int = 1) -> Strips:
+def _cut(box: Box, held: int, least_bands: int = 1) -> Bands:
     node, start, stop = box
-    return cut_into_strips(node, start, stop, node.contents.layout(node.spec), held, least_strips)
+    return cut_into_bands(node, start, stop, node.contents.layout(node.spec), held, least_bands)
 
 
 def _stores_of(nodes: Sequence[Node]) -> list[TileStore]:
@@ -197,7 +194,7 @@ def fill(job: Job, workers: int | None, progress: bool | str | Watcher) -> FillR
     before = {node: node.contents.written(node.spec.tensor_id) for node in nodes}
     # What is stored shows as it is met: to look for it beforehand would take a listing.
     total = estimated(job.boxes).windows
-    with Tally(total, progress, sum(strips.steps for each in job.passes for strips in each.values())) as tally:
+    with Tally(total, progress, sum(bands.steps for each in job.passes for bands in each.values())) as tally:
         try:
             lent = Mark()
             with lent.running:
@@ -215,11 +212,11 @@ def fill(job: Job, workers: int | None, progress: bool | str | Watcher) -> FillR
     return FillReport(tuple(reports), tally.seconds)
 
 
-def _fill(cuts: Mapping[Node, Strips], tally: Tally, workers: int | None) -> None:
-    for strips in side_by_side(cuts):
-        rest = _renumbered({node: _unfinished(node, strip) for node, strip in strips.items()})
-        count = sum(len(strip.numbers) for strip in rest.values())
-        tally.pass_steps(sum(len(strip.numbers) for strip in strips.values()) - count)
+def _fill(cuts: Mapping[Node, Bands], tally: Tally, workers: int | None) -> None:
+    for bands in side_by_side(cuts):
+        rest = _renumbered({node: _unfinished(node, band) for node, band in bands.items()})
+        count = sum(len(band.numbers) for band in rest.values())
+        tally.pass_steps(sum(len(band.numbers) for band in bands.values()) - count)
         if count:
             reader = CLAIMS.reader(workers)
             reader.notice = tally.count
@@ -230,23 +227,23 @@ def _fill(cuts: Mapping[Node, Strips], tally: Tally, workers: int | None) -> Non
                 run_steps(rest, steps, views, lambda _: tally.pass_steps(1))
 
 
-def _unfinished(node: Node, strip: NumberedRegions) -> NumberedRegions:
-    """The steps of a strip from where it is not complete on, without those that are."""
+def _unfinished(node: Node, band: NumberedRegions) -> NumberedRegions:
+    """The steps of a band from where it is not complete on, without those that are."""
     # Where nothing is stored, to ask for each tile would only cost time.
-    if not node.contents.is_complete(node.spec, strip.starts[0].tolist(), strip.stops[0].tolist()):
-        return strip
-    rest = zip(strip.starts[1:].tolist(), strip.stops[1:].tolist(), strict=True)
+    if not node.contents.is_complete(node.spec, band.starts[0].tolist(), band.stops[0].tolist()):
+        return band
+    rest = zip(band.starts[1:].tolist(), band.stops[1:].tolist(), strict=True)
     kept = [number for number, step in enumerate(rest, 1) if not node.contents.is_complete(node.spec, *step)]
-    return NumberedRegions(strip.numbers[kept], strip.starts[kept], strip.stops[kept])
+    return NumberedRegions(band.numbers[kept], band.starts[kept], band.stops[kept])
 
 
-def _renumbered(strips: Mapping[Node, NumberedRegions]) -> dict[Node, NumberedRegions]:
-    """The strips that have steps, numbered without gaps."""
-    numbers = np.sort(np.concatenate([strip.numbers for strip in strips.values()]))
+def _renumbered(bands: Mapping[Node, NumberedRegions]) -> dict[Node, NumberedRegions]:
+    """The bands that have steps, numbered without gaps."""
+    numbers = np.sort(np.concatenate([band.numbers for band in bands.values()]))
     return {
-        node: NumberedRegions(np.searchsorted(numbers, strip.numbers), strip.starts, strip.stops)
-        for node, strip in strips.items()
-        if len(strip.numbers)
+        node: NumberedRegions(np.searchsorted(numbers, band.numbers), band.starts, band.stops)
+        for node, band in bands.items()
+        if len(band.numbers)
     }
 
 
@@ -258,7 +255,7 @@ def writable(job: Job) -> Job:
                 f"{node.store!r} is read-only, and lacks some of tensor {node.spec.tensor_id!r}: open it with mode='a' "
                 "or 'r+' to fill a tensor"
             )
-    left = [{node: strips for node, strips in cuts.items() if not node.contents.read_only} for cuts in job.passes]
+    left = [{node: bands for node, bands in cuts.items() if not node.contents.read_only} for cuts in job.passes]
     return replace(job, passes=tuple(filter(None, left)))
 
 

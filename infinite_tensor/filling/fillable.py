@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, TypeAlias
 from infinite_tensor.engine.chain import NodeHolder, node_of
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.fill import Job, fill, is_filled, prepare, writable
-from infinite_tensor.filling.forecast import FillPlan
 from infinite_tensor.filling.invalidate import Invalidation, invalidate
-from infinite_tensor.filling.progress import Watcher, checked_progress
-from infinite_tensor.filling.report import FillReport
+from infinite_tensor.filling.plan import FillPlan
+from infinite_tensor.filling.progress import FillReport, Watcher, checked_progress
 from infinite_tensor.geometry.regions import Selection
 from infinite_tensor.geometry.window import as_index
 from infinite_tensor.values.checks import checked_workers
@@ -104,7 +103,7 @@ class Fillable(ABC):
             True shows a bar where standard error is a terminal, or in a notebook; "always" shows it anywhere. A
             callable is given a `Progress`, about ten times a second at most.
         shard : tuple of int, optional
-            ``(rank, world_size)``: fill one of `world_size` shares of the region; other processes fill the others.
+            ``(rank, world_size)``: fill one of `world_size` shards of the region; other processes fill the others.
 
         Returns
         -------

@@ -36,11 +36,10 @@ from zarr.storage import LocalStore, MemoryStore, WrapperStore
 
 from infinite_tensor import InfiniteTensor, TensorWindow, TileStore, ZarrTileStore
 from infinite_tensor.engine.chain import node_of
-from infinite_tensor.filling.demand import demands
+from infinite_tensor.filling.cluster import _extents
+from infinite_tensor.filling.cutting import shard_of_tiles
 from infinite_tensor.filling.fill import prepare
-from infinite_tensor.filling.forecast import FillPlan, TensorPlan
-from infinite_tensor.filling.shares import share_of_tiles
-from infinite_tensor.filling.tasks import _extents
+from infinite_tensor.filling.plan import FillPlan, TensorPlan, demands
 from infinite_tensor.geometry.regions import parse
 from infinite_tensor.tilestore.persistent.writer import _BATCH_BYTES, _BATCH_JOBS
 from infinite_tensor_stores.zarr.objects import DEFAULT_CONCURRENCY
@@ -127,7 +126,7 @@ class Storage:
 
 @dataclass(frozen=True)
 class Fleet:
-    """Who fills: "shards", each process a share of the region; or a "cluster", by tasks, tensor by tensor."""
+    """Who fills: "shards", each process a shard of the region; or a "cluster", by tasks, tensor by tensor."""
 
     how: Literal["shards", "cluster"] = "shards"
     processes: int = 1
@@ -256,20 +255,20 @@ class _Model:
     # Each process by itself.
 
     def shards(self, tensors: Sequence[InfiniteTensor]) -> Prediction:
-        """Each process works through a share of its own; those of one shape take as long."""
+        """Each process works through a shard of its own; those of one shape take as long."""
         side, tiles, count = self.work.side, -(-self.work.side // self.work.tile), self.fleet.processes
         shapes: dict[tuple[int, ...], list[int]] = {}
         for rank in range(count):
-            low, high = share_of_tiles((0, 0), (tiles, tiles), rank, count)
+            low, high = shard_of_tiles((0, 0), (tiles, tiles), rank, count)
             shapes.setdefault(tuple(b - a for a, b in zip(low, high, strict=True)), []).append(rank)
         total = Prediction(output_windows=tensors[-1].plan(_square(side)).tensors[-1].needed)
         for shape, ranks in shapes.items():
             if not math.prod(shape):
                 continue
-            share = self._share(tensors, ranks[0])
-            total.add(share, len(ranks))
-            if share.seconds > total.seconds:
-                total.seconds, total.stages = share.seconds, share.stages
+            shard = self._shard(tensors, ranks[0])
+            total.add(shard, len(ranks))
+            if shard.seconds > total.seconds:
+                total.seconds, total.stages = shard.seconds, shard.stages
         # All tensors are worked on at the same time, each with keys of its own.
         prefixes = len(tensors) if self.work.stored else 1
         limits = self._limits(total.puts / prefixes, total.gets / prefixes)
@@ -277,30 +276,30 @@ class _Model:
         total.stages |= limits
         return total
 
-    def _share(self, tensors: Sequence[InfiniteTensor], rank: int) -> Prediction:
+    def _shard(self, tensors: Sequence[InfiniteTensor], rank: int) -> Prediction:
         """One process."""
         root = node_of(tensors[-1])
         requests = [(root, parse(_square(self.work.side), (None, None)))]
         (cuts,) = prepare(requests, None, (rank, self.fleet.processes)).passes
         cut = cuts[root]
         along, widths = cut.along, [b - a for a, b in zip(cut.start, cut.stop, strict=True)]
-        strips = max(1.0, widths[1 - along] / cut.extents[1 - along])
-        steps = strips * max(1.0, widths[along] / cut.extents[along])
+        bands = max(1.0, widths[1 - along] / cut.extents[1 - along])
+        steps = bands * max(1.0, widths[along] / cut.extents[along])
         start, stop = cut.start, list(cut.stop)
-        share = tensors[-1].plan(_region(start, stop))
+        shard = tensors[-1].plan(_region(start, stop))
         stop[1 - along] = min(stop[1 - along], start[1 - along] + cut.extents[1 - along])
-        strip = tensors[-1].plan(_region(start, stop))
-        return self._in_strips(share, strip, strips, steps)
+        band = tensors[-1].plan(_region(start, stop))
+        return self._in_bands(shard, band, bands, steps)
 
-    def _in_strips(self, share: FillPlan, strip: FillPlan, strips: float, steps: float) -> Prediction:
-        """A share that is worked through in strips, and these in steps."""
-        # What is in memory is not kept from one strip to the next.
-        made, times = (share, 1.0) if self.work.stored else (strip, strips)
+    def _in_bands(self, shard: FillPlan, band: FillPlan, bands: float, steps: float) -> Prediction:
+        """A shard that is worked through in bands, and these in steps."""
+        # What is in memory is not kept from one band to the next.
+        made, times = (shard, 1.0) if self.work.stored else (band, bands)
         windows = times * made.windows
         args = windows - times * made.tensors[0].windows
         tiles = [times * self._tiles(tensor) for tensor in made.tensors if self._is_stored(tensor, made)]
         whole = times * made.tensors[-1].tiles.missing
-        again = sum(strips * self._tiles(tensor) for tensor in strip.tensors if self._is_stored(tensor, strip))
+        again = sum(bands * self._tiles(tensor) for tensor in band.tensors if self._is_stored(tensor, band))
         again = max(0.0, again - sum(tiles))
         # Who has created the tensors asks once for all tiles of a step, whether somebody else writes them.
         asked = [steps if self.fleet.processes == 1 else count for count in tiles]

@@ -80,7 +80,7 @@ def _sharing(store: TileStore, calls: Counter[tuple[int, ...]]) -> TensorGroup:
     )
 
 
-@pytest.mark.parametrize(("max_memory", "most"), [(None, 1.0), (67 * 2**20, 1.25)], ids=["one strip", "several strips"])
+@pytest.mark.parametrize(("max_memory", "most"), [(None, 1.0), (67 * 2**20, 1.25)], ids=["one band", "several bands"])
 def test_what_tensors_share_is_computed_once_for_all_however_little_its_store_keeps(
     max_memory: int | None, most: float, tmp_path: Path
 ) -> None:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from infinite_tensor import InfiniteTensor, Output, TensorWindow, ZarrTileStore
 from infinite_tensor.engine.chain import chain_of, node_of
-from infinite_tensor.filling.demand import Demand, demands
-from infinite_tensor.filling.tasks import compute, parts_of, spread
+from infinite_tensor.filling.cluster import compute, parts_of, spread
+from infinite_tensor.filling.plan import Demand, demands
 from infinite_tensor.geometry.points import as_tuples
 
 

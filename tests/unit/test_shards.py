@@ -1,4 +1,4 @@
-"""Cutting a region into shares."""
+"""Cutting a region into shards."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infinite_tensor.filling.shares import share_of, share_of_tiles
+from infinite_tensor.filling.cutting import shard_of, shard_of_tiles
 from infinite_tensor.tilestore.layout import TileLayout
 
 BOXES = st.lists(st.tuples(st.integers(-(2**50), 2**50), st.integers(1, 12)), min_size=1, max_size=4).map(
@@ -18,8 +18,8 @@ BOXES = st.lists(st.tuples(st.integers(-(2**50), 2**50), st.integers(1, 12)), mi
 )
 
 
-def shares(low: list[int], high: list[int], count: int) -> list[tuple[list[int], list[int]]]:
-    return [share_of_tiles(low, high, rank, count) for rank in range(count)]
+def shards(low: list[int], high: list[int], count: int) -> list[tuple[list[int], list[int]]]:
+    return [shard_of_tiles(low, high, rank, count) for rank in range(count)]
 
 
 def extents(low: list[int], high: list[int]) -> list[int]:
@@ -27,63 +27,63 @@ def extents(low: list[int], high: list[int]) -> list[int]:
 
 
 @given(BOXES, st.integers(1, 60))
-def test_every_tile_is_in_exactly_one_share(box: tuple[list[int], list[int]], count: int) -> None:
+def test_every_tile_is_in_exactly_one_shard(box: tuple[list[int], list[int]], count: int) -> None:
     found = [
         tile
-        for share in shares(*box, count)
-        for tile in itertools.product(*(range(a, b) for a, b in zip(*share, strict=True)))
+        for shard in shards(*box, count)
+        for tile in itertools.product(*(range(a, b) for a, b in zip(*shard, strict=True)))
     ]
     assert sorted(found) == list(itertools.product(*(range(a, b) for a, b in zip(*box, strict=True))))
 
 
 @given(BOXES, st.integers(1, 60))
-def test_shares_differ_by_less_than_a_factor_of_two(box: tuple[list[int], list[int]], count: int) -> None:
-    sizes = [math.prod(extents(*share)) for share in shares(*box, count)]
+def test_shards_differ_by_less_than_a_factor_of_two(box: tuple[list[int], list[int]], count: int) -> None:
+    sizes = [math.prod(extents(*shard)) for shard in shards(*box, count)]
     mean = math.prod(extents(*box)) / count
     assert math.floor(mean) / 2 <= min(sizes)
     assert max(sizes) <= 2 * math.ceil(mean)
 
 
 @given(BOXES, st.integers(0, 20))
-def test_more_shares_than_tiles_leave_one_tile_to_each_and_the_last_ones_empty(
+def test_more_shards_than_tiles_leave_one_tile_to_each_and_the_last_ones_empty(
     box: tuple[list[int], list[int]], more: int
 ) -> None:
     tiles = math.prod(extents(*box))
     ranks = {*range(min(tiles, 20)), *range(max(0, tiles - 20), tiles + more)}
-    sizes = {rank: math.prod(extents(*share_of_tiles(*box, rank, tiles + more))) for rank in ranks}
+    sizes = {rank: math.prod(extents(*shard_of_tiles(*box, rank, tiles + more))) for rank in ranks}
     assert sizes == {rank: int(rank < tiles) for rank in ranks}
 
 
-def test_shares_of_a_square_are_even_and_nearly_squares() -> None:
+def test_shards_of_a_square_are_even_and_nearly_squares() -> None:
     for side, count in itertools.product(range(2, 24), range(2, 48)):
         if 2 * count > side**2:
             continue
-        cut = [extents(*share) for share in shares([0, 0], [side, side], count)]
+        cut = [extents(*shard) for shard in shards([0, 0], [side, side], count)]
         assert max(map(math.prod, cut)) <= 1.5 * math.ceil(side**2 / count), (side, count)
-        around = sum(2 * sum(share) for share in cut)
+        around = sum(2 * sum(shard) for shard in cut)
         assert around <= 1.25 * 4 * side * math.sqrt(count), (side, count)
 
 
 @pytest.mark.parametrize("count", [7, 13, 31])
-def test_a_prime_number_of_shares_is_no_row_of_slabs(count: int) -> None:
-    for share in shares([0, 0], [100, 100], count):
-        short, long = sorted(extents(*share))
+def test_a_prime_number_of_shards_is_no_row_of_slabs(count: int) -> None:
+    for shard in shards([0, 0], [100, 100], count):
+        short, long = sorted(extents(*shard))
         assert long <= 4 * short
 
 
-def test_any_number_of_shares_of_any_box_is_cut_at_once() -> None:
-    low, high = share_of_tiles([-(2**42)] * 3, [2**42] * 3, 10**9, 10**12 + 7)
+def test_any_number_of_shards_of_any_box_is_cut_at_once() -> None:
+    low, high = shard_of_tiles([-(2**42)] * 3, [2**42] * 3, 10**9, 10**12 + 7)
     tiles = math.prod(extents(low, high))
     assert tiles == pytest.approx(2**129 / 10**12, rel=0.1)
 
 
 def test_a_dimension_of_one_tile_is_not_cut() -> None:
-    assert {tuple(extents(*share)) for share in shares([0, 0, 0], [1, 8, 8], 4)} == {(1, 4, 4)}
+    assert {tuple(extents(*shard)) for shard in shards([0, 0, 0], [1, 8, 8], 4)} == {(1, 4, 4)}
 
 
 def test_pixels_are_cut_between_tiles_and_end_where_the_region_ends() -> None:
     layout = TileLayout((None, 100), (64, 64), torch.float32)
-    cut = [share_of(layout, (-10, 0), (100, 100), rank, 6) for rank in range(6)]
+    cut = [shard_of(layout, (-10, 0), (100, 100), rank, 6) for rank in range(6)]
     assert sorted((a, b) for a, b in cut) == [
         ((-10, 0), (0, 64)),
         ((-10, 64), (0, 100)),
@@ -92,5 +92,5 @@ def test_pixels_are_cut_between_tiles_and_end_where_the_region_ends() -> None:
         ((64, 0), (100, 64)),
         ((64, 64), (100, 100)),
     ]
-    first, last = share_of(layout, (-10, 0), (100, 100), 6, 7)
+    first, last = shard_of(layout, (-10, 0), (100, 100), 6, 7)
     assert first == last

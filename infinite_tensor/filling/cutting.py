@@ -1,0 +1,219 @@
+"""How a large region is cut: into shards, one for each of several processes, and these into bands and steps.
+
+A process works through a region in bands along its longest dimension, and through each band in steps. Within a band,
+what the next steps need of the tensors upstream is held, whatever their caches keep; between bands it is not. So bands
+are as wide as memory allows. Regions of several tensors that share some upstream are worked through side by side, band
+by band.
+
+The processes know nothing of each other. A box of tiles is cut in two, and each part again, until there is a shard for
+every process. So any number of them will do, primes too, for which a grid of shards could only be a row of slabs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from infinite_tensor.engine.chain import Node
+from infinite_tensor.engine.lifetimes import Lifetimes, NumberedRegions
+from infinite_tensor.geometry.points import Index, with_entry
+from infinite_tensor.tilestore.layout import TileLayout
+
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+
+_STEP_BYTES = 2**23
+"""About as much of the tensor is worked on in one step."""
+_ENOUGH_STEPS = 64
+"""So many steps of a band tell how much it holds."""
+_NEAR_HALF = 4
+"""So many cuts to either side of the middle are tried."""
+
+
+@dataclass(frozen=True)
+class Bands:
+    """How a region is cut.
+
+    Attributes
+    ----------
+    start, stop : tuple of int
+        The region in pixels.
+    origin : tuple of int
+        The first pixel of the tile that holds the first one of the region.
+    along : int
+        The dimension along which steps follow each other.
+    extents : tuple of int
+        Extent of a step per dimension in pixels, from the origin on; the last of each dimension may be smaller.
+    """
+
+    start: Index
+    stop: Index
+    origin: Index
+    along: int
+    extents: Index
+
+    @property
+    def steps(self) -> int:
+        """How many steps there are in all bands."""
+        return math.prod(len(self._bounds(d)) for d in range(len(self.start)))
+
+    @property
+    def band_count(self) -> int:
+        """How many bands there are."""
+        return self.steps // len(self._bounds(self.along))
+
+    def bands(self) -> Iterator[NumberedRegions]:
+        """The bands in lexicographic order, each as the regions of its steps."""
+        bounds = [
+            self._bounds(d) if d != self.along else [(self.start[d], self.stop[d])] for d in range(len(self.start))
+        ]
+        for band in itertools.product(*bounds):
+            yield self._steps(band)
+
+    def _steps(self, band: Sequence[tuple[int, int]]) -> NumberedRegions:
+        steps = self._bounds(self.along)
+        starts, stops = (np.array([[bound[side] for bound in band]] * len(steps), dtype=np.int64) for side in (0, 1))
+        starts[:, self.along], stops[:, self.along] = np.array(steps, dtype=np.int64).T
+        return NumberedRegions.alone(starts, stops)
+
+    def _bounds(self, d: int) -> list[tuple[int, int]]:
+        """The region along one dimension, in steps."""
+        cuts = range(self.origin[d] + self.extents[d], self.stop[d], self.extents[d])
+        return list(itertools.pairwise([self.start[d], *cuts, self.stop[d]]))
+
+
+def cut_into_bands(
+    root: Node, start: Sequence[int], stop: Sequence[int], layout: TileLayout, most_bytes: int, least_bands: int = 1
+) -> Bands:
+    """Cut a region at the borders of tiles, into at least so many bands.
+
+    If that can be, the `held_bytes` of a band are at most `most_bytes`.
+    """
+    tile = layout.tile_shape
+    origin = tuple(a // n * n for a, n in zip(start, tile, strict=True))
+    widths = [b - a for a, b in zip(origin, stop, strict=True)]
+    along = max(range(len(tile)), key=lambda d: -(-widths[d] // tile[d]))
+    step = [n if d != along else min(n, tile[d]) for d, n in enumerate(widths)]
+    while True:
+        thick = max(1, _STEP_BYTES * tile[along] // (math.prod(step) * root.spec.dtype.itemsize) // tile[along])
+        found = Bands(tuple(start), tuple(stop), origin, along, with_entry(step, along, thick * tile[along]))
+        while thick > 1 and held_bytes({root: found}) > most_bytes:
+            thick //= 2
+            found = Bands(tuple(start), tuple(stop), origin, along, with_entry(step, along, thick * tile[along]))
+        wide = [d for d in range(len(tile)) if d != along and step[d] > tile[d]]
+        if not wide or (found.band_count >= least_bands and held_bytes({root: found}) <= most_bytes):
+            return found
+        widest = max(wide, key=lambda d: step[d] // tile[d])
+        step[widest] = max(1, step[widest] // tile[widest] // 2) * tile[widest]
+
+
+def side_by_side(cuts: Mapping[Node, Bands]) -> Iterator[dict[Node, NumberedRegions]]:
+    """The bands of several regions, which have as many each: the first of all, the second, and so on.
+
+    Their steps are numbered by how far they are along the band.
+    """
+    for bands in zip(*(each.bands() for each in cuts.values()), strict=True):
+        begins = [_progress(band, each.along) for band, each in zip(bands, cuts.values(), strict=True)]
+        numbers = np.empty(sum(map(len, begins)), dtype=np.int64)
+        numbers[np.argsort(np.concatenate(begins), kind="stable")] = np.arange(len(numbers))
+        of_each = np.split(numbers, np.cumsum([len(begin) for begin in begins])[:-1])
+        yield {
+            node: NumberedRegions(own, band.starts, band.stops)
+            for node, own, band in zip(cuts, of_each, bands, strict=True)
+        }
+
+
+def _progress(band: NumberedRegions, along: int) -> FloatArray:
+    """Where each step begins: 0 is where the band does, 1 where it ends."""
+    first, last = band.starts[0, along], band.stops[-1, along]
+    progress: FloatArray = (band.starts[:, along] - first) / (last - first)
+    return progress
+
+
+def held_bytes(cuts: Mapping[Node, Bands]) -> int:
+    """The most that a read through bands side by side holds, in bytes, if each tensor is held as far as needed."""
+    bands = next(side_by_side(cuts))
+    return Lifetimes({node: band.before(_ENOUGH_STEPS * len(cuts)) for node, band in bands.items()}).held_bytes
+
+
+class _Halving(NamedTuple):
+    """A box is cut at `at` along dimension `d`; what is before goes to `ranks` processes."""
+
+    d: int
+    at: int
+    ranks: int
+
+
+def shard_of(
+    layout: TileLayout, start: Sequence[int], stop: Sequence[int], rank: int, count: int
+) -> tuple[Index, Index]:
+    """One of `count` parts of the pixels ``[start, stop)``, cut between tiles; empty where there are not enough."""
+    low, high = shard_of_tiles(*layout.box(start, stop), rank, count)
+    size = layout.tile_shape
+    first, last = (
+        tuple([min(max(i * n, a), b) for i, n, a, b in zip(tiles, size, start, stop, strict=True)])
+        for tiles in (low, high)
+    )
+    return first, last
+
+
+def shard_of_tiles(low: Sequence[int], high: Sequence[int], rank: int, count: int) -> tuple[list[int], list[int]]:
+    """One of `count` boxes that the tiles ``[low, high)`` fall into: about as many each, nearly cubes as far as may be.
+
+    Parameters
+    ----------
+    low, high : sequence of int
+        Bounds of the box, in tiles.
+    rank, count : int
+        Which shard, of how many. Where there are fewer tiles than shards, the last ones are empty.
+
+    Returns
+    -------
+    low, high : list of int
+        Bounds of the shard, in tiles.
+    """
+    first, last = list(low), list(high)
+    tiles = math.prod(b - a for a, b in zip(low, high, strict=True))
+    if rank >= tiles:
+        return first, first
+    count = min(count, tiles)
+    while count > 1:
+        extents = [b - a for a, b in zip(first, last, strict=True)]
+        d, at, ranks = min(_cuts(extents, count), key=lambda cut: _judged(extents, count, cut))
+        if rank < ranks:
+            last[d], count = first[d] + at, ranks
+        else:
+            first[d], rank, count = first[d] + at, rank - ranks, count - ranks
+    return first, last
+
+
+def _cuts(extents: Sequence[int], count: int) -> Iterator[_Halving]:
+    """Cuts of long dimensions near the middle, with as many processes for either part as suit it best."""
+    for d, extent in enumerate(extents):
+        if 2 * extent < max(extents):
+            continue
+        parts = min(extent, count)
+        # Less than a third could be more even, but would be a slab.
+        first = max(1, -(-parts // 3), parts // 2 - _NEAR_HALF)
+        for part in range(first, parts - first + 1):
+            if parts == count:
+                yield _Halving(d, _rounded(extent * part, count), part)
+            else:
+                yield _Halving(d, part, _rounded(count * part, extent))
+
+
+def _judged(extents: Sequence[int], count: int, cut: _Halving) -> tuple[int, int, int]:
+    """The least is best: by the most tiles that a process would get, then by what makes cubes, then by halves."""
+    d, at, ranks = cut
+    across = math.prod(extents) // extents[d]
+    most = max(-(-at * across // ranks), -(-(extents[d] - at) * across // (count - ranks)))
+    return most, -extents[d], abs(count - 2 * ranks)
+
+
+def _rounded(numerator: int, denominator: int) -> int:
+    return (2 * numerator + denominator) // (2 * denominator)
