@@ -287,7 +287,7 @@ def _cut(source: Source, patch_size: object, stride: object, region: object) -> 
     dims = [d for d in range(source.ndim) if d not in box.squeezed]
     extents = tuple(None if source.shape[d] is None else box.stop[d] - box.start[d] for d in dims)
     sizes = sizes_of("patch_size", patch_size, extents)
-    units = [source.unit(d) if isinstance(source, TensorGroup) else 1 for d in dims]
+    units = [_unit(source, d) for d in dims]
     every = units if stride is None else stride
     one = as_index(every)
     strides = sizes_of("stride", every if one is None else [one] * len(dims), extents)
@@ -300,6 +300,12 @@ def _cut(source: Source, patch_size: object, stride: object, region: object) -> 
                 f"that patches must begin and end there, got {axis.size} pixels from {axis.low} on, every {axis.stride}"
             )
     return _PatchGrid(source, box, tuple(axes.values()), tuple(dims[k] for k in axes))
+
+
+def _unit(source: Source, d: int) -> int:
+    """Every so many pixels along a dimension, whole pixels of all that is read end."""
+    scales = [source.scale(key) for key in source.keys(True, True)] if isinstance(source, TensorGroup) else []
+    return math.lcm(*(scale[d].denominator for scale in scales))
 
 
 def _box(region: object, shape: Shape) -> Selection:

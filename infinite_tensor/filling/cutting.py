@@ -88,13 +88,13 @@ class Bands:
 
 
 def cut_into_bands(
-    root: Node, start: Sequence[int], stop: Sequence[int], layout: TileLayout, most_bytes: int, least_bands: int = 1
+    root: Node, start: Sequence[int], stop: Sequence[int], most_bytes: int, least_bands: int = 1
 ) -> Bands:
     """Cut a region at the borders of tiles, into at least so many bands.
 
     If that can be, the `held_bytes` of a band are at most `most_bytes`.
     """
-    tile = layout.tile_shape
+    tile = root.contents.layout(root.spec).tile_shape
     origin = tuple(a // n * n for a, n in zip(start, tile, strict=True))
     widths = [b - a for a, b in zip(origin, stop, strict=True)]
     along = max(range(len(tile)), key=lambda d: -(-widths[d] // tile[d]))

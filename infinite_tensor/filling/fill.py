@@ -67,11 +67,6 @@ class Job:
         needs, exact = demands(self.boxes)
         return forecast(self.boxes, needs, self.peak_memory, exact=exact)
 
-    def flush(self) -> None:
-        """Return when everything that has been computed is stored."""
-        for store in self.stores:
-            store.flush()
-
 
 def prepare(
     targets: Sequence[tuple[Node, Selection]], max_memory: int | None, shard: tuple[int, int] | None = None
@@ -117,9 +112,9 @@ def _passes(boxes: Sequence[Box], max_memory: int | None) -> list[tuple[dict[Nod
     if len(boxes) > 1 and len(set(nodes)) == len(nodes):
         caches, held = _memory(nodes, max_memory)
         share = held // len(boxes)
-        cuts = {box[0]: _cut(box, share) for box in boxes}
+        cuts = {box[0]: cut_into_bands(*box, share) for box in boxes}
         most = max(bands.band_count for bands in cuts.values())
-        cuts |= {box[0]: _cut(box, share, most) for box in boxes if cuts[box[0]].band_count < most}
+        cuts |= {box[0]: cut_into_bands(*box, share, most) for box in boxes if cuts[box[0]].band_count < most}
         if all(bands.band_count == most for bands in cuts.values()):
             needed = held_bytes(cuts)
             if needed <= held:
@@ -129,7 +124,7 @@ def _passes(boxes: Sequence[Box], max_memory: int | None) -> list[tuple[dict[Nod
 
 def _alone(box: Box, max_memory: int | None) -> tuple[dict[Node, Bands], int]:
     caches, held = _memory([box[0]], max_memory)
-    cuts = {box[0]: _cut(box, held)}
+    cuts = {box[0]: cut_into_bands(*box, held)}
     needed = held_bytes(cuts)
     if max_memory is not None and needed > held:
         raise ValidationError(
@@ -145,11 +140,6 @@ def _memory(nodes: Sequence[Node], max_memory: int | None) -> tuple[int, int]:
     limits = [store.contents.cache_limit for store in _stores_of(chain_of(nodes))]
     caches = sum(_LENT if limit is None else limit for limit in limits)
     return caches, _DEFAULT_HELD if max_memory is None else max_memory - caches - _OVERHEAD
-
-
-def _cut(box: Box, held: int, least_bands: int = 1) -> Bands:
-    node, start, stop = box
-    return cut_into_bands(node, start, stop, node.contents.layout(node.spec), held, least_bands)
 
 
 def _stores_of(nodes: Sequence[Node]) -> list[TileStore]:
@@ -202,7 +192,8 @@ def fill(job: Job, workers: int | None, progress: bool | str | Watcher) -> FillR
                 for cuts in job.passes:
                     _fill(cuts, tally, workers)
         finally:
-            job.flush()
+            for store in job.stores:
+                store.flush()
     reports = []
     for node in nodes:
         # A tensor that has been cleared meanwhile is counted from 0 again.

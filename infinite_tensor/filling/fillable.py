@@ -121,14 +121,7 @@ class Fillable(ABC):
         KeyboardInterrupt
             After a Ctrl-C, with a note that says how to continue.
         """
-        return fill_together(
-            self._requests(region),
-            workers=workers,
-            max_memory=max_memory,
-            client=client,
-            progress=progress,
-            shard=shard,
-        )
+        return fill_together(self._requests(region), workers, max_memory, client, progress, shard)
 
     def is_filled(self, region: object) -> bool:
         """Whether a `fill` of a region would compute nothing."""
@@ -194,7 +187,6 @@ def plan_together(requests: Requests, *, max_memory: int | None = None) -> FillP
 
 def fill_together(
     requests: Requests,
-    *,
     workers: int | None = None,
     max_memory: int | None = None,
     client: Client | None = None,

@@ -154,7 +154,7 @@ def _named(boxes: Sequence[Box], inventories: dict[Node, Inventory]) -> list[Dem
     """Window by window, which is exact whatever is stored."""
     regions: dict[Node, list[tuple[IntArray, IntArray]]] = {}
     for root, start, stop in boxes:
-        regions.setdefault(root, []).append((_row(start), _row(stop)))
+        regions.setdefault(root, []).append((np.array([start]), np.array([stop])))
     found: list[Demand] = []
     for computation, nodes in consumers_first(list(regions)).items():
         missing = {
@@ -220,10 +220,6 @@ def _without(windows: IntArray, others: IntArray) -> IntArray:
     known = set(as_tuples(others))
     fresh: IntArray = windows[np.array([index not in known for index in as_tuples(windows)], dtype=bool)]
     return fresh
-
-
-def _row(point: Sequence[int]) -> IntArray:
-    return np.array([point], dtype=np.int64)
 
 
 @dataclass(frozen=True)

@@ -9,19 +9,17 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
 from infinite_tensor.errors import InfiniteTensorError, StoreError, ValidationError
 from infinite_tensor.geometry.regions import Selection
-from infinite_tensor.groups.members import GroupMember, Members
+from infinite_tensor.groups.members import GroupMember, Members, read_members, unit_of
 from infinite_tensor.groups.tensordicts import assembled, batch_size
 from infinite_tensor.support.nested import Key, show
-
-if TYPE_CHECKING:
-    from infinite_tensor.groups.group import TensorGroup
 
 _BLOCK_BYTES = 2**25
 """How much is read and written at a time, of all tensors together."""
@@ -31,13 +29,13 @@ Write: TypeAlias = Callable[[Key, Slices, torch.Tensor], None]
 
 
 def save_tensordict(
-    group: TensorGroup, region: Selection, path: Path, form: str, workers: int | None, *, overwrite: bool
+    members: Members, region: Selection, path: Path, form: str, workers: int | None, *, overwrite: bool
 ) -> None:
     """`TensorGroup.save_tensordict`; see there."""
     if form not in _FORMS:
         raise ValidationError(f"format must be one of {', '.join(_FORMS)}, got {form!r}")
-    members, extents = group.members, _extents(group, region)
     sample = {key: _empty(member, region) for key, member in members.items()}
+    content = _Content(members, region, _extents(members, region), sample)
     _check_storable(sample, form)
     opened, mark = _FORMS[form]
     with _explained(path):
@@ -48,9 +46,9 @@ def save_tensordict(
     try:
         with ExitStack() as opening:
             with _explained(path):
-                write = opening.enter_context(opened(unfinished, members, sample, region, extents))
-            for block in _blocks(region, extents):
-                (results,) = group.tensors_of([block], workers)
+                write = opening.enter_context(opened(unfinished, content))
+            for block in content.blocks():
+                (results,) = read_members(members, [block], workers)
                 with _explained(path):
                     for key, result in results.items():
                         write(key, _place(members[key], region, block, result.ndim), result.cpu())
@@ -59,6 +57,31 @@ def save_tensordict(
                 _publish(unfinished, path, overwrite=overwrite)
     finally:
         _remove(unfinished)
+
+
+@dataclass(frozen=True)
+class _Content:
+    """What is written: a region of some members, block by block, each of these `extents` in pixels of the group.
+
+    Attributes
+    ----------
+    sample : dict of Key to torch.Tensor
+        Tensors of the shapes and dtypes that are written, which take no memory.
+    """
+
+    members: Members
+    region: Selection
+    extents: list[int]
+    sample: dict[Key, torch.Tensor]
+
+    def blocks(self) -> Iterator[Selection]:
+        """The region in blocks, in lexicographic order."""
+        cuts = [
+            [(a, min(a + n, stop)) for a in range(start, stop, max(1, n))]
+            for start, stop, n in zip(self.region.start, self.region.stop, self.extents, strict=True)
+        ]
+        for block in itertools.product(*cuts):
+            yield self.region._replace(start=tuple(a for a, _ in block), stop=tuple(b for _, b in block))
 
 
 @contextmanager
@@ -83,21 +106,21 @@ def _empty(member: GroupMember, region: Selection) -> torch.Tensor:
     return member.arranged(box[tuple(0 if d in squeezed else slice(None) for d in range(box.ndim))], region.squeezed)
 
 
-def _extents(group: TensorGroup, region: Selection) -> list[int]:
+def _extents(members: Members, region: Selection) -> list[int]:
     """Extents of a block in pixels of the group: whole pixels of every tensor, rows that lie together first."""
     extents = list(region.shape)
     for d in range(len(extents)):
-        if _bytes(group, extents) <= _BLOCK_BYTES:
+        if _bytes(members, extents) <= _BLOCK_BYTES:
             break
-        unit = 1 if d in region.squeezed else group.unit(d)
-        least = _bytes(group, [*extents[:d], unit, *extents[d + 1 :]])
+        unit = 1 if d in region.squeezed else unit_of(members, d)
+        least = _bytes(members, [*extents[:d], unit, *extents[d + 1 :]])
         extents[d] = min(extents[d], unit * max(1, _BLOCK_BYTES // max(1, least)))
     return extents
 
 
-def _bytes(group: TensorGroup, extents: Sequence[int]) -> int:
+def _bytes(members: Members, extents: Sequence[int]) -> int:
     total = 0
-    for member in group.members.values():
+    for member in members.values():
         size = member.tensor.dtype.itemsize
         for extent, scale in zip(extents, member.scale, strict=True):
             size *= -(-extent * scale.numerator // scale.denominator)
@@ -105,15 +128,6 @@ def _bytes(group: TensorGroup, extents: Sequence[int]) -> int:
             size *= member.tensor.shape[d] or 1
         total += size
     return total
-
-
-def _blocks(region: Selection, extents: Sequence[int]) -> Iterator[Selection]:
-    cuts = [
-        [(a, min(a + n, stop)) for a in range(start, stop, max(1, n))]
-        for start, stop, n in zip(region.start, region.stop, extents, strict=True)
-    ]
-    for block in itertools.product(*cuts):
-        yield region._replace(start=tuple(a for a, _ in block), stop=tuple(b for _, b in block))
 
 
 def _place(member: GroupMember, region: Selection, block: Selection, ndim: int) -> Slices:
@@ -128,14 +142,9 @@ def _place(member: GroupMember, region: Selection, block: Selection, ndim: int) 
 
 
 @contextmanager
-def _memory_mapped(
-    folder: Path,
-    members: Members,
-    sample: Mapping[Key, torch.Tensor],
-    region: Selection,
-    _: Sequence[int],
-) -> Iterator[Write]:
-    skeleton: Any = assembled(members, sample, region, torch.device("cpu")).memmap_like(folder)
+def _memory_mapped(folder: Path, content: _Content) -> Iterator[Write]:
+    sample = content.sample
+    skeleton: Any = assembled(content.members, sample, content.region, torch.device("cpu")).memmap_like(folder)
     files = {key: skeleton.get(key).filename for key, tensor in sample.items() if tensor.numel()}
     del skeleton
 
@@ -149,19 +158,13 @@ def _memory_mapped(
 
 
 @contextmanager
-def _hdf5(
-    path: Path,
-    _: Members,
-    sample: Mapping[Key, torch.Tensor],
-    _region: Selection,
-    _extents: Sequence[int],
-) -> Iterator[Write]:
+def _hdf5(path: Path, content: _Content) -> Iterator[Write]:
     try:
         import h5py  # noqa: PLC0415  (only this form needs it)
     except ImportError as error:
         raise ImportError("format 'h5' needs the package h5py: pip install h5py") from error
     with h5py.File(path, "x") as file:
-        for key, tensor in sample.items():
+        for key, tensor in content.sample.items():
             file.create_dataset("/".join(key), tensor.shape, _numpy_dtype(tensor))
 
         def write(key: Key, at: Slices, block: torch.Tensor) -> None:
@@ -171,24 +174,19 @@ def _hdf5(
 
 
 @contextmanager
-def _zarr(
-    folder: Path,
-    members: Members,
-    sample: Mapping[Key, torch.Tensor],
-    region: Selection,
-    extents: Sequence[int],
-) -> Iterator[Write]:
+def _zarr(folder: Path, content: _Content) -> Iterator[Write]:
     import zarr  # noqa: PLC0415  (the same)
 
     root: Any = zarr.open_group(str(folder), mode="w-")
-    levels = dict.fromkeys(key[:depth] for key in sample for depth in range(len(key)))
+    members, region = content.members, content.region
+    levels = dict.fromkeys(key[:depth] for key in members for depth in range(len(key)))
     for level in levels:
         node = root.require_group("/".join(level)) if level else root
         within = [member for key, member in members.items() if key[: len(level)] == level]
         # What tensordict itself writes; without it, it takes the dimensions that happen to have one extent.
         node.attrs["__tensordict__"] = {"batch_size": batch_size(within, region), "version": 1}
-    first = region._replace(stop=tuple(a + n for a, n in zip(region.start, extents, strict=True)))
-    for key, tensor in sample.items():
+    first = region._replace(stop=tuple(a + n for a, n in zip(region.start, content.extents, strict=True)))
+    for key, tensor in content.sample.items():
         chunks = tuple(max(1, n) for n in _empty(members[key], first).shape)
         root.create_array("/".join(key), shape=tuple(tensor.shape), chunks=chunks, dtype=_numpy_dtype(tensor))
 

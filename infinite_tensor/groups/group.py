@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -12,8 +11,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import torch
 
-from infinite_tensor.engine import compiled
-from infinite_tensor.engine.assemble import read_together
 from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.fill import coverage
@@ -21,17 +18,25 @@ from infinite_tensor.filling.fillable import Fillable
 from infinite_tensor.geometry.regions import Selection, parse
 from infinite_tensor.geometry.window import Shape
 from infinite_tensor.groups.export import save_tensordict
-from infinite_tensor.groups.members import GroupMember, Members, check_extents, members_of, outputs_of, shape_of
-from infinite_tensor.groups.saved import save_group
-from infinite_tensor.groups.source import tensors_of
-from infinite_tensor.groups.tensordicts import assembled, import_tensordict
+from infinite_tensor.groups.members import (
+    GroupMember,
+    Members,
+    check_extents,
+    members_of,
+    outputs_of,
+    read_members,
+    shape_of,
+    unit_of,
+)
+from infinite_tensor.groups.saved import open_members, save_group
+from infinite_tensor.groups.tensordicts import assembled, import_tensordict, tensors_of
 from infinite_tensor.support.nested import Key, as_key, is_key, listed, named_leaves, nested, show
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import TileStore
 from infinite_tensor.values.checks import checked_workers
 
 if TYPE_CHECKING:
-    from tensordict import TensorDict, TensorDictBase
+    from tensordict import TensorDictBase
 
 _WRITING = frozenset(
     ("set", "set_", "set_at_", "update", "update_", "update_at_", "del_", "pop", "rename_key_", "setdefault", "clear")
@@ -80,7 +85,8 @@ class TensorGroup(Fillable):
         given: dict[Key, Any] = {}
         for key, value in [((), tensors)] if isinstance(tensors, TensorGroup) else named_leaves(tensors):
             if isinstance(value, TensorGroup):
-                given |= {(*key, *inner): member for inner, member in value.members.items()}
+                for inner in map(as_key, value.keys(True, True)):
+                    given[*key, *inner] = GroupMember(inner, value[inner], value.dims(inner), value.scale(inner))
             else:
                 given[key] = value
         members = members_of(given, dims, scale)
@@ -90,7 +96,7 @@ class TensorGroup(Fillable):
     @classmethod
     def of_outputs(cls, tensors: Mapping[Key, InfiniteTensor]) -> Self:
         """The outputs of one ``f``, by their keys; see `InfiniteTensor.from_multi`."""
-        return cls.of_members(outputs_of(tensors))
+        return cls._of_members(outputs_of(tensors))
 
     @classmethod
     def from_tensordict(
@@ -123,10 +129,10 @@ class TensorGroup(Fillable):
         """
         tensors = tensors_of(td, version, tile_store, tensor_id)
         shared = tuple(range(td.batch_dims))
-        return cls.of_members(members_of(tensors, shared, None))
+        return cls._of_members(members_of(tensors, shared, None))
 
     @classmethod
-    def of_members(cls, members: Members) -> Self:
+    def _of_members(cls, members: Members) -> Self:
         """A group of members that fit together."""
         group = cls.__new__(cls)
         group._bind(members)  # noqa: SLF001  (its own)
@@ -134,7 +140,7 @@ class TensorGroup(Fillable):
 
     def _bind(self, members: Members) -> None:
         self._shape = shape_of(members)
-        self.members = {key: replace(member, key=key) for key, member in members.items()}
+        self._members = {key: replace(member, key=key) for key, member in members.items()}
 
     @property
     def shape(self) -> Shape:
@@ -155,21 +161,21 @@ class TensorGroup(Fillable):
         return self._leaf(key).dims
 
     def _entry(self, key: Key) -> InfiniteTensor | Self:
-        if key in self.members:
-            return self.members[key].tensor
-        within = {leaf[len(key) :]: member for leaf, member in self.members.items() if leaf[: len(key)] == key}
+        if key in self._members:
+            return self._members[key].tensor
+        within = {leaf[len(key) :]: member for leaf, member in self._members.items() if leaf[: len(key)] == key}
         if not within:
             raise self._unknown(key)
-        return self.of_members(within)
+        return self._of_members(within)
 
     def _leaf(self, key: object) -> GroupMember:
-        found = self.members.get(as_key(key))
+        found = self._members.get(as_key(key))
         if found is None:
             raise self._unknown(as_key(key))
         return found
 
     def _unknown(self, key: Key) -> KeyError:
-        return KeyError(f"key {show(key)} is not in the group, which has {', '.join(map(show, self.members))}")
+        return KeyError(f"key {show(key)} is not in the group, which has {', '.join(map(show, self._members))}")
 
     def get(self, key: str | tuple[str, ...], default: Any = None) -> Any:
         """What has a key, or `default`."""
@@ -188,7 +194,7 @@ class TensorGroup(Fillable):
         leaves_only : bool
             Name only tensors.
         """
-        found = listed(self.members, nested=include_nested, leaves_only=leaves_only)
+        found = listed(self._members, nested=include_nested, leaves_only=leaves_only)
         return [key[0] if len(key) == 1 else key for key in found]
 
     def values(self, include_nested: bool = False, leaves_only: bool = False) -> list[InfiniteTensor | Self]:
@@ -205,7 +211,7 @@ class TensorGroup(Fillable):
         return is_key(key) and self.get(key) is not None
 
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys(key[0] for key in self.members))
+        return iter(dict.fromkeys(key[0] for key in self._members))
 
     def __len__(self) -> int:
         return len(list(iter(self)))
@@ -224,22 +230,22 @@ class TensorGroup(Fillable):
         for key in wanted:
             if strict and key not in self:
                 raise self._unknown(key)
-        return self._kept([leaf for leaf in self.members if _is_in(leaf, wanted)])
+        return self._kept([leaf for leaf in self._members if _is_in(leaf, wanted)])
 
     def exclude(self, *keys: str | tuple[str, ...]) -> Self:
         """A group without some of the tensors, in the same pixels. A key that is not there is no error."""
         unwanted = [as_key(key) for key in keys]
-        return self._kept([leaf for leaf in self.members if not _is_in(leaf, unwanted)])
+        return self._kept([leaf for leaf in self._members if not _is_in(leaf, unwanted)])
 
     def _kept(self, keys: list[Key]) -> Self:
         if not keys:
-            raise ValidationError(f"nothing is left of the group, which has {', '.join(map(show, self.members))}")
-        return self.of_members({key: self.members[key] for key in keys})
+            raise ValidationError(f"nothing is left of the group, which has {', '.join(map(show, self._members))}")
+        return self._of_members({key: self._members[key] for key in keys})
 
     @property
     def device(self) -> torch.device | None:
         """Where all tensors return their results; None where they differ."""
-        devices = {member.tensor.device for member in self.members.values()}
+        devices = {member.tensor.device for member in self._members.values()}
         return devices.pop() if len(devices) == 1 else None
 
     def __getitem__(self, indices: object) -> Any:
@@ -284,31 +290,11 @@ class TensorGroup(Fillable):
             have different scales; that of a nested TensorDict counts only the tensors in it.
         """
         workers = None if workers is None else checked_workers(workers)
-        if isinstance(indices, list):
-            return self.read_selections([parse(region, self.shape) for region in indices], workers)
-        return self.read_selections([parse(indices, self.shape)], workers)[0]
-
-    def read_selections(self, regions: Sequence[Selection], workers: int | None = None) -> list[TensorDict]:
-        """What `read` returns, of regions that have been looked at."""
+        regions = [parse(region, self.shape) for region in (indices if isinstance(indices, list) else [indices])]
         import_tensordict()
-        results = zip(regions, self.tensors_of(regions, workers), strict=True)
-        return [assembled(self.members, tensors, region, self.device) for region, tensors in results]
-
-    def tensors_of(self, regions: Sequence[Selection], workers: int | None) -> list[dict[Key, torch.Tensor]]:
-        """What is read of each tensor, arranged, for each region."""
-        members = list(self.members.values())
-        requests = [(node_of(member.tensor), [member.selection(region) for region in regions]) for member in members]
-        if torch.compiler.is_compiling():
-            results = compiled.read_together(requests, workers)
-        else:
-            results = read_together(requests, workers)
-        return [
-            {
-                member.key: member.arranged(of_member[number], region.squeezed)
-                for member, of_member in zip(members, results, strict=True)
-            }
-            for number, region in enumerate(regions)
-        ]
+        results = zip(regions, read_members(self._members, regions, workers), strict=True)
+        found = [assembled(self._members, tensors, region, self.device) for region, tensors in results]
+        return found if isinstance(indices, list) else found[0]
 
     def save_tensordict(
         self,
@@ -349,7 +335,7 @@ class TensorGroup(Fillable):
         if not isinstance(path, str | os.PathLike):
             raise ValidationError(f"path must be a local path, got {path!r}")
         workers = None if workers is None else checked_workers(workers)
-        save_tensordict(self, self._plain(region), Path(path), format, workers, overwrite=overwrite)
+        save_tensordict(self._members, self._plain(region), Path(path), format, workers, overwrite=overwrite)
 
     def save(self, store: TileStore, group_id: str) -> None:
         """Keep in a store which tensors the group is made of, for `TileStore.open_group`.
@@ -371,7 +357,7 @@ class TensorGroup(Fillable):
         StoreError
             If it cannot be stored.
         """
-        save_group(self.members, store, group_id)
+        save_group(self._members, store, group_id)
 
     def align(self, region: object) -> tuple[slice | int, ...]:
         """The smallest region around one that begins and ends with whole pixels of every tensor.
@@ -389,16 +375,12 @@ class TensorGroup(Fillable):
         selection = self._plain(region)
         found: list[slice | int] = []
         for d, (start, stop) in enumerate(zip(selection.start, selection.stop, strict=True)):
-            unit = self.unit(d)
+            unit = unit_of(self._members, d)
             if d in selection.squeezed:
                 found.append(start)
             else:
                 found.append(slice(start // unit * unit, -(-stop // unit) * unit))
         return tuple(found)
-
-    def unit(self, d: int) -> int:
-        """Every so many pixels of the group along a dimension, whole pixels of all tensors end."""
-        return math.lcm(*(member.scale[d].denominator for member in self.members.values()))
 
     def _plain(self, region: object) -> Selection:
         selection = parse(region, self.shape)
@@ -418,7 +400,7 @@ class TensorGroup(Fillable):
             raise ValidationError(f"a group moves to another device only, got {device}; move its tensors one by one")
         moved: list[tuple[InfiniteTensor, torch.device]] = []
         try:
-            for member in self.members.values():
+            for member in self._members.values():
                 before = member.tensor.device
                 member.tensor.to(device=device)
                 moved.append((member.tensor, before))
@@ -437,19 +419,19 @@ class TensorGroup(Fillable):
 
     def clear_cache(self) -> None:
         """Drop from memory what can be had again, of all tensors, after storing what is pending."""
-        for member in self.members.values():
+        for member in self._members.values():
             member.tensor.clear_cache()
 
     def _parts(self, region: object) -> dict[Key, tuple[InfiniteTensor, Selection]]:
         """Each tensor with what a region is of it."""
         selection = parse(region, self.shape)._replace(steps=(1,) * self.ndim)
-        return {key: (member.tensor, member.selection(selection)) for key, member in self.members.items()}
+        return {key: (member.tensor, member.selection(selection)) for key, member in self._members.items()}
 
     def _requests(self, region: object) -> list[tuple[InfiniteTensor, Selection]]:
         return list(self._parts(region).values())
 
     def _tensors(self) -> list[InfiniteTensor]:
-        return [member.tensor for member in self.members.values()]
+        return [member.tensor for member in self._members.values()]
 
     def __setitem__(self, key: object, value: object) -> NoReturn:
         raise _read_only()
@@ -464,10 +446,10 @@ class TensorGroup(Fillable):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by reference, as tensors are."""
-        return _rebuilt, (type(self), self.members)
+        return self._of_members, (self._members,)
 
     def __repr__(self) -> str:
-        lines = [_line(member) for member in self.members.values()]
+        lines = [_line(member) for member in self._members.values()]
         return f"{type(self).__name__}(shape={self.shape}, tensors:\n    " + "\n    ".join(lines) + ")"
 
 
@@ -481,8 +463,17 @@ def _read_only() -> TypeError:
     return TypeError(_READ_ONLY)
 
 
-def _rebuilt(kind: type[TensorGroup], members: dict[Key, GroupMember]) -> TensorGroup:
-    return kind.of_members(members)
+def open_group(
+    store: TileStore,
+    group_id: str,
+    f: Mapping[Any, Callable[..., Any]] | None,
+    members: Mapping[Any, InfiniteTensor] | None,
+    stores: Sequence[TileStore],
+    device: torch.device | str,
+) -> TensorGroup:
+    """`TileStore.open_group`; see there."""
+    opened = open_members(store, group_id, f, members, stores, device)
+    return TensorGroup._of_members(opened)  # noqa: SLF001  (its own)
 
 
 def _is_in(leaf: Key, keys: list[Key]) -> bool:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, TypeAlias
 
 import torch
 
+from infinite_tensor.engine import compiled
+from infinite_tensor.engine.assemble import read_together
 from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import RegionError, ValidationError
 from infinite_tensor.geometry.regions import Selection, parse
@@ -103,7 +106,7 @@ def members_of(
 
     Parameters
     ----------
-    given : mapping from Key to InfiniteTensor or Member
+    given : mapping from Key to InfiniteTensor or GroupMember
         What is in it. A member of another group keeps its dimensions, and its scale is multiplied.
     dims, scale : object
         As `TensorGroup` is given them.
@@ -134,6 +137,27 @@ def members_of(
         both = tuple(a * b for a, b in zip(factors, before, strict=True))
         members[key] = GroupMember(key, tensors[key], shared[key], both)
     return members
+
+
+def unit_of(members: Members, d: int) -> int:
+    """Every so many pixels of the group along a dimension, whole pixels of all tensors end."""
+    return math.lcm(*(member.scale[d].denominator for member in members.values()))
+
+
+def read_members(
+    members: Members, regions: Sequence[Selection], workers: int | None
+) -> Iterator[dict[Key, torch.Tensor]]:
+    """What is read of each tensor, arranged, for each region."""
+    requests = [
+        (node_of(member.tensor), [member.selection(region) for region in regions]) for member in members.values()
+    ]
+    if torch.compiler.is_compiling():
+        results = compiled.read_together(requests, workers)
+    else:
+        results = read_together(requests, workers)
+    for region, *of_each in zip(regions, *results, strict=True):
+        each = zip(members.items(), of_each, strict=True)
+        yield {key: member.arranged(result, region.squeezed) for (key, member), result in each}
 
 
 def check_extents(members: Members) -> None:

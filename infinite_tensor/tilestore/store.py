@@ -231,7 +231,7 @@ class TileStore:
             If an argument does not fit.
         """
         # Groups are made of tensors, which stand on stores.
-        from infinite_tensor.groups.opening import open_group  # noqa: PLC0415
+        from infinite_tensor.groups.group import open_group  # noqa: PLC0415
 
         return open_group(self, group_id, f, members, stores, device)
 
