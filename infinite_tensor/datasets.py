@@ -15,8 +15,8 @@ from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.regions import Selection, parse
 from infinite_tensor.geometry.window import Shape, as_index
 from infinite_tensor.groups import TensorGroup
-from infinite_tensor.support.cached_property import cached_property
 from infinite_tensor.support.exit import flush_at_termination
+from infinite_tensor.support.forks import cached_property
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore.layout import sizes_of
 

@@ -27,7 +27,7 @@ from infinite_tensor import (
     TileStore,
     ZarrTileStore,
 )
-from infinite_tensor.support.cached_property import cached_property
+from infinite_tensor.support.forks import cached_property
 from tests.processes.fork_server import CONTEXT
 from tests.reference import Index
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from infinite_tensor import InfiniteTensor, MemoryTileStore, TensorWindow, TileStore, ZarrTileStore
-from infinite_tensor.support.waiting import Mark
+from infinite_tensor.support.interrupts import Mark
 
 WINDOW = TensorWindow((256,))
 SIZE = 1024

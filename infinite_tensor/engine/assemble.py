@@ -23,7 +23,7 @@ from infinite_tensor.geometry.points import Index, joined
 from infinite_tensor.geometry.regions import Selection
 from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.support.allocation import IN_PARTS, new_result
-from infinite_tensor.support.visits import visit
+from infinite_tensor.support.interrupts import store_call
 
 _BLOCK_BYTES = 16 * 2**20
 """A larger read is carried out block by block, so that upstream windows are let go early."""
@@ -57,7 +57,7 @@ def read_together(
         # Tensors that are born in it could not be used outside of it.
         with torch.inference_mode(mode=False):
             return read_together(requests, workers)
-    call = visit()
+    call = store_call()
     with call.running:
         call.begin(*[node.contents for node, _ in requests], reads=True)
         read: list[_Parts] = []
@@ -186,7 +186,7 @@ class _Stream:
 
     def add(self, selection: Selection) -> list[torch.Tensor]:
         """One more follows; what is ready now."""
-        call = visit()
+        call = store_call()
         with call.running:
             call.begin(self._node.contents, reads=True)
             self._node.contents.flush_if_requested()
@@ -201,7 +201,7 @@ class _Stream:
 
     def finish(self) -> list[torch.Tensor]:
         """None follows; what is left."""
-        call = visit()
+        call = store_call()
         with call.running:
             call.begin(self._node.contents, reads=True)
             self._compute(len(self._pending))
@@ -209,7 +209,7 @@ class _Stream:
 
     def close(self) -> None:
         """Let go of what is held."""
-        call = visit()
+        call = store_call()
         with contextlib.suppress(StoreError), call.running:
             # A stream that was dropped may be closed in the middle of anything; what it holds then goes with it.
             call.begin(self._node.contents)

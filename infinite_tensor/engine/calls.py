@@ -20,10 +20,9 @@ from infinite_tensor.errors import (
     ShapeMismatchError,
     ValidationError,
 )
-from infinite_tensor.support.allocation import new_block, new_tensor
-from infinite_tensor.support.arrays import Array, as_array
+from infinite_tensor.support.allocation import Array, as_array, new_block, new_tensor
+from infinite_tensor.support.interrupts import running_f
 from infinite_tensor.support.nested import Key, leaves, show
-from infinite_tensor.support.visits import running_f
 from infinite_tensor.tilestore.access import Access
 from infinite_tensor.tilestore.contents import Contents
 from infinite_tensor.values.spec import TensorSpec

@@ -31,7 +31,7 @@ from infinite_tensor.engine.reads import Reader
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.points import Index, as_tuples
 from infinite_tensor.support.forks import renew_in_children
-from infinite_tensor.support.waiting import Changes, Mark
+from infinite_tensor.support.interrupts import Changes, Mark
 
 
 class Claim:

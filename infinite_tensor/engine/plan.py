@@ -14,7 +14,7 @@ from infinite_tensor.engine.chain import Computation, Input, Node, consumers_fir
 from infinite_tensor.engine.reads import Views
 from infinite_tensor.errors import RegionError, TileAccessError, ValidationError
 from infinite_tensor.geometry.points import COORDINATE_LIMIT, IntArray, as_tuples, joined
-from infinite_tensor.support.arrays import Array
+from infinite_tensor.support.allocation import Array
 from infinite_tensor.tilestore.access import Access
 from infinite_tensor.values.checks import outside_arg
 

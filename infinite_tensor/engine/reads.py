@@ -14,7 +14,7 @@ from typing import Self, TypeVar
 
 from infinite_tensor.engine.chain import Node
 from infinite_tensor.support.forks import renew_in_children
-from infinite_tensor.support.visits import enter, visit
+from infinite_tensor.support.interrupts import enter, store_call
 from infinite_tensor.tilestore.access import Access
 from infinite_tensor.tilestore.contents import Contents
 
@@ -69,7 +69,7 @@ class Dropping:
 
     def carry_out(self, stores: Sequence[Contents], drop: Callable[[], T]) -> T:
         """Call ``drop()``, which drops windows of these stores: one thread does at a time, and no read begins there."""
-        call = visit()
+        call = store_call()
         with call.running:
             call.begin(*stores, reads=True)
             with self._lock:

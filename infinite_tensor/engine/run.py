@@ -19,7 +19,7 @@ from infinite_tensor.engine.lifetimes import Lifetimes, NumberedRegions
 from infinite_tensor.engine.plan import Workload, build
 from infinite_tensor.engine.reads import Views
 from infinite_tensor.geometry.points import IntArray, joined
-from infinite_tensor.support.waiting import Mark, interrupts_shown
+from infinite_tensor.support.interrupts import Mark, interrupts_shown
 from infinite_tensor.tilestore.access import Access
 
 

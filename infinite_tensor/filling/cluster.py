@@ -34,7 +34,7 @@ from infinite_tensor.filling.progress import FillReport, Tally, TensorReport, Wa
 from infinite_tensor.geometry.points import Index, IntArray, as_tuples
 from infinite_tensor.geometry.window import WindowGrid
 from infinite_tensor.geometry.window_sets import IndexProduct, as_array
-from infinite_tensor.support.visits import visit
+from infinite_tensor.support.interrupts import store_call
 from infinite_tensor.tilestore.access import Access
 
 if TYPE_CHECKING:
@@ -312,7 +312,7 @@ def _carry_out(chain: Sequence[Node], regions: Mapping[Node, _Wanted], workers: 
     tally = Tally(0, progress=False)
     reader = CLAIMS.reader(workers)
     reader.notice = tally.count
-    call = visit()
+    call = store_call()
     try:
         with call.running, Views(reader) as views:
             call.begin(*[node.contents for node in regions], reads=True)

@@ -20,9 +20,8 @@ from infinite_tensor.filling.progress import FillReport, Tally, TensorReport, Wa
 from infinite_tensor.geometry.points import Index, is_empty
 from infinite_tensor.geometry.regions import Selection
 from infinite_tensor.geometry.window_sets import IndexProduct, Intervals
+from infinite_tensor.support.interrupts import Mark, store_call
 from infinite_tensor.support.tables import bytes_of
-from infinite_tensor.support.visits import visit
-from infinite_tensor.support.waiting import Mark
 from infinite_tensor.tilestore.store import TileStore
 
 _DEFAULT_HELD = 2**29
@@ -211,7 +210,7 @@ def _fill(cuts: Mapping[Node, Bands], tally: Tally, workers: int | None) -> None
         if count:
             reader = CLAIMS.reader(workers)
             reader.notice = tally.count
-            call = visit()
+            call = store_call()
             with call.running, Views(reader) as views:
                 call.begin(*[node.contents for node in rest], reads=True)
                 steps = [range(at, at + 1) for at in range(count)]

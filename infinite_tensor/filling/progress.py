@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Self, TypeAlias
 
 from infinite_tensor.engine.chain import Node
 from infinite_tensor.errors import ValidationError
+from infinite_tensor.support.interrupts import running_f
 from infinite_tensor.support.tables import Tabular, bytes_of, count_of
-from infinite_tensor.support.visits import running_f
 
 
 @dataclass(frozen=True)

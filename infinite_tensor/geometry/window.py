@@ -30,7 +30,7 @@ from infinite_tensor.geometry.points import (
     points_of_boxes,
     unique_points,
 )
-from infinite_tensor.support.cached_property import cached_property
+from infinite_tensor.support.forks import cached_property
 
 Shape: TypeAlias = tuple[int | None, ...]
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from infinite_tensor.geometry.points import IntArray
-from infinite_tensor.support.arrays import Array
+from infinite_tensor.support.allocation import Array
 
 
 class Access(ABC):

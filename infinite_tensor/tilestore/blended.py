@@ -12,7 +12,7 @@ import numpy as np
 
 from infinite_tensor.geometry.points import Index, IntArray
 from infinite_tensor.geometry.window_sets import BoxUnion
-from infinite_tensor.support.arrays import Array
+from infinite_tensor.support.allocation import Array
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.lru import LRU
 from infinite_tensor.values.spec import TensorSpec

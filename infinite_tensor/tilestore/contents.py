@@ -14,8 +14,7 @@ from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.window_sets import BoxUnion
 from infinite_tensor.support.forks import renew_in_children
-from infinite_tensor.support.visits import looking, visited
-from infinite_tensor.support.waiting import Mark
+from infinite_tensor.support.interrupts import Mark, store_method, store_query
 from infinite_tensor.tilestore.access import Access
 from infinite_tensor.tilestore.inventory import Inventory
 from infinite_tensor.tilestore.layout import TileLayout
@@ -207,14 +206,14 @@ class Contents(ABC):
 
     # Groups: small definitions that name tensors, apart from the tensors themselves.
 
-    @looking
+    @store_query
     def stored_group(self, group_id: str) -> dict[str, Any] | None:
         """The definition of a group as it is stored, not checked; None where there is none."""
         self.check_open()
         with self.lock:
             return self.read_group(group_id)
 
-    @visited
+    @store_method
     def store_group(self, group_id: str, definition: dict[str, Any]) -> dict[str, Any]:
         """Create a group, unless there is one; the definition that the store holds from then on."""
         self.check_open()

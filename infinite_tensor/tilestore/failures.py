@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from infinite_tensor.errors import DamagedDataWarning, StoreError, ValidationError
 from infinite_tensor.geometry.points import Index
-from infinite_tensor.support.waiting import interrupts_shown
+from infinite_tensor.support.interrupts import interrupts_shown
 
 _TOLD = 5
 """Failures that one error tells in full; there may be one for each of thousands of batches."""

@@ -12,7 +12,7 @@ import torch
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.points import COORDINATE_LIMIT, Index
 from infinite_tensor.geometry.window import Shape, TensorWindow, WindowGrid, as_index
-from infinite_tensor.support.arrays import Array
+from infinite_tensor.support.allocation import Array
 from infinite_tensor.values.spec import TensorSpec
 
 

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window import as_index
-from infinite_tensor.support.waiting import Mark
+from infinite_tensor.support.interrupts import Mark
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from infinite_tensor.errors import StoreError
-from infinite_tensor.support.visits import looking, visited
+from infinite_tensor.support.interrupts import store_method, store_query
 from infinite_tensor.tilestore.conflicts import warn_of_dependants
 from infinite_tensor.tilestore.contents import Contents
 from infinite_tensor.tilestore.dependants import dependants_in, readers_in
@@ -66,13 +66,13 @@ class TileStore:
 
     # Tensors.
 
-    @looking
+    @store_query
     def tensor_ids(self) -> list[str]:
         """Ids of all tensors in the store, sorted."""
         self._check_open()
         return self.contents.tensor_ids()
 
-    @looking
+    @store_query
     def tensor_definition(self, tensor_id: str) -> dict[str, Any]:
         """The definition of one tensor as JSON; StoreError if there is none of that id."""
         self._check_open()
@@ -123,7 +123,7 @@ class TileStore:
 
         return open_tensor(self, tensor_id, f, args, blend, batch_size, device)
 
-    @visited
+    @store_method
     def clear_tensor(self, tensor_id: str, *, dependants: bool = False) -> None:
         """Delete everything of a tensor. An id that is not known is no error.
 
@@ -155,7 +155,7 @@ class TileStore:
             # The whole store is gone, say: nobody is left to warn of.
             return []
 
-    @visited
+    @store_method
     def clear_cache(self, tensor_id: str) -> None:
         """Drop from memory what can be had again, after storing what is pending."""
         self._check_open()
@@ -235,13 +235,13 @@ class TileStore:
 
         return open_group(self, group_id, f, members, stores, device)
 
-    @looking
+    @store_query
     def group_ids(self) -> list[str]:
         """Ids of all groups in the store, sorted."""
         self._check_open()
         return sorted(self.contents.group_ids())
 
-    @visited
+    @store_method
     def clear_group(self, group_id: str) -> None:
         """Delete a group; its tensors stay. An id that is not known is no error."""
         self._check_open()

@@ -26,8 +26,8 @@ import torch
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.points import Index, with_entry
 from infinite_tensor.geometry.window import WindowGrid
-from infinite_tensor.support.arrays import Array, as_array, as_tensor, copied
-from infinite_tensor.support.cached_property import cached_property
+from infinite_tensor.support.allocation import Array, as_array, as_tensor, copied
+from infinite_tensor.support.forks import cached_property
 from infinite_tensor.values.definition import Blend, Number
 
 _LEFT_TO_NUMPY = frozenset(map(np.dtype, ("uint16", "uint32", "uint64", "complex64", "complex128")))

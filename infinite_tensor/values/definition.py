@@ -16,7 +16,7 @@ import torch
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window import Shape, TensorWindow
-from infinite_tensor.support.cached_property import cached_property
+from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.nested import Key
 from infinite_tensor.values.fingerprint import PYTHON, combined, fingerprint, scheme_of
 

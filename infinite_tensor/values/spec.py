@@ -11,8 +11,8 @@ import torch
 
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.window import Shape, TensorWindow, WindowGrid
-from infinite_tensor.support.arrays import as_array
-from infinite_tensor.support.cached_property import cached_property
+from infinite_tensor.support.allocation import as_array
+from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.nested import Key
 from infinite_tensor.values.blend import Blender, check_blend
 from infinite_tensor.values.checks import check_output_window, checked_dtype, checked_id, checked_shape

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from infinite_tensor.support.arrays import as_array
+from infinite_tensor.support.allocation import as_array
 
 
 def stored_dtype(dtype: torch.dtype) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from infinite_tensor import MemoryTileStore, StoreError, ValidationError, ZarrTileStore
-from infinite_tensor.support.visits import running_f
+from infinite_tensor.support.interrupts import running_f
 from infinite_tensor.tilestore.persistent.backend import Backend
 from tests.dict_store import DictTileStore
 from tests.invalidation.chain import END, TILE, Data, chain_on, ground_on, smooth_over

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from infinite_tensor import TensorWindow, ValidationError
 from infinite_tensor.geometry.window import Shape, WindowGrid
-from infinite_tensor.support.arrays import as_array
+from infinite_tensor.support.allocation import as_array
 from infinite_tensor.values.blend import Blender
 from tests.blends import BLENDS, CASES, alone
 

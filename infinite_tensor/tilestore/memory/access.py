@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from infinite_tensor.geometry.points import UNBOUNDED, Index, IntArray, as_tuples, rows_of
-from infinite_tensor.support.arrays import Array, as_array, copied
+from infinite_tensor.support.allocation import Array, as_array, copied
 from infinite_tensor.tilestore.access import Access
 from infinite_tensor.tilestore.blended import Blended, BlendedForRead
 from infinite_tensor.tilestore.layout import copy_shared

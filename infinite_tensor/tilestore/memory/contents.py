@@ -12,9 +12,8 @@ import torch
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window_sets import BoxUnion, pixels_of, tiles_of
-from infinite_tensor.support.arrays import as_array, as_tensor
-from infinite_tensor.support.visits import visited
-from infinite_tensor.support.waiting import Mark
+from infinite_tensor.support.allocation import as_array, as_tensor
+from infinite_tensor.support.interrupts import Mark, store_method
 from infinite_tensor.tilestore.access import Access
 from infinite_tensor.tilestore.conflicts import check_same, unknown_tensor, warn_of_changes
 from infinite_tensor.tilestore.contents import Contents
@@ -62,7 +61,7 @@ class MemoryContents(Contents):
         ]
         return f"MemoryTileStore({', '.join(f'{name}={limit}' for name, limit in limits if limit is not None)})"
 
-    @visited
+    @store_method
     def register(self, spec: TensorSpec) -> None:
         """Make a tensor known; one of the same id and definition shares its windows."""
         with self.lock:
@@ -81,7 +80,7 @@ class MemoryContents(Contents):
         """The limit of all windows together."""
         return self.kept.windows.max_bytes
 
-    @visited
+    @store_method
     def lend(self, mark: Mark, room: int) -> None:
         """While `mark` is under way, keep no more than now and this much, if there is no limit."""
         kept = self.kept
@@ -123,7 +122,7 @@ class MemoryContents(Contents):
             layout.copy(blocks, as_array(out), start)
         return blocks is not None
 
-    @visited
+    @store_method
     def migrate(self, spec: TensorSpec, moved: TensorSpec) -> None:
         """Convert all windows of a tensor; they replace the old ones once every one is converted."""
         with self.lock:
@@ -265,7 +264,7 @@ class MemoryTileStore(TileStore):
         """Limit in windows, None for no limit."""
         return self.contents.kept.windows.max_items
 
-    @visited
+    @store_method
     def close(self, *, discard: bool = False) -> None:
         """Forget everything."""
         super().close(discard=discard)

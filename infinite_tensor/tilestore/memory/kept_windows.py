@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from weakref import WeakSet
 
 from infinite_tensor.geometry.points import Index
-from infinite_tensor.support.arrays import Array
+from infinite_tensor.support.allocation import Array
 from infinite_tensor.tilestore.blended import BlendedTiles, blended_layout
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.memory.window_cache import AllWindows, Row, WindowCache

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from infinite_tensor.geometry.points import Index
-from infinite_tensor.support.arrays import Array, copied
-from infinite_tensor.support.waiting import Mark
+from infinite_tensor.support.allocation import Array, copied
+from infinite_tensor.support.interrupts import Mark
 from infinite_tensor.tilestore.lru import LRU
 from infinite_tensor.values.spec import TensorSpec
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from infinite_tensor.geometry.points import Index, IntArray, as_tuples, rows_of
-from infinite_tensor.support.arrays import Array, as_array
+from infinite_tensor.support.allocation import Array, as_array
 from infinite_tensor.tilestore.access import Access
 from infinite_tensor.tilestore.blended import Blended, BlendedForRead
 from infinite_tensor.tilestore.inventory import NOTHING, Known, missing_windows

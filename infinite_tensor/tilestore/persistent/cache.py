@@ -14,7 +14,7 @@ import torch
 from infinite_tensor.errors import StoreError
 from infinite_tensor.geometry.points import Index, inside
 from infinite_tensor.geometry.window_sets import BoxUnion
-from infinite_tensor.support.waiting import Mark
+from infinite_tensor.support.interrupts import Mark
 from infinite_tensor.tilestore.inventory import Known
 from infinite_tensor.tilestore.layout import Record
 from infinite_tensor.tilestore.lru import LRU

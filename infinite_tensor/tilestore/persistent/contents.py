@@ -16,9 +16,8 @@ import torch
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.window_sets import BoxUnion, pixels_of, tiles_of
-from infinite_tensor.support.arrays import as_array
-from infinite_tensor.support.visits import visited
-from infinite_tensor.support.waiting import Mark
+from infinite_tensor.support.allocation import as_array
+from infinite_tensor.support.interrupts import Mark, store_method
 from infinite_tensor.tilestore.access import Access
 from infinite_tensor.tilestore.conflicts import warn_of_changes
 from infinite_tensor.tilestore.contents import Contents
@@ -91,7 +90,7 @@ class PersistentContents(Contents):
         """The store is open again."""
         self.closed = self._released = False
 
-    @visited
+    @store_method
     def register(self, spec: TensorSpec) -> None:
         """Find the tensor in storage, or create it there."""
         self.flush_if_requested()
@@ -116,7 +115,7 @@ class PersistentContents(Contents):
         """`cache_size_bytes`."""
         return self.tiles.entries.max_bytes
 
-    @visited
+    @store_method
     def lend(self, mark: Mark, room: int) -> None:
         """While `mark` is under way, keep no more tiles than now and this much, if there is no limit."""
         with self.tiles.lock:
@@ -132,7 +131,7 @@ class PersistentContents(Contents):
         """What the background writer has stored of a tensor."""
         return self.tiles.written(tensor_id)
 
-    @visited
+    @store_method
     def inventory(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> Inventory:
         """What is in storage, and what is still on its way there."""
         self.raise_failure()
@@ -153,12 +152,12 @@ class PersistentContents(Contents):
             known |= self.tiles.known_partials(record, unread[begin : begin + _TILES_AT_ONCE])
         return Inventory(record.layout, frozenset(complete), {t: w for t, w in known.items() if t not in complete})
 
-    @visited
+    @store_method
     def unfinished(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> list[Index]:
         """Tiles of which there are parts in storage."""
         return sorted(self.storage.find_partials(spec.tensor_id, *self.layout(spec).box(start, stop)))
 
-    @visited
+    @store_method
     def is_complete(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> bool:
         """Whether all tiles of a region are in storage."""
         self.raise_failure()
@@ -194,7 +193,7 @@ class PersistentContents(Contents):
                 "Make a new tensor with another tensor_id, or clear_tensor this one first"
             )
 
-    @visited
+    @store_method
     def refresh(self, tensor_id: str) -> None:
         """Store what is pending, then drop the tensor's incomplete tiles from memory."""
         self.check_open()

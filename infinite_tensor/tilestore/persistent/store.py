@@ -9,7 +9,7 @@ from typing import Any
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.support.exit import flush_at_exit
 from infinite_tensor.support.forks import renew_in_children
-from infinite_tensor.support.visits import visited
+from infinite_tensor.support.interrupts import store_method
 from infinite_tensor.tilestore.lru import LRU, check_limit
 from infinite_tensor.tilestore.persistent.backend import Backend
 from infinite_tensor.tilestore.persistent.contents import PersistentContents
@@ -81,12 +81,12 @@ class PersistentTileStore(TileStore, Backend):
         self.contents.storage.attach(self)
         super()._check_open()
 
-    @visited
+    @store_method
     def tensor_info(self, tensor_id: str) -> TensorInfo:
         """What is known and stored of one tensor, after a flush; StoreError if there is none of that id."""
         return super().tensor_info(tensor_id)
 
-    @visited
+    @store_method
     def flush(self) -> None:
         """Return when everything finished so far is stored.
 
@@ -97,12 +97,12 @@ class PersistentTileStore(TileStore, Backend):
         """
         super().flush()
 
-    @visited
+    @store_method
     def close(self, *, discard: bool = False) -> None:
         """Flush, then release memory and files. Closing twice is no error; see `TileStore.close`."""
         super().close(discard=discard)
 
-    @visited
+    @store_method
     def verify(self, tensor_id: str, *, repair: bool = False) -> list[Damage]:
         """Read everything that is stored of a tensor, after a flush, and list what is damaged."""
         self._check_open()
@@ -110,7 +110,7 @@ class PersistentTileStore(TileStore, Backend):
             self.contents.check_writable(f"repair tensor {tensor_id!r}")
         return self.contents.verify(tensor_id, repair=repair)
 
-    @visited
+    @store_method
     def gc(self) -> Garbage:
         """Delete, after a flush, what no tensor of the store refers to."""
         self._check_open()

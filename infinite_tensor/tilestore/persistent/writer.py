@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from infinite_tensor.errors import StoreError
-from infinite_tensor.support.waiting import Changes, interrupts_shown
+from infinite_tensor.support.interrupts import Changes, interrupts_shown
 from infinite_tensor.tilestore.failures import combined
 
 

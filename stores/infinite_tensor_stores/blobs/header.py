@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from infinite_tensor.errors import StoreError
-from infinite_tensor.support.cached_property import cached_property
+from infinite_tensor.support.forks import cached_property
 from infinite_tensor.tilestore.persistent.documents import sealed
 from infinite_tensor.values.definition import dtype_name, dtype_of
 from infinite_tensor_stores.dtypes import stored_dtype

@@ -16,8 +16,8 @@ from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.geometry.points import IntArray
 from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.geometry.window_sets import BoxUnion
-from infinite_tensor.support.arrays import Array
-from infinite_tensor.support.waiting import Mark
+from infinite_tensor.support.allocation import Array
+from infinite_tensor.support.interrupts import Mark
 from infinite_tensor.tensor import InfiniteTensor, tensor_of_node
 from infinite_tensor.tilestore import TensorInfo, TileStore
 from infinite_tensor.tilestore.access import Access

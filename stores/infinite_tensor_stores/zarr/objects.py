@@ -16,7 +16,7 @@ from zarr.abc.store import Store
 from zarr.core.buffer import Buffer, default_buffer_prototype
 from zarr.storage import LocalStore, MemoryStore
 
-from infinite_tensor.support.waiting import Mark
+from infinite_tensor.support.interrupts import Mark
 from infinite_tensor_stores.files import LARGEST_DOCUMENT, FileStore, Unreadable
 from infinite_tensor_stores.loop import sync
 from infinite_tensor_stores.remote import RemoteStore
