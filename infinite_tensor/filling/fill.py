@@ -15,7 +15,7 @@ from infinite_tensor.engine.reads import Views
 from infinite_tensor.engine.run import run_steps
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.cutting import Bands, cut_into_bands, held_bytes, shard_of, side_by_side
-from infinite_tensor.filling.plan import Box, FillPlan, demands, estimated, forecast
+from infinite_tensor.filling.plan import Box, FillPlan, demands, estimated, fill_plan
 from infinite_tensor.filling.progress import FillReport, Tally, TensorReport, Watcher
 from infinite_tensor.geometry.points import Index, is_empty
 from infinite_tensor.geometry.regions import Selection
@@ -64,7 +64,7 @@ class Job:
     def plan(self) -> FillPlan:
         """What it costs, beside what is stored."""
         needs, exact = demands(self.boxes)
-        return forecast(self.boxes, needs, self.peak_memory, exact=exact)
+        return fill_plan(self.boxes, needs, self.peak_memory, exact=exact)
 
 
 def prepare(

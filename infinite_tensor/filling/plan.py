@@ -361,7 +361,7 @@ class FillPlan(Tabular):
         return f"fill {filled or 'nothing'}, about {bytes_of(self.peak_memory)} of memory{bound}"
 
 
-def forecast(boxes: Sequence[Box], demands: Sequence[Demand], peak_memory: int, *, exact: bool) -> FillPlan:
+def fill_plan(boxes: Sequence[Box], demands: Sequence[Demand], peak_memory: int, *, exact: bool) -> FillPlan:
     """The cost of filling some pixels, which take these demands, consumers first."""
     roots = {node for node, _, _ in boxes}
     of_root = max((demand.needed for demand in demands if demand.node in roots), default=0)
