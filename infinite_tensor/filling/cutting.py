@@ -67,19 +67,17 @@ class Bands:
         """How many bands there are."""
         return self.steps // len(self._bounds(self.along))
 
-    def bands(self) -> Iterator[NumberedRegions]:
+    def __iter__(self) -> Iterator[NumberedRegions]:
         """The bands in lexicographic order, each as the regions of its steps."""
-        bounds = [
-            self._bounds(d) if d != self.along else [(self.start[d], self.stop[d])] for d in range(len(self.start))
-        ]
+        steps = np.array(self._bounds(self.along), dtype=np.int64)
+        whole = list(zip(self.start, self.stop, strict=True))
+        bounds = [self._bounds(d) if d != self.along else [whole[d]] for d in range(len(whole))]
         for band in itertools.product(*bounds):
-            yield self._steps(band)
-
-    def _steps(self, band: Sequence[tuple[int, int]]) -> NumberedRegions:
-        steps = self._bounds(self.along)
-        starts, stops = (np.array([[bound[side] for bound in band]] * len(steps), dtype=np.int64) for side in (0, 1))
-        starts[:, self.along], stops[:, self.along] = np.array(steps, dtype=np.int64).T
-        return NumberedRegions.alone(starts, stops)
+            starts, stops = (
+                np.tile(np.array(side, dtype=np.int64), (len(steps), 1)) for side in zip(*band, strict=True)
+            )
+            starts[:, self.along], stops[:, self.along] = steps.T
+            yield NumberedRegions.alone(starts, stops)
 
     def _bounds(self, d: int) -> list[tuple[int, int]]:
         """The region along one dimension, in steps."""
@@ -117,7 +115,7 @@ def side_by_side(cuts: Mapping[Node, Bands]) -> Iterator[dict[Node, NumberedRegi
 
     Their steps are numbered by how far they are along the band.
     """
-    for bands in zip(*(each.bands() for each in cuts.values()), strict=True):
+    for bands in zip(*cuts.values(), strict=True):
         begins = [_progress(band, each.along) for band, each in zip(bands, cuts.values(), strict=True)]
         numbers = np.empty(sum(map(len, begins)), dtype=np.int64)
         numbers[np.argsort(np.concatenate(begins), kind="stable")] = np.arange(len(numbers))

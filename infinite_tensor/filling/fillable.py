@@ -168,10 +168,8 @@ class Fillable(ABC):
         StoreError
             If a store is closed, or something could not be stored or deleted; call it again.
         """
-        if region is None:
-            return invalidate([(node_of(tensor), None) for tensor in self._tensors()], dependants=dependants)
-        requests = [(node_of(tensor), selection) for tensor, selection in self._requests(region)]
-        return invalidate(requests, dependants=dependants)
+        requests = [(tensor, None) for tensor in self._tensors()] if region is None else self._requests(region)
+        return invalidate([(node_of(tensor), selection) for tensor, selection in requests], dependants=dependants)
 
 
 def plan_together(requests: Requests, *, max_memory: int | None = None) -> FillPlan:
