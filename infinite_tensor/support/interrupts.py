@@ -225,5 +225,7 @@ def running_f() -> threading.Lock:
 
 
 def _innermost() -> StoreCall | None:
-    calls = (*reversed(_here.inner), _here.outermost)
-    return next((call for call in calls if call.running.locked()), None)
+    for call in (*reversed(_here.inner), _here.outermost):
+        if call.running.locked():
+            return call
+    return None

@@ -51,12 +51,12 @@ def sync(call: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.k
 
 def _loop() -> asyncio.AbstractEventLoop:
     """Zarr's event loop, running."""
-    thread = zarr_sync.iothread[0]
-    if zarr_sync.loop[0] is None or thread is None or not thread.is_alive():
+    loop = zarr_sync.loop[0]
+    if loop is None or not loop.is_running():
         with zarr_sync._get_lock():  # noqa: SLF001  (zarr starts its loop under it)
             thread = zarr_sync.iothread[0]
             if thread is None or not thread.is_alive():
                 # There is none, or one whose thread an interrupt has kept from starting.
                 zarr_sync.loop[0] = None
         return zarr_sync._get_loop()  # noqa: SLF001  (zarr gives its loop nowhere else)
-    return zarr_sync.loop[0]
+    return loop

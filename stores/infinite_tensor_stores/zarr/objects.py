@@ -225,7 +225,10 @@ def concurrently(
     Where some fail, the others are carried out all the same, unless so many fail one after the other that the
     storage itself must be out of order. The first error is raised when none is in progress any more.
     """
-    wave = _Wave(call, list(arguments), concurrency)
+    wanted = list(arguments)
+    if not wanted:
+        return []
+    wave = _Wave(call, wanted, concurrency)
     with wave.wanted.running:
         return sync(wave.run)
 

@@ -53,10 +53,11 @@ class TileSet:
 def _place_of(tile: Index) -> tuple[Index, int]:
     """The block that a tile lies in, and its number there."""
     shift = _BITS // len(tile)
-    bit = 0
+    block, bit = [], 0
     for i in tile:
+        block.append(i >> shift)
         bit = bit << shift | i & (1 << shift) - 1
-    return tuple([i >> shift for i in tile]), bit
+    return tuple(block), bit
 
 
 class Writers:
@@ -82,11 +83,11 @@ class Writers:
     def doubt(self, tiles: Iterable[Index]) -> list[str]:
         """Keys to look for before `candidates` can tell of some tiles: the announcement, or none."""
         written = self._written
-        return [] if written is None or all(tile in written for tile in tiles) else [self._mark]
+        return [] if written is None or all(map(written.__contains__, tiles)) else [self._mark]
 
     def candidates(self, tiles: Iterable[Index], found: Sequence[bytes | None]) -> list[Index]:
         """Those of some tiles of which something may be stored, by what was found under the keys of `doubt`."""
-        if any(data is not None for data in found):
+        if found.count(None) < len(found):
             self._written = None
         written = self._written
         return [tile for tile in tiles if written is None or tile in written]
