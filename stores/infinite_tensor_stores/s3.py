@@ -184,15 +184,18 @@ class S3Store(RemoteStore):
 
     async def _begun(self, request: Coroutine[Any, Any, Any], upload: _Upload) -> Any:
         """An answer that has begun. The time-outs of the client leave out the wait for room to send."""
-        task = asyncio.ensure_future(request)
+        task, cause = asyncio.ensure_future(request), None
         try:
             while (left := upload.moved + self._patience - time.monotonic()) > 0:
                 if (await asyncio.wait([task], timeout=left))[0]:
                     return await task
-            raise TimeoutError(f"no answer for {self._patience:.3g} s")
+        except boto.ReadTimeoutError as error:
+            # The client's clock was first.
+            cause = error
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+        raise TimeoutError(f"no answer for {self._patience:.3g} s") from cause
 
     def _adopt(self, client: Any) -> Any:
         if client not in self._clients:
