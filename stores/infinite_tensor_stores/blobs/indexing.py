@@ -81,18 +81,18 @@ def rows_of(index: Any, length: Callable[[int], int]) -> int | range | RowNumber
     RegionError
         (an IndexError) If a row is out of range, a mask has another length, or the step of a slice is 0.
     """
+    if isinstance(index, slice):
+        if index.step is not None and as_index(index.step) == 0:
+            raise RegionError(f"slice step cannot be zero, got {index!r}")
+        least = max([as_index(end) or 0 for end in (index.start, index.stop) if end is not None], default=0)
+        found = range(length(least))[index]
+        return found if found.step == 1 else np.arange(found.start, found.stop, found.step, dtype=np.int64)
     number = as_index(index)
     if number is not None:
         rows = length(number + 1)
         if not -rows <= number < rows:
             raise RegionError(f"row {number} is out of range for a blob of {rows} rows")
         return number % rows
-    if isinstance(index, slice):
-        if as_index(index.step) == 0:
-            raise RegionError(f"slice step cannot be zero, got {index!r}")
-        ends = [end for end in map(as_index, (index.start, index.stop)) if end is not None]
-        found = range(length(max(ends, default=0)))[index]
-        return found if found.step == 1 else np.arange(found.start, found.stop, found.step, dtype=np.int64)
     return _any_rows(_as_array(index), length)
 
 
