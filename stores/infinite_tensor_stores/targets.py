@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,10 @@ MODES = ("r", "r+", "a", "w", "w-")
 _S3 = ("s3://", "s3a://")
 
 
-def check_mode(mode: object) -> str:
-    """`mode`, if it is one of r, r+, a, w, w-."""
-    if mode not in MODES:
-        raise ValidationError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
+def check_mode(mode: object, modes: Sequence[str] = MODES) -> str:
+    """`mode`, if it is one of `modes`."""
+    if mode not in modes:
+        raise ValidationError(f"mode must be one of {', '.join(modes)}, got {mode!r}")
     return str(mode)
 
 

@@ -29,7 +29,7 @@ from infinite_tensor_stores.blobs.opening import (
     positive,
 )
 from infinite_tensor_stores.blobs.rows import Rows
-from infinite_tensor_stores.targets import DEFAULT_TIMEOUT, check_timeout
+from infinite_tensor_stores.targets import DEFAULT_TIMEOUT, check_mode, check_timeout
 
 if TYPE_CHECKING:
     from infinite_tensor.tensor import InfiniteTensor
@@ -121,8 +121,7 @@ class TensorBlob(Dataset[torch.Tensor]):
         >>> blob[1:3].sum(), len(blob)
         (tensor(6.), 5)
         """
-        if mode not in MODES:
-            raise ValidationError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
+        mode = check_mode(mode, MODES)
         wanted = Wanted(dtype, shape, block_size, compressors)
         most_blocks = positive("max_cached_blocks", max_cached_blocks)
         location = location_of(filename, storage_options, check_timeout(timeout))
