@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from linecache import getline
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from zarr.storage import LocalStore
 from infinite_tensor import StoreError, TensorBlob
 from infinite_tensor_stores.zarr.objects import wait_for_abandoned
 from tests.blobs.conftest import Place
-from tests.faults.interrupts import NewLines, finishes, interrupted_by_a_timer, interrupted_where
+from tests.faults.interrupts import Line, NewLines, finishes, interrupted_by_a_timer, interrupted_where
 
 OTHER = list(range(-10, -1))
 
@@ -184,7 +184,7 @@ def case(place: Place) -> Iterator[Case]:
 def prepare(case: Case) -> None:
     """Some rows are stored, some were overwritten and some appended since."""
     case.blob.seek(0, 2)
-    if len(case.held) > 60:
+    if len(case.held) > 30:
         case.blob.truncate(9)
         case.held = case.held[:9]
     case.blob.flush()
@@ -237,6 +237,11 @@ def end(case: Case) -> None:
     assert values(case.blob[:]) == case.held
 
 
+def of(file: str) -> Callable[[CodeType], bool]:
+    """Which functions are of a module."""
+    return lambda code: code.co_filename.endswith(file)
+
+
 @pytest.mark.parametrize(
     "lines", [pytest.param(20, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)], indirect=True
 )
@@ -248,7 +253,7 @@ def test_ctrl_c_at_any_line(case: Case, lines: NewLines) -> None:
             finishes(lambda: prepare(case))
             after, act = action(case)
             try:
-                with interrupted_where(lines):
+                with interrupted_where(lines, lines.are_left_in):
                     act()
             except KeyboardInterrupt:
                 interrupted = True
@@ -303,13 +308,13 @@ def test_a_write_that_runs_on_after_ctrl_c_is_over_before_the_next_read(
         await asyncio.to_thread(held_up.wait)
         await store(*args, **kwargs)
 
-    def waits_for_the_loop(line: tuple[str, int]) -> bool:
+    def waits_for_the_loop(line: Line) -> bool:
         # To encode takes the loop as well; and each time the first line takes what the loop gives back.
-        waits_here = line[0].endswith("loop.py") and "done.acquire()" in getline(*line) and next(waits) == 4
+        waits_here = "done.acquire()" in getline(*line) and next(waits) == 4
         return waits_here and begun.wait()
 
     monkeypatch.setattr(LocalStore, "set", late)
-    with pytest.raises(KeyboardInterrupt), interrupted_where(waits_for_the_loop):
+    with pytest.raises(KeyboardInterrupt), interrupted_where(waits_for_the_loop, of("loop.py")):
         case.blob.write(rows(new))
     threading.Timer(0.3, held_up.set).start()
     check(case, new + case.held[8:], partly=False)
@@ -345,15 +350,15 @@ def test_a_signal_handler_that_changes_the_blob_in_the_middle_of_a_call_is_refus
             told.append(name)
         assert values(case.blob[:1]) == [0]
 
-    def deep(line: tuple[str, int]) -> bool:
+    def deep(_line: Line) -> bool:
         """Whether blocks are loaded or stored, which is done in the middle of a call."""
-        if line[0].endswith("blobs/blocks.py") and case.blob._rows.lock._is_owned() and not told:  # type: ignore[attr-defined]
+        if case.blob._rows.lock._is_owned() and not told:  # type: ignore[attr-defined]
             signal.raise_signal(signal.SIGUSR1)
         return False
 
     before = signal.signal(signal.SIGUSR1, handler)
     try:
-        with interrupted_where(deep):
+        with interrupted_where(deep, of("blobs/blocks.py")):
             act()
     finally:
         signal.signal(signal.SIGUSR1, before)
@@ -369,14 +374,14 @@ def test_a_signal_handler_that_changes_the_blob_in_the_middle_of_a_call_is_refus
 def test_a_signal_handler_is_refused_between_the_pieces_of_an_extension(case: Case) -> None:
     refused = list[bool]()
 
-    def between(line: tuple[str, int]) -> bool:
-        if line[0].endswith("blobs/rows.py") and case.other._rows.lock._is_owned():  # type: ignore[attr-defined]
+    def between(_line: Line) -> bool:
+        if case.other._rows.lock._is_owned():  # type: ignore[attr-defined]
             with pytest.raises(StoreError, match="signal handler"):
                 case.blob.write(rows([7]))
             refused.append(True)
         return False
 
-    with interrupted_where(between):
+    with interrupted_where(between, of("blobs/rows.py")):
         case.blob.extend(case.other)
     assert refused
     assert values(case.blob[:]) == case.held + OTHER
@@ -390,7 +395,7 @@ def test_a_signal_handler_that_reads_at_any_line_finds_right_rows(case: Case, nu
         after, act = action(case)
         before, count = case.held, 0
 
-        def read(_line: tuple[str, int], before: list[int] = before, after: list[int] = after) -> bool:
+        def read(_line: Line, before: list[int] = before, after: list[int] = after) -> bool:
             nonlocal count
             count += 1
             if count % 7 == number:

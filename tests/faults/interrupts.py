@@ -14,7 +14,7 @@ from dis import opmap
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import infinite_tensor
 import infinite_tensor_stores
@@ -28,19 +28,28 @@ Line: TypeAlias = tuple[str, int]
 
 
 @contextmanager
-def interrupted_where(chosen: Callable[[Line], bool]) -> Iterator[None]:
-    """KeyboardInterrupt before the first line of the library that this thread comes to and that is `chosen`."""
-    before, done = sys.gettrace(), False
+def interrupted_where(
+    chosen: Callable[[Line], bool], within: Callable[[CodeType], bool] = lambda _code: True
+) -> Iterator[None]:
+    """KeyboardInterrupt before the first line of the library that this thread comes to and that is `chosen`.
+
+    Lines of functions that are not `within` are not even looked at, which saves most of the time that tracing takes.
+    """
+    # Of who enters the `with`.
+    before, done, here = sys.gettrace(), False, sys._getframe(2)
 
     def trace(frame: FrameType, event: str, _arg: Any) -> Any:
         nonlocal done
         if event == "call":
-            if done or not _is_of_the_library(frame.f_code) or _is_in_a_finalizer(frame):
+            code = frame.f_code
+            if done or not code.co_filename.startswith(_LIBRARY) or not within(code) or _is_in_a_finalizer(frame, here):
                 return None
-        elif event == "line" and not done and not (_does_nothing(frame) or _leaves_a_with(frame)):
-            done = chosen((frame.f_code.co_filename, frame.f_lineno))
-            if done:
-                raise KeyboardInterrupt
+        elif event == "line" and not done:
+            code, line = frame.f_code, frame.f_lineno
+            if _Lines.of(code).can_be_interrupted(frame.f_lasti, line):
+                done = chosen((code.co_filename, line))
+                if done:
+                    raise KeyboardInterrupt
         return trace
 
     sys.settrace(trace)
@@ -62,17 +71,36 @@ class NewLines:
     def __init__(self, share: int = 1) -> None:
         self._share = share
         self._seen: set[Line] = set()
+        self._chosen: dict[int, set[Line]] = {}
 
     def __len__(self) -> int:
         return len(self._seen)
 
     def __call__(self, line: Line) -> bool:
         """Whether to interrupt here."""
-        file, number = line
-        new = line not in self._seen and (number + len(Path(file).name)) % self._share == 0
+        new = line not in self._seen and self._is_chosen(*line)
         if new:
             self._seen.add(line)
         return new
+
+    def are_left_in(self, code: CodeType) -> bool:
+        """Whether a function has lines at which to interrupt it."""
+        # By its identity, as in `_Lines`.
+        chosen = self._chosen.get(id(code))
+        if chosen is None:
+            file = code.co_filename
+            numbers = {number for _, _, number in code.co_lines() if number is not None}
+            chosen = {(file, number) for number in numbers if self._is_chosen(file, number)}
+            self._chosen[id(code)] = chosen
+        return not chosen <= self._seen
+
+    def _is_chosen(self, file: str, number: int) -> bool:
+        return (number + _length_of_name(file)) % self._share == 0
+
+
+@cache
+def _length_of_name(file: str) -> int:
+    return len(Path(file).name)
 
 
 @contextmanager
@@ -121,10 +149,13 @@ def interrupted_by_a_timer() -> Iterator[Callable[[float, Callable[[], object]],
         yield is_interrupted
 
 
-def _is_in_a_finalizer(frame: FrameType) -> bool:
-    """Whether Python calls this as it frees an object: it drops an exception that is raised there."""
+def _is_in_a_finalizer(frame: FrameType, outermost: FrameType) -> bool:
+    """Whether Python calls this as it frees an object: it drops an exception that is raised there.
+
+    What `outermost` was called from does not count.
+    """
     caller: FrameType | None = frame
-    while caller is not None:
+    while caller is not None and caller is not outermost:
         code = caller.f_code
         # One that is called by hand is given no reference.
         if code.co_name == "__del__" or (code is _FINALIZER and caller.f_locals["_"] is not None):
@@ -133,28 +164,33 @@ def _is_in_a_finalizer(frame: FrameType) -> bool:
     return False
 
 
-@cache
-def _is_of_the_library(code: CodeType) -> bool:
-    return code.co_filename.startswith(_LIBRARY)
+class _Lines:
+    """What is to be known of the lines of a function of the library, looked up once: there are very many events."""
+
+    _known: ClassVar[dict[int, _Lines]] = {}
+
+    def __init__(self, code: CodeType) -> None:
+        self._instructions = code.co_code
+        self._withs = _withs_in(code)
+        self.code = code
+
+    @classmethod
+    def of(cls, code: CodeType) -> _Lines:
+        """Found by the identity of the code, whose hash takes longer than all else; it is kept alive."""
+        found = cls._known.get(id(code))
+        if found is None:
+            found = cls._known[id(code)] = cls(code)
+        return found
+
+    def can_be_interrupted(self, at: int, line: int) -> bool:
+        """Whether Python handles signals before a line, of which the instruction `at` is next.
+
+        It does not before a bare ``try:``, where no ``with`` protects it either; nor where the block of a ``with``
+        ends: Python then comes to the line of the ``with`` again, and handles no signal before the exit.
+        """
+        return self._instructions[at] != opmap["NOP"] and at <= self._withs.get(line, at)
 
 
-def _does_nothing(frame: FrameType) -> bool:
-    """Whether the line is a bare ``try:``, before which Python handles no signal, and where no ``with`` protects it."""
-    return _instructions_of(frame.f_code)[frame.f_lasti] == opmap["NOP"]
-
-
-@cache
-def _instructions_of(code: CodeType) -> bytes:
-    """Kept: Python copies them whenever it is asked."""
-    return code.co_code
-
-
-def _leaves_a_with(frame: FrameType) -> bool:
-    """Whether the block of a ``with`` ends: Python comes to its line again, and handles no signal before the exit."""
-    return frame.f_lasti > _withs_in(frame.f_code).get(frame.f_lineno, frame.f_lasti)
-
-
-@cache
 def _withs_in(code: CodeType) -> dict[int, int]:
     """Where the instructions of each line that begins a ``with`` begin."""
     first: dict[int, int] = {}
