@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from infinite_tensor import HDF5TileStore, StoreError
+from tests.damage import flips
 from tests.damage.world import TILE, Outcome, build, fill, read, same_bits, truth
+from tests.processes.scripts import run
 
 
 @pytest.fixture
@@ -23,8 +23,7 @@ def hdf5_file(tmp_path: Path) -> Path:
 
 def _flipped(path: Path, seed: int, count: int) -> Counter[str]:
     """How often a file was read in which way, over `count` flips of one byte anywhere in it."""
-    command = [sys.executable, "-m", "tests.damage.flips", str(path), str(seed), str(count)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    done = run(flips.__file__, path, seed, count, patience=1200)
     assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-100:]
     return Counter(line.split()[1] for line in done.stdout.splitlines())
 

@@ -26,10 +26,15 @@ CONTEXT.set_forkserver_preload(
         "pytest",
         "torch.utils.data",
         "distributed",
+        "h5py",
+        "PIL.PngImagePlugin",
+        "infinite_tensor.datasets",
+        "infinite_tensor.modules",
         "tests.processes.members",
         "tests.crash.victims",
         "tests.crash.grouping",
         "tests.blobs.victims",
+        "tests.processes.frozen",
     ]
 )
 

@@ -5,6 +5,7 @@ For tests of what a script does with the library: one of how it starts, ends or 
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -17,22 +18,24 @@ from tests.processes.fork_server import CONTEXT
 _PATIENCE = 120.0
 
 
-def run(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def run(*arguments: object, cwd: Path | None = None, patience: float = _PATIENCE) -> subprocess.CompletedProcess[str]:
     """What ``python arguments...`` returns and prints; the first is the path of a script, or ``-c`` before its code."""
     argv = list(map(str, arguments))
     with tempfile.TemporaryDirectory() as folder:
         printed = [Path(folder, name) for name in ("stdout", "stderr")]
         process = CONTEXT.Process(target=_become, args=(argv, cwd or Path.cwd(), printed))
         process.start()
-        process.join(_PATIENCE)
+        process.join(patience)
         if process.exitcode is None:
             process.kill()
-            raise subprocess.TimeoutExpired(argv, _PATIENCE)
+            raise subprocess.TimeoutExpired(argv, patience)
         return subprocess.CompletedProcess(argv, process.exitcode, *(path.read_text() for path in printed))
 
 
 def _become(argv: list[str], cwd: Path, printed: list[Path]) -> None:
     """Run a script as the main module."""
+    # Its own processes are started as in any other interpreter.
+    multiprocessing.set_start_method(None, force=True)
     for number, path in enumerate(printed, start=1):
         opened = os.open(path, os.O_WRONLY | os.O_CREAT)
         os.dup2(opened, number)
