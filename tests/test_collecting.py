@@ -22,25 +22,30 @@ sys.meta_path.insert(0, Hides())
 ROOT = Path(__file__).parents[1]
 
 
-def collect_without_extras(folder: Path, tests: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    (folder / "sitecustomize.py").write_text(HIDES)
-    plugins = ["cacheprovider", "hypothesispytest", "benchmark"]
-    options = ["--collect-only", "-qq", "--assert=plain", *(f"-pno:{name}" for name in plugins)]
-    command = [sys.executable, "-m", "pytest", *options, tests]
-    set_ = {name: value for name, value in os.environ.items() if name != "INFINITE_TENSOR_S3"}
-    set_ |= environment | {"PYTHONPATH": str(folder)}
-    return subprocess.run(command, cwd=ROOT, env=set_, capture_output=True, text=True, timeout=500, check=False)
+COLLECTS = """
+import os, sys, pytest
+OPTIONS = ["--collect-only", "-qq", "--assert=plain", "-pno:cacheprovider", "-pno:hypothesispytest", "-pno:benchmark"]
+print("all of them:", pytest.main([*OPTIONS, "tests"]))
+os.environ["INFINITE_TENSOR_S3"] = "required"
+print("those of S3:", pytest.main([*OPTIONS, "tests/s3"]))
+"""
 
 
-def test_modules_that_need_a_package_of_an_extra_are_skipped(tmp_path: Path) -> None:
-    done = collect_without_extras(tmp_path, "tests")
-    assert done.returncode == 0, done.stdout[-2000:]
-    assert "test_properties.py:1: needs the package hypothesis" in done.stdout
-    assert "tests/test_behaviour.py: " in done.stdout
-    assert "tests/s3/test_conformance.py: " not in done.stdout
-
-
-def test_the_tests_of_s3_fail_where_they_are_required_and_cannot_run(tmp_path: Path) -> None:
-    done = collect_without_extras(tmp_path, "tests/s3", INFINITE_TENSOR_S3="required")
-    assert done.returncode != 0
-    assert "No module named 's3fs'" in done.stdout
+def test_modules_that_need_a_package_of_an_extra_are_skipped_and_those_of_s3_fail_where_they_are_required(
+    tmp_path: Path,
+) -> None:
+    """In one interpreter, which has nothing else to import for the second."""
+    (tmp_path / "sitecustomize.py").write_text(HIDES)
+    environment = {name: value for name, value in os.environ.items() if name != "INFINITE_TENSOR_S3"}
+    environment["PYTHONPATH"] = str(tmp_path)
+    command = [sys.executable, "-c", COLLECTS]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500, check=False)
+    collected, told, required = done.stdout.partition("all of them: ")
+    assert told, done.stdout[-2000:] + done.stderr[-2000:]
+    assert required.startswith("0\n"), collected[-2000:]
+    assert "test_properties.py:1: needs the package hypothesis" in collected
+    assert "tests/test_behaviour.py: " in collected
+    assert "tests/s3/test_conformance.py: " not in collected
+    assert "those of S3: 0\n" not in required
+    assert "those of S3: " in required
+    assert "No module named 's3fs'" in required

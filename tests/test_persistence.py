@@ -118,23 +118,32 @@ def made(target):
     t = InfiniteTensor((None, None), f, TensorWindow((4, 4), stride=3), tile_store=store, tensor_id="t")
     t[-9:9, 0:3]
     return t, store
-opened, closed, collected, cyclic, dropped = map(made, sys.argv[1:])
-closed[1].close()
+opened, closed, collected, cyclic, dropped = [list(map(made, sys.argv[n::5])) for n in range(1, 6)]
+for _, store in closed:
+    store.close()
 cycle = [cyclic]
 cycle.append(cycle)
 del collected, cyclic, cycle
 gc.collect()
 del dropped
 """
+ENDS = ("opened", "closed", "collected", "cyclic", "dropped")
+
+
+@pytest.fixture(scope="module")
+def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of stores that a process has left behind."""
+    folder = tmp_path_factory.mktemp("left")
+    targets = [folder / f"{end}.{kind}" for kind in ("zarr", "h5") for end in ENDS]
+    done = subprocess.run([sys.executable, "-c", LEFT, *targets], check=True, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("", "")
+    return folder
 
 
 @pytest.mark.parametrize("kind", ["zarr", "h5"])
-def test_what_a_process_leaves_behind_is_complete(tmp_path: Path, kind: str) -> None:
-    targets = [tmp_path / f"{end}.{kind}" for end in ("opened", "closed", "collected", "cyclic", "dropped")]
-    done = subprocess.run([sys.executable, "-c", LEFT, *targets], check=True, capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("", "")
-    for target in targets:
-        with open_store(target, mode="r") as store:
+def test_what_a_process_leaves_behind_is_complete(left: Path, kind: str) -> None:
+    for end in ENDS:
+        with open_store(left / f"{end}.{kind}", mode="r") as store:
             assert store.open("t")[-9:9, 0:3].shape == (18, 3)
 
 

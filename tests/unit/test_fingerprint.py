@@ -112,22 +112,34 @@ def test_whatever_a_function_holds_it_has_a_fingerprint(name: str) -> None:
     assert fingerprint_of(name) == fingerprint(MANY[name]())
 
 
+def of_sets(x: list[str], names: frozenset[str] = frozenset({"a", "b", "c"})) -> list[str]:
+    return [y for y in x if y in {"p", "q", "r"} or y in names]
+
+
 @functools.cache
-def in_another_process() -> dict[str, str]:
+def in_another_process(seed: str) -> tuple[dict[str, str], list[str]]:
+    """Fingerprints there, that of `of_sets` among them; and the order of a set, which goes by the seed of hashes."""
     code = (
         "import json\nfrom infinite_tensor.values.fingerprint import fingerprint\n"
-        "from tests.unit.test_fingerprint import MANY\n"
-        "print(json.dumps({name: fingerprint(make()) for name, make in MANY.items()}))"
+        "from tests.unit.test_fingerprint import MANY, of_sets\n"
+        "found = {name: fingerprint(make()) for name, make in MANY.items()}\n"
+        "print(json.dumps([found | {'of sets': fingerprint(of_sets)}, [*{'a', 'b', 'c'}]]))"
     )
-    command, environment = [sys.executable, "-c", code], {"PYTHONHASHSEED": "1"}
+    command, environment = [sys.executable, "-c", code], {"PYTHONHASHSEED": seed}
     done = subprocess.run(command, cwd=HERE.parents[1], env=environment, check=True, capture_output=True, text=True)
-    found: dict[str, str] = json.loads(done.stdout)
-    return found
+    found, order = json.loads(done.stdout)
+    return found, order
 
 
 @pytest.mark.parametrize("name", MANY)
 def test_it_is_the_same_in_every_process(name: str) -> None:
-    assert in_another_process()[name] == fingerprint_of(name)
+    assert in_another_process("1")[0][name] == fingerprint_of(name)
+
+
+def test_it_does_not_go_by_the_order_of_sets() -> None:
+    (first, order), (second, other_order) = in_another_process("1"), in_another_process("2")
+    assert order != other_order
+    assert first["of sets"] == second["of sets"] == fingerprint(of_sets)
 
 
 @pytest.mark.parametrize(
