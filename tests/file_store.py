@@ -43,7 +43,7 @@ class FileTileStore(PersistentTileStore):
         return self._read("tensor", tensor_id)
 
     def _write_definition(self, tensor_id: str, definition: dict[str, Any]) -> None:
-        # A folder of its own: whoever goes on writing after a clear_tensor writes beside the next tensor of this id.
+        # A folder of its own: what is still written after a clear_tensor lies beside the next tensor of this id.
         self._create("tensor", tensor_id, {**definition, "folder": secrets.token_hex(8)})
 
     def _bind_tensor(self, tensor_id: str, definition: Mapping[str, Any]) -> None:

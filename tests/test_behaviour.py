@@ -341,7 +341,7 @@ def test_clear_cache_forgets_only_what_can_be_had_again(store: TileStore) -> Non
     assert len(f.calls) == (2 * calls if isinstance(store, MemoryTileStore) else calls)
 
 
-def test_a_cleared_tensor_starts_anew(store: TileStore) -> None:
+def test_a_cleared_tensor_starts_empty(store: TileStore) -> None:
     f = Counted((4, 4))
     t = InfiniteTensor((None, None), f, TensorWindow((4, 4)), tile_store=store, tensor_id="t")
     t[0:4, 0:4]

@@ -167,7 +167,7 @@ def test_a_fill_of_more_windows_than_are_named_goes_on_without_reading_a_pixel(
     assert told[-1] == (64, 64)
 
 
-def test_a_tensor_upstream_in_memory_is_computed_by_whoever_needs_it(client: Client, tmp_path: Path) -> None:
+def test_a_tensor_upstream_in_memory_is_computed_by_each_worker_that_needs_it(client: Client, tmp_path: Path) -> None:
     window = TensorWindow((16, 16))
     base = InfiniteTensor((None, None), lambda ctx: torch.full((16, 16), float(ctx[0])), window, tensor_id="base")
     with ZarrTileStore(tmp_path / "store", tile_size=64) as store:

@@ -59,7 +59,7 @@ def test_ctrl_c_in_the_middle_of_a_blend_leaves_no_wrong_pixel(
 @pytest.mark.parametrize(
     "make", [lambda _path: MemoryTileStore(), lambda path: ZarrTileStore(path, tile_size=8)], ids=["memory", "zarr"]
 )
-def test_a_read_goes_on_with_its_own_tensor_when_the_id_is_made_anew(
+def test_a_read_goes_on_with_its_own_tensor_when_the_id_is_recreated(
     make: Callable[[Path], TileStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("infinite_tensor.engine.assemble._BLOCK_BYTES", 16)

@@ -75,7 +75,7 @@ class VanishingPlaceTests:
             halves(store, "new")
         assert self.keys() == []
 
-    def test_it_can_be_opened_anew(self) -> None:
+    def test_it_can_be_opened_again(self) -> None:
         _, t = self.filled()
         self.delete()
         with self.open(tile_size=8) as store:
@@ -83,7 +83,7 @@ class VanishingPlaceTests:
         with pytest.raises(StoreError, match=REMADE):
             t[200:208]
 
-    def test_what_another_process_has_made_anew_is_left_alone(self) -> None:
+    def test_what_another_process_has_recreated_is_left_alone(self) -> None:
         store, t = self.filled()
         t[96:100]
         with self.open(tile_size=8) as other:
@@ -133,7 +133,7 @@ class VanishingPlaceTests:
                 t.fill((slice(0, 16),), progress=False)
         store.close(discard=True)
 
-    def test_nothing_is_dropped_of_what_another_store_has_made_anew(self) -> None:
+    def test_nothing_is_dropped_of_what_another_store_has_recreated(self) -> None:
         store, t = self.filled()
         with self.open(tile_size=8) as other:
             other.clear_tensor("t")
@@ -146,7 +146,7 @@ class VanishingPlaceTests:
             assert other.tensor_info("t").tiles_partial == 1
         store.close(discard=True)
 
-    def test_a_definition_that_was_read_before_another_store_made_the_tensor_anew_binds_nothing(self) -> None:
+    def test_a_definition_that_was_read_before_another_store_recreated_the_tensor_binds_nothing(self) -> None:
         store, t = self.filled()
         definition = store.tensor_definition("t")
         with self.open(tile_size=8) as other:

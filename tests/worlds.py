@@ -46,7 +46,7 @@ class Read:
 
 @dataclass(frozen=True)
 class Reopen:
-    """Close every store, open it anew, and ``rebuild`` every tensor or ``open`` it by its id."""
+    """Close every store, open it again, and ``rebuild`` every tensor or ``open`` it by its id."""
 
     how: str
 

@@ -33,7 +33,7 @@ def requirements() -> list[str]:
 
 
 def prepared(folder: Path) -> Path:
-    """The interpreter of the environment in `folder`, which is made anew unless it holds what it should."""
+    """The interpreter of the environment in `folder`, which is created again unless it holds what it should."""
     folder = folder.absolute()
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     stamp = folder / _INSTALLED

@@ -71,7 +71,9 @@ class Work:
     ratio: float = 1.1  # how many times smaller compression makes a tile
     call_seconds: float = 0.0  # what one call of f takes
     on_cpu: bool = True  # whether f keeps a core busy
-    stored: bool = True  # whether tensors upstream are stored too, or kept in memory by whoever computes them
+    stored: bool = (
+        True  # whether tensors upstream are stored too, or kept in the memory of the worker that computes them
+    )
 
     @property
     def tile_bytes(self) -> int:

@@ -218,7 +218,7 @@ def assert_each(found: list[int], *possible: list[int]) -> None:
 
 
 def go_on(case: Case) -> None:
-    """The blob can be used on, by whoever; what it holds is what others see."""
+    """The blob is as usable as before, and what it holds is what others see."""
     (value,) = case.next(1)
     case.blob.seek(0, 2)
     case.blob.write(rows([value])[0])

@@ -1,4 +1,4 @@
-"""kill -9 while windows are dropped: nothing that is left stands on pixels that are computed anew."""
+"""kill -9 while windows are dropped: nothing that is left stands on pixels that are computed again."""
 
 from __future__ import annotations
 

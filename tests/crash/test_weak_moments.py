@@ -45,7 +45,7 @@ CLEARING = {
     "definition gone, all else there": before("os.remove", r"^t-map/(tiles|partial)-\w+/(zarr\.json|c/.*|[^/]+/\d+)$"),
     "a chunk next to go": before("os.remove", r"^t-map/tiles-\w+/c/"),
     "a log next to go": before("os.remove", r"^t-map/partial-\w+/.*/0$", 5),
-    "all gone, made anew, definition not there": before("os.link", r"^t-map/zarr\.json$", 2),
+    "all gone, created again, definition not there": before("os.link", r"^t-map/zarr\.json$", 2),
 }
 
 

@@ -183,7 +183,7 @@ def test_a_missing_tensor_or_group_is_an_error_that_says_what_there_is(opened: O
     let_go(store)
 
 
-def test_a_tensor_that_was_made_anew_is_not_the_one_of_the_group(tmp_path: Path) -> None:
+def test_a_tensor_that_was_recreated_is_not_the_one_of_the_group(tmp_path: Path) -> None:
     with ZarrTileStore(tmp_path / "s.zarr") as store:
         TensorGroup({"x": plain((None,), tile_store=store, tensor_id="x")}).save(store, "g")
         store.clear_tensor("x")

@@ -1,4 +1,4 @@
-"""What a hostile store may cost whoever opens it."""
+"""What it may cost to open a hostile store."""
 
 from __future__ import annotations
 

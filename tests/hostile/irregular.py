@@ -1,4 +1,4 @@
-"""What may lie in the place of a file, and would block, or fill the memory of, whoever reads it."""
+"""What may lie in the place of a file, and would block its reader, or fill the memory of it."""
 
 from __future__ import annotations
 

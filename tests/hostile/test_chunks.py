@@ -45,7 +45,7 @@ _BOMBS = {
 
 
 @pytest.mark.parametrize("frame", _BOMBS.values(), ids=_BOMBS)
-def test_a_chunk_that_would_fill_the_memory_is_computed_anew(frame: bytes) -> None:
+def test_a_chunk_that_would_fill_the_memory_is_computed_again(frame: bytes) -> None:
     memory = MemoryStore()
     fill(ZarrTileStore(memory, tile_size=TILE))
     (key,) = [key for key in memory._store_dict if key.startswith("t-base/tiles-") and "/c/" in key]
@@ -85,7 +85,7 @@ def test_the_zeros_of_a_made_up_gzip_member_are_right() -> None:
 
 
 @pytest.mark.parametrize("members", [1, 4])
-def test_a_gzip_chunk_that_would_fill_the_memory_is_computed_anew(members: int) -> None:
+def test_a_gzip_chunk_that_would_fill_the_memory_is_computed_again(members: int) -> None:
     memory = MemoryStore()
     fill(ZarrTileStore(memory, tile_size=TILE, compressors=GzipCodec()))
     _replaced_by(_zipped_zeros(2**31 // members) * members, memory)

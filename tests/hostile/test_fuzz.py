@@ -22,7 +22,7 @@ from infinite_tensor.tilestore.persistent.documents import sealed
 from tests.dict_store import DictTileStore
 from tests.hostile.bounds import bounded
 from tests.hostile.mutations import as_text, made_up_files, made_up_parts, mutated, plausible, spoilt_bytes
-from tests.hostile.victim import EXPECTED, MAKE, TILE, Open, Storage, fill, opened, same_bits, start_anew, use
+from tests.hostile.victim import EXPECTED, MAKE, TILE, Open, Storage, fill, opened, recreate_all, same_bits, use
 
 Objects: TypeAlias = dict[str, bytes]
 
@@ -31,11 +31,11 @@ _names = st.sampled_from(list(MAKE))
 
 
 def check(open_store: Open) -> None:
-    """Use a store in every way; whatever is in it, its tensors can be cleared and made anew."""
+    """Use a store in every way; whatever is in it, its tensors can be cleared and created again."""
     with bounded():
         use(open_store)
-    anew = start_anew(open_store)
-    assert all(same_bits(anew[name], pixels) for name, pixels in EXPECTED.items())
+    again = recreate_all(open_store)
+    assert all(same_bits(again[name], pixels) for name, pixels in EXPECTED.items())
 
 
 # A backend of a third party, which keeps no digest: whatever is in it reaches the core.

@@ -19,7 +19,7 @@ from infinite_tensor import HDF5TileStore
 from infinite_tensor.tilestore.persistent.documents import sealed
 from tests.hostile.bounds import bounded
 from tests.hostile.mutations import as_text, mutated, plausible
-from tests.hostile.victim import EXPECTED, MAKE, TILE, fill, same_bits, start_anew, use
+from tests.hostile.victim import EXPECTED, MAKE, TILE, fill, recreate_all, same_bits, use
 
 _names = st.sampled_from(list(MAKE))
 _parts = st.sampled_from(["definition", "tiles", "index", "partial"])
@@ -42,8 +42,8 @@ def _check(change: Callable[[Any], None], *, keeps_definitions: bool = True) -> 
         open_store = functools.partial(HDF5TileStore, path, tile_size=TILE)
         with bounded():
             found = use(open_store)
-        anew = start_anew(open_store)
-    assert all(same_bits(anew[name], pixels) for name, pixels in EXPECTED.items())
+        again = recreate_all(open_store)
+    assert all(same_bits(again[name], pixels) for name, pixels in EXPECTED.items())
     assert not keeps_definitions or all(same_bits(pixels, EXPECTED[name]) for name, pixels in found.items())
 
 

@@ -1,4 +1,4 @@
-"""Files that never end, or that block whoever opens them, in the place of what a store reads.
+"""Files that never end, or that block who opens them, in the place of what a store reads.
 
 All is done in a process of its own, which may take little memory and is waited for no longer than a while.
 """
@@ -149,7 +149,7 @@ def test_a_link_to_a_regular_file_is_read(path: Path, member: Member) -> None:
 
 
 @pytest.mark.parametrize("mode", ["a", "r"])
-def test_a_chunk_is_computed_anew(path: Path, member: Member, put: Callable[[Path], object], mode: str) -> None:
+def test_a_chunk_is_computed_again(path: Path, member: Member, put: Callable[[Path], object], mode: str) -> None:
     chunk = _chunk(path)
     put(chunk)
     found = member.call(used, path, mode)
@@ -167,7 +167,7 @@ def test_a_folder_in_the_place_of_a_chunk_is_damage(path: Path, member: Member) 
     assert _tells(found, r"tile \(0, 0\) of tensor 't' is damaged \(it is a folder, not a regular file\)")
 
 
-def test_a_part_of_a_log_is_computed_anew(path: Path, member: Member, put: Callable[[Path], object]) -> None:
+def test_a_part_of_a_log_is_computed_again(path: Path, member: Member, put: Callable[[Path], object]) -> None:
     put(_part(path))
     found = member.call(used, path)
     assert found.right == [True, True]

@@ -1,4 +1,4 @@
-"""Parts of partial tiles that nobody honest wrote: refused, and their pixels computed anew."""
+"""Parts of partial tiles that nobody honest wrote: refused, and their pixels computed again."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def test_a_version_that_could_not_be_read_back_is_refused(version: Any) -> None:
     ],
     ids=lambda tile: f"{tile.dtype} {tuple(tile.shape)}",
 )
-def test_a_tile_of_another_kind_is_computed_anew_with_a_warning(storage: Storage, tile: torch.Tensor) -> None:
+def test_a_tile_of_another_kind_is_computed_again_with_a_warning(storage: Storage, tile: torch.Tensor) -> None:
     key = ("base", "tile", (0, 0))
     storage[key] = wrong = (PartialTile(tile).to_bytes(str(key)),)
     said = r"tile \(0, 0\) of tensor 'base' is .* not torch.float32 \(8, 8\)"

@@ -101,7 +101,7 @@ def use(open_store: Open) -> dict[str, torch.Tensor]:
     Returns
     -------
     dict of str to torch.Tensor
-        `REGION` of the tensors that could be built anew under their ids.
+        `REGION` of the tensors that could be built again under their ids.
     """
     found: dict[str, torch.Tensor] = {}
     with warnings.catch_warnings():
@@ -124,7 +124,7 @@ def use(open_store: Open) -> dict[str, torch.Tensor]:
     return found
 
 
-def start_anew(open_store: Open) -> dict[str, torch.Tensor]:
+def recreate_all(open_store: Open) -> dict[str, torch.Tensor]:
     """Clear both tensors, whatever is stored of them, and compute `REGION` of each."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

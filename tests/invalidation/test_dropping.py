@@ -122,7 +122,7 @@ def test_dependants_in_other_stores_are_found_while_they_are_alive(
         assert torch.equal(top[0:END], fresh(data))
 
 
-def test_a_dependant_that_was_cleared_or_made_anew_is_not_touched(store: TileStore, data: Data) -> None:
+def test_a_dependant_that_was_cleared_or_recreated_is_not_touched(store: TileStore, data: Data) -> None:
     ground, mid, _ = chain_on(data, store)
     old = smooth_over(data, "other", mid, store)
     old[0:9]

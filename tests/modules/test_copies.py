@@ -1,4 +1,4 @@
-"""Virtual tensors where their modules are copied, pickled, saved, and made anew."""
+"""Virtual tensors where their modules are copied, pickled, saved, and created again."""
 
 from __future__ import annotations
 

@@ -253,7 +253,7 @@ def test_a_module_is_copied_and_pickled_with_it(duplicate: Any, tmp_path: Path) 
         other.field.tensor.tile_store.close()
 
 
-def test_a_region_is_computed_anew_once_the_tensor_is_another() -> None:
+def test_a_region_is_computed_again_once_the_tensor_is_another() -> None:
     module = Field(plane())
     module.weight.value.sum()
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""What the backend that the documentation shows is promised to keep, whoever writes at the same time."""
+"""What the backend that the documentation shows is promised to keep, also while others write."""
 
 from __future__ import annotations
 

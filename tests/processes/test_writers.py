@@ -145,7 +145,7 @@ def test_a_forked_child_is_another_one(tmp_path: Path) -> None:
     assert len(f.calls) == 2
 
 
-def test_whoever_opens_it_anew_is_another_one(tmp_path: Path) -> None:
+def test_another_opening_is_another_writer(tmp_path: Path) -> None:
     f = Calls()
     t = opened(tmp_path, f)
     t[0:8, 0:8]
