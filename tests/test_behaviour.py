@@ -29,7 +29,7 @@ from infinite_tensor import (
     sl,
 )
 from infinite_tensor.engine.chain import node_of
-from tests.processes.scripts import run
+from tests.processes.fork_server import run
 
 STORES: dict[str, Callable[[Path], TileStore]] = {
     "memory": lambda _path: MemoryTileStore(),

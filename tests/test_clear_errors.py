@@ -29,7 +29,7 @@ from infinite_tensor import (
     open_store,
     sl,
 )
-from tests.processes.scripts import run
+from tests.processes.fork_server import run
 
 FOUR = TensorWindow((4,))
 # 2**62 bytes and 2**66: no address space holds these, and of the second torch cannot even count the bytes.

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from infinite_tensor import InfiniteTensor, RegionError, TensorWindow, ValidationError, sl
-from tests.processes.scripts import run
+from tests.processes.fork_server import run
 from tests.test_workers import meeting
 
 

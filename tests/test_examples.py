@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 from infinite_tensor import MemoryTileStore
-from tests.processes.scripts import run
+from tests.processes.fork_server import run
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 HEIGHT, WIDTH, SIGMA = 70, 160, 4.0

@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 
-from tests.processes.scripts import run
+from tests.processes.fork_server import run
 from tests.test_examples import EXAMPLES, Runs, calls, run_twice
 
 SIZE = 32

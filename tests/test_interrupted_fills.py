@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from infinite_tensor import InfiniteTensor, MemoryTileStore, TensorGroup, TensorWindow, TileStore, ZarrTileStore, sl
-from tests.processes.scripts import run
+from tests.processes.fork_server import run
 
 NOTE = r"What it has computed is kept: call fill with the same region again, and it continues from there\."
 REGION = sl[0:64]

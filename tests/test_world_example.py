@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.processes.scripts import run
+from tests.processes.fork_server import run
 from tests.test_examples import EXAMPLES, Runs, calls, run_twice, succeeds
 
 SIZE, GAP = 128, 8

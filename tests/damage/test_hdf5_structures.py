@@ -10,7 +10,7 @@ import pytest
 from infinite_tensor import HDF5TileStore, StoreError
 from tests.damage import flips
 from tests.damage.world import TILE, Outcome, build, fill, read, same_bits, truth
-from tests.processes.scripts import run
+from tests.processes.fork_server import run
 
 
 @pytest.fixture

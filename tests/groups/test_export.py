@@ -15,7 +15,7 @@ from tensordict import PersistentTensorDict, TensorDict
 from infinite_tensor import InfiniteTensor, RegionError, TensorGroup, TensorWindow, ValidationError, sl
 from infinite_tensor.groups import export
 from tests.groups.world import World, plain
-from tests.processes.scripts import run
+from tests.processes.fork_server import run
 
 OPEN: dict[str, Any] = {
     "memmap": TensorDict.load_memmap,

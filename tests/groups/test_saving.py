@@ -22,7 +22,7 @@ from infinite_tensor import (
     sl,
 )
 from tests.groups.world import World, plain
-from tests.processes.scripts import run
+from tests.processes.fork_server import run
 
 Open: TypeAlias = Callable[[], TileStore]
 

@@ -21,7 +21,7 @@ from infinite_tensor.tilestore.partial import PartialTile
 from tests.dict_store import DictTileStore, Index
 from tests.hostile.bounds import bounded
 from tests.hostile.victim import EXPECTED, REGION, Storage, make_base, nested, opened, same_bits
-from tests.processes.scripts import run
+from tests.processes.fork_server import run
 
 
 def test_a_tile_of_two_gibibytes_or_more_is_refused_before_anything_is_written() -> None:
