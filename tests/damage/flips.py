@@ -1,6 +1,6 @@
 """Flip bytes anywhere in an HDF5 file, and tell how it is read then: a program, since HDF5 itself may not survive it.
 
-``python -m tests.damage.flips FILE SEED COUNT`` prints one line per flip: where, and ``right``, ``WRONG`` or the error.
+``python -m tests.damage.flips FILE SEED COUNT`` tells of each where, and ``right``, ``WRONG`` or the error.
 """
 
 from __future__ import annotations
