@@ -9,7 +9,7 @@ Hypothesis profiles are chosen by the environment variable INFINITE_TENSOR_HYPOT
     40 cases per store, always the same ones.
 ``thorough``
     2000 random cases per store; takes many minutes:
-    ``INFINITE_TENSOR_HYPOTHESIS=thorough pytest tests/test_properties.py``.
+    ``INFINITE_TENSOR_HYPOTHESIS=thorough pytest tests/behaviour/test_properties.py``.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from zarr.storage import ObjectStore, WrapperStore
 from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore
 from infinite_tensor_stores.targets import zarr_store
 from infinite_tensor_stores.zarr.objects import DEFAULT_CONCURRENCY, Objects, concurrently
-from tests.s3.server import ADMIN, S3Server, find_program
+from tests.support.s3_server import ADMIN, S3Server, find_program
 
 TILE = 256
 LIMIT = 1.5

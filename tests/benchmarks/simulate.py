@@ -43,7 +43,7 @@ from infinite_tensor.filling.plan import FillPlan, TensorPlan, demands
 from infinite_tensor.geometry.regions import parse
 from infinite_tensor.tilestore.persistent.writer import _BATCH_BYTES, _BATCH_JOBS
 from infinite_tensor_stores.zarr.objects import DEFAULT_CONCURRENCY
-from tests.s3.server import S3Server, find_program
+from tests.support.s3_server import S3Server, find_program
 
 T = TypeVar("T")
 Function: TypeAlias = Callable[..., torch.Tensor]

@@ -25,7 +25,7 @@ from tests.benchmarks.simulate import (
     predict,
     s3_costs,
 )
-from tests.s3.server import find_program
+from tests.support.s3_server import find_program
 
 FREE = Costs(0, 0, 0, 0, 0, 0, 0, 0)
 NEAR = Storage()

@@ -17,7 +17,7 @@ from infinite_tensor import TensorWindow, ValidationError
 from infinite_tensor.geometry.window import Shape, WindowGrid
 from infinite_tensor.support.allocation import as_array
 from infinite_tensor.values.blend import Blender
-from tests.blends import BLENDS, CASES, alone
+from tests.support.blends import BLENDS, CASES, alone
 
 GRIDS: list[tuple[TensorWindow, Shape]] = [
     (TensorWindow((4, 5), stride=(2, 2)), (None, None)),

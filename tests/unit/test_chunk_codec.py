@@ -23,7 +23,7 @@ from infinite_tensor_stores.dtypes import stored_dtype
 from infinite_tensor_stores.zarr import codec
 from infinite_tensor_stores.zarr.codec import ChunkCodec, codecs_of, content_size, on_threads
 from infinite_tensor_stores.zarr.objects import PROTOTYPE, Objects
-from tests.hostile.bounds import bounded
+from tests.support.bounds import bounded
 
 Block = npt.NDArray[Any]
 

@@ -1,0 +1,175 @@
+"""Planning, filling and invalidating regions of a group."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from infinite_tensor import (
+    InfiniteTensor,
+    MemoryTileStore,
+    RegionError,
+    TensorBlob,
+    TensorGroup,
+    TensorWindow,
+    TileStore,
+    ValidationError,
+    ZarrTileStore,
+    sl,
+)
+from tests.behaviour.groups.world import World, plain
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(ZarrTileStore(tmp_path / "world.zarr", tile_size=16))
+
+
+def test_a_plan_counts_what_several_tensors_need_once(world: World) -> None:
+    plan = world.group.plan(sl[0:32, 0:32])
+    assert sorted(tensor.tensor_id for tensor in plan.tensors) == ["height", "id", "noise", "weight"]
+    assert not world.calls
+    report = world.group.fill(sl[0:32, 0:32], progress=False)
+    assert report.windows == plan.windows == world.calls.total()
+    assert set(world.calls.values()) == {1}
+
+
+def test_after_a_fill_nothing_is_computed_any_more(world: World) -> None:
+    group = world.group
+    assert not group.is_filled(sl[0:32, 0:32])
+    assert not group.coverage(sl[0:32, 0:32])["biome"]["id"].any()
+    group.fill(sl[0:32, 0:32], progress=False)
+    assert group.is_filled(sl[0:32, 0:32])
+    coverage = group.coverage(sl[0:32, 0:32])
+    assert coverage["biome"]["weight"].shape == (1, 2, 2)
+    assert all(tiles.all() for tiles in (coverage["height"], coverage["biome"]["id"], coverage["biome"]["weight"]))
+    before = world.calls.total()
+    place = group[0:32, 0:32]
+    assert world.calls.total() == before
+    assert torch.equal(place["biome", "weight"], world.expected(sl[0:32, 0:32])["biome", "weight"])
+
+
+def _sharing(store: TileStore, calls: Counter[tuple[int, ...]]) -> TensorGroup:
+    """Three tensors over one, of which nothing is kept: one with a halo, one with channels first, one coarse."""
+
+    def ground(ctx: tuple[int, ...]) -> torch.Tensor:
+        calls[ctx] += 1
+        return torch.arange(256.0).reshape(16, 16) + ctx[0] - ctx[1]
+
+    below = InfiniteTensor(
+        (None, None), ground, TensorWindow((16, 16)), tile_store=MemoryTileStore(cache_size_bytes=1), tensor_id="below"
+    )
+
+    def above(name: str, f: Callable[..., torch.Tensor], window: TensorWindow, arg: TensorWindow) -> InfiniteTensor:
+        shape = (3, None, None)[3 - window.ndim :]
+        return InfiniteTensor(shape, f, window, args=[below], args_windows=[arg], tile_store=store, tensor_id=name)
+
+    halo = TensorWindow((20, 20), stride=16, offset=-2)
+    plain, channels = TensorWindow((16, 16)), TensorWindow((16, 16), dimension_map=(1, 2))
+    return TensorGroup(
+        {
+            "smooth": above("smooth", lambda _ctx, region: region[2:-2, 2:-2] + region[4:, 4:], plain, halo),
+            "colour": above("colour", lambda _ctx, r: torch.stack([r, -r, r]), TensorWindow((3, 16, 16)), channels),
+            "coarse": above("coarse", lambda _ctx, region: region[::2, ::2], TensorWindow((8, 8)), plain),
+        },
+        scale={"coarse": 0.5},
+    )
+
+
+@pytest.mark.parametrize(("max_memory", "most"), [(None, 1.0), (67 * 2**20, 1.25)], ids=["one band", "several bands"])
+def test_what_tensors_share_is_computed_once_for_all_however_little_its_store_keeps(
+    max_memory: int | None, most: float, tmp_path: Path
+) -> None:
+    calls: Counter[tuple[int, ...]] = Counter()
+    region = sl[-30:500, 0:1024]
+    with ZarrTileStore(tmp_path / "store", tile_size=64, cache_size_bytes=2**20) as store:
+        group = _sharing(store, calls)
+        report = group.fill(region, max_memory=max_memory, progress=False)
+        assert calls.total() <= most * len(calls)
+        assert report.windows == calls.total() + sum(tensor.windows for tensor in report.tensors[1:])
+        assert group.is_filled(region)
+        found, expected = group[region], _sharing(MemoryTileStore(), Counter())[region]
+        for key in group:
+            assert torch.equal(found[key], expected[key])
+
+
+def test_a_fill_of_several_goes_on_where_each_was_stopped(tmp_path: Path) -> None:
+    calls: Counter[tuple[int, ...]] = Counter()
+    with ZarrTileStore(tmp_path / "store", tile_size=64) as store:
+        group = _sharing(store, calls)
+        group.select("smooth").fill(sl[0:192, 0:320], progress=False)
+        group.select("coarse").fill(sl[128:256, 128:384], progress=False)
+        report = group.fill(sl[0:256, 0:512], progress=False)
+        windows = {tensor.tensor_id: tensor.windows for tensor in report.tensors}
+        assert windows["smooth"] == 16 * 32 - 12 * 20
+        assert windows["coarse"] == 16 * 32 - 8 * 16
+        assert group.fill(sl[0:256, 0:512], progress=False).windows == 0
+
+
+def test_each_tensor_is_filled_at_its_own_resolution() -> None:
+    coarse = plain((None, None), tile_store=MemoryTileStore())
+    group = TensorGroup({"fine": plain((None, None)), "coarse": coarse}, scale={"coarse": 0.25})
+    group.fill(sl[0:32, 16:32], progress=False)
+    assert coarse.is_filled(sl[0:8, 4:8])
+    assert not coarse.is_filled(sl[8:12, 0:4])
+    assert group.is_filled(sl[0:32, 16:32])
+    with pytest.raises(RegionError, match="whole pixels"):
+        group.fill(sl[0:30, 16:32], progress=False)
+
+
+def test_invalidate_drops_a_region_of_all_tensors(world: World) -> None:
+    group = world.group
+    group.fill(sl[0:32, 0:32], progress=False)
+    dropped = group.invalidate(sl[0:4, 0:4])
+    assert {tensor.tensor_id for tensor in dropped.tensors} == {"height", "id", "weight"}
+    assert dropped.tiles > 0
+    assert not any(tiles.flatten()[0] for tiles in (group.coverage(sl[0:32, 0:32])["height"],))
+    assert group.is_filled(sl[20:32, 20:32])
+    group.invalidate()
+    assert not group.coverage(sl[16:32, 16:32])["biome"]["id"].any()
+
+
+def test_a_tensor_that_another_of_the_group_reads_is_dropped_once() -> None:
+    below = plain((None, None))
+    above = InfiniteTensor(
+        (None, None),
+        lambda _ctx, region: region,
+        TensorWindow((4, 4)),
+        args=[below],
+        args_windows=[TensorWindow((4, 4))],
+    )
+    group = TensorGroup({"below": below, "above": above})
+    group.fill(sl[0:16, 0:16], progress=False)
+    windows = [tensor.plan(sl[0:16, 0:16]).tensors[-1].stored for tensor in (below, above)]
+    dropped = group.invalidate(sl[0:16, 0:16])
+    assert [(tensor.tensor_id, tensor.windows) for tensor in dropped.tensors] == [
+        (below.tensor_id, windows[0]),
+        (above.tensor_id, windows[1]),
+    ]
+    assert not group.is_filled(sl[0:4, 0:4])
+
+
+def test_where_one_tensor_cannot_be_dropped_none_is(tmp_path: Path) -> None:
+    with TensorBlob.open(tmp_path / "rows", "w", dtype="float32", shape=()) as blob:
+        blob.write(torch.arange(8.0))
+    line = InfiniteTensor((8,), lambda _ctx: torch.zeros(4), TensorWindow((4,)))
+    group = TensorGroup({"line": line, "rows": TensorBlob.open(tmp_path / "rows").as_tensor()}, dims=(0,))
+    line[0:8]
+    with pytest.raises(ValidationError, match="holds what cannot be computed again"):
+        group.invalidate()
+    assert line.is_filled(sl[0:8])
+    group.exclude("rows").invalidate()
+    assert not line.is_filled(sl[0:8])
+
+
+def test_clear_cache_forgets_what_is_in_memory() -> None:
+    world = World()
+    world.group[0:8, 0:8]
+    before = world.calls.total()
+    world.group.clear_cache()
+    world.group[0:8, 0:8]
+    assert before < world.calls.total() < 2 * before

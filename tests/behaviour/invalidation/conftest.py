@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from infinite_tensor import TileStore
+from tests.behaviour.invalidation.chain import KINDS, Data
+
+
+@pytest.fixture(params=KINDS)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TileStore]:
+    with KINDS[request.param](tmp_path) as opened:
+        yield opened
+
+
+@pytest.fixture
+def data() -> Data:
+    return Data()

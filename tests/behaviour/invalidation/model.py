@@ -1,0 +1,157 @@
+"""The brute-force oracle of invalidation: which windows are known of which tile, and which are wrong.
+
+It shares no code with the library. In memory all windows of a tensor lie in one endless tile, but are dropped one by
+one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from infinite_tensor import TensorWindow
+from tests.support.random_worlds import WindowFunction, subtract
+from tests.support.reference import Box, Index, Reference, Stage, TooManyWindows, start_of, windows_over
+
+_MOST_WINDOWS = 150
+
+
+class Model:
+    """A chain whose functions read data that changes.
+
+    Parameters
+    ----------
+    stages : sequence of Stage
+        The chain; only its geometry counts.
+
+    Attributes
+    ----------
+    tiles : sequence of (tuple of int or None)
+        The tile of each stage; None in memory.
+    """
+
+    def __init__(self, stages: Sequence[Stage]) -> None:
+        self.tiles: Sequence[Index | None] = [None] * len(stages)
+        self.calls: list[Counter[Index]] = [Counter() for _ in stages]
+        self.known: list[defaultdict[Index, set[Index]]] = [defaultdict(set) for _ in stages]
+        self._changes: list[list[Box | None]] = [[] for _ in stages]
+        self.stages = [self._changing(number, stage) for number, stage in enumerate(stages)]
+        self._reference = Reference(self.stages)
+
+    def _changing(self, number: int, stage: Stage) -> Stage:
+        steady = WindowFunction(number, stage.window.size, torch.int64)
+
+        def f(ctx: Index, *regions: torch.Tensor) -> torch.Tensor:
+            window = _box_at(stage.window, ctx)
+            version = sum(box is None or _meet(box, window) for box in self._changes[number])
+            return steady(ctx, *regions) + version
+
+        blend = subtract if number % 2 else None
+        return replace(stage, dtype=torch.int64, f=f, blend=blend, blend_init=None)
+
+    def counting(self, number: int, ctx: Index, *regions: torch.Tensor) -> torch.Tensor:
+        """The ``f`` of a stage as the library gets it."""
+        self.calls[number][ctx] += 1
+        return self.stages[number].f(ctx, *regions)
+
+    def value(self, number: int, box: Box) -> torch.Tensor:
+        """The pixels of a region, by the data as they are now."""
+        return self._reference.region(number, box)[0]
+
+    def computed_by(self, number: int, box: Box) -> list[Counter[Index]]:
+        """Per stage, the calls that a read of `box` makes; from now on what they return is known.
+
+        TooManyWindows, and nothing changes, where they are many.
+        """
+        needed: list[set[Index]] = [set() for _ in self.stages]
+        wanted: list[set[Box]] = [set() for _ in self.stages]
+        wanted[number].add(box)
+        for n in range(number, -1, -1):
+            for region in wanted[n]:
+                for tile, part in self._parts(n, region):
+                    needed[n] |= set(self._windows_over(n, part)) - self.known[n][tile]
+            if sum(map(len, needed)) > _MOST_WINDOWS:
+                raise TooManyWindows
+            for upstream, window in self.stages[n].args:
+                wanted[upstream].update(_box_at(window, index) for index in needed[n])
+        for n, windows in enumerate(needed):
+            for index in windows:
+                for tile, _ in self._parts(n, _box_at(self.stages[n].window, index)):
+                    self.known[n][tile].add(index)
+        return [Counter(windows) for windows in needed]
+
+    def change(self, number: int, box: Box | None) -> list[int]:
+        """The data behind some pixels of a stage change, None for all; how much of each stage that makes wrong.
+
+        In memory these are windows, else tiles.
+        """
+        self._changes[number].append(box)
+        self._reference = Reference(self.stages)
+        wrong: dict[tuple[int, Index], bool] = {}
+        dropped = []
+        for n, tiles in enumerate(self.known):
+            before = self._size(n)
+            for tile, windows in tiles.items():
+                if self.tiles[n] is None:
+                    tiles[tile] = {index for index in windows if not self._is_wrong(n, index, number, box, wrong)}
+                elif any(
+                    self._is_wrong(n, index, number, box, wrong)
+                    for index in self._windows_over(n, self._box_of(n, tile))
+                ):
+                    tiles[tile] = set()
+            dropped.append(before - self._size(n))
+        return dropped
+
+    def _size(self, n: int) -> int:
+        count = len if self.tiles[n] is None else bool
+        return sum(map(count, self.known[n].values()))
+
+    def _is_wrong(
+        self, n: int, index: Index, changed: int, box: Box | None, found: dict[tuple[int, Index], bool]
+    ) -> bool:
+        if (n, index) not in found:
+            stage = self.stages[n]
+            sources = [
+                (upstream, source)
+                for upstream, window in stage.args
+                if upstream >= changed
+                for source in self._windows_over(upstream, _box_at(window, index))
+            ]
+            found[n, index] = (n == changed and (box is None or _meet(box, _box_at(stage.window, index)))) or any(
+                self._is_wrong(*source, changed, box, found) for source in sources
+            )
+        return found[n, index]
+
+    def _windows_over(self, n: int, box: Box) -> list[Index]:
+        return windows_over(self.stages[n].shape, self.stages[n].window, box)
+
+    def _parts(self, n: int, box: Box) -> list[tuple[Index, Box]]:
+        """The tiles that hold a region, each with what it holds of it."""
+        size = self.tiles[n]
+        if size is None:
+            return [((), box)]
+        ranges = [range(a // s, -(-b // s)) for a, b, s in zip(*box, size, strict=True)]
+        parts = []
+        for tile in itertools.product(*ranges):
+            low = tuple(max(a, i * s) for a, i, s in zip(box[0], tile, size, strict=True))
+            high = tuple(min(b, (i + 1) * s) for b, i, s in zip(box[1], tile, size, strict=True))
+            parts.append((tile, (low, high)))
+        return parts
+
+    def _box_of(self, n: int, tile: Index) -> Box:
+        size = self.tiles[n] or ()
+        low = tuple(i * s for i, s in zip(tile, size, strict=True))
+        return low, tuple(a + s for a, s in zip(low, size, strict=True))
+
+
+def _box_at(window: TensorWindow, index: Index) -> Box:
+    start = start_of(window, index)
+    return start, tuple(a + size for a, size in zip(start, window.size, strict=True))
+
+
+def _meet(box: Box, other: Box) -> bool:
+    return all(max(a, c) < min(b, d) for a, b, c, d in zip(*box, *other, strict=True))

@@ -1,0 +1,111 @@
+"""Clearing a tensor, or giving it another definition, when others are computed from it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from zarr.core.buffer import Buffer
+from zarr.storage import MemoryStore, WrapperStore
+
+from infinite_tensor import DependantsRemainWarning, MemoryTileStore, TileStore, ValidationError, ZarrTileStore
+from tests.behaviour.invalidation.chain import END, Data, chain_on, ground_on, smooth_over
+
+
+def test_clearing_warns_of_the_tensors_that_remain(store: TileStore, data: Data) -> None:
+    chain_on(data, store)
+    with pytest.warns(DependantsRemainWarning, match=r"'ground' is cleared, but 'mid' is computed from it") as caught:
+        store.clear_tensor("ground")
+    assert caught[0].filename == __file__
+    assert store.tensor_ids() == ["mid", "top"]
+    store.clear_tensor("top")
+
+
+def test_clearing_with_dependants_clears_all_that_is_downstream(store: TileStore, data: Data) -> None:
+    ground, _, top = chain_on(data, store)
+    ground_on(data, store, tensor_id="apart")
+    smooth_over(data, "fork", ground, store)
+    top[0:END]
+    store.clear_tensor("ground", dependants=True)
+    assert store.tensor_ids() == ["apart"]
+    data.calls.clear()
+    top[0:END]
+    assert ("ground", 0) in data.calls
+
+
+def test_clearing_finds_dependants_that_are_only_stored(data: Data, tmp_path: Path) -> None:
+    for _ in range(2):
+        with ZarrTileStore(tmp_path / "store") as store:
+            chain_on(data, store)
+        with ZarrTileStore(tmp_path / "store") as store:
+            with pytest.warns(DependantsRemainWarning, match="'top' is computed"):
+                store.clear_tensor("mid")
+            store.clear_tensor("mid", dependants=True)
+            assert store.tensor_ids() == ["ground"]
+
+
+def test_a_tensor_that_was_computed_from_another_one_of_that_id_is_no_dependant(data: Data) -> None:
+    store = MemoryTileStore()
+    chain_on(data, store)
+    with pytest.warns(DependantsRemainWarning):
+        store.clear_tensor("ground")
+    ground_on(data, store, version=2)
+    store.clear_tensor("ground")
+    assert store.tensor_ids() == ["mid", "top"]
+
+
+def test_clearing_reads_each_definition_once_and_lists_once(data: Data) -> None:
+    class Counting(WrapperStore[MemoryStore]):
+        reads: ClassVar[Counter[str]] = Counter()
+        listings: ClassVar[list[str]] = []
+
+        async def get(self, key: str, *args: Any, **kwargs: Any) -> Buffer | None:
+            self.reads[key] += 1
+            return await super().get(key, *args, **kwargs)
+
+        async def list_dir(self, prefix: str) -> AsyncIterator[str]:
+            self.listings.append(prefix)
+            async for name in super().list_dir(prefix):
+                yield name
+
+    with ZarrTileStore(Counting(MemoryStore())) as store:
+        for number in range(50):
+            ground_on(data, store, tensor_id=f"apart {number}")
+        chain_on(data, store)
+        Counting.reads.clear()
+        Counting.listings.clear()
+        with pytest.warns(DependantsRemainWarning):
+            store.clear_tensor("ground")
+        assert Counting.listings == [""]
+        assert Counting.reads.total() <= 60
+
+
+def test_a_tensor_whose_arg_has_another_version_is_said_to_be_stale(store: TileStore, data: Data) -> None:
+    ground = ground_on(data, store)
+    mid = smooth_over(data, "mid", ground, store)
+    smooth_over(data, "top", mid, store)
+    with pytest.warns(DependantsRemainWarning):
+        store.clear_tensor("ground")
+    changed = ground_on(data, store, version=2)
+    with pytest.raises(
+        ValidationError, match=r"(?s)args\[0\].digest.*What is stored is stale: args\[0\] \('ground'\) has changed"
+    ) as caught:
+        smooth_over(data, "mid", changed, store)
+    message = str(caught.value)
+    assert "its version, say" in message
+    assert "store.clear_tensor('mid')" in message
+    assert "invalidate(region)" in message
+    with pytest.warns(DependantsRemainWarning):
+        store.clear_tensor("mid")
+    with pytest.raises(ValidationError, match=r"stale: args\[0\] \('mid'\) has changed since"):
+        smooth_over(data, "top", smooth_over(data, "mid", changed, store), store)
+
+
+def test_another_definition_of_its_own_does_not_make_a_tensor_stale(store: TileStore, data: Data) -> None:
+    ground_on(data, store)
+    with pytest.raises(ValidationError, match="version: stored None, given 2") as caught:
+        ground_on(data, store, version=2)
+    assert "stale" not in str(caught.value)

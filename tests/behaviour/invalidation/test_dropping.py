@@ -1,0 +1,244 @@
+"""What is dropped: the windows that are wrong, what was computed from them, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from infinite_tensor import InfiniteTensor, MemoryTileStore, TensorWindow, TileStore, ZarrTileStore
+from infinite_tensor.tilestore import blended
+from tests.behaviour.invalidation.chain import END, KINDS, Data, chain_on, fresh, ground_on, smooth_over
+from tests.support.reference import Index
+
+
+def test_what_was_computed_from_wrong_windows_is_dropped_and_nothing_else(store: TileStore, data: Data) -> None:
+    ground, _, top = chain_on(data, store)
+    top[0:END]
+    data.change(20, 22)
+    told = ground.invalidate(slice(20, 22))
+    data.calls.clear()
+    assert torch.equal(top[0:END], fresh(data))
+    assert [one.tensor_id for one in told.tensors] == ["ground", "mid", "top"]
+    # Windows 6 and 7 of ground hold pixels 20 and 21, and reach from 18 to 25, so 3 to 5 of mid are wrong, and 2 to 6.
+    assert (told.tensors[0].start, told.tensors[0].stop) == ((18,), (25,))
+    assert (told.tensors[2].start, told.tensors[2].stop) == ((10,), (35,))
+    if isinstance(store, MemoryTileStore):
+        assert (told.windows, told.tiles) == (10, 0)
+        assert sorted(data.calls) == [
+            *(("ground", n) for n in (6, 7)),
+            *(("mid", n) for n in (3, 4, 5)),
+            *(("top", n) for n in (2, 3, 4, 5, 6)),
+        ]
+    else:
+        # Pixels 18 to 29 of ground are two tiles; 12 to 29 of mid three; 6 to 35 of top five.
+        assert (told.windows, told.tiles) == (0, 10)
+        assert sorted(data.calls) == [
+            *(("ground", n) for n in range(5, 10)),
+            *(("mid", n) for n in range(2, 6)),
+            *(("top", n) for n in range(1, 8)),
+        ]
+
+
+def test_without_a_region_everything_is_dropped(store: TileStore, data: Data) -> None:
+    ground, _, top = chain_on(data, store)
+    top[0:END]
+    count = len(data.calls)
+    data.change(-100, 100)
+    told = ground.invalidate()
+    assert [(one.start, one.stop) for one in told.tensors] == [((None,), (None,))] * 3
+    data.calls.clear()
+    assert torch.equal(top[0:END], fresh(data))
+    assert len(data.calls) == count
+
+
+def test_dependants_can_be_left_alone(store: TileStore, data: Data) -> None:
+    ground, _, top = chain_on(data, store)
+    before = top[0:END]
+    data.change(20, 22)
+    told = ground.invalidate(slice(20, 22), dependants=False)
+    assert [one.tensor_id for one in told.tensors] == ["ground"]
+    assert torch.equal(top[0:END], before)
+    assert ground[20] == data.numbers[120]
+
+
+def test_a_tensor_in_the_middle_leaves_what_it_is_computed_from(store: TileStore, data: Data) -> None:
+    _, mid, top = chain_on(data, store)
+    top[0:END]
+    mid.invalidate(20)
+    data.calls.clear()
+    assert torch.equal(top[0:END], fresh(data))
+    assert {name for name, _ in data.calls} == {"mid", "top"}
+
+
+def test_pixels_that_a_memory_store_has_blended_are_dropped_too(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blended, "_TILE_BYTES", 64)
+    ground = ground_on(data, MemoryTileStore())
+    ground[0:END]
+    data.change(20, 22)
+    ground.invalidate(slice(20, 22))
+    assert torch.equal(ground[18:24], fresh(data, "ground", 18, 24))
+
+
+def test_an_empty_region_drops_nothing(store: TileStore, data: Data) -> None:
+    ground, _, top = chain_on(data, store)
+    top[0:END]
+    told = ground.invalidate(slice(7, 7))
+    assert (told.windows, told.tiles) == (0, 0)
+    data.calls.clear()
+    top[0:END]
+    assert data.calls == []
+
+
+def test_windows_that_are_not_stored_yet_are_dropped_too(store: TileStore, data: Data) -> None:
+    ground, _, top = chain_on(data, store)
+    top[0:3]
+    data.change(0, 10)
+    ground.invalidate(slice(0, 10))
+    assert torch.equal(top[-5:20], fresh(data, "top", -5, 20))
+
+
+def test_a_tensor_that_is_built_twice_is_one(store: TileStore, data: Data) -> None:
+    _, _, top = chain_on(data, store)
+    top[0:END]
+    data.change(20, 22)
+    ground_on(data, store).invalidate(slice(20, 22))
+    assert torch.equal(top[0:END], fresh(data))
+
+
+def test_dependants_in_other_stores_are_found_while_they_are_alive(
+    store: TileStore, data: Data, tmp_path: Path
+) -> None:
+    with MemoryTileStore() as memory, ZarrTileStore(tmp_path / "other", tile_size=4) as other:
+        ground = ground_on(data, store)
+        top = smooth_over(data, "top", smooth_over(data, "mid", ground, memory, named=False), other)
+        top[0:END]
+        data.change(20, 22)
+        told = ground.invalidate(slice(20, 22))
+        assert [one.store for one in told.tensors] == [repr(store), repr(memory), repr(other)]
+        assert torch.equal(top[0:END], fresh(data))
+
+
+def test_a_dependant_that_was_cleared_or_recreated_is_not_touched(store: TileStore, data: Data) -> None:
+    ground, mid, _ = chain_on(data, store)
+    old = smooth_over(data, "other", mid, store)
+    old[0:9]
+    store.clear_tensor("other")
+    new = ground_on(data, store, tensor_id="other", version="of another kind")
+    new[0:9]
+    ground.invalidate(4)
+    data.calls.clear()
+    new[0:9]
+    assert data.calls == []
+
+
+def test_a_dependant_that_was_cleared_is_not_made_again(store: TileStore, data: Data) -> None:
+    ground, _, top = chain_on(data, store)
+    top[0:9]
+    store.clear_tensor("top")
+    ground.invalidate(4)
+    assert store.tensor_ids() == ["ground", "mid"]
+
+
+def test_far_from_the_origin_it_is_as_near(store: TileStore) -> None:
+    data: list[float] = [1.0]
+    ground = InfiniteTensor(
+        (None, 2), lambda _ctx: torch.full((4, 2), data[0]), TensorWindow((4, 2)), tile_store=store, tensor_id="a"
+    )
+    top = InfiniteTensor(
+        (None,),
+        lambda _ctx, region: region[:, 0].clone(),
+        TensorWindow((2,)),
+        args=[ground],
+        args_windows=[TensorWindow((2, 1), stride=2, offset=(0, 1), dimension_map=(0, None))],
+        tile_store=store,
+        tensor_id="b",
+    )
+    ends = (-(2**51), 0, 2**51 - 4)
+    assert [top[at : at + 4].tolist() for at in ends] == [[1.0] * 4] * 3
+    data[0] = 2.0
+    ground.invalidate((slice(2**51 - 4, 2**51), 0))
+    assert [top[at : at + 4].tolist() for at in ends] == [[1.0] * 4, [1.0] * 4, [2.0] * 4]
+    ground.invalidate((slice(-(2**51), 1), 0))
+    assert [top[at : at + 4].tolist() for at in ends] == [[2.0] * 4] * 3
+    data[0] = 3.0
+    ground.invalidate()
+    assert [top[at : at + 4].tolist() for at in ends] == [[3.0] * 4] * 3
+
+
+def test_windows_with_gaps_between_them_lead_to_what_reads_them(store: TileStore) -> None:
+    calls: list[Index] = []
+
+    def count(ctx: Index, _region: torch.Tensor) -> torch.Tensor:
+        calls.append(ctx)
+        return torch.ones(2)
+
+    window, arg_window = TensorWindow((2,), stride=6), TensorWindow((2,))
+    ground = InfiniteTensor((None,), lambda _ctx: torch.ones(2), window, tile_store=store, tensor_id="ground")
+    top = InfiniteTensor((None,), count, TensorWindow((2,), stride=8), [ground], [arg_window], tile_store=store)
+    top[0:96]
+    calls.clear()
+    ground.invalidate(slice(0, 19))
+    top[0:96]
+    # Windows 0 to 3 hold pixels 0, 1, 6, 7, 12, 13, 18 and 19; a window of `top` reads two pixels.
+    wrong = [(0,), (3,), (6,), (9,)]
+    if isinstance(store, MemoryTileStore):
+        assert calls == wrong
+    else:
+        assert set(wrong) <= set(calls) < {(n,) for n in range(12)}
+
+
+def test_what_was_dropped_prints_as_a_table(data: Data) -> None:
+    ground, _, top = chain_on(data, MemoryTileStore())
+    top[0:END]
+    told = ground.invalidate(slice(20, 22))
+    lines = str(told).splitlines()
+    assert lines[1].split() == ["tensor", "windows", "tiles", "pixels", "store"]
+    assert lines[2].split() == ["ground", "2", "0", "[18:25]", "MemoryTileStore()"]
+    assert lines[-1].split() == ["all", "10", "0"]
+    assert "<td>[18:25]</td>" in told._repr_html_()
+
+
+PERSISTENT = {name: open_ for name, open_ in KINDS.items() if name in ("zarr", "hdf5")}
+
+
+@pytest.mark.parametrize("open_store", PERSISTENT.values(), ids=PERSISTENT)
+def test_dependants_that_are_only_stored_are_found_by_their_definitions(
+    open_store: Callable[[Path], TileStore], data: Data, tmp_path: Path
+) -> None:
+    with open_store(tmp_path) as store:
+        chain_on(data, store)[2][0:END]
+    data.change(20, 22)
+    with open_store(tmp_path) as store:
+        told = store.open("ground").invalidate(slice(20, 22))
+        assert [one.tensor_id for one in told.tensors] == ["ground", "mid", "top"]
+        assert told.tiles == 10
+    with open_store(tmp_path) as store:
+        data.calls.clear()
+        assert torch.equal(chain_on(data, store)[2][0:END], fresh(data))
+        assert ("top", 9) not in data.calls
+
+
+def test_windows_that_another_store_object_has_stored_are_dropped(data: Data, tmp_path: Path) -> None:
+    """Also those that were added to the log of a partial tile after this one looked at it."""
+    opened = partial(ZarrTileStore, tmp_path / "store", tile_size=64)
+    with opened() as mine, opened() as other:
+        ground, theirs = ground_on(data, mine), ground_on(data, other)
+        ground[0:3]
+        mine.flush()
+        for start in (6, 12, 18):
+            theirs[start : start + 3]
+            other.flush()
+        data.change(0, 30)
+        assert ground.invalidate(2).tiles == 1
+    with opened() as store:
+        again = ground_on(data, store)
+        again[1:3]
+        store.flush()
+    with opened() as store:
+        data.calls.clear()
+        assert torch.equal(ground_on(data, store)[1:24], fresh(data, "ground", 1, 24))
+        assert [window for _, window in data.calls] == list(range(1, 8))

@@ -1,0 +1,177 @@
+"""Random chains of random geometry: what is dropped, and what runs again, is what the model says."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from hypothesis import given, note
+from hypothesis import strategies as st
+
+from infinite_tensor import HDF5TileStore, InfiniteTensor, MemoryTileStore, TileStore, ZarrTileStore
+from tests.behaviour.invalidation.model import Model
+from tests.support.dict_store import DictTileStore
+from tests.support.random_worlds import World, worlds
+from tests.support.reference import Box, Index, TooManyWindows
+
+_Step: TypeAlias = tuple[str, int, Box]
+"""``read``, ``change`` of a region, change of ``all``, or ``reopen``; the number of a stage; a region of it."""
+
+_History: TypeAlias = "tuple[World, list[_Step]]"
+
+
+@st.composite
+def _boxes(draw: st.DrawFn, shape: tuple[int | None, ...]) -> Box:
+    low = [draw(st.integers(-8, 8) if extent is None else st.integers(0, extent - 1)) for extent in shape]
+    longest = {1: 20, 2: 8, 3: 4}[len(shape)]
+    high = [a + draw(st.integers(1, longest if n is None else n - a)) for a, n in zip(low, shape, strict=True)]
+    return tuple(low), tuple(high)
+
+
+@st.composite
+def _histories(draw: st.DrawFn) -> _History:
+    """A chain, and what happens to it."""
+    world = draw(worlds())
+    steps = []
+    for _ in range(draw(st.integers(3, 9))):
+        what = draw(st.sampled_from(["read", "read", "read", "change", "change", "all", "reopen"]))
+        number = draw(st.integers(0, len(world.stages) - 1))
+        steps.append((what, number, draw(_boxes(world.stages[number].shape))))
+    return world, steps
+
+
+def _may_drop_more(world: World, steps: list[_Step]) -> bool:
+    """Whether endlessly many windows may be wrong that leave gaps or lie along a diagonal.
+
+    What reads only from between them is then dropped as well.
+    """
+    apart = endless = False
+    for stage in world.stages:
+        window, follows = stage.window, stage.window.followed
+        apart |= any(stride > size for stride, size in zip(window.stride, window.size, strict=True))
+        apart |= len(set(follows)) < len(follows)
+        endless |= any(set(range(len(stage.shape))) - set(arg.followed) for _, arg in stage.args)
+    return apart and (endless or any(what == "all" for what, _, _ in steps))
+
+
+class _Play:
+    """A history on stores of one kind, beside its model."""
+
+    def __init__(self, world: World, open_store: Callable[..., TileStore], *, exact: bool) -> None:
+        self._exact = exact
+        self._world = world
+        self._open_store = open_store
+        self._memory = {number: MemoryTileStore() for number in world.elsewhere}
+        self._stores = self._opened()
+        self._model = Model(world.stages)
+        self._functions = [partial(self._call, number) for number in range(len(world.stages))]
+        self._tensors = self._built()
+        self._model.tiles = [
+            tensor.tile_store.contents.layout(tensor._spec).tile_shape
+            if tensor.tile_store.contents.outlives_process
+            else None
+            for tensor in self._tensors
+        ]
+
+    def _call(self, number: int, ctx: Index, *regions: torch.Tensor) -> torch.Tensor:
+        return self._model.counting(number, ctx, *regions)
+
+    def _opened(self) -> list[TileStore]:
+        sizes = self._world.tile_sizes
+        return [self._open_store(number, tile_size=size, cache_size_bytes=None) for number, size in enumerate(sizes)]
+
+    def _built(self) -> list[InfiniteTensor]:
+        tensors: list[InfiniteTensor] = []
+        for number, stage in enumerate(self._model.stages):
+            store = self._memory.get(number, self._stores[number % len(self._stores)])
+            tensors.append(
+                InfiniteTensor(
+                    stage.shape,
+                    self._functions[number],
+                    stage.window,
+                    [tensors[n] for n, _ in stage.args],
+                    [window for _, window in stage.args],
+                    dtype=stage.dtype,
+                    tile_store=store,
+                    tensor_id=f"stage {number}",
+                    blend=stage.blend,
+                )
+            )
+        return tensors
+
+    def reopen(self) -> None:
+        if any(isinstance(store, MemoryTileStore) for store in self._stores):
+            return
+        for store in self._stores:
+            store.close()
+        self._stores = self._opened()
+        self._tensors = self._built()
+
+    def read(self, number: int, box: Box) -> None:
+        try:
+            expected = self._model.computed_by(number, box)
+        except TooManyWindows:
+            return
+        self._model.calls = [Counter() for _ in self._tensors]
+        result = self._tensors[number][tuple(slice(a, b) for a, b in zip(*box, strict=True))]
+        for made, wanted in zip(self._model.calls, expected, strict=True):
+            assert made == wanted if self._exact else made >= wanted
+            assert set(made.values()) <= {1}
+        assert torch.equal(result, self._model.value(number, box))
+
+    def change(self, number: int, box: Box | None) -> None:
+        dropped = self._model.change(number, box)
+        region = None if box is None else tuple(slice(a, b) for a, b in zip(*box, strict=True))
+        told = self._tensors[number].invalidate(region)
+        found = Counter({one.tensor_id: max(one.windows, one.tiles) for one in told.tensors})
+        wanted = Counter({f"stage {n}": count for n, count in enumerate(dropped)})
+        assert found == wanted if self._exact else found >= wanted
+
+    def play(self, steps: list[_Step]) -> None:
+        try:
+            for what, number, box in steps:
+                note(f"{what} of stage {number}: {box}")
+                if what == "read":
+                    self.read(number, box)
+                elif what == "reopen":
+                    self.reopen()
+                else:
+                    self.change(number, box if what == "change" else None)
+            for number, stage in enumerate(self._model.stages):
+                self.read(number, (tuple(0 for _ in stage.shape), tuple(min(n or 4, 4) for n in stage.shape)))
+        finally:
+            for store in self._stores:
+                store.close()
+
+
+def _run(history: _History, open_store: Callable[..., TileStore]) -> None:
+    world, steps = history
+    _Play(world, open_store, exact=not _may_drop_more(world, steps)).play(steps)
+
+
+@given(_histories())
+def test_random_chains_in_memory(history: _History) -> None:
+    _run(history, lambda *_, **__: MemoryTileStore())
+
+
+@given(_histories())
+def test_random_chains_in_zarr(history: _History) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        _run(history, lambda number, **options: ZarrTileStore(Path(folder, str(number)), **options))
+
+
+@given(_histories())
+def test_random_chains_in_hdf5(history: _History) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        _run(history, lambda number, **options: HDF5TileStore(Path(folder, f"{number}.h5"), **options))
+
+
+@given(_histories())
+def test_random_chains_in_a_third_party_store(history: _History) -> None:
+    storages: list[dict[Any, Any]] = [{} for _ in history[0].stages]
+    _run(history, lambda number, **options: DictTileStore(storages[number], **options))

@@ -1,0 +1,286 @@
+"""What torch, numpy and the file system refuse reaches a user as an error of the library that says what to do."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from infinite_tensor import (
+    GridDataset,
+    InfiniteTensor,
+    InfiniteTensorError,
+    MemoryTileStore,
+    OutOfMemoryError,
+    Output,
+    ShapeMismatchError,
+    TensorBlob,
+    TensorWindow,
+    TileStore,
+    ValidationError,
+    ZarrTileStore,
+    open_store,
+    sl,
+)
+from tests.support.interpreters import run
+
+FOUR = TensorWindow((4,))
+# 2**62 bytes and 2**66: no address space holds these, and of the second torch cannot even count the bytes.
+HUGE = pytest.mark.parametrize("side", [2**30, 2**32])
+
+
+@pytest.fixture(params=["memory", "zarr"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> TileStore:
+    return MemoryTileStore() if request.param == "memory" else ZarrTileStore(tmp_path / "store.zarr")
+
+
+def plane(shape: tuple[int | None, ...] = (None, None), store: TileStore | None = None) -> InfiniteTensor:
+    window = TensorWindow((64,) * len(shape))
+    return InfiniteTensor(shape, lambda _ctx: torch.ones(window.size), window, tile_store=store)
+
+
+# Results of f that are no dense tensor of values.
+
+UNUSABLE: dict[str, tuple[Callable[[], object], str]] = {
+    "nested": (lambda: torch.nested.nested_tensor([torch.ones(4), torch.ones(4)]), "dense tensor.*nested"),
+    "jagged": (lambda: torch.nested.nested_tensor([torch.ones(4)], layout=torch.jagged), "dense tensor.*nested"),
+    "sparse": (lambda: torch.ones(4).to_sparse(), r"layout torch\.sparse_coo; return result\.to_dense\(\)"),
+    "sparse rows": (lambda: torch.ones(4, 4).to_sparse_csr(), r"sparse_csr; return result\.to_dense\(\)"),
+    "opaque": (lambda: torch.ones(4).to_mkldnn(), r"_mkldnn; return result\.to_dense\(\)"),
+    "quantized": (lambda: torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.quint8), "torch.quint8"),
+    "meta": (lambda: torch.ones(4, device="meta"), "on meta.*declared on cpu; a meta tensor holds no values"),
+    "fake": (lambda: FakeTensorMode().from_tensor(torch.ones(4)), "holds values, got FakeTensor"),
+    "an array": (lambda: np.ones(4), "must return a torch.Tensor, got ndarray"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*(prototype|beta|deprecated)")
+@pytest.mark.parametrize("kind", UNUSABLE)
+@pytest.mark.parametrize("batch_size", [None, 4])
+def test_a_result_that_holds_no_dense_values_is_named(kind: str, batch_size: int | None, store: TileStore) -> None:
+    make, said = UNUSABLE[kind]
+
+    def f(ctx: Any) -> object:
+        return make() if batch_size is None else [make() for _ in ctx]
+
+    t = InfiniteTensor((None,), f, FOUR, tile_store=store, tensor_id="t", batch_size=batch_size)
+    with pytest.raises(ValidationError, match=said) as caught:
+        t[0:16]
+    (note,) = caught.value.__notes__
+    assert "of tensor 't'" in note
+    assert f"defined in {__file__}:" in note
+
+
+@pytest.mark.parametrize("kind", ["opaque", "sparse", "sparse rows"])
+@pytest.mark.filterwarnings("ignore:.*(prototype|beta|deprecated)")
+def test_a_stacked_result_that_is_not_dense_is_named(kind: str) -> None:
+    f: dict[str, Callable[[torch.Tensor], torch.Tensor]]
+    f = {"opaque": torch.Tensor.to_mkldnn, "sparse": torch.Tensor.to_sparse, "sparse rows": torch.Tensor.to_sparse_csr}
+    t = InfiniteTensor((None,), lambda contexts: f[kind](torch.ones(len(contexts), 4)), FOUR, batch_size=4)
+    with pytest.raises(ValidationError, match=r"return result\.to_dense\(\)"):
+        t[0:16]
+
+
+def test_one_output_of_several_that_is_nested_is_named() -> None:
+    group = InfiniteTensor.from_multi(
+        lambda _ctx: {"a": torch.nested.nested_tensor([torch.ones(4)])}, {"a": Output((None,), torch.float32, FOUR)}
+    )
+    with pytest.raises(ValidationError, match="dense tensor for 'a'"):
+        group["a"][0:4]
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (1, 64, 64), (5, 64, 64), (), (4, 64)])
+def test_a_forgotten_batch_dimension_is_told_with_the_shape_to_return(shape: tuple[int, ...]) -> None:
+    window = TensorWindow((64, 64))
+    t = InfiniteTensor((None, None), lambda _contexts: torch.ones(shape), window, batch_size=4)
+    message = f"given 4 windows, f returned shape {shape}; return (4, 64, 64)"
+    with pytest.raises(ShapeMismatchError, match=re.escape(message)):
+        t[0:128, 0:128]
+
+
+def test_a_forgotten_batch_dimension_is_told_where_the_window_is_as_long_as_the_batch() -> None:
+    t = InfiniteTensor((None, None), lambda _contexts: torch.ones(4, 4), TensorWindow((4, 4)), batch_size=4)
+    with pytest.raises(ShapeMismatchError, match=r"given 4 windows, f returned shape \(4, 4\); return \(4, 4, 4\)"):
+        t[0:8, 0:8]
+
+
+def test_a_forgotten_batch_dimension_of_one_output_is_told_with_its_name() -> None:
+    outputs = {"a": Output((None,), torch.float32, FOUR)}
+    group = InfiniteTensor.from_multi(lambda _contexts: {"a": torch.ones(4)}, outputs, batch_size=2)
+    with pytest.raises(ShapeMismatchError, match=r"given 2 windows, f returned for 'a' shape \(4,\); return \(2, 4\)"):
+        group["a"][0:8]
+
+
+@pytest.mark.parametrize(
+    "blended",
+    [
+        lambda a, b: torch.nested.nested_tensor([a, b]),
+        lambda a, _b: a.to_sparse(),
+        lambda a, _b: a.to("meta"),
+        lambda a, _b: a.double(),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*(prototype|beta)")
+def test_a_blend_that_returns_another_kind_of_tensor_is_refused_at_construction(blended: Callable[..., Any]) -> None:
+    with pytest.raises(ValidationError, match=r"blend must map two blocks of torch.float32 on cpu"):
+        InfiniteTensor((None,), lambda _ctx: torch.ones(4), TensorWindow((4,), stride=2), blend=blended)
+
+
+# Results that fit into no memory.
+
+
+def told(size: str, shape: tuple[int, ...]) -> str:
+    return rf"{re.escape(str(shape))} and torch\.float32 takes {size} GiB, .* in parts with iter_regions, .* fill"
+
+
+@HUGE
+def test_a_region_that_no_memory_holds_is_told_with_its_size(side: int, store: TileStore) -> None:
+    t = plane(store=store)
+    size = f"{4 * side**2 // 2**30:,}.0"
+    with pytest.raises(OutOfMemoryError, match=told(size, (side, side))) as caught:
+        t[0:side, 0:side]
+    assert isinstance(caught.value, MemoryError)
+    assert isinstance(caught.value, InfiniteTensorError)
+    assert t[0:2, 0:2].tolist() == [[1, 1], [1, 1]]
+
+
+@HUGE
+@pytest.mark.parametrize("stored", [False, True])
+def test_every_way_to_read_a_region_tells_it(side: int, stored: bool, tmp_path: Path) -> None:
+    store = ZarrTileStore(tmp_path) if stored else None
+    infinite, finite = plane(store=store), plane((side, side))
+    reads: list[Callable[[], object]] = [
+        lambda: infinite[[sl[0:2, 0:2], sl[0:side, 0:side]]],
+        lambda: infinite[0 : side : side // 2, 0:side],
+        lambda: infinite.read(sl[0:side, 0:side], workers=2),
+        lambda: np.asarray(finite),
+        lambda: 3 in finite,
+        lambda: GridDataset(finite, (side, side))[0],
+    ]
+    for read in reads:
+        with pytest.raises(OutOfMemoryError, match="iter_regions"):
+            read()
+
+
+def test_a_stream_tells_it_too() -> None:
+    t = InfiniteTensor((None, None), lambda _ctx: torch.ones(1, 1), TensorWindow((1, 1), stride=2**40))
+    with pytest.raises(OutOfMemoryError, match="iter_regions"):
+        next(t.iter_regions([sl[0 : 2**30, 0 : 2**30]]))
+
+
+def test_an_arg_window_that_no_memory_holds_is_told() -> None:
+    source = InfiniteTensor((None, None), lambda _ctx: torch.ones(1, 1), TensorWindow((1, 1), stride=2**40))
+    window = TensorWindow((2**30, 2**30), stride=1)
+    t = InfiniteTensor((None, None), lambda _c, r: r, TensorWindow((1, 1)), args=[source], args_windows=[window])
+    with pytest.raises(OutOfMemoryError, match=r"takes 4,294,967,296.0 GiB, .* smaller size"):
+        t[0, 0]
+
+
+def test_a_window_that_no_memory_holds_is_told() -> None:
+    side = 2**30
+    t = InfiniteTensor((None, None), lambda _ctx: torch.ones(()).expand(side, side), TensorWindow((side, side)))
+    with pytest.raises(OutOfMemoryError, match="give smaller windows"):
+        t[0, 0]
+
+
+REVERSED = """
+import resource
+from pathlib import Path
+import torch
+from infinite_tensor import InfiniteTensor, OutOfMemoryError, TensorWindow
+torch.set_num_threads(1)
+SIDE = 2**28
+t = InfiniteTensor((None,), lambda _ctx: torch.ones(1, dtype=torch.uint8), TensorWindow((1,), stride=2**40),
+    dtype=torch.uint8)
+t[0:8:-1], t[8:0:-1]
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + SIDE + SIDE // 2,) * 2)
+try:
+    t[SIDE:0:-1]
+except OutOfMemoryError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and a limit that Linux keeps")
+def test_a_step_whose_copy_does_not_fit_is_told() -> None:
+    done = run("-c", REVERSED)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(r"takes 0\.2 GiB.*iter_regions", done.stdout)
+
+
+def test_rows_of_a_blob_that_no_memory_holds_are_told(tmp_path: Path) -> None:
+    row = torch.ones(2**17, dtype=torch.float32)
+    with TensorBlob.open(tmp_path / "blob", "w", dtype=row.dtype, shape=row.shape) as blob:
+        blob.write(row)
+        none = np.broadcast_to(np.zeros(1, dtype=np.int64), (2**43,))
+        with pytest.raises(OutOfMemoryError, match="read fewer rows at a time"):
+            blob._rows.read(none)
+
+
+# Targets that are none.
+
+
+@pytest.mark.parametrize("target", [None, 3, b"abc"])
+def test_what_is_no_target_is_refused(target: Any) -> None:
+    with pytest.raises(ValidationError, match="target must be a path"):
+        open_store(target)
+
+
+# What users meet first: each message ends with what to do.
+
+FIRST: dict[str, tuple[Callable[[], object], str]] = {
+    "no end": (lambda: plane()[:, 0:4], r"needs a start and a stop, as in 0:512, got :"),
+    "a length": (lambda: len(plane()), r"no len\(\): dimension 0 is unbounded; see t.shape, or read a region"),
+    "no f": (lambda: InfiniteTensor((None,), None, FOUR), r"give a function f\(ctx, \*regions\) .* store.open"),  # type: ignore[arg-type]
+    "too few dimensions": (
+        lambda: InfiniteTensor((None, None), torch.ones, FOUR),
+        r"has 1 dimensions, but the shape \(None, None\) has 2; give a TensorWindow with one size per dimension",
+    ),
+    "another shape": (
+        lambda: InfiniteTensor((None,), lambda _ctx: torch.ones(3), FOUR)[0:4],
+        r"f returned shape \(3,\), but the output window has size \(4,\); return \(4,\)",
+    ),
+    "another dtype": (
+        lambda: InfiniteTensor((None,), lambda _ctx: torch.ones(4, dtype=torch.int64), FOUR)[0:4],
+        r"torch.int64, but .* torch.float32; return result\.to\(torch\.float32\), or declare dtype=torch\.int64",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", FIRST)
+def test_a_first_mistake_is_told_with_what_to_do(mistake: str) -> None:
+    make, said = FIRST[mistake]
+    with pytest.raises((InfiniteTensorError, TypeError), match=said):
+        make()
+
+
+def test_a_stored_tensor_without_f_tells_how_to_compute_the_rest(tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path) as store:
+        InfiniteTensor((None,), lambda _ctx: torch.ones(4), FOUR, tile_store=store, tensor_id="t")[0:4]
+        stored = store.open("t")
+        with pytest.raises(InfiniteTensorError, match=r"open it with store\.open\('t', f=\.\.\.\) to compute them"):
+            stored[0:4000]
+
+
+def test_a_read_only_store_tells_how_to_open_it_for_writing(tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path) as store:
+        InfiniteTensor((None,), lambda _ctx: torch.ones(4), FOUR, tile_store=store, tensor_id="t")[0:4]
+    with ZarrTileStore(tmp_path, mode="r") as store:
+        forbidden: list[Callable[[], object]] = [
+            lambda: store.clear_tensor("t"),
+            lambda: store.open("t").invalidate(),
+            lambda: store.verify("t", repair=True),
+            store.gc,
+            lambda: store.clear_group("g"),
+        ]
+        for change in forbidden:
+            with pytest.raises(ValidationError, match=r"is read-only: .*; open it with mode='r\+'"):
+                change()

@@ -1,0 +1,238 @@
+"""Filling a region on a Dask cluster of processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from distributed import Client
+
+from infinite_tensor import (
+    HDF5TileStore,
+    InfiniteTensor,
+    MemoryTileStore,
+    Output,
+    Progress,
+    TensorWindow,
+    TileStore,
+    ValidationError,
+    ZarrTileStore,
+    sl,
+)
+from infinite_tensor.filling import plan
+from infinite_tensor.filling.fillable import fill_together, plan_together
+from infinite_tensor.geometry.regions import parse
+from tests.support.clusters import chain, cluster, computed, meeting, more_workers, one_worker_killed
+
+REGION = sl[-70:90, 0:150]
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with cluster() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def truth(tmp_path_factory: pytest.TempPathFactory) -> torch.Tensor:
+    pixels: torch.Tensor = chain(MemoryTileStore(), tmp_path_factory.mktemp("reference"))[REGION]
+    return pixels
+
+
+def test_each_window_is_computed_once(client: Client, truth: torch.Tensor, tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path / "store", tile_size=64) as store:
+        t = chain(store, tmp_path)
+        plan = t.plan(REGION)
+        report = t.fill(REGION, client=client, progress=False)
+        calls = computed(tmp_path)
+        assert [set(counter.values()) for counter in calls] == [{1}] * 3
+        assert [counter.total() for counter in calls] == [tensor.windows for tensor in plan.tensors]
+        assert [tensor.windows for tensor in report.tensors] == [tensor.windows for tensor in plan.tensors]
+        assert t.coverage(REGION).all()
+        assert report.tensors[-1].tiles >= t.coverage(REGION).numel()
+        assert torch.equal(t[REGION], truth)
+        assert computed(tmp_path) == calls
+
+
+def test_a_second_fill_computes_nothing(client: Client, tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path / "store", tile_size=64) as store:
+        t = chain(store, tmp_path)
+        t.fill(REGION, client=client, progress=False)
+        assert t.fill(REGION, client=client, progress=False).windows == 0
+
+
+def test_it_goes_on_from_what_this_process_has_computed(client: Client, truth: torch.Tensor, tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path / "store", tile_size=64) as store:
+        t = chain(store, tmp_path)
+        t[0:70, 0:70]
+        t.fill(REGION, client=client, progress=False)
+        assert [set(counter.values()) for counter in computed(tmp_path)] == [{1}] * 3
+        assert torch.equal(t[REGION], truth)
+
+
+def test_what_this_process_reads_meanwhile_does_not_hide_what_workers_store(
+    client: Client, truth: torch.Tensor, tmp_path: Path
+) -> None:
+    with ZarrTileStore(tmp_path / "store", tile_size=64) as store:
+        t = chain(store, tmp_path)
+        t.fill(REGION, client=client, progress=lambda _progress: t[0:5, 0:5])
+        calls = computed(tmp_path)
+        assert torch.equal(t[REGION], truth)
+        assert computed(tmp_path) == calls
+
+
+def test_an_f_with_several_outputs_is_run_once_for_all_of_them(client: Client, tmp_path: Path) -> None:
+    outputs = {
+        "rgb": Output((2, None, None), torch.float32, TensorWindow((2, 16, 16), dimension_map=(None, 0, 1))),
+        "mask": Output((None, None), torch.bool, TensorWindow((16, 16), stride=12)),
+    }
+
+    def paint(ctx: tuple[int, ...]) -> dict[str, torch.Tensor]:
+        with (tmp_path / "computed-0").open("a") as log:
+            log.write(f"{ctx}\n")
+        picture = torch.arange(512.0).reshape(2, 16, 16) + 100 * ctx[0] + ctx[1]
+        return {"rgb": picture, "mask": picture[0] % 2 == 0}
+
+    with ZarrTileStore(tmp_path / "store", tile_size=64) as store:
+        world = InfiniteTensor.from_multi(paint, outputs, tile_store=store, tensor_id="world")
+        requests = [(world["rgb"], parse(sl[:, 0:100, 0:100], (2, None, None)))]
+        requests.append((world["mask"], parse(sl[0:100, 30:130], (None, None))))
+        plan = plan_together(requests)
+        report = fill_together(requests, client=client, progress=False)
+        (calls,) = computed(tmp_path, 1)
+        assert set(calls.values()) == {1}
+        assert {t.tensor_id: t.windows for t in report.tensors} == dict.fromkeys(
+            ["world/rgb", "world/mask"], calls.total()
+        )
+        assert plan.windows == report.windows
+        assert world["rgb"].is_filled(sl[:, 0:100, 0:100])
+        assert world["mask"].is_filled(sl[0:100, 30:130])
+        assert computed(tmp_path, 1) == [calls]
+
+
+def test_a_worker_that_is_killed_costs_no_pixel(truth: torch.Tensor, tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path / "store", tile_size=64) as store, cluster() as own:
+        t = chain(store, tmp_path)
+        with one_worker_killed(own, tmp_path, after=20):
+            t.fill(REGION, client=own, progress=False)
+        assert t.is_filled(REGION)
+        assert torch.equal(t[REGION], truth)
+        assert [store.verify(name) for name in store.tensor_ids()] == [[]] * 3
+
+
+def test_an_error_that_passes_costs_no_window(client: Client, tmp_path: Path) -> None:
+    def f(ctx: tuple[int, ...]) -> torch.Tensor:
+        seen = tmp_path / f"seen-{ctx[0]}-{ctx[1]}"
+        if ctx[0] == ctx[1] and not seen.exists():
+            seen.touch()
+            raise OSError("a model that is not there yet")
+        return torch.full((16, 16), float(ctx[0]))
+
+    with ZarrTileStore(tmp_path / "store", tile_size=16) as store:
+        t = InfiniteTensor((None, None), f, TensorWindow((16, 16)), tile_store=store, tensor_id="t")
+        assert t.fill(sl[0:64, 0:64], client=client, progress=False).windows == 16
+        assert len(list(tmp_path.glob("seen-*"))) == 4
+        assert t.is_filled(sl[0:64, 0:64])
+
+
+def test_workers_that_come_later_are_given_work(tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path / "store", tile_size=16) as store, cluster(1) as own:
+        t = InfiniteTensor((None, None), meeting(tmp_path, 3), TensorWindow((16, 16)), tile_store=store, tensor_id="t")
+        with more_workers(own, tmp_path, 3):
+            assert t.fill(sl[0:64, 0:64], client=own, progress=False).windows == 16
+
+
+def test_a_fill_of_more_windows_than_are_named_goes_on_without_reading_a_pixel(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "_MOST_NAMED", 0)
+    told: list[tuple[int, int]] = []
+
+    def tell(progress: Progress) -> None:
+        told.append((progress.done, progress.total))
+
+    with ZarrTileStore(tmp_path / "store", tile_size=64, cache_size_bytes=1) as store:
+        t = InfiniteTensor(
+            (None, None), lambda _ctx: torch.ones(16, 16), TensorWindow((16, 16)), tile_store=store, tensor_id="t"
+        )
+        t.fill(sl[0:256, 0:256], client=client, progress=False)
+        # A tile that is read now is found to be damaged, and computed again.
+        chunks = list((tmp_path / "store" / store.tensor_info("t").location / "c").glob("*/*"))
+        assert len(chunks) == 16
+        for chunk in chunks:
+            chunk.write_bytes(b"not a tile")
+        assert t.fill(sl[0:256, 0:320], client=client, progress=tell).windows == 4 * 16
+    assert told[-1] == (64, 64)
+
+
+def test_a_tensor_upstream_in_memory_is_computed_by_each_worker_that_needs_it(client: Client, tmp_path: Path) -> None:
+    window = TensorWindow((16, 16))
+    base = InfiniteTensor((None, None), lambda ctx: torch.full((16, 16), float(ctx[0])), window, tensor_id="base")
+    with ZarrTileStore(tmp_path / "store", tile_size=64) as store:
+        t = InfiniteTensor(
+            (None, None),
+            lambda _ctx, x: x + 1,
+            window,
+            args=[base],
+            args_windows=[window],
+            tile_store=store,
+            tensor_id="t",
+        )
+        report = t.fill(sl[0:128, 0:128], client=client, progress=False)
+        assert [(tensor.tensor_id, tensor.windows) for tensor in report.tensors] == [("base", 64), ("t", 64)]
+        assert t[20, 3] == 2.0
+
+
+@pytest.mark.parametrize("kind", ["memory", "hdf5", "memory-url"])
+def test_a_store_that_workers_cannot_reach_is_refused(kind: str, client: Client, tmp_path: Path) -> None:
+    store: TileStore = MemoryTileStore()
+    if kind == "hdf5":
+        store = HDF5TileStore(tmp_path / "file.h5")
+    elif kind == "memory-url":
+        store = ZarrTileStore("memory://cluster")
+    t = InfiniteTensor((None,), lambda _ctx: torch.ones(4), TensorWindow((4,)), tile_store=store, tensor_id="t")
+    with pytest.raises(ValidationError, match="use a ZarrTileStore at a path or URL"):
+        t.fill(sl[0:4], client=client, progress=False)
+
+
+def test_an_error_of_f_comes_through_with_its_window(client: Client, tmp_path: Path) -> None:
+    def fails(ctx: tuple[int, ...]) -> torch.Tensor:
+        if ctx == (3,):
+            raise ZeroDivisionError("no window here")
+        return torch.ones(4)
+
+    with ZarrTileStore(tmp_path / "store", tile_size=4) as store:
+        t = InfiniteTensor((None,), fails, TensorWindow((4,)), tile_store=store, tensor_id="t")
+        with pytest.raises(ZeroDivisionError, match="no window here") as caught:
+            t.fill(sl[0:64], client=client, progress=False)
+        assert any("(3,)" in note for note in caught.value.__notes__)
+
+
+def test_a_ctrl_c_says_how_to_continue(client: Client, truth: torch.Tensor, tmp_path: Path) -> None:
+    def pressed(_progress: Progress) -> None:
+        raise KeyboardInterrupt
+
+    with ZarrTileStore(tmp_path / "store", tile_size=64) as store:
+        t = chain(store, tmp_path)
+        with pytest.raises(KeyboardInterrupt, match="kept: call fill with the same region again"):
+            t.fill(REGION, client=client, progress=pressed)
+        t.fill(REGION, client=client, progress=False)
+        assert torch.equal(t[REGION], truth)
+
+
+def test_the_dashboard_goes_by_the_name_of_the_tensor(client: Client, tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path / "store", tile_size=64) as store:
+        chain(store, tmp_path).fill(sl[0:64, 0:64], client=client, progress=False)
+        prefixes = client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.task_prefixes))
+        assert {f"compute level_{number}" for number in range(3)} <= set(prefixes)
+
+
+def test_progress_counts_what_the_workers_do(client: Client, tmp_path: Path) -> None:
+    told: list[int] = []
+    with ZarrTileStore(tmp_path / "store", tile_size=64) as store:
+        t = chain(store, tmp_path)
+        total = t.plan(REGION).windows
+        t.fill(REGION, client=client, progress=lambda progress: told.append(progress.done))
+    assert told[-1] == total

@@ -1,0 +1,368 @@
+"""Patches of a tensor as datasets: which there are, where they lie, and what an item is."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import pickle
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from infinite_tensor import (
+    GridDataset,
+    InfiniteTensor,
+    MemoryTileStore,
+    PatchDataset,
+    RegionError,
+    TensorGroup,
+    TensorWindow,
+    ValidationError,
+    sl,
+)
+from tests.support.reference import Index
+
+
+def places(ctx: Index) -> torch.Tensor:
+    """Tells each pixel of a plane from all others near the origin."""
+    rows = torch.arange(8)[:, None] + 8 * ctx[0]
+    return rows * 1000 + torch.arange(8) + 8 * ctx[1]
+
+
+def channels(ctx: Index) -> torch.Tensor:
+    return torch.stack([places(ctx[1:]) + 10**7 * channel for channel in range(3)])
+
+
+PLANE = InfiniteTensor((None, None), places, TensorWindow((8, 8)), dtype=torch.int64)
+IMAGE = InfiniteTensor((3, None, None), channels, TensorWindow((3, 8, 8)), dtype=torch.int64)
+FINITE = InfiniteTensor((40, 24), places, TensorWindow((8, 8)), dtype=torch.int64)
+
+
+class TestGrid:
+    def test_patches_lie_side_by_side_in_lexicographic_order(self) -> None:
+        dataset = GridDataset(PLANE, 4, region=sl[0:8, -4:8])
+        corners = [(0, -4), (0, 0), (0, 4), (4, -4), (4, 0), (4, 4)]
+        assert [dataset.region(i) for i in range(len(dataset))] == [
+            (slice(y, y + 4), slice(x, x + 4)) for y, x in corners
+        ]
+
+    @given(st.data())
+    def test_it_is_the_list_of_all_patches_that_a_loop_finds(self, data: st.DataObject) -> None:
+        shape = data.draw(st.lists(st.none() | st.integers(6, 12), min_size=1, max_size=3).map(tuple))
+        t = InfiniteTensor(shape, lambda _ctx: torch.zeros([2] * len(shape)), TensorWindow((2,) * len(shape)))
+        low = [data.draw(st.integers(0 if extent else -20, 5)) for extent in shape]
+        high = [data.draw(st.integers(a + 1, extent or 20)) for a, extent in zip(low, shape, strict=True)]
+        size = tuple(data.draw(st.integers(1, b - a)) for a, b in zip(low, high, strict=True))
+        stride = tuple(data.draw(st.integers(1, 9)) for _ in shape)
+        dataset = GridDataset(t, size, stride, tuple(map(slice, low, high)))
+        expected = []
+        for corner in itertools.product(*map(range, low, high)):
+            on_grid = all((at - a) % step == 0 for at, a, step in zip(corner, low, stride, strict=True))
+            if on_grid and all(at + n <= b for at, n, b in zip(corner, size, high, strict=True)):
+                expected.append(tuple(slice(at, at + n) for at, n in zip(corner, size, strict=True)))
+        assert [dataset.region(i) for i in range(len(dataset))] == expected
+
+    def test_what_lies_beyond_the_last_whole_patch_is_left_out(self) -> None:
+        dataset = GridDataset(PLANE, (4, 5), region=sl[0:11, 0:14])
+        assert len(dataset) == 2 * 2
+        assert dataset.region(3) == sl[4:8, 5:10]
+
+    def test_a_stride_may_be_less_than_a_patch(self) -> None:
+        dataset = GridDataset(PLANE, 4, 2, sl[0:8, 0:4])
+        assert [dataset.region(i)[0].start for i in range(len(dataset))] == [0, 2, 4]
+
+    def test_a_place_far_from_the_origin_is_exact(self) -> None:
+        far = 2**50
+        assert GridDataset(PLANE, 3, region=sl[far : far + 9, -far : 9 - far]).region(-1) == (
+            slice(far + 6, far + 9),
+            slice(6 - far, 9 - far),
+        )
+
+    def test_more_patches_than_memory_holds_cost_nothing(self) -> None:
+        dataset = GridDataset(PLANE, 1, region=sl[0 : 2**30, 0 : 2**30])
+        assert len(dataset) == 2**60
+        assert dataset.region(2**60 - 1) == sl[2**30 - 1 : 2**30, 2**30 - 1 : 2**30]
+
+
+class TestPatches:
+    @given(st.integers(-(2**70), 2**70), st.integers(0, 999), st.integers(1, 9), st.integers(1, 9))
+    def test_a_patch_lies_in_the_region_wherever_that_is(self, seed: int, i: int, height: int, width: int) -> None:
+        rows, columns = PatchDataset(PLANE, (height, width), sl[-4:5, 10:19], seed, length=1000).region(i)
+        assert -4 <= rows.start < rows.stop == rows.start + height <= 5
+        assert 10 <= columns.start < columns.stop == columns.start + width <= 19
+
+    def test_every_place_is_taken_about_equally_often(self) -> None:
+        dataset = PatchDataset(PLANE, 3, sl[0:6, 0:5], length=12_000)
+        counts = np.zeros((4, 3))
+        for i in range(len(dataset)):
+            rows, columns = dataset.region(i)
+            counts[rows.start, columns.start] += 1
+        # 99.9 % of all seeds stay below: chi squared of 11 degrees of freedom.
+        assert ((counts - 1000) ** 2 / 1000).sum() < 31.3
+
+    def test_a_place_is_decided_by_seed_and_index_as_documented(self) -> None:
+        dataset = PatchDataset(PLANE, 16, sl[0:100, 0:200], seed=7)
+        for i in range(len(dataset)):
+            drawn = int.from_bytes(hashlib.blake2b(f"7 {i}".encode()).digest(), "big")
+            y, x = divmod(85 * 185 * drawn >> 512, 185)
+            assert dataset.region(i) == (slice(y, y + 16), slice(x, x + 16))
+
+    def test_a_place_is_the_same_for_ever(self) -> None:
+        dataset = PatchDataset(PLANE, 64, sl[-(2**40) : 2**40, 0:10_000], seed=3, length=4)
+        assert [(rows.start, columns.start) for rows, columns in map(dataset.region, range(4))] == [
+            (-965022557450, 2427),
+            (-342550349328, 723),
+            (-176164672370, 6957),
+            (-779570433423, 4323),
+        ]
+
+    def test_the_length_changes_no_place(self) -> None:
+        short, long = (PatchDataset(PLANE, 8, sl[0:99, 0:99], length=length) for length in (5, 50))
+        assert [long.region(i) for i in range(5)] == [short.region(i) for i in range(5)]
+
+    def test_another_seed_gives_other_places(self) -> None:
+        first, second = (PatchDataset(PLANE, 8, sl[0:999, 0:999], seed) for seed in (0, 1))
+        assert all(first.region(i) != second.region(i) for i in range(20))
+
+    def test_an_epoch_has_as_many_patches_as_fit_side_by_side(self) -> None:
+        region = sl[0:100, 0:70]
+        assert len(PatchDataset(PLANE, 16, region)) == len(GridDataset(PLANE, 16, region=region)) == 6 * 4
+        assert len(PatchDataset(PLANE, 16, region, length=5)) == 5
+
+    def test_a_copy_in_another_process_has_the_same_places(self) -> None:
+        t = InfiniteTensor((None, None), places, TensorWindow((8, 8)), dtype=torch.int64)
+        dataset = PatchDataset(t, 8, sl[0:99, 0:99])
+        again = pickle.loads(pickle.dumps(dataset))  # noqa: S301
+        assert len(again) == len(dataset)
+        assert torch.equal(again[5], dataset[5])
+
+
+KINDS = pytest.mark.parametrize("kind", [GridDataset, PatchDataset])
+Kind = type[GridDataset] | type[PatchDataset]
+
+
+@KINDS
+class TestBoth:
+    def test_an_item_is_what_the_tensor_has_in_its_region(self, kind: Kind) -> None:
+        dataset = kind(PLANE, (4, 5), region=sl[-9:20, 0:33])
+        for i in (0, 1, len(dataset) - 1):
+            assert torch.equal(dataset[i], PLANE[dataset.region(i)])
+            assert dataset[i].shape == (4, 5)
+
+    def test_finite_dimensions_stay_whole_unless_they_are_named(self, kind: Kind) -> None:
+        assert kind(IMAGE, 8, region=sl[:, 0:16, 0:16])[0].shape == (3, 8, 8)
+        assert kind(IMAGE, (8, 4), region=sl[:, 0:16, 0:16])[0].shape == (3, 8, 4)
+        assert kind(IMAGE, (1, 8, 4), region=sl[:, 0:16, 0:16])[0].shape == (1, 8, 4)
+        assert kind(IMAGE, 8, region=sl[1:, 0:16, 0:16])[0].shape == (2, 8, 8)
+
+    def test_an_int_in_the_region_takes_a_dimension_away(self, kind: Kind) -> None:
+        dataset = kind(IMAGE, 8, region=sl[-1, 0:16, 0:16])
+        assert dataset[0].shape == (8, 8)
+        assert dataset.region(0)[0] == 2
+        assert torch.equal(dataset[0], IMAGE[dataset.region(0)])
+        assert kind(PLANE, 8, region=sl[5, 0:16]).region(0)[0] == 5
+
+    def test_a_finite_tensor_needs_no_region(self, kind: Kind) -> None:
+        dataset = kind(FINITE, 8)
+        assert len(dataset) == 5 * 3
+        assert torch.equal(dataset[3], FINITE[dataset.region(3)])
+
+    def test_an_unbounded_tensor_needs_one(self, kind: Kind) -> None:
+        with pytest.raises(ValidationError, match=r"dimensions 1, 2 .*unbounded.*region=sl\["):
+            kind(IMAGE, 8)
+
+    def test_indices_are_those_of_a_list(self, kind: Kind) -> None:
+        dataset = kind(PLANE, 8, region=sl[0:16, 0:24])
+        assert dataset.region(-1) == dataset.region(5)
+        assert torch.equal(dataset[-6], dataset[0])
+        assert torch.equal(dataset[np.int64(2)], dataset[torch.tensor(2)])  # type: ignore[index]
+        for beyond in (6, -7):
+            with pytest.raises(IndexError, match=rf"index {beyond} is out of range for a dataset of 6 patches"):
+                dataset[beyond]
+        with pytest.raises(TypeError, match="an index is an int, got slice"):
+            dataset[0:2]  # type: ignore[index]
+        assert len(list(_iterated(dataset))) == 6
+
+    def test_a_batch_is_read_in_one_plan(self, kind: Kind) -> None:
+        batches: list[int] = []
+
+        def f(contexts: list[Index]) -> list[torch.Tensor]:
+            batches.append(len(contexts))
+            return [places(ctx) for ctx in contexts]
+
+        t = InfiniteTensor((None, None), f, TensorWindow((8, 8)), dtype=torch.int64, batch_size=1000)
+        dataset = kind(t, 8, region=sl[0:32, 0:32])
+        items = dataset.__getitems__([3, 0, -1])
+        assert len(batches) == 1
+        assert [item.tolist() for item in items] == [dataset[i].tolist() for i in (3, 0, -1)]
+
+    def test_an_item_is_nobody_elses(self, kind: Kind) -> None:
+        dataset = kind(PLANE, 8, region=sl[0:16, 0:16])
+        before = dataset[1].clone()
+        for item in (dataset[1], *dataset.__getitems__([1, 1])):
+            assert torch.equal(item, before)
+            item.zero_()
+
+    @pytest.mark.parametrize("wrong", [0, -1, (4,), (4, 4, 4), "4", 4.0, None, True, (4, "4")])
+    def test_a_patch_size_that_says_nothing_is_refused(self, kind: Kind, wrong: Any) -> None:
+        with pytest.raises(ValidationError, match="patch_size must"):
+            kind(PLANE, wrong, region=sl[0:9, 0:9])
+
+    def test_a_region_without_room_for_a_patch_is_refused(self, kind: Kind) -> None:
+        with pytest.raises(ValidationError, match=r"no patch of \(8, 12\) pixels .* region of \(16, 11\)"):
+            kind(PLANE, (8, 12), region=sl[0:16, 0:11])
+        with pytest.raises(ValidationError, match=r"no patch of \(25, 25\) pixels .* region of \(40, 24\)"):
+            kind(FINITE, 25)
+
+    def test_a_region_is_a_box(self, kind: Kind) -> None:
+        with pytest.raises(ValidationError, match="without a step"):
+            kind(PLANE, 4, region=sl[0:16:2, 0:16])
+        with pytest.raises(RegionError, match="dimension 1 is unbounded"):
+            kind(PLANE, 4, region=sl[0:16])
+        with pytest.raises(ValidationError, match="leaves no dimension"):
+            kind(PLANE, 4, region=sl[0, 0])
+
+    def test_what_is_no_tensor_is_refused(self, kind: Kind) -> None:
+        wrong: Any
+        for wrong in (torch.zeros(4, 4), [], {}, [PLANE, [PLANE]], None):
+            with pytest.raises(
+                ValidationError, match="t must be an InfiniteTensor or TensorGroup, or a list, tuple or dict"
+            ):
+                kind(wrong, 4)
+
+
+@KINDS
+class TestSeveralTensors:
+    def test_an_item_has_the_structure_of_what_was_given(self, kind: Kind) -> None:
+        region = sl[..., 0:16, 0:24]
+        named = kind({"image": IMAGE, "mask": PLANE}, 8, region=region)
+        assert len(named) == 6
+        for i in range(6):
+            rows, columns = named.region(i)["mask"]
+            assert named.region(i) == {"image": (slice(0, 3), rows, columns), "mask": (rows, columns)}
+            assert torch.equal(named[i]["image"], IMAGE[:, rows, columns])
+            assert torch.equal(named[i]["mask"], PLANE[rows, columns])
+        for make in (list, tuple):
+            item = kind(make([IMAGE, PLANE]), 8, region=region)[0]
+            assert type(item) is make
+            assert [part.shape for part in item] == [(3, 8, 8), (8, 8)]
+
+    def test_a_batch_of_them_is_read_in_one_plan_each(self, kind: Kind) -> None:
+        dataset = kind((IMAGE, PLANE), 8, region=sl[..., 0:16, 0:24])
+        for i, (image, mask) in zip([4, 1], dataset.__getitems__([4, 1]), strict=True):
+            assert torch.equal(image, dataset[i][0])
+            assert torch.equal(mask, dataset[i][1])
+
+    def test_tensors_that_are_not_cut_alike_are_refused(self, kind: Kind) -> None:
+        with pytest.raises(ValidationError, match=r"cut alike.*\[0:50 in patches of 8.*; 0:30 .*\[0:40 .*; 0:24 "):
+            kind([PLANE, FINITE], 8, region=sl[0:50, 0:30])
+
+
+COARSE = InfiniteTensor((None, None), lambda ctx: places(ctx).float(), TensorWindow((8, 8)))
+WORLD = TensorGroup({"image": IMAGE, "look": {"coarse": COARSE}}, scale={"look": Fraction(1, 4)})
+
+
+@pytest.mark.parametrize("kind", [GridDataset, PatchDataset])
+class TestGroup:
+    def test_an_item_is_what_the_group_has_in_its_region(self, kind: Kind) -> None:
+        dataset = kind(WORLD, 8, region=sl[-16:40, 0:48])
+        for index in range(len(dataset)):
+            item, region = dataset[index], dataset.region(index)
+            assert torch.equal(item["image"], IMAGE[(slice(None), *region)].permute(1, 2, 0))
+            coarse = tuple(slice(part.start // 4, part.stop // 4) for part in region)
+            assert torch.equal(item["look", "coarse"], COARSE[coarse])
+
+    def test_a_loader_stacks_items(self, kind: Kind) -> None:
+        dataset = kind(WORLD, 8, region=sl[0:32, 0:32])
+        batch = next(iter(DataLoader(dataset, batch_size=4)))
+        assert batch["image"].shape == (4, 8, 8, 3)
+        assert batch["look", "coarse"].shape == (4, 2, 2)
+        assert torch.equal(batch["image"][2], dataset[2]["image"])
+
+    def test_what_tensors_share_runs_once_for_a_batch(self, kind: Kind) -> None:
+        calls = []
+
+        def f(ctx: Index) -> torch.Tensor:
+            calls.append(ctx)
+            return places(ctx)
+
+        shared = InfiniteTensor(
+            (None, None), f, TensorWindow((8, 8)), dtype=torch.int64, tile_store=MemoryTileStore(cache_size_bytes=1)
+        )
+        pair = [
+            InfiniteTensor(
+                (None, None),
+                lambda _ctx, region: region + 1,
+                TensorWindow((8, 8)),
+                args=[shared],
+                args_windows=[TensorWindow((8, 8))],
+                dtype=torch.int64,
+                tile_store=MemoryTileStore(cache_size_bytes=1),
+            )
+            for _ in range(2)
+        ]
+        dataset = kind(TensorGroup({"a": pair[0], "b": pair[1]}), 8, region=sl[0:64, 0:64])
+        dataset.__getitems__(list(range(8)))
+        assert len(calls) == len(set(calls))
+
+    @pytest.mark.parametrize(
+        ("patch_size", "region", "said"),
+        [
+            (6, sl[0:32, 0:32], r"dimension 0: .* multiples of 4, .* got 6 pixels from 0 on"),
+            (8, sl[0:32, 2:34], r"dimension 1: .* multiples of 4, .* got 8 pixels from 2 on"),
+        ],
+    )
+    def test_parts_of_pixels_are_refused(self, kind: Kind, patch_size: int, region: Any, said: str) -> None:
+        with pytest.raises(ValidationError, match=said):
+            kind(WORLD, patch_size, region=region)
+
+
+def test_patches_of_a_group_lie_wherever_all_its_tensors_have_whole_pixels() -> None:
+    dataset = PatchDataset(WORLD, 8, region=sl[-16:40, 0:48], length=2000)
+    corners = {tuple(part.start for part in dataset.region(index)) for index in range(len(dataset))}
+    assert corners == set(itertools.product(range(-16, 33, 4), range(0, 41, 4)))
+
+
+def test_a_grid_over_a_group_is_made_of_whole_pixels() -> None:
+    with pytest.raises(ValidationError, match=r"multiples of 4, .* every 6"):
+        GridDataset(WORLD, 8, stride=6, region=sl[0:32, 0:32])
+    assert len(GridDataset(WORLD, 8, stride=4, region=sl[0:32, 0:32])) == 49
+
+
+def test_an_int_is_the_stride_of_every_dimension_that_patches_are_cut_along() -> None:
+    dataset = GridDataset(IMAGE, (2, 8, 8), 1, sl[:, 0:9, 0:8])
+    assert [dataset.region(i)[:2] for i in range(4)] == list(
+        itertools.product([slice(0, 2), slice(1, 3)], [slice(0, 8), slice(1, 9)])
+    )
+    assert {PatchDataset(IMAGE, (2, 8, 8), sl[:, 0:8, 0:8], length=50).region(i)[0].start for i in range(50)} == {0, 1}
+
+
+def test_a_stride_that_says_nothing_is_refused() -> None:
+    for wrong in (0, (1,), "1", 1.0):
+        with pytest.raises(ValidationError, match="stride must"):
+            GridDataset(PLANE, 4, wrong, sl[0:9, 0:9])  # type: ignore[arg-type]
+
+
+def test_seed_and_length_are_ints() -> None:
+    for wrong in ("1", 1.0, True):
+        with pytest.raises(ValidationError, match="seed must be an int"):
+            PatchDataset(PLANE, 4, sl[0:9, 0:9], seed=wrong)  # type: ignore[arg-type]
+    for wrong in (0, -1, "1", 1.0, True):
+        with pytest.raises(ValidationError, match="length must be a positive int"):
+            PatchDataset(PLANE, 4, sl[0:9, 0:9], length=wrong)  # type: ignore[arg-type]
+
+
+def _iterated(dataset: GridDataset | PatchDataset) -> Iterator[Any]:
+    """As Python iterates over what has indices and no ``__iter__``."""
+    for i in itertools.count():
+        try:
+            yield dataset[i]
+        except IndexError:
+            return

@@ -1,0 +1,480 @@
+"""Large regions: what they cost, and computing them ahead of reads."""
+
+from __future__ import annotations
+
+import io
+import os
+import resource
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.multiprocessing.spawn import start_processes
+
+from infinite_tensor import (
+    HDF5TileStore,
+    InfiniteTensor,
+    MemoryTileStore,
+    RegionError,
+    StoreError,
+    TensorWindow,
+    TileStore,
+    ValidationError,
+    ZarrTileStore,
+    sl,
+)
+from infinite_tensor.filling import cutting
+from tests.support.interpreters import CONTEXT
+
+MIB = 2**20
+WINDOW = TensorWindow((16, 16))
+HALO = TensorWindow((20, 20), stride=16, offset=-2)
+
+
+class Counted:
+    """An ``f`` that counts its calls, and can be told to stop at one."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[tuple[int, ...]] = Counter()
+        self.stop_at: int | None = None
+        self.error: type[BaseException] = KeyboardInterrupt
+
+    def __call__(self, ctx: Any, *regions: Any) -> Any:
+        if self.calls.total() == self.stop_at:
+            raise self.error
+        if isinstance(ctx, list):
+            return [self(index, *each) for index, *each in zip(ctx, *regions, strict=True)]
+        self.calls[ctx] += 1
+        if not regions:
+            return torch.arange(256.0).reshape(16, 16) + 1000 * ctx[0] + ctx[1]
+        return regions[0][2:-2, 2:-2] + regions[0][4:, :-4]
+
+
+class Watched(ZarrTileStore):
+    """Notes which tiles it reads."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.read: set[tuple[int, ...]] = set()
+
+    def _read_tiles(self, tensor_id: str, tile_indices: Sequence[tuple[int, ...]]) -> list[torch.Tensor | None]:
+        self.read.update(tile_indices)
+        return super()._read_tiles(tensor_id, tile_indices)
+
+
+def chain(store: TileStore, depth: int = 4, **options: Any) -> tuple[InfiniteTensor, list[Counted]]:
+    functions = [Counted() for _ in range(depth)]
+    t = InfiniteTensor((None, None), functions[0], WINDOW, tile_store=store, tensor_id="0", **options)
+    for number, f in enumerate(functions[1:], 1):
+        t = InfiniteTensor(
+            (None, None), f, WINDOW, args=[t], args_windows=[HALO], tile_store=store, tensor_id=str(number), **options
+        )
+    return t, functions
+
+
+def made(functions: list[Counted]) -> list[int]:
+    return [f.calls.total() for f in functions]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ZarrTileStore:
+    return ZarrTileStore(tmp_path / "store", tile_size=64)
+
+
+class TestPlan:
+    def test_it_tells_what_a_fill_then_does(self, store: ZarrTileStore) -> None:
+        t, functions = chain(store, batch_size=4)
+        plan = t.plan(sl[0:100, 0:100])
+        t.fill(sl[0:100, 0:100], progress=False)
+        assert [tensor.windows for tensor in plan.tensors] == made(functions) == [14**2, 12**2, 10**2, 8**2]
+        assert [tensor.calls for tensor in plan.tensors] == [49, 36, 25, 16]
+        assert plan.exact
+        (region,) = plan.regions
+        assert (region.start, region.stop) == ((0, 0), (128, 128))
+
+    def test_it_computes_nothing(self, store: ZarrTileStore) -> None:
+        t, functions = chain(store)
+        t.plan(sl[0:100, 0:100])
+        assert made(functions) == [0] * 4
+        assert store.tensor_info("3").tiles_complete == 0
+
+    def test_it_knows_what_is_stored(self, store: ZarrTileStore) -> None:
+        t, _ = chain(store, depth=1)
+        t[0:64, 0:80]
+        (tensor,) = t.plan(sl[0:64, 0:192]).tensors
+        assert tensor.tiles == (1, 1, 1)
+        assert (tensor.needed, tensor.stored) == (48, 20)
+        assert (tensor.bytes_read, tensor.bytes_written) == (64 * 64 * 4, 2 * 64 * 64 * 4)
+
+    def test_halos_and_overlaps_show_as_windows_per_window_of_the_output(self) -> None:
+        t, _ = chain(MemoryTileStore(), depth=2)
+        assert [tensor.amplification for tensor in t.plan(sl[0:64, 0:64]).tensors] == [36 / 16, 1.0]
+
+    def test_a_million_by_a_million_pixels_take_no_time(self, store: ZarrTileStore) -> None:
+        t, _ = chain(store)
+        begun = time.process_time()
+        plan = t.plan(sl[0 : 10**6, 0 : 10**6])
+        assert time.process_time() - begun < 1
+        assert plan.exact
+        assert plan.tensors[-1].windows == (10**6 // 16) ** 2
+        assert plan.tensors[0].windows == (10**6 // 16 + 6) ** 2
+
+    def test_arguments_that_skip_windows_are_counted_without_those(self) -> None:
+        base = InfiniteTensor((None,), lambda _ctx: torch.ones(2), TensorWindow((2,)))
+        t = InfiniteTensor(
+            (None,),
+            lambda _ctx, x: x,
+            TensorWindow((1,)),
+            args=[base],
+            args_windows=[TensorWindow((1,), stride=10)],
+        )
+        assert [tensor.windows for tensor in t.plan(sl[0 : 10**6]).tensors] == [10**6] * 2
+
+    def test_two_readers_of_one_tensor_are_counted_once(self) -> None:
+        base = InfiniteTensor((None,), lambda _ctx: torch.ones(2), TensorWindow((2,)))
+        t = InfiniteTensor(
+            (None,),
+            lambda _ctx, x, y: x + y,
+            TensorWindow((2,)),
+            args=[base, base],
+            args_windows=[TensorWindow((2,)), TensorWindow((2,), offset=6)],
+        )
+        assert [tensor.windows for tensor in t.plan(sl[0 : 2 * 10**7]).tensors] == [10**7 + 3, 10**7]
+
+    def test_what_is_too_large_to_look_at_is_bounded(self, store: ZarrTileStore) -> None:
+        t, _ = chain(store, depth=1)
+        t[0:64, 0:64]
+        plan = t.plan(sl[0 : 10**6, 0 : 10**6])
+        assert not plan.exact
+        assert "upper bounds" in str(plan)
+        assert plan.windows == (10**6 // 16) ** 2
+
+    def test_it_prints_as_a_table(self, store: ZarrTileStore) -> None:
+        t, _ = chain(store, depth=2)
+        lines = str(t.plan(sl[0:64, 0:64])).splitlines()
+        assert lines[0].startswith("fill [0:64, 0:64], about ")
+        assert lines[1].split()[:3] == ["tensor", "needed", "stored"]
+        assert lines[2].split()[:4] == ["0", "36", "0", "36"]
+        assert lines[4].split()[:3] == ["all", "52", "52"]
+
+    def test_it_is_a_table_in_a_notebook(self) -> None:
+        t = InfiniteTensor((None,), lambda _ctx: torch.ones(2), TensorWindow((2,)), tensor_id="<b>")
+        shown = t.plan(sl[0:4])._repr_html_()
+        assert "<td>&lt;b&gt;</td>" in shown
+        assert "<b>" not in shown
+
+    def test_of_nothing_it_is_empty(self) -> None:
+        t, _ = chain(MemoryTileStore())
+        assert t.plan(sl[5:5, 0:10]).windows == 0
+
+    def test_tiles_that_arrive_in_storage_meanwhile_are_counted(self, tmp_path: Path) -> None:
+        class Arriving(ZarrTileStore):
+            """What was on its way when a look into storage began arrives while it ends."""
+
+            def _find_tiles(self, tensor_id: str, low: Sequence[int], high: Sequence[int]) -> Any:
+                found = super()._find_tiles(tensor_id, low, high)
+                arrival = threading.Thread(target=self.clear_cache, args=(tensor_id,))
+                arrival.start()
+                arrival.join()
+                return found
+
+        with Arriving(tmp_path / "store", tile_size=24) as store:
+            t = InfiniteTensor((None, None), Counted(), WINDOW, tile_store=store, tensor_id="t")
+            t[0:48, 0:48]
+            assert t.plan(sl[0:48, 0:48]).windows == 0
+
+
+class TestFill:
+    @pytest.mark.parametrize("kind", ["memory", "zarr", "hdf5"])
+    def test_everything_is_there_afterwards(self, kind: str, tmp_path: Path) -> None:
+        stores: dict[str, Callable[[], TileStore]] = {
+            "memory": MemoryTileStore,
+            "zarr": lambda: ZarrTileStore(tmp_path / "zarr", tile_size=64),
+            "hdf5": lambda: HDF5TileStore(tmp_path / "file.h5", tile_size=64),
+        }
+        with stores[kind]() as tiles:
+            t, functions = chain(tiles)
+            assert not t.is_filled(sl[-10:100, 0:100])
+            report = t.fill(sl[-10:100, 0:100], progress=False)
+            before = made(functions)
+            assert [tensor.windows for tensor in report.tensors] == before
+            assert t.is_filled(sl[-10:100, 0:100])
+            expected, _ = chain(MemoryTileStore())
+            assert torch.equal(t[-10:100, 0:100], expected[-10:100, 0:100])
+            assert made(functions) == before
+            assert t.fill(sl[-10:100, 0:100], progress=False).windows == 0
+
+    def test_a_process_that_comes_later_finds_all_tiles(self, store: ZarrTileStore, tmp_path: Path) -> None:
+        t, _ = chain(store)
+        report = t.fill(sl[0:100, 0:100], progress=False)
+        opened = ZarrTileStore(tmp_path / "store", mode="r").open("3")
+        assert opened.coverage(sl[0:128, 0:192]).tolist() == [[True, True, False], [True, True, False]]
+        assert report.tensors[-1].tiles == 4
+        assert report.tensors[-1].bytes == 4 * 64 * 64 * 4
+
+    def test_steps_that_are_stored_are_not_read_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(cutting, "_STEP_BYTES", 64 * 256 * 4)
+        with ZarrTileStore(tmp_path / "store", tile_size=64) as store:
+            chain(store, depth=1)[0].fill(sl[0:640, 0:256], progress=False)
+        watched = Watched(tmp_path / "store", tile_size=64)
+        again, (f,) = chain(watched, depth=1)
+        again.fill(sl[0:704, 0:256], progress=False)
+        assert f.calls.total() == 4 * 16
+        assert watched.read == {(10, column) for column in range(4)}
+
+    def test_an_error_of_f_loses_nothing(self, store: ZarrTileStore, tmp_path: Path) -> None:
+        t, functions = chain(store, depth=1)
+        functions[0].stop_at, functions[0].error = 20, ZeroDivisionError
+        with pytest.raises(ZeroDivisionError):
+            t.fill(sl[0:128, 0:128], progress=False)
+        again, (other,) = chain(ZarrTileStore(tmp_path / "store", tile_size=64), depth=1)
+        assert again.fill(sl[0:128, 0:128], progress=False).windows == other.calls.total() == 64 - 20
+
+    def test_a_store_that_is_read_only_is_refused(self, store: ZarrTileStore, tmp_path: Path) -> None:
+        chain(store, depth=1)[0].fill(sl[0:64, 0:64], progress=False)
+        t = ZarrTileStore(tmp_path / "store", mode="r").open("0")
+        with pytest.raises(ValidationError, match="read-only"):
+            t.fill(sl[0:64, 0:128], progress=False)
+
+    def test_a_slice_that_is_no_region_is_refused(self, store: ZarrTileStore) -> None:
+        t, _ = chain(store, depth=1)
+        with pytest.raises(RegionError, match="unbounded"):
+            t.fill(sl[0:64, :])
+
+    def test_a_list_of_regions_is_refused_with_what_is_expected(self, store: ZarrTileStore) -> None:
+        t, (f,) = chain(store, depth=1)
+        regions = [sl[0:64, 0:64], sl[64:128, 0:64]]
+        for use in (t.fill, t.plan, t.coverage, t.is_filled, t.invalidate):
+            with pytest.raises(
+                RegionError, match=r"cannot index with list \[\(slice.*; one region is expected"
+            ) as caught:
+                use(regions)
+            assert "call this for each" in str(caught.value)
+        assert not f.calls
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"workers": 0}, "workers"),
+            ({"max_memory": -1}, "max_memory must be a positive number of bytes"),
+            ({"max_memory": 10**6}, "max_memory is 977 KiB, but the caches of the stores may take 100 MiB"),
+            ({"progress": "yes"}, "progress must be"),
+            ({"shard": (2, 2)}, "shard must be"),
+            ({"shard": 3}, "shard must be"),
+        ],
+    )
+    def test_bad_arguments_are_refused(self, store: ZarrTileStore, options: dict[str, Any], message: str) -> None:
+        t, functions = chain(store, depth=1)
+        with pytest.raises(ValidationError, match=message):
+            t.fill(sl[0:64, 0:64], **options)
+        assert made(functions) == [0]
+
+    def test_a_closed_store_is_an_error(self, store: ZarrTileStore) -> None:
+        t, _ = chain(store, depth=1)
+        store.close()
+        with pytest.raises(StoreError, match="closed"):
+            t.fill(sl[0:64, 0:64], progress=False)
+
+    @pytest.mark.parametrize("shares", [1, 3, 4, 7])
+    def test_shards_fill_the_region_together_and_share_no_tile(self, shares: int, store: ZarrTileStore) -> None:
+        t, (f,) = chain(store, depth=1)
+        reports = [t.fill(sl[0:100, 0:250], shard=(rank, shares), progress=False) for rank in range(shares)]
+        assert set(f.calls.values()) == {1}
+        assert sum(report.tiles for report in reports) == 8
+        assert min(report.tiles for report in reports) == 8 // shares
+        assert t.is_filled(sl[0:100, 0:250])
+
+    def test_a_report_prints_as_a_table(self, store: ZarrTileStore) -> None:
+        report = chain(store, depth=1)[0].fill(sl[0:64, 0:64], progress=False)
+        lines = str(report).splitlines()
+        assert lines[0].startswith("filled in ")
+        assert [line.split() for line in lines[1:]] == [
+            ["tensor", "windows", "tiles", "stored"],
+            ["0", "16", "1", "16.0", "KiB"],
+            ["all", "16", "1", "16.0", "KiB"],
+        ]
+        assert "<table>" in report._repr_html_()
+
+
+def test_a_ctrl_c_loses_nothing(store: ZarrTileStore, tmp_path: Path) -> None:
+    t, functions = chain(store)
+    functions[2].stop_at = 50
+    with pytest.raises(KeyboardInterrupt):
+        t.fill(sl[0:128, 0:128], progress=False)
+    again, others = chain(ZarrTileStore(tmp_path / "store", tile_size=64))
+    again.fill(sl[0:128, 0:128], progress=False)
+    calls = [f.calls + g.calls for f, g in zip(functions, others, strict=True)]
+    assert [set(counter.values()) for counter in calls] == [{1}] * 4
+
+
+class TestUpstream:
+    @pytest.mark.parametrize("kind", ["memory", "zarr"])
+    def test_hardly_anything_is_computed_twice_however_small_the_cache(self, kind: str, tmp_path: Path) -> None:
+        t, functions = chain(
+            MemoryTileStore(cache_size_bytes=1)
+            if kind == "memory"
+            else ZarrTileStore(tmp_path / "store", tile_size=64, cache_size_bytes=1)
+        )
+        plan = t.plan(sl[0:1024, 0:1024])
+        t.fill(sl[0:1024, 0:1024], progress=False)
+        assert plan.windows <= sum(made(functions)) <= 1.05 * plan.windows
+
+    def test_strips_compute_little_twice(self) -> None:
+        t, functions = chain(MemoryTileStore(cache_size_bytes=1))
+        region = sl[0:2048, 0:2048]
+        plan = t.plan(region, max_memory=72 * MIB)
+        t.fill(region, max_memory=72 * MIB, progress=False)
+        assert plan.windows < sum(made(functions)) <= 1.05 * plan.windows
+
+    def test_an_upstream_tensor_in_memory_does_not_outgrow_it(self, tmp_path: Path) -> None:
+        memory, window = MemoryTileStore(), TensorWindow((512, 512))
+        base = InfiniteTensor((None, None), virtual, window, tile_store=memory, tensor_id="base")
+        t = InfiniteTensor(
+            (None, None),
+            lambda _ctx, x: x,
+            window,
+            args=[base],
+            args_windows=[window],
+            tile_store=ZarrTileStore(tmp_path / "store", tile_size=512),
+            tensor_id="t",
+        )
+        t.fill(sl[0:8192, 0:4096], progress=False)
+        assert memory.tensor_info("base").bytes_stored <= 64 * MIB
+        assert memory.cache_size_bytes is None
+
+
+class TestProgress:
+    def test_a_callable_is_told_until_the_end(self, store: ZarrTileStore) -> None:
+        t, functions = chain(store)
+        told: list[Any] = []
+        t.fill(sl[0:128, 0:128], progress=told.append)
+        assert told[-1].done == told[-1].total == sum(made(functions))
+        assert [p.done for p in told] == sorted(p.done for p in told)
+        assert told[-1].seconds >= 0
+
+    def test_what_was_stored_before_is_not_expected_in_the_end(
+        self, store: ZarrTileStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(cutting, "_STEP_BYTES", 64 * 128 * 4)
+        t, functions = chain(store)
+        t.fill(sl[0:256, 0:128], progress=False)
+        told: list[Any] = []
+        before = sum(made(functions))
+        t.fill(sl[0:512, 0:128], progress=told.append)
+        assert told[-1].done == told[-1].total == sum(made(functions)) - before
+
+    def test_a_bar_is_silent_where_there_is_no_terminal(
+        self, store: ZarrTileStore, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        t, _ = chain(store, depth=1)
+        t.fill(sl[0:64, 0:64])
+        assert capsys.readouterr() == ("", "")
+
+    def test_a_bar_that_is_asked_for_counts_windows(
+        self, store: ZarrTileStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        shown = io.StringIO()
+        monkeypatch.setattr(sys, "stderr", shown)
+        t, _ = chain(store, depth=1)
+        t.fill(sl[0:64, 0:64], progress="always")
+        assert "16/16" in shown.getvalue()
+        assert "window/s" in shown.getvalue()
+
+
+class TestCoverage:
+    def test_it_has_an_entry_for_each_tile(self, store: ZarrTileStore) -> None:
+        t, _ = chain(store, depth=1)
+        t[0:64, 64:128]
+        assert t.coverage(sl[-10:70, 0:130]).tolist() == [[False] * 3, [False, True, False], [False] * 3]
+
+    def test_it_sees_tiles_that_are_not_stored_yet(self, store: ZarrTileStore) -> None:
+        t, _ = chain(store, depth=1)
+        t[0:64, 0:64]
+        assert t.coverage(sl[0:1, 0:1]).tolist() == [[True]]
+
+    def test_a_partial_tile_is_not_covered(self, store: ZarrTileStore, tmp_path: Path) -> None:
+        t, _ = chain(store, depth=1)
+        t[0:64, 0:63]
+        t[0:64, 64:80]
+        store.close()
+        opened = ZarrTileStore(tmp_path / "store").open("0")
+        assert opened.coverage(sl[0:64, 0:128]).tolist() == [[True, False]]
+        assert not opened.is_filled(sl[0:64, 0:128])
+
+    def test_where_no_window_is_nothing_is_missing(self, tmp_path: Path) -> None:
+        t = InfiniteTensor(
+            (None,),
+            lambda _ctx: torch.ones(2),
+            TensorWindow((2,), stride=20),
+            tile_store=ZarrTileStore(tmp_path / "store", tile_size=5),
+        )
+        assert t.coverage(sl[0:20]).tolist() == [False, True, True, True]
+
+    def test_of_no_pixels_it_is_empty_and_filled(self, store: ZarrTileStore) -> None:
+        t, _ = chain(store, depth=1)
+        assert t.coverage(sl[3:3, 0:5]).numel() == 0
+        assert t.is_filled(sl[3:3, 0:5])
+
+
+def virtual(_ctx: tuple[int, ...]) -> torch.Tensor:
+    return torch.zeros(512, 512)
+
+
+def growth(folder: Path, extent: int, most: int) -> int:
+    """By how much the most memory that this process has held grows while a region is filled."""
+    with ZarrTileStore(folder / "store", tile_size=512, cache_size_bytes=64 * MIB) as tiles:
+        t = InfiniteTensor((None, None), virtual, TensorWindow((512, 512)), tile_store=tiles, tensor_id="t")
+        t.fill(sl[-512:0, -512:0], progress=False)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        t.fill(sl[0:extent, 0:extent], max_memory=most, progress=False)
+        return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss has other units")
+@pytest.mark.parametrize("extent", [16384, pytest.param(65536, marks=pytest.mark.slow)])
+def test_a_fill_keeps_to_its_memory(extent: int, tmp_path: Path) -> None:
+    with ProcessPoolExecutor(1, CONTEXT) as child:
+        assert child.submit(growth, tmp_path, extent, 256 * MIB).result() < 256 * MIB
+
+
+def fill_shard(rank: int, count: int, folder: Path) -> None:
+    """One process of several that torch starts: the group gives it its share."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "RANK": str(rank), "WORLD_SIZE": str(count)}
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=count
+    )
+    with ZarrTileStore(folder / "store", tile_size=64) as tiles:
+        t, functions = chain(tiles)
+        shard = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        t.fill(sl[0:256, 0:512], shard=shard, progress=False)
+        calls = torch.tensor([made(functions)[-1]])
+        torch.distributed.all_reduce(calls)
+        assert calls.item() == 16 * 32
+    torch.distributed.destroy_process_group()
+
+
+def test_processes_of_torch_fill_a_region_together(tmp_path: Path) -> None:
+    start_processes(fill_shard, (4, tmp_path), nprocs=4, start_method="forkserver")  # type: ignore[no-untyped-call]
+    opened = ZarrTileStore(tmp_path / "store", mode="r").open("3")
+    expected, _ = chain(MemoryTileStore())
+    assert opened.is_filled(sl[0:256, 0:512])
+    assert torch.equal(opened[0:256, 0:512], expected[0:256, 0:512])
+
+
+def test_what_is_stored_in_a_read_only_store_is_filled_already(tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path / "s", tile_size=16) as store:
+        InfiniteTensor((None,), lambda _: torch.ones(16), TensorWindow((16,)), tile_store=store, tensor_id="t").fill(
+            slice(0, 64), progress=False
+        )
+    with ZarrTileStore(tmp_path / "s", mode="r") as store:
+        t = store.open("t")
+        assert t.fill(slice(0, 64), progress=False).windows == 0
+        with pytest.raises(ValidationError, match="read-only, and lacks some of tensor 't'"):
+            t.fill(slice(0, 65), progress=False)

@@ -1,0 +1,414 @@
+"""Forked and spawned children of a process that has used its stores."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import pickle
+import select
+import signal
+import threading
+import traceback
+from collections.abc import Callable
+from multiprocessing.context import BaseContext
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from infinite_tensor import (
+    HDF5TileStore,
+    InfiniteTensor,
+    MemoryTileStore,
+    StoreError,
+    TensorWindow,
+    TileStore,
+    ZarrTileStore,
+)
+from infinite_tensor.support.forks import cached_property
+from tests.support.interpreters import CONTEXT
+from tests.support.reference import Index
+
+LIMIT = 60.0
+"""Seconds after which a child is taken to hang."""
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork"),
+    # Later Pythons warn of every fork of a process with threads, which this is about.
+    pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _no_garbage() -> None:
+    """h5py takes a lock before a fork that it also takes to collect its objects: on another thread, that may hang."""
+    gc.collect()
+
+
+def in_child(work: Callable[[], None]) -> None:
+    """Run `work` in a forked child; whatever goes wrong there fails the test."""
+    reads, writes = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            work()
+            os.write(writes, b"done")
+        except BaseException:  # noqa: BLE001  (it goes to the parent)
+            os.write(writes, traceback.format_exc().encode()[-4000:])
+        finally:
+            os._exit(0)
+    os.close(writes)
+    try:
+        ready, _, _ = select.select([reads], [], [], LIMIT)
+        told = os.read(reads, 4096).decode() if ready else "it hangs"
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(reads)
+    assert told == "done", told
+
+
+def value(ctx: Index) -> torch.Tensor:
+    return torch.full((8, 8), 100.0 * ctx[0] + ctx[1])
+
+
+def shifted(_ctx: Index, region: torch.Tensor) -> torch.Tensor:
+    return region + 0.5
+
+
+class Calls:
+    """Counts the calls of `value` in this process."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, ctx: Index) -> torch.Tensor:
+        self.count += 1
+        return value(ctx)
+
+
+def make(store: TileStore, f: Callable[[Index], torch.Tensor] = value) -> InfiniteTensor:
+    """A chain of two over `store`; the windows of the first overlap."""
+    window = TensorWindow((8, 8), stride=(4, 4))
+    source = InfiniteTensor((None, None), f, window, tile_store=store, tensor_id="source")
+    return InfiniteTensor(
+        (None, None),
+        shifted,
+        TensorWindow((8, 8)),
+        args=[source],
+        args_windows=[TensorWindow((8, 8))],
+        tile_store=store,
+        tensor_id="shifted",
+    )
+
+
+EXPECTED = make(MemoryTileStore())
+
+
+@pytest.mark.parametrize("kind", ["zarr", "memory"])
+def test_a_forked_child_reads_and_computes(kind: str, tmp_path: Path) -> None:
+    store = ZarrTileStore(tmp_path, tile_size=16) if kind == "zarr" else MemoryTileStore()
+    t = make(store)
+    t[0:40, 0:40]
+    store.flush()
+
+    def work() -> None:
+        assert torch.equal(t[0:40, 0:40], EXPECTED[0:40, 0:40])
+        assert torch.equal(t[20:80, 0:40], EXPECTED[20:80, 0:40])
+        store.flush()
+
+    in_child(work)
+    assert torch.equal(t[0:80, 0:40], EXPECTED[0:80, 0:40])
+
+
+def test_what_a_forked_child_flushes_is_stored(tmp_path: Path) -> None:
+    store = ZarrTileStore(tmp_path, tile_size=16)
+    t = make(store)
+    t[0:8, 0:8]
+
+    def work() -> None:
+        t[100:140, 0:20]
+        store.flush()
+
+    in_child(work)
+    store.close()
+    stored = ZarrTileStore(tmp_path, mode="r").open("shifted")
+    assert torch.equal(stored[100:140, 0:20], EXPECTED[100:140, 0:20])
+
+
+def test_what_waits_to_be_stored_at_a_fork_is_left_to_the_parent(tmp_path: Path) -> None:
+    store = ZarrTileStore(tmp_path, tile_size=64)
+    f = Calls()
+    t = make(store, f)
+    t[0:8, 0:8]
+
+    def work() -> None:
+        store.flush()
+        assert store.tensor_info("source").tiles_partial == 0
+
+    in_child(work)
+    before = f.count
+    store.close()
+    again = make(ZarrTileStore(tmp_path, tile_size=64), f)
+    assert torch.equal(again[0:8, 0:8], EXPECTED[0:8, 0:8])
+    assert f.count == before
+
+
+@pytest.mark.parametrize("kind", ["zarr", "memory"])
+def test_forks_in_the_middle_of_reads_by_other_threads_leave_children_that_work(kind: str, tmp_path: Path) -> None:
+    store = ZarrTileStore(tmp_path, tile_size=16, cache_size_tiles=3) if kind == "zarr" else MemoryTileStore()
+    t = make(store)
+    # torch makes what a function needs at its first call, behind locks that a fork leaves taken.
+    t[0:20, 0:20]
+    over = threading.Event()
+
+    def busy(row: int) -> None:
+        while not over.is_set():
+            t[row : row + 20, 0:20]
+            row += 17
+
+    threads = [threading.Thread(target=busy, args=(1000 * number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+
+    def work() -> None:
+        assert torch.equal(t[0:60, 0:20], EXPECTED[0:60, 0:20])
+        assert torch.equal(t[5000:5020, 0:20], EXPECTED[5000:5020, 0:20])
+        store.flush()
+
+    try:
+        for _ in range(15):
+            in_child(work)
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_a_fork_in_the_middle_of_a_cached_property_leaves_children_that_compute_theirs() -> None:
+    begun, forked = threading.Event(), threading.Event()
+
+    class Holder:
+        def __init__(self, *, waits: bool) -> None:
+            self.waits = waits
+
+        @cached_property
+        def value(self) -> int:
+            if self.waits:
+                begun.set()
+                forked.wait(LIMIT)
+            return 7
+
+    slow, quick = Holder(waits=True), Holder(waits=False)
+    thread = threading.Thread(target=lambda: slow.value)
+    thread.start()
+    begun.wait(LIMIT)
+
+    def work() -> None:
+        assert quick.value == 7
+
+    try:
+        in_child(work)
+    finally:
+        forked.set()
+        thread.join()
+    assert slow.__dict__["value"] == 7
+
+
+def test_a_forked_child_reads_an_hdf5_file_and_is_refused_to_write(tmp_path: Path) -> None:
+    store = HDF5TileStore(tmp_path / "s.h5", tile_size=16)
+    t = make(store)
+    t[0:48, 0:48]
+    store.flush()
+    store.clear_cache("source")
+
+    def work() -> None:
+        assert torch.equal(t[0:48, 0:48], EXPECTED[0:48, 0:48])
+        t[100:132, 0:32]
+        with pytest.raises(StoreError, match="opened before this process was forked"):
+            store.flush()
+
+    in_child(work)
+    store.close()
+
+
+def test_an_f_may_fork() -> None:
+    def f(ctx: Index) -> torch.Tensor:
+        in_child(lambda: None)
+        return value(ctx)
+
+    t = InfiniteTensor((None, None), f, TensorWindow((8, 8)))
+    assert torch.equal(t[0:16, 0:8], torch.cat([value((0, 0)), value((1, 0))]))
+
+
+def test_a_read_goes_on_in_a_child_that_its_f_forks(tmp_path: Path) -> None:
+    store = ZarrTileStore(tmp_path, tile_size=4)
+    children: list[int] = []
+
+    def f(ctx: Index) -> torch.Tensor:
+        if not children:
+            children.append(os.fork())
+        return torch.full((4,), float(ctx[0]))
+
+    t = InfiniteTensor((None,), f, TensorWindow((4,), stride=2), tile_store=store, tensor_id="t")
+    pixels = t[0:16]
+    if not children[0]:
+        os._exit(0 if pixels.tolist() == [2.0 * (x // 2) - 1 for x in range(16)] else 1)
+    assert os.waitpid(children[0], 0)[1] == 0
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_process_pool_shares_a_tensor(method: str, tmp_path: Path) -> None:
+    store = ZarrTileStore(tmp_path, tile_size=16)
+    t = make(store)
+    t[0:40, 0:40]
+    store.flush()
+    with multiprocessing.get_context(method).Pool(2) as pool:
+        found = pool.starmap(_read, [(t, row) for row in range(0, 80, 20)])
+    for row, pixels in zip(range(0, 80, 20), found, strict=True):
+        assert torch.equal(torch.tensor(pixels), EXPECTED[row : row + 20, 0:40])
+
+
+def _read(t: InfiniteTensor, row: int) -> list[list[float]]:
+    pixels: list[list[float]] = t[row : row + 20, 0:40].tolist()
+    t.tile_store.flush()
+    return pixels
+
+
+class Rows(Dataset[torch.Tensor]):
+    """Rows of a tensor, as a person trains on."""
+
+    def __init__(self, t: InfiniteTensor) -> None:
+        self.t = t
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, row: int) -> torch.Tensor:
+        pixels: torch.Tensor = self.t[row, 0:40]
+        return pixels
+
+
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [
+        ("zarr", "fork"),
+        ("zarr", "spawn"),
+        ("memory", "fork"),
+        pytest.param("memory", CONTEXT, id="memory-forkserver"),
+    ],
+)
+def test_a_data_loader_reads_with_worker_processes(kind: str, method: str | BaseContext, tmp_path: Path) -> None:
+    store = ZarrTileStore(tmp_path, tile_size=16) if kind == "zarr" else MemoryTileStore()
+    t = make(store)
+    t[0:20, 0:20]
+    loader = DataLoader(Rows(t), batch_size=16, num_workers=2, multiprocessing_context=method)
+    assert torch.equal(torch.cat(list(loader)), EXPECTED[0:64, 0:40])
+
+
+class TestPickling:
+    def test_a_tensor_is_pickled_by_reference(self, tmp_path: Path) -> None:
+        store = ZarrTileStore(tmp_path, tile_size=16)
+        t = make(store)
+        expected = t[0:200, 0:200]
+        store.flush()
+        data = pickle.dumps(t)
+        assert len(data) < 5000
+        again = pickle.loads(data)  # noqa: S301
+        assert again.tensor_id == "shifted"
+        assert again.args[0].tile_store is again.tile_store
+        assert again.tile_store is not store
+        assert torch.equal(again[0:200, 0:200], expected)
+
+    def test_an_unpickled_tensor_does_not_compute_what_is_stored(self, tmp_path: Path) -> None:
+        store = ZarrTileStore(tmp_path, tile_size=16)
+        t = InfiniteTensor((None, None), Calls(), TensorWindow((8, 8)), tile_store=store, tensor_id="t")
+        expected = t[0:32, 0:32]
+        store.flush()
+        again = pickle.loads(pickle.dumps(t))  # noqa: S301
+        computed = again.f.count
+        assert torch.equal(again[0:32, 0:32], expected)
+        assert again.f.count == computed
+
+    def test_a_pickled_store_keeps_its_options_and_never_deletes(self, tmp_path: Path) -> None:
+        store = ZarrTileStore(
+            tmp_path,
+            mode="w",
+            tile_size=(4, 8),
+            cache_size_bytes=10**6,
+            cache_size_tiles=7,
+            flush_interval=5.0,
+            compressors=None,
+        )
+        t = InfiniteTensor((None, None), value, TensorWindow((8, 8)), tile_store=store, tensor_id="t")
+        t[0:8, 0:8]
+        store.flush()
+        again = pickle.loads(pickle.dumps(store))  # noqa: S301
+        assert again.tensor_ids() == ["t"]
+        assert again.tile_size == (4, 8)
+        assert (again.contents.tiles.entries.max_bytes, again.contents.tiles.entries.max_items) == (10**6, 7)
+        assert again.contents.tiles.flush_interval == 5.0
+
+    def test_a_read_only_store_stays_read_only(self, tmp_path: Path) -> None:
+        with ZarrTileStore(tmp_path, tile_size=16) as store:
+            make(store)
+        again = pickle.loads(pickle.dumps(ZarrTileStore(tmp_path, mode="r")))  # noqa: S301
+        assert again.read_only
+
+    def test_an_hdf5_file_that_is_closed_is_opened_by_the_other_process(self, tmp_path: Path) -> None:
+        store = HDF5TileStore(tmp_path / "s.h5", compression="gzip", compression_opts=2, tile_size=16)
+        expected = make(store)[0:16, 0:16]
+        data = pickle.dumps(store)
+        store.close()
+        again = pickle.loads(data)  # noqa: S301
+        assert again._filters == store._filters
+        assert torch.equal(again.open("shifted")[0:16, 0:16], expected)
+
+    def test_a_tensor_in_memory_comes_without_its_windows(self) -> None:
+        t = make(MemoryTileStore(cache_size_windows=50))
+        t[0:8, 0:8]
+        again = pickle.loads(pickle.dumps(t))  # noqa: S301
+        assert again.tile_store.cache_size_windows == 50
+        assert again.tile_store.tensor_info("shifted").tiles_complete == 0
+        assert torch.equal(again[0:8, 0:8], t[0:8, 0:8])
+
+    def test_tensors_that_are_pickled_together_share_what_they_shared(self) -> None:
+        f = Calls()
+        source = InfiniteTensor((None, None), f, TensorWindow((8, 8)))
+        pair = [
+            InfiniteTensor(
+                (None, None), shifted, TensorWindow((8, 8)), args=[source], args_windows=[TensorWindow((8, 8))]
+            )
+            for _ in range(2)
+        ]
+        first, second = pickle.loads(pickle.dumps(pair))  # noqa: S301
+        first[0:8, 0:8]
+        second[0:8, 0:8]
+        assert first.args[0].f.count == 1
+
+    def test_a_chain_of_any_depth_can_be_pickled(self) -> None:
+        t = InfiniteTensor((None, None), value, TensorWindow((8, 8)))
+        for _ in range(1500):
+            t = InfiniteTensor(
+                (None, None), shifted, TensorWindow((8, 8)), args=[t], args_windows=[TensorWindow((8, 8))]
+            )
+        again = pickle.loads(pickle.dumps(t))  # noqa: S301
+        assert again[0, 0].item() == 750.0
+
+    def test_a_tensor_that_was_opened_without_f_stays_without(self, tmp_path: Path) -> None:
+        store = ZarrTileStore(tmp_path, tile_size=16)
+        expected = make(store)[0:8, 0:8]
+        store.flush()
+        again = pickle.loads(pickle.dumps(store.open("shifted")))  # noqa: S301
+        assert again.f is None
+        assert torch.equal(again[0:8, 0:8], expected)
+
+    def test_a_store_that_is_gone_is_an_error_in_the_other_process(self, tmp_path: Path) -> None:
+        store = ZarrTileStore(tmp_path / "a", tile_size=16)
+        data = pickle.dumps(make(store))
+        store.close()
+        (tmp_path / "a").rename(tmp_path / "b")
+        with pytest.raises(StoreError, match="there is no store"):
+            pickle.loads(data)  # noqa: S301

@@ -1,0 +1,583 @@
+"""One ``f`` with several outputs: it runs once for all, and each output is an ordinary tensor."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import zarr
+from tensordict import TensorDict
+
+from infinite_tensor import (
+    DtypeMismatchError,
+    FunctionChangedWarning,
+    HDF5TileStore,
+    InfiniteTensor,
+    MemoryTileStore,
+    Output,
+    ShapeMismatchError,
+    TensorWindow,
+    TileAccessError,
+    TileStore,
+    ValidationError,
+    ZarrTileStore,
+    sl,
+)
+from infinite_tensor.engine.assemble import read_together
+from infinite_tensor.engine.chain import node_of
+from infinite_tensor.filling.fillable import fill_together, plan_together
+from infinite_tensor.filling.plan import demands
+from infinite_tensor.geometry.regions import parse
+from infinite_tensor.tilestore.access import Access
+from infinite_tensor.tilestore.memory.access import MemoryAccess
+from infinite_tensor.tilestore.memory.contents import MemoryContents
+from infinite_tensor.values.spec import TensorSpec
+from tests.behaviour.test_threads import LIMIT, started
+
+RGB = Output((3, None, None), torch.float32, TensorWindow((3, 6, 6), stride=(3, 4, 4), dimension_map=(None, 0, 1)))
+MASK = Output((None, None), torch.bool, TensorWindow((4, 4)))
+CODE = Output((None, None, 2), torch.int64, TensorWindow((1, 1, 2), dimension_map=(0, 1, None)), torch.maximum)
+OUTPUTS = {"rgb": RGB, "biome": {"mask": MASK, "code": CODE}}
+
+
+class Painter:
+    """Computes an image with overlap, a mask and a code of each window, and counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[tuple[int, ...]] = Counter()
+
+    def __call__(self, ctx: Any, *regions: Any) -> Any:
+        if isinstance(ctx, list):
+            return [self(index, *each) for index, *each in zip(ctx, *regions, strict=True)]
+        self.calls[ctx] += 1
+        base = 10.0 * ctx[0] + ctx[1] + (regions[0].sum() if regions else 0)
+        picture = torch.arange(108.0).reshape(3, 6, 6) + base
+        return {"rgb": picture, "biome": {"mask": picture[0, :4, :4] % 3 == 0, "code": torch.tensor([[ctx]])}}
+
+
+def paint(f: Callable[..., Any], store: TileStore, tensor_id: str | None = "p", **options: Any) -> list[InfiniteTensor]:
+    world = InfiniteTensor.from_multi(f, OUTPUTS, tile_store=store, tensor_id=tensor_id, **options)
+    return [world["rgb"], world["biome"]["mask"], world["biome"]["code"]]
+
+
+@pytest.fixture(params=["memory", "zarr", "hdf5"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> TileStore:
+    if request.param == "memory":
+        return MemoryTileStore()
+    if request.param == "zarr":
+        return ZarrTileStore(tmp_path / "s", tile_size=16)
+    return HDF5TileStore(tmp_path / "s.h5", tile_size=16)
+
+
+def test_one_call_computes_a_window_of_every_output(store: TileStore) -> None:
+    f = Painter()
+    rgb, mask, code = paint(f, store)
+    assert mask[4:12, 8:20].shape == (8, 12)
+    assert f.calls == Counter({(i, j): 1 for i in (1, 2) for j in (2, 3, 4)})
+    assert code[1:3, 2:5].tolist() == [[[i, j] for j in (2, 3, 4)] for i in (1, 2)]
+    assert rgb[:, 6:12, 10:20].shape == (3, 6, 10)
+    assert set(f.calls.values()) == {1}
+    assert len(f.calls) == 6
+
+
+def test_each_output_has_the_pixels_of_a_tensor_of_its_own(store: TileStore) -> None:
+    rgb, mask, _ = paint(Painter(), store)
+    picture = InfiniteTensor(RGB.shape, lambda ctx: Painter()(ctx[:2])["rgb"], RGB.window)
+    alone = InfiniteTensor(MASK.shape, lambda ctx: Painter()(ctx)["biome"]["mask"], MASK.window, dtype=torch.bool)
+    assert torch.equal(mask[-9:30, 5:40], alone[-9:30, 5:40])
+    assert torch.equal(rgb[1:, -9:30, 5:40], picture[1:, -9:30, 5:40])
+
+
+def test_f_may_return_a_tensordict() -> None:
+    def f(ctx: tuple[int, ...]) -> TensorDict:
+        found: TensorDict = TensorDict(Painter()(ctx), [])
+        return found
+
+    assert torch.equal(paint(f, MemoryTileStore())[0][:, 0:9, 0:9], paint(Painter(), MemoryTileStore())[0][:, 0:9, 0:9])
+
+
+@pytest.mark.parametrize("form", ["list", "stacked", "lists"])
+def test_a_batch_may_be_a_list_of_dicts_or_a_dict_of_batches(form: str) -> None:
+    sizes = []
+
+    def f(ctx: list[tuple[int, ...]]) -> Any:
+        sizes.append(len(ctx))
+        each = Painter()(ctx)
+        if form == "list":
+            return each
+        pictures = [one["rgb"] for one in each]
+        biome = {key: [one["biome"][key] for one in each] for key in ("mask", "code")}
+        if form == "lists":
+            return {"rgb": pictures, "biome": biome}
+        stacked = {key: torch.stack(column) for key, column in biome.items()}
+        return TensorDict({"rgb": torch.stack(pictures), "biome": stacked}, [len(ctx)])
+
+    mask = paint(f, MemoryTileStore(), batch_size=4)[1]
+    assert torch.equal(mask[0:12, 0:12], paint(Painter(), MemoryTileStore())[1][0:12, 0:12])
+    assert sizes == [4, 4, 1]
+
+
+def test_several_outputs_read_together_run_full_batches_of_the_windows_of_all() -> None:
+    sizes = []
+
+    def f(ctx: list[tuple[int, ...]]) -> Any:
+        sizes.append(len(ctx))
+        return Painter()(ctx)
+
+    _, mask, code = paint(f, MemoryTileStore(), batch_size=4)
+    wanted = ((mask, sl[0:8, 0:8]), (code, sl[0:2, 2:4]))
+    read_together([(node_of(t), [parse(region, t.shape)]) for t, region in wanted])
+    # Windows (0, 0) to (1, 1), and (0, 2) to (1, 3).
+    assert sizes == [4, 4]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "said"),
+    [
+        (lambda d: d["rgb"], ValidationError, "must return a dict with the keys 'rgb', .*got Tensor"),
+        (
+            lambda d: {"rgb": d["rgb"]},
+            ValidationError,
+            r"\('biome', 'mask'\) is missing, \('biome', 'code'\) is missing",
+        ),
+        (lambda d: d | {"more": 1}, ValidationError, "'more' is no output"),
+        (lambda d: d | {"rgb": d["rgb"][0]}, ShapeMismatchError, r"for 'rgb' shape \(6, 6\)"),
+        (lambda d: d | {"rgb": d["rgb"].double()}, DtypeMismatchError, "for 'rgb' torch.float64"),
+        (lambda d: d | {"rgb": 3}, ValidationError, "torch.Tensor for 'rgb', got int"),
+    ],
+)
+def test_what_f_returns_is_checked(wrong: Callable[[Any], Any], error: type[Exception], said: str) -> None:
+    mask = paint(lambda ctx: wrong(Painter()(ctx)), MemoryTileStore())[1]
+    with pytest.raises(error, match=said) as raised:
+        mask[0:4, 0:4]
+    (note,) = raised.value.__notes__
+    assert note.startswith("while computing window (0, 0) of tensor 'p/rgb', 'p/biome/mask', 'p/biome/code'")
+    assert f"by <lambda> defined in {__file__}:" in note
+
+
+@pytest.mark.parametrize(
+    ("outputs", "said"),
+    [
+        ({}, "at least one Output"),
+        ([RGB], "must be a dict of Output"),
+        ({"a": 1}, "'a' must be an Output, got 1"),
+        ({1: MASK}, "must be non-empty str, got 1"),
+        ({"a": Output((None,), torch.float32, TensorWindow((4, 4)))}, "output 'a': output_window has 2 dimensions"),
+        ({"a": Output((None, 0), torch.float32, TensorWindow((4, 4)))}, "output 'a': shape must hold positive ints"),
+        (
+            {"rgb": Output((3, None, None), torch.float32, TensorWindow((3, 4, 4))), "mask": MASK},
+            "output 'mask': no dimension follows window coordinate 2",
+        ),
+        ({"a": {"b": MASK}, "a/b": MASK}, "leave out the slashes"),
+    ],
+)
+def test_outputs_that_do_not_fit_are_refused(outputs: Any, said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        InfiniteTensor.from_multi(Painter(), outputs, tensor_id="t")
+
+
+def test_an_arg_window_follows_the_coordinates_that_f_is_given() -> None:
+    arg = InfiniteTensor((None, None, None), lambda _ctx: torch.ones(2, 2, 2), TensorWindow((2, 2, 2)))
+    with pytest.raises(ValidationError, match="dimension 2 follows window coordinate 2, but there are 2"):
+        InfiniteTensor.from_multi(Painter(), OUTPUTS, [arg], [TensorWindow((2, 2, 2))])
+
+
+def test_what_is_missing_of_one_output_only_is_computed_again_and_the_rest_dropped(tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path, tile_size=16) as store:
+        f = Painter()
+        rgb, mask, _ = paint(f, store)
+        rgb[:, 0:16, 0:16]
+        store.flush()
+        before, written = dict(f.calls), store.contents.written("p/rgb")
+        mask.invalidate(sl[0:4, 0:4], dependants=False)
+        assert mask[0:16, 0:16].dtype == torch.bool
+        assert f.calls - Counter(before) == Counter({(i, j): 1 for i in range(4) for j in range(4)})
+        store.flush()
+        assert store.contents.written("p/rgb") == written
+
+
+def test_a_window_that_one_output_has_and_another_has_not_runs(store: TileStore) -> None:
+    f = Painter()
+    window = TensorWindow((4,))
+    short, long = InfiniteTensor.from_multi(
+        lambda ctx: f.calls.update([ctx]) or {"short": torch.ones(4), "long": torch.ones(4) * ctx[0]},
+        {"short": Output((8,), torch.float32, window), "long": Output((20,), torch.float32, window)},
+        tile_store=store,
+        tensor_id="t",
+    ).values()
+    assert long[:].tolist() == [float(x // 4) for x in range(20)]
+    assert short[:].tolist() == [1.0] * 8
+    assert f.calls == Counter({(i,): 1 for i in range(5)})
+    store.flush()
+    info = store.tensor_info("t/short")
+    assert info.tiles_complete + info.tiles_partial == (1 if store.contents.outlives_process else info.tiles_complete)
+
+
+def test_outputs_of_finer_resolution_are_left_out_where_no_read_reaches(store: TileStore) -> None:
+    fine = Output((None,), torch.float32, TensorWindow((64,)))
+    coarse = Output((None,), torch.float32, TensorWindow((1,)))
+    world = InfiniteTensor.from_multi(
+        lambda _ctx: {"fine": torch.ones(64), "coarse": torch.ones(1)},
+        {"fine": fine, "coarse": coarse},
+        tile_store=store,
+        tensor_id="t",
+    )
+    assert world["coarse"][2**51 - 4 : 2**51].tolist() == [1.0] * 4
+    assert world["coarse"][-(2**51) : -(2**51) + 2].tolist() == [1.0] * 2
+    store.flush()
+    info = store.tensor_info("t/fine")
+    assert info.tiles_complete + info.tiles_partial == 0
+
+
+def test_a_consumer_of_two_outputs_has_each_window_computed_once(store: TileStore) -> None:
+    f = Painter()
+    rgb, mask, _ = paint(f, store)
+    both = InfiniteTensor(
+        (None, None),
+        lambda _ctx, picture, where: picture[0] * where,
+        TensorWindow((5, 5)),
+        [rgb, mask],
+        [TensorWindow((3, 5, 5), dimension_map=(None, 0, 1)), TensorWindow((5, 5))],
+        tile_store=MemoryTileStore(cache_size_bytes=1),
+    )
+    assert torch.equal(both[0:25, 0:25], rgb[0, 0:25, 0:25] * mask[0:25, 0:25])
+    assert set(f.calls.values()) == {1}
+
+
+def test_an_f_with_several_outputs_may_read_other_tensors(store: TileStore) -> None:
+    f, source = Painter(), Counter[tuple[int, ...]]()
+    base = InfiniteTensor(
+        (None, None),
+        lambda ctx: source.update([ctx]) or torch.full((4, 4), 1.0 * ctx[0]),
+        TensorWindow((4, 4)),
+        tile_store=store,
+        tensor_id="base",
+    )
+    halo = TensorWindow((6, 6), stride=4, offset=-1)
+    rgb, mask, _ = paint(f, store, args=[base], args_windows=[halo])
+    read_together(
+        [(node_of(t), [parse(region, t.shape)]) for t, region in ((rgb, sl[0, 0:16, 0:16]), (mask, sl[0:20, 0:8]))]
+    )
+    assert set(f.calls.values()) == {1}
+    assert set(source.values()) == {1}
+    assert rgb.args == mask.args == (base,)
+
+
+def test_each_output_is_an_array_of_its_own_that_plain_zarr_reads(tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path, tile_size=16) as store:
+        rgb, mask, _ = paint(Painter(), store)
+        mask.fill(sl[0:16, 0:16], progress=False)
+        expected = mask[0:16, 0:16]
+        assert store.tensor_ids() == ["p/biome/code", "p/biome/mask", "p/rgb"]
+        array = zarr.open_array(str(tmp_path), path=store.tensor_info("p/biome/mask").location, mode="r")
+        low, high = (extent // 2 for extent in array.shape)
+        assert torch.equal(torch.as_tensor(array[low : low + 16, high : high + 16]), expected)
+        assert rgb.to_json()["output"] == ["rgb"]
+
+
+def test_an_output_that_is_opened_alone_shows_what_is_stored(tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path, tile_size=16) as store:
+        expected = paint(Painter(), store)[1][0:16, 0:16]
+    with ZarrTileStore(tmp_path, tile_size=16) as store:
+        mask = store.open("p/biome/mask")
+        assert torch.equal(mask[0:16, 0:16], expected)
+        with pytest.raises(TileAccessError, match="opened without f"):
+            mask[40:44, 0:4]
+        with pytest.raises(ValidationError, match=r"output \('biome', 'mask'\) .*from_multi"):
+            store.open("p/biome/mask", Painter())
+
+
+def test_made_again_they_find_what_is_stored(tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path, tile_size=16) as store:
+        expected = paint(Painter(), store)[0][:, 0:16, 0:16]
+    with ZarrTileStore(tmp_path, tile_size=16) as store:
+        f = Painter()
+        rgb, mask, _ = paint(f, store)
+        mask[0:16, 0:16]
+        assert torch.equal(rgb[:, 0:16, 0:16], expected)
+        assert not f.calls
+
+
+def test_an_id_that_is_another_output_s_is_refused(tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path, tile_size=16) as store:
+        paint(Painter(), store)
+        with pytest.raises(ValidationError, match=r"output: stored \['rgb'\], given nothing"):
+            InfiniteTensor(RGB.shape, Painter(), RGB.window, tile_store=store, tensor_id="p/rgb")
+
+
+def test_a_new_output_may_be_added_to_what_is_stored(tmp_path: Path) -> None:
+    window = TensorWindow((4,))
+    one = {"one": Output((None,), torch.float32, window)}
+    two = one | {"two": Output((None,), torch.float32, window)}
+    with ZarrTileStore(tmp_path, tile_size=16) as store:
+        InfiniteTensor.from_multi(one_f, one, tile_store=store, tensor_id="t")["one"][0:16]
+        with pytest.warns(FunctionChangedWarning):
+            more = InfiniteTensor.from_multi(two_f, two, tile_store=store, tensor_id="t")
+        assert more["two"][0:16].tolist() == [2.0 * (x // 4) for x in range(16)]
+        assert more["one"][0:16].tolist() == [1.0 * (x // 4) for x in range(16)]
+
+
+def one_f(ctx: tuple[int, ...]) -> dict[str, torch.Tensor]:
+    return {"one": torch.full((4,), float(ctx[0]))}
+
+
+def two_f(ctx: tuple[int, ...]) -> dict[str, torch.Tensor]:
+    return {"one": torch.full((4,), float(ctx[0])), "two": torch.full((4,), 2.0 * ctx[0])}
+
+
+def test_threads_that_read_different_outputs_compute_each_window_once(store: TileStore) -> None:
+    f = Painter()
+    tensors = paint(f, store)
+    regions = [sl[:, 0:40, 0:40], sl[0:40, 0:40], sl[0:10, 0:10]]
+    barrier = threading.Barrier(6)
+
+    def read(number: int) -> torch.Tensor:
+        barrier.wait(LIMIT)
+        found: torch.Tensor = tensors[number % 3][regions[number % 3]]
+        return found
+
+    results = [future.result(LIMIT) for future in [started(lambda n=n: read(n)) for n in range(6)]]  # type: ignore[misc]
+    assert set(f.calls.values()) == {1}
+    assert all(torch.equal(results[n], results[n + 3]) for n in range(3))
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_several_threads_run_one_f(workers: int) -> None:
+    f = Painter()
+    rgb, mask, _ = paint(f, MemoryTileStore(workers=workers))
+    expected = paint(Painter(), MemoryTileStore())[0][:, 0:80, 0:80]
+    assert torch.equal(rgb[:, 0:80, 0:80], expected)
+    mask[0:76, 0:76]
+    assert set(f.calls.values()) == {1}
+
+
+def test_an_error_of_f_keeps_what_was_computed_before(store: TileStore) -> None:
+    f, broken = Painter(), [True]
+
+    def flaky(ctx: tuple[int, ...]) -> Any:
+        if broken and ctx == (1, 1):
+            raise OSError("out of reach")
+        return f(ctx)
+
+    rgb, mask, _ = paint(flaky, store)
+    with pytest.raises(OSError, match="out of reach"):
+        mask[0:8, 0:8]
+    broken.clear()
+    mask[0:8, 0:8]
+    rgb[:, 2:8, 2:8]
+    assert set(f.calls.values()) == {1}
+
+
+def test_one_output_can_be_moved() -> None:
+    exact = [torch.float32]
+    world = InfiniteTensor.from_multi(
+        lambda ctx: {"a": torch.full((4,), 1.0 * ctx[0], dtype=exact[0]), "b": torch.full((4,), ctx[0])},
+        {
+            "a": Output((None,), torch.float32, TensorWindow((4,))),
+            "b": Output((None,), torch.int64, TensorWindow((4,))),
+        },
+    )
+    assert world["a"][0:8].dtype == torch.float32
+    world["a"].to(torch.float64)
+    exact[0] = torch.float64
+    assert world["a"][0:12].tolist() == [float(x // 4) for x in range(12)]
+    assert world["a"][0:12].dtype == torch.float64
+    assert world["b"][0:12].dtype == torch.int64
+
+
+def test_what_several_outputs_hold_is_freed_with_them() -> None:
+    store = MemoryTileStore()
+    tensors = paint(Painter(), store)
+    tensors[0][:, 0:16, 0:16]
+    alive = weakref.ref(store)
+    gc.disable()
+    try:
+        del store, tensors
+        assert alive() is None
+    finally:
+        gc.enable()
+
+
+def test_an_output_alone_keeps_the_others_in_their_store(tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path, tile_size=16) as store:
+        mask = paint(Painter(), store)[1]
+        mask[0:16, 0:16]
+        assert store.open("p/biome/code")[0:4, 0:4].shape == (4, 4, 2)
+
+
+def picklable(ctx: tuple[int, ...], *regions: torch.Tensor) -> Any:
+    return Painter()(ctx, *regions)
+
+
+def test_a_pickled_output_computes_the_others_too(tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path, tile_size=16) as store:
+        rgb, mask, _ = paint(picklable, store)
+        again, beside = pickle.loads(pickle.dumps([mask, rgb]))  # noqa: S301
+        with again.tile_store as other:
+            assert torch.equal(again[0:16, 0:16], mask[0:16, 0:16])
+            assert node_of(again).computation == node_of(beside).computation
+            assert other.open("p/rgb")[:, 6:12, 6:12].shape == (3, 6, 6)
+
+
+def test_outputs_in_memory_are_pickled_with_the_chain() -> None:
+    f_args = paint(picklable, MemoryTileStore())
+    total = InfiniteTensor(
+        (None, None),
+        added,
+        TensorWindow((4, 4)),
+        f_args[:2],
+        [TensorWindow((3, 4, 4), dimension_map=(None, 0, 1)), TensorWindow((4, 4))],
+    )
+    again = pickle.loads(pickle.dumps(total))  # noqa: S301
+    assert torch.equal(again[0:9, 0:9], total[0:9, 0:9])
+    assert node_of(again.args[0]).computation is node_of(again.args[1]).computation
+
+
+def added(_ctx: tuple[int, ...], picture: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
+    return picture[0] + where
+
+
+def test_a_plan_tells_what_a_fill_does_for_each_output(store: TileStore) -> None:
+    f = Painter()
+    rgb, mask, code = paint(f, store, batch_size=3)
+    mask[0:4, 0:4]
+    f.calls.clear()
+    plan = mask.plan(sl[0:30, 0:30])
+    report = mask.fill(sl[0:30, 0:30], progress=False)
+    windows = {tensor.tensor_id: tensor.windows for tensor in report.tensors}
+    assert {tensor.tensor_id: tensor.windows for tensor in plan.tensors} == windows
+    assert set(windows.values()) == {f.calls.total()}
+    assert plan.calls == -(-f.calls.total() // 3)
+    assert mask.is_filled(sl[0:30, 0:30])
+    assert mask.plan(sl[0:30, 0:30]).windows == 0
+    f.calls.clear()
+    requests = [(t, parse(region, t.shape)) for t, region in ((rgb, sl[:, 0:30, 0:40]), (code, sl[0:16, 0:16]))]
+    planned = plan_together(requests)
+    assert planned.windows == fill_together(requests, progress=False).windows
+    assert set(f.calls.values()) == {1}
+    assert f.calls.total() in {tensor.windows for tensor in planned.tensors}
+
+
+def test_a_fill_of_one_output_stores_the_others(tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path, tile_size=16, cache_size_bytes=1) as store:
+        f = Painter()
+        rgb, mask, _ = paint(f, store)
+        mask.fill(sl[0:64, 0:64], progress=False)
+        calls = f.calls.total()
+        assert calls == 256
+        # What lies on the border of the region has other windows too.
+        rgb.fill(sl[:, 16:48, 16:48], progress=False)
+        assert f.calls.total() == calls
+        assert set(f.calls.values()) == {1}
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_what_is_to_be_computed_is_told_once_for_all_outputs(tmp_path: Path, stored: bool) -> None:
+    with ZarrTileStore(tmp_path, tile_size=16) as store:
+        rgb, mask, _ = paint(Painter(), store)
+        if stored:
+            mask[0:4, 0:4]
+            store.flush()
+        boxes = [(node_of(mask), (0, 0), (32, 32)), (node_of(rgb), (0, 0, 0), (3, 32, 32))]
+        found, exact = demands(boxes)
+        counts = [len(demand.windows) if stored else sum(part.count for part in demand.windows) for demand in found]
+        # The image has windows that reach in from above and from the left.
+        assert exact
+        assert sum(counts) == 81 - stored
+        assert sum(demand.runs for demand in found) == 81 - stored
+
+
+def test_wrong_windows_are_dropped_of_every_output(store: TileStore) -> None:
+    f = Painter()
+    rgb, mask, code = paint(f, store)
+    expected = rgb[:, 0:32, 0:32]
+    mask[0:32, 0:32]
+    dropped = mask.invalidate(sl[0:4, 0:4])
+    assert {one.tensor_id for one in dropped.tensors} == {"p/rgb", "p/biome/mask", "p/biome/code"}
+    f.calls.clear()
+    assert torch.equal(rgb[:, 0:32, 0:32], expected)
+    assert (0, 0) in f.calls
+    f.calls.clear()
+    code[0, 0]
+    assert not f.calls
+
+
+def test_what_is_wrong_upstream_is_wrong_of_every_output(store: TileStore) -> None:
+    f = Painter()
+    base = InfiniteTensor(
+        (None, None), lambda _ctx: torch.ones(4, 4), TensorWindow((4, 4)), tile_store=store, tensor_id="base"
+    )
+    rgb, mask, _ = paint(f, store, args=[base], args_windows=[TensorWindow((4, 4))])
+    rgb[:, 0:64, 0:64], mask[0:64, 0:64]
+    dropped = base.invalidate(sl[0:4, 0:4])
+    assert {one.tensor_id for one in dropped.tensors} == {"base", "p/rgb", "p/biome/mask", "p/biome/code"}
+
+
+def test_outputs_that_are_only_stored_are_dropped_with_one_that_is_open(tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path, tile_size=16) as store:
+        paint(Painter(), store)[1][0:16, 0:16]
+    with ZarrTileStore(tmp_path, tile_size=16) as store:
+        dropped = store.open("p/biome/mask").invalidate()
+        assert {one.tensor_id for one in dropped.tensors} == {"p/rgb", "p/biome/mask", "p/biome/code"}
+        assert sum(one.tiles > 0 for one in dropped.tensors) == 3
+
+
+def test_outputs_of_another_f_with_the_same_keys_are_no_concern(tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path, tile_size=16) as store:
+        paint(Painter(), store, "one")
+        mask = paint(Painter(), store, "two")[1]
+        assert {one.tensor_id for one in mask.invalidate().tensors} == {"two/rgb", "two/biome/mask", "two/biome/code"}
+
+
+def test_a_tensor_opened_alone_and_with_its_f_are_one_in_a_plan(tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path, tile_size=16) as store:
+        f = Painter()
+        _, mask, _ = paint(f, store)
+        stored = store.open("p/biome/mask")
+        requests = [(node_of(t), [parse(sl[0:8, 0:8], t.shape)]) for t in (mask, stored)]
+        (one,), (other,) = read_together(requests)
+        assert torch.equal(one, other)
+        assert set(f.calls.values()) == {1}
+
+
+def test_a_long_read_of_one_output_lets_go_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("infinite_tensor.engine.assemble._BLOCK_BYTES", 256)
+    f = Painter()
+    store, contents = watched()
+    paint(f, store)[1][0:400, 0:8]
+    assert contents.most_windows < 30
+    assert set(f.calls.values()) == {1}
+
+
+class Watched(MemoryContents):
+    """Notes how many windows a read holds of a tensor at most."""
+
+    most_windows = 0
+
+    def access(self, spec: TensorSpec) -> Access:
+        return WatchedAccess(self, spec)
+
+
+class WatchedAccess(MemoryAccess):
+    def __init__(self, contents: Watched, spec: TensorSpec) -> None:
+        super().__init__(contents.check_open, contents.kept, contents._known(spec))
+        self._contents = contents
+
+    def keep(self, start: Sequence[int] | None) -> None:
+        self._contents.most_windows = max(self._contents.most_windows, len(self._held.rows))
+        super().keep(start)
+
+
+def watched() -> tuple[MemoryTileStore, Watched]:
+    """A store that keeps next to nothing, and what notes of it."""
+    store, contents = MemoryTileStore(), Watched(1, None)
+    store.contents = contents
+    return store, contents

@@ -1,0 +1,418 @@
+"""Every store, every history of reads: the bits of the brute-force reference, and no call of ``f`` too many.
+
+How many cases run is said in `tests/conftest.py`.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given, note
+
+from infinite_tensor import (
+    DependantsRemainWarning,
+    FillPlan,
+    FillReport,
+    HDF5TileStore,
+    InfiniteTensor,
+    MemoryTileStore,
+    Output,
+    TileStore,
+    ZarrTileStore,
+)
+from infinite_tensor.engine import assemble
+from infinite_tensor.engine.assemble import read_together
+from infinite_tensor.engine.chain import node_of
+from infinite_tensor.filling import cutting, fill
+from infinite_tensor.filling.fillable import fill_together, plan_together
+from infinite_tensor.geometry.regions import parse
+from infinite_tensor.tilestore import blended
+from tests.support.dict_store import DictTileStore
+from tests.support.random_worlds import Action, Fill, Forget, Read, Selection, Together, World, worlds
+from tests.support.reference import Box, Index, Reference, Stage, TooManyWindows
+
+MOST_WINDOWS = 150
+"""A read that needs more is left out: the reference takes its time."""
+
+WORKERS = 3
+
+
+class Recorded:
+    """``f`` as the library gets it: counts its calls, hands out one buffer again and again, spoils its args.
+
+    `stages` are those that it computes: one, or several as a dict.
+    """
+
+    def __init__(self, stages: Sequence[Stage], batch_size: int | tuple[int, ...] | None) -> None:
+        self.stages = stages
+        self.batch_size = batch_size
+        self.calls: Counter[Index] = Counter()
+        self._of_thread = threading.local()
+
+    @property
+    def buffers(self) -> list[torch.Tensor]:
+        """One per stage for each thread."""
+        if not hasattr(self._of_thread, "buffers"):
+            self._of_thread.buffers = [torch.empty(stage.window.size, dtype=stage.dtype) for stage in self.stages]
+        buffers: list[torch.Tensor] = self._of_thread.buffers
+        return buffers
+
+    def __call__(self, ctx: Any, *regions: Any) -> Any:
+        if self.batch_size is None:
+            return self._told(list(map(torch.Tensor.copy_, self.buffers, self.windows(ctx, regions))))
+        allowed = self.batch_size if isinstance(self.batch_size, tuple) else range(1, self.batch_size + 1)
+        assert len(ctx) in allowed
+        outputs = [self.windows(index, each) for index, *each in zip(ctx, *regions, strict=True)]
+        if isinstance(self.batch_size, tuple):
+            return self._told([torch.stack(column) for column in zip(*outputs, strict=True)])
+        return list(map(self._told, outputs))
+
+    def _told(self, outputs: Sequence[torch.Tensor]) -> Any:
+        return outputs[0] if len(outputs) == 1 else {str(n): output for n, output in enumerate(outputs)}
+
+    def windows(self, ctx: Index, regions: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        self.calls[ctx] += 1
+        outputs = [stage.f((*ctx, *[0] * (len(stage.shape) - len(ctx))), *regions) for stage in self.stages]
+        for region in regions:
+            region.zero_()
+        return outputs
+
+
+class History:
+    """A world on stores of one kind, beside its reference."""
+
+    def __init__(self, world: World, open_store: Callable[..., TileStore], *, persistent: bool, bounded: bool) -> None:
+        self.world = world
+        self.open_store = open_store
+        self.persistent = persistent
+        self.bounded = bounded
+        self.reference = Reference(world.stages)
+        self.known: list[set[Index]] = [set() for _ in world.stages]
+        self.functions = [
+            Recorded([world.stages[n] for n in self.together(number)], size)
+            for number, size in enumerate(world.batch_sizes)
+        ]
+        elsewhere = () if bounded else world.elsewhere
+        self.elsewhere: dict[int, TileStore] = {n: MemoryTileStore() for n in elsewhere}
+        self.stores = [self._open(n) for n in range(len(world.tile_sizes))]
+        self.tensors: list[InfiniteTensor] = []
+        self.build(opens=False)
+
+    def _open(self, number: int) -> TileStore:
+        return self.open_store(number, tile_size=self.world.tile_sizes[number], **self.world.options)
+
+    def together(self, stage: int) -> list[int]:
+        """The stages that one ``f`` computes with a stage, itself included."""
+        beside = self.world.stages[stage].beside
+        return [stage] if beside is None else [n for n, s in enumerate(self.world.stages) if s.beside == beside]
+
+    def store_of(self, stage: int) -> TileStore:
+        first = self.together(stage)[0]
+        return self.elsewhere.get(first, self.stores[first if len(self.stores) > 1 else 0])
+
+    def name_of(self, stage: int) -> str:
+        first = self.together(stage)[0]
+        return f"stage {stage}" if self.world.stages[stage].beside is None else f"stage {first}/{stage - first}"
+
+    def build(self, *, opens: bool) -> None:
+        tensors: list[InfiniteTensor] = []
+        while len(tensors) < len(self.world.stages):
+            tensors += self._built(len(tensors), tensors, opens=opens)
+        self.tensors = tensors
+
+    def _built(self, number: int, tensors: Sequence[InfiniteTensor], *, opens: bool) -> Iterable[InfiniteTensor]:
+        """The tensor of a stage, or those of all stages that its ``f`` computes."""
+        stage, function, store = self.world.stages[number], self.functions[number], self.store_of(number)
+        args, windows = [tensors[n] for n, _ in stage.args], [window for _, window in stage.args]
+        name, batch_size = f"stage {number}", self.world.batch_sizes[number]
+        if stage.beside is not None:
+            outputs = {
+                str(n): Output(s.shape, s.dtype, s.window, s.blend, s.blend_init) for n, s in enumerate(function.stages)
+            }
+            made = InfiniteTensor.from_multi(
+                function, outputs, args, windows, tile_store=store, tensor_id=name, batch_size=batch_size
+            )
+            return [made[str(n)] for n in range(len(outputs))]
+        # What was cleared and not read since is not there to be opened.
+        if opens and name in store.tensor_ids():
+            return [store.open(name, function, args, blend=stage.blend, batch_size=batch_size)]
+        return [
+            InfiniteTensor(
+                stage.shape,
+                function,
+                stage.window,
+                args,
+                windows,
+                dtype=stage.dtype,
+                tile_store=store,
+                tensor_id=name,
+                batch_size=batch_size,
+                blend=stage.blend,
+                blend_init=stage.blend_init,
+            )
+        ]
+
+    def reopen(self, how: str) -> None:
+        if self.persistent:
+            for store in self.stores:
+                store.close()
+            self.stores = [self._open(n) for n in range(len(self.stores))]
+        self.build(opens=how == "open")
+
+    def play(self, action: Action) -> None:
+        if isinstance(action, Read):
+            self.read(action)
+        elif isinstance(action, Forget):
+            self.forget(action)
+        elif isinstance(action, Fill):
+            self.fill(action)
+        elif isinstance(action, Together):
+            (self.read_together if action.what == "read" else self.fill_together)(action.parts)
+        else:
+            self.reopen(action.how)
+
+    def forget(self, action: Forget) -> None:
+        tensor = self.tensors[action.stage]
+        if action.what == "clear_cache":
+            tensor.clear_cache()
+        else:
+            with warnings.catch_warnings():
+                # What is computed from it stays right: the same definition gives the same pixels.
+                warnings.simplefilter("ignore", DependantsRemainWarning)
+                tensor.tile_store.clear_tensor(tensor.tensor_id)
+        if action.what == "clear_tensor" or isinstance(tensor.tile_store, MemoryTileStore):
+            self.known[action.stage].clear()
+
+    def read(self, action: Read) -> None:
+        groups = [[s] for s in action.selections] if action.how == "one" else [list(action.selections)]
+        for group in groups:
+            self._read(action.stage, action.how, group)
+
+    def _read(self, stage: int, how: str, selections: list[Selection]) -> None:
+        expressions = [s.expression for s in selections]
+        self._check_reads(
+            [(stage, selection) for selection in selections],
+            lambda: _results(self.tensors[stage], how, expressions),
+            once=how != "iter",
+        )
+
+    def read_together(self, parts: Sequence[tuple[int, Selection]]) -> None:
+        requests = [
+            (node_of(self.tensors[n]), [parse(selection.expression, self.tensors[n].shape)]) for n, selection in parts
+        ]
+        self._check_reads(parts, lambda: [result for (result,) in read_together(requests)], once=True)
+
+    def _check_reads(
+        self, parts: Sequence[tuple[int, Selection]], read: Callable[[], list[torch.Tensor]], *, once: bool
+    ) -> None:
+        try:
+            expected = self.reference.missing(boxes_of(parts), self.known, MOST_WINDOWS)
+        except TooManyWindows:
+            return
+        before = [Counter(function.calls) for function in self.functions]
+        results = read()
+        calls = [function.calls - earlier for function, earlier in zip(self.functions, before, strict=True)]
+        self._check_calls(calls, expected, once=once)
+        assert len(results) == len(parts)
+        for (stage, selection), result in zip(parts, results, strict=True):
+            note(f"stage {stage}, {selection.expression}")
+            self._check_values(stage, selection, result)
+            # A result shares no memory with what is stored: the next reads show it.
+            result.zero_()
+
+    def fill(self, action: Fill) -> None:
+        tensor, region = self.tensors[action.stage], action.selection.expression
+        self._check_fill(
+            [(action.stage, action.selection)],
+            lambda: tensor.plan(region),
+            lambda: tensor.fill(region, progress=False),
+        )
+        if not self.bounded and self._fits([(action.stage, action.selection)]) is not None:
+            assert tensor.is_filled(region)
+
+    def fill_together(self, parts: Sequence[tuple[int, Selection]]) -> None:
+        requests = [(self.tensors[n], parse(selection.expression, self.tensors[n].shape)) for n, selection in parts]
+        self._check_fill(parts, lambda: plan_together(requests), lambda: fill_together(requests, progress=False))
+
+    def _fits(self, parts: Sequence[tuple[int, Selection]]) -> list[set[Index]] | None:
+        """The windows that a fill computes of each stage; None for too many."""
+        boxes = boxes_of(parts)
+        for stage in boxes:
+            if self.store_of(stage).contents.outlives_process:
+                layout = self.store_of(stage).contents.layout(self.tensors[stage]._spec)
+                boxes[stage] = [layout.whole(*box) for box in boxes[stage]]
+        try:
+            return self.reference.missing(boxes, self.known, MOST_WINDOWS)
+        except TooManyWindows:
+            return None
+
+    def _check_fill(
+        self,
+        parts: Sequence[tuple[int, Selection]],
+        plan: Callable[[], FillPlan],
+        fill: Callable[[], FillReport],
+    ) -> None:
+        expected = self._fits(parts)
+        if expected is None:
+            return
+        planned = {part.tensor_id: part.windows for part in plan().tensors}
+        before = [Counter(function.calls) for function in self.functions]
+        report = fill()
+        calls = [function.calls - earlier for function, earlier in zip(self.functions, before, strict=True)]
+        self._check_calls(calls, expected, once=False)
+        stages = range(len(self.tensors))
+        runs = [list(made.elements()) for made in calls]
+        assert report.windows == sum(len(self.reference.made(n, runs)) for n in stages)
+        if not self.bounded:
+            counts = {self.name_of(n): len(self.reference.made(n, expected)) for n in stages}
+            assert {name: count for name, count in counts.items() if count} == {
+                name: count for name, count in planned.items() if count
+            }
+            assert plan().windows == fill().windows == 0
+
+    def _check_calls(self, calls: list[Counter[Index]], expected: list[set[Index]], *, once: bool) -> None:
+        for number, (made, wanted) in enumerate(zip(calls, expected, strict=True)):
+            if not self.bounded:
+                assert made == Counter(wanted), f"stage {number}"
+                for n in self.together(number):
+                    self.known[n].update(self.reference.made(n, expected))
+            else:
+                assert set(made) <= wanted, f"stage {number}"
+                assert not once or made <= Counter(wanted), f"stage {number}"
+
+    def _check_values(self, number: int, selection: Selection, result: torch.Tensor) -> None:
+        stage = self.world.stages[number]
+        lengths = [1 if isinstance(pixels, int) else len(pixels) for pixels in selection.pixels]
+        kept = [n for n, pixels in zip(lengths, selection.pixels, strict=True) if not isinstance(pixels, int)]
+        assert result.dtype == stage.dtype
+        assert result.shape == torch.Size(kept)
+        box = box_of(selection)
+        if box is None:
+            return
+        values, copied = self.reference.region(number, box)
+        ranges = [range(p, p + 1) if isinstance(p, int) else p for p in selection.pixels]
+        picked = np.ix_(*([p - low for p in pixels] for pixels, low in zip(ranges, box[0], strict=True)))
+        mask = torch.from_numpy(copied.numpy()[picked])
+        expected = settled_bits(stage, values, copied)[picked]
+        np.testing.assert_array_equal(settled_bits(stage, result.reshape(lengths), mask), expected)
+
+
+def box_of(selection: Selection) -> Box | None:
+    """The box that a selection spans, None for an empty one."""
+    ranges = [range(p, p + 1) if isinstance(p, int) else p for p in selection.pixels]
+    if not all(ranges):
+        return None
+    return tuple(min(r) for r in ranges), tuple(max(r) + 1 for r in ranges)
+
+
+def boxes_of(parts: Iterable[tuple[int, Selection]]) -> dict[int, list[Box]]:
+    """Per stage, the boxes that selections span."""
+    boxes: dict[int, list[Box]] = {}
+    for stage, selection in parts:
+        box = box_of(selection)
+        if box is not None:
+            boxes.setdefault(stage, []).append(box)
+    return boxes
+
+
+def _results(tensor: InfiniteTensor, how: str, expressions: list[object]) -> list[torch.Tensor]:
+    if how == "one":
+        return [tensor[expressions[0]]]
+    if how == "list":
+        return list(tensor[expressions])
+    return [result for ready in tensor.iter_regions(iter(expressions)) for result in ready]
+
+
+def settled_bits(stage: Stage, values: torch.Tensor, copied: torch.Tensor) -> npt.NDArray[np.uint8]:
+    """The bytes of each pixel. Where there was arithmetic, what processors leave open is made equal.
+
+    Which NaN a sum of two NaN is, and which of 0.0 and -0.0 is the larger, differs between the vector and the
+    scalar instructions of one processor.
+    """
+    if values.dtype.is_complex:
+        values, copied = torch.view_as_real(values), copied.unsqueeze(-1)
+    if values.dtype.is_floating_point:
+        values = torch.where(~copied & values.isnan(), torch.nan, values)
+        if stage.blend in (torch.maximum, torch.minimum):
+            values = torch.where(~copied & (values == 0), 0.0, values)
+    bits: npt.NDArray[np.uint8] = values.contiguous().unsqueeze(-1).view(torch.uint8).numpy()
+    return bits
+
+
+def _close(stores: Iterable[TileStore]) -> None:
+    for store in stores:
+        store.close()
+
+
+def _run(world: World, open_store: Callable[..., TileStore], *, persistent: bool = True, bounded: bool = False) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assemble, "_BLOCK_BYTES", world.block_bytes)
+        patch.setattr(blended, "_TILE_BYTES", world.block_bytes // 4)
+        patch.setattr(cutting, "_STEP_BYTES", world.block_bytes // 2)
+        patch.setattr(fill, "_DEFAULT_HELD", world.block_bytes)
+        history = History(world, open_store, persistent=persistent, bounded=bounded)
+        try:
+            for action in world.actions:
+                history.play(action)
+        finally:
+            _close(history.stores)
+
+
+@given(worlds())
+def test_memory_store(world: World) -> None:
+    _run(world, lambda *_, **__: MemoryTileStore(), persistent=False)
+
+
+@given(worlds())
+def test_memory_store_on_several_threads(world: World) -> None:
+    _run(world, lambda *_, **__: MemoryTileStore(workers=WORKERS), persistent=False)
+
+
+@given(worlds())
+def test_zarr_store_on_several_threads(world: World) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        _run(world, lambda number, **options: ZarrTileStore(Path(folder, str(number)), workers=WORKERS, **options))
+
+
+@given(worlds())
+def test_memory_store_with_limits(world: World) -> None:
+    limit = world.options["cache_size_tiles"] or 3
+    open_store = lambda *_, **__: MemoryTileStore(world.options["cache_size_bytes"], limit)  # noqa: E731
+    _run(world, open_store, persistent=False, bounded=True)
+
+
+@given(worlds())
+def test_zarr_store_in_a_directory(world: World) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        _run(world, lambda number, **options: ZarrTileStore(Path(folder, str(number)), **options))
+
+
+@given(worlds())
+def test_zarr_store_behind_a_url(world: World) -> None:
+    try:
+        _run(world, lambda number, **options: ZarrTileStore(f"memory://properties/{number}", **options))
+    finally:
+        fsspec.filesystem("memory").rm("/properties", recursive=True)
+
+
+@given(worlds())
+def test_hdf5_store(world: World) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        _run(world, lambda number, **options: HDF5TileStore(Path(folder, f"{number}.h5"), **options))
+
+
+@given(worlds())
+def test_dict_store(world: World) -> None:
+    storages: list[dict[Any, Any]] = [{} for _ in world.stages]
+    _run(world, lambda number, **options: DictTileStore(storages[number], **options))

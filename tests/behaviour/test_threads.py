@@ -1,0 +1,587 @@
+"""Many threads over one chain: each window is computed once, nobody waits for what he does not need."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+import torch
+
+from infinite_tensor import (
+    HDF5TileStore,
+    InfiniteTensor,
+    MemoryTileStore,
+    TensorWindow,
+    TileStore,
+    ValidationError,
+    ZarrTileStore,
+)
+from infinite_tensor.engine.claims import CLAIMS
+from tests.support.random_worlds import WindowFunction, subtract
+from tests.support.reference import Index, Reference, Stage
+
+T = TypeVar("T")
+
+THREADS = 16
+LIMIT = 30.0
+"""Seconds after which a test takes threads to be stuck."""
+
+KINDS = ["memory", "zarr", "zarr-small", "hdf5"]
+
+STAGES = (
+    Stage((None, None), torch.float32, TensorWindow((6, 6), (4, 4)), WindowFunction(0, (6, 6), torch.float32)),
+    Stage(
+        (None, None),
+        torch.float64,
+        TensorWindow((5, 5)),
+        WindowFunction(1, (5, 5), torch.float64),
+        args=((0, TensorWindow((7, 7), (5, 5), (-1, -1))),),
+    ),
+    Stage(
+        (None, None),
+        torch.float32,
+        TensorWindow((8, 8), (5, 5)),
+        WindowFunction(2, (8, 8), torch.float32),
+        # A diamond: the second arg is what the first is computed from.
+        args=((1, TensorWindow((9, 9), (5, 5), (-2, 0))), (0, TensorWindow((4, 4), (5, 5)))),
+        blend=subtract,
+    ),
+)
+
+
+def make_store(kind: str, path: Path) -> TileStore:
+    if kind == "memory":
+        return MemoryTileStore()
+    if kind == "hdf5":
+        return HDF5TileStore(path / "s.h5", tile_size=8)
+    # The small cache throws out what one thread has while others still need it.
+    return ZarrTileStore(path / "s.zarr", tile_size=8, cache_size_tiles=2 if kind == "zarr-small" else None)
+
+
+class Flaky:
+    """Counts the calls that return; every so often one raises instead."""
+
+    def __init__(self, f: Callable[..., torch.Tensor], seed: int | None) -> None:
+        self.f = f
+        self.calls: Counter[Index] = Counter()
+        self.raised = 0
+        self._random = None if seed is None else random.Random(seed)  # noqa: S311
+
+    def __call__(self, ctx: Index, *regions: torch.Tensor) -> torch.Tensor:
+        if self._random is not None and self._random.random() < 0.1:
+            self.raised += 1
+            raise Unlucky
+        # Long enough in numpy without the lock of the interpreter for other threads to come in between.
+        np.sort(np.arange(20_000)[::-1])
+        self.calls[ctx] += 1
+        return self.f(ctx, *regions)
+
+
+class Unlucky(Exception):  # noqa: N818
+    """What a flaky ``f`` raises."""
+
+
+def build(store: TileStore, seed: int | None) -> tuple[list[InfiniteTensor], list[Flaky]]:
+    tensors: list[InfiniteTensor] = []
+    functions = [Flaky(stage.f, None if seed is None else seed + n) for n, stage in enumerate(STAGES)]
+    for number, (stage, function) in enumerate(zip(STAGES, functions, strict=True)):
+        tensors.append(
+            InfiniteTensor(
+                stage.shape,
+                function,
+                stage.window,
+                [tensors[n] for n, _ in stage.args],
+                [window for _, window in stage.args],
+                dtype=stage.dtype,
+                tile_store=store,
+                tensor_id=f"stage {number}",
+                blend=stage.blend,
+            )
+        )
+    return tensors, functions
+
+
+def started(work: Callable[[], T]) -> Future[T]:
+    """Runs `work` on a thread of its own, which does not keep the tests from ending where it is stuck."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001  (raised again by result())
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def together(work: Callable[[int], T], count: int = THREADS) -> list[T]:
+    """The results of ``work(0)`` to ``work(count - 1)``, run at the same time."""
+    return [future.result(LIMIT) for future in [started(partial(work, number)) for number in range(count)]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", [None, 1, pytest.param(2, marks=pytest.mark.slow)])
+def test_sixteen_threads_compute_each_window_once(kind: str, seed: int | None, tmp_path: Path) -> None:
+    store = make_store(kind, tmp_path)
+    tensors, functions = build(store, seed)
+    start = threading.Barrier(THREADS)
+
+    def work(number: int) -> list[Any]:
+        chance, found = random.Random(number), []  # noqa: S311
+        start.wait()
+        for _ in range(6):
+            stage = chance.choice([2, 2, 2, 1, 0])
+            low = (chance.randrange(-20, 20), chance.randrange(-20, 20))
+            high = (low[0] + chance.randrange(1, 20), low[1] + chance.randrange(1, 20))
+            while True:
+                try:
+                    pixels = tensors[stage][low[0] : high[0], low[1] : high[1]]
+                    break
+                except Unlucky:
+                    continue
+            found.append((stage, (low, high), pixels))
+        return found
+
+    found = [each for several in together(work) for each in several]
+    store.close()
+    for function in functions:
+        assert function.calls.total() == len(function.calls)
+    assert seed is None or sum(function.raised for function in functions) > 0
+    reference = Reference(STAGES)
+    for stage, box, pixels in found:
+        assert torch.equal(torch.nan_to_num(pixels), torch.nan_to_num(reference.region(stage, box)[0]))
+
+
+def test_two_reads_of_one_slow_window_call_f_once_and_both_get_it() -> None:
+    calls, going, go_on = [], threading.Event(), threading.Event()
+
+    def f(ctx: Index) -> torch.Tensor:
+        calls.append(ctx)
+        going.set()
+        assert go_on.wait(LIMIT)
+        return torch.full((4,), 7.0)
+
+    t = InfiniteTensor((None,), f, TensorWindow((4,)), tile_store=MemoryTileStore(cache_size_windows=1))
+    first = started(lambda: t[0:4])
+    assert going.wait(LIMIT)
+    second = started(lambda: t[2:4])
+    wait_until_a_read_waits()
+    go_on.set()
+    assert [first.result(LIMIT).tolist(), second.result(LIMIT).tolist()] == [[7.0] * 4, [7.0] * 2]
+    assert calls == [(0,)]
+
+
+def wait_until_a_read_waits() -> None:
+    """Return once a read waits for windows of others."""
+    never = threading.Event()
+    for _ in range(int(LIMIT * 100)):
+        if CLAIMS._waits:
+            return
+        never.wait(0.01)
+    pytest.fail("no read waits")
+
+
+@pytest.mark.parametrize("kind", ["memory", "zarr"])
+def test_a_read_served_from_the_cache_does_not_wait_for_a_slow_f(kind: str, tmp_path: Path) -> None:
+    going, go_on = threading.Event(), threading.Event()
+
+    def f(ctx: Index) -> torch.Tensor:
+        if ctx[0] > 3:
+            going.set()
+            assert go_on.wait(LIMIT)
+        return torch.full((4,), float(ctx[0]))
+
+    # One tile holds all windows: the slow ones and those that are known.
+    store = MemoryTileStore() if kind == "memory" else ZarrTileStore(tmp_path, tile_size=64)
+    t = InfiniteTensor((None,), f, TensorWindow((4,)), tile_store=store)
+    t[0:16]
+    slow = started(lambda: t[0:32])
+    assert going.wait(LIMIT)
+    assert t[2:14].unique().tolist() == [0, 1, 2, 3]
+    assert not slow.done()
+    go_on.set()
+    assert slow.result(LIMIT).unique().tolist() == list(range(8))
+
+
+def test_a_small_read_need_not_wait_for_a_large_one_that_has_begun() -> None:
+    calls: Counter[Index] = Counter()
+    going, go_on = threading.Event(), threading.Event()
+
+    def f(ctx: Index) -> torch.Tensor:
+        calls[ctx] += 1
+        if ctx == (0,):
+            going.set()
+            assert go_on.wait(LIMIT)
+        return torch.full((4,), float(ctx[0]))
+
+    source = InfiniteTensor((None,), f, TensorWindow((4,)))
+    t = InfiniteTensor(
+        (None,), lambda _c, region: region, TensorWindow((4,)), args=[source], args_windows=[TensorWindow((4,))]
+    )
+    large = started(lambda: t[0:400])
+    assert going.wait(LIMIT)
+    assert started(lambda: t[320:330]).result(LIMIT).tolist() == [float(x // 4) for x in range(320, 330)]
+    assert not large.done()
+    go_on.set()
+    assert large.result(LIMIT).tolist() == [float(x // 4) for x in range(400)]
+    assert calls.total() == len(calls) == 100
+
+
+def test_who_waited_for_an_f_that_raised_computes_the_window_himself() -> None:
+    going, go_on = threading.Event(), threading.Event()
+    outcomes: list[Callable[[], torch.Tensor]] = [lambda: torch.ones(4)]
+
+    def f(_ctx: Index) -> torch.Tensor:
+        if not going.is_set():
+            going.set()
+            assert go_on.wait(LIMIT)
+            raise Unlucky
+        return outcomes[0]()
+
+    source = InfiniteTensor((None,), f, TensorWindow((4,)))
+    t = InfiniteTensor(
+        (None,), lambda _c, region: region + 1, TensorWindow((4,)), args=[source], args_windows=[TensorWindow((4,))]
+    )
+    first: Future[torch.Tensor] = started(lambda: t[0:4])
+    assert going.wait(LIMIT)
+    second = started(lambda: t[0:4])
+    wait_until_a_read_waits()
+    go_on.set()
+    with pytest.raises(Unlucky):
+        first.result(LIMIT)
+    assert second.result(LIMIT).tolist() == [2] * 4
+
+
+def test_an_f_may_read_another_tensor() -> None:
+    heights = InfiniteTensor((None,), lambda ctx: torch.full((4,), float(ctx[0])), TensorWindow((4,)))
+
+    def f(ctx: Index) -> Any:
+        return heights[4 * ctx[0] - 4 : 4 * ctx[0] + 4].sum().expand(4)
+
+    t = InfiniteTensor((None,), f, TensorWindow((4,)))
+    found = together(lambda number: t[number : 40 + number])
+    assert all(pixels[0:4].shape == (4,) for pixels in found)
+    assert found[0].tolist() == [4.0 * (x // 4 - 1 + x // 4) for x in range(40)]
+
+
+def test_an_f_may_read_windows_of_its_own_tensor_that_have_their_turn_later() -> None:
+    calls: Counter[Index] = Counter()
+
+    def f(ctx: Index) -> torch.Tensor:
+        calls[ctx] += 1
+        return torch.ones(1) if ctx[0] >= 5 else t[ctx[0] + 1 : ctx[0] + 2] + 1
+
+    t = InfiniteTensor((None,), f, TensorWindow((1,)), batch_size=None)
+    assert t[0:8].tolist() == [6, 5, 4, 3, 2, 1, 1, 1]
+    assert calls.total() == len(calls) == 8
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_an_f_may_read_any_other_window_of_its_own_tensor(workers: int) -> None:
+    calls: Counter[Index] = Counter()
+
+    def f(ctx: Index) -> torch.Tensor:
+        calls[ctx] += 1
+        # Earlier ones and later ones, in the midst of many quick calls.
+        other = {3: ctx[0] + 1, 5: ctx[0] - 2}.get(ctx[0] % 7)
+        return torch.full((1,), float(ctx[0])) if other is None else t.read(slice(other, other + 1), workers=workers)
+
+    t = InfiniteTensor((None,), f, TensorWindow((1,)))
+    found = t.read(slice(0, 700), workers=workers).tolist()
+    assert found == [{3: x + 1, 5: x - 1}.get(x % 7, x) for x in range(700)]
+    assert len(calls) == 700
+    # Threads that may not wait for each other compute a window once each.
+    assert calls.total() == 700 or workers > 1
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_read_within_reads_may_need_what_one_around_it_has_claimed(workers: int) -> None:
+    calls: Counter[tuple[str, Index]] = Counter()
+
+    def source(ctx: Index) -> Any:
+        calls["source", ctx] += 1
+        # A later window of what the read around this one computes.
+        return t[4:8] if ctx == (0,) else torch.ones(4)
+
+    def outer(ctx: Index) -> Any:
+        calls["outer", ctx] += 1
+        return t[0:8][:4]
+
+    window = TensorWindow((4,))
+    s = InfiniteTensor((None,), source, window)
+    t = InfiniteTensor((None,), lambda _ctx, region: region + 1, window, [s], [window])
+    top = InfiniteTensor((None,), outer, window)
+    assert started(lambda: top.read(slice(0, 4), workers=workers)).result(LIMIT).tolist() == [3.0] * 4
+    assert calls.total() == len(calls) == 3
+
+
+def test_a_read_that_takes_up_what_another_has_left_may_need_what_it_has_claimed_itself() -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def source(ctx: Index) -> Any:
+        if ctx == (1,):
+            return torch.ones(4)
+        if inside.is_set():
+            return t[4:8]
+        inside.set()
+        assert go_on.wait(LIMIT)
+        raise Unlucky
+
+    window = TensorWindow((4,))
+    s = InfiniteTensor((None,), source, window)
+    t = InfiniteTensor((None,), lambda _ctx, region: region + 1, window, [s], [window])
+    top = InfiniteTensor((None,), lambda _ctx: t[0:8][:4], window)
+    unlucky = started(lambda: s[0:4])
+    assert inside.wait(LIMIT)
+    read = started(lambda: top[0:4])
+    wait_until_a_read_waits()
+    go_on.set()
+    assert isinstance(unlucky.exception(LIMIT), Unlucky)
+    assert read.result(LIMIT).tolist() == [3.0] * 4
+
+
+def test_tensors_that_need_each_other_are_an_error_in_every_thread() -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def source(_ctx: Index) -> Any:
+        inside.set()
+        assert go_on.wait(LIMIT)
+        return reader[0:4]
+
+    window = TensorWindow((4,))
+    upstream = InfiniteTensor((None,), source, window, tensor_id="upstream")
+    reader = InfiniteTensor((None,), lambda _ctx, region: region, window, [upstream], [window])
+    top = InfiniteTensor((None,), lambda _ctx: reader[0:4], window)
+    reads = [started(lambda: upstream[0:4])]
+    assert inside.wait(LIMIT)
+    reads.append(started(lambda: top[0:4]))
+    wait_until_a_read_waits()
+    go_on.set()
+    errors = [read.exception(timeout=LIMIT) for read in reads]
+    assert all(isinstance(error, ValidationError) and "would need itself" in str(error) for error in errors)
+
+
+def test_a_read_on_threads_goes_on_where_another_one_has_taken_all_of_a_tensor() -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def slow(_ctx: Index) -> torch.Tensor:
+        inside.set()
+        assert go_on.wait(LIMIT)
+        return torch.zeros(4)
+
+    window = TensorWindow((4,))
+    first = InfiniteTensor((None,), slow, window)
+    second = InfiniteTensor((None,), lambda _ctx: torch.ones(4), window)
+    both = InfiniteTensor((None,), lambda _ctx, a, b: a + b, window, [second, first], [window, window])
+    large = started(lambda: both.read(slice(0, 8), workers=2))
+    assert inside.wait(LIMIT)
+    assert second[0:8].tolist() == [1.0] * 8
+    go_on.set()
+    assert large.result(LIMIT).tolist() == [1.0] * 8
+
+
+def test_a_worker_that_raises_is_not_waited_for() -> None:
+    waits = threading.Event()
+
+    def f(ctx: Index) -> Any:
+        if ctx == (0,):
+            assert waits.wait(LIMIT)
+            wait_until_a_read_waits()
+            raise Unlucky
+        waits.set()
+        return t[0:4]
+
+    t = InfiniteTensor((None,), f, TensorWindow((4,)))
+    with pytest.raises(Unlucky):
+        started(lambda: t.read(slice(0, 8), workers=2)).result(LIMIT)
+
+
+def test_windows_of_two_workers_that_need_each_other_are_an_error() -> None:
+    both = threading.Barrier(2, timeout=LIMIT)
+    met: set[Index] = set()
+
+    def f(ctx: Index) -> Any:
+        if ctx not in met:
+            met.add(ctx)
+            both.wait()
+        other = 1 - ctx[0]
+        return t[4 * other : 4 * other + 4]
+
+    t = InfiniteTensor((None,), f, TensorWindow((4,)))
+    with pytest.raises(ValidationError, match="would need itself"):
+        started(lambda: t.read(slice(0, 8), workers=2)).result(LIMIT)
+
+
+def check_reads_within_reads(seed: int, workers: int) -> None:
+    """Eight threads read tensors of which windows read windows that come later in a random order."""
+    dice = random.Random(seed)  # noqa: S311
+    order = [(name, x) for name in range(4) for x in range(12)]
+    dice.shuffle(order)
+    reads = {place: dice.sample(order[at + 1 :], min(dice.randrange(4), 47 - at)) for at, place in enumerate(order)}
+    values: dict[tuple[int, int], float] = {}
+    for place in reversed(order):
+        values[place] = 1 + sum(values[other] for other in reads[place])
+
+    def f(ctx: Index, name: int) -> torch.Tensor:
+        others = reads.get((name, ctx[0]), ())
+        found = (tensors[other].read(slice(x, x + 1), workers=workers) for other, x in others)
+        return sum(found, start=torch.ones(1, dtype=torch.float64))
+
+    window = TensorWindow((1,))
+    tensors = [InfiniteTensor((12,), partial(f, name=name), window, dtype=torch.float64) for name in range(4)]
+    found = together(lambda thread: tensors[thread % 4].read(slice(0, 12), workers=workers), 8)
+    for thread, pixels in enumerate(found):
+        assert pixels.tolist() == [values[thread % 4, x] for x in range(12)]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_reads_within_reads_of_many_threads_come_to_an_end(seed: int, workers: int) -> None:
+    check_reads_within_reads(seed, workers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_random_reads_within_reads_come_to_an_end(workers: int) -> None:
+    for seed in range(2, 60):
+        check_reads_within_reads(seed, workers)
+
+
+def test_a_window_that_needs_itself_is_an_error() -> None:
+    def f(ctx: Index) -> Any:
+        return t[ctx[0] : ctx[0] + 1]
+
+    t = InfiniteTensor((None,), f, TensorWindow((1,)), tensor_id="snake")
+    with pytest.raises(ValidationError, match=r"window \(3,\) of tensor 'snake' would need itself"):
+        t[3:4]
+
+
+def test_windows_of_two_threads_that_need_each_other_are_an_error() -> None:
+    both = threading.Barrier(2, timeout=LIMIT)
+    waited: set[str] = set()
+
+    def meet(name: str) -> None:
+        # The first time each is computed, both threads are inside of their f.
+        if name not in waited:
+            waited.add(name)
+            both.wait()
+
+    def a(_ctx: Index) -> Any:
+        meet("a")
+        return second[0:1]
+
+    def b(_ctx: Index) -> Any:
+        meet("b")
+        return first[0:1]
+
+    first = InfiniteTensor((None,), a, TensorWindow((1,)), tensor_id="first")
+    second = InfiniteTensor((None,), b, TensorWindow((1,)), tensor_id="second")
+    reads = [started(lambda: first[0:1]), started(lambda: second[0:1])]
+    errors = [read.exception(timeout=LIMIT) for read in reads]
+    assert all(isinstance(error, ValidationError) and "would need itself" in str(error) for error in errors)
+
+
+def test_threads_that_only_seem_to_wait_for_each_other_both_finish() -> None:
+    both = threading.Barrier(2, timeout=LIMIT)
+    waited: set[str] = set()
+    calls: Counter[tuple[str, Index]] = Counter()
+
+    def meet(name: str) -> None:
+        if name not in waited:
+            waited.add(name)
+            both.wait()
+
+    def a(ctx: Index) -> Any:
+        calls["a", ctx] += 1
+        if ctx[0] == 1:
+            return torch.full((1,), 5.0)
+        meet("a")
+        return second[0:1] + 1
+
+    def b(ctx: Index) -> Any:
+        calls["b", ctx] += 1
+        meet("b")
+        # The thread that reads first[0:2] has claimed window 1 as well, and waits for this very window.
+        return first[1:2] + 1
+
+    first = InfiniteTensor((None,), a, TensorWindow((1,)))
+    second = InfiniteTensor((None,), b, TensorWindow((1,)))
+    reads = [started(lambda: first[0:2]), started(lambda: second[0:1])]
+    pixels = [read.result(timeout=LIMIT).tolist() for read in reads]
+    assert pixels == [[7.0, 5.0], [6.0]]
+    assert calls.total() == len(calls) == 3
+
+
+def test_an_old_read_takes_what_a_young_one_that_waits_for_it_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The old read claims one window after the other, and the young one comes in before the next.
+    monkeypatch.setattr("infinite_tensor.engine.assemble._BLOCK_BYTES", 4)
+    calls: Counter[tuple[str, Index]] = Counter()
+    young: list[Future[torch.Tensor]] = []
+
+    def a(ctx: Index) -> Any:
+        calls["a", ctx] += 1
+        return second[0:2].sum().reshape(1)
+
+    def b(ctx: Index) -> torch.Tensor:
+        calls["b", ctx] += 1
+        if ctx == (0,):
+            monkeypatch.undo()
+            young.append(started(lambda: second[-1:2]))
+            wait_until_a_read_waits()
+        return first[0:1] if ctx == (-1,) else torch.ones(1)
+
+    first = InfiniteTensor((None,), a, TensorWindow((1,)))
+    second = InfiniteTensor((None,), b, TensorWindow((1,)), batch_size=None)
+    assert started(lambda: first[0:1]).result(LIMIT).tolist() == [2.0]
+    assert young[0].result(LIMIT).tolist() == [2.0, 1.0, 1.0]
+    assert calls.total() == len(calls) == 4
+
+
+def test_reads_that_meet_fill_their_batches_with_allowed_sizes_only() -> None:
+    sizes: Counter[int] = Counter()
+    calls: Counter[Index] = Counter()
+
+    def f(contexts: Sequence[Index]) -> torch.Tensor:
+        sizes[len(contexts)] += 1
+        calls.update(contexts)
+        np.sort(np.arange(50_000)[::-1])
+        return torch.stack([torch.full((4,), float(x)) for (x,) in contexts])
+
+    t = InfiniteTensor((None,), f, TensorWindow((4,)), batch_size=(1, 4))
+    start = threading.Barrier(THREADS)
+
+    def work(number: int) -> Any:
+        start.wait()
+        return t[8 * number : 8 * number + 150]
+
+    for number, pixels in enumerate(together(work)):
+        assert pixels.tolist() == [float(x // 4) for x in range(8 * number, 8 * number + 150)]
+    assert set(sizes) <= {1, 4}
+    assert calls.total() == len(calls)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_streams_and_reads_share_their_work(kind: str, tmp_path: Path) -> None:
+    store = make_store(kind, tmp_path)
+    tensors, functions = build(store, None)
+    regions = [(slice(x, x + 6), slice(0, 9)) for x in range(-12, 12, 4)]
+
+    def work(number: int) -> list[torch.Tensor]:
+        if number % 2:
+            return list(tensors[2][regions])
+        return [pixels for ready in tensors[2].iter_regions(regions) for pixels in ready]
+
+    found = together(work, 8)
+    store.close()
+    assert functions[2].calls.total() == len(functions[2].calls)
+    for several in found[1:]:
+        assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(several, found[0], strict=True))

@@ -1,0 +1,219 @@
+"""Which tiles a tensor has: those it was created with, unless others are given."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from infinite_tensor import HDF5TileStore, InfiniteTensor, TensorWindow, ValidationError, ZarrTileStore
+from infinite_tensor.tilestore.persistent import PersistentTileStore
+from tests.support.dict_store import DictTileStore
+
+Make = Callable[..., PersistentTileStore]
+
+
+@pytest.fixture(params=[ZarrTileStore, HDF5TileStore, DictTileStore])
+def kind(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+@pytest.fixture
+def place(kind: Any, tmp_path: Path) -> Any:
+    return {} if kind is DictTileStore else tmp_path / "store"
+
+
+@pytest.fixture
+def make(kind: Any, place: Any) -> Make:
+    """Opens one store again and again, with no tile_size but a given one."""
+    return lambda **options: kind(place, **options)
+
+
+def f(ctx: tuple[int, ...]) -> torch.Tensor:
+    return torch.full((4, 4), 100.0 * ctx[0] + ctx[1])
+
+
+def tensor(store: PersistentTileStore, shape: Sequence[int | None] = (None, None)) -> InfiniteTensor:
+    return InfiniteTensor(shape, f, TensorWindow((4, 4)), tile_store=store, tensor_id="t")
+
+
+def tile_of(store: PersistentTileStore) -> object:
+    return store.tensor_definition("t")["tile_size"]
+
+
+def test_a_new_tensor_has_tiles_of_512(make: Make) -> None:
+    with make() as store:
+        tensor(store)
+        assert (store.tile_size, tile_of(store)) == (None, [512, 512])
+
+
+@pytest.mark.parametrize("tile_size", [8, (8, 6), 512])
+def test_a_stored_tensor_is_rebuilt_without_its_tile_size(make: Make, tile_size: Any) -> None:
+    with make(tile_size=tile_size) as store:
+        expected = tensor(store)[-4:8, 0:20]
+    with make() as store:
+        t = tensor(store)
+        assert torch.equal(t[-4:8, 0:20], expected)
+        t[100:104, 0:4]
+    with make(tile_size=tile_size) as store:
+        assert tile_of(store) == list(torch.broadcast_to(torch.tensor(tile_size), (2,)))
+        assert torch.equal(tensor(store)[-4:8, 0:20], expected)
+
+
+def test_tiles_too_large_for_a_new_tensor_are_no_matter_for_a_stored_one(make: Make) -> None:
+    """512 in each of four dimensions would be 256 GiB."""
+
+    def build(store: PersistentTileStore) -> InfiniteTensor:
+        window = TensorWindow((4,) * 4)
+        return InfiniteTensor((None,) * 4, lambda _ctx: torch.ones((4,) * 4), window, tile_store=store, tensor_id="t")
+
+    with make() as store, pytest.raises(ValidationError, match="give a smaller tile_size"):
+        build(store)
+    with make(tile_size=4) as store:
+        build(store)
+    with make() as store:
+        assert build(store)[0:4, 0:4, 0:4, 0:4].sum() == 256
+
+
+@pytest.mark.parametrize("tile_size", [16, 512, (8, 9), (512, 512)])
+def test_one_that_is_given_and_differs_is_refused(make: Make, tile_size: Any) -> None:
+    given = list(torch.broadcast_to(torch.tensor(tile_size), (2,)).tolist())
+    with make(tile_size=8) as store:
+        tensor(store)
+    with make(tile_size=tile_size) as store:
+        with pytest.raises(ValidationError) as raised:
+            tensor(store)
+        assert f"tile_size: stored [8, 8], given {given}\n" in str(raised.value)
+        assert "Without a tile_size, a stored tensor keeps the one it has." in str(raised.value)
+        # Whether it has been opened before makes no difference.
+        store.open("t")
+        with pytest.raises(ValidationError, match="tile_size: stored"):
+            tensor(store)
+
+
+@pytest.mark.parametrize("tile_size", [0, (), "8", (8, 8, 8)])
+def test_one_that_is_none_is_refused_for_a_stored_tensor_too(make: Make, tile_size: Any) -> None:
+    with make(tile_size=8) as store:
+        tensor(store)
+    with make(tile_size=tile_size) as store, pytest.raises(ValidationError, match="tile_size must"):
+        tensor(store)
+
+
+def test_what_was_not_given_is_not_said_to_differ(make: Make) -> None:
+    with make(tile_size=8) as store:
+        tensor(store)
+    with make() as store, pytest.raises(ValidationError, match="shape: stored") as raised:
+        tensor(store, shape=(8, None))
+    assert "tile_size" not in str(raised.value)
+
+
+def test_a_tensor_that_is_cleared_is_a_new_one(make: Make) -> None:
+    with make(tile_size=8) as store:
+        tensor(store)
+    with make() as store:
+        tensor(store)
+        store.clear_tensor("t")
+        tensor(store)
+        assert tile_of(store) == [512, 512]
+
+
+@pytest.mark.parametrize("kind", [ZarrTileStore, HDF5TileStore], ids=str)
+def test_a_pickled_store_gives_what_it_was_given(kind: Any, tmp_path: Path) -> None:
+    with kind(tmp_path / "8", tile_size=8) as store:
+        tensor(store)
+    with kind(tmp_path / "8") as store:
+        one = pickle.dumps(tensor(store))
+    with pickle.loads(one).tile_store as again:  # noqa: S301
+        assert (again.tile_size, tile_of(again)) == (None, [8, 8])
+    with kind(tmp_path / "8", tile_size=8) as store:
+        other = pickle.dumps(store)
+    with pickle.loads(other) as again:  # noqa: S301
+        assert again.tile_size == 8
+
+
+def test_a_pickled_tensor_takes_what_is_stored_by_then(tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path / "s.zarr") as store:
+        pickled = pickle.dumps(tensor(store))
+        store.clear_tensor("t")
+    with ZarrTileStore(tmp_path / "s.zarr", tile_size=8) as store:
+        tensor(store)
+    again = pickle.loads(pickled)  # noqa: S301
+    assert again[0:8, 0].tolist() == [0.0] * 4 + [100.0] * 4
+    again.tile_store.close()
+
+
+@pytest.fixture
+def too_late(kind: Any, place: Any, make: Make) -> Make:
+    """Opens a store that finds no tensor and goes to create it, when another one has just done so with tiles of 8."""
+
+    class TooLate(kind):  # type: ignore[misc]
+        def _write_definition(self, tensor_id: str, definition: dict[str, Any]) -> None:
+            with make(tile_size=8) as winner:
+                tensor(winner)[0:4, 0:4]
+            super()._write_definition(tensor_id, definition)
+
+    return lambda **options: TooLate(place, **options)
+
+
+def test_of_two_creators_one_without_a_size_adopts_the_winners(make: Make, too_late: Make) -> None:
+    with too_late() as store:
+        t = tensor(store)
+        assert tile_of(store) == [8, 8]
+        assert t[0:8, 0].tolist() == [0.0] * 4 + [100.0] * 4
+    with make() as store:
+        assert store.tensor_info("t").tiles_complete + store.tensor_info("t").tiles_partial == 1
+
+
+def test_of_two_creators_one_with_another_size_is_refused(too_late: Make) -> None:
+    with too_late(tile_size=16) as store, pytest.raises(ValidationError, match=r"stored \[8, 8\], given \[16, 16\]"):
+        tensor(store)
+
+
+def test_a_subclass_that_passes_a_size_of_its_own_gives_it() -> None:
+    class Small(DictTileStore):
+        def __init__(self, storage: dict[Any, Any], tile_size: Any = 64, **options: Any) -> None:
+            super().__init__(storage, tile_size=tile_size, **options)
+
+    storage: dict[Any, Any] = {}
+    with DictTileStore(storage, tile_size=8) as store:
+        tensor(store)
+    with Small(storage) as small, pytest.raises(ValidationError, match=r"stored \[8, 8\], given \[64, 64\]"):
+        tensor(small)
+    with Small(storage, tile_size=None) as small:
+        assert tensor(small)[0:4, 0:4].sum() == 0
+
+
+def test_a_size_that_no_tile_can_have_is_refused_by_its_name(tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path, tile_size=2**70) as store, pytest.raises(ValidationError, match="smaller tile_size"):
+        tensor(store)
+
+
+# The spelling of version 0.2.
+
+
+def old(store: ZarrTileStore) -> Any:
+    """With methods that type checkers do not know of."""
+    return store
+
+
+def test_a_size_that_was_refused_is_not_given_any_more(tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path, tile_size=8) as store:
+        tensor(store)
+    with ZarrTileStore(tmp_path) as store:
+        with pytest.warns(DeprecationWarning, match="get_or_create"), pytest.raises(ValidationError, match="tile_size"):
+            old(store).get_or_create("t", (None, None), f, TensorWindow((4, 4)), tile_size=16)
+        assert tensor(store)[0:4, 0:4].sum() == 0
+
+
+def test_a_size_is_forgotten_with_the_tensor(tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path) as store:
+        with pytest.warns(DeprecationWarning, match="get_or_create"):
+            old(store).get_or_create("t", (None, None), f, TensorWindow((4, 4)), tile_size=8)
+        assert tile_of(store) == [8, 8]
+        store.clear_tensor("t")
+        tensor(store)
+        assert tile_of(store) == [512, 512]

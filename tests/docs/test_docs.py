@@ -1,0 +1,127 @@
+"""Every code block of the README and the docs runs, and so does every example in a docstring."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import pkgutil
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+import infinite_tensor
+import infinite_tensor_stores
+
+ROOT = Path(__file__).parents[2]
+PAGES = [page for page in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))) if page.exists()]
+LANGUAGES = {"python", "pycon", "bash", "console", "text"}
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+_FENCE = re.compile(
+    r"(?:^<!-- not run: (?P<reason>[^\n]+) -->\n)?"
+    r"^(?P<indent> *)```(?P<language>[^\n]*)\n(?P<code>.*?)^(?P=indent)```$",
+    re.MULTILINE | re.DOTALL,
+)
+_SNIPPET = re.compile(r'^--8<-- "(?P<path>[^"]+)"$', re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced code block; `line` is the one of its opening fence, `reason` why it cannot run."""
+
+    page: Path
+    line: int
+    language: str
+    code: str
+    reason: str | None
+
+    def run(self, names: dict[str, Any]) -> None:
+        if self.language == "python":
+            source = "\n" * self.line + self.code
+            exec(compile(source, str(self.page), "exec"), names)  # noqa: S102  (what the page shows is what runs)
+        elif self.language == "pycon":
+            test = doctest.DocTestParser().get_doctest(self.code, {}, self.page.name, str(self.page), self.line)
+            test.globs = names
+            check(test)
+
+
+def blocks_of(page: Path) -> Iterator[Block]:
+    text = page.read_text(encoding="utf-8")
+    for found in _FENCE.finditer(text):
+        line = text.count("\n", 0, found.start("indent")) + 1
+        code = _SNIPPET.sub(lambda snippet: (ROOT / snippet["path"]).read_text(encoding="utf-8"), found["code"])
+        indent = len(found["indent"])
+        code = "".join(row[indent:] if row.strip() else row for row in code.splitlines(keepends=True))
+        yield Block(page, line, found["language"].strip(), code, found["reason"])
+
+
+def check(test: doctest.DocTest) -> None:
+    report: list[str] = []
+    result = doctest.DocTestRunner(optionflags=FLAGS).run(test, out=report.append, clear_globs=False)
+    assert result.attempted
+    assert not result.failed, "".join(report)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_blocks_of_a_page_run_in_order(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    # A module of that name, so that what a page defines can be pickled.
+    module = ModuleType("__page__")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    for block in blocks_of(page):
+        if block.reason is None:
+            block.run(module.__dict__)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_fence_is_a_block_in_a_known_language(page: Path) -> None:
+    blocks = list(blocks_of(page))
+    assert {block.language for block in blocks} <= LANGUAGES
+    assert 2 * len(blocks) == len(re.findall(r"^ *(?:```|~~~)", page.read_text(encoding="utf-8"), re.MULTILINE))
+
+
+def docstring_examples() -> dict[str, doctest.DocTest]:
+    names = {"torch": torch} | {name: getattr(infinite_tensor, name) for name in infinite_tensor.__all__}
+    found = {}
+    for package in (infinite_tensor, infinite_tensor_stores):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            for test in doctest.DocTestFinder(exclude_empty=True).find(import_module(module.name), extraglobs=names):
+                if test.examples:
+                    found[test.name] = test
+    return found
+
+
+EXAMPLES = docstring_examples()
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_example_in_a_docstring_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    check(EXAMPLES[name])
+
+
+@pytest.mark.parametrize("kind", [infinite_tensor.InfiniteTensor, infinite_tensor.TensorWindow])
+def test_what_everybody_uses_has_an_example(kind: type) -> None:
+    assert f"{kind.__module__}.{kind.__qualname__}" in EXAMPLES
+
+
+def test_every_promise_is_held_by_a_test_that_exists() -> None:
+    page = (ROOT / "docs" / "promises.md").read_text(encoding="utf-8")
+    rows = [row for row in page.splitlines() if row.startswith("|") and not row.startswith(("|---", "| what happens"))]
+    assert len(rows) > 20
+    for row in rows:
+        held_by = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", row)
+        assert held_by, row
+        for path, name in held_by:
+            module = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+            names = {node.name for node in ast.walk(module) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+            assert any(each.startswith(("test_", "Test")) for each in names)
+            assert not name or name in names, row

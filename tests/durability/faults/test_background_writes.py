@@ -1,0 +1,226 @@
+"""Writes in the background that fail: reported once, kept in memory, stored by a later flush."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from zarr.storage import MemoryStore
+
+from infinite_tensor import StoreError, ZarrTileStore
+from infinite_tensor.tilestore.failures import combined
+from tests.support.faulty_store import FaultyStore, Outage, writes
+from tests.support.noise_chain import Chain, true_pixels, wait_for_writers
+
+
+class Broken:
+    """A chain all of whose tiles are in memory, since none of them could be stored."""
+
+    def __init__(self, cache_size_tiles: int = 100) -> None:
+        self.outage, self.storage = Outage(), MemoryStore()
+        self.store = self.opened(cache_size_tiles=cache_size_tiles)
+        self.chain = Chain(self.store)
+        self.outage.hits = writes
+        self.pixels = self.chain.top[0:60, 0:20]
+        self.wait()
+
+    def opened(self, **options: Any) -> ZarrTileStore:
+        return ZarrTileStore(FaultyStore(self.storage, self.outage), tile_size=16, **options)
+
+    def wait(self) -> None:
+        """Until nothing is being written in the background."""
+        self.store.contents.tiles._writer.drain()
+
+    def read(self) -> None:
+        self.chain.top[0:60, 0:20]
+
+    def read_at_last(self, y: int) -> torch.Tensor:
+        """Twenty rows from `y`, after what there is to report: letting go of a tile tries to store it."""
+        for _ in range(2):
+            self.wait()
+            with contextlib.suppress(StoreError):
+                rows: torch.Tensor = self.chain.top[y : y + 20, 0:20]
+                return rows
+        raise AssertionError("reported twice")
+
+
+@pytest.fixture
+def broken() -> Iterator[Broken]:
+    """Given up at the end."""
+    broken = Broken()
+    yield broken
+    broken.store.close(discard=True)
+
+
+NAMED = r"ZarrTileStore\(.*\) could not store tile \(-?\d+, -?\d+\)( and \d+ more)? of tensor '(top|noise)': .*injected"
+
+
+@pytest.mark.parametrize(
+    "notice",
+    [Broken.read, lambda broken: broken.store.flush(), lambda broken: broken.store.close()],
+    ids=["read", "flush", "close"],
+)
+def test_the_next_call_names_store_tensor_and_tile(broken: Broken, notice: Callable[[Broken], None]) -> None:
+    with pytest.raises(StoreError, match=NAMED):
+        notice(broken)
+
+
+def test_a_read_reports_it_once_and_the_next_one_is_served_from_memory(broken: Broken) -> None:
+    with pytest.raises(StoreError):
+        broken.read()
+    calls = broken.chain.calls.copy()
+    assert torch.equal(broken.chain.top[0:60, 0:20], broken.pixels)
+    assert broken.chain.calls == calls
+
+
+def test_what_the_cache_lets_go_of_is_still_there() -> None:
+    broken = Broken(cache_size_tiles=1)
+    calls = broken.chain.calls.copy()
+    for y in (0, 40, 0):
+        assert torch.equal(broken.read_at_last(y), broken.pixels[y : y + 20])
+    assert broken.chain.calls == calls
+    broken.store.close(discard=True)
+
+
+def test_a_flush_that_stores_it_after_all_reports_nothing(broken: Broken) -> None:
+    broken.outage.stop()
+    broken.store.flush()
+    again = Chain(broken.opened())
+    assert torch.equal(again.top[0:60, 0:20], broken.pixels)
+    assert not again.calls
+
+
+def test_each_flush_tries_again_and_says_what_went_wrong_this_time(broken: Broken) -> None:
+    for _ in range(3):
+        with pytest.raises(StoreError, match=NAMED):
+            broken.store.flush()
+    broken.outage.stop()
+    broken.store.close()
+    again = Chain(broken.opened())
+    assert torch.equal(again.top[0:60, 0:20], broken.pixels)
+    assert not again.calls
+
+
+def test_a_tensor_that_cannot_be_stored_does_not_hold_up_another() -> None:
+    outage, storage = Outage(), MemoryStore()
+    store = ZarrTileStore(FaultyStore(storage, outage), tile_size=16)
+    chain = Chain(store)
+    # The writer comes upon `noise` first.
+    outage.hits = lambda operation, key: writes(operation, key) and key.startswith("t-noise/")
+    pixels = chain.top[0:60, 0:20]
+    with pytest.raises(StoreError, match="of tensor 'noise'"):
+        store.flush()
+    outage.stop()
+    again = Chain(ZarrTileStore(storage, tile_size=16))
+    assert torch.equal(again.top[0:60, 0:20], pixels)
+    assert not again.calls
+    store.close()
+
+
+def test_what_was_stored_beside_it_is_neither_stored_nor_counted_again(broken: Broken) -> None:
+    written: list[str] = []
+
+    def hits(operation: str, key: str) -> bool:
+        if writes(operation, key) and key.startswith("t-top/"):
+            written.append(key)
+        return writes(operation, key) and key.startswith("t-noise/")
+
+    # All tiles wait, and so those of both tensors are in one batch now.
+    broken.outage.hits = hits
+    with pytest.raises(StoreError, match="of tensor 'noise'"):
+        broken.store.flush()
+    assert written
+    written.clear()
+    counted = broken.store.contents.written("top")
+    for _ in range(2):
+        with pytest.raises(StoreError, match="of tensor 'noise'"):
+            broken.store.flush()
+    assert (written, broken.store.contents.written("top")) == ([], counted)
+    broken.outage.stop()
+    broken.store.close()
+    again = Chain(broken.opened())
+    assert torch.equal(again.top[0:60, 0:20], broken.pixels)
+    assert not again.calls
+
+
+def test_a_flush_names_every_tensor_that_could_not_be_stored(broken: Broken) -> None:
+    with pytest.raises(StoreError, match=r"(?s)writes have failed:.*of tensor 'noise'.*of tensor 'top'"):
+        broken.store.flush()
+
+
+def test_a_flush_that_fails_a_thousand_times_tells_of_five() -> None:
+    failures = [StoreError(f"failure {number}") for number in range(1000)]
+    told = str(combined(failures))
+    assert "failure 4\n" in told
+    assert "failure 5" not in told
+    assert told.endswith("and 995 more")
+
+
+def test_a_store_that_cannot_be_closed_stays_open_and_serves(broken: Broken) -> None:
+    for _ in range(2):
+        with pytest.raises(StoreError):
+            broken.store.close()
+    assert torch.equal(broken.chain.top[0:60, 0:20], broken.pixels)
+    broken.outage.stop()
+    broken.store.close()
+    with pytest.raises(StoreError, match="closed"):
+        broken.read()
+
+
+def test_a_store_that_cannot_be_closed_can_be_told_to_forget(broken: Broken) -> None:
+    with pytest.raises(StoreError, match=NAMED):
+        broken.store.close()
+    broken.store.close(discard=True)
+    with pytest.raises(StoreError, match="closed"):
+        broken.read()
+    broken.outage.stop()
+    again = Chain(broken.opened())
+    assert torch.equal(again.top[0:60, 0:20], broken.pixels)
+    assert again.calls == broken.chain.calls
+
+
+def test_a_store_that_is_dropped_unflushed_says_what_is_lost() -> None:
+    broken = Broken()
+    with pytest.raises(StoreError):
+        broken.store.close()
+    gone = weakref.ref(broken.store._objects.store)
+    with pytest.warns(RuntimeWarning, match=r"(?s)^\d+ tiles are lost: .*of tensor 'noise'.*of tensor 'top'"):
+        del broken
+        gc.collect()
+        wait_for_writers()
+        gc.collect()
+    assert gone() is None
+
+
+def test_a_long_fill_over_broken_storage_stops_before_memory_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = 20 * 16 * 16 * 4
+    monkeypatch.setattr("infinite_tensor.tilestore.persistent.writer._QUEUE_BYTES", limit)
+    broken = Broken(cache_size_tiles=10)
+    writer = broken.store.contents.tiles._writer
+    raised = 0
+    for y in range(0, 3000, 30):
+        try:
+            broken.chain.top[y : y + 30, 0:40]
+        except StoreError:
+            raised += 1
+    broken.wait()
+    computed = len(broken.chain.calls)
+    assert raised > 50
+    assert sum(job.nbytes for job in writer._failed.values()) < 5 * limit
+    for y in range(3000, 3300, 30):
+        with pytest.raises(StoreError, match=NAMED):
+            broken.chain.top[y : y + 30, 0:40]
+    assert len(broken.chain.calls) == computed
+    assert torch.equal(broken.read_at_last(0), broken.pixels[:20])
+    broken.outage.stop()
+    # What is stuck is stored as room is needed, without a flush.
+    assert torch.equal(broken.chain.top[3000:3030, 0:20], true_pixels(lambda chain: chain.top[3000:3030, 0:20]))
+    broken.store.close()
+    again = Chain(broken.opened())
+    assert torch.equal(again.top[0:60, 0:20], broken.pixels)
+    assert not again.calls

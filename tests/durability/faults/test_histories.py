@@ -1,0 +1,159 @@
+"""Random histories over storage that fails: right bits or a StoreError, and all is well once it stops failing.
+
+How many cases run is said in `tests/conftest.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import event, given, note
+from hypothesis import strategies as st
+from zarr.abc.store import Store
+from zarr.storage import LocalStore, MemoryStore
+
+from infinite_tensor import DamagedDataWarning, StoreError, TileStore, ZarrTileStore
+from infinite_tensor.engine import assemble
+from tests.behaviour.test_properties import History, boxes_of
+from tests.support.faulty_store import READS, SILENT, Faults, FaultyStore
+from tests.support.random_worlds import Fill, Forget, Read, Selection, World, worlds
+from tests.support.reference import Index
+
+_PATIENCE = 4
+"""How often something is tried before storage works for it, or before it is given up."""
+
+# Where nothing raises, more of what is truncated and hidden comes to be blended.
+_faults = st.builds(
+    Faults, st.integers(0, 2**32), st.sampled_from([0.02, 0.1, 0.3]), st.sampled_from([READS, SILENT, SILENT])
+)
+
+
+class FaultyHistory(History):
+    """A history in which whatever touches storage may raise a StoreError, and nothing else."""
+
+    def __init__(self, world: World, storages: Sequence[Store], faults: Faults) -> None:
+        self.faults = faults
+        self.left_open: list[TileStore] = []
+        # "Bounded": what was stored may be hidden or truncated, so that no window is known not to be needed.
+        super().__init__(
+            world, lambda number, **options: self._opened(storages[number], options), persistent=True, bounded=True
+        )
+
+    def _opened(self, storage: Store, options: dict[str, Any]) -> ZarrTileStore:
+        opened: list[ZarrTileStore] = []
+        self._insist("open", lambda: opened.append(ZarrTileStore(FaultyStore(storage, self.faults), **options)))
+        return opened[0]
+
+    def build(self, *, opens: bool) -> None:
+        self._insist("build", lambda: super(FaultyHistory, self).build(opens=opens))
+
+    def reopen(self, how: str) -> None:
+        for store in self.stores:
+            if not self._try_hard("close", store.close):
+                self.left_open.append(store)
+        self.stores = [self._open(number) for number in range(len(self.stores))]
+        self.build(opens=how == "open")
+
+    def forget(self, action: Forget) -> None:
+        self._attempt(action.what, lambda: super(FaultyHistory, self).forget(action))
+
+    def _check_reads(
+        self, parts: Sequence[tuple[int, Selection]], read: Callable[[], list[torch.Tensor]], *, once: bool
+    ) -> None:
+        before = [Counter(function.calls) for function in self.functions]
+        if not self._attempt("read", lambda: super(FaultyHistory, self)._check_reads(parts, read, once=once)):
+            planned = self.reference.missing(boxes_of(parts), self.known)
+            calls = [function.calls - earlier for function, earlier in zip(self.functions, before, strict=True)]
+            self._check_calls(calls, planned, once=False)
+
+    def fill(self, action: Fill) -> None:
+        self._attempt("fill", lambda: super(FaultyHistory, self).fill(action))
+
+    def fill_together(self, parts: Sequence[tuple[int, Selection]]) -> None:
+        self._attempt("fill", lambda: super(FaultyHistory, self).fill_together(parts))
+
+    def _check_calls(self, calls: list[Counter[Index]], expected: list[set[Index]], *, once: bool) -> None:
+        # What is hidden while a read goes on may be computed twice by this read.
+        super()._check_calls(calls, expected, once=once and not self.faults.injected)
+
+    def settle(self) -> None:
+        """From now on storage works: nothing raises, all is right, and what is flushed is not computed again."""
+        for store in self.stores:
+            # A write that is under way may still fail.
+            self._attempt("flush", store.flush)
+        self.faults.stop()
+        for store in self.left_open:
+            # What it still holds may be of a tensor that has been cleared since.
+            with contextlib.suppress(StoreError):
+                store.close()
+            store.close(discard=True)
+        for store in self.stores:
+            store.flush()
+        self._read_all()
+        super().reopen("rebuild")
+        before = [Counter(function.calls) for function in self.functions]
+        self._read_all()
+        assert [function.calls for function in self.functions] == before
+
+    def _read_all(self) -> None:
+        for action in self.world.actions:
+            if isinstance(action, Read):
+                self.read(action)
+
+    def _attempt(self, what: str, action: Callable[[], object]) -> bool:
+        """Do it, and tell whether it was done. Once storage works, nothing may raise."""
+        try:
+            action()
+        except StoreError as error:
+            if self.faults.stopped:
+                raise
+            event(f"{what} raised")
+            note(f"{what}: {error}")
+            return False
+        return True
+
+    def _try_hard(self, what: str, action: Callable[[], object]) -> bool:
+        return any(self._attempt(what, action) for _ in range(_PATIENCE))
+
+    def _insist(self, what: str, action: Callable[[], object]) -> None:
+        """Try again and again, at last with storage that works."""
+        if not self._try_hard(what, action):
+            with self.faults.paused():
+                action()
+
+
+def _play(world: World, storages: Sequence[Store], faults: Faults) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assemble, "_BLOCK_BYTES", world.block_bytes)
+        with warnings.catch_warnings(record=True) as damages:
+            warnings.simplefilter("always", DamagedDataWarning)
+            history = FaultyHistory(world, storages, faults)
+            for action in world.actions:
+                if isinstance(action, Read):
+                    history.read(action)
+                    history.forget(Forget(action.stage, "clear_cache"))
+                    history.read(action)
+                else:
+                    history.play(action)
+        assert not damages or faults.injected["truncate"]
+        history.settle()
+        for store in history.stores:
+            store.close()
+
+
+@given(worlds(), _faults)
+def test_objects_in_memory(world: World, faults: Faults) -> None:
+    _play(world, [MemoryStore() for _ in world.stages], faults)
+
+
+@given(worlds(), _faults)
+def test_files(world: World, faults: Faults) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        _play(world, [LocalStore(f"{folder}/{number}") for number, _ in enumerate(world.stages)], faults)

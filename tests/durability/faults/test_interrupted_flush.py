@@ -1,0 +1,118 @@
+"""Ctrl-C while a store is flushed: nothing is lost, nothing hangs, and the next flush stores it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from zarr.abc.store import Store
+from zarr.core.buffer import Buffer
+from zarr.storage import MemoryStore
+
+from infinite_tensor import HDF5TileStore, StoreError, ZarrTileStore
+from infinite_tensor.tilestore.persistent import PersistentTileStore
+from tests.support.faulty_store import FaultyStore, Outage, writes
+from tests.support.interrupts import finishes, interrupted_at
+from tests.support.noise_chain import Chain
+
+_PATIENCE = 30.0
+
+
+class Gated(MemoryStore):
+    """Tells when a part of a partial tile is being written, and writes it once the gate is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.gate = threading.Event(), threading.Event()
+
+    async def set_if_not_exists(self, key: str, value: Buffer) -> None:
+        if "/partial-" in key:
+            self.begun.set()
+            assert await asyncio.to_thread(self.gate.wait, _PATIENCE)
+        await super().set_if_not_exists(key, value)
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="signals to a thread are POSIX")
+def test_ctrl_c_while_a_flush_waits_for_storage() -> None:
+    storage = Gated()
+    store = ZarrTileStore(storage, tile_size=64)
+    chain = Chain(store)
+    pixels = chain.top[0:20, 0:20]
+    calls = chain.calls.copy()
+    here = threading.get_ident()
+
+    def ctrl_c() -> None:
+        if storage.begun.wait(_PATIENCE):
+            signal.pthread_kill(here, signal.SIGINT)
+
+    watcher = threading.Thread(target=ctrl_c)
+    watcher.start()
+    with pytest.raises(KeyboardInterrupt):
+        store.flush()
+    watcher.join()
+    assert torch.equal(chain.top[0:20, 0:20], pixels)
+    assert chain.calls == calls
+    storage.gate.set()
+    store.close()
+    again = Chain(ZarrTileStore(storage, tile_size=64))
+    assert torch.equal(again.top[0:20, 0:20], pixels)
+    assert not again.calls
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        pytest.param(lambda: itertools.chain(range(1, 25), itertools.count(25, 7)), id="some"),
+        pytest.param(lambda: itertools.count(1), id="all", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("kind", ["zarr", "hdf5"])
+def test_ctrl_c_anywhere_in_a_flush(kind: str, numbers: Callable[[], Iterator[int]], tmp_path: Path) -> None:
+    for number in numbers():
+        outage = Outage()
+        open_again = opener(kind, FaultyStore(MemoryStore(), outage), tmp_path / f"{number}.h5")
+        store = open_again()
+        chain = Chain(store)
+        outage.hits = writes
+        chain.top[0:20, 0:16]
+        with contextlib.suppress(StoreError):
+            # So that there is something to try again.
+            store.flush()
+        outage.stop()
+        pixels, calls = chain.top[0:26, 0:16], chain.calls.copy()
+        try:
+            with interrupted_at(number):
+                store.flush()
+        except KeyboardInterrupt:
+            finishes(partial(check_usable, chain, store, pixels, open_again))
+            assert chain.calls == calls
+        else:
+            break
+    assert number > 60
+
+
+def opener(kind: str, storage: Store, path: Path) -> Callable[[], PersistentTileStore]:
+    """Opens one store again and again."""
+    if kind == "zarr":
+        return partial(ZarrTileStore, storage, tile_size=16)
+    return partial(HDF5TileStore, path, tile_size=16)
+
+
+def check_usable(
+    chain: Chain, store: PersistentTileStore, pixels: torch.Tensor, open_again: Callable[[], PersistentTileStore]
+) -> None:
+    """What was computed is there, before and after it is stored."""
+    assert torch.equal(chain.top[0:26, 0:16], pixels)
+    store.close()
+    with open_again() as stored:
+        again = Chain(stored)
+        assert torch.equal(again.top[0:26, 0:16], pixels)
+        assert not again.calls

@@ -1,0 +1,64 @@
+"""Ctrl-C in the middle of an invalidation: once it has been repeated, what is stored from then on is found again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import CodeType
+
+import pytest
+import torch
+
+from infinite_tensor import HDF5TileStore, MemoryTileStore, ZarrTileStore
+from infinite_tensor.tilestore.persistent import PersistentTileStore
+from tests.support.interrupts import NewLines, interrupted_where
+from tests.support.noise_chain import Chain
+
+STORES: dict[str, Callable[[Path], PersistentTileStore]] = {
+    "zarr": lambda path: ZarrTileStore(path / "t.zarr", tile_size=16),
+    "hdf5": lambda path: HDF5TileStore(path / "t.h5", tile_size=16),
+}
+
+
+def pixels(chain: Chain) -> torch.Tensor:
+    """Of tiles that stay partial, each stored as a log."""
+    read: torch.Tensor = chain.top[0:20, 0:4]
+    return read
+
+
+def in_the_library(_store: PersistentTileStore, code: CodeType) -> bool:
+    return "infinite_tensor_stores" in code.co_filename
+
+
+def where_tiles_are_deleted(store: PersistentTileStore, code: CodeType) -> bool:
+    deletes = type(store)._delete_tiles.__code__
+    return code is deletes or code in deletes.co_consts
+
+
+@pytest.mark.parametrize(
+    "chosen", [where_tiles_are_deleted, pytest.param(in_the_library, marks=pytest.mark.slow)], ids=["some", "all"]
+)
+@pytest.mark.parametrize("kind", STORES)
+def test_what_is_stored_after_an_interrupted_invalidation_is_found_again(
+    kind: str, chosen: Callable[[PersistentTileStore, CodeType], bool], tmp_path: Path
+) -> None:
+    lines, expected, interrupted = NewLines(), pixels(Chain(MemoryTileStore())), True
+    while interrupted:
+        interrupted = False
+        with STORES[kind](tmp_path) as store:
+            chain = Chain(store)
+            pixels(chain)
+            store.flush()
+            try:
+                with interrupted_where(lines, partial(chosen, store)):
+                    chain.top.invalidate()
+            except KeyboardInterrupt:
+                interrupted = True
+                chain.top.invalidate()
+            pixels(chain)
+        with STORES[kind](tmp_path) as store:
+            again = Chain(store)
+            assert torch.equal(pixels(again), expected)
+            assert not again.calls
+    assert len(lines) > 3

@@ -1,0 +1,125 @@
+"""Several processes create one store, and one tensor in it, at the same moment."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zarr
+
+from tests.support.files_of_a_store import Files
+from tests.support.interpreters import Paused, Team
+from tests.support.members import create, create_in, create_in_path, keep_open, open_and_create, plain
+from tests.support.moments import Moment
+from tests.support.shared_chain import open_chain_store
+
+RACES = 30
+ROOTS = pytest.mark.parametrize("theirs", [None, {"instrument": "S-1"}], ids=["a new store", "a group of others"])
+
+
+def race(team: Team, tensor_id: str, numbers: list[int]) -> list[str | None]:
+    """Every member creates a tensor under one id, each its own number."""
+    return team.together(*[(create, tensor_id, number) for number in numbers])
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_processes_that_create_equal_tensors_at_once_share_one(tmp_path: Path, size: int) -> None:
+    with Team(size) as team:
+        team.together(*[(keep_open, tmp_path)] * size)
+        for number in range(RACES):
+            places = race(team, f"race {number}", [7] * size)
+            assert places[0] is not None
+            assert set(places) == {places[0]}
+    assert Files(tmp_path).tensors.keys() == {f"race {number}" for number in range(RACES)}
+
+
+@pytest.mark.parametrize("numbers", [[1, 2], [1, 2, 3, 4], [1, 2, 1, 2]], ids=str)
+def test_of_processes_that_create_different_tensors_at_once_one_wins(tmp_path: Path, numbers: list[int]) -> None:
+    with Team(len(numbers)) as team:
+        team.together(*[(keep_open, tmp_path)] * len(numbers))
+        for number in range(RACES):
+            places = race(team, f"race {number}", numbers)
+            won = {version for version, place in zip(numbers, places, strict=True) if place is not None}
+            assert len(won) == 1
+            refused = {version for version, place in zip(numbers, places, strict=True) if place is None}
+            assert refused == set(numbers) - won
+            with open_chain_store(tmp_path, mode="r") as store:
+                assert store.tensor_definition(f"race {number}")["version"] == min(won)
+                assert plain(store, f"race {number}", min(won))[-9:9, -9:9].unique().tolist() == list(won)
+
+
+@pytest.mark.parametrize("numbers", [[7, 7, 7, 7], [1, 2, 3, 4]], ids=["equal", "different"])
+def test_processes_that_create_a_tensor_at_once_leave_nothing_over(tmp_path: Path, numbers: list[int]) -> None:
+    with Team(len(numbers)) as team:
+        team.together(*[(keep_open, tmp_path)] * len(numbers))
+        for number in range(RACES // 3):
+            race(team, f"race {number}", numbers)
+    assert Files(tmp_path).leavings == []
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize(
+    "moment",
+    [
+        Moment("write", r"^t-t/tiles-\w+/zarr\."),
+        Moment("os.rename", r"^t-t/tiles-\w+/zarr\.json$"),
+        Moment("write", r"^t-t/zarr\."),
+        Moment("os.link", r"^t-t/zarr\.json$"),
+    ],
+    ids=lambda moment: f"before {moment.step} {moment.path}" if isinstance(moment, Moment) else None,
+)
+def test_a_process_that_is_overtaken_while_it_creates_a_tensor_yields(
+    tmp_path: Path, moment: Moment, number: int
+) -> None:
+    with Paused(tmp_path, moment, create_in_path, tmp_path, "t", number) as slow, open_chain_store(tmp_path) as store:
+        place = create_in(store, "t", 1)
+        assert slow.go_on() == (place if number == 1 else None)
+    assert Files(tmp_path).leavings == []
+
+
+def prepare(path: Path, theirs: dict[str, Any] | None) -> None:
+    if theirs is not None:
+        zarr.create_group(path, attributes=theirs)
+
+
+def check_root(path: Path, theirs: dict[str, Any] | None) -> None:
+    found = json.loads((path / "zarr.json").read_bytes())["attributes"]
+    assert found == {**(theirs or {}), "infinite_tensor": {"format": 1}}
+
+
+@ROOTS
+def test_processes_that_create_a_store_at_once_share_it(tmp_path: Path, theirs: dict[str, Any] | None) -> None:
+    with Team(4) as team:
+        for number in range(RACES):
+            path = tmp_path / str(number)
+            prepare(path, theirs)
+            listed = team.together(*[(open_and_create, path, name) for name in "abcd"])
+            assert all(name in ids for name, ids in zip("abcd", listed, strict=True))
+            check_root(path, theirs)
+            assert sorted(Files(path).tensors) == list("abcd")
+            assert Files(path).leavings == []
+
+
+@pytest.mark.parametrize(
+    ("step", "theirs"),
+    [
+        ("read", None),
+        ("write", None),
+        ("os.link", None),
+        ("read", {"instrument": "S-1"}),
+        ("write", {"instrument": "S-1"}),
+        ("os.rename", {"instrument": "S-1"}),
+    ],
+)
+def test_a_process_that_is_overtaken_while_it_creates_a_store_shares_it(
+    tmp_path: Path, step: str, theirs: dict[str, Any] | None
+) -> None:
+    path = tmp_path / "s.zarr"
+    prepare(path, theirs)
+    with Paused(path, Moment(step, r"^zarr\."), open_and_create, path, "a") as slow:
+        assert open_and_create(path, "b") == ["b"]
+        assert sorted(slow.go_on()) == ["a", "b"]
+    check_root(path, theirs)
+    assert Files(path).leavings == []

@@ -1,0 +1,308 @@
+"""Reads that are interrupted, and stores that change under a read."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from infinite_tensor import (
+    InfiniteTensor,
+    MemoryTileStore,
+    StoreError,
+    TensorWindow,
+    TileStore,
+    ValidationError,
+    ZarrTileStore,
+    sl,
+)
+from infinite_tensor.geometry.points import Index
+from infinite_tensor.tilestore.persistent.writer import Writer
+from infinite_tensor.values.blend import Blender
+from tests.support.dict_store import DictTileStore
+
+OVERLAP = TensorWindow((4,), stride=2)
+
+
+def ones(_ctx: tuple[int, ...]) -> torch.Tensor:
+    return torch.ones(4)
+
+
+@pytest.mark.parametrize("interrupted", range(1, 6))
+def test_ctrl_c_in_the_middle_of_a_blend_leaves_no_wrong_pixel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted: int
+) -> None:
+    store = ZarrTileStore(tmp_path, tile_size=8)
+    t = InfiniteTensor((None,), ones, OVERLAP, tile_store=store, tensor_id="t")
+    put, parts = Blender._put, 0
+
+    def interrupts(self: Blender, *args: Any) -> None:
+        nonlocal parts
+        parts += 1
+        put(self, *args)
+        if parts == interrupted:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Blender, "_put", interrupts)
+    with pytest.raises(KeyboardInterrupt):
+        t[0:16]
+    monkeypatch.undo()
+    assert t[0:16].tolist() == [2.0] * 16
+    store.close()
+    assert ZarrTileStore(tmp_path, mode="r").open("t")[0:16].tolist() == [2.0] * 16
+
+
+@pytest.mark.parametrize(
+    "make", [lambda _path: MemoryTileStore(), lambda path: ZarrTileStore(path, tile_size=8)], ids=["memory", "zarr"]
+)
+def test_a_read_goes_on_with_its_own_tensor_when_the_id_is_recreated(
+    make: Callable[[Path], TileStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("infinite_tensor.engine.assemble._BLOCK_BYTES", 16)
+    store = make(tmp_path)
+    replaced = False
+
+    def replaces(_ctx: tuple[int, ...]) -> torch.Tensor:
+        nonlocal replaced
+        if not replaced:
+            replaced = True
+            store.clear_tensor("t")
+            new = InfiniteTensor(
+                (None,),
+                lambda _c: torch.full((4,), 9.0),
+                TensorWindow((4,)),
+                tile_store=store,
+                tensor_id="t",
+                version=2,
+            )
+            new[0:32]
+        return torch.ones(4)
+
+    old = InfiniteTensor((None,), replaces, TensorWindow((4,)), tile_store=store, tensor_id="t", version=1)
+    assert old[0:32].unique().tolist() == [1]
+    with pytest.raises(ValidationError, match="version: stored 2, given 1"):
+        old[0:4]
+
+
+def test_a_stream_over_a_closed_store_says_so(tmp_path: Path) -> None:
+    store = ZarrTileStore(tmp_path, tile_size=4)
+    calls = []
+
+    def f(ctx: tuple[int, ...]) -> torch.Tensor:
+        calls.append(ctx)
+        return torch.ones(4)
+
+    t = InfiniteTensor((None,), f, TensorWindow((4,)), tile_store=store, tensor_id="t")
+    stream = t.iter_regions(sl[x : x + 4] for x in range(0, 16, 4))
+    next(stream)
+    store.close()
+    with pytest.raises(StoreError, match="closed"):
+        next(stream)
+    assert calls == [(0,)]
+
+
+def test_stored_regions_do_not_pile_up_behind_a_batch_that_never_fills(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("infinite_tensor.engine.assemble._MOST_WAITING", 5)
+    t = InfiniteTensor((None,), lambda contexts: torch.ones(len(contexts), 4), TensorWindow((4,)), batch_size=4)
+    t[8:12]
+
+    def regions() -> Any:
+        yield sl[0:4]
+        while True:
+            yield sl[8:12]
+
+    assert len(next(t.iter_regions(regions()))) == 5
+
+
+def test_an_abandoned_stream_leaves_everything_usable(tmp_path: Path) -> None:
+    store = ZarrTileStore(tmp_path, tile_size=4, cache_size_tiles=1)
+    t = InfiniteTensor((None,), ones, OVERLAP, tile_store=store, tensor_id="t")
+    stream = t.iter_regions(sl[x : x + 4] for x in range(0, 400, 4))
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]
+    assert not store.contents.tiles._pins
+    assert t[0:40].unique().tolist() == [2]
+
+
+class Recorder:
+    """Stores jobs of a Writer in a dict."""
+
+    def __init__(self) -> None:
+        self.written: dict[str, torch.Tensor] = {}
+
+    def write(self, jobs: Mapping[str, torch.Tensor]) -> list[StoreError]:
+        self.written |= jobs
+        return []
+
+
+def test_a_writer_whose_thread_cannot_start_can_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder, start = Recorder(), threading.Thread.start
+    writer: Writer[str, torch.Tensor] = Writer()
+
+    def no_thread(thread: threading.Thread) -> None:
+        """A store of an earlier test may be freed here, and have its own writer at work."""
+        if thread._target.__self__ is writer:  # type: ignore[attr-defined]
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    with pytest.raises(RuntimeError, match="can't start"):
+        writer.submit({"a": torch.ones(1)}, recorder.write)
+    monkeypatch.undo()
+    writer.retry(recorder.write)
+    writer.drain()
+    assert list(recorder.written) == ["a"]
+
+
+def test_a_read_never_shows_a_tile_that_another_read_has_dropped(tmp_path: Path) -> None:
+    store, fails = ZarrTileStore(tmp_path, tile_size=16), False
+
+    def blend(existing: torch.Tensor, incoming: torch.Tensor) -> torch.Tensor:
+        if fails:
+            raise ArithmeticError
+        return existing + incoming
+
+    source = InfiniteTensor((None,), ones, OVERLAP, tile_store=store, tensor_id="source", blend=blend)
+    source[0:6]
+
+    def f(ctx: tuple[int, ...], region: torch.Tensor) -> torch.Tensor:
+        nonlocal fails
+        if ctx == (0,):
+            fails = True
+            with pytest.raises(ArithmeticError):
+                source[-4:8]
+            fails = False
+        return region
+
+    t = InfiniteTensor((None,), f, TensorWindow((2,)), args=[source], args_windows=[TensorWindow((2,))])
+    with pytest.raises(StoreError, match="dropped while it was being read"):
+        t[0:6]
+    assert t[0:6].tolist() == [2] * 6
+
+
+def test_a_flush_is_no_success_because_another_thread_was_told_of_the_failure() -> None:
+    def fails(_jobs: Mapping[str, torch.Tensor]) -> list[StoreError]:
+        return [StoreError("no space")]
+
+    recorder = Recorder()
+    writer: Writer[str, torch.Tensor] = Writer()
+    writer.submit({"a": torch.ones(1)}, fails)
+    writer.drain()
+    assert str(writer.failure()) == str(writer.unstored()) == "no space"
+    assert writer.failure() is None
+    assert str(writer.unstored()) == "no space"
+    writer.retry(recorder.write)
+    writer.drain()
+    assert writer.unstored() is None
+
+
+def test_a_backend_that_ends_its_thread_does_not_leave_anybody_waiting() -> None:
+    def ends(_jobs: Mapping[str, torch.Tensor]) -> list[StoreError]:
+        raise SystemExit
+
+    recorder = Recorder()
+    writer: Writer[str, torch.Tensor] = Writer()
+    writer.submit({"a": torch.ones(1)}, ends)
+    writer.drain()
+    assert isinstance(writer.failure(), StoreError)
+    writer.retry(recorder.write)
+    writer.drain()
+    assert list(recorder.written) == ["a"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_reads_in_inference_mode_leave_ordinary_tensors(tmp_path: Path, dtype: torch.dtype) -> None:
+    for store in (MemoryTileStore(), ZarrTileStore(tmp_path / str(dtype), tile_size=16)):
+        t = InfiniteTensor((None,), lambda _c: torch.ones(4, dtype=dtype), OVERLAP, dtype=dtype, tile_store=store)
+        with torch.inference_mode():
+            first = t[0:8]
+            streamed = next(t.iter_regions([sl[0:8]]))[0]
+        assert not first.is_inference()
+        assert not streamed.is_inference()
+        assert t[0:16].unique().tolist() == [2]
+
+
+def test_a_default_device_does_not_reach_into_a_store(tmp_path: Path) -> None:
+    with torch.device("meta"):
+        store = ZarrTileStore(tmp_path, tile_size=8)
+        t = InfiniteTensor((None,), lambda _c: torch.ones(4, device="cpu"), OVERLAP, tile_store=store, blend_init=0)
+        pixels = t[0:16]
+    assert pixels.tolist() == [2] * 16
+
+
+def test_a_stored_tensor_does_not_mix_what_its_arg_was_with_what_it_became(tmp_path: Path) -> None:
+    dtype = torch.float64
+    source = InfiniteTensor((None,), lambda _c: torch.ones(4, dtype=dtype), TensorWindow((4,)), dtype=dtype)
+
+    def make(store: TileStore) -> InfiniteTensor:
+        return InfiniteTensor(
+            (None,),
+            lambda _c, a: a.float(),
+            TensorWindow((4,)),
+            args=[source],
+            args_windows=[TensorWindow((4,))],
+            tile_store=store,
+        )
+
+    stored, kept = make(ZarrTileStore(tmp_path)), make(MemoryTileStore())
+    stored[0:4]
+    dtype = torch.float32
+    source.to(dtype)
+    with pytest.raises(ValidationError, match=r"args\[0\] .* has been moved to torch.float32"):
+        stored[4:8]
+    assert kept[4:8].tolist() == [1] * 4
+
+
+def test_one_tensor_that_was_built_twice_is_computed_once() -> None:
+    store, calls = MemoryTileStore(cache_size_windows=1), []
+
+    def f(ctx: tuple[int, ...]) -> torch.Tensor:
+        calls.append(ctx)
+        return torch.ones(4)
+
+    twins = [InfiniteTensor((None,), f, TensorWindow((4,)), tile_store=store, tensor_id="t") for _ in range(2)]
+    both = InfiniteTensor(
+        (None,), lambda _c, a, b: a + b, TensorWindow((4,)), args=twins, args_windows=[TensorWindow((4,))] * 2
+    )
+    assert both[0:40].unique().tolist() == [2]
+    assert len(calls) == len(set(calls)) == 10
+
+
+def test_batches_are_filled_across_the_blocks_of_a_large_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("infinite_tensor.engine.assemble._BLOCK_BYTES", 3 * 16)
+    sizes: list[int] = []
+
+    def f(contexts: list[tuple[int, ...]]) -> torch.Tensor:
+        sizes.append(len(contexts))
+        return torch.stack([torch.full((4,), float(x)) for (x,) in contexts])
+
+    t = InfiniteTensor((None,), f, TensorWindow((4,)), batch_size=8, tile_store=MemoryTileStore(cache_size_windows=1))
+    assert t[0:84].tolist() == [float(x // 4) for x in range(84)]
+    assert sizes == [8, 8, 5]
+
+
+class Broken(DictTileStore):
+    """Nothing can be read from it."""
+
+    def _read_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[torch.Tensor | None]:
+        raise OSError(f"no disk has {tile_indices} of {tensor_id}")
+
+
+@pytest.mark.parametrize("earlier", [KeyboardInterrupt(), SystemExit(0), GeneratorExit()], ids=repr)
+def test_an_error_is_told_whatever_its_caller_has_caught(earlier: BaseException) -> None:
+    def fails(_ctx: tuple[int]) -> torch.Tensor:
+        raise ValueError("f fails")
+
+    failing = InfiniteTensor((None,), fails, TensorWindow((4,)))
+    broken = InfiniteTensor((None,), fails, TensorWindow((4,)), tile_store=Broken({}, tile_size=8), tensor_id="t")
+    try:
+        raise earlier
+    except BaseException:  # noqa: BLE001  (any)
+        with pytest.raises(ValueError, match="f fails"):
+            failing.read(slice(0, 20), workers=2)
+        with pytest.raises(StoreError, match="no disk"):
+            broken[0:8]

@@ -1,0 +1,288 @@
+"""A blob as an arg of an InfiniteTensor."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from infinite_tensor import (
+    InfiniteTensor,
+    MemoryTileStore,
+    StoreError,
+    TensorGroup,
+    TensorWindow,
+    TileStore,
+    ValidationError,
+    ZarrTileStore,
+)
+from infinite_tensor_stores.blobs.source import tensor_of
+from tests.stores.blobs.conftest import Place
+from tests.stores.blobs.rows import made, numbered
+
+
+class Mean:
+    """The mean of two rows; counts how often it is computed."""
+
+    calls = 0
+
+    def __call__(self, _ctx: tuple[int, ...], pair: torch.Tensor) -> torch.Tensor:
+        Mean.calls += 1
+        return pair.mean(0, keepdim=True)
+
+
+def means(blob: Any, rows: int, store: TileStore) -> InfiniteTensor:
+    """The mean of each pair of rows."""
+    return InfiniteTensor(
+        (rows // 2, 2, 3),
+        Mean(),
+        TensorWindow((1, 2, 3)),
+        args=[blob],
+        args_windows=[TensorWindow((2, 2, 3))],
+        tile_store=store,
+        tensor_id="means",
+    )
+
+
+@pytest.fixture(autouse=True)
+def no_calls() -> None:
+    Mean.calls = 0
+
+
+EXPECTED = numbered(10).reshape(5, 2, 2, 3).mean(1)
+
+
+def test_a_blob_is_a_legal_arg(place: Place) -> None:
+    made(place)
+    t = means(place.open(), 10, MemoryTileStore())
+    assert torch.equal(t[:], EXPECTED)
+    assert torch.equal(t.args[0][3:7], numbered(4, 3))
+    assert torch.equal(t.args[0][9, 1], numbered(1, 9)[0, 1])
+
+
+def test_a_blob_that_is_given_twice_is_one_tensor(folder: Place) -> None:
+    made(folder)
+    blob, window = folder.open(), TensorWindow((1, 2, 3))
+    t = InfiniteTensor((10, 2, 3), lambda _, a, b: a + b, window, args=[blob, blob], args_windows=[window, window])
+    assert t.args[0] is t.args[1]
+    assert torch.equal(t[:], 2 * numbered(10))
+
+
+def test_rows_that_wait_are_flushed_before_they_are_a_tensor(folder: Place) -> None:
+    made(folder, 3)
+    with folder.open("a") as blob:
+        blob.write(numbered(7, 3))
+        assert torch.equal(blob.as_tensor()[:], numbered(10))
+
+
+def test_an_empty_blob_is_no_tensor(folder: Place) -> None:
+    made(folder, 0)
+    with pytest.raises(ValidationError, match="holds no rows yet, and a tensor has at least one"):
+        folder.open().as_tensor()
+
+
+def test_the_rows_are_read_from_the_blob_and_stored_nowhere_else(folder: Place, tmp_path: Path) -> None:
+    made(folder)
+    store = ZarrTileStore(tmp_path / "store")
+    t = means(folder.open(), 10, store)
+    assert torch.equal(t[:], EXPECTED)
+    assert store.tensor_ids() == ["means"]
+
+
+def test_a_tensor_goes_on_after_its_blob_is_closed_or_has_grown(folder: Place) -> None:
+    made(folder)
+    blob = folder.open()
+    t = means(blob, 10, MemoryTileStore())
+    blob.close()
+    with folder.open("a") as writer:
+        writer.write(numbered(4, 10))
+    assert t.args[0].shape == (10, 2, 3)
+    assert torch.equal(t[:], EXPECTED)
+
+
+@pytest.mark.parametrize("change", ["overwrite", "truncate", "anew"])
+def test_a_tensor_whose_rows_have_changed_is_not_read(folder: Place, change: str) -> None:
+    made(folder)
+    t = folder.open().as_tensor()
+    assert torch.equal(t[0:2], numbered(2))
+    with folder.open("w" if change == "anew" else "r+") as blob:
+        if change == "overwrite":
+            blob[5] = 0
+        elif change == "truncate":
+            blob.truncate(9)
+        blob.seek(0, 2)
+        blob.write(numbered(10))
+    with pytest.raises(StoreError, match=r"has been overwritten or truncated since a tensor was made|made anew"):
+        t[0:2]
+
+
+def test_what_is_computed_from_a_blob_is_found_again(folder: Place, tmp_path: Path) -> None:
+    made(folder)
+    with ZarrTileStore(tmp_path / "store") as store:
+        assert torch.equal(means(folder.open(), 10, store)[:], EXPECTED)
+    with ZarrTileStore(tmp_path / "store") as store:
+        assert torch.equal(means(folder.open(), 10, store)[:], EXPECTED)
+        reopened = store.open("means", Mean(), [folder.open()])
+        assert torch.equal(reopened[:], EXPECTED)
+    assert Mean.calls == 5
+
+
+def test_a_blob_that_has_grown_is_another_arg_and_its_first_rows_are_the_same(folder: Place, tmp_path: Path) -> None:
+    made(folder)
+    store = ZarrTileStore(tmp_path / "store")
+    means(folder.open(), 10, store)[:]
+    with folder.open("a") as writer:
+        writer.write(numbered(4, 10))
+    with pytest.raises(ValidationError, match=r"args\[0\]\.digest"):
+        means(folder.open(), 10, store)
+    assert torch.equal(means(folder.open().as_tensor(10), 10, store)[:], EXPECTED)
+    assert Mean.calls == 5
+
+
+def test_rows_that_were_overwritten_are_another_arg(folder: Place, tmp_path: Path) -> None:
+    made(folder)
+    store = ZarrTileStore(tmp_path / "store")
+    means(folder.open(), 10, store)[:]
+    with folder.open("r+") as writer:
+        writer[3] = 0
+    with pytest.raises(ValidationError, match=r"args\[0\]\.digest"):
+        means(folder.open(), 10, store)
+
+
+def test_a_tensor_over_a_blob_is_pickled_by_reference(folder: Place) -> None:
+    made(folder)
+    t = pickle.loads(pickle.dumps(folder.open().as_tensor(8)))  # noqa: S301  (our own)
+    assert t.shape == (8, 2, 3)
+    assert torch.equal(t[:], numbered(8))
+
+
+def test_a_plan_knows_that_all_of_a_blob_is_there(folder: Place, tmp_path: Path) -> None:
+    made(folder)
+    t = means(folder.open(), 10, ZarrTileStore(tmp_path / "store"))
+    report = t.fill((slice(0, 5),), progress=False)
+    assert sum(tensor.windows for tensor in report.tensors) == 5
+    assert torch.equal(t[:], EXPECTED)
+
+
+def test_rows_that_are_being_overwritten_are_no_tensor(folder: Place) -> None:
+    made(folder)
+    with folder.open("r+") as writer:
+        writer[3] = 0
+        with pytest.raises(StoreError, match="are being overwritten, or a writer was killed"):
+            folder.open().as_tensor()
+        assert writer.as_tensor()[3].sum() == 0
+        writer[4] = 0
+    assert folder.open().as_tensor()[3:5].sum() == 0
+
+
+@pytest.mark.parametrize("change", ["overwrite", "truncate"])
+def test_rows_that_change_while_a_tensor_is_read_do_not_get_into_it(place: Place, change: str) -> None:
+    made(place, block_size=1)
+    reader = place.open()
+    with place.open("r+") as writer:
+
+        def changed(ctx: tuple[int, ...], rows: torch.Tensor) -> torch.Tensor:
+            if ctx[0] == 0 and change == "overwrite":
+                writer[1:] = 0
+                writer.flush()
+            elif ctx[0] == 0:
+                writer.truncate(5)
+            return rows
+
+        window = TensorWindow((1, 2, 3))
+        t = InfiniteTensor((10, 2, 3), changed, window, args=[reader], args_windows=[window])
+        with pytest.raises(StoreError, match="has been overwritten or truncated since a tensor was made"):
+            t[:]
+        with pytest.raises(StoreError, match="has been overwritten or truncated since a tensor was made"):
+            t[1:5]
+
+
+def test_rows_that_change_while_their_block_is_opened_are_not_read(
+    folder: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(folder)
+    t = folder.open().as_tensor()
+    system = os.open
+    late: list[Any] = []
+
+    def changed(path: Any, flags: int, mode: int = 0o777) -> int:
+        if not late and Path(path).name == "c.0.0.0":
+            late.append(path)
+            writer[0] = 0
+            writer.flush()
+        return system(path, flags, mode)
+
+    with folder.open("r+") as writer:
+        monkeypatch.setattr(os, "open", changed)
+        with pytest.raises(StoreError, match="has been overwritten or truncated since a tensor was made"):
+            t[0:2]
+    assert late
+
+
+def test_a_pickled_tensor_is_not_read_from_a_blob_that_was_made_anew(folder: Place) -> None:
+    made(folder)
+    pickled = pickle.dumps(folder.open().as_tensor())
+    made(folder, 20)
+    t = pickle.loads(pickled)  # noqa: S301  (our own)
+    with pytest.raises(StoreError, match="has been overwritten or truncated since a tensor was made"):
+        t[:]
+
+
+def test_a_reader_that_knows_of_no_change_yet_makes_no_tensor_of_what_changes(place: Place) -> None:
+    made(place)
+    reader = place.open()
+    with place.open("r+") as writer:
+        writer[3] = 0
+        with pytest.raises(StoreError, match="are being overwritten, or a writer was killed"):
+            reader.as_tensor()
+    assert torch.equal(reader.as_tensor()[2:4], torch.stack([numbered(1, 2)[0], torch.zeros(2, 3)]))
+
+
+def test_a_reader_that_knows_of_no_change_yet_makes_a_tensor_of_what_is_left(place: Place) -> None:
+    made(place)
+    reader, other = place.open(), place.open()
+    with place.open("r+") as writer:
+        writer.truncate(5)
+    assert torch.equal(reader.as_tensor()[:], numbered(5))
+    with pytest.raises(ValidationError, match="a tensor of 1 to 5 rows can be had, got rows=7"):
+        other.as_tensor(7)
+    made(place, 20)
+    with pytest.raises(StoreError, match="made anew since it was opened"):
+        other.as_tensor()
+
+
+def test_a_snapshot_of_rows_that_are_being_overwritten_is_never_read(place: Place) -> None:
+    made(place)
+    with place.open("r+") as writer:
+        writer[3] = 0
+        t = tensor_of(place.open()._rows, 10)
+        with pytest.raises(StoreError, match="has been overwritten or truncated since a tensor was made"):
+            t[:]
+
+
+def test_rows_of_a_blob_cannot_be_invalidated_or_moved(folder: Place) -> None:
+    made(folder)
+    t = folder.open().as_tensor()
+    with pytest.raises(ValidationError, match="cannot be moved"):
+        t.to(torch.float64)
+    with pytest.raises(ValidationError, match="cannot be computed again"):
+        t.tile_store.clear_tensor(t.tensor_id)
+
+
+def test_what_is_neither_tensor_nor_blob_is_refused() -> None:
+    with pytest.raises(ValidationError, match=r"args\[0\] must be an InfiniteTensor or a TensorBlob, got 3"):
+        means(3, 10, MemoryTileStore())
+
+
+def test_a_blob_stands_in_a_group_beside_what_is_computed_from_it(place: Place) -> None:
+    made(place)
+    blob = place.open()
+    t = means(blob, 10, MemoryTileStore())
+    group = TensorGroup({"rows": blob, "means": t}, dims=(0,), scale={"means": 0.5})
+    assert torch.equal(group["rows"][4:6], numbered(2, 4))
+    assert group.fill(slice(0, 10), progress=False).windows == 5
+    assert group.is_filled(slice(0, 10))

@@ -1,0 +1,162 @@
+"""What is wrong with a blob on disk is said, never read as zeros or as other rows."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import zarr
+
+from infinite_tensor import StoreError
+from tests.stores.blobs.conftest import Place
+from tests.stores.blobs.rows import SHAPE, made, numbered
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("index", [5, slice(0, 10), [9, 4]])
+def test_a_missing_block_is_named(on_disk: Place, index: Any) -> None:
+    Path(on_disk.target, "c.1.0.0").unlink()
+    blob = on_disk.open()
+    with pytest.raises(StoreError, match=r"block c\.1\.0\.0, which holds rows 4 to 7, is damaged: it is missing"):
+        blob[index]
+    assert torch.equal(blob[8:], numbered(2, 8))
+
+
+def test_a_block_that_is_too_short_is_named(on_disk: Place) -> None:
+    path = Path(on_disk.target, "c.2.0.0")
+    os.truncate(path, path.stat().st_size - 3)
+    blob = on_disk.open()
+    with pytest.raises(StoreError, match=r"block c\.2\.0\.0, which holds rows 8 to 9, is damaged"):
+        blob.read()
+    assert torch.equal(blob[:8], numbered(8))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_flipped_bit_in_a_block_is_found(on_disk: Place, seed: int) -> None:
+    path = Path(on_disk.target, "c.1.0.0")
+    flip(path, random.Random(seed).randrange(path.stat().st_size))  # noqa: S311
+    with pytest.raises(StoreError, match=r"block c\.1\.0\.0, .* is damaged"):
+        on_disk.open().read()
+
+
+def test_any_flipped_bit_in_the_document_is_found_or_harmless(folder: Place) -> None:
+    made(folder)
+    path = Path(folder.target, "zarr.json")
+    intact = path.read_bytes()
+    errors = []
+    for at in range(0, len(intact), 2):
+        flip(path, at)
+        try:
+            assert torch.equal(folder.open().read(), numbered(10))
+        except StoreError as error:
+            errors.append(str(error))
+        path.write_bytes(intact)
+    assert errors
+    assert not [error for error in errors if "its zarr.json is damaged" not in error]
+
+
+@pytest.mark.parametrize(
+    "field", ["shape", "dtype", "block_size", "codecs", "incarnation", "rows", "edits", "format", "digest"]
+)
+def test_whatever_the_document_says_of_a_blob_it_is_not_believed_once_changed(folder: Place, field: str) -> None:
+    made(folder)
+    path = Path(folder.target, "zarr.json")
+    document = json.loads(path.read_bytes())
+    ours = document["attributes"]["infinite_tensor_blob"]
+    ours[field] = ours[field] + 1 if isinstance(ours[field], int) else ours[field][::-1] + ours[field]
+    path.write_text(json.dumps(document))
+    with pytest.raises(StoreError, match=r"its zarr\.json is damaged, or of something else"):
+        folder.open()
+
+
+def test_a_damaged_document_is_an_error_and_w_makes_the_blob_anew(folder: Place) -> None:
+    made(folder)
+    path = Path(folder.target, "zarr.json")
+    flip(path, path.read_bytes().index(b'"rows"') + 1)
+    with pytest.raises(StoreError, match=r"its zarr\.json is damaged"):
+        folder.open("r+")
+    with folder.open("w", dtype="float32", shape=SHAPE) as blob:
+        blob.write(numbered(1))
+    assert len(folder.open()) == 1
+
+
+def test_an_array_that_another_tool_has_resized_is_refused(folder: Place) -> None:
+    made(folder)
+    zarr.open_array(folder.target, mode="r+").resize((4, *SHAPE))
+    with pytest.raises(StoreError, match="another tool has changed the array"):
+        folder.open()
+
+
+def test_a_blob_of_a_later_version_is_refused(folder: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("infinite_tensor_stores.blobs.header.FORMAT", 2)
+    made(folder)
+    monkeypatch.undo()
+    with pytest.raises(StoreError, match="it has format 2, this version reads up to 1"):
+        folder.open()
+
+
+def test_the_intact_part_can_be_kept(on_disk: Place) -> None:
+    Path(on_disk.target, "c.2.0.0").unlink()
+    with on_disk.open("a") as blob:
+        assert blob.truncate(8) == 8
+        blob.write(numbered(2, 8))
+    assert torch.equal(on_disk.open().read(), numbered(10))
+
+
+def test_a_file_that_has_been_checked_is_not_checked_again(folder: Place) -> None:
+    made(folder)
+    blob = folder.open(max_cached_blocks=1)
+    _ = blob[:]
+    path = Path(folder.target, "c.1.0.0")
+    flip(path, 0)
+    with pytest.raises(StoreError, match="is damaged"):
+        _ = blob[:]
+    flip(path, 0)
+    assert torch.equal(blob[:], numbered(10))
+
+
+def full(_descriptor: int, _data: Any) -> int:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_costs_nothing_that_was_stored(folder: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    made(folder)
+    blob = folder.open("a")
+    blob.write(numbered(1, 10))
+    with monkeypatch.context() as disk:
+        disk.setattr("infinite_tensor_stores.blobs.location.os.write", full)
+        with pytest.raises(StoreError, match=r"cannot be flushed: OSError.*No space left on device"):
+            blob.flush()
+        with pytest.raises(StoreError, match="No space left on device"):
+            blob.write(numbered(9, 11))
+        with pytest.raises(StoreError, match="No space left on device"):
+            blob.close()
+        assert (len(blob), blob.tell(), blob.closed) == (11, 11, False)
+        assert torch.equal(folder.open().read(), numbered(10))
+    blob.write(numbered(9, 11))
+    blob.close()
+    assert torch.equal(folder.open().read(), numbered(20))
+    assert not Path(folder.target, "writer.partial").exists()
+
+
+def test_rows_that_could_not_be_stored_leave_no_block_behind(folder: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    made(folder)
+    with folder.open("a") as blob:
+        with monkeypatch.context() as disk:
+            disk.setattr("infinite_tensor_stores.blobs.location.os.write", full)
+            with pytest.raises(StoreError, match="No space left on device"):
+                blob.write(numbered(4, 10))
+        assert len(blob) == 10
+    assert sorted(path.name for path in Path(folder.target).glob("c.*")) == ["c.0.0.0", "c.1.0.0", "c.2.0.0"]
+    assert torch.equal(folder.open().read(), numbered(10))

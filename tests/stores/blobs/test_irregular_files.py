@@ -1,0 +1,127 @@
+"""FIFOs, devices and links in the place of a blob's files: an error says so, and nothing waits, grows or is harmed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from infinite_tensor import StoreError, TensorBlob
+from tests.durability.hostile.irregular import IRREGULAR, REASON, limit_memory
+from tests.stores.blobs.conftest import Place
+from tests.stores.blobs.rows import SHAPE, append, numbered
+from tests.support.interpreters import Member, Team
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is told by Linux")
+
+PUT = IRREGULAR | {"a folder": Path.mkdir}
+BLOCK = r"block c\.1\.0\.0, which holds rows 4 to 7, is damaged"
+DOCUMENT = r"its zarr\.json is damaged, or of something else"
+WHY = rf"({REASON}|it has 68719476736 bytes, not 100|it is a folder, not a regular file)"
+NOT_WAITED_FOR = ["a FIFO", "a link to a FIFO", "a link to /dev/zero", "a link to itself", "a socket"]
+
+
+def read(target: str, mode: str = "r") -> torch.Tensor:
+    """All rows, in a process whose memory is limited."""
+    limit_memory()
+    with TensorBlob.open(target, mode) as blob:
+        return blob[:]
+
+
+def create(target: str) -> None:
+    TensorBlob.open(target, "w", dtype="float32", shape=SHAPE).close()
+
+
+@pytest.fixture
+def other() -> Iterator[Member]:
+    """A process that is stopped if it hangs."""
+    with Team(1) as team:
+        yield team.members[0]
+
+
+@pytest.fixture
+def blob(on_disk: Place) -> Path:
+    """The folder of a blob of ten rows."""
+    return Path(on_disk.target)
+
+
+@pytest.mark.parametrize("kind", PUT)
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_a_block_that_is_not_a_regular_file_of_a_bounded_size_is_damaged(
+    blob: Path, other: Member, mode: str, kind: str
+) -> None:
+    (blob / "c.1.0.0").unlink()
+    PUT[kind](blob / "c.1.0.0")
+    with pytest.raises(StoreError, match=rf"{BLOCK}: {WHY}"):
+        other.call(read, str(blob), mode)
+
+
+@pytest.mark.parametrize("kind", PUT)
+def test_a_document_that_is_not_a_regular_file_of_a_bounded_size_is_damaged(
+    blob: Path, other: Member, kind: str
+) -> None:
+    (blob / "zarr.json").unlink()
+    PUT[kind](blob / "zarr.json")
+    with pytest.raises(StoreError, match=rf"{DOCUMENT} \({WHY}\)"):
+        other.call(read, str(blob))
+
+
+@pytest.mark.parametrize("key", ["zarr.json", "c.1.0.0"])
+def test_a_link_to_a_regular_file_is_followed(blob: Path, other: Member, key: str) -> None:
+    (blob / key).rename(blob.parent / "elsewhere")
+    (blob / key).symlink_to(blob.parent / "elsewhere")
+    assert torch.equal(other.call(read, str(blob)), numbered(10))
+
+
+@pytest.mark.parametrize("begin", [TensorBlob.unlink, append, create], ids=["unlink", "append", "create"])
+def test_a_fifo_in_the_place_of_the_document_does_not_stop_a_writer(
+    blob: Path, other: Member, begin: Callable[[str], object]
+) -> None:
+    (blob / "zarr.json").unlink()
+    os.mkfifo(blob / "zarr.json")
+    with pytest.raises(StoreError, match=rf"{DOCUMENT} \(it is not a regular file\)"):
+        other.call(begin, str(blob))
+
+
+@pytest.mark.parametrize("kind", NOT_WAITED_FOR)
+def test_what_lies_where_a_writer_begins_its_files_is_replaced(blob: Path, other: Member, kind: str) -> None:
+    PUT[kind](blob / "writer.partial")
+    other.call(append, str(blob))
+    assert torch.equal(TensorBlob.open(blob).read(), numbered(13))
+
+
+@pytest.mark.parametrize("key", ["writer.partial", "writer.lock"])
+def test_a_file_that_a_link_leads_to_is_not_written_to(blob: Path, key: str) -> None:
+    letter = blob.parent / "letter.txt"
+    letter.write_text("dear")
+    (blob / key).unlink(missing_ok=True)
+    (blob / key).symlink_to(letter)
+    if key == "writer.lock":
+        with pytest.raises(StoreError, match="cannot be opened"):
+            append(str(blob))
+        (blob / key).unlink()
+    append(str(blob))
+    assert letter.read_text() == "dear"
+
+
+@pytest.mark.parametrize("kind", NOT_WAITED_FOR)
+def test_a_lock_that_is_not_a_regular_file_is_an_error_until_it_is_deleted(
+    blob: Path, other: Member, kind: str
+) -> None:
+    (blob / "writer.lock").unlink()
+    PUT[kind](blob / "writer.lock")
+    for _ in range(2):
+        with pytest.raises(StoreError, match="cannot be opened"):
+            other.call(append, str(blob))
+    (blob / "writer.lock").unlink()
+    other.call(append, str(blob))
+
+
+def test_a_lock_that_is_a_fifo_is_told_apart_from_one_that_is_held(blob: Path, other: Member) -> None:
+    (blob / "writer.lock").unlink()
+    os.mkfifo(blob / "writer.lock")
+    with pytest.raises(StoreError, match=r"cannot be opened: writer\.lock is not a regular file"):
+        other.call(append, str(blob))

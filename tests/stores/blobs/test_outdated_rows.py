@@ -1,0 +1,247 @@
+"""A reader on a local disk never returns rows that somebody else has taken away before it was asked for them."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from collections.abc import Callable, Iterator
+from multiprocessing.context import BaseContext
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from infinite_tensor import RegionError, StoreError, TensorBlob
+from infinite_tensor_stores.blobs.header import DOCUMENT
+from tests.stores.blobs.conftest import Place
+from tests.stores.blobs.rows import SHAPE, append, made, numbered
+from tests.support.interpreters import CONTEXT, Member, Team
+
+LAST = 7
+"""A row that is there before, and not in the blob of 5 rows."""
+
+
+def from_the_cursor(blob: TensorBlob) -> torch.Tensor:
+    blob.seek(LAST - 1)
+    return blob.read(2)[1]
+
+
+def one_after_the_other(blob: TensorBlob) -> torch.Tensor:
+    blob.seek(LAST)
+    return next(blob)
+
+
+READS: dict[str, Callable[[TensorBlob], torch.Tensor]] = {
+    "row": lambda blob: blob[LAST],
+    "row from the end": lambda blob: blob[LAST - 10],
+    "slice": lambda blob: blob[3:9][LAST - 3],
+    "slice with steps": lambda blob: blob[1::3][2],
+    "gather": lambda blob: blob[[0, LAST]][1],
+    "batch": lambda blob: blob.__getitems__([0, LAST])[1],
+    "iteration": one_after_the_other,
+    "read": from_the_cursor,
+}
+
+
+def truncate(target: str) -> None:
+    with TensorBlob.open(target, "r+") as blob:
+        blob.truncate(5)
+
+
+def truncate_and_append(target: str) -> None:
+    with TensorBlob.open(target, "a") as blob:
+        blob.truncate(5)
+        blob.write(numbered(5, 50))
+
+
+def overwrite(target: str) -> None:
+    with TensorBlob.open(target, "r+") as blob:
+        blob[5:] = numbered(5, 50)
+
+
+def create(target: str) -> None:
+    with TensorBlob.open(target, "w", dtype="float32", shape=SHAPE, block_size=4) as blob:
+        blob.write(numbered(10, 50))
+
+
+def unlink_and_create(target: str) -> None:
+    TensorBlob.unlink(target)
+    create(target)
+
+
+def move_away(target: str) -> None:
+    Path(target).rename(f"{target}-before")
+
+
+def move_another_here(target: str) -> None:
+    create(f"{target}-next")
+    move_away(target)
+    Path(f"{target}-next").rename(target)
+
+
+@pytest.fixture(scope="module")
+def other() -> Iterator[Member]:
+    """Another process."""
+    with Team(1) as team:
+        yield team.members[0]
+
+
+@pytest.fixture
+def reader(on_disk: Place) -> TensorBlob:
+    """A reader that holds all blocks of a blob of ten rows."""
+    blob = on_disk.open()
+    assert torch.equal(blob[:], numbered(10))
+    return blob
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_rows_that_another_process_has_truncated_away_are_an_index_error(
+    reader: TensorBlob, other: Member, read: Callable[[TensorBlob], torch.Tensor]
+) -> None:
+    other.call(truncate, reader.name)
+    with pytest.raises(RegionError, match=r"has been truncated to 5 rows since|row -3 is out of range"):
+        read(reader)
+    assert torch.equal(reader[:], numbered(5))
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+@pytest.mark.parametrize("change", [truncate_and_append, overwrite])
+def test_rows_that_another_process_has_written_again_are_the_new_ones(
+    reader: TensorBlob,
+    other: Member,
+    change: Callable[[str], None],
+    read: Callable[[TensorBlob], torch.Tensor],
+) -> None:
+    other.call(change, reader.name)
+    assert torch.equal(read(reader), numbered(1, 52)[0])
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (TensorBlob.unlink, "there is no blob"),
+        (shutil.rmtree, "there is no blob"),
+        (move_away, "there is no blob"),
+        (create, "has been made anew since it was opened; open it again"),
+        (unlink_and_create, "has been made anew"),
+        (move_another_here, "has been made anew"),
+    ],
+    ids=["unlink", "rmtree", "move", "create", "unlink and create", "move another here"],
+)
+def test_rows_of_a_blob_that_is_not_there_any_more_are_a_store_error(
+    reader: TensorBlob,
+    other: Member,
+    change: Callable[[str], object],
+    message: str,
+    read: Callable[[TensorBlob], torch.Tensor],
+) -> None:
+    other.call(change, reader.name)
+    for _ in range(2):
+        with pytest.raises(StoreError, match=message):
+            read(reader)
+
+
+def test_a_handle_of_the_same_process_is_as_another_process(reader: TensorBlob) -> None:
+    with TensorBlob.open(reader.name, "a") as writer:
+        writer.truncate(LAST)
+        with pytest.raises(RegionError, match="has been truncated to 7 rows since"):
+            _ = reader[LAST]
+        TensorBlob.open(reader.name)
+    assert torch.equal(reader[:], numbered(LAST))
+
+
+def test_however_fast_rows_are_written_again_they_are_the_new_ones(folder: Place) -> None:
+    # A file system gives the number of a file that is gone to the next one, and its clock ticks every few milliseconds.
+    made(folder)
+    with folder.open("a") as writer:
+        for round_ in range(300):
+            reader = folder.open()
+            _ = reader[:]
+            writer.truncate(5)
+            writer.write(numbered(5, 10 * round_))
+            writer.flush()
+            assert torch.equal(reader[LAST], numbered(1, 10 * round_ + 2)[0])
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files are told by Linux")
+def test_a_reader_holds_the_document_that_it_has_read_and_no_other(folder: Place) -> None:
+    # So its number is given to no other file, by which file systems tell files apart.
+    made(folder)
+    reader = folder.open()
+    held = documents_held(folder)
+    truncate_and_append(folder.target)
+    _ = reader[LAST]
+    assert (len(held), len(documents_held(folder))) == (1, 1)
+    assert documents_held(folder) != held
+    reader.close()
+    dropped = folder.open()
+    del dropped
+    assert documents_held(folder) == []
+
+
+def documents_held(place: Place) -> list[int]:
+    """The numbers of the documents of a blob, replaced ones too, that this process holds open."""
+    document = str(Path(place.target, DOCUMENT))
+    held = [entry for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
+    return [entry.stat().st_ino for entry in held if str(entry.readlink()).removesuffix(" (deleted)") == document]
+
+
+def test_a_copy_of_a_reader_looks_as_well(reader: TensorBlob, other: Member) -> None:
+    copy = pickle.loads(pickle.dumps(reader))  # noqa: S301  (our own)
+    assert torch.equal(copy[:], numbered(10))
+    other.call(truncate, reader.name)
+    with pytest.raises(RegionError, match="has been truncated to 5 rows since"):
+        copy[LAST]
+
+
+@pytest.mark.parametrize("context", ["fork", CONTEXT], ids=["fork", "forkserver"])
+def test_workers_of_a_data_loader_look_as_well(folder: Place, other: Member, context: str | BaseContext) -> None:
+    rows = made(folder)
+    loader = DataLoader(
+        folder.open(), batch_size=5, num_workers=1, persistent_workers=True, multiprocessing_context=context
+    )
+    assert torch.equal(torch.cat(list(loader)), rows)
+    other.call(truncate, folder.target)
+    with pytest.raises(RegionError, match="rows 5 to 9 are out of range for a blob of 5 rows"):
+        list(loader)
+
+
+@pytest.mark.parametrize("change", [TensorBlob.unlink, shutil.rmtree, truncate, overwrite, create])
+def test_a_tensor_of_a_blob_does_not_return_them_either(
+    reader: TensorBlob, other: Member, change: Callable[[str], object]
+) -> None:
+    t = reader.as_tensor()
+    assert torch.equal(t[:], numbered(10))
+    other.call(change, reader.name)
+    with pytest.raises(StoreError, match=r"there is no blob|made anew|has been overwritten or truncated since"):
+        t[LAST]
+
+
+def test_rows_that_have_come_meanwhile_are_not_counted_until_a_refresh(folder: Place, other: Member) -> None:
+    made(folder)
+    reader = folder.open()
+    other.call(append, folder.target)
+    assert torch.equal(reader[-1], numbered(1, 9)[0])
+    assert torch.equal(reader[:], numbered(10))
+    assert len(reader) == 10
+    assert reader.refresh() == len(reader) == 13
+    assert torch.equal(reader[:], numbered(13))
+
+
+def test_where_no_disk_tells_rows_that_were_truncated_away_are_gone_after_a_refresh() -> None:
+    place = Place("memory://outdated/rows", {})
+    made(place)
+    reader = place.open()
+    assert torch.equal(reader[:], numbered(10))
+    truncate_and_append(place.target)
+    assert reader.refresh() == 10
+    assert torch.equal(reader[LAST], numbered(1, 52)[0])
+    truncate(place.target)
+    assert reader.refresh() == 5
+    with pytest.raises(RegionError, match="row 7 is out of range for a blob of 5 rows"):
+        _ = reader[LAST]
+    create(place.target)
+    with pytest.raises(StoreError, match="has been made anew"):
+        reader.refresh()

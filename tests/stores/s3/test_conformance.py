@@ -1,0 +1,63 @@
+"""The conformance suite on S3: by this library's client, and by obstore's behind zarr's `ObjectStore`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from obstore.store import S3Store as ObstoreS3
+from zarr.core.buffer import default_buffer_prototype
+from zarr.core.sync import sync
+from zarr.storage import ObjectStore
+
+from infinite_tensor import ZarrTileStore
+from infinite_tensor.testing import PersistentStoreTests
+from tests.support.reference import Index
+from tests.support.s3_server import ADMIN, S3Server
+
+pytestmark = pytest.mark.slow
+
+
+class _OnS3(PersistentStoreTests):
+    def damage_tile(self, location: Any, tensor_id: str, tile: Index) -> None:
+        with self.open_store(location) as store:
+            definition = store.tensor_definition(tensor_id)
+            at = zip(tile, definition["origin"], definition["tile_size"], strict=True)
+            chunk = "/".join(str(i + origin // size) for i, origin, size in at)
+            key, prototype = f"{store.tensor_info(tensor_id).location}/c/{chunk}", default_buffer_prototype()
+            found = sync(store._objects.store.get(key, prototype))
+            assert found is not None
+            data = bytearray(found.to_bytes())
+            data[len(data) // 2] ^= 0x10
+            sync(store._objects.store.set(key, prototype.buffer.from_bytes(bytes(data))))
+
+    def open_store(self, location: Any, **options: Any) -> ZarrTileStore:
+        raise NotImplementedError
+
+
+class TestS3(_OnS3):
+    @pytest.fixture
+    def location(self, server: S3Server, url: str) -> tuple[str, dict[str, Any]]:
+        return url, server.options()
+
+    def open_store(self, location: Any, **options: Any) -> ZarrTileStore:
+        target, storage_options = location
+        return ZarrTileStore(target, storage_options=storage_options, **options)
+
+
+class TestObstore(_OnS3):
+    @pytest.fixture
+    def location(self, server: S3Server, url: str) -> ObjectStore[Any]:
+        made = ObstoreS3(
+            "tiles",
+            prefix=url.removeprefix("s3://tiles/"),
+            endpoint=server.url,
+            access_key_id=ADMIN[0],
+            secret_access_key=ADMIN[1],
+            region="us-east-1",
+            client_options={"allow_http": True},
+        )
+        return ObjectStore(made)
+
+    def open_store(self, location: Any, **options: Any) -> ZarrTileStore:
+        return ZarrTileStore(location, **options)

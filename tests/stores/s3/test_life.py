@@ -1,0 +1,204 @@
+"""A store on S3 from its creation to its end."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from s3fs import S3FileSystem
+
+from infinite_tensor import DependantsRemainWarning, StoreError, TileAccessError
+from tests.stores.s3.members import boxes, fill, open_on_s3, read_right
+from tests.support.interpreters import Team
+from tests.support.members import plain
+from tests.support.reference import Box
+from tests.support.s3_server import READER, S3Server
+from tests.support.shared_chain import NAMES, STAGES, Window, build, expected, region, same_bits
+
+BOX: Box = ((-9, -9), (12, 12))
+
+
+def nothing(_window: Window) -> None:
+    pass
+
+
+def test_what_is_stored_is_found_again_and_never_computed_again(server: S3Server, url: str) -> None:
+    calls = fill(url, server.options(), 1, 5)
+    assert set(calls.values()) == {1}
+    again: Counter[Window] = Counter()
+    with open_on_s3(url, server.options(), mode="r") as store:
+        read_right(build(store, lambda window: again.update([window])), boxes(1, 5))
+        assert [store.open(name).shape for name in NAMES] == [stage.shape for stage in STAGES]
+        with pytest.raises(TileAccessError):
+            store.open("ground")[1000:1001, 1000:1001]
+    assert not again
+
+
+def test_two_processes_fill_one_chain_at_once(server: S3Server, url: str) -> None:
+    with Team(2) as team:
+        counts = team.together(*[(fill, url, server.options(), seed, 4) for seed in (2, 3)])
+    assert all(set(calls.values()) == {1} for calls in counts)
+    again: Counter[Window] = Counter()
+    with open_on_s3(url, server.options()) as store:
+        read_right(build(store, lambda window: again.update([window])), [*boxes(2, 4), *boxes(3, 4)])
+    assert not again, "what was flushed is computed again"
+
+
+def test_the_ids_and_what_is_stored_of_each_are_told(server: S3Server, url: str, bucket: S3FileSystem) -> None:
+    with open_on_s3(url, server.options()) as store:
+        ground, slope, _ = build(store, nothing)
+        slope[region(BOX)]
+        assert ground[0, 0].shape == ()
+        assert store.tensor_ids() == sorted(NAMES)
+        info = store.tensor_info("ground")
+    objects = bucket.find(f"{url}/{info.location}/c", detail=True)
+    logs = bucket.find(f"{url}/{info.location.replace('tiles-', 'partial-')}", detail=True)
+    assert info.tiles_complete == len(objects) > 0
+    assert info.tiles_partial == len({key.rpartition("/")[0] for key in logs}) > 0
+    assert info.bytes_stored == sum(found["size"] for found in [*objects.values(), *logs.values()])
+
+
+def test_a_cleared_tensor_leaves_no_object_behind(server: S3Server, url: str, bucket: S3FileSystem) -> None:
+    with open_on_s3(url, server.options()) as store:
+        build(store, nothing)[0][region(BOX)]
+        store.flush()
+        assert any("t-ground/" in key for key in bucket.find(url))
+        with pytest.warns(DependantsRemainWarning, match="'map', 'slope' are computed from it"):
+            store.clear_tensor("ground")
+        assert not any("t-ground/" in key for key in bucket.find(url))
+        assert store.tensor_ids() == ["map", "slope"]
+        assert same_bits(build(store, nothing)[0][region(BOX)], expected(0, BOX))
+
+
+def test_gc_deletes_what_no_definition_refers_to(server: S3Server, url: str, bucket: S3FileSystem) -> None:
+    with open_on_s3(url, server.options()) as store:
+        tensors = build(store, nothing)
+        for stage in (0, 1):
+            tensors[stage][region(BOX)]
+        store.flush()
+        left_behind = {key: bucket.size(key) for key in bucket.find(url) if "t-ground/" in key}
+        definition = f"{url.removeprefix('s3://')}/t-ground/zarr.json"
+        bucket.rm_file(definition)
+        size = left_behind.pop(definition)
+    with open_on_s3(url, server.options()) as store:
+        collected = store.gc()
+        assert size > 0
+        assert (collected.objects, collected.bytes) == (len(left_behind), sum(left_behind.values()))
+        assert not any("t-ground/" in key for key in bucket.find(url))
+        read_right(build(store, nothing), [(1, BOX)])
+
+
+def test_mode_w_deletes_the_store_and_nothing_else(server: S3Server, url: str, bucket: S3FileSystem) -> None:
+    fill(url, server.options(), 1, 3)
+    fill(f"{url}-2", server.options(), 1, 3)
+    beside = bucket.find(f"{url}-2")
+    with pytest.raises(StoreError, match="there is something already"):
+        open_on_s3(url, server.options(), mode="w-")
+    with open_on_s3(url, server.options(), mode="w") as store:
+        assert store.tensor_ids() == []
+        assert bucket.find(url) == [f"{url.removeprefix('s3://')}/zarr.json"]
+    assert bucket.find(f"{url}-2") == beside
+
+
+def test_a_flush_that_the_server_does_not_live_through_succeeds_when_it_is_back(server: S3Server, url: str) -> None:
+    calls: Counter[Window] = Counter()
+    # Patient with a server that is slow, and quick to report one that is down.
+    store = open_on_s3(url, server.options(config_kwargs={"read_timeout": 5.0}), timeout=5.5)
+    tensors = build(store, lambda window: calls.update([window]))
+    tensors[1][region(((0, 0), (8, 8)))]
+    store.flush()
+    tensors[1][region(BOX)]
+    server.stop()
+    with pytest.raises(StoreError, match=r"'s3://tiles/.*could not store tile \(.* of tensor '\w+'.*kept in memory"):
+        store.flush()
+    with pytest.raises(StoreError, match=r"'s3://tiles/.*could not read tile \(.* of tensor 'slope'"):
+        tensors[1][800:808, 800:808]
+    server.start()
+    store.close()
+    again: Counter[Window] = Counter()
+    with open_on_s3(url, server.options()) as store:
+        read_right(build(store, lambda window: again.update([window])), [(1, BOX)])
+    assert set(calls.values()) == {1}
+    assert not again
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_forked_child_reads_and_writes(server: S3Server, url: str) -> None:
+    store = open_on_s3(url, server.options())
+    tensors = build(store, nothing)
+    tensors[0][region(BOX)]
+    store.flush()
+
+    def work() -> None:
+        torch.set_num_threads(1)
+        read_right(tensors, [(0, BOX), (1, BOX)])
+        store.close()
+
+    child = multiprocessing.get_context("fork").Process(target=work)
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    again: Counter[Window] = Counter()
+    with open_on_s3(url, server.options()) as other:
+        read_right(build(other, lambda window: again.update([window])), [(1, BOX)])
+    assert not again
+    read_right(tensors, [(0, BOX), (1, BOX), (2, ((0, 0, 0), (2, 4, 4)))])
+    store.close()
+
+
+_CARELESS = """
+import gc, json, os, sys
+from infinite_tensor import ZarrTileStore
+url, options = json.loads(sys.argv[1])
+dropped = ZarrTileStore(url, storage_options=options)
+del dropped
+gc.collect()
+kept = ZarrTileStore(url, storage_options=options)
+child = os.fork() if hasattr(os, "fork") else None
+kept.tensor_ids()
+if child:
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    kept.tensor_ids()
+"""
+
+
+def test_connections_that_nobody_closes_are_closed_without_a_word(server: S3Server, url: str) -> None:
+    arguments = json.dumps([url, server.options()])
+    command = [sys.executable, "-W", "default::ResourceWarning", "-c", _CARELESS, arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+def test_a_store_goes_to_another_process_by_reference(server: S3Server, url: str) -> None:
+    with open_on_s3(url, server.options(), timeout=7.0) as store, Team(1) as team:
+        team.members[0].call(_fill_pickled, pickle.dumps(store))
+        again: Counter[Window] = Counter()
+        read_right(build(store, lambda window: again.update([window])), [(1, BOX)])
+    assert not again
+
+
+def _fill_pickled(store: bytes) -> None:
+    opened: Any = pickle.loads(store)  # noqa: S301  (its own)
+    with opened:
+        read_right(build(opened, nothing), [(1, BOX)])
+
+
+def test_a_login_that_may_only_read_reads_and_is_refused_to_write(server: S3Server, url: str) -> None:
+    fill(url, server.options(), 1, 4)
+    with open_on_s3(url, server.options(READER), mode="r") as store:
+        read_right(build(store, nothing), boxes(1, 4))
+    with open_on_s3(url, server.options(READER)) as store:
+        read_right(build(store, nothing), boxes(1, 4))
+        with pytest.raises(StoreError, match="could not register tensor 'new': PermissionError: Access Denied"):
+            plain(store, "new", 1)
+    with pytest.raises(StoreError, match="cannot be opened: PermissionError: Access Denied"):
+        open_on_s3(f"{url}-new", server.options(READER))

@@ -1,0 +1,109 @@
+"""What S3 refuses, and what may be told of it: never a credential."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+import warnings
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+import torch
+from s3fs import S3FileSystem
+
+from infinite_tensor import InfiniteTensor, StoreError, TensorWindow, ZarrTileStore
+from tests.support.s3_server import ADMIN, S3Server
+
+WRONG = ("WRONGKEY987654", "wrong/secret+654321")
+
+
+def ones(store: ZarrTileStore) -> InfiniteTensor:
+    return InfiniteTensor((None,), lambda _: torch.ones(4), TensorWindow((4,)), tile_store=store, tensor_id="t")
+
+
+@pytest.mark.parametrize("mode", ["r", "a"])
+@pytest.mark.parametrize(
+    ("login", "said"),
+    [((ADMIN[0], WRONG[1]), "signature"), (WRONG, "does not exist in our records")],
+)
+def test_a_wrong_login_is_a_store_error(
+    server: S3Server, url: str, mode: str, login: tuple[str, str], said: str
+) -> None:
+    with pytest.raises(
+        StoreError, match=rf"'{url}', mode='{mode}'\) cannot be opened: PermissionError: .*{said}"
+    ) as told:
+        ZarrTileStore(url, mode=mode, storage_options=server.options(login))
+    assert_hidden(login, "".join(traceback.format_exception(told.value)))
+
+
+@pytest.mark.parametrize("mode", ["r", "r+", "a", "w", "w-"])
+def test_a_missing_bucket_is_a_store_error(server: S3Server, mode: str) -> None:
+    with pytest.raises(StoreError, match=r"'s3://nowhere/x'.* there is no bucket 'nowhere'; create it"):
+        ZarrTileStore("s3://nowhere/x", mode=mode, storage_options=server.options())
+
+
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_an_empty_place_is_no_store(server: S3Server, url: str, mode: str) -> None:
+    with pytest.raises(StoreError, match="there is no store; mode 'a' or 'w' creates one"):
+        ZarrTileStore(url, mode=mode, storage_options=server.options())
+
+
+def test_a_bucket_that_is_deleted_under_a_store_is_a_store_error(server: S3Server, bucket: S3FileSystem) -> None:
+    bucket.mkdir("soon-gone")
+    store = ZarrTileStore("s3://soon-gone/x", tile_size=8, storage_options=server.options())
+    t = ones(store)
+    t[0:8]
+    store.flush()
+    t[16:20]
+    bucket.rm("soon-gone", recursive=True)
+    for attempt in (lambda: t[100:108], store.flush, store.tensor_ids, lambda: store.tensor_info("t"), store.gc):
+        with pytest.raises(StoreError, match="there is no bucket 'soon-gone'"):
+            attempt()
+    bucket.mkdir("soon-gone")
+    with pytest.raises(StoreError, match="tensor 't' is gone: it has been cleared, or the whole store has vanished"):
+        t[100:108]
+    assert bucket.find("soon-gone") == []
+    store.clear_tensor("t")
+    store.close()
+
+
+def test_no_credential_is_ever_shown_or_stored(
+    server: S3Server,
+    url: str,
+    bucket: S3FileSystem,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    told = []
+    caplog.set_level(logging.DEBUG, "infinite_tensor")
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        with ZarrTileStore(
+            url, tile_size=8, timeout=4.5, storage_options=server.options(client_kwargs={"region_name": "x1"})
+        ) as store:
+            t = ones(store)
+            t[0:20]
+            told += [repr(store), str(store), repr(t), repr(store._objects.store), repr(store.tensor_info("t"))]
+            chunk = next(key for key in bucket.find(url) if "/c/" in key)
+            bucket.pipe_file(chunk, b"damaged")
+            store.clear_cache("t")
+            assert t[0:20].tolist() == [1] * 20
+            told += [repr(store.verify("t"))]
+            server.pause()
+            try:
+                with pytest.raises(StoreError) as error:
+                    store.clear_tensor("t")
+            finally:
+                server.resume()
+        told += ["".join(traceback.format_exception(error.value)), *map(str, warned)]
+    stored = [key.encode() + bucket.cat_file(key) for key in bucket.find(url)]
+    assert len(stored) > 3
+    assert any("damaged" in text for text in told)
+    assert_hidden(ADMIN, *told, caplog.text, *capfd.readouterr(), *(data.decode("latin-1") for data in stored))
+
+
+def assert_hidden(login: tuple[str, str], *texts: str) -> None:
+    hidden: set[Any] = {*login, *map(quote, login), *(quote(text, safe="") for text in login)}
+    for text in texts:
+        assert not [secret for secret in hidden if secret in text], text

@@ -1,0 +1,255 @@
+"""What each operation asks of S3, counted on the wire by a proxy."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import fsspec
+import pytest
+import torch
+from obstore.store import S3Store as ObstoreS3
+from zarr.abc.store import Store
+from zarr.storage import FsspecStore, ObjectStore
+
+from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore
+from tests.support.reference import Index
+from tests.support.s3_proxy import Proxy
+from tests.support.s3_server import ADMIN, S3Server
+
+TILE = 8
+_MOST_BATCHES = 64
+"""Each batch of tiles that is stored costs a GET, and there may be as many as tiles."""
+
+
+class Counted:
+    """A constant per window."""
+
+    def __init__(self) -> None:
+        self.calls: list[Index] = []
+
+    def __call__(self, ctx: Index) -> torch.Tensor:
+        self.calls.append(ctx)
+        return torch.full((TILE, TILE), 100.0 * ctx[0] + ctx[1])
+
+
+def through(proxy: Proxy, server: S3Server, url: str, **options: Any) -> ZarrTileStore:
+    storage_options = {**server.options(), "endpoint_url": proxy.url}
+    return ZarrTileStore(url, tile_size=TILE, storage_options=storage_options, **options)
+
+
+def whole_tiles(store: ZarrTileStore, f: Counted) -> InfiniteTensor:
+    """Every window is one tile."""
+    return InfiniteTensor((None, None), f, TensorWindow((TILE, TILE)), tile_store=store, tensor_id="t")
+
+
+def test_opening_a_store_and_its_tensors_costs_a_few_gets(proxy: Proxy, server: S3Server, url: str) -> None:
+    with proxy.counting() as created:
+        store = through(proxy, server, url)
+    assert created == {"GET": 1, "LIST": 1, "PUT": 1}
+    with proxy.counting() as registered:
+        whole_tiles(store, Counted())
+    assert registered == {"GET": 4, "PUT": 2}
+    store.close()
+    with proxy.counting() as opened:
+        store = through(proxy, server, url)
+    assert opened == {"GET": 1}
+    with proxy.counting() as found:
+        whole_tiles(store, Counted())
+    assert found == {"GET": 2}
+    store.close()
+
+
+def quarters(store: ZarrTileStore) -> InfiniteTensor:
+    """Four windows to a tile."""
+    window = TensorWindow((TILE // 2, TILE // 2))
+    return InfiniteTensor((None, None), lambda _: torch.ones(4, 4), window, tile_store=store, tensor_id="q")
+
+
+def test_a_tile_of_one_window_costs_one_get_stored_or_not(proxy: Proxy, server: S3Server, url: str) -> None:
+    with through(proxy, server, url) as store:
+        expected = whole_tiles(store, Counted())[0:64, 0:64]
+    f = Counted()
+    with through(proxy, server, url, mode="r") as store:
+        t = whole_tiles(store, f)
+        with proxy.counting() as stored:
+            assert torch.equal(t[0:64, 0:64], expected)
+        assert (stored, f.calls) == ({"GET": 64}, [])
+        with proxy.counting() as missing:
+            t[64:128, 0:64]
+        # Besides, one for the whole read looks whether the tensor is still there.
+        assert (missing, len(f.calls)) == ({"GET": 64 + 1}, 64)
+
+
+def test_a_missing_tile_of_several_windows_costs_three_gets_and_two_after_others_that_were_missing(
+    proxy: Proxy, server: S3Server, url: str
+) -> None:
+    with through(proxy, server, url) as store:
+        quarters(store)
+    with through(proxy, server, url) as store:
+        t = quarters(store)
+        with proxy.counting() as first:
+            t[0:64, 0:64]
+        store.flush()
+        with proxy.counting() as second:
+            t[64:128, 0:64]
+            store.flush()
+        store.clear_cache("q")
+        with proxy.counting() as stored:
+            t[0:128, 0:64]
+        store.clear_cache("q")
+        with proxy.counting() as again:
+            t[0:128, 0:64]
+    assert first["GET"] - 1 in range(3 * 64, 3 * 64 + _MOST_BATCHES)
+    assert second["GET"] - 1 in range(2 * 64, 2 * 64 + _MOST_BATCHES)
+    # What was missing before is expected to be so, once.
+    assert stored == {"GET": 2 * 128 + 1}
+    assert again == {"GET": 128}
+
+
+@pytest.mark.parametrize("looks", [0, 64], ids=["who created the tensor", "another one"])
+def test_a_complete_tile_is_written_by_one_put(proxy: Proxy, server: S3Server, url: str, looks: int) -> None:
+    if looks:
+        with through(proxy, server, url) as store:
+            whole_tiles(store, Counted())
+    with through(proxy, server, url) as store:
+        t = whole_tiles(store, Counted())
+        before = len(proxy.requests)
+        t[0:64, 0:64]
+        store.flush()
+    chunks = Counter(request for request in proxy.requests[before:] if "/c/" in request[1])
+    assert Counter(method for method, _ in chunks) == Counter({"GET": looks, "PUT": 64})
+    assert {count for (method, _), count in chunks.items() if method == "PUT"} == {1}
+
+
+def test_who_created_a_tensor_asks_five_times_for_any_number_of_missing_tiles(
+    proxy: Proxy, server: S3Server, url: str
+) -> None:
+    with through(proxy, server, url) as store:
+        t = quarters(store)
+        with proxy.counting() as read:
+            t[0:64, 0:64]
+    # Twice for another writer before and once after looking for the tensor, beside which the first tiles are stored.
+    assert read["GET"] in range(3, 5 + _MOST_BATCHES)
+
+
+def test_an_incomplete_tile_is_written_by_one_put_and_deleted_by_one_request(
+    proxy: Proxy, server: S3Server, url: str
+) -> None:
+    with through(proxy, server, url) as store:
+        t = InfiniteTensor((None,), lambda _: torch.ones(4), TensorWindow((4,)), tile_store=store, tensor_id="t")
+        for tile in range(20):
+            t[TILE * tile : TILE * tile + 4]
+        before = len(proxy.requests)
+        store.flush()
+        partial = Counter(method for method, target in proxy.requests[before:] if "/partial-" in target)
+        assert partial == {"PUT": 20}
+        store.clear_cache("t")
+        before = len(proxy.requests)
+        t[0 : 20 * TILE]
+        store.flush()
+    grown = proxy.requests[before:]
+    # The first part, and no second one.
+    assert Counter(method for method, target in grown if "/partial-" in target) == {"GET": 40, "DELETE": 20}
+    # Looked for after the log alone: those before were missing too.
+    assert Counter(method for method, target in grown if "/c/" in target) == {"GET": 20, "PUT": 20}
+
+
+def test_a_part_that_another_process_has_added_costs_two_requests(proxy: Proxy, server: S3Server, url: str) -> None:
+    def halves(store: ZarrTileStore) -> InfiniteTensor:
+        return InfiniteTensor((None,), lambda _: torch.ones(4), TensorWindow((4,)), tile_store=store, tensor_id="t")
+
+    with through(proxy, server, url) as store, through(proxy, server, url) as other:
+        mine, theirs = halves(store), halves(other)
+        mine[0:2], theirs[4:6]
+        other.flush()
+        with proxy.counting() as flushed:
+            store.flush()
+    # Part 0 is theirs: the PUT is refused, the GET finds that it is not ours, and part 1 is written.
+    assert flushed == {"PUT": 2, "GET": 2}
+
+
+def test_every_wave_of_a_read_and_of_a_flush_is_concurrent(proxy: Proxy, server: S3Server, url: str) -> None:
+    with through(proxy, server, url) as store:
+        whole_tiles(store, Counted())
+    with through(proxy, server, url) as store:
+        t = whole_tiles(store, Counted())
+        proxy.delay = 0.02
+        t[0:64, 0:64]
+        reading, proxy.most_at_a_time = proxy.most_at_a_time, 0
+        store.flush()
+    assert reading >= 8
+    assert proxy.most_at_a_time >= 8
+
+
+def test_nothing_is_listed_and_nothing_asked_by_head(proxy: Proxy, server: S3Server, url: str) -> None:
+    with through(proxy, server, url) as store, proxy.counting() as kinds:
+        t = InfiniteTensor((None,), lambda _: torch.ones(6), TensorWindow((6,), 5), tile_store=store, tensor_id="t")
+        t[0:100]
+        store.flush()
+        store.clear_cache("t")
+        t[50:150]
+        store.close()
+    assert set(kinds) == {"GET", "PUT", "DELETE"}
+
+
+def test_what_is_told_of_a_tensor_is_listed_a_thousand_objects_at_a_time(
+    proxy: Proxy, server: S3Server, url: str
+) -> None:
+    with through(proxy, server, url) as store:
+        whole_tiles(store, Counted())[0:64, 0:64]
+        store.flush()
+        with proxy.counting() as named:
+            assert store.tensor_ids() == ["t"]
+        with proxy.counting() as described:
+            assert store.tensor_info("t").tiles_complete == 64
+    assert named == {"LIST": 1, "GET": 2}
+    assert (described["LIST"], described["HEAD"]) == (2, 0)
+
+
+def test_clearing_deletes_a_thousand_objects_at_a_time(proxy: Proxy, server: S3Server, url: str) -> None:
+    with through(proxy, server, url) as store:
+        whole_tiles(store, Counted())[0:64, 0:64]
+        store.flush()
+        with proxy.counting() as cleared:
+            store.clear_tensor("t")
+    # The definition, a listing of tiles and one of logs, and the tiles at once. Then a look for tensors that read it:
+    # a listing, the root, and the group, which this server goes on listing.
+    assert cleared == {"GET": 3, "DELETE": 1, "LIST": 3, "POST": 1}
+
+
+def _with_s3fs(proxy: Proxy, server: S3Server, url: str) -> Store:
+    options = {**server.options(), "endpoint_url": proxy.url}
+    fs, path = fsspec.url_to_fs(url, asynchronous=True, **options)
+    return FsspecStore(fs, path=path)
+
+
+def _with_obstore(proxy: Proxy, _server: S3Server, url: str) -> Store:
+    bucket, _, prefix = url.removeprefix("s3://").partition("/")
+    made = ObstoreS3(
+        bucket,
+        prefix=prefix,
+        endpoint=proxy.url,
+        access_key_id=ADMIN[0],
+        secret_access_key=ADMIN[1],
+        region="us-east-1",
+        client_options={"allow_http": True},
+    )
+    return ObjectStore(made)
+
+
+@pytest.mark.parametrize("make", [_with_s3fs, _with_obstore])
+def test_a_zarr_store_that_is_handed_in_costs_the_same(
+    proxy: Proxy, server: S3Server, url: str, make: Callable[[Proxy, S3Server, str], Store]
+) -> None:
+    with ZarrTileStore(make(proxy, server, url), tile_size=TILE) as store:
+        expected = whole_tiles(store, Counted())[0:64, 0:64]
+    with ZarrTileStore(make(proxy, server, url), tile_size=TILE, mode="r") as store:
+        t = whole_tiles(store, Counted())
+        with proxy.counting() as stored:
+            assert torch.equal(t[0:64, 0:64], expected)
+        with proxy.counting() as missing:
+            t[64:128, 0:64]
+    assert stored == {"GET": 64}
+    assert missing == {"GET": 64 + 1}

@@ -1,0 +1,162 @@
+"""The conformance suite, on every backend of ours and on two that a third party could have written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import h5py
+import pytest
+import torch
+import zarr
+from zarr.core.buffer import default_buffer_prototype
+from zarr.core.sync import sync
+from zarr.storage import MemoryStore
+
+from infinite_tensor import HDF5TileStore, StoreError, ZarrTileStore
+from infinite_tensor.testing import PersistentStoreTests
+from infinite_tensor.tilestore import testing as earlier
+from infinite_tensor.tilestore.persistent import PartialTile, PersistentTileStore
+from tests.support.dict_store import DictTileStore
+from tests.support.file_store import FileTileStore
+from tests.support.sqlite_store import SQLiteTileStore
+
+Index = tuple[int, ...]
+
+
+class _ZarrTests(PersistentStoreTests):
+    def open_store(self, location: Any, **options: Any) -> ZarrTileStore:
+        return ZarrTileStore(location, **options)
+
+    def damage_tile(self, location: Any, tensor_id: str, tile: Index) -> None:
+        root = zarr.open_group(location, mode="r+", zarr_format=3)
+        definition: Any = root[f"t-{tensor_id}"].attrs["infinite_tensor"]
+        at = zip(tile, definition["origin"], definition["tile_size"], strict=True)
+        chunk = "/".join(str(i + origin // size) for i, origin, size in at)
+        key, prototype = f"t-{tensor_id}/tiles-{definition['incarnation']}/c/{chunk}", default_buffer_prototype()
+        found = sync(root.store.get(key, prototype))
+        assert found is not None
+        data = bytearray(found.to_bytes())
+        data[len(data) // 2] ^= 0x10
+        sync(root.store.set(key, prototype.buffer.from_bytes(bytes(data))))
+
+
+class TestZarrInADirectory(_ZarrTests):
+    pass
+
+
+class TestZarrBehindAUrl(_ZarrTests):
+    @pytest.fixture
+    def location(self, tmp_path: Path) -> str:
+        return f"memory://{tmp_path}/store"
+
+
+class TestZarrInAZarrStore(_ZarrTests):
+    @pytest.fixture
+    def location(self) -> MemoryStore:
+        return MemoryStore()
+
+
+class TestHDF5(PersistentStoreTests):
+    def open_store(self, location: Any, **options: Any) -> HDF5TileStore:
+        return HDF5TileStore(location, **options)
+
+    def damage_tile(self, location: Any, tensor_id: str, tile: Index) -> None:
+        with h5py.File(location, "r+") as file:
+            group = file[f"t-{tensor_id}"]
+            (slot,) = [n for n, row in enumerate(group["index"][()].tolist()) if (*tile,) == (*row[:-1],)]
+            pixels = group["tiles"][slot]
+            pixels.view("u1")[0, 0] ^= 0x10
+            group["tiles"][slot] = pixels
+
+
+class TestSQLite(PersistentStoreTests):
+    """The backend that the documentation shows."""
+
+    def open_store(self, location: Any, **options: Any) -> SQLiteTileStore:
+        return SQLiteTileStore(location, **options)
+
+
+class TestFiles(PersistentStoreTests):
+    def open_store(self, location: Any, **options: Any) -> FileTileStore:
+        return FileTileStore(location, **options)
+
+    def damage_tile(self, location: Path, tensor_id: str, tile: Index) -> None:
+        with FileTileStore(location) as store:
+            store.open(tensor_id)
+            path = store._folders[tensor_id] / ".".join(map(str, tile))
+        data = path.read_bytes()
+        path.write_bytes(data[:-1] + bytes([data[-1] ^ 0x10]))
+
+
+class TestDict(PersistentStoreTests):
+    @pytest.fixture
+    def location(self) -> dict[Any, Any]:
+        return {}
+
+    def open_store(self, location: Any, **options: Any) -> DictTileStore:
+        return DictTileStore(location, **options)
+
+    def damage_tile(self, location: Any, tensor_id: str, tile: Index) -> None:
+        (part,) = location[tensor_id, "tile", tile]
+        location[tensor_id, "tile", tile] = (part[:-1] + bytes([part[-1] ^ 0x10]),)
+
+
+class _OnlyTiles(PersistentTileStore):
+    """Four of the methods."""
+
+    def _read_tiles(self, _tensor_id: str, indices: Sequence[Index]) -> list[torch.Tensor | None]:
+        return [None] * len(indices)
+
+    def _write_tiles(self, tensor_id: str, tiles: Mapping[Index, torch.Tensor]) -> None:
+        pass
+
+    def _read_partials(self, _tensor_id: str, indices: Sequence[Index]) -> list[PartialTile | None]:
+        return [None] * len(indices)
+
+    def _write_partials(self, tensor_id: str, partials: Mapping[Index, PartialTile | None]) -> None:
+        pass
+
+
+class _SevenMethods(_OnlyTiles):
+    def _read_definition(self, _tensor_id: str) -> dict[str, Any] | None:
+        return None
+
+    def _write_definition(self, tensor_id: str, definition: dict[str, Any]) -> None:
+        pass
+
+    def _delete_tensor(self, tensor_id: str) -> None:
+        pass
+
+
+def test_a_backend_that_keeps_no_definitions_is_told_what_it_needs() -> None:
+    with pytest.raises(TypeError, match=r"_OnlyTiles keeps no definitions: .*_read_definition.*_read_documents"):
+        _OnlyTiles()
+
+
+def test_a_backend_of_the_seven_methods_alone_keeps_no_groups_and_lists_nothing() -> None:
+    with _SevenMethods() as store:
+        with pytest.raises(StoreError, match=r"_SevenMethods keeps no groups: .*_read_documents.*_list_documents"):
+            store.group_ids()
+        with pytest.raises(StoreError, match="_SevenMethods does not list its tensors"):
+            store.tensor_ids()
+
+
+class _LosesTiles(DictTileStore):
+    def _read_tiles(self, _tensor_id: str, indices: Sequence[Index]) -> list[torch.Tensor | None]:
+        return [None] * len(indices)
+
+
+class _Losing(PersistentStoreTests):
+    def open_store(self, location: Any, **options: Any) -> DictTileStore:
+        return _LosesTiles(location, **options)
+
+
+def test_a_failing_test_of_the_suite_says_what_it_found() -> None:
+    with pytest.raises(AssertionError, match=r"same_bits\(None, tensor\("):
+        _Losing().test_a_tile_of_nothing_but_fill_values_is_there({})
+
+
+def test_the_suite_is_found_under_its_earlier_name() -> None:
+    assert earlier.PersistentStoreTests is PersistentStoreTests

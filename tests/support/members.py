@@ -1,0 +1,194 @@
+"""What the members of a team do, each in a process of its own."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+
+from infinite_tensor import InfiniteTensor, StoreError, TensorWindow, TileAccessError, TileStore, ValidationError
+from tests.support.interpreters import DEADLINE
+from tests.support.reference import Box
+from tests.support.shared_chain import (
+    NAMES,
+    STAGES,
+    Window,
+    build,
+    expected,
+    open_chain_store,
+    random_box,
+    region,
+    same_bits,
+)
+
+Part: TypeAlias = tuple[int, Box]
+"""A part of a stage's canvas."""
+
+_kept: dict[str, TileStore] = {}
+
+
+def fill_at_random(path: Path, seed: int, reads: int, options: dict[str, Any]) -> Counter[Window]:
+    """Read random parts of the chain, and flush now and then; tells how often each window ran."""
+    rng = random.Random(seed)  # noqa: S311
+    calls: Counter[Window] = Counter()
+    with open_chain_store(path, **options) as store:
+        tensors = build(store, lambda window: calls.update([window]))
+        for _ in range(reads):
+            stage = rng.randrange(len(STAGES))
+            _read_right(tensors[stage], stage, random_box(rng, stage))
+            if rng.random() < 0.3:
+                store.flush()
+    return calls
+
+
+def fill_parts(path: Path, parts: Sequence[Part]) -> None:
+    """Read parts of the chain one by one, each followed by a flush."""
+    with open_chain_store(path) as store:
+        tensors = build(store, lambda _window: None)
+        for stage, box in parts:
+            _read_right(tensors[stage], stage, box)
+            store.flush()
+
+
+def collect_garbage(path: Path, times: int) -> None:
+    """Clean a store up again and again."""
+    for _ in range(times):
+        with open_chain_store(path) as store:
+            store.gc()
+
+
+def wait_for_parts(path: Path, parts: Sequence[Part]) -> int:
+    """Read stored parts of the chain, opened without ``f``, until all are there; tells how many looks it took.
+
+    A part that was there stays there. Every other look is through a store that stays open.
+    """
+    deadline = time.monotonic() + DEADLINE
+    looks, missing = 0, set(parts)
+    with open_chain_store(path, mode="r") as lasting:
+        while missing:
+            assert time.monotonic() < deadline, f"{missing} do not come"
+            with open_chain_store(path, mode="r") as fresh:
+                store = [lasting, fresh][looks % 2]
+                lacking = {part for part in parts if not _is_stored(store, *part)}
+            assert lacking <= missing, f"{lacking - missing} were there and are gone"
+            for name in NAMES:
+                lasting.clear_cache(name)
+            looks, missing = looks + 1, lacking
+    return looks
+
+
+def _is_stored(store: TileStore, stage: int, box: Box) -> bool:
+    try:
+        _read_right(store.open(NAMES[stage], blend=STAGES[stage].blend), stage, box)
+    except TileAccessError:
+        return False
+    return True
+
+
+def _read_right(tensor: InfiniteTensor, stage: int, box: Box) -> None:
+    assert same_bits(tensor[region(box)], expected(stage, box)), f"{NAMES[stage]} has wrong pixels in {box}"
+
+
+def plain(store: TileStore, tensor_id: str, number: int) -> InfiniteTensor:
+    """A tensor each of whose pixels is `number`, which is its version too. Its windows do not fit its tiles."""
+    return InfiniteTensor(
+        (None, None),
+        lambda _ctx: torch.full((5, 5), float(number)),
+        TensorWindow((5, 5)),
+        tile_store=store,
+        tensor_id=tensor_id,
+        version=number,
+    )
+
+
+def keep_open(path: Path) -> None:
+    """Open a store for what this process is told to do next."""
+    _kept["store"] = open_chain_store(path)
+
+
+def open_and_create(path: Path, tensor_id: str) -> list[str]:
+    """Open a store, or create it, and create a tensor in it; tells which tensors there are then."""
+    with open_chain_store(path) as store:
+        plain(store, tensor_id, 1)
+        return store.tensor_ids()
+
+
+def create(tensor_id: str, number: int) -> str | None:
+    """Make a plain tensor in the store that is kept open; see `create_in`."""
+    return create_in(_kept["store"], tensor_id, number)
+
+
+def create_in_path(path: Path, tensor_id: str, number: int) -> str | None:
+    """Make a plain tensor in a store; see `create_in`."""
+    with open_chain_store(path) as store:
+        return create_in(store, tensor_id, number)
+
+
+def create_in(store: TileStore, tensor_id: str, number: int) -> str | None:
+    """Make a plain tensor, and say where its tiles are; None if the id is taken by a different one."""
+    try:
+        tensor = plain(store, tensor_id, number)
+    except ValidationError:
+        return None
+    assert tensor[-9:9, -9:9].unique().tolist() == [number]
+    return store.tensor_info(tensor_id).location
+
+
+def read_plain(tensor_id: str, number: int, box: Box) -> None:
+    """Read a part of a plain tensor in the store that is kept open."""
+    assert plain(_kept["store"], tensor_id, number)[region(box)].unique().tolist() == [number]
+
+
+def flush() -> str:
+    """Flush the store that is kept open, and say how that went: ``stored``, or the name of the error."""
+    return _outcome(_kept["store"].flush)
+
+
+def write_plain(path: Path, tensor_id: str, number: int, box: Box) -> str:
+    """Read a part of a plain tensor and store it, and say how that went: ``stored``, or the name of the error."""
+
+    def write() -> None:
+        with open_chain_store(path) as store:
+            assert plain(store, tensor_id, number)[region(box)].unique().tolist() == [number]
+
+    return _outcome(write)
+
+
+def _outcome(act: Callable[[], object]) -> str:
+    try:
+        act()
+    except (StoreError, ValidationError) as error:
+        return type(error).__name__
+    return "stored"
+
+
+def clear(path: Path, tensor_id: str) -> None:
+    """Delete a tensor."""
+    with open_chain_store(path) as store:
+        store.clear_tensor(tensor_id)
+
+
+def read_stored_plain(path: Path, tensor_id: str, box: Box) -> list[float]:
+    """The values of a stored part of a plain tensor, opened without ``f``."""
+    with open_chain_store(path, mode="r") as store:
+        values: list[float] = store.open(tensor_id)[region(box)].unique().tolist()
+    return values
+
+
+def write_until_refused(tensor_id: str, number: int, reads: int) -> None:
+    """Read random parts of a plain tensor in the store that is kept open and flush, until that is refused."""
+    rng = random.Random(number)  # noqa: S311
+
+    def write() -> None:
+        y, x = rng.randint(-40, 30), rng.randint(-40, 30)
+        read_plain(tensor_id, number, ((y, x), (y + 9, x + 9)))
+        _kept["store"].flush()
+
+    for _ in range(reads):
+        if _outcome(write) != "stored":
+            return
