@@ -328,9 +328,9 @@ class TestUpstream:
 
     def test_strips_compute_little_twice(self) -> None:
         t, functions = chain(MemoryTileStore(cache_size_bytes=1))
-        region = sl[0:2048, 0:2048]
-        plan = t.plan(region, max_memory=72 * MIB)
-        t.fill(region, max_memory=72 * MIB, progress=False)
+        region = sl[0:2048, 0:1024]
+        plan = t.plan(region, max_memory=68 * MIB)
+        t.fill(region, max_memory=68 * MIB, progress=False)
         assert plan.windows < sum(made(functions)) <= 1.05 * plan.windows
 
     def test_an_upstream_tensor_in_memory_does_not_outgrow_it(self, tmp_path: Path) -> None:
