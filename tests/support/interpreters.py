@@ -38,6 +38,8 @@ CONTEXT.set_forkserver_preload(
         "tests.support.members",
         "tests.durability.crash.victims",
         "tests.durability.crash.grouping",
+        "tests.durability.crash.invalidating",
+        "tests.durability.crash.opening",
         "tests.stores.blobs.victims",
         "tests.support.frozen",
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -28,7 +29,7 @@ def _open(number: int, path: Path, mode: str) -> None:
 
     def trace(frame: FrameType, event: str, _arg: Any) -> Any:
         nonlocal passed
-        if Path(frame.f_code.co_filename).parent.name != "hdf5":
+        if not _is_of_the_backend(frame.f_code.co_filename):
             return None
         if event == "line":
             passed += 1
@@ -39,3 +40,9 @@ def _open(number: int, path: Path, mode: str) -> None:
     sys.settrace(trace)
     HDF5TileStore(path, mode, tile_size=8).close()
     sys.settrace(None)
+
+
+@cache
+def _is_of_the_backend(file: str) -> bool:
+    """Kept for each file: Python tells of every call that is made."""
+    return Path(file).parent.name == "hdf5"
