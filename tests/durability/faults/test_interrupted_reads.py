@@ -33,6 +33,13 @@ STORES: dict[str, Callable[[Path], TileStore]] = {
 }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _little_garbage_to_look_for() -> None:
+    """Garbage is looked for after every interrupt: not in all that the tests before have left, which takes long."""
+    gc.collect()
+    gc.freeze()
+
+
 def read(tensor: InfiniteTensor, y: int) -> torch.Tensor:
     pixels: torch.Tensor = tensor.read((slice(y, y + 14), slice(0, 14)))
     return pixels
