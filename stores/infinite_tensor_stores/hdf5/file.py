@@ -90,6 +90,8 @@ class SharedFile:
 
     def _renew_after_fork(self) -> None:
         self.lock = threading.RLock()
+        # To close it would give the parent's lock on the file away.
+        _inherited.append(self)
 
     @property
     def vanished(self) -> bool:
@@ -175,7 +177,7 @@ class SharedFile:
         """Close the file if nobody else uses it."""
         with self.lock:
             self.users.discard(user)
-            if not self.users:
+            if not self.users and self.process == os.getpid():
                 self.h5.close()
 
 
@@ -209,6 +211,39 @@ class _OpenFiles:
 
 
 _files = _OpenFiles()
+_inherited: list[SharedFile] = []
+"""Those that the parents of this process have open."""
+
+
+class _Forks(threading.local):
+    """Has nothing half written wait in a process that forks: its child would write that as well, when it ends."""
+
+    def __init__(self) -> None:
+        self._held: list[SharedFile] = []
+
+    def begin(self) -> None:
+        """Bring all open files up to date, and have nothing written to them until the fork is done."""
+        for file in list(_files.known.values()):
+            if file.writable and file.process == os.getpid():
+                file.lock.acquire()
+                self._held.append(file)
+                if file.h5:
+                    file.h5.flush()
+
+    def end(self) -> None:
+        """Go on, in the parent."""
+        while self._held:
+            self._held.pop().lock.release()
+
+    def forget(self) -> None:
+        """Go on, in the child, which has locks of its own."""
+        self._held.clear()
+
+
+# Windows has no fork.
+if hasattr(os, "register_at_fork"):
+    _forks = _Forks()
+    os.register_at_fork(before=_forks.begin, after_in_parent=_forks.end, after_in_child=_forks.forget)
 
 
 def open_file(path: Path, mode: str, owner: object) -> SharedFile:

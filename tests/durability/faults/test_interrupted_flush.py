@@ -82,12 +82,12 @@ def test_ctrl_c_anywhere_in_a_flush(kind: str, numbers: Callable[[], Iterator[in
         store = open_again()
         chain = Chain(store)
         outage.hits = writes
-        chain.top[0:20, 0:16]
+        chain.top[0:40, 0:20]
         with contextlib.suppress(StoreError):
             # So that there is something to try again.
             store.flush()
         outage.stop()
-        pixels, calls = chain.top[0:26, 0:16], chain.calls.copy()
+        pixels, calls = chain.top[0:50, 0:20], chain.calls.copy()
         try:
             with interrupted_at(number):
                 store.flush()
@@ -110,9 +110,9 @@ def check_usable(
     chain: Chain, store: PersistentTileStore, pixels: torch.Tensor, open_again: Callable[[], PersistentTileStore]
 ) -> None:
     """What was computed is there, before and after it is stored."""
-    assert torch.equal(chain.top[0:26, 0:16], pixels)
+    assert torch.equal(chain.top[0:50, 0:20], pixels)
     store.close()
     with open_again() as stored:
         again = Chain(stored)
-        assert torch.equal(again.top[0:26, 0:16], pixels)
+        assert torch.equal(again.top[0:50, 0:20], pixels)
         assert not again.calls

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -53,3 +55,53 @@ def test_a_file_that_another_process_has_open_is_refused_and_left_alone(
         with pytest.raises(StoreError, match="is open in another process; HDF5 serves one at a time"):
             HDF5TileStore(path, mode)
         assert path.read_bytes() == before
+
+
+ENDS = {
+    "closes": "store.close()",
+    "drops": "del t, store",
+    "exits": "sys.exit()",
+    "is killed": "os.kill(os.getpid(), 9)",
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_what_is_flushed_after_a_fork_stays_however_the_child_ends(end: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(FORKING.replace("END", ENDS[end]), encoding="utf-8")
+    # To end as an interpreter does, HDF5 has to be one's own.
+    ended = subprocess.run(
+        [sys.executable, script, tmp_path / "s.h5"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.stdout, ended.stderr, ended.returncode) == ("whole\n", "", 0)
+
+
+FORKING = """
+import os
+import sys
+
+import torch
+
+from infinite_tensor import HDF5TileStore, InfiniteTensor, TensorWindow
+
+store = HDF5TileStore(sys.argv[1], tile_size=8)
+t = InfiniteTensor((None,), lambda ctx: torch.ones(8), TensorWindow((8,)), tile_store=store, tensor_id="t")
+t[0:800]
+# Written, and in HDF5's own memory still.
+store.contents.tiles.flush()
+reads, writes = os.pipe()
+child = os.fork()
+if not child:
+    os.read(reads, 1)
+    END
+    os._exit(0)
+t[800:1600]
+store.flush()
+os.write(writes, b"-")
+os.waitpid(child, 0)
+store.close()
+with HDF5TileStore(sys.argv[1], "r") as store:
+    assert store.verify("t") == []
+    assert store.open("t")[0:1600].sum() == 1600
+print("whole")
+"""
