@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from infinite_tensor.geometry.points import Index
-from infinite_tensor.tilestore.failures import warn_of_damage
+from infinite_tensor.tilestore.failures import cleared_elsewhere, warn_of_damage
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.partial import PartialTile
 from infinite_tensor.tilestore.persistent import PersistentTileStore
@@ -107,11 +107,11 @@ class HandleStore(PersistentTileStore, Generic[Handle]):
         super().__init__(*args, **options)
 
     @abstractmethod
-    def _handle_of(self, tensor_id: str, definition: Mapping[str, Any]) -> Handle:
+    def _handle_of(self, definition: Mapping[str, Any]) -> Handle:
         """The tensor of an intact definition; ValueError or OSError where that is not what is stored."""
 
     def _bind_tensor(self, tensor_id: str, definition: Mapping[str, Any]) -> None:
-        handle = self._handle_of(tensor_id, definition)
+        handle = self._handle_of(definition)
         self._release(tensor_id)
         self._handles[tensor_id] = handle
 
@@ -134,41 +134,55 @@ class HandleStore(PersistentTileStore, Generic[Handle]):
             # An error, unless it is a tensor that a read-only store knows and may not create.
             self.tensor_definition(tensor_id)
             return []
-        return self._damages(tensor_id, definition, repair=repair)
+        return self._damages(definition, repair=repair)
 
-    def _damages(self, tensor_id: str, definition: Mapping[str, Any], *, repair: bool) -> list[Damage]:
-        return list(self._handle_of(tensor_id, definition).damages(repair=repair))
+    def _damages(self, definition: Mapping[str, Any], *, repair: bool) -> list[Damage]:
+        return list(self._handle_of(definition).damages(repair=repair))
 
     def _release(self, tensor_id: str) -> None:
         handle = self._handles.pop(tensor_id, None)
         if handle is not None:
             handle.released = True
 
-    def _read_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[torch.Tensor | None]:
+    def _handle(self, tensor_id: str) -> Handle | None:
+        """The tensor, None where nothing is stored of it; StoreError if the store is closed."""
         handle = self._handles.get(tensor_id)
+        if handle is None:
+            self._check_open()
+        return handle
+
+    def _writable_handle(self, tensor_id: str) -> Handle:
+        """The tensor; StoreError where it has been cleared, or the store is closed."""
+        handle = self._handle(tensor_id)
+        if handle is None:
+            raise cleared_elsewhere(self, tensor_id)
+        return handle
+
+    def _read_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[torch.Tensor | None]:
+        handle = self._handle(tensor_id)
         return [None] * len(tile_indices) if handle is None else handle.read_tiles(tile_indices)
 
     def _write_tiles(self, tensor_id: str, tiles: Mapping[Index, torch.Tensor]) -> None:
-        self._handles[tensor_id].write_tiles(tiles)
+        self._writable_handle(tensor_id).write_tiles(tiles)
 
     def _read_partials(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[PartialTile | None]:
-        handle = self._handles.get(tensor_id)
+        handle = self._handle(tensor_id)
         return [None] * len(tile_indices) if handle is None else handle.read_partials(tile_indices)
 
     def _write_partials(self, tensor_id: str, partials: Mapping[Index, PartialTile | None]) -> None:
-        self._handles[tensor_id].write_partials(partials)
+        self._writable_handle(tensor_id).write_partials(partials)
 
     def _delete_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> None:
-        self._handles[tensor_id].delete_tiles(tile_indices)
+        self._writable_handle(tensor_id).delete_tiles(tile_indices)
 
     def _has_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[bool]:
-        handle = self._handles.get(tensor_id)
+        handle = self._handle(tensor_id)
         return [False] * len(tile_indices) if handle is None else handle.has_tiles(tile_indices)
 
     def _find_tiles(self, tensor_id: str, low: Sequence[int], high: Sequence[int]) -> tuple[set[Index], set[Index]]:
-        handle = self._handles.get(tensor_id)
+        handle = self._handle(tensor_id)
         return (set(), set()) if handle is None else handle.find_tiles(low, high)
 
     def _find_partials(self, tensor_id: str, low: Sequence[int], high: Sequence[int]) -> set[Index]:
-        handle = self._handles.get(tensor_id)
+        handle = self._handle(tensor_id)
         return set() if handle is None else handle.find_partials(low, high)

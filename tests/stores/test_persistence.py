@@ -7,8 +7,9 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ from infinite_tensor import (
     open_store,
 )
 from infinite_tensor.tilestore.persistent import PersistentTileStore
+from tests.support.dict_store import DictTileStore
+from tests.support.reference import Index
 
 Make = Callable[..., PersistentTileStore]
 
@@ -450,3 +453,34 @@ def test_what_a_read_hands_in_after_its_tensor_was_cleared_is_not_stored(make: M
     assert (info.tiles_complete, info.tiles_partial) == (0, 0)
     new = overlapping(store, lambda _ctx: torch.full((4, 4), 7.0), version="new")
     assert new[1, 1] == 7
+
+
+class ClosedInAReadStore(DictTileStore):
+    """Another thread closes it while a read looks up what is stored."""
+
+    def _read_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[torch.Tensor | None]:
+        found = super()._read_tiles(tensor_id, tile_indices)
+        closing = threading.Thread(target=self.close)
+        closing.start()
+        closing.join()
+        return found
+
+
+def test_a_store_that_is_closed_in_the_middle_of_a_read_does_not_seem_to_have_lost_anything() -> None:
+    storage: dict[Any, Any] = {}
+    with DictTileStore(storage, tile_size=8) as store:
+        overlapping(store, Counted())[0:16, 0:16]
+    f = Counted()
+    t = overlapping(ClosedInAReadStore(storage), f)
+    with pytest.raises(StoreError, match="is closed; open it again"):
+        t[0:16, 0:16]
+    assert f.calls == []
+
+
+@pytest.mark.parametrize("change", ["_write_tiles", "_write_partials"])
+def test_what_comes_for_a_tensor_that_was_cleared_is_refused_by_name(make: Make, change: str) -> None:
+    with make() as store:
+        overlapping(store, Counted())
+        store._delete_tensor("t")
+        with pytest.raises(StoreError, match=r"tensor 't' is gone"):
+            getattr(store, change)("t", {})

@@ -42,7 +42,7 @@ def test_a_hundred_thousand_tiles_side_by_side_take_less_than_64_kib() -> None:
 
 def test_who_created_a_tensor_knows_what_it_has_not_written() -> None:
     objects = Objects(MemoryStore)
-    founder = Writers("mark", founder=True)
+    founder = founder_of("mark")
     founder.will_write(objects, [(0,), (1,)])
     assert founder.doubt([(0,), (1,)]) == []
     assert founder.doubt([(1,), (2,)]) == ["mark"]
@@ -51,10 +51,16 @@ def test_who_created_a_tensor_knows_what_it_has_not_written() -> None:
 
 def test_it_looks_for_everything_once_another_one_has_announced_itself() -> None:
     objects = Objects(MemoryStore)
-    founder, other = Writers("mark", founder=True), Writers("mark", founder=False)
+    founder, other = founder_of("mark"), Writers("mark")
     assert founder.candidates([(2,)], objects.get(founder.doubt([(2,)]))) == []
     assert other.doubt([(2,)]) == []
     assert other.candidates([(2,)], []) == [(2,)]
     other.will_write(objects, [(5,)])
     assert founder.candidates([(2,)], objects.get(founder.doubt([(2,)]))) == [(2,)]
     assert founder.doubt([(3,)]) == []
+
+
+def founder_of(mark: str) -> Writers:
+    writers = Writers(mark)
+    writers.found()
+    return writers

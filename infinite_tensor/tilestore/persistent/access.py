@@ -195,6 +195,8 @@ class TileAccess(Access):
             wanted = [tile for tile in dict.fromkeys(tiles) if tile not in self._tiles]
             if wanted:
                 self._cache.fetch(self._record, wanted, self._reader, self._tiles)
+                # Of a store that has been closed meanwhile, what is stored may have looked missing.
+                self._check_open()
 
 
 def _box(low: Sequence[int], high: Sequence[int]) -> Iterator[Index]:

@@ -19,6 +19,7 @@ from infinite_tensor.tilestore.persistent.documents import GROUP, TENSOR, checke
 from infinite_tensor.tilestore.report import Damage, Garbage, TensorInfo
 
 _TILES_AT_ONCE = 64
+DOCUMENT_METHODS = ("_read_documents", "_create_document", "_delete_document", "_list_documents")
 _BY_DOCUMENTS = frozenset(
     f"_{method}"
     for method in (
@@ -86,9 +87,10 @@ class Backend(ABC):
         """ValueError if an intact definition makes no sense to this backend."""
 
     def _keeps_no_documents(self) -> NotImplementedError:
+        missing = ", ".join(method for method in DOCUMENT_METHODS if not self._offers(method))
         return NotImplementedError(
-            f"{type(self).__name__} keeps no groups: it needs the methods _read_documents, _create_document, "
-            "_delete_document and _list_documents, see infinite_tensor.tilestore.persistent.backend"
+            f"{type(self).__name__} keeps no documents, and so no groups: it needs the methods {missing}, see "
+            "infinite_tensor.tilestore.persistent.backend"
         )
 
     # Definitions of tensors.
@@ -221,7 +223,7 @@ class Backend(ABC):
         """Whether an optional method does something here: by itself, or by documents."""
         if getattr(cls, method) is not getattr(Backend, method):
             return True
-        return method in _BY_DOCUMENTS and cls._offers("_read_documents")
+        return method in _BY_DOCUMENTS and all(map(cls._offers, DOCUMENT_METHODS))
 
     # What a backend may override.
 

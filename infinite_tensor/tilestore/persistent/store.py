@@ -11,7 +11,7 @@ from infinite_tensor.support.exit import flush_at_exit
 from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.support.interrupts import store_method
 from infinite_tensor.tilestore.lru import LRU, check_limit
-from infinite_tensor.tilestore.persistent.backend import Backend
+from infinite_tensor.tilestore.persistent.backend import DOCUMENT_METHODS, Backend
 from infinite_tensor.tilestore.persistent.contents import PersistentContents
 from infinite_tensor.tilestore.persistent.storage import Storage
 from infinite_tensor.tilestore.report import Damage, Garbage, TensorInfo
@@ -55,9 +55,10 @@ class PersistentTileStore(TileStore, Backend):
     ) -> None:
         missing = [name for name in _OF_DEFINITIONS if not self._offers(name)]
         if missing:
+            documents = ", ".join(name for name in DOCUMENT_METHODS if not self._offers(name))
             raise TypeError(
-                f"{type(self).__name__} keeps no definitions: it needs the methods {', '.join(missing)}, or those of "
-                "documents, _read_documents and three more, see infinite_tensor.tilestore.persistent.backend"
+                f"{type(self).__name__} keeps no definitions: it needs the methods {', '.join(missing)}, or, to keep "
+                f"documents, {documents}, see infinite_tensor.tilestore.persistent.backend"
             )
         limits = check_limit("cache_size_bytes", cache_size_bytes), check_limit("cache_size_tiles", cache_size_tiles)
         if isinstance(flush_interval, bool) or not isinstance(flush_interval, int | float) or flush_interval < 0:

@@ -105,6 +105,14 @@ class SharedFile:
         except FileNotFoundError:
             return True
 
+    @contextmanager
+    def in_use(self, owner: object) -> Iterator[Any]:
+        """The file, which nobody else uses meanwhile; StoreError if it is closed."""
+        with self.lock:
+            if not self.h5:
+                raise StoreError(f"{owner!r} is closed; open it again with `with store:`")
+            yield self.h5
+
     def check_process(self, owner: object) -> None:
         """StoreError where this process may not write: it was forked from the one that has opened the file."""
         if self.process != os.getpid():

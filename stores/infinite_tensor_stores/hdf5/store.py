@@ -217,8 +217,8 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
 
     # Tensors.
 
-    def _handle_of(self, tensor_id: str, definition: Mapping[str, Any]) -> HDF5Tensor:
-        file = self._opened_file()
+    def _handle_of(self, definition: Mapping[str, Any]) -> HDF5Tensor:
+        file, tensor_id = self._opened_file(), definition["tensor_id"]
         slots = file.group(name_of(tensor_id), definition)
         return HDF5Tensor(file, slots, tensor_id, self.contents.storage, self._flush_interval)
 
@@ -230,18 +230,18 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
             complete, partial, stored = file.group(name, definition).describe()
         return TensorInfo(tensor_id, definition, complete, partial, stored, f"/{name}/tiles")
 
-    def _damages(self, tensor_id: str, definition: Mapping[str, Any], *, repair: bool) -> list[Damage]:
+    def _damages(self, definition: Mapping[str, Any], *, repair: bool) -> list[Damage]:
         if repair:
-            reserve(self._writable().h5, 0)
+            self._writable()
         try:
-            handle = self._handle_of(tensor_id, definition)
+            handle = self._handle_of(definition)
         except MemoryError:
             raise
         except Exception as error:  # noqa: BLE001  (h5py raises what it pleases on a damaged file)
             if repair:
                 # Without its datasets no tile of it is left.
-                self.contents.delete(tensor_id)
-            return [Damage("array", None, f"/{name_of(tensor_id)}/tiles", str(error))]
+                self.contents.delete(definition["tensor_id"])
+            return [Damage("array", None, f"/{name_of(definition['tensor_id'])}/tiles", str(error))]
         return list(handle.damages(repair=repair))
 
     def _collect_garbage(self) -> Garbage:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -49,7 +50,7 @@ class HDF5Tensor(TensorHandle):
         """The complete tiles."""
         found: list[torch.Tensor | None] = []
         for batch in self._batches(tiles):
-            with self._file.lock:
+            with self._file.in_use(self.owner):
                 blocks = self._slots.read(batch)
             found += map(self.tile_from, batch, blocks)
         return found
@@ -58,16 +59,16 @@ class HDF5Tensor(TensorHandle):
         """Store complete tiles."""
         self._file.check_process(self.owner)
         for batch in self._batches(list(tiles)):
-            with self._file.lock:
+            with self._file.in_use(self.owner) as h5:
                 self._check_there()
-                reserve(self._file.h5, len(batch) * self.layout.tile_bytes)
+                reserve(h5, len(batch) * self.layout.tile_bytes)
                 self._slots.write({tile: to_stored(tiles[tile]) for tile in batch})
         self._file.flush(older_than=self._flush_interval)
 
     def read_partials(self, tiles: Sequence[Index]) -> list[PartialTile | None]:
         """What their logs hold."""
         log = self._slots.log
-        with self._file.lock:
+        with self._file.in_use(self.owner):
             self._check_there()
             parts = list(map(log.read, tiles))
         return list(map(self.partial_from, map(log.place, tiles), parts))
@@ -77,43 +78,48 @@ class HDF5Tensor(TensorHandle):
         self._file.check_process(self.owner)
         log = self._slots.log
         for tile, part in partials.items():
-            with self._file.lock:
+            with self._file.in_use(self.owner) as h5:
                 self._check_there()
                 if part is None:
                     log.finish([tile])
                 else:
                     data = part.to_bytes(log.place(tile))
-                    reserve(self._file.h5, len(data))
+                    reserve(h5, len(data))
                     log.append(tile, data)
         self._file.flush(older_than=self._flush_interval)
 
     def delete_tiles(self, tiles: Sequence[Index]) -> None:
         """Delete logs, and free slots."""
         self._file.check_process(self.owner)
-        with self._file.lock:
+        with self._file.in_use(self.owner) as h5:
             self._check_there()
+            reserve(h5, 0)
             self._slots.log.delete(tiles)
             self._slots.delete(tiles)
 
     def has_tiles(self, tiles: Sequence[Index]) -> list[bool]:
         """Whether each tile has a slot."""
-        with self._file.lock:
+        with self._file.in_use(self.owner):
             return self._slots.has(tiles)
 
     def find_tiles(self, low: Sequence[int], high: Sequence[int]) -> tuple[set[Index], set[Index]]:
         """The tiles of a box that have a slot, and those that have a log."""
-        with self._file.lock:
+        with self._file.in_use(self.owner):
             return self._slots.find(low, high)
 
     def damages(self, *, repair: bool) -> Iterator[Damage]:
         """What is damaged of the tiles and of the parts of logs."""
-        for first in self._slots.slots():
-            with self._file.lock:
-                found = self._slots.damages(first, repair=repair)
-            yield from found
-        for tile in self._slots.log.tiles():
-            with self._file.lock:
-                found = self._slots.log.damages(tile, repair=repair)
+        with self._file.in_use(self.owner):
+            starts, logged = self._slots.slots(), self._slots.log.tiles()
+        batches = [
+            *(partial(self._slots.damages, first, repair=repair) for first in starts),
+            *(partial(self._slots.log.damages, tile, repair=repair) for tile in logged),
+        ]
+        for look in batches:
+            with self._file.in_use(self.owner) as h5:
+                if repair:
+                    reserve(h5, 0)
+                found = look()
             yield from found
 
     def _batches(self, tiles: Sequence[Index]) -> Iterator[Sequence[Index]]:

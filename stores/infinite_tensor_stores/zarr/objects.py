@@ -73,8 +73,8 @@ class Objects:
 
     def disconnect(self) -> None:
         """Close connections; new ones are opened when they are next used."""
-        if isinstance(self.store, RemoteStore):
-            sync(self.store.disconnect)
+        if isinstance(self._store, RemoteStore):
+            sync(self._store.disconnect)
 
     # Many at once.
 

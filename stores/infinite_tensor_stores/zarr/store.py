@@ -225,11 +225,16 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
         origin = list(origin_of(layout.shape, layout.tile_shape))
         super()._write_definition(tensor_id, {**definition, "origin": origin, "codecs": codecs})
 
-    def _handle_of(self, tensor_id: str, definition: Mapping[str, Any]) -> ZarrTensor:  # noqa: ARG002  (it is in there)
-        place = Place.of(definition)
+    def _bind_tensor(self, tensor_id: str, definition: Mapping[str, Any]) -> None:
+        super()._bind_tensor(tensor_id, definition)
         # Once: who binds the tensor again does not know what has been written since.
-        founder, self._created = definition["incarnation"] == self._created, None
-        handle = ZarrTensor(self._objects, place, self.contents.storage, founder=founder)
+        if definition["incarnation"] == self._created:
+            self._handles[tensor_id].writers.found()
+        self._created = None
+
+    def _handle_of(self, definition: Mapping[str, Any]) -> ZarrTensor:
+        place = Place.of(definition)
+        handle = ZarrTensor(self._objects, place, self.contents.storage)
         if not handle.codec.is_bounded:
             self._check_chosen(place)
         return handle

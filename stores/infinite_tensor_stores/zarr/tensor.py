@@ -71,14 +71,16 @@ class Writers:
     ----------
     mark : str
         Key of the announcement.
-    founder : bool
-        Whether this store object has created the tensor.
     """
 
-    def __init__(self, mark: str, *, founder: bool) -> None:
+    def __init__(self, mark: str) -> None:
         self._mark = mark
-        self._written: TileSet | None = TileSet() if founder else None
-        self._announced = founder
+        self._written: TileSet | None = None
+        self._announced = False
+
+    def found(self) -> None:
+        """Be the one that has just created the tensor."""
+        self._written, self._announced = TileSet(), True
 
     def doubt(self, tiles: Iterable[Index]) -> list[str]:
         """Keys to look for before `candidates` can tell of some tiles: the announcement, or none."""
@@ -170,15 +172,13 @@ class ZarrTensor(TensorHandle):
         Where the tensor lies.
     owner : object
         Whose repr stands in messages.
-    founder : bool
-        Whether this store object has created the tensor.
     """
 
-    def __init__(self, objects: Objects, place: Place, owner: object, *, founder: bool = False) -> None:
+    def __init__(self, objects: Objects, place: Place, owner: object) -> None:
         super().__init__(place.definition["tensor_id"], place.layout, owner)
         self.place = place
         self.codec = ChunkCodec(array_document(place.definition))
-        self.writers = Writers(place.shared, founder=founder)
+        self.writers = Writers(place.shared)
         self.logs = Logs(objects)
         self._objects = objects
 

@@ -172,7 +172,7 @@ def test_a_part_of_a_log_is_computed_again(path: Path, member: Member, put: Call
     found = member.call(used, path)
     assert found.right == [True, True]
     assert found.calls > 0
-    assert _tells(found, rf"part 0: ({REASON})")
+    assert _tells(found, rf"part 0: partial tile .* is damaged \(({REASON})\)")
 
 
 def test_a_definition_is_damaged_and_stays_so(path: Path, member: Member, put: Callable[[Path], object]) -> None:
