@@ -44,7 +44,7 @@ class Demand:
         The tiles that hold what is needed.
     written : int
         Tiles that windows will be stored in.
-    windows : int64 array of shape (N, ndim), or tuple of Product
+    windows : int64 array of shape (N, ndim), or tuple of IndexProduct
         The windows to compute, without those that stand with another tensor which the same ``f`` computes; as products
         where they were counted only.
     """

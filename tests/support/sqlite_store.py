@@ -6,6 +6,7 @@ import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,13 @@ from infinite_tensor.tilestore.persistent import PartialTile, PersistentTileStor
 Index = tuple[int, ...]
 
 TABLES = """
-CREATE TABLE IF NOT EXISTS documents (name TEXT PRIMARY KEY, content TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS tiles (tensor TEXT, tile TEXT, pixels BLOB NOT NULL, PRIMARY KEY (tensor, tile));
-CREATE TABLE IF NOT EXISTS parts (number INTEGER PRIMARY KEY, tensor TEXT, tile TEXT, part BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS documents (name TEXT PRIMARY KEY, content TEXT NOT NULL, incarnation TEXT UNIQUE);
+CREATE TABLE IF NOT EXISTS tiles (
+    tensor TEXT REFERENCES documents (incarnation) ON DELETE CASCADE, tile TEXT, pixels BLOB, PRIMARY KEY (tensor, tile)
+);
+CREATE TABLE IF NOT EXISTS parts (
+    tensor TEXT REFERENCES documents (incarnation) ON DELETE CASCADE, tile TEXT, part BLOB
+);
 CREATE INDEX IF NOT EXISTS logs ON parts (tensor, tile);
 """
 
@@ -30,17 +35,24 @@ class SQLiteTileStore(PersistentTileStore):
         self.path = Path(path).absolute()
         self._incarnations: dict[str, str] = {}
         super().__init__(**options)
-        with self._database() as database:
-            database.executescript(TABLES)
+        if not self.read_only:
+            with self._database() as database:
+                database.executescript(TABLES)
 
     def __repr__(self) -> str:
         return f"SQLiteTileStore({str(self.path)!r})"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(SQLiteTileStore, read_only=self.read_only, **self._options()), (self.path,)
+
     @contextmanager
     def _database(self) -> Iterator[sqlite3.Connection]:
         """A connection of this call, since none can be shared by threads or survives a fork; one transaction."""
-        with closing(sqlite3.connect(self.path, timeout=60)) as database, database:
-            yield database
+        mode = "ro" if self.read_only else "rwc"
+        with closing(sqlite3.connect(f"{self.path.as_uri()}?mode={mode}", uri=True, timeout=60)) as database:
+            database.execute("PRAGMA foreign_keys = ON")
+            with database:
+                yield database
 
     # Definitions of tensors and groups.
 
@@ -51,22 +63,20 @@ class SQLiteTileStore(PersistentTileStore):
 
     def _create_document(self, name: str, document: dict[str, Any]) -> None:
         with self._database() as database:
-            database.execute("INSERT OR IGNORE INTO documents VALUES (?, ?)", (name, json.dumps(document)))
+            row = name, json.dumps(document), document.get("incarnation")
+            database.execute("INSERT OR IGNORE INTO documents VALUES (?, ?, ?)", row)
 
     def _delete_document(self, name: str) -> None:
-        (document,) = self._read_documents([name])
         with self._database() as database:
+            # The tiles of its tensor go with it.
             database.execute("DELETE FROM documents WHERE name = ?", (name,))
-            if isinstance(document, dict) and "incarnation" in document:
-                for table in ("tiles", "parts"):
-                    database.execute(f"DELETE FROM {table} WHERE tensor = ?", (document["incarnation"],))  # noqa: S608
 
     def _list_documents(self, kind: str) -> list[str]:
         with self._database() as database:
             return [name for (name,) in database.execute("SELECT name FROM documents") if name.startswith(kind)]
 
     def _bind_tensor(self, tensor_id: str, definition: Mapping[str, Any]) -> None:
-        # Not the id: who goes on writing after the tensor was cleared writes beside the next one of that id.
+        # Not the id: who still writes after the tensor was cleared is refused, also where it was created again.
         self._incarnations[tensor_id] = definition["incarnation"]
 
     # Tiles. Of a tensor that is not bound nothing is stored: it is known to a read-only store alone.
@@ -86,7 +96,7 @@ class SQLiteTileStore(PersistentTileStore):
     def _write_partials(self, tensor_id: str, partials: Mapping[Index, PartialTile | None]) -> None:
         rows = self._rows(tensor_id, {tile: part for tile, part in partials.items() if part is not None})
         with self._database() as database:
-            database.executemany("INSERT INTO parts (tensor, tile, part) VALUES (?, ?, ?)", rows)
+            database.executemany("INSERT INTO parts VALUES (?, ?, ?)", rows)
             self._delete(database, ["parts"], tensor_id, [tile for tile, part in partials.items() if part is None])
 
     def _delete_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> None:

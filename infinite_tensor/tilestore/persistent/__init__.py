@@ -2,7 +2,7 @@
 
 from infinite_tensor.tilestore.partial import PartialTile
 from infinite_tensor.tilestore.persistent.store import PersistentTileStore
-from infinite_tensor.tilestore.report import TensorInfo
+from infinite_tensor.tilestore.report import Damage, Garbage, TensorInfo
 from infinite_tensor.tilestore.stored_definition import FORMAT
 
-__all__ = ["FORMAT", "PartialTile", "PersistentTileStore", "TensorInfo"]
+__all__ = ["FORMAT", "Damage", "Garbage", "PartialTile", "PersistentTileStore", "TensorInfo"]

@@ -56,7 +56,7 @@ class TensorBlob(Dataset[torch.Tensor]):
         self._mode = mode
         rows.cursor = rows.length if mode[0] == "a" else 0
         self._finalizer = weakref.finalize(self, close_dropped, rows)
-        # `at_exit` has closed it by then.
+        # `flush_at_exit` has closed it by then.
         self._finalizer.atexit = False
 
     @classmethod
