@@ -26,7 +26,7 @@ from infinite_tensor.support.allocation import IN_PARTS, new_result
 from infinite_tensor.support.interrupts import store_call
 
 _BLOCK_BYTES = 16 * 2**20
-"""A larger read is carried out block by block, so that upstream windows are let go early."""
+"""A larger read is carried out block by block, so that upstream windows are released early."""
 _MOST_WAITING = 1024
 """Regions of a stream that wait for a batch to fill."""
 
@@ -93,7 +93,7 @@ def _compute(requests: Sequence[tuple[Node, _Parts]], workers: int | None) -> No
 
 
 def _side_by_side(requests: Sequence[tuple[Node, _Parts]]) -> list[_Block]:
-    """What is read, in blocks: of all tensors at the same pace, so that what they share can be let go of early."""
+    """What is read, in blocks: of all tensors at the same pace, so that what they share can be released early."""
     sizes = [sum([box.nbytes for _, box in parts]) for _, parts in requests]
     ranked: list[tuple[float, _Block]] = []
     for (node, parts), size in zip(requests, sizes, strict=True):
@@ -208,7 +208,7 @@ class _Stream:
             return self._ready()
 
     def close(self) -> None:
-        """Let go of what is held."""
+        """Release what is held."""
         call = store_call()
         with contextlib.suppress(StoreError), call.running:
             # A stream that was dropped may be closed in the middle of anything; what it holds then goes with it.
@@ -225,7 +225,7 @@ class _Stream:
         self._pending, self._done = self._pending[count:], self._done + count
 
     def _ready(self) -> list[torch.Tensor]:
-        """Read the leading selections whose windows are all done, and let go of what only they needed."""
+        """Read the leading selections whose windows are all done, and release what only they needed."""
         if not self._waiting or self._waiting[0][1] > self._done:
             return []
         access, results = self._accesses.of(self._node), []

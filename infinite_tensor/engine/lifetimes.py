@@ -80,7 +80,7 @@ class Lifetimes:
             read = [node for node in nodes if node in self._reach]
             numbers, low, high, whole = self._windows(computation, read)
             for node in computation.nodes:
-                # What nobody reads is stored, and let go of.
+                # What nobody reads is stored, and released.
                 if node not in self._reach:
                     self._reads(node, node.spec.grid.window, numbers, low, high, computation.depth)
             # Of a hull, not all needs to be there.

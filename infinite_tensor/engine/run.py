@@ -175,7 +175,7 @@ def run_steps(
 
 
 def _let_go(views: Views, lifetimes: Lifetimes, unread: int, depth: int) -> None:
-    """When all windows at `depth` of a chain are there, let go of what only they have read, up to a region."""
+    """When all windows at `depth` of a chain are there, release what only they have read, up to a region."""
     for node, access in views.items():
         if lifetimes.read_at(node) <= depth:
             access.keep(lifetimes.before(node, unread))

@@ -143,7 +143,7 @@ class Fillable(ABC):
         have in memory, and may store what they compute from it: close them first.
 
         What is downstream is dropped first. If that ends early, because the process is killed or the storage
-        fails, what is left is what was there before, and nothing stands on pixels that have been computed anew;
+        fails, what is left is what was there before, and nothing stands on pixels that have been computed again;
         a second call does the rest.
 
         Parameters

@@ -117,7 +117,7 @@ def invalidate(requests: Requests, *, dependants: bool) -> Invalidation:
     """Drop the windows of tensors that touch selections of them, and what was computed from these.
 
     Dependants are dropped first. So whatever ends this early, what is left is as it was before: nothing stands on
-    pixels that are computed anew, and a second call does the rest.
+    pixels that are computed again, and a second call does the rest.
     """
     if any(node.contents.closed for node in nodes_alive()):
         # A tensor that only waits for the garbage collector needs no open store.

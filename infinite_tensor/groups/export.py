@@ -150,7 +150,7 @@ def _memory_mapped(folder: Path, content: _Content) -> Iterator[Write]:
 
     def write(key: Key, at: Slices, block: torch.Tensor) -> None:
         like = sample[key]
-        # Mapped anew each time, so that what has been written does not stay in memory.
+        # Mapped again each time, so that what has been written does not stay in memory.
         mapped = torch.from_file(files[key], shared=True, size=like.numel(), dtype=like.dtype)
         mapped.view(like.shape)[at] = block
 

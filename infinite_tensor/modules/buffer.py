@@ -162,7 +162,7 @@ class _Saved:
             unnamed = self.tensor_id is None
             reason = "was given no tensor_id" if unnamed else f"{self.tensor_id!r} was in a store without an address"
             raise ValidationError(
-                f"the tensor of this state {reason}, so it cannot be reopened: make it anew, and build the module with "
+                f"the tensor of this state {reason}, so it cannot be reopened: build it again, and the module with "
                 "InfiniteBuffer(tensor)"
             )
         with ExitStack() as stack:

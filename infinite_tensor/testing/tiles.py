@@ -50,7 +50,7 @@ class TileTests(BackendTests):
         assert absent is None
 
     def test_a_tile_that_is_written_again_replaces_the_old_one(self, location: Any) -> None:
-        """As happens to a damaged tile once it is computed anew."""
+        """As happens to a damaged tile once it is computed again."""
         tile = pixels(torch.float32, TILE, TILE)
         with self._open(location, "t") as store:
             store._write_tiles("t", {(0, 0): torch.zeros(TILE, TILE), (0, 1): tile})

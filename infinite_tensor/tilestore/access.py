@@ -61,9 +61,9 @@ class Access(ABC):
 
     @abstractmethod
     def keep(self, start: Sequence[int] | None) -> None:
-        """Let go of what lies before pixel `start` in any dimension: no later region begins before it.
+        """Release what lies before pixel `start` in any dimension: no later region begins before it.
 
-        None lets go of everything. What is let go of is looked up again when it is added again.
+        None releases everything. What is released is looked up again when it is added again.
         """
 
     @property
@@ -77,4 +77,4 @@ class Access(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of everything; the limits of the cache hold again."""
+        """Release everything; the limits of the cache hold again."""

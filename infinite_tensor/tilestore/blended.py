@@ -92,7 +92,7 @@ class BlendedForRead:
         return tuple(map(max, start, self._bounds[0])), tuple(map(min, stop, self._bounds[1]))
 
     def keep(self, start: Sequence[int] | None) -> None:
-        """Let go of what lies before pixel `start` in any dimension; None is all."""
+        """Release what lies before pixel `start` in any dimension; None is all."""
         if start is None:
             self._tiles = {}
         else:
@@ -126,17 +126,17 @@ class BlendedTiles:
         self._blocks.put((tensor_id, tile), block, block.nbytes)
 
     def shrink(self, limit: int) -> None:
-        """Let go of tiles until they take no more than `limit` bytes."""
+        """Release tiles until they take no more than `limit` bytes."""
         self._blocks.max_bytes = max(limit, 0)
         self._blocks.evict()
 
     def forget(self, tensor_id: str) -> None:
-        """Let go of the tiles of one tensor."""
+        """Release the tiles of one tensor."""
         for key in self._blocks:
             if key[0] == tensor_id:
                 self._blocks.pop(key)
 
     def drop(self, tensor_id: str, tiles: BoxUnion) -> None:
-        """Let go of some tiles of one tensor."""
+        """Release some tiles of one tensor."""
         for tile in tiles.held([tile for name, tile in self._blocks if name == tensor_id]):
             self._blocks.pop((tensor_id, tile))

@@ -258,4 +258,4 @@ class Contents(ABC):
 
     @abstractmethod
     def close(self, *, discard: bool) -> None:
-        """Let go of memory and files, after a flush, whose failure `discard` ignores. More than once is no error."""
+        """Release memory and files, after a flush, whose failure `discard` ignores. More than once is no error."""

@@ -89,7 +89,7 @@ def cleared_elsewhere(store: object, tensor_id: str) -> StoreError:
     return StoreError(
         f"{store!r}: tensor {tensor_id!r} is gone: it has been cleared, or the whole store has vanished. "
         f"clear_tensor({tensor_id!r}) drops what is left of it in memory; then build it again, in the store "
-        "opened anew if that has vanished"
+        "opened again if that has vanished"
     )
 
 
@@ -103,7 +103,9 @@ def remade_elsewhere(store: object, tensor_id: str) -> StoreError:
 
 def vanished(store: object) -> StoreError:
     """The error for a store of which nothing is left."""
-    return StoreError(f"{store!r}: the store has vanished since it was opened; open it again to start anew")
+    return StoreError(
+        f"{store!r}: the store has vanished since it was opened; open it again to begin with an empty one"
+    )
 
 
 def warn_of_damage(store: object, what: str) -> None:

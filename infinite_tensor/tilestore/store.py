@@ -272,7 +272,7 @@ class TileStore:
         self.contents.request_flush()
 
     def close(self, *, discard: bool = False) -> None:
-        """Flush, then let go of memory and files. Closing twice is no error.
+        """Flush, then release memory and files. Closing twice is no error.
 
         Parameters
         ----------

@@ -164,7 +164,7 @@ class TileAccess(Access):
         return Blended(start, stop, pixels)
 
     def keep(self, start: Sequence[int] | None) -> None:
-        """Let go of the tiles that end before `start`."""
+        """Release the tiles that end before `start`."""
         layout = self._record.layout
         gone = [
             tile
@@ -185,7 +185,7 @@ class TileAccess(Access):
         self._record = replace(self._record)
 
     def close(self) -> None:
-        """Let go of all tiles."""
+        """Release all tiles."""
         self.keep(None)
 
     def _fetch(self, tiles: Iterable[Index]) -> None:

@@ -280,4 +280,4 @@ class Backend(ABC):
         """Bring what was written to where a crash of the process cannot harm it."""
 
     def _close_backend(self) -> None:  # noqa: B027  (most need nothing)
-        """Let go of files and connections."""
+        """Close files and connections."""

@@ -206,5 +206,5 @@ class Storage:
             backend._flush_backend()
 
     def close(self) -> None:
-        """Let go of files and connections."""
+        """Close files and connections."""
         self.backend._close_backend()

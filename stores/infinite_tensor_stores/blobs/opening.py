@@ -66,7 +66,7 @@ class Wanted:
         """ValidationError if a blob that is there is another one."""
         for field, given, stored in (("dtype", self.dtype, header.dtype), ("shape", self.shape, header.shape)):
             if given is not None and given != stored:
-                raise ValidationError(f"the blob has {field} {stored}, got {given}; mode 'w' makes it anew")
+                raise ValidationError(f"the blob has {field} {stored}, got {given}; mode 'w' makes a new one")
 
 
 def _row_shape(shape: object) -> tuple[int, ...]:

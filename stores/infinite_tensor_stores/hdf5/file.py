@@ -54,7 +54,7 @@ def reserve(h5: Any, nbytes: int) -> None:
 
 
 def give_back(h5: Any) -> None:
-    """Let go of the room that was taken and not used; the file must be flushed."""
+    """Give the room back that was taken and not used; the file must be flushed."""
     os.ftruncate(h5.id.get_vfd_handle(), h5.id.get_filesize())
 
 

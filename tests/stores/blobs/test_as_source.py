@@ -116,7 +116,7 @@ def test_a_tensor_whose_rows_have_changed_is_not_read(folder: Place, change: str
             blob.truncate(9)
         blob.seek(0, 2)
         blob.write(numbered(10))
-    with pytest.raises(StoreError, match=r"has been overwritten or truncated since a tensor was made|made anew"):
+    with pytest.raises(StoreError, match=r"has been overwritten or truncated since a tensor was made|created again"):
         t[0:2]
 
 
@@ -251,7 +251,7 @@ def test_a_reader_that_knows_of_no_change_yet_makes_a_tensor_of_what_is_left(pla
     with pytest.raises(ValidationError, match="a tensor of 1 to 5 rows can be had, got rows=7"):
         other.as_tensor(7)
     made(place, 20)
-    with pytest.raises(StoreError, match="made anew since it was opened"):
+    with pytest.raises(StoreError, match="created again since it was opened"):
         other.as_tensor()
 
 

@@ -108,7 +108,7 @@ def test_w_keeps_the_dtype_and_shape_that_are_not_given(place: Place) -> None:
 
 def test_a_blob_that_is_there_is_compared_with_what_is_expected(place: Place) -> None:
     made(place)
-    with pytest.raises(ValidationError, match=r"shape \(2, 3\), got \(6,\); mode 'w' makes it anew"):
+    with pytest.raises(ValidationError, match=r"shape \(2, 3\), got \(6,\); mode 'w' makes a new one"):
         place.open("a", shape=6)
     with place.open("a", shape=SHAPE, dtype=torch.float32) as blob:
         assert len(blob) == 10

@@ -130,9 +130,9 @@ def test_a_reader_says_that_the_blob_has_been_made_anew(folder: Place) -> None:
     reader = folder.open()
     _ = reader[0]
     made(folder, 20)
-    with pytest.raises(StoreError, match="has been made anew since it was opened; open it again"):
+    with pytest.raises(StoreError, match="has been created again since it was opened; open it again"):
         reader.refresh()
-    with pytest.raises(StoreError, match="made anew"):
+    with pytest.raises(StoreError, match="created again"):
         _ = reader[9]
 
 
@@ -268,7 +268,7 @@ def hold_and_fork(target: str) -> int:
 def test_a_writer_that_could_not_be_opened_leaves_no_lock(place: Place) -> None:
     made(place)
     for options in ({"shape": 7}, {"dtype": "int8"}):
-        with pytest.raises(ValueError, match="mode 'w' makes it anew"):
+        with pytest.raises(ValueError, match="mode 'w' makes a new one"):
             place.open("a", **options)
     place.open("a").close()
 
