@@ -11,7 +11,7 @@ from infinite_tensor.tilestore.report import Garbage
 from infinite_tensor_stores.loop import sync
 from infinite_tensor_stores.zarr.layout import DOCUMENT, Place, incarnation_of, is_temporary
 from infinite_tensor_stores.zarr.objects import Objects
-from infinite_tensor_stores.zarr.root import ours_at_root
+from infinite_tensor_stores.zarr.root import Root
 
 
 class Sweep:
@@ -21,6 +21,8 @@ class Sweep:
     ----------
     objects : Objects
         Of the store.
+    root : Root
+        Likewise.
     definition_of : callable
         ``definition_of(name)`` reads the definition of a tensor, None where there is none; ValueError or StoreError
         where that cannot be read.
@@ -31,16 +33,17 @@ class Sweep:
         Prefixes of the logs that were deleted.
     """
 
-    def __init__(self, objects: Objects, definition_of: Callable[[str], Mapping[str, Any] | None]) -> None:
+    def __init__(self, objects: Objects, root: Root, definition_of: Callable[[str], Mapping[str, Any] | None]) -> None:
         self.logs: list[str] = []
         self._objects = objects
+        self._root = root
         self._definition = definition_of
         self._deleted = 0
         self._bytes = 0
 
     def run(self) -> Garbage:
         """Go over the whole store."""
-        ours = ours_at_root(self._objects)
+        ours = self._root.ours()
         for name, inside in ours.items():
             if name.startswith(TENSOR):
                 self._sweep_incarnations(name, inside)

@@ -39,7 +39,7 @@ from infinite_tensor_stores.zarr.layout import (
     origin_of,
 )
 from infinite_tensor_stores.zarr.objects import DEFAULT_CONCURRENCY, Objects
-from infinite_tensor_stores.zarr.root import check_free, is_of_others, open_root
+from infinite_tensor_stores.zarr.root import Root
 from infinite_tensor_stores.zarr.tensor import ZarrTensor, described
 
 
@@ -125,7 +125,8 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
             read_only=read_only,
             workers=workers,
         )
-        open_root(self._objects, self.mode, self)
+        self._root = Root(self._objects, self.contents.storage)
+        self._root.open(self.mode)
 
     def __repr__(self) -> str:
         return f"ZarrTileStore({shown(self.target)!r}, mode={self.mode!r})"
@@ -160,7 +161,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
             handle.writers.leave()
 
     def _resume(self) -> None:
-        open_root(self._objects, "a" if self.mode in ("w", "w-") else self.mode, self)
+        self._root.open("a" if self.mode in ("w", "w-") else self.mode)
 
     # Documents: the attributes of Zarr groups. A group of tensors is one without arrays.
 
@@ -172,7 +173,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
 
     def _create_document(self, name: str, document: dict[str, Any]) -> None:
         kind = "tensor" if name.startswith(TENSOR) else "group"
-        check_free(self._objects, name, f"{kind} {document[f'{kind}_id']!r}", self)
+        self._root.check_free(name, f"{kind} {document[f'{kind}_id']!r}")
         place = Place.of(document) if kind == "tensor" else None
         if place is not None:
             self._objects.put({f"{place.array}/{DOCUMENT}": array_bytes(document)})
@@ -212,7 +213,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
         return f"{name}/{DOCUMENT}"
 
     def _is_ours(self, name: str) -> bool:
-        return not is_of_others(self._objects, name)
+        return not self._root.is_of_others(name)
 
     # Tensors.
 
@@ -257,7 +258,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
     def _collect_garbage(self) -> Garbage:
         if self._objects.get([DOCUMENT]) == [None]:
             raise vanished(self)
-        sweep = Sweep(self._objects, lambda name: self._tensor_in(name, *self._read_documents([name])))
+        sweep = Sweep(self._objects, self._root, lambda name: self._tensor_in(name, *self._read_documents([name])))
         collected = sweep.run()
         for handle in list(self._handles.values()):
             handle.logs.forget(sweep.logs)
