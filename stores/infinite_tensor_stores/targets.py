@@ -59,7 +59,9 @@ def check_found(mode: str, owner: object, found: str | None, *, is_store: bool, 
             f"{owner!r}: there is something already; mode 'a' opens it if it is a store, else choose {place}"
         )
     elif mode == "r" and not is_store:
-        raise StoreError(f"{owner!r}: there is {found} with no store in it; mode 'a' makes one there")
+        raise StoreError(
+            f"{owner!r}: there is {found} with no store in it; mode 'a' makes one, where nothing is in the way"
+        )
 
 
 def check_format(version: object, owner: object, advice: str = "") -> None:

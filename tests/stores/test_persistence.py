@@ -24,6 +24,7 @@ from infinite_tensor import (
     HDF5TileStore,
     InfiniteTensor,
     StoreError,
+    TensorGroup,
     TensorWindow,
     TileAccessError,
     ValidationError,
@@ -31,8 +32,10 @@ from infinite_tensor import (
     open_store,
 )
 from infinite_tensor.tilestore.persistent import PersistentTileStore
+from infinite_tensor.tilestore.persistent.documents import sealed
 from tests.support.dict_store import DictTileStore
 from tests.support.reference import Index
+from tests.support.sqlite_store import SQLiteTileStore
 
 Make = Callable[..., PersistentTileStore]
 
@@ -484,3 +487,33 @@ def test_what_comes_for_a_tensor_that_was_cleared_is_refused_by_name(make: Make,
         store._delete_tensor("t")
         with pytest.raises(StoreError, match=r"tensor 't' is gone"):
             getattr(store, change)("t", {})
+
+
+def test_nothing_waits_as_zarr_does_which_an_interrupt_would_leave_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wait(*_: object) -> None:
+        raise AssertionError("zarr waits for a future here")
+
+    monkeypatch.setattr("concurrent.futures.wait", wait)
+    monkeypatch.setattr("zarr.core.sync.wait", wait)
+    with ZarrTileStore(tmp_path, tile_size=8) as store:
+        t = overlapping(store, Counted())
+        pixels = t[0:20, 0:20]
+        TensorGroup({"t": t}).save(store, "g")
+    with store:
+        assert torch.equal(t[0:20, 0:20], pixels)
+        assert store.verify("t") == []
+        store.gc()
+        store.clear_group("g")
+        store.clear_tensor("t")
+
+
+def test_a_definition_of_a_later_version_is_refused_by_a_message_that_says_where_it_is(tmp_path: Path) -> None:
+    with SQLiteTileStore(tmp_path / "s.db", tile_size=8) as store:
+        overlapping(store, Counted())
+        definition = store.tensor_definition("t")
+        store._delete_document("t-t")
+        store._create_document("t-t", sealed(definition | {"format": 99}))
+        with pytest.raises(StoreError, match=r"SQLiteTileStore\(.*\): the definition in t-t cannot .* has format 99"):
+            store.tensor_definition("t")

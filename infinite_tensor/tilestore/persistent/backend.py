@@ -175,7 +175,12 @@ class Backend(ABC):
         """The definition of a tensor that `document` is; ValueError if it is damaged, StoreError of a later version."""
         if document is None:
             return None
-        definition = checked(document)
+        try:
+            definition = checked(document)
+        except StoreError as error:
+            raise StoreError(
+                f"{self!r}: the definition in {self._document_path(name)} cannot be read: {error}"
+            ) from error
         if name_of(definition["tensor_id"]) != name:
             raise ValueError(f"it defines tensor {definition['tensor_id']!r}")
         self._check_definition(definition)

@@ -170,7 +170,7 @@ class Folder(Location):
         """The ``zarr.json``, which is held open."""
         try:
             return DocumentFile(self.path / DOCUMENT)
-        except (FileNotFoundError, NotADirectoryError):
+        except FileNotFoundError:
             return None
 
     def commit(self, header: Header) -> None:

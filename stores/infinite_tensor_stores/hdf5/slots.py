@@ -189,7 +189,7 @@ class TileSlots:
             "index", shape=(0, row), maxshape=(None, row), chunks=(256, row), dtype=np.int64, fillvalue=_UNUSED
         )
         group.create_group("partial")
-        group.create_dataset(DEFINITION, data=np.bytes_(json.dumps(definition, allow_nan=False)))
+        put_document(group, DEFINITION, json.dumps(definition, allow_nan=False))
 
     @property
     def gone(self) -> bool:
@@ -393,6 +393,11 @@ def definition_in(group: Any, name: str = DEFINITION) -> dict[str, Any] | None:
     if name_of(definition["tensor_id"]) != group.name.removeprefix("/"):
         raise ValueError(f"it defines tensor {definition['tensor_id']!r}")
     return definition
+
+
+def put_document(group: Any, name: str, document: str) -> None:
+    """Create a dataset that holds a document: under its name only once it is whole, whatever interrupts this."""
+    group[name] = group.create_dataset(None, data=np.bytes_(document))
 
 
 def document_in(dataset: Any) -> dict[str, Any]:

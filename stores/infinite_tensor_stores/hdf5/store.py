@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.tilestore.failures import vanished
 from infinite_tensor.tilestore.persistent.documents import TENSOR, name_of
@@ -28,7 +26,7 @@ from infinite_tensor_stores.hdf5.members import (
     room_for,
     tensor_at,
 )
-from infinite_tensor_stores.hdf5.slots import DEFINITION, TileSlots, file_in_memory
+from infinite_tensor_stores.hdf5.slots import DEFINITION, TileSlots, file_in_memory, put_document
 from infinite_tensor_stores.hdf5.tensor import HDF5Tensor
 from infinite_tensor_stores.targets import absolute, check_mode, local_path, shown
 
@@ -191,7 +189,7 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
             elif document_at(file.h5, name) is None:
                 data = json.dumps(document, allow_nan=False)
                 reserve(file.h5, len(data))
-                folder_for(file.h5, name).create_dataset(name, data=np.bytes_(data))
+                put_document(folder_for(file.h5, name), name, data)
 
     def _delete_document(self, name: str) -> None:
         file = self._writable()

@@ -19,9 +19,9 @@ from typing import Any, TypeAlias, TypeVar
 import google_crc32c
 import numpy as np
 import numpy.typing as npt
-import zarr
 from numcodecs import Blosc, Zstd  # type: ignore[import-untyped]
 from zarr.abc.codec import BytesBytesCodec, Codec
+from zarr.api.asynchronous import create_array, open_array
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, ZstdCodec
 from zarr.core.array_spec import ArraySpec
 from zarr.core.metadata import ArrayV3Metadata
@@ -189,7 +189,7 @@ class ChunkCodec:
     def __init__(self, document: Mapping[str, Any]) -> None:
         try:
             scratch = MemoryStore({"zarr.json": PROTOTYPE.buffer.from_bytes(json.dumps(document).encode())})
-            array = zarr.open_array(scratch, mode="r", zarr_format=3).async_array
+            array = sync(open_array, store=scratch, mode="r", zarr_format=3)
             names = [codec["name"] for codec in document["codecs"]]
         except Exception as error:  # (zarr and the codecs raise what they please on what makes no sense)
             raise ValueError(f"zarr cannot make sense of codecs {document['codecs']!r}: {error}") from error
@@ -267,7 +267,8 @@ def codecs_of(dtype: str, tile: Sequence[int], compressors: Any) -> list[dict[st
         compressors = ()
     chosen = compressors if isinstance(compressors, Sequence) else (compressors,)
     scratch = MemoryStore()
-    zarr.create_array(
+    sync(
+        create_array,
         scratch,
         shape=tuple(tile),
         chunks=tuple(tile),

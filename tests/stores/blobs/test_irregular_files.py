@@ -125,3 +125,13 @@ def test_a_lock_that_is_a_fifo_is_told_apart_from_one_that_is_held(blob: Path, o
     os.mkfifo(blob / "writer.lock")
     with pytest.raises(StoreError, match=r"cannot be opened: writer\.lock is not a regular file"):
         other.call(append, str(blob))
+
+
+def test_a_file_in_the_place_of_a_blob_is_neither_deleted_nor_taken_for_nothing(tmp_path: Path) -> None:
+    photograph = tmp_path / "sea.jpg"
+    photograph.write_bytes(b"pixels")
+    with pytest.raises(StoreError, match=r"sea\.jpg cannot be deleted: NotADirectoryError"):
+        TensorBlob.unlink(photograph)
+    with pytest.raises(StoreError, match=r"sea\.jpg cannot be created: NotADirectoryError"):
+        create(str(photograph))
+    assert photograph.read_bytes() == b"pixels"
