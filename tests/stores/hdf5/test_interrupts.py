@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +25,9 @@ def interrupted_at(step: int, call: Callable[[], object]) -> bool:
         nonlocal left
         if not frame.f_code.co_filename.startswith(_H5PY):
             return None
-        if event == "line":
+        # Where a ``with`` ends, its lock would stay taken.
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip()
+        if event == "line" and not line.startswith("with "):
             left -= 1
             if left == 0:
                 raise KeyboardInterrupt
