@@ -157,7 +157,7 @@ _Path: TypeAlias = "tuple[tuple[weakref.ref[Claim], int], ...]"
 _path: ContextVar[_Path] = ContextVar("path", default=())
 """The claims that are worked on here, each by its thread, from the outermost read inward: their ``f`` made this call.
 
-Weakly: whoever copies the context keeps no store alive. What an ``f`` does on threads of its own is not seen as nested.
+Weakly: a copy of the context keeps no store alive. What an ``f`` does on threads of its own is not seen as nested.
 """
 
 
@@ -279,7 +279,7 @@ class Claims:
         Raises
         ------
         ValidationError
-            If one of them is in the making by whoever asks, so that it would need itself.
+            If one of them is in the making by the one who asks, so that it would need itself.
         """
         indices = as_tuples(workload.windows)
         path = _served()

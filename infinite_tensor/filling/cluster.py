@@ -1,7 +1,7 @@
 """Filling a region on a Dask cluster.
 
 Tensors are filled one after the other, those that others read first: each window is part of one task, so none is
-computed twice. Where windows of two tasks meet in a tile, its parts lie beside each other in storage until whoever
+computed twice. Where windows of two tasks meet in a tile, its parts lie beside each other in storage until the one who
 reads the tile next puts them together. A task that is lost with its worker is run again, and computes what had not
 been stored.
 """
@@ -58,7 +58,7 @@ def fill_on_cluster(
     # What is known here of tiles in progress will be out of date.
     _forget(job.chain)
     needs, _ = demands(job.boxes)
-    # Of a tensor in memory, whoever needs a window computes it.
+    # Of a tensor in memory, the task that needs a window computes it.
     stored = [demand for demand in reversed(needs) if demand.node.store.shared]
     total, in_tasks = (sum(demand.missing for demand in of) for of in (needs, stored))
     with Tally(total, progress, max(1, in_tasks)) as tally, _Tasks(client, tensors, workers, tally) as tasks:

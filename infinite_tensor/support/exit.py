@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Protocol
 
 _MOST_SECONDS = 60.0
-"""Whoever terminates a process may wait for its end, so storage that hangs must not hold that up for ever."""
+"""Who terminates a process may wait for its end, so storage that hangs must not hold that up for ever."""
 
 
 class _Flushable(Protocol):

@@ -30,7 +30,7 @@ _LOOK_AGAIN_SECONDS = 0.5
 class Mark:
     """Says that something is under way: true while `running`, a lock, is held.
 
-    Its owner works ``with mark.running:``; whoever finds the mark of somebody who is gone takes it away.
+    Its owner works ``with mark.running:``; who finds the mark of somebody who is gone takes it away.
     """
 
     __slots__ = ("__weakref__", "running")
@@ -110,7 +110,7 @@ class Changes:
 class StoreCall:
     """One call into stores by one thread.
 
-    Whoever makes the call asks `store_call` for one and works ``with call.running:``, where `begin` comes first. Marks
+    Who makes the call asks `store_call` for one and works ``with call.running:``, where `begin` comes first. Marks
     are locks, since an interrupt cannot leave them behind.
 
     Attributes

@@ -50,7 +50,7 @@ class DefinitionTests(BackendTests):
             assert store._read_definition("t") is None
 
     def test_the_first_definition_stays(self, location: Any) -> None:
-        """Whoever creates a tensor second leaves what is there."""
+        """Who creates a tensor second leaves what is there."""
         with self._open(location, "t") as store:
             first = store._read_definition("t")
             assert first is not None
@@ -189,7 +189,7 @@ class DefinitionTests(BackendTests):
                 assert store.tensor_definition("t")["tile_size"] == tile
 
     def test_a_stored_tensor_keeps_its_tile_size_where_none_is_given(self, location: Any) -> None:
-        """So that whoever builds it again need not repeat it; a backend that passes a size of its own gives one."""
+        """So that who builds it again need not repeat it; a backend that passes a size of its own gives one."""
         with self._open(location) as store:
             expected = tensor_on(store, Ramp())[0:7, 0:7]
         with self.open_store(location) as store:

@@ -103,7 +103,7 @@ class AllWindows:
         """Keep windows, each with a row that holds it. Of those that are here, what is here stays."""
         kept = self._rows.setdefault(tensor_id, {})
         if not kept.keys().isdisjoint(rows):
-            # Whoever finds a row takes the windows that follow in it for stored as well: none may hold one of another.
+            # A read that finds a row takes the windows that follow in it for stored too: none may hold one of another.
             rows = {index: _alone(row, index) for index, row in rows.items() if index not in kept}
         kept.update(rows)
 
@@ -117,7 +117,7 @@ class AllWindows:
         broken = {id(rows.pop(index)) for index in indices}
         for index, row in rows.items():
             if id(row) in broken:
-                # Whoever finds a row takes the windows that follow in it for stored as well.
+                # A read that finds a row takes the windows that follow in it for stored as well.
                 rows[index] = _alone(row, index)
         self._rows[tensor_id] = rows
 

@@ -176,13 +176,11 @@ class Backend(ABC):
         if document is None:
             return None
         try:
-            definition = checked(document)
+            definition = checked(document, name)
         except StoreError as error:
             raise StoreError(
                 f"{self!r}: the definition in {self._document_path(name)} cannot be read: {error}"
             ) from error
-        if name_of(definition["tensor_id"]) != name:
-            raise ValueError(f"it defines tensor {definition['tensor_id']!r}")
         self._check_definition(definition)
         return definition
 

@@ -151,7 +151,7 @@ class TileCache:
                     self._hand_out(record, self._enter(record, loaded), reader, entries)
                     self.entries.evict(self._release)
             finally:
-                # Where this is not reached, whoever finds the mark sees that nobody loads the tile any more.
+                # Where this is not reached, a thread that finds the mark sees that nobody loads the tile any more.
                 for tile in mine:
                     self._loading.pop((record, tile), None)
         for other in set(theirs.values()):

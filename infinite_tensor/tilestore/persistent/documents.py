@@ -61,8 +61,8 @@ def sealed(definition: Mapping[str, Any]) -> dict[str, Any]:
     return {**definition, "digest": _digest(definition)}
 
 
-def checked(found: object) -> dict[str, Any]:
-    """The definition of a tensor as `sealed` returned it; `found` is what lies in its place.
+def checked(found: object, name: str) -> dict[str, Any]:
+    """The definition of a tensor as `sealed` returned it; `found` is what lies under its name.
 
     Raises
     ------
@@ -77,6 +77,8 @@ def checked(found: object) -> dict[str, Any]:
     layout_of(found)
     if not isinstance(found.get("incarnation"), str) or not _INCARNATION.fullmatch(found["incarnation"]):
         raise ValueError(f"its incarnation is {found.get('incarnation')!r:.200}, not 16 hexadecimal digits")
+    if name_of(found["tensor_id"]) != name:
+        raise ValueError(f"it defines tensor {found['tensor_id']!r}")
     return found
 
 

@@ -99,7 +99,7 @@ class TileStorer:
         """Store tiles of any tensors; a tensor that cannot be stored holds up no other. Runs on the writer's thread.
 
         What is stored, or need not be any more, is taken out of `jobs`. The lock is held while tiles in progress are
-        looked at, not while they are on their way. Whoever holds this call with its backend keeps the store alive.
+        looked at, not while they are on their way. Who holds this call with its backend keeps the store alive.
         """
         by_record: dict[Record, dict[Index, TileInProgress]] = {}
         for (record, tile), job in jobs.items():

@@ -112,7 +112,7 @@ class Writer(Generic[K, J]):
     def drain(self, write: Write[K, J] | None = None) -> None:
         """Return when every job is stored or has failed.
 
-        Where one may wait that nobody works off, since whoever queued it was interrupted, `write` must be given.
+        Where one may wait that nobody works off, since who queued it was interrupted, `write` must be given.
         """
         self._wait_for(lambda: not self._queued and not self._writing, write)
 

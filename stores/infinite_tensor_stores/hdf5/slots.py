@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from infinite_tensor.geometry.points import Index, IntArray, as_tuples, inside
 from infinite_tensor.tilestore.layout import TileLayout
-from infinite_tensor.tilestore.persistent.documents import checked, layout_of, name_of
+from infinite_tensor.tilestore.persistent.documents import checked, layout_of
 from infinite_tensor.tilestore.report import Damage
 from infinite_tensor_stores.dtypes import stored_dtype
 from infinite_tensor_stores.files import parsed
@@ -387,12 +387,7 @@ def is_incarnation(group: Any, incarnation: str) -> bool:
 
 def definition_in(group: Any, name: str = DEFINITION) -> dict[str, Any] | None:
     """The definition in the group of a tensor, None where there is none; ValueError if it is damaged."""
-    if name not in group:
-        return None
-    definition = checked(document_in(group[name]))
-    if name_of(definition["tensor_id"]) != group.name.removeprefix("/"):
-        raise ValueError(f"it defines tensor {definition['tensor_id']!r}")
-    return definition
+    return checked(document_in(group[name]), group.name.removeprefix("/")) if name in group else None
 
 
 def put_document(group: Any, name: str, document: str) -> None:
