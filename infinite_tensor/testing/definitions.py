@@ -26,6 +26,7 @@ from infinite_tensor.testing.fixtures import (
 )
 from infinite_tensor.tilestore import Garbage
 from infinite_tensor.tilestore.persistent import PartialTile
+from infinite_tensor.tilestore.persistent.backend import offers
 
 
 class DefinitionTests(BackendTests):
@@ -234,9 +235,9 @@ class GroupTests(BackendTests):
             TensorGroup({"x": tensor}).save(store, "only a group")
         with self._open(location) as store:
             assert (store.tensor_ids(), store.group_ids()) == (["t"], ["only a group", "t"])
-            if store._offers("_collect_garbage"):
+            if offers(store, "_collect_garbage"):
                 assert store.gc() == Garbage()
-            if store._offers("_verify_tensor"):
+            if offers(store, "_verify_tensor"):
                 assert store.verify("t", repair=True) == []
             store.clear_tensor("t")
             assert (store.tensor_ids(), store.group_ids()) == ([], ["only a group", "t"])

@@ -13,6 +13,7 @@ from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore
 from infinite_tensor.tilestore.persistent import PersistentTileStore
+from infinite_tensor.tilestore.persistent.backend import offers
 from infinite_tensor.values.definition import DTYPES, dtype_name
 
 TILE = 5
@@ -151,7 +152,7 @@ class BackendTests:
     def _open_with(self, method: str, location: Any, *declared: str) -> PersistentTileStore:
         """The same for a test of an optional method, which is skipped where the backend has none."""
         store = self._open(location, *declared)
-        if not store._offers(method):
+        if not offers(store, method):
             store.close()
             pytest.skip(f"this backend has no {method}")
         return store

@@ -144,16 +144,9 @@ class TileStore:
             for name in dependants_in(contents.specs_downstream(), tensor_id, digest) if dependants else ():
                 contents.delete(name)
             contents.delete(tensor_id)
-        remaining = () if dependants else self._readers_of(tensor_id, digest)
+        remaining = () if dependants else _readers_of(contents, tensor_id, digest)
         if remaining:
             warn_of_dependants(tensor_id, remaining, self)
-
-    def _readers_of(self, tensor_id: str, digest: str | None) -> list[str]:
-        try:
-            return readers_in(self.contents.specs_downstream(), tensor_id, digest)
-        except StoreError:
-            # The whole store is gone, say: nobody is left to warn of.
-            return []
 
     @store_method
     def clear_cache(self, tensor_id: str) -> None:
@@ -296,3 +289,11 @@ class TileStore:
 
     def _resume(self) -> None:
         """Get a closed store ready for use again."""
+
+
+def _readers_of(contents: Contents, tensor_id: str, digest: str | None) -> list[str]:
+    try:
+        return readers_in(contents.specs_downstream(), tensor_id, digest)
+    except StoreError:
+        # The whole store is gone, say: nobody is left to warn of.
+        return []

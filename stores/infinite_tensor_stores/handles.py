@@ -126,9 +126,8 @@ class HandleStore(PersistentTileStore, Generic[Handle]):
     def _verify_tensor(self, tensor_id: str, *, repair: bool) -> list[Damage]:
         name = name_of(tensor_id)
         try:
-            definition = self._tensor_in(name, *self._read_documents([name]))
+            definition = self._documents.find(name)
         except ValueError as error:
-            self._check_ours(name)
             return [Damage("definition", None, self._document_path(name), str(error))]
         if definition is None:
             # An error, unless it is a tensor that a read-only store knows and may not create.

@@ -6,16 +6,14 @@ import itertools
 import math
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from infinite_tensor.errors import StoreError
 from infinite_tensor.geometry.points import MOST_AT_ONCE, Index, check_count
-from infinite_tensor.tilestore.failures import damaged_definition, damaged_group, in_the_way, warn_of_damage
 from infinite_tensor.tilestore.partial import PartialTile
-from infinite_tensor.tilestore.persistent.documents import GROUP, TENSOR, checked, id_of, intact, name_of, sealed
+from infinite_tensor.tilestore.persistent.documents import GROUP, TENSOR, Document, Documents, name_of
 from infinite_tensor.tilestore.report import Damage, Garbage, TensorInfo
 
 _TILES_AT_ONCE = 64
@@ -59,21 +57,21 @@ class Backend(ABC):
 
     # Documents: definitions of tensors (their names begin with ``t-``) and of groups (``g-``), JSON objects each.
 
-    def _read_documents(self, names: Sequence[str]) -> list[dict[str, Any] | ValueError | None]:  # noqa: ARG002
+    def _read_documents(self, names: Sequence[str]) -> list[Document]:  # noqa: ARG002
         """The documents of these names, in their order; None where there is none, ValueError for what is damaged."""
-        raise self._keeps_no_documents()
+        raise _keeps_no_documents(self)
 
     def _create_document(self, name: str, document: dict[str, Any]) -> None:  # noqa: ARG002
         """Create a document, whole or not at all. Where somebody else has just created it, leave that one."""
-        raise self._keeps_no_documents()
+        raise _keeps_no_documents(self)
 
     def _delete_document(self, name: str) -> None:  # noqa: ARG002
         """Delete a document, then what belongs to it, as the tiles of a tensor; one that does not exist is no error."""
-        raise self._keeps_no_documents()
+        raise _keeps_no_documents(self)
 
     def _list_documents(self, kind: str) -> list[str]:  # noqa: ARG002
         """The names of all documents that begin with `kind`."""
-        raise self._keeps_no_documents()
+        raise _keeps_no_documents(self)
 
     def _document_path(self, name: str) -> str:
         """Where a document lies, for messages."""
@@ -86,28 +84,22 @@ class Backend(ABC):
     def _check_definition(self, definition: Mapping[str, Any]) -> None:  # noqa: B027  (most need nothing)
         """ValueError if an intact definition makes no sense to this backend."""
 
-    def _keeps_no_documents(self) -> NotImplementedError:
-        missing = ", ".join(method for method in DOCUMENT_METHODS if not self._offers(method))
-        return NotImplementedError(
-            f"{type(self).__name__} keeps no documents, and so no groups: it needs the methods {missing}, see "
-            "infinite_tensor.tilestore.persistent.backend"
-        )
+    @property
+    def _documents(self) -> Documents:
+        """The definitions in its documents."""
+        moving = self._read_documents, self._create_document, self._list_documents
+        return Documents(self, *moving, self._document_path, self._is_ours, self._check_definition)
 
     # Definitions of tensors.
 
     def _read_definition(self, tensor_id: str) -> dict[str, Any] | None:
         """The definition that was written for a tensor, or None."""
-        name = name_of(tensor_id)
-        try:
-            return self._tensor_in(name, *self._read_documents([name]))
-        except ValueError as error:
-            self._check_ours(name)
-            raise damaged_definition(self, tensor_id, self._document_path(name), error) from error
+        return self._documents.read(tensor_id, TENSOR)
 
     def _write_definition(self, tensor_id: str, definition: dict[str, Any]) -> None:
         """Create a tensor. Where another process has just created it, leave that one's definition."""
         # The incarnation tells this tensor from those that had the id before it, and from those that will have it.
-        self._create_document(name_of(tensor_id), sealed({**definition, "incarnation": secrets.token_hex(8)}))
+        self._documents.write(tensor_id, TENSOR, {**definition, "incarnation": secrets.token_hex(8)})
 
     def _delete_tensor(self, tensor_id: str) -> None:
         """Delete everything of a tensor, the definition first. One that does not exist is no error."""
@@ -115,9 +107,9 @@ class Backend(ABC):
 
     def _list_tensors(self) -> list[str]:
         """Ids of all tensors that are stored."""
-        if not self._offers("_list_documents"):
+        if not offers(self, "_list_documents"):
             raise NotImplementedError(f"{type(self).__name__} does not list its tensors")
-        return self._ids_of(TENSOR, "tensor", self._tensor_in)
+        return self._documents.ids(TENSOR)
 
     def _read_definitions(self) -> dict[str, dict[str, Any]]:
         """The definitions of tensors, by their ids; none where they cannot be listed.
@@ -125,39 +117,21 @@ class Backend(ABC):
         A backend that can read many at once does. It may leave out those with neither args nor an output. One that is
         damaged is left out with a `DamagedDataWarning`.
         """
-        if not self._offers("_list_documents"):
-            listed = self._list_tensors() if self._offers("_list_tensors") else []
-            definitions = {tensor_id: self._read_definition(tensor_id) for tensor_id in listed}
-            return {tensor_id: definition for tensor_id, definition in definitions.items() if definition is not None}
-        found = {}
-        for name, document in self._documents(TENSOR):
-            if isinstance(document, dict) and document.get("args") == [] and "output" not in document:
-                # To check it takes far longer than to read it.
-                continue
-            try:
-                definition = self._tensor_in(name, document)
-            except (ValueError, StoreError) as error:
-                if self._is_ours(name):
-                    warn_of_damage(self, f"the definition in {self._document_path(name)} cannot be read ({error})")
-            else:
-                if definition is not None:
-                    found[str(definition["tensor_id"])] = definition
-        return found
+        if offers(self, "_list_documents"):
+            return self._documents.readers()
+        listed = self._list_tensors() if offers(self, "_list_tensors") else []
+        definitions = {tensor_id: self._read_definition(tensor_id) for tensor_id in listed}
+        return {tensor_id: definition for tensor_id, definition in definitions.items() if definition is not None}
 
     # Groups: definitions apart from those of tensors, whose ids they may have.
 
     def _read_group(self, group_id: str) -> dict[str, Any] | None:
         """The definition that was written for a group, or None; StoreError if it is damaged."""
-        name = name_of(group_id, GROUP)
-        try:
-            return self._group_in(name, *self._read_documents([name]))
-        except ValueError as error:
-            self._check_ours(name)
-            raise damaged_group(self, group_id, self._document_path(name), error) from error
+        return self._documents.read(group_id, GROUP)
 
     def _write_group(self, group_id: str, definition: dict[str, Any]) -> None:
         """Create a group. Where another process has just created it, leave that one's definition."""
-        self._create_document(name_of(group_id, GROUP), sealed(definition))
+        self._documents.write(group_id, GROUP, definition)
 
     def _delete_group(self, group_id: str) -> None:
         """Delete a group; one that does not exist is no error."""
@@ -165,68 +139,7 @@ class Backend(ABC):
 
     def _list_groups(self) -> list[str]:
         """Ids of all groups."""
-        return self._ids_of(GROUP, "group", self._group_in)
-
-    def _documents(self, kind: str) -> list[tuple[str, dict[str, Any] | ValueError | None]]:
-        names = self._list_documents(kind)
-        return list(zip(names, self._read_documents(names), strict=True))
-
-    def _tensor_in(self, name: str, document: object) -> dict[str, Any] | None:
-        """The definition of a tensor that `document` is; ValueError if it is damaged, StoreError of a later version."""
-        if document is None:
-            return None
-        try:
-            definition = checked(document, name)
-        except StoreError as error:
-            raise StoreError(
-                f"{self!r}: the definition in {self._document_path(name)} cannot be read: {error}"
-            ) from error
-        self._check_definition(definition)
-        return definition
-
-    @staticmethod
-    def _group_in(name: str, document: object) -> dict[str, Any] | None:
-        """The definition of a group that `document` is; ValueError if it is damaged."""
-        if document is None:
-            return None
-        definition = intact(document)
-        group_id = definition.get("group_id")
-        if not isinstance(group_id, str) or name_of(group_id, GROUP) != name:
-            raise ValueError(f"it defines group {group_id!r:.200}")
-        return definition
-
-    def _ids_of(self, kind: str, what: str, read: Callable[[str, object], dict[str, Any] | None]) -> list[str]:
-        """The ids that documents tell; of a damaged one, the one that its name tells."""
-        found: list[str] = []
-        for name, document in self._documents(kind):
-            try:
-                definition = read(name, document)
-            except (ValueError, StoreError) as error:
-                if not self._is_ours(name):
-                    continue
-                told = id_of(name, kind)
-                if told is None:
-                    path = self._document_path(name)
-                    warn_of_damage(self, f"{path} is damaged ({error}), and does not tell which {what} it defined")
-                else:
-                    found.append(told)
-            else:
-                if definition is not None:
-                    found.append(definition[f"{what}_id"])
-        return found
-
-    def _check_ours(self, name: str) -> None:
-        """StoreError if what lies under the name of a document is not of this library."""
-        if not self._is_ours(name):
-            kind, what = (GROUP, "group") if name.startswith(GROUP) else (TENSOR, "tensor")
-            raise in_the_way(self, self._document_path(name), f"{what} {id_of(name, kind) or name!r}")
-
-    @classmethod
-    def _offers(cls, method: str) -> bool:
-        """Whether an optional method does something here: by itself, or by documents."""
-        if getattr(cls, method) is not getattr(Backend, method):
-            return True
-        return method in _BY_DOCUMENTS and all(map(cls._offers, DOCUMENT_METHODS))
+        return self._documents.ids(GROUP)
 
     # What a backend may override.
 
@@ -284,3 +197,18 @@ class Backend(ABC):
 
     def _close_backend(self) -> None:  # noqa: B027  (most need nothing)
         """Close files and connections."""
+
+
+def offers(backend: Backend, method: str) -> bool:
+    """Whether an optional method of a backend does something: by itself, or by documents."""
+    if getattr(type(backend), method) is not getattr(Backend, method):
+        return True
+    return method in _BY_DOCUMENTS and all(offers(backend, needed) for needed in DOCUMENT_METHODS)
+
+
+def _keeps_no_documents(backend: Backend) -> NotImplementedError:
+    missing = ", ".join(method for method in DOCUMENT_METHODS if not offers(backend, method))
+    return NotImplementedError(
+        f"{type(backend).__name__} keeps no documents, and so no groups: it needs the methods {missing}, see "
+        "infinite_tensor.tilestore.persistent.backend"
+    )

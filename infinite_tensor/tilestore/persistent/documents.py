@@ -8,9 +8,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
+from infinite_tensor.errors import StoreError
+from infinite_tensor.tilestore.failures import damaged_definition, damaged_group, in_the_way, warn_of_damage
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.stored_definition import StoredTensor
 from infinite_tensor.values.definition import Definition
@@ -22,6 +25,10 @@ TENSOR = "t-"
 """What the names of tensors begin with."""
 GROUP = "g-"
 """What the names of groups of tensors begin with."""
+_KINDS = {TENSOR: "tensor", GROUP: "group"}
+
+Document: TypeAlias = dict[str, Any] | ValueError | None
+"""What lies under a name: a JSON object, something that cannot be read as one, or nothing."""
 
 _ESCAPED = re.compile(rb"=([0-9A-F]{2})")
 
@@ -51,6 +58,122 @@ def id_of(name: str, kind: str = TENSOR) -> str | None:
     except ValueError:
         return None
     return found if name_of(found, kind) == name else None
+
+
+@dataclass(frozen=True)
+class Documents:
+    """The definitions of tensors and groups that a backend keeps as documents: read, written, listed and checked.
+
+    Attributes
+    ----------
+    owner : object
+        Whose repr stands in messages.
+    fetch, create, list_names, path, is_ours, check : callable
+        `Backend._read_documents`, ``_create_document``, ``_list_documents``, ``_document_path``, ``_is_ours`` and
+        ``_check_definition`` of the backend.
+    """
+
+    owner: object
+    fetch: Callable[[Sequence[str]], list[Document]]
+    create: Callable[[str, dict[str, Any]], None]
+    list_names: Callable[[str], list[str]]
+    path: Callable[[str], str]
+    is_ours: Callable[[str], bool]
+    check: Callable[[Mapping[str, Any]], None]
+
+    def read(self, given: str, kind: str) -> dict[str, Any] | None:
+        """The definition of an id, None where there is none; StoreError if it is damaged, or cannot be ours."""
+        name = name_of(given, kind)
+        try:
+            return self.find(name)
+        except ValueError as error:
+            damaged = damaged_group if kind == GROUP else damaged_definition
+            raise damaged(self.owner, given, self.path(name), error) from error
+
+    def find(self, name: str) -> dict[str, Any] | None:
+        """The definition under a name, None where there is none.
+
+        Raises
+        ------
+        ValueError
+            If it is damaged.
+        StoreError
+            If it is in a format of a later version, or what lies there is not of this library.
+        """
+        try:
+            return self.definition_in(name, *self.fetch([name]))
+        except ValueError:
+            self.check_ours(name)
+            raise
+
+    def write(self, given: str, kind: str, definition: Mapping[str, Any]) -> None:
+        """Create the definition of an id. Where somebody else has just created it, leave that one."""
+        self.create(name_of(given, kind), sealed(definition))
+
+    def ids(self, kind: str) -> list[str]:
+        """The ids that documents tell; of a damaged one, the one that its name tells."""
+        found: list[str] = []
+        for name, definition in self._checked(self._all(kind)):
+            told = id_of(name, kind) if isinstance(definition, Exception) else definition[f"{_KINDS[kind]}_id"]
+            if told is None:
+                what = f"is damaged ({definition}), and does not tell which {_KINDS[kind]} it defined"
+                warn_of_damage(self.owner, f"{self.path(name)} {what}")
+            else:
+                found.append(told)
+        return found
+
+    def readers(self) -> dict[str, dict[str, Any]]:
+        """The definitions of tensors, by their ids, less those that are computed from nothing and beside nothing."""
+        # To check one takes far longer than to read it.
+        documents = [(name, document) for name, document in self._all(TENSOR) if not _stands_alone(document)]
+        found = {}
+        for name, definition in self._checked(documents):
+            if isinstance(definition, Exception):
+                warn_of_damage(self.owner, f"the definition in {self.path(name)} cannot be read ({definition})")
+            else:
+                found[str(definition["tensor_id"])] = definition
+        return found
+
+    def definition_in(self, name: str, document: Document) -> dict[str, Any] | None:
+        """The definition that a document is, None for none; ValueError and StoreError as of `find`."""
+        if document is None:
+            return None
+        if name.startswith(GROUP):
+            definition = intact(document)
+            group_id = definition.get("group_id")
+            if not isinstance(group_id, str) or name_of(group_id, GROUP) != name:
+                raise ValueError(f"it defines group {group_id!r:.200}")
+            return definition
+        try:
+            definition = checked(document, name)
+        except StoreError as error:
+            raise StoreError(f"{self.owner!r}: the definition in {self.path(name)} cannot be read: {error}") from error
+        self.check(definition)
+        return definition
+
+    def check_ours(self, name: str) -> None:
+        """StoreError if what lies under the name of a document is not of this library."""
+        if not self.is_ours(name):
+            kind = GROUP if name.startswith(GROUP) else TENSOR
+            raise in_the_way(self.owner, self.path(name), f"{_KINDS[kind]} {id_of(name, kind) or name!r}")
+
+    def _all(self, kind: str) -> Iterator[tuple[str, Document]]:
+        names = self.list_names(kind)
+        return zip(names, self.fetch(names), strict=True)
+
+    def _checked(self, documents: Iterable[tuple[str, Document]]) -> Iterator[tuple[str, dict[str, Any] | Exception]]:
+        """The definitions that documents of ours are, or what is wrong with them."""
+        for name, document in documents:
+            try:
+                found: dict[str, Any] | Exception | None = self.definition_in(name, document)
+            except (ValueError, StoreError) as error:
+                found = error if self.is_ours(name) else None
+            if found is not None:
+                yield name, found
+
+
+def _stands_alone(document: Document) -> bool:
+    return isinstance(document, dict) and document.get("args") == [] and "output" not in document
 
 
 _INCARNATION = re.compile(r"[0-9a-f]{16}")

@@ -14,7 +14,7 @@ from infinite_tensor.geometry.window_sets import BoxUnion
 from infinite_tensor.tilestore.failures import stored_errors, warn_of_damage
 from infinite_tensor.tilestore.layout import Record
 from infinite_tensor.tilestore.partial import PartialTile
-from infinite_tensor.tilestore.persistent.backend import Backend
+from infinite_tensor.tilestore.persistent.backend import Backend, offers
 from infinite_tensor.tilestore.report import Damage, Garbage, TensorInfo
 
 _FEW_TILES = 64
@@ -139,7 +139,7 @@ class Storage:
     def check_droppable(self, tensor_id: str) -> None:
         """NotImplementedError if the backend cannot delete tiles."""
         backend = self.backend
-        if not backend._offers("_delete_tiles"):
+        if not offers(backend, "_delete_tiles"):
             backend._delete_tiles(tensor_id, [])
 
     def drop(self, tensor_id: str, tiles: BoxUnion) -> int:

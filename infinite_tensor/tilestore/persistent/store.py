@@ -11,7 +11,7 @@ from infinite_tensor.support.exit import flush_at_exit
 from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.support.interrupts import store_method
 from infinite_tensor.tilestore.lru import LRU, check_limit
-from infinite_tensor.tilestore.persistent.backend import DOCUMENT_METHODS, Backend
+from infinite_tensor.tilestore.persistent.backend import DOCUMENT_METHODS, Backend, offers
 from infinite_tensor.tilestore.persistent.contents import PersistentContents
 from infinite_tensor.tilestore.persistent.storage import Storage
 from infinite_tensor.tilestore.report import Damage, Garbage, TensorInfo
@@ -53,9 +53,9 @@ class PersistentTileStore(TileStore, Backend):
         read_only: bool = False,
         workers: int = 1,
     ) -> None:
-        missing = [name for name in _OF_DEFINITIONS if not self._offers(name)]
+        missing = [name for name in _OF_DEFINITIONS if not offers(self, name)]
         if missing:
-            documents = ", ".join(name for name in DOCUMENT_METHODS if not self._offers(name))
+            documents = ", ".join(name for name in DOCUMENT_METHODS if not offers(self, name))
             raise TypeError(
                 f"{type(self).__name__} keeps no definitions: it needs the methods {', '.join(missing)}, or, to keep "
                 f"documents, {documents}, see infinite_tensor.tilestore.persistent.backend"

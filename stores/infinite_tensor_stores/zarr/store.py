@@ -191,12 +191,11 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
         (document,) = self._objects.get([key])
         if document is None:
             return
-        read = self._tensor_in if name.startswith(TENSOR) else self._group_in
         try:
-            incarnations = {(read(name, _definition_in(document)) or {}).get("incarnation")}
+            incarnations = {(self._documents.definition_in(name, _definition_in(document)) or {}).get("incarnation")}
         except (ValueError, StoreError):
             # Damaged, of a later version, or somebody else's.
-            self._check_ours(name)
+            self._documents.check_ours(name)
             incarnations = {incarnation_of(folder) for folder in self._objects.children(name)}
         if sync(self._objects.delete_link, name):
             return
@@ -258,7 +257,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
     def _collect_garbage(self) -> Garbage:
         if self._objects.get([DOCUMENT]) == [None]:
             raise vanished(self)
-        sweep = Sweep(self._objects, self._root, lambda name: self._tensor_in(name, *self._read_documents([name])))
+        sweep = Sweep(self._objects, self._root, self._documents.find)
         collected = sweep.run()
         for handle in list(self._handles.values()):
             handle.logs.forget(sweep.logs)
