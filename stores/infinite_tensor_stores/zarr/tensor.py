@@ -15,7 +15,7 @@ import torch
 from infinite_tensor.geometry.points import Index, inside
 from infinite_tensor.tilestore.failures import cleared_elsewhere, remade_elsewhere
 from infinite_tensor.tilestore.partial import PartialTile
-from infinite_tensor.tilestore.report import Damage, TensorInfo
+from infinite_tensor.tilestore.report import Damage
 from infinite_tensor_stores.dtypes import to_stored
 from infinite_tensor_stores.files import LARGEST_DOCUMENT, content, parsed
 from infinite_tensor_stores.handles import TensorHandle
@@ -363,21 +363,3 @@ class ZarrTensor(TensorHandle):
 def part_of(log: str, number: int = 0) -> str:
     """The key of one part."""
     return f"{log}/{number}"
-
-
-def described(objects: Objects, place: Place) -> TensorInfo:
-    """What is stored of the tensor at `place`."""
-    complete, stored = 0, 0
-    for sizes in objects.sized_pages(f"{place.array}/c"):
-        chunks = [size for key, size in sizes.items() if place.tile_of_chunk(key) is not None]
-        complete += len(chunks)
-        stored += sum(chunks)
-    logs: set[Index] = set()
-    for sizes in objects.sized_pages(place.logs):
-        parts = {key: part[0] for key in sizes if (part := place.tile_of_part(key)) is not None}
-        logs.update(parts.values())
-        stored += sum(sizes[key] for key in parts)
-    # A log that another process has left behind does not make a complete tile partial.
-    partial = objects.exist(map(place.chunk, logs)).count(False)
-    definition = dict(place.definition)
-    return TensorInfo(definition["tensor_id"], definition, complete, partial, stored, place.array)
