@@ -22,24 +22,22 @@ from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.tilestore.persistent import FORMAT
 from infinite_tensor.tilestore.report import Garbage
 from infinite_tensor_stores.hdf5.members import (
+    DEFINITION,
     MARK,
+    MEMBERS,
+    definition_in,
     delete_members,
     delete_ours,
+    file_in_memory,
+    import_h5py,
+    is_incarnation,
     is_of_version_0,
     names_taken,
     tensor_at,
     tensors_in,
     undefine,
 )
-from infinite_tensor_stores.hdf5.slots import (
-    DEFINITION,
-    MEMBERS,
-    TileSlots,
-    definition_in,
-    file_in_memory,
-    import_h5py,
-    is_incarnation,
-)
+from infinite_tensor_stores.hdf5.slots import TileSlots
 from infinite_tensor_stores.targets import check_format, check_found
 
 _MARGIN = 2**20

@@ -11,11 +11,21 @@ and the mark, an attribute of the root. The lock of the file is held by the call
 
 from __future__ import annotations
 
+import secrets
+from importlib import import_module
 from typing import Any
 
+import numpy as np
+
 from infinite_tensor.errors import StoreError
-from infinite_tensor.tilestore.persistent.documents import GROUP, TENSOR
-from infinite_tensor_stores.hdf5.slots import CLEARED, DEFINITION, MEMBERS, definition_in, document_in, import_h5py
+from infinite_tensor.tilestore.persistent.documents import GROUP, TENSOR, checked
+from infinite_tensor_stores.files import parsed
+
+DEFINITION = "definition"
+CLEARED = "copy"
+"""Where the definition lies while all else of a tensor is being deleted; earlier versions always kept a copy there."""
+MEMBERS = (DEFINITION, "tiles", "index", "partial", CLEARED)
+"""All that lies in the group of a tensor, in the order in which it is deleted."""
 
 MARK = "infinite_tensor_format"
 """The attribute of the root that makes a file a store: the version of its layout."""
@@ -25,6 +35,19 @@ FOLDER = "groups"
 
 _OLD_FOLDER = "tensors"
 """The HDF5 group in which versions 0.x keep everything, and which they make in every file."""
+
+
+def import_h5py() -> Any:
+    """The module h5py, imported when a store is made; ImportError that says how to install it."""
+    try:
+        return import_module("h5py")
+    except ImportError as error:
+        raise ImportError("HDF5TileStore needs the package h5py: pip install h5py") from error
+
+
+def file_in_memory() -> Any:
+    """A new HDF5 file in memory. Its name is its own: a second one of a name is refused while the first is open."""
+    return import_h5py().File(secrets.token_hex(8), "w", driver="core", backing_store=False)
 
 
 def group_at(h5: Any, name: str) -> Any | None:
@@ -182,3 +205,30 @@ def _is_intact(group: Any, key: str) -> bool:
     except StoreError:
         # Of a later version.
         return True
+
+
+def is_incarnation(group: Any, incarnation: str) -> bool:
+    """Whether the definition in the group of a tensor can be read so far, and is of an incarnation."""
+    try:
+        return DEFINITION in group and document_in(group[DEFINITION]).get("incarnation") == incarnation
+    except ValueError:
+        return False
+
+
+def definition_in(group: Any, name: str = DEFINITION) -> dict[str, Any] | None:
+    """The definition in the group of a tensor, None where there is none; ValueError if it is damaged."""
+    return checked(document_in(group[name]), group.name.removeprefix("/")) if name in group else None
+
+
+def put_document(group: Any, name: str, document: str) -> None:
+    """Create a dataset that holds a document: under its name only once it is whole, whatever interrupts this."""
+    group[name] = group.create_dataset(None, data=np.bytes_(document))
+
+
+def document_in(dataset: Any) -> dict[str, Any]:
+    """The JSON object in a dataset; ValueError if it is damaged."""
+    try:
+        document = bytes(dataset[()])
+    except Exception as error:  # (h5py raises what it pleases on a damaged file)
+        raise ValueError(f"it cannot be read: {error}") from error
+    return parsed(document)

@@ -15,18 +15,21 @@ from infinite_tensor.tilestore.report import Damage, Garbage, TensorInfo
 from infinite_tensor_stores.handles import HandleStore
 from infinite_tensor_stores.hdf5.file import SharedFile, leave_file, open_file, reopen_file, reserve
 from infinite_tensor_stores.hdf5.members import (
+    DEFINITION,
     FOLDER,
     delete_group,
     document_at,
+    file_in_memory,
     folder_for,
     groups_in,
     is_defined,
     names_in,
+    put_document,
     read_document,
     room_for,
     tensor_at,
 )
-from infinite_tensor_stores.hdf5.slots import DEFINITION, TileSlots, file_in_memory, put_document
+from infinite_tensor_stores.hdf5.slots import TileSlots
 from infinite_tensor_stores.hdf5.tensor import HDF5Tensor
 from infinite_tensor_stores.targets import absolute, check_mode, local_path, shown
 

@@ -29,7 +29,6 @@ from infinite_tensor_stores.targets import (
     zarr_store,
 )
 from infinite_tensor_stores.zarr.codec import codecs_of, new_codecs_of
-from infinite_tensor_stores.zarr.garbage import Sweep
 from infinite_tensor_stores.zarr.layout import (
     DOCUMENT,
     Place,
@@ -40,7 +39,7 @@ from infinite_tensor_stores.zarr.layout import (
     origin_of,
 )
 from infinite_tensor_stores.zarr.objects import DEFAULT_CONCURRENCY, Objects
-from infinite_tensor_stores.zarr.root import Root
+from infinite_tensor_stores.zarr.root import Root, Sweep
 from infinite_tensor_stores.zarr.tensor import ZarrTensor
 
 
