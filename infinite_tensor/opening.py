@@ -14,7 +14,7 @@ from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.support.nested import show
 from infinite_tensor.tensor import InfiniteTensor, SupportsAsTensor, arg_definitions, as_tensors, tensor_of_node
 from infinite_tensor.tilestore import TileStore
-from infinite_tensor.tilestore.conflicts import check_same
+from infinite_tensor.tilestore.messages import check_same
 from infinite_tensor.tilestore.stored_definition import StoredTensor
 from infinite_tensor.values.blend import check_blend
 from infinite_tensor.values.checks import check_args, checked_device, checked_id

@@ -16,7 +16,7 @@ from infinite_tensor.groups.members import GroupMember, Members, members_of
 from infinite_tensor.support.nested import Key, chosen, named_leaves, nested, show
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import TileStore
-from infinite_tensor.tilestore.failures import damaged_group
+from infinite_tensor.tilestore.messages import damaged_group
 from infinite_tensor.values.checks import checked_device, checked_id
 
 FORMAT = 1

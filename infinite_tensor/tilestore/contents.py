@@ -16,9 +16,8 @@ from infinite_tensor.geometry.window_sets import BoxUnion
 from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.support.interrupts import Mark, store_method, store_query
 from infinite_tensor.tilestore.access import Access
-from infinite_tensor.tilestore.inventory import Inventory
+from infinite_tensor.tilestore.inventory import Dropped, Inventory, TensorInfo
 from infinite_tensor.tilestore.layout import TileLayout
-from infinite_tensor.tilestore.report import Dropped, TensorInfo
 from infinite_tensor.values.spec import TensorSpec
 
 

@@ -18,8 +18,8 @@ from safetensors import SafetensorError
 from infinite_tensor.errors import StoreError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.support.allocation import Array, as_array, as_tensor, copied
-from infinite_tensor.tilestore.failures import warn_of_damage
 from infinite_tensor.tilestore.layout import Record
+from infinite_tensor.tilestore.messages import warn_of_damage
 from infinite_tensor.values.definition import dtype_name, dtype_of
 
 

@@ -10,10 +10,10 @@ import torch
 
 from infinite_tensor.errors import StoreError
 from infinite_tensor.support.interrupts import store_method, store_query
-from infinite_tensor.tilestore.conflicts import warn_of_dependants
 from infinite_tensor.tilestore.contents import Contents
 from infinite_tensor.tilestore.dependants import dependants_in, readers_in
-from infinite_tensor.tilestore.report import Damage, Garbage, TensorInfo
+from infinite_tensor.tilestore.inventory import Damage, Garbage, TensorInfo
+from infinite_tensor.tilestore.messages import warn_of_dependants
 from infinite_tensor.values.checks import checked_workers
 from infinite_tensor.values.definition import Blend
 

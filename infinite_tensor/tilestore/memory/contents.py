@@ -15,15 +15,14 @@ from infinite_tensor.geometry.window_sets import BoxUnion, pixels_of, tiles_of
 from infinite_tensor.support.allocation import as_array, as_tensor
 from infinite_tensor.support.interrupts import Mark, store_method
 from infinite_tensor.tilestore.access import Access
-from infinite_tensor.tilestore.conflicts import check_same, unknown_tensor, warn_of_changes
 from infinite_tensor.tilestore.contents import Contents
-from infinite_tensor.tilestore.inventory import Inventory
+from infinite_tensor.tilestore.inventory import Dropped, Inventory, TensorInfo
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.lru import check_limit
 from infinite_tensor.tilestore.memory.access import MemoryAccess
 from infinite_tensor.tilestore.memory.kept_windows import KeptWindows
 from infinite_tensor.tilestore.memory.window_cache import Row, fold_rows, rows_in
-from infinite_tensor.tilestore.report import Dropped, TensorInfo
+from infinite_tensor.tilestore.messages import check_same, unknown_tensor, warn_of_changes
 from infinite_tensor.tilestore.store import TileStore
 from infinite_tensor.values.spec import TensorSpec
 

@@ -19,18 +19,17 @@ from infinite_tensor.geometry.window_sets import BoxUnion, pixels_of, tiles_of
 from infinite_tensor.support.allocation import as_array
 from infinite_tensor.support.interrupts import Mark, store_method
 from infinite_tensor.tilestore.access import Access
-from infinite_tensor.tilestore.conflicts import warn_of_changes
 from infinite_tensor.tilestore.contents import Contents
-from infinite_tensor.tilestore.inventory import Inventory, Known
+from infinite_tensor.tilestore.inventory import Damage, Dropped, Inventory, Known, TensorInfo
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.lru import LRU
+from infinite_tensor.tilestore.messages import warn_of_changes
 from infinite_tensor.tilestore.partial import TileInProgress
 from infinite_tensor.tilestore.persistent.access import TileAccess
 from infinite_tensor.tilestore.persistent.cache import TileCache
 from infinite_tensor.tilestore.persistent.registry import Registry
 from infinite_tensor.tilestore.persistent.storage import Storage
 from infinite_tensor.tilestore.persistent.transfer import Entry, Key
-from infinite_tensor.tilestore.report import Damage, Dropped, TensorInfo
 from infinite_tensor.values.spec import TensorSpec
 
 _TILES_AT_ONCE = 64

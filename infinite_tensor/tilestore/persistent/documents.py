@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from infinite_tensor.errors import StoreError
-from infinite_tensor.tilestore.failures import damaged_definition, damaged_group, in_the_way, warn_of_damage
 from infinite_tensor.tilestore.layout import TileLayout
+from infinite_tensor.tilestore.messages import damaged_definition, damaged_group, in_the_way, warn_of_damage
 from infinite_tensor.tilestore.stored_definition import StoredTensor
 from infinite_tensor.values.definition import Definition
 

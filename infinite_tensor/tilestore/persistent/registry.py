@@ -8,8 +8,8 @@ from typing import Any
 
 from infinite_tensor.errors import DamagedDataWarning, StoreError
 from infinite_tensor.geometry.points import Index
-from infinite_tensor.tilestore.conflicts import changed_args, check_same, mismatch, unknown_tensor
 from infinite_tensor.tilestore.layout import Record, TileLayout, tile_shape_of
+from infinite_tensor.tilestore.messages import changed_args, check_same, mismatch, unknown_tensor
 from infinite_tensor.tilestore.persistent.storage import Storage
 from infinite_tensor.tilestore.stored_definition import FORMAT, StoredTensor
 from infinite_tensor.values.definition import UnknownBlend, differences

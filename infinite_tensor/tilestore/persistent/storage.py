@@ -11,11 +11,11 @@ import torch
 from infinite_tensor.errors import StoreError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.window_sets import BoxUnion
-from infinite_tensor.tilestore.failures import stored_errors, warn_of_damage
+from infinite_tensor.tilestore.inventory import Damage, Garbage, TensorInfo
 from infinite_tensor.tilestore.layout import Record
+from infinite_tensor.tilestore.messages import stored_errors, warn_of_damage
 from infinite_tensor.tilestore.partial import PartialTile
 from infinite_tensor.tilestore.persistent.backend import Backend, offers
-from infinite_tensor.tilestore.report import Damage, Garbage, TensorInfo
 
 _FEW_TILES = 64
 

@@ -11,9 +11,9 @@ import torch
 
 from infinite_tensor.errors import StoreError
 from infinite_tensor.geometry.points import Index
-from infinite_tensor.tilestore.failures import warn_of_damage
 from infinite_tensor.tilestore.inventory import Known
 from infinite_tensor.tilestore.layout import Record
+from infinite_tensor.tilestore.messages import warn_of_damage
 from infinite_tensor.tilestore.partial import DamagedPartialError, PartialTile, TileInProgress
 from infinite_tensor.tilestore.persistent.backend import Backend
 from infinite_tensor.tilestore.persistent.registry import Registry

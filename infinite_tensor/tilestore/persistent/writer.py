@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from infinite_tensor.errors import StoreError
 from infinite_tensor.support.interrupts import Changes, interrupts_shown
-from infinite_tensor.tilestore.failures import combined
+from infinite_tensor.tilestore.messages import combined
 
 
 class Job(Protocol):

@@ -22,9 +22,8 @@ from infinite_tensor.tensor import InfiniteTensor, tensor_of_node
 from infinite_tensor.tilestore import TensorInfo, TileStore
 from infinite_tensor.tilestore.access import Access
 from infinite_tensor.tilestore.contents import Contents
-from infinite_tensor.tilestore.inventory import Inventory
+from infinite_tensor.tilestore.inventory import Dropped, Inventory
 from infinite_tensor.tilestore.layout import TileLayout
-from infinite_tensor.tilestore.report import Dropped
 from infinite_tensor.values.definition import Definition, functions_of
 from infinite_tensor.values.spec import TensorSpec
 from infinite_tensor_stores.blobs.location import Location

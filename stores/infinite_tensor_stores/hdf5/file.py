@@ -19,8 +19,8 @@ from typing import Any
 
 from infinite_tensor.errors import StoreError
 from infinite_tensor.support.forks import renew_in_children
+from infinite_tensor.tilestore.inventory import Garbage
 from infinite_tensor.tilestore.persistent import FORMAT
-from infinite_tensor.tilestore.report import Garbage
 from infinite_tensor_stores.hdf5.members import (
     DEFINITION,
     MARK,

@@ -23,10 +23,10 @@ import numpy as np
 import numpy.typing as npt
 
 from infinite_tensor.geometry.points import Index, IntArray, as_tuples, inside
+from infinite_tensor.tilestore.inventory import Damage
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.partial import PartialTile
 from infinite_tensor.tilestore.persistent.documents import layout_of
-from infinite_tensor.tilestore.report import Damage
 from infinite_tensor_stores.dtypes import stored_dtype
 from infinite_tensor_stores.hdf5.members import DEFINITION, import_h5py, put_document
 

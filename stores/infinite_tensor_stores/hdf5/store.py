@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any
 
 from infinite_tensor.errors import StoreError, ValidationError
-from infinite_tensor.tilestore.failures import vanished
+from infinite_tensor.tilestore.inventory import Damage, Garbage, TensorInfo
+from infinite_tensor.tilestore.messages import vanished
 from infinite_tensor.tilestore.persistent.documents import TENSOR, name_of
-from infinite_tensor.tilestore.report import Damage, Garbage, TensorInfo
 from infinite_tensor_stores.handles import HandleStore
 from infinite_tensor_stores.hdf5.file import SharedFile, leave_file, open_file, reopen_file, reserve
 from infinite_tensor_stores.hdf5.members import (

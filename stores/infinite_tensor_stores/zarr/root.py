@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from infinite_tensor.errors import StoreError
-from infinite_tensor.tilestore.failures import in_the_way
+from infinite_tensor.tilestore.inventory import Garbage
+from infinite_tensor.tilestore.messages import in_the_way
 from infinite_tensor.tilestore.persistent import FORMAT
 from infinite_tensor.tilestore.persistent.documents import GROUP, TENSOR
-from infinite_tensor.tilestore.report import Garbage
 from infinite_tensor_stores.files import Unreadable
 from infinite_tensor_stores.loop import sync
 from infinite_tensor_stores.targets import check_format, check_found

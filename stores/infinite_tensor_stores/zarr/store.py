@@ -12,9 +12,9 @@ from zarr.storage import LocalStore
 
 from infinite_tensor.errors import StoreError
 from infinite_tensor.geometry.points import Index
-from infinite_tensor.tilestore.failures import vanished
+from infinite_tensor.tilestore.inventory import Garbage, TensorInfo
+from infinite_tensor.tilestore.messages import vanished
 from infinite_tensor.tilestore.persistent.documents import TENSOR, layout_of
-from infinite_tensor.tilestore.report import Garbage, TensorInfo
 from infinite_tensor_stores.dtypes import stored_dtype
 from infinite_tensor_stores.handles import HandleStore
 from infinite_tensor_stores.loop import sync

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 
 from infinite_tensor.geometry.points import Index, inside
-from infinite_tensor.tilestore.failures import cleared_elsewhere, remade_elsewhere
+from infinite_tensor.tilestore.inventory import Damage
+from infinite_tensor.tilestore.messages import cleared_elsewhere, remade_elsewhere
 from infinite_tensor.tilestore.partial import PartialTile
-from infinite_tensor.tilestore.report import Damage
 from infinite_tensor_stores.dtypes import to_stored
 from infinite_tensor_stores.files import LARGEST_DOCUMENT, content, parsed
 from infinite_tensor_stores.handles import TensorHandle

@@ -13,7 +13,7 @@ import torch
 from zarr.storage import MemoryStore
 
 from infinite_tensor import StoreError, ZarrTileStore
-from infinite_tensor.tilestore.failures import combined
+from infinite_tensor.tilestore.messages import combined
 from tests.support.faulty_store import FaultyStore, Outage, writes
 from tests.support.noise_chain import Chain, true_pixels, wait_for_writers
 
