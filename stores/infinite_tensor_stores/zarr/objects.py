@@ -133,6 +133,11 @@ class Objects:
 
         return self.each(size, keys)
 
+    def freed(self, keys: Iterable[str]) -> list[str]:
+        """Delete folders in the places of objects, but those that hold something; the keys that are free then."""
+        root = self.root
+        return [key for key in keys if root is None or _is_free(root / key)]
+
     # One, on zarr's event loop.
 
     async def get_one(self, key: str, most: int = LARGEST_DOCUMENT) -> bytes | None:
@@ -210,6 +215,10 @@ class Objects:
         else:
             for keys in self.pages(prefix):
                 yield dict(zip(keys, self.sizes(keys), strict=True))
+
+    def empty_folders(self, prefix: str) -> Iterator[str]:
+        """The keys below a folder at which lie empty folders, or links to folders."""
+        return iter(()) if self.root is None else _empty_folders(self.root, prefix)
 
     @property
     def may_hold_temporary_files(self) -> bool:
@@ -311,11 +320,28 @@ def bytes_of(buffer: Buffer | None) -> bytes:
     return buffer.to_bytes()
 
 
+def _is_free(path: Path) -> bool:
+    """Whether no folder lies at a path any more: one that is empty, or a link to one, is deleted."""
+    if path.is_dir():
+        try:
+            (path.unlink if path.is_symlink() else path.rmdir)()
+        except OSError:
+            return False
+    return True
+
+
 def _walked(root: Path, prefix: str) -> Iterator[str]:
     # Unlike zarr's own listing, os.walk minds no folder that another process deletes meanwhile.
     for folder, _, names in os.walk(root / prefix):
         within = Path(folder).relative_to(root).as_posix()
         yield from (name if within == "." else f"{within}/{name}" for name in names)
+
+
+def _empty_folders(root: Path, prefix: str) -> Iterator[str]:
+    for folder, inside, names in os.walk(root / prefix):
+        links = [path for name in inside if (path := Path(folder, name)).is_symlink()]
+        for path in links if inside or names else [Path(folder)]:
+            yield path.relative_to(root).as_posix()
 
 
 def _listed(entries: AsyncIterator[T]) -> Iterator[T]:

@@ -283,10 +283,11 @@ class ZarrTensor(TensorHandle):
         """What is damaged of the array, the complete tiles and the partial tiles; mended as it is found."""
         yield from self._damages_of_array(repair=repair)
         length = max(1, min(_PAGE_TILES, _PAGE_BYTES // self.layout.tile_bytes))
-        for keys in self._objects.pages(f"{self.place.array}/c", length):
+        chunks, logs = f"{self.place.array}/c", self.place.logs
+        for keys in itertools.chain(self._objects.pages(chunks, length), [self._objects.empty_folders(chunks)]):
             yield from self._damages_of_tiles(keys, repair=repair)
         numbers: dict[Index, set[int]] = {}
-        for keys in self._objects.pages(self.place.logs, length):
+        for keys in itertools.chain(self._objects.pages(logs, length), [self._objects.empty_folders(logs)]):
             yield from self._damages_of_parts(keys, numbers, repair=repair)
         yield from self._gaps(numbers, repair=repair)
 
@@ -308,9 +309,9 @@ class ZarrTensor(TensorHandle):
         except ValueError as error:
             yield Damage("array", None, key, str(error))
             if repair:
-                self._objects.put({key: array_bytes(self.place.definition)})
+                self._mend({key: array_bytes(self.place.definition)})
 
-    def _damages_of_tiles(self, keys: Sequence[str], *, repair: bool) -> Iterator[Damage]:
+    def _damages_of_tiles(self, keys: Iterable[str], *, repair: bool) -> Iterator[Damage]:
         chunks = [(key, tile) for key in keys if (tile := self.place.tile_of_chunk(key)) is not None]
         stored = self._objects.get([key for key, _ in chunks], self.codec.most_bytes)
         present = [(key, tile, data) for (key, tile), data in zip(chunks, stored, strict=True) if data is not None]
@@ -321,10 +322,10 @@ class ZarrTensor(TensorHandle):
                 damaged.append(key)
                 yield Damage("tile", tile, key, str(block))
         if repair:
-            self._objects.delete(damaged)
+            self._objects.delete(self._objects.freed(damaged))
 
     def _damages_of_parts(
-        self, keys: Sequence[str], numbers: dict[Index, set[int]], *, repair: bool
+        self, keys: Iterable[str], numbers: dict[Index, set[int]], *, repair: bool
     ) -> Iterator[Damage]:
         """What is damaged of parts; the numbers of those that are there go into `numbers`."""
         parts = [(key, *part) for key in keys if (part := self.place.tile_of_part(key)) is not None]
@@ -340,7 +341,7 @@ class ZarrTensor(TensorHandle):
                 yield Damage("partial", tile, key, str(error))
                 mended[key] = self._nothing(tile)
         if repair:
-            self._objects.put(mended)
+            self._mend(mended)
 
     def _gaps(self, numbers: dict[Index, set[int]], *, repair: bool) -> Iterator[Damage]:
         """Parts that are missing, so that later ones of the log are not read."""
@@ -354,6 +355,10 @@ class ZarrTensor(TensorHandle):
                 yield Damage("partial", tile, key, "it is missing, so that later parts are not read")
                 if repair:
                     sync(self._objects.create, key, self._nothing(tile))
+
+    def _mend(self, objects: Mapping[str, bytes]) -> None:
+        """Put objects in the places of damaged ones."""
+        self._objects.put({key: objects[key] for key in self._objects.freed(objects)})
 
     def _nothing(self, tile: Index) -> bytes:
         """A part that says nothing, in the place of a damaged one: a log is read up to the first that is missing."""

@@ -346,6 +346,48 @@ def test_a_zarr_store_of_an_unknown_format_is_an_error_that_says_what_to_do(tmp_
         assert torch.equal(store.open("t")[0:9, 0:9], expected)
 
 
+# Folders in the place of objects.
+
+
+def _link_to_a_folder(path: Path) -> None:
+    elsewhere = path.parent / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "thesis.txt").write_text("years of work")
+    path.symlink_to(elsewhere)
+
+
+@pytest.mark.parametrize("put", [Path.mkdir, _link_to_a_folder], ids=["empty", "link"])
+@pytest.mark.parametrize("name", ["tiles-*/c/*/*", "partial-*/0.1.1/0", "tiles-*/zarr.json"])
+def test_a_folder_in_the_place_of_an_object_is_listed_and_gives_way(
+    tmp_path: Path, name: str, put: Callable[[Path], None]
+) -> None:
+    expected = filled(zarr_at(tmp_path))
+    (path,) = group_of(tmp_path).parent.glob(name)
+    path.unlink()
+    put(path)
+    with zarr_at(tmp_path) as store:
+        (damage,) = store.verify("t")
+        assert store.verify("t", repair=True) == [damage]
+        assert (tmp_path / "s.zarr" / damage.location, damage.reason) == (path, "it is a folder, not a regular file")
+        assert store.verify("t") == []
+        assert torch.equal(a_tensor(store, Counted())[0:9, 0:9], expected)
+    with zarr_at(tmp_path) as store:
+        assert torch.equal(store.open("t")[0:9, 0:9], expected)
+    assert all(text.read_text() == "years of work" for text in path.parent.glob("elsewhere/*"))
+
+
+def test_a_folder_that_holds_something_stays_and_is_listed_where_it_is_known(tmp_path: Path) -> None:
+    filled(zarr_at(tmp_path))
+    document = array_of(tmp_path)
+    document.unlink()
+    document.mkdir()
+    (document / "thesis.txt").write_text("years of work")
+    with zarr_at(tmp_path) as store:
+        for repair in (True, False):
+            assert [damage.kind for damage in store.verify("t", repair=repair)] == ["array"]
+    assert (document / "thesis.txt").read_text() == "years of work"
+
+
 # Partial tiles.
 
 
