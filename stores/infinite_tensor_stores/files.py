@@ -12,10 +12,14 @@ import json
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from zarr.storage import LocalStore
+
+with suppress(ImportError):  # Windows, where no folder can be opened
+    import fcntl
 
 LARGEST_DOCUMENT = 2**25
 """Bytes that a ``zarr.json`` of ours, or of a group that we are a guest of, takes at most."""
@@ -120,6 +124,22 @@ def read_file(path: str | os.PathLike[str], most: int) -> bytes | None:
         return None
     except ValueError as error:
         return Unreadable.because(str(error))
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """While it is entered, nobody else enters it for this folder, in any process.
+
+    Where there is no folder, or it cannot be locked, anybody may.
+    """
+    with ExitStack() as held:
+        with suppress(OSError):
+            descriptor = os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+            held.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            # Closing would not unlock it while a child that was forked in this moment has it open.
+            held.callback(fcntl.flock, descriptor, fcntl.LOCK_UN)
+        yield
 
 
 class FileStore(LocalStore):

@@ -7,6 +7,7 @@ import errno
 import os
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
@@ -17,7 +18,7 @@ from zarr.core.buffer import Buffer, default_buffer_prototype
 from zarr.storage import LocalStore, MemoryStore
 
 from infinite_tensor.support.interrupts import Mark
-from infinite_tensor_stores.files import LARGEST_DOCUMENT, FileStore, Unreadable
+from infinite_tensor_stores.files import LARGEST_DOCUMENT, FileStore, Unreadable, alone_in
 from infinite_tensor_stores.loop import sync
 from infinite_tensor_stores.remote import RemoteStore
 from infinite_tensor_stores.targets import innermost
@@ -137,6 +138,10 @@ class Objects:
         """Delete folders in the places of objects, but those that hold something; the keys that are free then."""
         root = self.root
         return [key for key in keys if root is None or _is_free(root / key)]
+
+    def alone_in(self, folder: str) -> AbstractContextManager[None]:
+        """`files.alone_in` on a local disk; elsewhere anybody else may come in between."""
+        return nullcontext() if self.root is None else alone_in(self.root / folder)
 
     # One, on zarr's event loop.
 

@@ -187,10 +187,19 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
                 sync(self._objects.delete_folder, place.array)
 
     def _delete_document(self, name: str) -> None:
+        # Another process that clears it as well could else delete what is created next.
+        with self._objects.alone_in(name):
+            incarnations = self._undefined(name)
+        for incarnation in incarnations - {None}:
+            for folder in ("tiles", "partial"):
+                sync(self._objects.delete_folder, f"{name}/{folder}-{incarnation}")
+
+    def _undefined(self, name: str) -> set[str | None]:
+        """Delete a document; the incarnations that it has left behind."""
         key = self._document_path(name)
         (document,) = self._objects.get([key])
         if document is None:
-            return
+            return set()
         try:
             incarnations = {(self._documents.definition_in(name, _definition_in(document)) or {}).get("incarnation")}
         except (ValueError, StoreError):
@@ -198,12 +207,10 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
             self._documents.check_ours(name)
             incarnations = {incarnation_of(folder) for folder in self._objects.children(name)}
         if sync(self._objects.delete_link, name):
-            return
+            return set()
         # The definition first: without it the rest is garbage, whatever happens to this process.
         self._objects.delete([key])
-        for incarnation in incarnations - {None}:
-            for folder in ("tiles", "partial"):
-                sync(self._objects.delete_folder, f"{name}/{folder}-{incarnation}")
+        return incarnations
 
     def _list_documents(self, kind: str) -> list[str]:
         return [name for name in self._objects.children("") if name.startswith(kind)]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.support.files_of_a_store import Files
-from tests.support.interpreters import Paused, Team
+from tests.support.interpreters import DEADLINE, Paused, Team
 from tests.support.members import clear, flush, keep_open, plain, read_plain, write_plain, write_until_refused
 from tests.support.moments import Moment
 from tests.support.shared_chain import open_chain_store
@@ -81,6 +84,37 @@ def test_a_tensor_is_cleared_although_another_process_adds_to_it_meanwhile(tmp_p
         assert plain(store, "t", 2)[EVERYWHERE].unique().tolist() == [2]
         store.gc()
     assert Files(tmp_path).leavings == []
+
+
+def test_what_is_created_next_survives_two_processes_that_clear_at_one_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_chain_store(tmp_path) as store:
+        plain(store, "t", 1)
+    reached, lock = threading.Event(), fcntl.flock
+
+    def reaching(descriptor: int, operation: int) -> None:
+        reached.set()
+        lock(descriptor, operation)
+
+    def clear_and_create() -> None:
+        with open_chain_store(tmp_path) as store:
+            store.clear_tensor("t")
+            assert plain(store, "t", 2)[EVERYWHERE].unique().tolist() == [2]
+        reached.set()
+
+    monkeypatch.setattr(fcntl, "flock", reaching)
+    with (
+        ThreadPoolExecutor(1) as pool,
+        Paused(tmp_path, Moment("os.remove", r"^t-t/zarr\.json$"), clear, tmp_path, "t") as clearing,
+    ):
+        second = pool.submit(clear_and_create)
+        # It is done, or it waits for the first.
+        assert reached.wait(DEADLINE)
+        clearing.go_on()
+        second.result(DEADLINE)
+    with open_chain_store(tmp_path, mode="r") as store:
+        assert store.open("t")[EVERYWHERE].unique().tolist() == [2]
 
 
 def test_new_tensors_show_no_old_pixel_while_old_processes_write_all_the_time(tmp_path: Path) -> None:
