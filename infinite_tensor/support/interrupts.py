@@ -19,7 +19,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, Self, TypeVar
 
 from infinite_tensor.errors import StoreError
 
@@ -55,8 +55,9 @@ class interrupts_shown:  # noqa: N801  (reads as a statement: ``with interrupts_
     The standard library waits on conditions, also where a thread is started or a future waited for.
     """
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         self._handled = sys.exception()
+        return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         handled, self._handled = self._handled, None
@@ -183,26 +184,26 @@ def store_call() -> StoreCall:
     return StoreCall() if outermost.running.locked() else outermost
 
 
-Self = TypeVar("Self")
+Owner = TypeVar("Owner")
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
 
-def store_method(method: Callable[Concatenate[Self, Given], Result]) -> Callable[Concatenate[Self, Given], Result]:
+def store_method(method: Callable[Concatenate[Owner, Given], Result]) -> Callable[Concatenate[Owner, Given], Result]:
     """A method of a store that is a call into it, with StoreError where its thread is in the middle of another one."""
     return _called(method, looks=False)
 
 
-def store_query(method: Callable[Concatenate[Self, Given], Result]) -> Callable[Concatenate[Self, Given], Result]:
+def store_query(method: Callable[Concatenate[Owner, Given], Result]) -> Callable[Concatenate[Owner, Given], Result]:
     """A method of a store that is a call into it and changes nothing; a backend may use it in its own methods."""
     return _called(method, looks=True)
 
 
 def _called(
-    method: Callable[Concatenate[Self, Given], Result], *, looks: bool
-) -> Callable[Concatenate[Self, Given], Result]:
+    method: Callable[Concatenate[Owner, Given], Result], *, looks: bool
+) -> Callable[Concatenate[Owner, Given], Result]:
     @functools.wraps(method)
-    def called(self: Self, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:
+    def called(self: Owner, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:
         call = store_call()
         with call.running:
             # What a store holds stands for it: that is what the engine knows.

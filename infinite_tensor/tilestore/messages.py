@@ -13,8 +13,6 @@ from infinite_tensor.errors import (
     StoreError,
     ValidationError,
 )
-from infinite_tensor.geometry.points import Index
-from infinite_tensor.support.interrupts import interrupts_shown
 from infinite_tensor.values.definition import Definition, changed_functions, differences
 
 _FUNCTIONS = {"f": "f", "blend": "The blend", "upstream": "A function upstream"}
@@ -33,41 +31,6 @@ def combined(failures: Sequence[StoreError]) -> StoreError:
     error = StoreError(f"{len(failures)} writes have failed:{''.join(lines)}")
     error.__cause__ = failures[0].__cause__
     return error
-
-
-class stored_errors(interrupts_shown):  # noqa: N801  (reads as a statement: ``with stored_errors(...)``)
-    """Turns what storage raises into a StoreError that names store, tensor and tile; a ValidationError stays one."""
-
-    def __init__(
-        self,
-        storage: object,
-        action: str,
-        tensor_id: str | None,
-        tiles: Sequence[Index] = (),
-        *,
-        group_id: str | None = None,
-    ) -> None:
-        self._storage = storage
-        self._action = action
-        self._tensor_id = tensor_id
-        self._tiles = tiles
-        self._group_id = group_id
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        super().__exit__(kind, error, trace)
-        if isinstance(error, Exception) and not isinstance(error, StoreError | ValidationError):
-            what = "its backend" if self._tensor_id is None else f"tensor {self._tensor_id!r}"
-            if self._group_id is not None:
-                what = f"group {self._group_id!r}"
-            if self._tiles:
-                more = f" and {len(self._tiles) - 1} more" if len(self._tiles) > 1 else ""
-                what = f"tile {self._tiles[0]}{more} of {what}"
-            kept = ""
-            if self._action in ("store", "flush"):
-                kept = ". Nothing stored is harmed; what was to be stored is kept in memory, flush to try again"
-            raise StoreError(
-                f"{self._storage!r} could not {self._action} {what}: {type(error).__name__}: {error}{kept}"
-            ) from error
 
 
 def damaged_definition(store: object, tensor_id: str, where: str, error: ValueError) -> StoreError:

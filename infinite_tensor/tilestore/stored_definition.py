@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -19,7 +19,6 @@ from infinite_tensor.values.definition import (
     DEEPEST_JSON,
     ArgDefinition,
     Definition,
-    Json,
     blend_of,
     dtype_of,
     json_scalar,
@@ -27,6 +26,8 @@ from infinite_tensor.values.definition import (
     scalar_from_json,
 )
 from infinite_tensor.values.spec import TensorSpec
+
+T = TypeVar("T")
 
 FORMAT = 1
 """Version of what is stored; what a later version has stored is refused."""
@@ -60,7 +61,7 @@ class StoredTensor:
         StoreError
             If it is in the format of a later version.
         """
-        fields = _fields("it", json_value("definition", stored, DEEPEST_JSON + 1))
+        fields = _typed(dict, "it", json_value("definition", stored, DEEPEST_JSON + 1))
         version = as_index(fields.get("format", FORMAT))
         if version is None or version < 1:
             raise ValidationError(f"format must be a positive int, got {fields['format']!r:.200}")
@@ -110,16 +111,16 @@ def definition_of(fields: Mapping[str, Any]) -> Definition:
     blend = _field(fields, "blend")
     if blend is not None and not isinstance(blend, str):
         raise ValidationError(f"blend must be a name or None, got {blend!r}")
-    functions = _fields("functions", _field(fields, "functions"))
+    functions = _typed(dict, "functions", _field(fields, "functions"))
     if not all(isinstance(digest, str) for digest in functions.values()):
         raise ValidationError(f"functions must hold digests, got {functions!r}")
     return Definition(
         shape=shape,
         dtype=dtype,
         output_window=window,
-        args=tuple(_arg(at, arg, shape) for at, arg in enumerate(_list("args", _field(fields, "args")))),
+        args=tuple(_arg(at, arg, shape) for at, arg in enumerate(_typed(list, "args", _field(fields, "args")))),
         blend=blend,
-        blend_init=_blend_init(_field(fields, "blend_init"), dtype),
+        blend_init=json_scalar("blend_init", scalar_from_json(_field(fields, "blend_init")), dtype),
         version=json_value("version", _field(fields, "version")),
         functions=functions,
         output=_output(fields.get("output")),
@@ -132,20 +133,14 @@ def _field(fields: Mapping[str, Any], name: str) -> Any:
     return fields[name]
 
 
-def _fields(name: str, value: object) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ValidationError(f"{name} must be a dict, got {value!r:.200}")
-    return value
-
-
-def _list(name: str, value: object) -> list[Any]:
-    if not isinstance(value, list):
-        raise ValidationError(f"{name} must be a list, got {value!r:.200}")
+def _typed(kind: type[T], name: str, value: object) -> T:
+    if not isinstance(value, kind):
+        raise ValidationError(f"{name} must be a {kind.__name__}, got {value!r:.200}")
     return value
 
 
 def _arg(at: int, stored: object, shape: Shape) -> ArgDefinition:
-    arg = _fields(f"args[{at}]", stored)
+    arg = _typed(dict, f"args[{at}]", stored)
     window = TensorWindow.from_dict(_field(arg, "window"))
     check_followed(f"args[{at}].window", window, len(shape))
     digest, tensor_id = _field(arg, "digest"), arg.get("tensor_id")
@@ -157,20 +152,16 @@ def _arg(at: int, stored: object, shape: Shape) -> ArgDefinition:
 def _output(stored: object) -> Key | None:
     if stored is None:
         return None
-    keys = _list("output", stored)
+    keys = _typed(list, "output", stored)
     if not keys or not all(isinstance(key, str) for key in keys):
         raise ValidationError(f"output must hold the keys of an output, got {stored!r:.200}")
     return tuple(keys)
 
 
-def _blend_init(stored: Json, dtype: torch.dtype) -> Json:
-    return json_scalar("blend_init", scalar_from_json(stored), dtype)
-
-
 def _tile_size(definition: Definition, stored: object) -> Index | None:
     if stored is None:
         return None
-    tile = tile_shape_of(definition.shape, _list("tile_size", stored))
+    tile = tile_shape_of(definition.shape, _typed(list, "tile_size", stored))
     if list(tile) != stored:
         raise ValidationError(
             f"tile_size must be the extents of a tile of shape {definition.shape}, got {stored!r:.200}"

@@ -207,10 +207,7 @@ class PersistentContents(Contents):
     def check_droppable(self, tensor_id: str) -> None:
         """Whether tiles can be deleted here."""
         self.check_open()
-        if self.read_only:
-            raise ValidationError(
-                f"{self!r} is read-only: it cannot drop what it holds of tensor {tensor_id!r}; open it with mode='r+'"
-            )
+        self.check_writable(f"drop what it holds of tensor {tensor_id!r}")
         self.storage.check_droppable(tensor_id)
 
     def drop(self, spec: TensorSpec, windows: BoxUnion) -> Dropped:

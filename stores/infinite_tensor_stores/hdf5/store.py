@@ -177,9 +177,8 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
     # Documents: a dataset in the HDF5 group of a tensor; a group of tensors is one itself.
 
     def _read_documents(self, names: Sequence[str]) -> list[dict[str, Any] | ValueError | None]:
-        file = self._file_there()
-        with file.lock:
-            return [read_document(file.h5, name) for name in names]
+        with self._file_there().in_use(self) as h5:
+            return [read_document(h5, name) for name in names]
 
     def _create_document(self, name: str, document: dict[str, Any]) -> None:
         file = self._writable()
@@ -203,18 +202,16 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
                 delete_group(file.h5, name)
 
     def _list_documents(self, kind: str) -> list[str]:
-        file = self._file_there()
-        with file.lock:
-            names = names_in(file.h5) if kind == TENSOR else groups_in(file.h5)
+        with self._file_there().in_use(self) as h5:
+            names = names_in(h5) if kind == TENSOR else groups_in(h5)
         return [name for name in names if name.startswith(kind)]
 
     def _document_path(self, name: str) -> str:
         return f"/{name}/{DEFINITION}" if name.startswith(TENSOR) else f"/{FOLDER}/{name}"
 
     def _is_ours(self, name: str) -> bool:
-        file = self._opened_file()
-        with file.lock:
-            return not name.startswith(TENSOR) or tensor_at(file.h5, name) is not None
+        with self._opened_file().in_use(self) as h5:
+            return not name.startswith(TENSOR) or tensor_at(h5, name) is not None
 
     # Tensors.
 
@@ -247,6 +244,4 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
 
     def _collect_garbage(self) -> Garbage:
         self._writable()
-        file = self._file_there()
-        with file.lock:
-            return file.collect_garbage()
+        return self._file_there().collect_garbage()

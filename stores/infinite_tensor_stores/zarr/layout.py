@@ -142,10 +142,7 @@ def attributes_in(document: bytes, node: str = "group") -> dict[str, Any] | None
 
 def attributes_of_others(document: bytes) -> list[str]:
     """The names of the attributes in a ``zarr.json`` that are not of this library, as far as it can be read."""
-    try:
-        attributes = parsed(document).get("attributes", {})
-    except ValueError:
-        return []
+    attributes = _readable(document).get("attributes", {})
     return [name for name in attributes if name != ATTRIBUTE] if isinstance(attributes, dict) else []
 
 
@@ -157,10 +154,7 @@ def marked(document: bytes, mark: Mapping[str, Any]) -> bytes:
 
 def is_array(document: bytes) -> bool:
     """Whether a ``zarr.json`` is that of an array."""
-    try:
-        return parsed(document).get("node_type") == "array"
-    except ValueError:
-        return False
+    return _readable(document).get("node_type") == "array"
 
 
 def has_our_mark(document: bytes) -> bool:
@@ -178,6 +172,13 @@ def is_zarr_of_others(document: bytes) -> bool:
     except ValueError:
         return False
     return not any(trace in document for trace in (b'"infinite_tensor"', b'"digest"'))
+
+
+def _readable(document: bytes) -> dict[str, Any]:
+    try:
+        return parsed(document)
+    except ValueError:
+        return {}
 
 
 def array_document(definition: Mapping[str, Any]) -> dict[str, Any]:

@@ -207,8 +207,13 @@ class Objects:
             keys = _walked(self.root, prefix)
         else:
             keys = _listed(self.store.list_prefix(f"{prefix}/" if prefix else ""))
-        while page := list(islice(keys, length)):
-            yield page
+        yield from _paged(keys, length)
+
+    def places(self, prefix: str, length: int) -> Iterator[list[str]]:
+        """`pages`, then the keys at which lie empty folders, or links to folders."""
+        yield from self.pages(prefix, length)
+        if self.root is not None:
+            yield from _paged(_empty_folders(self.root, prefix), length)
 
     def sized_pages(self, prefix: str) -> Iterator[dict[str, int]]:
         """The keys of all objects below a folder with their sizes in bytes, 0 for one that has gone meanwhile."""
@@ -220,10 +225,6 @@ class Objects:
         else:
             for keys in self.pages(prefix):
                 yield dict(zip(keys, self.sizes(keys), strict=True))
-
-    def empty_folders(self, prefix: str) -> Iterator[str]:
-        """The keys below a folder at which lie empty folders, or links to folders."""
-        return iter(()) if self.root is None else _empty_folders(self.root, prefix)
 
     @property
     def may_hold_temporary_files(self) -> bool:
@@ -333,6 +334,11 @@ def _is_free(path: Path) -> bool:
         except OSError:
             return False
     return True
+
+
+def _paged(keys: Iterator[str], length: int) -> Iterator[list[str]]:
+    while page := list(islice(keys, length)):
+        yield page
 
 
 def _walked(root: Path, prefix: str) -> Iterator[str]:

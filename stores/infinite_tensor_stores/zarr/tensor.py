@@ -283,11 +283,10 @@ class ZarrTensor(TensorHandle):
         """What is damaged of the array, the complete tiles and the partial tiles; mended as it is found."""
         yield from self._damages_of_array(repair=repair)
         length = max(1, min(_PAGE_TILES, _PAGE_BYTES // self.layout.tile_bytes))
-        chunks, logs = f"{self.place.array}/c", self.place.logs
-        for keys in itertools.chain(self._objects.pages(chunks, length), [self._objects.empty_folders(chunks)]):
+        for keys in self._objects.places(f"{self.place.array}/c", length):
             yield from self._damages_of_tiles(keys, repair=repair)
         numbers: dict[Index, set[int]] = {}
-        for keys in itertools.chain(self._objects.pages(logs, length), [self._objects.empty_folders(logs)]):
+        for keys in self._objects.places(self.place.logs, length):
             yield from self._damages_of_parts(keys, numbers, repair=repair)
         yield from self._gaps(numbers, repair=repair)
 
@@ -311,7 +310,7 @@ class ZarrTensor(TensorHandle):
             if repair:
                 self._mend({key: array_bytes(self.place.definition)})
 
-    def _damages_of_tiles(self, keys: Iterable[str], *, repair: bool) -> Iterator[Damage]:
+    def _damages_of_tiles(self, keys: Sequence[str], *, repair: bool) -> Iterator[Damage]:
         chunks = [(key, tile) for key in keys if (tile := self.place.tile_of_chunk(key)) is not None]
         stored = self._objects.get([key for key, _ in chunks], self.codec.most_bytes)
         present = [(key, tile, data) for (key, tile), data in zip(chunks, stored, strict=True) if data is not None]
@@ -325,7 +324,7 @@ class ZarrTensor(TensorHandle):
             self._objects.delete(self._objects.freed(damaged))
 
     def _damages_of_parts(
-        self, keys: Iterable[str], numbers: dict[Index, set[int]], *, repair: bool
+        self, keys: Sequence[str], numbers: dict[Index, set[int]], *, repair: bool
     ) -> Iterator[Damage]:
         """What is damaged of parts; the numbers of those that are there go into `numbers`."""
         parts = [(key, *part) for key in keys if (part := self.place.tile_of_part(key)) is not None]
