@@ -138,23 +138,18 @@ class Documents:
         """The definition that a document is, None for none; ValueError and StoreError as of `find`."""
         if document is None:
             return None
-        if name.startswith(GROUP):
-            definition = intact(document)
-            group_id = definition.get("group_id")
-            if not isinstance(group_id, str) or name_of(group_id, GROUP) != name:
-                raise ValueError(f"it defines group {group_id!r:.200}")
-            return definition
         try:
             definition = checked(document, name)
         except StoreError as error:
             raise StoreError(f"{self.owner!r}: the definition in {self.path(name)} cannot be read: {error}") from error
-        self.check(definition)
+        if kind_of(name) == TENSOR:
+            self.check(definition)
         return definition
 
     def check_ours(self, name: str) -> None:
         """StoreError if what lies under the name of a document is not of this library."""
         if not self.is_ours(name):
-            kind = GROUP if name.startswith(GROUP) else TENSOR
+            kind = kind_of(name)
             raise in_the_way(self.owner, self.path(name), f"{_KINDS[kind]} {id_of(name, kind) or name!r}")
 
     def _all(self, kind: str) -> Iterator[tuple[str, Document]]:
@@ -176,6 +171,11 @@ def _stands_alone(document: Document) -> bool:
     return isinstance(document, dict) and document.get("args") == [] and "output" not in document
 
 
+def kind_of(name: str) -> str:
+    """`GROUP` or `TENSOR`: what a name of `name_of` is of."""
+    return GROUP if name.startswith(GROUP) else TENSOR
+
+
 _INCARNATION = re.compile(r"[0-9a-f]{16}")
 
 
@@ -185,7 +185,7 @@ def sealed(definition: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def checked(found: object, name: str) -> dict[str, Any]:
-    """The definition of a tensor as `sealed` returned it; `found` is what lies under its name.
+    """The definition as `sealed` returned it; `found` is what lies under its name, or what keeps it from being read.
 
     Raises
     ------
@@ -194,25 +194,20 @@ def checked(found: object, name: str) -> dict[str, Any]:
     StoreError
         If it is intact, and in a format of a later version.
     """
-    found = intact(found)
-    if not isinstance(found.get("tensor_id"), str):
-        raise ValueError(f"it defines tensor {found.get('tensor_id')!r:.200}")  # noqa: TRY004  (what it holds is a value)
-    layout_of(found)
-    if not isinstance(found.get("incarnation"), str) or not _INCARNATION.fullmatch(found["incarnation"]):
-        raise ValueError(f"its incarnation is {found.get('incarnation')!r:.200}, not 16 hexadecimal digits")
-    if name_of(found["tensor_id"]) != name:
-        raise ValueError(f"it defines tensor {found['tensor_id']!r}")
-    return found
-
-
-def intact(found: object) -> dict[str, Any]:
-    """What `sealed` returned, of a tensor or of anything else; ValueError if it is not as it was, or is one itself."""
     if isinstance(found, ValueError):
         raise found
     if not isinstance(found, dict) or "digest" not in found:
         raise ValueError("there is no definition")
     if found["digest"] != _digest(found):
         raise ValueError("its content does not match its digest")
+    kind = kind_of(name)
+    if kind == TENSOR:
+        layout_of(found)
+        if not isinstance(found.get("incarnation"), str) or not _INCARNATION.fullmatch(found["incarnation"]):
+            raise ValueError(f"its incarnation is {found.get('incarnation')!r:.200}, not 16 hexadecimal digits")
+    given = found.get(f"{_KINDS[kind]}_id")
+    if not isinstance(given, str) or name_of(given, kind) != name:
+        raise ValueError(f"it defines {_KINDS[kind]} {given!r:.200}")
     return found
 
 

@@ -28,15 +28,9 @@ class _Call(interrupts_shown):
     """
 
     def __init__(
-        self,
-        storage: Storage,
-        action: str,
-        tensor_id: str | None = None,
-        tiles: Sequence[Index] = (),
-        *,
-        group_id: str | None = None,
+        self, of: Storage, action: str, tensor_id: str | None = None, tiles: Sequence[Index] = (), group_id: str = ""
     ) -> None:
-        self.backend = storage.backend
+        self.backend = of.backend
         self._action = action
         self._tensor_id = tensor_id
         self._tiles = tiles
@@ -47,9 +41,9 @@ class _Call(interrupts_shown):
             return
         super().__exit__(kind, error, trace)
         if isinstance(error, Exception) and not isinstance(error, StoreError | ValidationError):
-            what = "its backend" if self._tensor_id is None else f"tensor {self._tensor_id!r}"
-            if self._group_id is not None:
-                what = f"group {self._group_id!r}"
+            what = f"group {self._group_id!r}" if self._group_id else "its backend"
+            if self._tensor_id is not None:
+                what = f"tensor {self._tensor_id!r}"
             if self._tiles:
                 more = f" and {len(self._tiles) - 1} more" if len(self._tiles) > 1 else ""
                 what = f"tile {self._tiles[0]}{more} of {what}"

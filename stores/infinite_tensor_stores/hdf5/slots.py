@@ -343,10 +343,7 @@ class TileSlots:
         for run in _runs(slots[order]):
             numbers = order[run].tolist()
             for number, block in zip(numbers, self._read_run(int(slots[numbers[0]]), len(numbers)), strict=True):
-                intact = isinstance(block, Exception) or self._checksums[slots[number]] == self._checksum(
-                    tiles[number], block
-                )
-                found[number] = block if intact else ValueError("its checksum does not match")
+                found[number] = self._checked(tiles[number], block, self._checksums[slots[number]])
         return found
 
     def _read_run(self, first: int, length: int) -> list[Block | Exception]:
@@ -441,18 +438,19 @@ class TileSlots:
             blocks = self._read_run(first + int(used[run][0]), len(used[run]))
             for number, block in zip(used[run].tolist(), blocks, strict=True):
                 tile = tuple(rows[number, :-1].tolist())
-                reason = self._wrong_with(tile, block, rows[number, -1])
-                if reason is not None:
-                    found.append(Damage("tile", tile, f"{self.name}/tiles[{first + number}]", reason))
+                checked = self._checked(tile, block, rows[number, -1])
+                if isinstance(checked, Exception):
+                    found.append(Damage("tile", tile, f"{self.name}/tiles[{first + number}]", str(checked)))
                     damaged.append(first + number)
         if repair and damaged:
             self._drop(damaged)
         return found
 
-    def _wrong_with(self, tile: Index, block: Block | Exception, checksum: int) -> str | None:
-        if isinstance(block, Exception):
-            return str(block)
-        return None if checksum == self._checksum(tile, block) else "its checksum does not match"
+    def _checked(self, tile: Index, block: Block | Exception, checksum: int) -> Block | Exception:
+        """A block whose checksum is this one, or what is wrong with it."""
+        if isinstance(block, Exception) or checksum == self._checksum(tile, block):
+            return block
+        return ValueError("its checksum does not match")
 
     def _drop(self, slots: list[int]) -> None:
         """Free slots, whatever tiles the index in the file and the one in memory have them hold."""

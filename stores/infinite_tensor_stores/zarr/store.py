@@ -14,7 +14,7 @@ from infinite_tensor.errors import StoreError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.tilestore.inventory import Garbage, TensorInfo
 from infinite_tensor.tilestore.messages import vanished
-from infinite_tensor.tilestore.persistent.documents import TENSOR, layout_of
+from infinite_tensor.tilestore.persistent.documents import GROUP, layout_of
 from infinite_tensor_stores.dtypes import stored_dtype
 from infinite_tensor_stores.handles import HandleStore
 from infinite_tensor_stores.loop import sync
@@ -172,15 +172,16 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
         return list(map(_definition_in, found))
 
     def _create_document(self, name: str, document: dict[str, Any]) -> None:
-        kind = "tensor" if name.startswith(TENSOR) else "group"
-        self._root.check_free(name, f"{kind} {document[f'{kind}_id']!r}")
-        place = Place.of(document) if kind == "tensor" else None
-        if place is not None:
-            self._objects.put({f"{place.array}/{DOCUMENT}": array_bytes(document)})
-        created = sync(self._objects.create, self._document_path(name), group_document(document))
-        if place is not None and created:
+        if name.startswith(GROUP):
+            self._root.check_free(name, f"group {document['group_id']!r}")
+            sync(self._objects.create, self._document_path(name), group_document(document))
+            return
+        self._root.check_free(name, f"tensor {document['tensor_id']!r}")
+        place = Place.of(document)
+        self._objects.put({f"{place.array}/{DOCUMENT}": array_bytes(document)})
+        if sync(self._objects.create, self._document_path(name), group_document(document)):
             self._created = document["incarnation"]
-        elif place is not None:
+        else:
             winner = self._read_definition(document["tensor_id"])
             # Storage may have hidden for a moment that the definition is ours.
             if winner is not None and winner["incarnation"] != document["incarnation"]:
