@@ -50,8 +50,14 @@ def name_of(given: str, kind: str = TENSOR) -> str:
     return f"{name[:48]}=={hashlib.sha256(encoded).hexdigest()}"
 
 
-def id_of(name: str, kind: str = TENSOR) -> str | None:
+def kind_of(name: str) -> str:
+    """Whether a name is of a `GROUP` or of a `TENSOR`."""
+    return GROUP if name.startswith(GROUP) else TENSOR
+
+
+def id_of(name: str) -> str | None:
     """The id that `name_of` made `name` of; None if it does not tell."""
+    kind = kind_of(name)
     try:
         encoded = _ESCAPED.sub(lambda found: bytes.fromhex(found[1].decode()), name.removeprefix(kind).encode())
         found = encoded.decode()
@@ -82,7 +88,7 @@ class Documents:
     check: Callable[[Mapping[str, Any]], None]
 
     def read(self, given: str, kind: str) -> dict[str, Any] | None:
-        """The definition of an id, None where there is none; StoreError if it is damaged, or cannot be ours."""
+        """The definition of an id, None where there is none; StoreError if it is damaged, or not of this library."""
         name = name_of(given, kind)
         try:
             return self.find(name)
@@ -114,7 +120,7 @@ class Documents:
         """The ids that documents tell; of a damaged one, the one that its name tells."""
         found: list[str] = []
         for name, definition in self._checked(self._all(kind)):
-            told = id_of(name, kind) if isinstance(definition, Exception) else definition[f"{_KINDS[kind]}_id"]
+            told = id_of(name) if isinstance(definition, Exception) else definition[f"{_KINDS[kind]}_id"]
             if told is None:
                 what = f"is damaged ({definition}), and does not tell which {_KINDS[kind]} it defined"
                 warn_of_damage(self.owner, f"{self.path(name)} {what}")
@@ -149,8 +155,7 @@ class Documents:
     def check_ours(self, name: str) -> None:
         """StoreError if what lies under the name of a document is not of this library."""
         if not self.is_ours(name):
-            kind = kind_of(name)
-            raise in_the_way(self.owner, self.path(name), f"{_KINDS[kind]} {id_of(name, kind) or name!r}")
+            raise in_the_way(self.owner, self.path(name), f"{_KINDS[kind_of(name)]} {id_of(name) or name!r}")
 
     def _all(self, kind: str) -> Iterator[tuple[str, Document]]:
         names = self.list_names(kind)
@@ -169,11 +174,6 @@ class Documents:
 
 def _stands_alone(document: Document) -> bool:
     return isinstance(document, dict) and document.get("args") == [] and "output" not in document
-
-
-def kind_of(name: str) -> str:
-    """`GROUP` or `TENSOR`: what a name of `name_of` is of."""
-    return GROUP if name.startswith(GROUP) else TENSOR
 
 
 _INCARNATION = re.compile(r"[0-9a-f]{16}")
