@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from infinite_tensor.engine.batching import Batching
-from infinite_tensor.engine.chain import Computation, Member, node_of
+from infinite_tensor.engine.chain import Member, node_of
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.support.nested import show
-from infinite_tensor.tensor import InfiniteTensor, SupportsAsTensor, arg_definitions, as_tensors, tensor_of_node
+from infinite_tensor.tensor import InfiniteTensor, SupportsAsTensor, arg_definitions, as_tensors, tensors_of
 from infinite_tensor.tilestore import TileStore
 from infinite_tensor.tilestore.messages import check_same
 from infinite_tensor.tilestore.stored_definition import StoredTensor
@@ -135,16 +135,15 @@ def _bind(
         functions = functions_of(f, blend, tuple(node_of(arg).spec.definition.functions for arg in args))
         definition = replace(definition, functions=functions)
     member = Member(replace(spec, definition=definition, device=device, blend=used), store, named=True)
-    batching = Batching.of(batch_size)
-    (node,) = Computation.registered([member], f, batching, map(node_of, args)).nodes
-    return tensor_of_node(node, args)
+    (tensor,) = tensors_of([member], f, Batching.of(batch_size), args)
+    return tensor
 
 
 @dataclass(frozen=True)
 class _PickledComputation:
     """One computation of a pickled chain, and its tensors that are in the chain.
 
-    `args` are the places of its args among all tensors of the parts before it.
+    `args` are the numbers of its args among all tensors of the parts before it.
     """
 
     members: tuple[Member, ...]
@@ -156,31 +155,22 @@ class _PickledComputation:
 
 def reduced(tensor: InfiniteTensor) -> tuple[Callable[..., InfiniteTensor], tuple[list[_PickledComputation], int]]:
     """What ``__reduce__`` returns: the chain as a list, args first, so that no chain is too deep to pickle."""
-    places: dict[tuple[int, int], int] = {}
+    numbers: dict[int, int] = {}
     parts = []
     for each in _args_first(tensor):
         computation = node_of(each).computation
-        if _place_key(each) not in places:
+        if _member_id(each) not in numbers:
             for member in computation.members:
-                places[id(computation), id(member)] = len(places)
-            parts.append(
-                _PickledComputation(
-                    tuple(
-                        Member(member.contents.placed(member.spec), member.store, member.named)
-                        for member in computation.members
-                    ),
-                    each.batch_size,
-                    each.f,
-                    tuple(places[_place_key(arg)] for arg in each.args),
-                    type(each),
-                )
-            )
-    return _rebuilt, (parts, places[_place_key(tensor)])
+                numbers[id(member)] = len(numbers)
+            members = [Member(own.contents.placed(own.spec), own.store, own.named) for own in computation.members]
+            args = tuple(numbers[_member_id(arg)] for arg in each.args)
+            parts.append(_PickledComputation(tuple(members), each.batch_size, each.f, args, type(each)))
+    return _rebuilt, (parts, numbers[_member_id(tensor)])
 
 
-def _place_key(tensor: InfiniteTensor) -> tuple[int, int]:
-    node = node_of(tensor)
-    return id(node.computation), id(node.member)
+def _member_id(tensor: InfiniteTensor) -> int:
+    """What tells a tensor from all others; another object of an equal one may have another ``f``."""
+    return id(node_of(tensor).member)
 
 
 def _args_first(tensor: InfiniteTensor) -> list[InfiniteTensor]:
@@ -196,11 +186,9 @@ def _args_first(tensor: InfiniteTensor) -> list[InfiniteTensor]:
     return list(finished.values())
 
 
-def _rebuilt(parts: list[_PickledComputation], place: int) -> InfiniteTensor:
+def _rebuilt(parts: list[_PickledComputation], number: int) -> InfiniteTensor:
     tensors: list[InfiniteTensor] = []
     for part in parts:
         args = tuple(tensors[at] for at in part.args)
-        batching = Batching.of(part.batch_size)
-        computation = Computation.registered(part.members, part.f, batching, map(node_of, args))
-        tensors += [tensor_of_node(node, args, part.kind) for node in computation.nodes]
-    return tensors[place]
+        tensors += tensors_of(part.members, part.f, Batching.of(part.batch_size), args, part.kind)
+    return tensors[number]

@@ -1,8 +1,7 @@
-"""One ``f`` with several outputs: what is declared of each, and the tensors that they are."""
+"""What users declare of the outputs of an ``f``, of which there may be several, and the tensors that they are."""
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,13 +11,23 @@ import torch
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window import TensorWindow, coordinates_of
 from infinite_tensor.support.nested import Key, leaves, show
+from infinite_tensor.values.blend import check_blend
 from infinite_tensor.values.checks import (
     check_followed,
+    check_output_window,
+    checked_dtype,
+    checked_id,
+    checked_shape,
 )
 from infinite_tensor.values.definition import (
     ArgDefinition,
     Blend,
+    Definition,
     Number,
+    blend_name,
+    functions_of,
+    json_scalar,
+    json_value,
 )
 from infinite_tensor.values.spec import TensorSpec
 
@@ -55,7 +64,7 @@ class Shared:
     Attributes
     ----------
     tensor_id : str
-        Begins the ids of the tensors.
+        The id of the only tensor, or what those of several begin with.
     f : callable
         Computes a window of each.
     args : tuple of ArgDefinition
@@ -75,8 +84,33 @@ class Shared:
     device: torch.device
     version: object
 
+    def spec(self, output: Output, key: Key = ()) -> TensorSpec:
+        """The tensor of an output; the only one has no key.
+
+        Raises
+        ------
+        ValidationError
+            If something in it does not fit.
+        """
+        shape, dtype = checked_shape(output.shape), checked_dtype(output.dtype)
+        check_output_window(output.window, shape)
+        check_blend(output.blend, dtype, self.device)
+        definition = Definition(
+            shape=shape,
+            dtype=dtype,
+            output_window=output.window,
+            args=self.args,
+            blend=blend_name(output.blend),
+            blend_init=json_scalar("blend_init", output.blend_init, dtype),
+            version=json_value("version", self.version),
+            functions=functions_of(self.f, output.blend, self.upstream),
+            output=key or None,
+        )
+        tensor_id = checked_id("/".join((self.tensor_id, *key)))
+        return TensorSpec(tensor_id, definition, self.device, output.blend, output.blend_init)
+
     def specs(self, outputs: object) -> dict[Key, TensorSpec]:
-        """The tensor of each output.
+        """The tensor of each of several outputs.
 
         Raises
         ------
@@ -90,34 +124,13 @@ class Shared:
         specs = {}
         for key, output in declared.items():
             try:
-                specs[key] = self._spec(key, output)
+                specs[key] = self.spec(output, key)
             except ValidationError as error:
                 raise ValidationError(f"output {show(key)}: {error}") from error
         ids = [spec.tensor_id for spec in specs.values()]
         if len(set(ids)) < len(ids):
             raise ValidationError(f"the keys of outputs must lead to different ids, got {ids}: leave out the slashes")
         return specs
-
-    def _spec(self, key: Key, output: Output) -> TensorSpec:
-        return TensorSpec.declared(
-            "/".join((self.tensor_id, *key)),
-            output.shape,
-            output.dtype,
-            self.device,
-            output.window,
-            output.blend,
-            output.blend_init,
-            f=self.f,
-            args=self.args,
-            upstream=self.upstream,
-            version=self.version,
-            output=key,
-        )
-
-
-def new_id() -> str:
-    """A name that no other tensor has."""
-    return str(uuid.uuid4())
 
 
 def _declared(outputs: object) -> dict[Key, Output]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
@@ -19,7 +19,7 @@ from infinite_tensor.filling.fill import coverage
 from infinite_tensor.filling.fillable import Fillable
 from infinite_tensor.geometry.regions import Selection, parse
 from infinite_tensor.geometry.window import Shape, TensorWindow
-from infinite_tensor.outputs import Shared, new_id
+from infinite_tensor.outputs import Output, Shared
 from infinite_tensor.support.nested import show
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
 from infinite_tensor.values.blend import check_blend
@@ -122,25 +122,10 @@ class InfiniteTensor(Fillable):
         blend_init: Number | None = None,
         version: object = None,
     ) -> None:
-        store = _checked_store(tile_store)
-        check_callable(f)
-        batching = Batching.of(batch_size)
-        args, windows = _checked_args(args, args_windows)
-        spec = TensorSpec.declared(
-            new_id() if tensor_id is None else tensor_id,
-            shape,
-            dtype,
-            checked_device(device),
-            output_window,
-            blend,
-            blend_init,
-            f=f,
-            args=arg_definitions(args, windows),
-            upstream=tuple(node_of(arg).spec.definition.functions for arg in args),
-            version=version,
-        )
-        check_args(spec.tensor_id, spec.grid, args, windows)
-        member = Member(spec, store, named=tensor_id is not None)
+        store, batching = _checked_store(tile_store), Batching.of(batch_size)
+        shared, args = _shared(f, args, args_windows, device, tensor_id, version)
+        spec = shared.spec(Output(shape, dtype, output_window, blend, blend_init))
+        (member,) = _members([spec], store, shared, args, named=tensor_id is not None)
         (node,) = Computation.registered([member], f, batching, map(node_of, args)).nodes
         self._bind(node, args)
 
@@ -204,23 +189,11 @@ class InfiniteTensor(Fillable):
         >>> world["sea"][0:3, 0]
         tensor([ True,  True, False])
         """
-        store = _checked_store(tile_store)
-        check_callable(f)
-        args, windows = _checked_args(args, args_windows)
-        shared = Shared(
-            new_id() if tensor_id is None else checked_id(tensor_id),
-            f,
-            arg_definitions(args, windows),
-            tuple(node_of(arg).spec.definition.functions for arg in args),
-            checked_device(device),
-            version,
-        )
+        store, batching = _checked_store(tile_store), Batching.of(batch_size)
+        shared, args = _shared(f, args, args_windows, device, tensor_id, version)
         specs = shared.specs(outputs)
-        for spec in specs.values():
-            check_args(spec.tensor_id, spec.grid, args, windows)
-        members = [Member(spec, store, named=tensor_id is not None) for spec in specs.values()]
-        nodes = Computation.registered(members, f, Batching.of(batch_size), map(node_of, args)).nodes
-        tensors = [tensor_of_node(node, args, cls) for node in nodes]
+        members = _members(specs.values(), store, shared, args, named=tensor_id is not None)
+        tensors = tensors_of(members, f, batching, args, cls)
         # Groups are made of tensors.
         from infinite_tensor.groups import TensorGroup  # noqa: PLC0415
 
@@ -480,13 +453,20 @@ class InfiniteTensor(Fillable):
         return array if dtype is None else array.astype(np.dtype(dtype), copy=False)
 
 
-def tensor_of_node(
-    node: Node, args: tuple[InfiniteTensor, ...], kind: type[InfiniteTensor] = InfiniteTensor
-) -> InfiniteTensor:
-    """The tensor of a computation that stands."""
-    tensor = kind.__new__(kind)
-    tensor._bind(node, args)  # noqa: SLF001  (its own)
-    return tensor
+def tensors_of(
+    members: Sequence[Member],
+    f: Callable[..., Any] | None,
+    batching: Batching,
+    args: tuple[InfiniteTensor, ...],
+    kind: type[InfiniteTensor] = InfiniteTensor,
+) -> list[InfiniteTensor]:
+    """The tensors that one ``f`` computes of these args, made known to their stores."""
+    tensors = []
+    for node in Computation.registered(members, f, batching, map(node_of, args)).nodes:
+        tensor = kind.__new__(kind)
+        tensor._bind(node, args)  # noqa: SLF001  (its own)
+        tensors.append(tensor)
+    return tensors
 
 
 def _as_target(arg: Any) -> Any:
@@ -500,7 +480,11 @@ def _checked_store(store: object) -> TileStore:
     return MemoryTileStore() if store is None else store
 
 
-def _checked_args(args: Any, windows: Any) -> tuple[tuple[InfiniteTensor, ...], tuple[TensorWindow, ...]]:
+def _shared(
+    f: Callable[..., Any], args: Any, windows: Any, device: torch.device | str, tensor_id: object, version: object
+) -> tuple[Shared, tuple[InfiniteTensor, ...]]:
+    """What a user declares of an ``f``, checked, and the args."""
+    check_callable(f)
     for name, value in (("args", args), ("args_windows", windows)):
         if value is not None and not isinstance(value, list | tuple):
             raise ValidationError(f"{name} must be a tuple or list, got {value!r}")
@@ -508,7 +492,21 @@ def _checked_args(args: Any, windows: Any) -> tuple[tuple[InfiniteTensor, ...], 
     for at, arg in enumerate(tensors):
         if not isinstance(arg, InfiniteTensor):
             raise ValidationError(f"args[{at}] must be an InfiniteTensor or a TensorBlob, got {arg!r}")
-    return tensors, checked_windows(tensors, windows or ())
+    definitions = arg_definitions(tensors, checked_windows(tensors, windows or ()))
+    upstream = tuple(node_of(arg).spec.definition.functions for arg in tensors)
+    # By default a name that no other tensor has.
+    name = checked_id(uuid.uuid4() if tensor_id is None else tensor_id)
+    return Shared(name, f, definitions, upstream, checked_device(device), version), tensors
+
+
+def _members(
+    specs: Collection[TensorSpec], store: TileStore, shared: Shared, args: Sequence[InfiniteTensor], *, named: bool
+) -> list[Member]:
+    """Tensors for a store, whose args are known to have the pixels that they read, as far as that is known now."""
+    windows = [arg.window for arg in shared.args]
+    for spec in specs:
+        check_args(spec.tensor_id, spec.grid, args, windows)
+    return [Member(spec, store, named) for spec in specs]
 
 
 def as_tensors(args: Sequence[Any]) -> tuple[Any, ...]:

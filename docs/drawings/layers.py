@@ -22,7 +22,7 @@ LABELS = {
     "groups": "tensors under names",
     "opening": "from an id, from a pickle",
     "tensor": "InfiniteTensor",
-    "outputs": "several tensors of one f",
+    "outputs": "what users declare of an f",
     "filling": "plan, fill, invalidate",
     "engine": "plan, run, assemble",
     "tilestore": "keeps windows and tiles",

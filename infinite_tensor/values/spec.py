@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
 
 from infinite_tensor.geometry.points import Index
-from infinite_tensor.geometry.window import Shape, TensorWindow, WindowGrid
+from infinite_tensor.geometry.window import Shape, WindowGrid
 from infinite_tensor.support.allocation import as_array
 from infinite_tensor.support.forks import cached_property
-from infinite_tensor.support.nested import Key
-from infinite_tensor.values.blend import Blender, check_blend
-from infinite_tensor.values.checks import check_output_window, checked_dtype, checked_id, checked_shape
-from infinite_tensor.values.definition import (
-    ArgDefinition,
-    Blend,
-    Definition,
-    Number,
-    blend_name,
-    functions_of,
-    json_scalar,
-    json_value,
-)
+from infinite_tensor.values.blend import Blender
+from infinite_tensor.values.definition import Blend, Definition, Number, json_scalar
 
 
 @dataclass(frozen=True)
@@ -54,57 +42,6 @@ class TensorSpec:
     blend: Blend | None = None
     blend_init: Number | None = None
     tile_size: Index | None = None
-
-    @classmethod
-    def declared(
-        cls,
-        tensor_id: object,
-        shape: Sequence[int | None],
-        dtype: torch.dtype,
-        device: torch.device,
-        window: TensorWindow,
-        blend: Blend | None,
-        blend_init: Number | None,
-        *,
-        f: Callable[..., Any],
-        args: tuple[ArgDefinition, ...],
-        upstream: tuple[Mapping[str, str], ...],
-        version: object,
-        output: Key | None = None,
-    ) -> Self:
-        """The tensor that a user describes.
-
-        Parameters
-        ----------
-        tensor_id, shape, dtype, device, window, blend, blend_init, f, version
-            As for `InfiniteTensor`; the device has been checked.
-        args : tuple of ArgDefinition
-            What `f` reads.
-        upstream : tuple of mapping of str to str
-            Fingerprints of the functions of these.
-        output : Key, optional
-            Under which keys an `f` that computes several tensors returns this one.
-
-        Raises
-        ------
-        ValidationError
-            If an argument does not fit.
-        """
-        shape, dtype = checked_shape(shape), checked_dtype(dtype)
-        check_output_window(window, shape)
-        check_blend(blend, dtype, device)
-        definition = Definition(
-            shape=shape,
-            dtype=dtype,
-            output_window=window,
-            args=args,
-            blend=blend_name(blend),
-            blend_init=json_scalar("blend_init", blend_init, dtype),
-            version=json_value("version", version),
-            functions=functions_of(f, blend, upstream),
-            output=output,
-        )
-        return cls(checked_id(tensor_id), definition, device, blend, blend_init)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the fields, without what has been worked out from them."""

@@ -11,14 +11,14 @@ import numpy.typing as npt
 import torch
 
 from infinite_tensor.engine.batching import Batching
-from infinite_tensor.engine.chain import Computation, Member
+from infinite_tensor.engine.chain import Member
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.geometry.points import IntArray
 from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.geometry.window_sets import BoxUnion
 from infinite_tensor.support.allocation import Array
 from infinite_tensor.support.interrupts import Mark
-from infinite_tensor.tensor import InfiniteTensor, tensor_of_node
+from infinite_tensor.tensor import InfiniteTensor, tensors_of
 from infinite_tensor.tilestore import TensorInfo, TileStore
 from infinite_tensor.tilestore.access import Access
 from infinite_tensor.tilestore.contents import Contents
@@ -45,9 +45,9 @@ def tensor_of(rows: Rows, count: int) -> InfiniteTensor:
         functions=functions_of(None, None, ()),
     )
     spec = TensorSpec(f"blob-{header.incarnation}-{count}", definition, torch.device("cpu"))
-    members = [Member(spec, BlobStore(rows, spec), named=False)]
-    (node,) = Computation.registered(members, None, Batching.of(None), []).nodes
-    return tensor_of_node(node, ())
+    member = Member(spec, BlobStore(rows, spec), named=False)
+    (tensor,) = tensors_of([member], None, Batching.of(None), ())
+    return tensor
 
 
 class BlobStore(TileStore):
