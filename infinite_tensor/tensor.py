@@ -195,9 +195,9 @@ class InfiniteTensor(Fillable):
         members = _members(specs.values(), store, shared, args, named=tensor_id is not None)
         tensors = tensors_of(members, f, batching, args, cls)
         # Groups are made of tensors.
-        from infinite_tensor.groups import TensorGroup  # noqa: PLC0415
+        from infinite_tensor.groups.group import group_of_outputs  # noqa: PLC0415
 
-        return TensorGroup.of_outputs(dict(zip(specs, tensors, strict=True)))
+        return group_of_outputs(dict(zip(specs, tensors, strict=True)))
 
     @property
     def _spec(self) -> TensorSpec:

@@ -26,14 +26,16 @@ from infinite_tensor.groups.members import (
     outputs_of,
     read_members,
     shape_of,
+    shown_scale,
     unit_of,
 )
-from infinite_tensor.groups.saved import open_members, save_group
+from infinite_tensor.groups.saved import checked_tensor, opened_tensor, save_group, stored_members
 from infinite_tensor.groups.tensordicts import assembled, import_tensordict, tensors_of
-from infinite_tensor.support.nested import Key, as_key, is_key, listed, named_leaves, nested, show
+from infinite_tensor.support.nested import Key, as_key, chosen, is_key, listed, named_leaves, nested, show
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import TileStore
-from infinite_tensor.values.checks import checked_workers
+from infinite_tensor.tilestore.messages import damaged_group
+from infinite_tensor.values.checks import checked_device, checked_id, checked_workers
 
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
@@ -92,11 +94,6 @@ class TensorGroup(Fillable):
         members = members_of(given, dims, scale)
         check_extents(members)
         self._bind(members)
-
-    @classmethod
-    def of_outputs(cls, tensors: Mapping[Key, InfiniteTensor]) -> Self:
-        """The outputs of one ``f``, by their keys; see `InfiniteTensor.from_multi`."""
-        return cls._of_members(outputs_of(tensors))
 
     @classmethod
     def from_tensordict(
@@ -463,6 +460,11 @@ def _read_only() -> TypeError:
     return TypeError(_READ_ONLY)
 
 
+def group_of_outputs(tensors: Mapping[Key, InfiniteTensor]) -> TensorGroup:
+    """The outputs of one ``f``, by their keys; see `InfiniteTensor.from_multi`."""
+    return TensorGroup._of_members(outputs_of(tensors))  # noqa: SLF001  (its own)
+
+
 def open_group(
     store: TileStore,
     group_id: str,
@@ -472,8 +474,26 @@ def open_group(
     device: torch.device | str,
 ) -> TensorGroup:
     """`TileStore.open_group`; see there."""
-    opened = open_members(store, group_id, f, members, stores, device)
-    return TensorGroup._of_members(opened)  # noqa: SLF001  (its own)
+    group_id, device = checked_id(group_id, "group_id"), checked_device(device)
+    if not isinstance(stores, list | tuple) or not all(isinstance(other, TileStore) for other in stores):
+        raise ValidationError(f"stores must be a list of TileStores, got {stores!r}")
+    for name, mapping in (("f", f), ("members", members)):
+        if mapping is not None and not isinstance(mapping, Mapping):
+            raise ValidationError(f"{name} must be a mapping from keys of the group, got {mapping!r}")
+    stored = stored_members(store, group_id, store.contents.stored_group(group_id))
+    functions, given = chosen("f", f, stored, None), chosen("members", members, stored, None)
+    tensors = {
+        key: opened_tensor(group_id, member, [store, *stores], functions[key], device)
+        if given[key] is None
+        else checked_tensor(group_id, member, given[key])
+        for key, member in stored.items()
+    }
+    dims = {key: member.dims for key, member in stored.items()}
+    try:
+        found = members_of(tensors, dims, {key: member.scale for key, member in stored.items()})
+    except ValidationError as error:
+        raise damaged_group(store, group_id, "its definition", error) from error
+    return TensorGroup._of_members(found)  # noqa: SLF001  (its own)
 
 
 def _is_in(leaf: Key, keys: list[Key]) -> bool:
@@ -481,5 +501,5 @@ def _is_in(leaf: Key, keys: list[Key]) -> bool:
 
 
 def _line(member: GroupMember) -> str:
-    scale = f", scale {' x '.join(map(str, member.scale))}" if set(member.scale) - {1} else ""
-    return f"{show(member.key)}: {member.tensor.shape} {member.tensor.dtype}, shares {list(member.dims)}{scale}"
+    said = f"{member.tensor.shape} {member.tensor.dtype}, shares {list(member.dims)}{shown_scale(member.scale)}"
+    return f"{show(member.key)}: {said}"

@@ -212,6 +212,11 @@ def _text(extents: Sequence[Fraction | None]) -> str:
     return f"({', '.join('None' if extent is None else str(extent) for extent in extents)})"
 
 
+def shown_scale(scale: Sequence[Fraction]) -> str:
+    """What there is to say of a scale, which is nothing where that is 1."""
+    return f", scale {' x '.join(map(str, scale))}" if set(scale) - {1} else ""
+
+
 def _unbounded(tensor: InfiniteTensor) -> tuple[int, ...]:
     return tuple(d for d, extent in enumerate(tensor.shape) if extent is None)
 

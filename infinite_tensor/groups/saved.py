@@ -1,4 +1,4 @@
-"""What a store keeps of a group: which tensors it is made of, and how they lie beside each other; and opening these."""
+"""What a store keeps of a group: which tensors it is made of, and how they lie beside each other; and finding these."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 
 from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import StoreError, ValidationError
-from infinite_tensor.groups.members import GroupMember, Members, members_of
-from infinite_tensor.support.nested import Key, chosen, named_leaves, nested, show
+from infinite_tensor.groups.members import GroupMember, Members, shown_scale
+from infinite_tensor.support.nested import Key, named_leaves, nested, show
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import TileStore
 from infinite_tensor.tilestore.messages import damaged_group
-from infinite_tensor.values.checks import checked_device, checked_id
+from infinite_tensor.values.checks import checked_id
 
 FORMAT = 1
 """Version of what is stored of a group; what a later version has stored is refused."""
@@ -39,21 +39,20 @@ class StoredMember:
         What it is: the digest of its definition.
     dims : tuple of int
         As of `GroupMember`.
-    scale : tuple of str
-        As of `GroupMember`: ratios like ``1/8``.
+    scale : tuple of Fraction
+        As of `GroupMember`.
     """
 
     key: Key
     tensor_id: str
     digest: str
     dims: tuple[int, ...]
-    scale: tuple[str, ...]
+    scale: tuple[Fraction, ...]
 
     @classmethod
     def of(cls, member: GroupMember) -> StoredMember:
         """What is stored of a member."""
-        scale = tuple(map(str, member.scale))
-        return cls(member.key, member.tensor.tensor_id, digest_of(member.tensor), member.dims, scale)
+        return cls(member.key, member.tensor.tensor_id, digest_of(member.tensor), member.dims, member.scale)
 
     @classmethod
     def from_json(cls, stored: object) -> StoredMember:
@@ -70,12 +69,13 @@ class StoredMember:
                 ratios = [ratio for ratio in scale if isinstance(ratio, str) and _RATIO.fullmatch(ratio)]
                 numbers = [number for number in dims if type(number) is int]
                 if names and tensor_id and (names, numbers, ratios) == (key, dims, scale):
-                    return cls(tuple(names), tensor_id, digest, tuple(numbers), tuple(ratios))
+                    return cls(tuple(names), tensor_id, digest, tuple(numbers), tuple(map(Fraction, ratios)))
         raise ValidationError(f"{stored!r:.200} is no tensor of a group")
 
     def to_json(self) -> dict[str, Any]:
         """What a store holds."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
+        listed = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
+        return listed | {"scale": list(map(str, self.scale))}
 
 
 def digest_of(tensor: InfiniteTensor) -> str:
@@ -112,12 +112,15 @@ def save_group(members: Members, store: TileStore, group_id: str) -> None:
 def _line(member: StoredMember | None) -> str:
     if member is None:
         return "nothing"
-    scale = f", scale {' x '.join(member.scale)}" if set(member.scale) - {"1"} else ""
-    return f"tensor {member.tensor_id!r} ({member.digest[:8]}), dims {list(member.dims)}{scale}"
+    return f"tensor {member.tensor_id!r} ({member.digest[:8]}), dims {list(member.dims)}{shown_scale(member.scale)}"
 
 
-def stored_members(store: TileStore, group_id: str, stored: Mapping[str, Any]) -> dict[Key, StoredMember]:
-    """The tensors in the definition of a group, which is not trusted; StoreError where it is none."""
+def stored_members(store: TileStore, group_id: str, stored: Mapping[str, Any] | None) -> dict[Key, StoredMember]:
+    """The tensors in what a store holds as a group, which is not trusted; StoreError where it holds none."""
+    if stored is None:
+        is_tensor = group_id in store.tensor_ids()
+        hint = f"but a tensor of that id: store.open({group_id!r})" if is_tensor else f"it holds {store.group_ids()}"
+        raise StoreError(f"{store!r} holds no group {group_id!r}{', ' if is_tensor else '; '}{hint}")
     try:
         version, members = stored.get("format"), stored.get("members")
         if type(version) is not int or version < 1:
@@ -139,84 +142,38 @@ def stored_members(store: TileStore, group_id: str, stored: Mapping[str, Any]) -
     return found
 
 
-def open_members(
-    store: TileStore,
+def opened_tensor(
     group_id: str,
-    f: Mapping[Any, Callable[..., Any]] | None,
-    members: Mapping[Any, InfiniteTensor] | None,
+    stored: StoredMember,
     stores: Sequence[TileStore],
-    device: torch.device | str,
-) -> dict[Key, GroupMember]:
-    """The members of the group that `TileStore.open_group` opens; see there."""
-    group_id, device = checked_id(group_id, "group_id"), checked_device(device)
-    places = _places(store, stores)
-    stored = store.contents.stored_group(group_id)
-    if stored is None:
-        raise _unknown_group(store, group_id)
-    parts = stored_members(store, group_id, stored)
-    functions = chosen("f", _mapping("f", f), parts, None)
-    given = chosen("members", _mapping("members", members), parts, None)
-    tensors = {
-        key: _opened(group_id, part, places, functions[key], device)
-        if given[key] is None
-        else _checked_member(group_id, part, given[key])
-        for key, part in parts.items()
-    }
-    scale = {key: tuple(map(Fraction, part.scale)) for key, part in parts.items()}
-    try:
-        return members_of(tensors, {key: part.dims for key, part in parts.items()}, scale)
-    except ValidationError as error:
-        raise damaged_group(store, group_id, "its definition", error) from error
-
-
-def _mapping(name: str, given: object) -> Mapping[Any, Any]:
-    if given is not None and not isinstance(given, Mapping):
-        raise ValidationError(f"{name} must be a mapping from keys of the group, got {given!r}")
-    return given or {}
-
-
-def _places(store: TileStore, stores: Sequence[TileStore]) -> list[TileStore]:
-    if not isinstance(stores, list | tuple) or not all(isinstance(other, TileStore) for other in stores):
-        raise ValidationError(f"stores must be a list of TileStores, got {stores!r}")
-    return [store, *stores]
-
-
-def _opened(
-    group_id: str,
-    part: StoredMember,
-    places: Sequence[TileStore],
     f: Callable[..., Any] | None,
     device: torch.device,
 ) -> InfiniteTensor:
+    """A tensor of a group, from the first of some stores that holds it; StoreError if none does."""
     problems = []
-    for place in places:
+    for store in stores:
         try:
-            tensor = place.open(part.tensor_id, f, device=device)
+            tensor = store.open(stored.tensor_id, f, device=device)
         except StoreError as error:
             problems.append(str(error))
             continue
-        if digest_of(tensor) == part.digest:
+        if digest_of(tensor) == stored.digest:
             return tensor
-        problems.append(f"{place!r} holds another tensor {part.tensor_id!r}, with another definition")
+        problems.append(f"{store!r} holds another tensor {stored.tensor_id!r}, with another definition")
     listed = "".join(f"\n  {problem}" for problem in problems)
     raise StoreError(
-        f"{show(part.key)} of group {group_id!r} is tensor {part.tensor_id!r}, which cannot be opened:{listed}\n"
+        f"{show(stored.key)} of group {group_id!r} is tensor {stored.tensor_id!r}, which cannot be opened:{listed}\n"
         "Name the store that holds it in stores=[...], or give the tensor in members={...}"
     )
 
 
-def _checked_member(group_id: str, part: StoredMember, given: object) -> InfiniteTensor:
+def checked_tensor(group_id: str, stored: StoredMember, given: object) -> InfiniteTensor:
+    """What a user gives in place of a tensor that would be opened; ValidationError unless it is that one."""
     if not isinstance(given, InfiniteTensor):
-        raise ValidationError(f"members must hold InfiniteTensors, got {given!r} for {show(part.key)}")
-    if digest_of(given) != part.digest:
+        raise ValidationError(f"members must hold InfiniteTensors, got {given!r} for {show(stored.key)}")
+    if digest_of(given) != stored.digest:
         raise ValidationError(
-            f"{show(part.key)} of group {group_id!r} is tensor {part.tensor_id!r} with another definition than the "
+            f"{show(stored.key)} of group {group_id!r} is tensor {stored.tensor_id!r} with another definition than the "
             f"tensor {given.tensor_id!r} that is given in members"
         )
     return given
-
-
-def _unknown_group(store: TileStore, group_id: str) -> StoreError:
-    if group_id in store.tensor_ids():
-        return StoreError(f"{store!r} holds no group {group_id!r}, but a tensor of that id: store.open({group_id!r})")
-    return StoreError(f"{store!r} holds no group {group_id!r}; it holds {store.group_ids()}")
