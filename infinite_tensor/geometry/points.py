@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 from collections.abc import Sequence
 from typing import TypeAlias
@@ -69,9 +70,7 @@ def unique_points(points: IntArray) -> IntArray:
         return points
     low = points.min(axis=0)
     widths = [int(w) for w in points.max(axis=0) - low + 1]
-    volume = 1
-    for width in widths:
-        volume *= width
+    volume = math.prod(widths)
     if volume >= UNBOUNDED:
         points = unique_rows(points)
         check_count(len(points), MOST_AT_ONCE)

@@ -227,6 +227,24 @@ def coordinates_of(window: TensorWindow) -> int:
     return max((k + 1 for k in window.followed if k is not None), default=0)
 
 
+def narrow(window: TensorWindow, starts: IntArray, stops: IntArray, low: IntArray, high: IntArray) -> None:
+    """Leave of N boxes of windows ``[low, high)`` those windows that intersect N regions ``[starts, stops)``, in place.
+
+    ``high`` may end below ``low`` then.
+    """
+    for d, (k, size, stride, offset) in enumerate(
+        zip(window.followed, window.size, window.stride, window.offset, strict=True)
+    ):
+        a, b = starts[:, d], stops[:, d]
+        outside = b <= a
+        if k is None:
+            outside = outside | (a >= offset + size) | (b <= offset)
+        else:
+            np.maximum(low[:, k], -((offset + size - 1 - a) // stride), out=low[:, k])
+            np.minimum(high[:, k], (b - 1 - offset) // stride + 1, out=high[:, k])
+        high[outside] = low[outside]
+
+
 class WindowGrid:
     """The windows that exist on a tensor of a given shape.
 
@@ -279,15 +297,7 @@ class WindowGrid:
         """`box` for many regions at once: arrays of shape (N, ndim) in, (N, ndim) low and high out."""
         low = np.array([self.first], dtype=np.int64).repeat(len(starts), axis=0)
         high = np.array([self._stop], dtype=np.int64).repeat(len(starts), axis=0)
-        for d, (k, size, stride, offset, _) in enumerate(self._dimensions):
-            a, b = starts[:, d], stops[:, d]
-            outside = b <= a
-            if k is None:
-                outside = outside | (a >= offset + size) | (b <= offset)
-            else:
-                np.maximum(low[:, k], -((offset + size - 1 - a) // stride), out=low[:, k])
-                np.minimum(high[:, k], (b - 1 - offset) // stride + 1, out=high[:, k])
-            high[outside] = low[outside]
+        narrow(self.window, starts, stops, low, high)
         return low, np.maximum(low, high)
 
     def indices(self, starts: IntArray, stops: IntArray) -> list[Index]:

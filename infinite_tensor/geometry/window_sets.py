@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from infinite_tensor.geometry.points import Index, IntArray, as_tuples, points_of_boxes, unique_rows
-from infinite_tensor.geometry.window import TensorWindow, WindowGrid
+from infinite_tensor.geometry.window import TensorWindow, WindowGrid, narrow
 
 _MOST_PARTS = 10
 """More sets of windows that overlap each other are not counted one against the other."""
@@ -283,10 +283,7 @@ class BoxUnion:
 
 def same_windows(windows: BoxUnion, coordinates: int, grid: WindowGrid) -> BoxUnion:
     """The windows on another grid that share their first coordinates with some; further ones are 0."""
-    every = all_windows(grid)
-    if not windows or not every:
-        return BoxUnion.of(*np.empty((2, 0, grid.ndim), dtype=np.int64))
-    low, high = (np.repeat(bounds, len(windows.low), axis=0) for bounds in (every.low, every.high))
+    low, high = _every_window(grid, len(windows.low))
     low[:, :coordinates] = np.maximum(low[:, :coordinates], windows.low[:, :coordinates])
     high[:, :coordinates] = np.minimum(high[:, :coordinates], windows.high[:, :coordinates])
     return BoxUnion.of(low, high)
@@ -294,9 +291,15 @@ def same_windows(windows: BoxUnion, coordinates: int, grid: WindowGrid) -> BoxUn
 
 def all_windows(grid: WindowGrid) -> BoxUnion:
     """The windows that a read may need."""
-    low = [-FARTHEST if extent is None else 0 for extent in grid.shape]
-    high = [FARTHEST if extent is None else extent for extent in grid.shape]
-    return windows_over(grid, low, high)
+    return BoxUnion.of(*_every_window(grid, 1))
+
+
+def _every_window(grid: WindowGrid, times: int) -> tuple[IntArray, IntArray]:
+    """The bounds of the box of all windows that a read may need, some times over."""
+    start = [-FARTHEST if extent is None else 0 for extent in grid.shape]
+    stop = [FARTHEST if extent is None else extent for extent in grid.shape]
+    low, high = (np.array([bounds], dtype=np.int64) for bounds in grid.box(start, stop))
+    return low.repeat(times, axis=0), high.repeat(times, axis=0)
 
 
 def windows_over(grid: WindowGrid, start: Sequence[int], stop: Sequence[int]) -> BoxUnion:
@@ -330,18 +333,8 @@ def _split(window: TensorWindow, windows: BoxUnion) -> BoxUnion:
 
 def readers_of(pixels: BoxUnion, grid: WindowGrid, window: TensorWindow) -> BoxUnion:
     """The windows of a consumer, by its grid, that read some of the pixels of an arg through its arg window."""
-    every = all_windows(grid)
-    if not every or not pixels:
-        return BoxUnion.of(*np.empty((2, 0, grid.ndim), dtype=np.int64))
-    low, high = (np.repeat(bounds, len(pixels.low), axis=0) for bounds in (every.low, every.high))
-    for d, (k, size, stride) in enumerate(zip(window.followed, window.size, window.stride, strict=True)):
-        begin, end = pixels.low[:, d] - window.offset[d], pixels.high[:, d] - window.offset[d]
-        if k is None:
-            unread = (begin >= size) | (end <= 0)
-            high[unread] = low[unread]
-        else:
-            low[:, k] = np.maximum(low[:, k], -((size - 1 - begin) // stride))
-            high[:, k] = np.minimum(high[:, k], (end - 1) // stride + 1)
+    low, high = _every_window(grid, len(pixels.low))
+    narrow(window, pixels.low, pixels.high, low, high)
     return BoxUnion.of(low, high)
 
 
