@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from infinite_tensor.errors import ValidationError
-from infinite_tensor.geometry.window import TensorWindow, coordinates_of
+from infinite_tensor.geometry.window import TensorWindow, coordinates_of, followed
 from infinite_tensor.support.nested import Key, leaves, show
 from infinite_tensor.values.blend import check_blend
 from infinite_tensor.values.checks import (
@@ -157,7 +157,7 @@ def _check_coordinates(declared: Mapping[Key, Output]) -> None:
     """A window of one output is a window of each: all follow the same coordinates of ctx."""
     count = max(coordinates_of(output.window) for output in declared.values())
     for key, output in declared.items():
-        unfollowed = sorted(set(range(count)) - set(output.window.followed))
+        unfollowed = sorted(set(range(count)) - set(followed(output.window)))
         if unfollowed:
             raise ValidationError(
                 f"output {show(key)}: no dimension follows window coordinate {unfollowed[0]}, which another output "

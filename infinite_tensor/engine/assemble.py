@@ -21,7 +21,7 @@ from infinite_tensor.engine.run import run, run_steps
 from infinite_tensor.errors import StoreError
 from infinite_tensor.geometry.points import Index, joined
 from infinite_tensor.geometry.regions import Selection
-from infinite_tensor.geometry.window import TensorWindow
+from infinite_tensor.geometry.window import TensorWindow, followed
 from infinite_tensor.support.allocation import IN_PARTS, new_result
 from infinite_tensor.support.interrupts import store_call
 
@@ -152,7 +152,7 @@ def _blocks(node: Node, selection: Selection, box: torch.Tensor, most_bytes: int
 
 def _first_long(window: TensorWindow, shape: Sequence[int]) -> int | None:
     """The first dimension along which a box reaches farther than windows are apart, if there is one."""
-    for d, (k, stride, extent) in enumerate(zip(window.followed, window.stride, shape, strict=True)):
+    for d, (k, stride, extent) in enumerate(zip(followed(window), window.stride, shape, strict=True)):
         if k is not None and extent > stride:
             return d
     return None

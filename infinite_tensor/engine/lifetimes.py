@@ -11,7 +11,7 @@ import numpy as np
 
 from infinite_tensor.engine.chain import Computation, Node, consumers_first
 from infinite_tensor.geometry.points import IntArray
-from infinite_tensor.geometry.window import TensorWindow
+from infinite_tensor.geometry.window import TensorWindow, starts_of
 
 _Boxes: TypeAlias = tuple[IntArray, IntArray]
 
@@ -115,8 +115,8 @@ class Lifetimes:
         self, node: Node, window: TensorWindow, numbers: IntArray, low: IntArray, high: IntArray, depth: int
     ) -> None:
         """Boxes of windows read a tensor, or are windows of it, at this depth of the chain."""
-        begin = window.starts(low)
-        end = window.starts(np.maximum(high - 1, low)) + np.array(window.size)
+        begin = starts_of(window, low)
+        end = starts_of(window, np.maximum(high - 1, low)) + np.array(window.size)
         read = self._spread(numbers, begin, end)
         known = self._reach.get(node, read)
         hull = np.minimum(known[0], read[0]), np.maximum(known[1], read[1])

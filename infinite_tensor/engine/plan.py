@@ -14,6 +14,7 @@ from infinite_tensor.engine.chain import Computation, Input, Node, consumers_fir
 from infinite_tensor.engine.reads import Views
 from infinite_tensor.errors import RegionError, TileAccessError, ValidationError
 from infinite_tensor.geometry.points import COORDINATE_LIMIT, IntArray, as_tuples, joined
+from infinite_tensor.geometry.window import bounds_of, followed, starts_of
 from infinite_tensor.support.allocation import Array
 from infinite_tensor.tilestore.access import Access
 from infinite_tensor.values.checks import outside_arg
@@ -214,7 +215,7 @@ def _check_computable(node: Node, missing: Mapping[Node, IntArray]) -> None:
 def _arg_starts(computation: Computation, at: int, upstream: Input, windows: IntArray) -> IntArray:
     """The first pixel that each window reads of an arg, whose finite dimensions hold all of its region."""
     window, shape = upstream.window, upstream.node.spec.shape
-    for d, (k, extent) in enumerate(zip(window.followed, shape, strict=True)):
+    for d, (k, extent) in enumerate(zip(followed(window), shape, strict=True)):
         first, last = (0, 0) if k is None else (int(windows[:, k].min()), int(windows[:, k].max()))
         low = first * window.stride[d] + window.offset[d]
         high = last * window.stride[d] + window.offset[d] + window.size[d]
@@ -226,12 +227,12 @@ def _arg_starts(computation: Computation, at: int, upstream: Input, windows: Int
                 f"{d} of {upstream.node.spec.tensor_id!r}, far beyond the limit of 2**51: coordinates go from "
                 f"-{COORDINATE_LIMIT} to {COORDINATE_LIMIT - 1}, and args_windows may reach from -2**52 to 2**52"
             )
-    return window.starts(windows)
+    return starts_of(window, windows)
 
 
 def _unavailable(node: Node, windows: IntArray) -> TileAccessError:
     spec = node.spec
-    starts, stops = spec.grid.window.bounds(windows)
+    starts, stops = bounds_of(spec.grid.window, windows)
     low, high = starts.min(axis=0), stops.max(axis=0)
     region = ", ".join(f"{a}:{b}" for a, b in zip(low.tolist(), high.tolist(), strict=True))
     return TileAccessError(

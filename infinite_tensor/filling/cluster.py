@@ -32,7 +32,7 @@ from infinite_tensor.filling.fill import Job
 from infinite_tensor.filling.plan import Demand, demands
 from infinite_tensor.filling.progress import FillReport, Tally, TensorReport, Watcher
 from infinite_tensor.geometry.points import Index, IntArray, as_tuples
-from infinite_tensor.geometry.window import WindowGrid
+from infinite_tensor.geometry.window import WindowGrid, bounds_of, followed, starts_of
 from infinite_tensor.geometry.window_sets import IndexProduct, as_array
 from infinite_tensor.support.interrupts import store_call
 from infinite_tensor.tilestore.access import Access
@@ -225,7 +225,7 @@ def compute(payload: bytes, place: int, windows: IntArray, workers: int | None) 
         if len(computation.members) > 1:
             indices = indices[node.spec.grid.exist(indices)]
         if len(indices):
-            starts, stops = node.spec.grid.window.bounds(indices)
+            starts, stops = bounds_of(node.spec.grid.window, indices)
             if not node.contents.is_complete(node.spec, starts.min(axis=0).tolist(), stops.max(axis=0).tolist()):
                 regions[node] = _Wanted(starts, stops, set(as_tuples(indices)))
     return _carry_out(chain, regions, workers) if regions else _done(chain, Counter())
@@ -248,7 +248,7 @@ def parts_of(demand: Demand, threads: int) -> Iterator[IntArray]:
     """
     grid, extents = demand.node.spec.grid, _extents(demand, threads)
     if isinstance(demand.windows, np.ndarray):
-        blocks = grid.window.starts(demand.windows) // extents
+        blocks = starts_of(grid.window, demand.windows) // extents
         order = np.lexsort(blocks.T[::-1])
         breaks = np.flatnonzero((np.diff(blocks[order], axis=0) != 0).any(axis=1)) + 1
         parts = np.split(order, breaks) if len(order) else []
@@ -274,7 +274,7 @@ def _blocks(grid: WindowGrid, product: IndexProduct, extents: IntArray) -> Itera
     """The windows of a product by blocks of pixels, along one dimension for each coordinate."""
     runs = []
     for k, coordinates in enumerate(map(as_array, product.coordinates)):
-        dims = [d for d, followed in enumerate(grid.window.followed) if followed == k]
+        dims = [d for d, follows in enumerate(followed(grid.window)) if follows == k]
         if not dims:
             runs.append([coordinates])
             continue

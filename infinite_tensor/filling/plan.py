@@ -11,6 +11,7 @@ import numpy as np
 
 from infinite_tensor.engine.chain import Computation, Node, consumers_first
 from infinite_tensor.geometry.points import Index, IntArray, as_tuples, joined, unique_points
+from infinite_tensor.geometry.window import bounds_of
 from infinite_tensor.geometry.window_sets import IndexProduct, Intervals, WindowSet, separable
 from infinite_tensor.support.tables import Tabular, bytes_of, count_of
 from infinite_tensor.tilestore.inventory import Inventory, TileCounts
@@ -167,7 +168,7 @@ def _named(boxes: Sequence[Box], inventories: dict[Node, Inventory]) -> list[Dem
         windows = reduce(joined, [computation.own(own) for own in missing.values()])
         if len(windows):
             for upstream in computation.inputs:
-                regions.setdefault(upstream.node, []).append(upstream.window.bounds(windows))
+                regions.setdefault(upstream.node, []).append(bounds_of(upstream.window, windows))
         before, runs = windows[:0], len(windows)
         for node in computation.nodes:
             if node in inventories:
@@ -189,7 +190,7 @@ def _named_demand(
     made = node.indices(windows)
     if len(computation.members) > 1:
         made = made[grid.exist(made)]
-    covered = grid.window.bounds(made)
+    covered = bounds_of(grid.window, made)
     starts, stops = covered if regions is None else _concatenated(regions)
     needed = grid.points(starts, stops) if regions is not None else made
     if len(computation.members) > 1:

@@ -133,11 +133,6 @@ class TensorWindow:
         """Number of dimensions of the tensor that the window slides over."""
         return len(self.size)
 
-    @cached_property
-    def followed(self) -> tuple[int | None, ...]:
-        """The window coordinate that each dimension follows, None where it stays."""
-        return self.dimension_map if self.dimension_map is not None else tuple(range(self.ndim))
-
     def get_bounds(self, window_index: Sequence[int]) -> tuple[slice, ...]:
         """The pixels that the window at `window_index` covers, one slice per dimension."""
         return tuple(
@@ -146,25 +141,14 @@ class TensorWindow:
 
     def start(self, window_index: Sequence[int]) -> Index:
         """The first pixel of the window at `window_index`."""
+        # Without `followed`: each window of a read comes here several times.
+        follows = self.dimension_map or range(len(self.size))
         return tuple(
             [
                 offset if k is None else window_index[k] * stride + offset
-                for k, stride, offset in zip(self.followed, self.stride, self.offset, strict=True)
+                for k, stride, offset in zip(follows, self.stride, self.offset, strict=True)
             ]
         )
-
-    def starts(self, indices: IntArray) -> IntArray:
-        """`start` for many windows: (N, coordinates) in, (N, ndim) out."""
-        columns = [
-            np.full(len(indices), offset, dtype=np.int64) if k is None else indices[:, k] * stride + offset
-            for k, stride, offset in zip(self.followed, self.stride, self.offset, strict=True)
-        ]
-        return np.stack(columns, axis=1)
-
-    def bounds(self, indices: IntArray) -> tuple[IntArray, IntArray]:
-        """The pixels ``[start, stop)`` of many windows: (N, coordinates) in, (N, ndim) starts and stops out."""
-        starts = self.starts(indices)
-        return starts, starts + np.array(self.size, dtype=np.int64)
 
     def intersecting_windows(self, pixel_slices: Sequence[slice], tensor_shape: Shape | None = None) -> Iterator[Index]:
         """Yield the indices of all windows that intersect a region, in lexicographic order.
@@ -222,9 +206,30 @@ def _checked_map(dimension_map: Sequence[int | None], dims: int) -> tuple[int | 
     return tuple(entries)
 
 
+def followed(window: TensorWindow) -> tuple[int | None, ...]:
+    """The window coordinate that each dimension follows, None where it stays."""
+    mapped = window.dimension_map
+    return tuple(range(len(window.size))) if mapped is None else mapped
+
+
+def starts_of(window: TensorWindow, indices: IntArray) -> IntArray:
+    """The first pixels of many windows: (N, coordinates) in, (N, ndim) out."""
+    columns = [
+        np.full(len(indices), offset, dtype=np.int64) if k is None else indices[:, k] * stride + offset
+        for k, stride, offset in zip(followed(window), window.stride, window.offset, strict=True)
+    ]
+    return np.stack(columns, axis=1)
+
+
+def bounds_of(window: TensorWindow, indices: IntArray) -> tuple[IntArray, IntArray]:
+    """The pixels ``[start, stop)`` of many windows: (N, coordinates) in, (N, ndim) starts and stops out."""
+    starts = starts_of(window, indices)
+    return starts, starts + np.array(window.size, dtype=np.int64)
+
+
 def coordinates_of(window: TensorWindow) -> int:
     """How many window coordinates there are up to the last that a dimension follows."""
-    return max((k + 1 for k in window.followed if k is not None), default=0)
+    return max((k + 1 for k in followed(window) if k is not None), default=0)
 
 
 def narrow(window: TensorWindow, starts: IntArray, stops: IntArray, low: IntArray, high: IntArray) -> None:
@@ -233,7 +238,7 @@ def narrow(window: TensorWindow, starts: IntArray, stops: IntArray, low: IntArra
     ``high`` may end below ``low`` then.
     """
     for d, (k, size, stride, offset) in enumerate(
-        zip(window.followed, window.size, window.stride, window.offset, strict=True)
+        zip(followed(window), window.size, window.stride, window.offset, strict=True)
     ):
         a, b = starts[:, d], stops[:, d]
         outside = b <= a
@@ -256,7 +261,7 @@ class WindowGrid:
         self.window = window
         self.shape = shape
         self.ndim = window.ndim
-        self._dimensions = list(zip(window.followed, window.size, window.stride, window.offset, shape, strict=True))
+        self._dimensions = list(zip(followed(window), window.size, window.stride, window.offset, shape, strict=True))
         self.first, self.last = self._extent()
         self._stop = [last + 1 for last in self.last]
 
@@ -323,7 +328,7 @@ class WindowGrid:
             return False
         for (k, size, stride, offset, _), a, b in zip(self._dimensions, start, stop, strict=True):
             c, count = (0, 1) if k is None else (low[k], high[k] - low[k])
-            if count > 1 and (stride > size or self.window.followed.count(k) > 1):
+            if count > 1 and (stride > size or followed(self.window).count(k) > 1):
                 return False
             begin = offset + (0 if k is None else c * stride)
             if begin > a or begin + (count - 1) * stride + size < b:
@@ -344,7 +349,7 @@ class WindowGrid:
     @cached_property
     def row_dim(self) -> int | None:
         """The dimension along which windows of one row follow each other: that of the last coordinate, if it is one."""
-        followers = [d for d, k in enumerate(self.window.followed) if k == self.ndim - 1]
+        followers = [d for d, k in enumerate(followed(self.window)) if k == self.ndim - 1]
         return followers[0] if len(followers) == 1 else None
 
     @cached_property

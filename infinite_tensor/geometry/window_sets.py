@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from infinite_tensor.geometry.points import Index, IntArray, as_tuples, points_of_boxes, unique_rows
-from infinite_tensor.geometry.window import TensorWindow, WindowGrid, narrow
+from infinite_tensor.geometry.window import TensorWindow, WindowGrid, bounds_of, followed, narrow, starts_of
 
 _MOST_PARTS = 10
 """More sets of windows that overlap each other are not counted one against the other."""
@@ -56,7 +56,7 @@ class Intervals:
     def of_windows(cls, window: TensorWindow, product: IndexProduct) -> Intervals:
         """The pixels that some windows cover, or read of an arg."""
         starts, stops = [], []
-        for d, k in enumerate(window.followed):
+        for d, k in enumerate(followed(window)):
             size, stride, offset = window.size[d], window.stride[d], window.offset[d]
             indices: Indices = range(1) if k is None else product.coordinates[k]
             if isinstance(indices, range) and stride <= size:
@@ -92,7 +92,7 @@ class IndexProduct:
         sets: list[list[Indices]] = [[] for _ in range(grid.ndim)]
         window = grid.window
         apart = False
-        for d, k in enumerate(window.followed):
+        for d, k in enumerate(followed(window)):
             size, stride, offset = window.size[d], window.stride[d], window.offset[d]
             starts, stops = intervals.starts[d], intervals.stops[d]
             if k is None:
@@ -193,8 +193,8 @@ class WindowSet:
 
 def separable(window: TensorWindow) -> bool:
     """Whether what some windows read of an arg is told by each coordinate on its own: none moves two dimensions."""
-    followed = [k for k in window.followed if k is not None]
-    return len(followed) == len(set(followed))
+    moving = [k for k in followed(window) if k is not None]
+    return len(moving) == len(set(moving))
 
 
 def as_array(indices: Indices) -> IntArray:
@@ -314,14 +314,15 @@ def pixels_of(window: TensorWindow, windows: BoxUnion) -> BoxUnion:
     Exact unless there are very many boxes to tell apart: where windows leave gaps, or lie along a diagonal.
     """
     windows = _split(window, windows)
-    return BoxUnion(window.starts(windows.low), window.bounds(windows.high - 1)[1])
+    return BoxUnion(starts_of(window, windows.low), bounds_of(window, windows.high - 1)[1])
 
 
 def _split(window: TensorWindow, windows: BoxUnion) -> BoxUnion:
     """The same windows in boxes that each cover one box of pixels, unless these are too many."""
-    strides = zip(window.followed, window.size, window.stride, strict=True)
+    follows = followed(window)
+    strides = zip(follows, window.size, window.stride, strict=True)
     gaps = {k for k, size, stride in strides if k is not None and stride > size}
-    apart = sorted(gaps | {k for k in window.followed if k is not None and window.followed.count(k) > 1})
+    apart = sorted(gaps | {k for k in follows if k is not None and follows.count(k) > 1})
     low, high = windows.low[:, apart], windows.high[:, apart]
     if not apart or BoxUnion(low, high).most_points > MOST_BOXES:
         return windows

@@ -15,7 +15,7 @@ from infinite_tensor.engine.assemble import read_together
 from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import RegionError, ValidationError
 from infinite_tensor.geometry.regions import Selection, parse
-from infinite_tensor.geometry.window import Shape, as_index, coordinates_of
+from infinite_tensor.geometry.window import Shape, as_index, coordinates_of, followed
 from infinite_tensor.support.nested import Key, chosen, show
 from infinite_tensor.tensor import InfiniteTensor, as_tensors
 
@@ -196,7 +196,7 @@ def outputs_of(tensors: Mapping[Key, InfiniteTensor]) -> dict[Key, GroupMember]:
     strides: list[int] = []
     for key, tensor in tensors.items():
         window = tensor.output_window
-        dims = tuple(map(window.followed.index, shared))
+        dims = tuple(map(followed(window).index, shared))
         strides = strides or [window.stride[d] for d in dims]
         scale = tuple(Fraction(window.stride[d], stride) for d, stride in zip(dims, strides, strict=True))
         members[key] = GroupMember(key, tensor, dims, scale)

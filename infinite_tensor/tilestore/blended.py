@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from infinite_tensor.geometry.points import Index, IntArray
+from infinite_tensor.geometry.window import followed
 from infinite_tensor.geometry.window_sets import BoxUnion
 from infinite_tensor.support.allocation import Array
 from infinite_tensor.tilestore.layout import TileLayout
@@ -27,7 +28,7 @@ def blended_layout(spec: TensorSpec) -> TileLayout:
     """The tiles in which pixels of a tensor are blended: whole strides, as square as may be, of about 256 KiB."""
     grid, window, shape = spec.grid, spec.grid.window, spec.shape
     tile = [min(size, stride) for size, stride in zip(window.size, window.stride, strict=True)]
-    moving = [d for d, k in enumerate(window.followed) if k is not None and grid.first[k] < grid.last[k]]
+    moving = [d for d, k in enumerate(followed(window)) if k is not None and grid.first[k] < grid.last[k]]
     room = _TILE_BYTES / (math.prod(tile) * spec.dtype.itemsize)
     for number, d in enumerate(sorted(moving, key=lambda d: -tile[d])):
         strides = max(1, round(room ** (1 / (len(moving) - number))))

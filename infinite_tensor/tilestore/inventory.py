@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from infinite_tensor.geometry.points import Index, IntArray, as_tuples, points_of_boxes, unique_points
-from infinite_tensor.geometry.window import WindowGrid
+from infinite_tensor.geometry.window import WindowGrid, bounds_of
 from infinite_tensor.tilestore.layout import TileLayout
 
 
@@ -124,7 +124,7 @@ class Inventory:
         if not windows:
             return cls(layout)
         box = np.array(layout.box(start, stop), dtype=np.int64)
-        low, high = layout.grid.boxes(*grid.window.bounds(np.array(windows, dtype=np.int64)))
+        low, high = layout.grid.boxes(*bounds_of(grid.window, np.array(windows, dtype=np.int64)))
         tiles, owner = points_of_boxes(np.maximum(low, box[0]), np.minimum(high, box[1]))
         known: defaultdict[Index, set[Index]] = defaultdict(set)
         for tile, number in zip(as_tuples(tiles), owner.tolist(), strict=True):

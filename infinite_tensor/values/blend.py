@@ -25,7 +25,7 @@ import torch
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.points import Index, with_entry
-from infinite_tensor.geometry.window import WindowGrid
+from infinite_tensor.geometry.window import WindowGrid, followed
 from infinite_tensor.support.allocation import Array, as_array, as_tensor, copied
 from infinite_tensor.support.forks import cached_property
 from infinite_tensor.values.definition import Blend, Number
@@ -261,7 +261,7 @@ class Blender:
         fresh: list[_Box] = [((0,) * window.ndim, window.size)]
         seen: list[_Box] = []
         for k, has_previous in enumerate(inner):
-            followers = [d for d, follows in enumerate(window.followed) if follows == k]
+            followers = [d for d, follows in enumerate(followed(window)) if follows == k]
             shared = [window.size[d] - window.stride[d] for d in followers]
             if not has_previous or not followers or min(shared) <= 0:
                 continue

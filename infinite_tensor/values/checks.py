@@ -10,7 +10,7 @@ import torch
 
 from infinite_tensor.errors import RegionError, ValidationError
 from infinite_tensor.geometry.points import UNBOUNDED
-from infinite_tensor.geometry.window import LARGEST, MOST_OVERLAP, Shape, TensorWindow, WindowGrid, as_index
+from infinite_tensor.geometry.window import LARGEST, MOST_OVERLAP, Shape, TensorWindow, WindowGrid, as_index, followed
 from infinite_tensor.values.definition import DTYPES
 
 
@@ -112,7 +112,7 @@ def checked_windows(args: Sequence[Any], windows: Sequence[object]) -> tuple[Ten
 
 def check_followed(name: str, window: TensorWindow, coordinates: int) -> None:
     """The dimensions of a window follow coordinates of the consumer's ctx, of which there are `coordinates`."""
-    for d, k in enumerate(window.followed):
+    for d, k in enumerate(followed(window)):
         if k is not None and k >= coordinates:
             raise ValidationError(
                 f"{name}: dimension {d} follows window coordinate {k}, but there are {coordinates}, "
@@ -121,7 +121,7 @@ def check_followed(name: str, window: TensorWindow, coordinates: int) -> None:
 
 
 def _check_known_extents(tensor_id: str, grid: WindowGrid, at: int, arg: Any, window: TensorWindow) -> None:
-    for d, (k, extent) in enumerate(zip(window.followed, arg.shape, strict=True)):
+    for d, (k, extent) in enumerate(zip(followed(window), arg.shape, strict=True)):
         first, last = (0, 0) if k is None else (grid.first[k], grid.last[k])
         if extent is None or first <= -UNBOUNDED or last >= UNBOUNDED or first > last:
             continue

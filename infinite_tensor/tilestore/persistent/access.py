@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from infinite_tensor.geometry.points import Index, IntArray, as_tuples, rows_of
+from infinite_tensor.geometry.window import bounds_of
 from infinite_tensor.support.allocation import Array, as_array
 from infinite_tensor.tilestore.access import Access
 from infinite_tensor.tilestore.blended import Blended, BlendedForRead
@@ -89,7 +90,7 @@ class TileAccess(Access):
 
     def _tiles_of(self, windows: IntArray) -> tuple[IntArray, IntArray]:
         """First tile of each window per dimension, and the one after the last."""
-        return self._record.layout.grid.boxes(*self._record.spec.grid.window.bounds(windows))
+        return self._record.layout.grid.boxes(*bounds_of(self._record.spec.grid.window, windows))
 
     def deposit(self, windows: IntArray, outputs: Array) -> None:
         """Cut the windows at the borders of tiles, and blend each piece into its tile."""

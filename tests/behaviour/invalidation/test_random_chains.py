@@ -14,6 +14,7 @@ from hypothesis import given, note
 from hypothesis import strategies as st
 
 from infinite_tensor import HDF5TileStore, InfiniteTensor, MemoryTileStore, TileStore, ZarrTileStore
+from infinite_tensor.geometry.window import followed
 from tests.behaviour.invalidation.model import Model
 from tests.support.dict_store import DictTileStore
 from tests.support.random_worlds import World, worlds
@@ -52,10 +53,10 @@ def _may_drop_more(world: World, steps: list[_Step]) -> bool:
     """
     apart = endless = False
     for stage in world.stages:
-        window, follows = stage.window, stage.window.followed
+        window, follows = stage.window, followed(stage.window)
         apart |= any(stride > size for stride, size in zip(window.stride, window.size, strict=True))
         apart |= len(set(follows)) < len(follows)
-        endless |= any(set(range(len(stage.shape))) - set(arg.followed) for _, arg in stage.args)
+        endless |= any(set(range(len(stage.shape))) - set(followed(arg)) for _, arg in stage.args)
     return apart and (endless or any(what == "all" for what, _, _ in steps))
 
 
