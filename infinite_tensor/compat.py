@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import types
 import uuid
 import warnings
 from collections.abc import Callable, Sequence
@@ -125,20 +125,25 @@ def _set_tile_size(
     return before
 
 
-def _take_old_keywords(cls: type[PersistentTileStore]) -> None:
-    """Have the constructor of a store take ``tile_cache_size=``, now ``cache_size_tiles=``."""
-    constructor: Callable[..., None] | None = vars(cls).get("__init__")
-    if constructor is None:
-        return
+def _begun(cls: type[TileStore], /, *_args: Any, **options: Any) -> TileStore:
+    """A store for its constructor, which takes ``tile_cache_size=`` where that stands in the call.
 
-    @functools.wraps(constructor)
-    def construct(self: PersistentTileStore, /, *args: Any, **kwargs: Any) -> None:
-        if "tile_cache_size" in kwargs:
-            _deprecated("tile_cache_size=", "cache_size_tiles=")
-            kwargs["cache_size_tiles"] = kwargs.pop("tile_cache_size")
-        constructor(self, *args, **kwargs)
+    This has ended before the constructor runs, so that it is in no traceback of today's spelling.
+    """
+    is_former = "tile_cache_size" in options and issubclass(cls, PersistentTileStore)
+    made: TileStore = object.__new__(_taking_tile_cache_size(cls) if is_former else cls)
+    return made
 
-    cls.__init__ = construct  # type: ignore[assignment, method-assign]
+
+def _taking_tile_cache_size(cls: type[TileStore]) -> type[TileStore]:
+    """`cls` for the length of one constructor, which takes ``tile_cache_size=``, now ``cache_size_tiles=``."""
+
+    def construct(self: TileStore, /, *args: Any, tile_cache_size: int | None, **options: Any) -> None:
+        _deprecated("tile_cache_size=", "cache_size_tiles=")
+        self.__class__ = cls
+        self.__init__(*args, cache_size_tiles=tile_cache_size, **options)  # type: ignore[misc]
+
+    return types.new_class(cls.__name__, (cls,), exec_body=lambda members: members.update(__init__=construct))
 
 
 def _checked_limit(limit: object) -> int | None:
@@ -152,12 +157,6 @@ def _deprecated(old: str, new: str) -> None:
     warnings.warn(f"{old} is deprecated; use {new}", DeprecationWarning, stacklevel=3)
 
 
-def _take_them_in_subclasses(cls: type[PersistentTileStore], /, **options: Any) -> None:
-    super(PersistentTileStore, cls).__init_subclass__(**options)
-    _take_old_keywords(cls)
-
-
 TileStore.get_or_create = get_or_create  # type: ignore[attr-defined]
 TileStore.clear_direct_caches = clear_direct_caches  # type: ignore[attr-defined]
-_take_old_keywords(PersistentTileStore)  # type: ignore[type-abstract]
-PersistentTileStore.__init_subclass__ = classmethod(_take_them_in_subclasses)  # type: ignore[assignment]
+TileStore.__new__ = _begun  # type: ignore[assignment, method-assign]

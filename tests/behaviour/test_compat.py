@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -120,3 +121,30 @@ def test_tile_cache_size_is_cache_size_tiles(make: Callable[..., PersistentTileS
     with pytest.warns(DeprecationWarning, match="use cache_size_tiles="):
         store = make(tmp_path / "s", tile_cache_size=3)
     assert store.contents.tiles.entries.max_items == 3
+
+
+class Derived(ZarrTileStore):
+    """A store of a user, with a constructor of its own."""
+
+    def __init__(self, target: Path, **options: Any) -> None:
+        super().__init__(target, **options)
+
+
+def test_tile_cache_size_makes_a_store_of_the_class_that_is_called(tmp_path: Path) -> None:
+    make: Callable[..., PersistentTileStore] = Derived
+    with pytest.warns(DeprecationWarning, match="use cache_size_tiles=") as warned:
+        store = make(tmp_path / "s", tile_cache_size=3)
+    assert type(store) is Derived
+    assert store.contents.tiles.entries.max_items == 3
+    assert [warning.filename for warning in warned] == [__file__]
+    assert str(inspect.signature(Derived)).startswith("(target: 'Path', **options")
+    assert "read_only" in inspect.signature(PersistentTileStore).parameters
+
+
+@pytest.mark.parametrize("make", [Derived, ZarrTileStore, HDF5TileStore])
+def test_the_former_spelling_is_in_no_traceback_of_todays(
+    make: Callable[..., PersistentTileStore], tmp_path: Path
+) -> None:
+    with pytest.raises(ValidationError, match="cache_size_tiles") as caught:
+        make(tmp_path / "s", cache_size_tiles=-1)
+    assert [entry.path for entry in caught.traceback if Path(entry.path).name == "compat.py"] == []
