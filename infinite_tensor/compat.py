@@ -70,7 +70,7 @@ def get_or_create(
         raise ValidationError(f"cache_method must be 'indirect' or 'direct', got {cache_method!r}")
     name = str(uuid.uuid4() if tensor_id is None else tensor_id)
     if cache_limit is not ... or cache_method == "direct":
-        _limit_cache(store, _checked_limit(_DIRECT_LIMIT if cache_limit is ... else cache_limit))
+        _limit_cache(store, _DIRECT_LIMIT if cache_limit is ... else cache_limit)
     is_tiled = tile_size is not None and cache_method == "indirect"
     before = _set_tile_size(store, name, tile_size) if is_tiled else None
     try:
@@ -106,10 +106,13 @@ def clear_direct_caches(store: TileStore) -> None:
         store.clear_cache(tensor_id)
 
 
-def _limit_cache(store: TileStore, limit: int | None) -> None:
+def _limit_cache(store: TileStore, limit: object) -> None:
     """Take over ``cache_limit``, where it has a meaning."""
+    number = as_index(limit)
+    if limit is not None and (number is None or number < 0):
+        raise ValidationError(f"cache_limit must be a number of bytes or None for no limit, got {limit!r}")
     if isinstance(store, MemoryTileStore):
-        store.cache_size_bytes = None if limit is None else max(limit, 1)
+        store.cache_size_bytes = None if number is None else max(number, 1)
 
 
 def _set_tile_size(
@@ -144,13 +147,6 @@ def _taking_tile_cache_size(cls: type[TileStore]) -> type[TileStore]:
         self.__init__(*args, cache_size_tiles=tile_cache_size, **options)  # type: ignore[misc]
 
     return types.new_class(cls.__name__, (cls,), exec_body=lambda members: members.update(__init__=construct))
-
-
-def _checked_limit(limit: object) -> int | None:
-    number = as_index(limit)
-    if limit is not None and (number is None or number < 0):
-        raise ValidationError(f"cache_limit must be a number of bytes or None for no limit, got {limit!r}")
-    return number
 
 
 def _deprecated(old: str, new: str) -> None:

@@ -118,9 +118,9 @@ class Shared:
             If an output is not what it must be, or the outputs do not share their windows.
         """
         declared = _declared(outputs)
-        _check_coordinates(declared)
+        coordinates = max(1, _coordinates(declared))
         for at, arg in enumerate(self.args):
-            check_followed(f"args_windows[{at}]", arg.window, _coordinates(declared))
+            check_followed(f"args_windows[{at}]", arg.window, coordinates)
         specs = {}
         for key, output in declared.items():
             try:
@@ -150,11 +150,7 @@ def _declared(outputs: object) -> dict[Key, Output]:
 
 
 def _coordinates(declared: Mapping[Key, Output]) -> int:
-    return max(1, *(coordinates_of(output.window) for output in declared.values()))
-
-
-def _check_coordinates(declared: Mapping[Key, Output]) -> None:
-    """A window of one output is a window of each: all follow the same coordinates of ctx."""
+    """How many coordinates ctx has; ValidationError unless a window of one output is a window of each."""
     count = max(coordinates_of(output.window) for output in declared.values())
     for key, output in declared.items():
         unfollowed = sorted(set(range(count)) - set(followed(output.window)))
@@ -164,3 +160,4 @@ def _check_coordinates(declared: Mapping[Key, Output]) -> None:
                 f"follows; ctx has {count} entries, and each output must follow all of them. Give the windows a "
                 "dimension_map: (None, 0, 1), say, for an image with channels first beside a mask without"
             )
+    return count

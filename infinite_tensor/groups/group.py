@@ -76,8 +76,8 @@ class TensorGroup(Fillable):
     >>> world = TensorGroup({"height": height, "look": {"colour": colour}})
     >>> world["look", "colour"] is colour
     True
-    >>> place = world[0:10, -5:5]
-    >>> place.batch_size, place["look", "colour"].shape
+    >>> region = world[0:10, -5:5]
+    >>> region.batch_size, region["look", "colour"].shape
     (torch.Size([10, 10]), torch.Size([10, 10, 3]))
     """
 
