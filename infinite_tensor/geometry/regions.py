@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 import torch
 
@@ -155,7 +155,9 @@ def _slice_part(part: object, entry: slice, d: int) -> int | None:
 def _coordinate(entry: object, d: int, extent: int | None) -> int:
     number = as_index(entry)
     if number is None:
-        _unsupported(entry, d)
+        many = isinstance(entry, list)
+        hint = "; one region is expected: call this for each, or read a list with tensor[[...]]" if many else ""
+        raise RegionError(f"dimension {d}: cannot index with {type(entry).__name__} {entry!r:.200}; {_SUPPORTED}{hint}")
     if extent is None:
         return number
     if not -extent <= number < extent:
@@ -169,15 +171,6 @@ def _check_limit(start: int, stop: int, d: int) -> None:
             f"dimension {d}: pixels {start}..{stop - 1} reach beyond the limit of 2**51: coordinates go from "
             f"-{COORDINATE_LIMIT} to {COORDINATE_LIMIT - 1}"
         )
-
-
-def _unsupported(entry: object, d: int) -> NoReturn:
-    many = (
-        "; one region is expected: call this for each, or read a list with tensor[[...]]"
-        if isinstance(entry, list)
-        else ""
-    )
-    raise RegionError(f"dimension {d}: cannot index with {type(entry).__name__} {entry!r:.200}; {_SUPPORTED}{many}")
 
 
 def _show(indices: Sequence[object]) -> str:

@@ -166,12 +166,11 @@ class TensorWindow:
 
     def to_dict(self) -> dict[str, Any]:
         """The window as JSON-safe lists; `from_dict` reads it back."""
-        mapped = None if self.dimension_map is None else list(self.dimension_map)
         return {
             "size": list(self.size),
             "stride": list(self.stride),
             "offset": list(self.offset),
-            "dimension_map": mapped,
+            "dimension_map": None if self.dimension_map is None else list(self.dimension_map),
         }
 
     @classmethod
@@ -267,12 +266,11 @@ class WindowGrid:
 
     def _extent(self) -> tuple[list[int], list[int]]:
         """The smallest and largest index per coordinate; no window exists where last < first."""
-        followers: set[int] = set()
-        first, last = [-UNBOUNDED] * self.ndim, [UNBOUNDED] * self.ndim
+        moving = {k for k, *_ in self._dimensions}
+        first = [-UNBOUNDED if k in moving else 0 for k in range(self.ndim)]
+        last = [UNBOUNDED if k in moving else 0 for k in range(self.ndim)]
         exists = True
         for k, size, stride, offset, extent in self._dimensions:
-            if k is not None:
-                followers.add(k)
             if extent is None:
                 continue
             if k is None:
@@ -280,9 +278,6 @@ class WindowGrid:
             else:
                 first[k] = max(first[k], -(offset // stride))
                 last[k] = min(last[k], (extent - size - offset) // stride)
-        for k in range(self.ndim):
-            if k not in followers:
-                first[k] = last[k] = 0
         if not exists:
             last[0] = first[0] - 1
         return first, last
