@@ -125,8 +125,8 @@ class InfiniteTensor(Fillable):
         store, batching = _checked_store(tile_store), Batching.of(batch_size)
         shared, args = _shared(f, args, args_windows, device, tensor_id, version)
         spec = shared.spec(Output(shape, dtype, output_window, blend, blend_init))
-        (member,) = _members([spec], store, shared, args, named=tensor_id is not None)
-        (node,) = Computation.registered([member], f, batching, map(node_of, args)).nodes
+        (stored,) = _in_store([spec], store, shared, args, named=tensor_id is not None)
+        (node,) = Computation.registered([stored], f, batching, map(node_of, args)).nodes
         self._bind(node, args)
 
     def _bind(self, node: Node, args: tuple[InfiniteTensor, ...]) -> None:
@@ -192,8 +192,8 @@ class InfiniteTensor(Fillable):
         store, batching = _checked_store(tile_store), Batching.of(batch_size)
         shared, args = _shared(f, args, args_windows, device, tensor_id, version)
         specs = shared.specs(outputs)
-        members = _members(specs.values(), store, shared, args, named=tensor_id is not None)
-        tensors = tensors_of(members, f, batching, args, cls)
+        stored = _in_store(specs.values(), store, shared, args, named=tensor_id is not None)
+        tensors = tensors_of(stored, f, batching, args, cls)
         # Groups are made of tensors.
         from infinite_tensor.groups.group import group_of_outputs  # noqa: PLC0415
 
@@ -499,7 +499,7 @@ def _shared(
     return Shared(name, f, definitions, upstream, checked_device(device), version), tensors
 
 
-def _members(
+def _in_store(
     specs: Collection[TensorSpec], store: TileStore, shared: Shared, args: Sequence[InfiniteTensor], *, named: bool
 ) -> list[Member]:
     """Tensors for a store, whose args are known to have the pixels that they read, as far as that is known now."""
