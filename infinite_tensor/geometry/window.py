@@ -260,7 +260,8 @@ class WindowGrid:
         self.window = window
         self.shape = shape
         self.ndim = window.ndim
-        self._dimensions = list(zip(followed(window), window.size, window.stride, window.offset, shape, strict=True))
+        self._followed = followed(window)
+        self._dimensions = list(zip(self._followed, window.size, window.stride, window.offset, shape, strict=True))
         self.first, self.last = self._extent()
         self._stop = [last + 1 for last in self.last]
 
@@ -323,7 +324,7 @@ class WindowGrid:
             return False
         for (k, size, stride, offset, _), a, b in zip(self._dimensions, start, stop, strict=True):
             c, count = (0, 1) if k is None else (low[k], high[k] - low[k])
-            if count > 1 and (stride > size or followed(self.window).count(k) > 1):
+            if count > 1 and (stride > size or self._followed.count(k) > 1):
                 return False
             begin = offset + (0 if k is None else c * stride)
             if begin > a or begin + (count - 1) * stride + size < b:
@@ -344,7 +345,7 @@ class WindowGrid:
     @cached_property
     def row_dim(self) -> int | None:
         """The dimension along which windows of one row follow each other: that of the last coordinate, if it is one."""
-        followers = [d for d, k in enumerate(followed(self.window)) if k == self.ndim - 1]
+        followers = [d for d, k in enumerate(self._followed) if k == self.ndim - 1]
         return followers[0] if len(followers) == 1 else None
 
     @cached_property
