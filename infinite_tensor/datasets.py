@@ -37,7 +37,7 @@ class _Axis:
     stride: int
 
     @cached_property
-    def places(self) -> int:
+    def positions(self) -> int:
         return max(0, (self.high - self.low - self.size) // self.stride + 1)
 
     def __str__(self) -> str:
@@ -79,7 +79,7 @@ class _PatchGrid:
 
 
 class _Patches(Dataset[Any]):
-    """Patches that are told apart by a number: their place in the lexicographic order of their corners."""
+    """Patches that are told apart by a number: their position in the lexicographic order of their corners."""
 
     def __init__(self, sources: Sources, patch_size: object, stride: object, region: object) -> None:
         self._sources = sources
@@ -91,8 +91,8 @@ class _Patches(Dataset[Any]):
                     "all that is read must be cut alike along the dimensions that patch_size is about, got "
                     f"{_shown(self._axes)} of {self._cuts[0].source!r} and {_shown(cut.axes)} of {cut.source!r}"
                 )
-        self._places = math.prod(axis.places for axis in self._axes)
-        if not self._places:
+        self._positions = self._length = math.prod(axis.positions for axis in self._axes)
+        if not self._positions:
             sizes, extents = ([axis.size for axis in self._axes], [axis.high - axis.low for axis in self._axes])
             raise ValidationError(
                 f"no patch of {tuple(sizes)} pixels fits into a region of {tuple(extents)}; give a larger region or a "
@@ -100,11 +100,11 @@ class _Patches(Dataset[Any]):
             )
 
     def __len__(self) -> int:
-        raise NotImplementedError
+        return self._length
 
-    def _place(self, index: int) -> int:
+    def _number(self, index: int) -> int:
         """The number of the patch that an index from 0 to before the length stands for."""
-        raise NotImplementedError
+        return index
 
     def region(self, index: int) -> Any:
         """What an item reads.
@@ -140,15 +140,15 @@ class _Patches(Dataset[Any]):
         return [self._arranged(item) for item in zip(*patches, strict=True)]
 
     def _corner(self, index: int) -> Index:
-        number, count = as_index(index), len(self)
-        if number is None:
+        at, count = as_index(index), len(self)
+        if at is None:
             raise TypeError(f"an index is an int, got {type(index).__name__} {index!r}")
-        if not -count <= number < count:
-            raise IndexError(f"index {number} is out of range for a dataset of {count} patches")
-        place = self._place(number % count)
+        if not -count <= at < count:
+            raise IndexError(f"index {at} is out of range for a dataset of {count} patches")
+        number = self._number(at % count)
         corner = []
         for axis in reversed(self._axes):
-            place, at = divmod(place, axis.places)
+            number, at = divmod(number, axis.positions)
             corner.append(axis.low + at * axis.stride)
         return tuple(reversed(corner))
 
@@ -204,12 +204,6 @@ class GridDataset(_Patches):
     ) -> None:
         super().__init__(t, patch_size, patch_size if stride is None else stride, region)
 
-    def __len__(self) -> int:
-        return self._places
-
-    def _place(self, index: int) -> int:
-        return index
-
 
 class PatchDataset(_Patches):
     """Patches at random places in a region, the same ones for a seed in every process, on every machine.
@@ -261,12 +255,9 @@ class PatchDataset(_Patches):
         if self._length < 1:
             raise ValidationError(f"length must be a positive int or None, got {length!r}")
 
-    def __len__(self) -> int:
-        return self._length
-
-    def _place(self, index: int) -> int:
+    def _number(self, index: int) -> int:
         digest = hashlib.blake2b(f"{self._seed} {index}".encode()).digest()
-        return self._places * int.from_bytes(digest, "big") >> 512
+        return self._positions * int.from_bytes(digest, "big") >> 512
 
 
 def _leaves(sources: object) -> list[Source]:

@@ -142,17 +142,15 @@ def _as_tensor(result: Any) -> torch.Tensor:
     return torch.from_numpy(np.asarray(result))
 
 
+_OF_TWO = (*(each.__name__.strip("_") for each in _ARITHMETIC.values()), "matmul")
 _SPECIAL = (
-    *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift"),
-    *("radd", "rsub", "rmul", "rtruediv", "rfloordiv", "rmod", "rpow", "rmatmul", "rand", "ror", "rxor"),
-    *("rlshift", "rrshift", "lt", "le", "eq", "ne", "gt", "ge", "neg", "pos", "abs", "invert"),
+    *_OF_TWO,
+    *(f"r{name}" for name in _OF_TWO),
+    *(each.__name__ for each in _COMPARISONS.values()),
+    *("neg", "pos", "abs", "invert", "array", "dlpack", "dlpack_device", "cuda_array_interface"),
     *("getitem", "len", "iter", "reversed", "contains", "bool", "int", "float", "complex", "index", "format"),
-    *("array", "dlpack", "dlpack_device", "cuda_array_interface"),
 )
-_IN_PLACE = (
-    *("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "ilshift", "irshift"),
-    *("imatmul", "setitem", "delitem"),
-)
+_IN_PLACE = (*(f"i{name}" for name in _OF_TWO), "setitem", "delitem")
 
 
 def _is_in_place(name: str) -> bool:

@@ -268,8 +268,8 @@ class _Placement:
         self._handles = handles
         self.set_to_meta = set_to_meta
         if owner is not None:
-            _LIVING.setdefault((id(owner), attribute), weakref.WeakSet()).add(self)
-            weakref.finalize(self, _release, self._owner, id(owner), attribute, handles).atexit = False
+            _LIVING.setdefault(owner, {}).setdefault(attribute, weakref.WeakSet()).add(self)
+            weakref.finalize(self, _release, self._owner, attribute, handles).atexit = False
 
     @property
     def owner(self) -> nn.Module | None:
@@ -345,8 +345,8 @@ class _Placement:
         self._bind(**state)
 
 
-_LIVING: dict[tuple[int, str], weakref.WeakSet[_Placement]] = {}
-"""All placements, by the id of the module and the name of the buffer."""
+_LIVING: weakref.WeakKeyDictionary[nn.Module, dict[str, weakref.WeakSet[_Placement]]] = weakref.WeakKeyDictionary()
+"""All placements, by the module and the name of the buffer."""
 
 
 def _devices(owner: nn.Module) -> set[torch.device]:
@@ -361,16 +361,13 @@ def _all_on_meta(owner: nn.Module) -> bool:
 
 
 def _placements(owner: nn.Module, attribute: str) -> list[_Placement]:
-    # An id may be that of a module which is gone, and of a later one.
-    return [each for each in _LIVING.get((id(owner), attribute), ()) if each.owner is owner]
+    return list(_LIVING.get(owner, {}).get(attribute, ()))
 
 
-def _release(owner: weakref.ref[nn.Module], key: int, attribute: str, handles: tuple[RemovableHandle, ...]) -> None:
+def _release(owner: weakref.ref[nn.Module], attribute: str, handles: tuple[RemovableHandle, ...]) -> None:
     """Remove what a placement has added to a module, but for a buffer that another one uses."""
     for handle in handles:
         handle.remove()
-    if not _LIVING.get((key, attribute)):
-        _LIVING.pop((key, attribute), None)
     module = owner()
     if module is None or _placements(module, attribute):
         return

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias, TypeGuard
 
 from infinite_tensor.errors import ValidationError
@@ -14,14 +14,16 @@ Key: TypeAlias = tuple[str, ...]
 """The keys that lead to an entry, from the outermost on."""
 
 
-def leaves(nested: Mapping[Any, Any], outer: Key = ()) -> Iterator[tuple[Key, Any]]:
-    """The entries that are no dictionaries themselves, each with its keys."""
-    for key, value in nested.items():
-        path = (*outer, key)
+def leaves(
+    given: Mapping[Any, Any], above: Key = (), parts: Callable[[Any], Key] = lambda name: (name,)
+) -> Iterator[tuple[Key, Any]]:
+    """The entries that are no dictionaries themselves, each with its keys; ``parts(name)`` are those in one name."""
+    for name, value in given.items():
+        key = (*above, *parts(name))
         if isinstance(value, Mapping):
-            yield from leaves(value, path)
+            yield from leaves(value, key, parts)
         else:
-            yield path, value
+            yield key, value
 
 
 def show(key: Key) -> str:
@@ -127,7 +129,7 @@ def chosen(name: str, given: object, keys: Iterable[Key], default: Any) -> dict[
     keys = list(keys)
     if not isinstance(given, Mapping):
         return dict.fromkeys(keys, default if given is None else given)
-    said = dict(_said(given, ()))
+    said = dict(leaves(given, parts=as_key))
     for key in said:
         if not any(leaf[: len(key)] == key for leaf in keys):
             raise ValidationError(f"{name} is given for {show(key)}, which is not in the group: {_names(keys)}")
@@ -136,15 +138,6 @@ def chosen(name: str, given: object, keys: Iterable[Key], default: Any) -> dict[
         depth = next((n for n in range(len(leaf), 0, -1) if leaf[:n] in said), 0)
         found[leaf] = said[leaf[:depth]] if depth else default
     return found
-
-
-def _said(given: Mapping[Any, Any], above: Key) -> Iterator[tuple[Key, Any]]:
-    for name, value in given.items():
-        key = (*above, *as_key(name))
-        if isinstance(value, Mapping):
-            yield from _said(value, key)
-        else:
-            yield key, value
 
 
 def _names(keys: Iterable[Key]) -> str:
