@@ -50,7 +50,7 @@ class BlobModeError(StoreError, io.UnsupportedOperation):
 
 
 class BlobNotFoundError(StoreError, FileNotFoundError):
-    """There is no `TensorBlob` where one was to be opened."""
+    """There is no `TensorBlob` where one was to be opened, or is read."""
 
 
 class FunctionChangedWarning(UserWarning):

@@ -126,7 +126,7 @@ class TensorBlob(Dataset[torch.Tensor]):
         most_blocks = positive("max_cached_blocks", max_cached_blocks)
         location = location_of(filename, storage_options, check_timeout(timeout))
         begin = created if mode[0] == "w" else opened if mode == "r" else opened_for_writing
-        return cls(begin(location, wanted, most_blocks), mode)
+        return cls(begin(location, most_blocks, wanted), mode)
 
     @classmethod
     def unlink(cls, filename: str | os.PathLike[str] | Store, *, storage_options: dict[str, Any] | None = None) -> bool:
@@ -363,12 +363,8 @@ class TensorBlob(Dataset[torch.Tensor]):
             if self._rows.writes:
                 self._rows.flush()
             wanted = None if rows is None else _whole("rows", rows)
-            reader = opened(location_of(*self._rows.location.address), Wanted(), self._rows.most_blocks)
-            try:
-                return tensor_of(reader, self._snapshot_length(reader.header, wanted))
-            except BaseException:
-                reader.close()
-                raise
+            reader = opened(location_of(*self._rows.location.address), self._rows.most_blocks)
+            return tensor_of(reader, self._snapshot_length(reader.header, wanted))
 
     def _snapshot_length(self, header: Header, wanted: int | None) -> int:
         """How many rows a snapshot takes of what `header` says, which is newer than what this object knows."""
@@ -536,7 +532,7 @@ class TensorBlob(Dataset[torch.Tensor]):
 
 
 def _reopened(kind: type[TensorBlob], location: Location, most_blocks: int, position: int) -> TensorBlob:
-    blob = kind(opened(location, Wanted(), most_blocks), "r")
+    blob = kind(opened(location, most_blocks), "r")
     blob.seek(position)
     return blob
 

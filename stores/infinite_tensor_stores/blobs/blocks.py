@@ -17,11 +17,11 @@ from infinite_tensor.errors import StoreError
 from infinite_tensor_stores.blobs.header import Header
 from infinite_tensor_stores.blobs.location import Folder, Location
 from infinite_tensor_stores.dtypes import from_stored, to_stored
-from infinite_tensor_stores.files import opened
+from infinite_tensor_stores.files import Unreadable, opened
 from infinite_tensor_stores.zarr.codec import ChunkCodec
-from infinite_tensor_stores.zarr.objects import wait_for_abandoned
 
 _CRC_BYTES = 4
+_MISSING = "it is missing"
 _ZEROS = np.zeros(2**18, np.uint8)
 
 RowNumbers: TypeAlias = npt.NDArray[np.int64]
@@ -77,7 +77,7 @@ class Blocks(ABC):
     """How many blocks are worth asking for at a time."""
 
     needs_loop: bool
-    """Whether they are stored on zarr's event loop, which a finalizer must not wait for."""
+    """Whether to store them takes zarr's event loop, which a finalizer must not wait for."""
 
     def __init__(self, location: Location, header: Header) -> None:
         self._location = location
@@ -97,11 +97,6 @@ class Blocks(ABC):
     def save(self, blocks: Mapping[int, torch.Tensor]) -> None:
         """Write blocks, whether or not they exist: up to block_size rows of each, zeros after these."""
 
-    def settle(self) -> None:
-        """Return when nothing is being stored any more whose caller was interrupted."""
-        if self.needs_loop:
-            wait_for_abandoned()
-
     def delete(self, first: int, count: int) -> None:
         """Delete blocks."""
         # From the last on: what is left where that ends early follows the rows, so `delete_from` finds it.
@@ -109,7 +104,7 @@ class Blocks(ABC):
 
     def delete_from(self, number: int) -> None:
         """Delete the block `number` and those that follow it, up to one that is missing."""
-        while self._location.exists(self._header.key(number)):
+        while self._location.exist([self._header.key(number)]) == [True]:
             self.delete(number, 1)
             number += 1
 
@@ -148,7 +143,7 @@ class MappedBlocks(Blocks):
                 # Private: torch wants memory that could be written to.
                 pages = mmap.mmap(descriptor, size + _CRC_BYTES, access=mmap.ACCESS_COPY)
         except FileNotFoundError:
-            raise DamagedBlockError(number, "it is missing") from None
+            raise DamagedBlockError(number, _MISSING) from None
         except ValueError as error:
             raise DamagedBlockError(number, str(error)) from error
         stamp = found.st_ino, found.st_mtime_ns, found.st_ctime_ns
@@ -173,12 +168,8 @@ class EncodedBlocks(Blocks):
 
     def load(self, numbers: Sequence[int]) -> list[torch.Tensor]:
         """Fetch the blocks at the same time."""
-        stored = []
-        keys = [self._header.key(number) for number in numbers]
-        for number, data in zip(numbers, self._location.read(keys, self._codec.most_bytes), strict=True):
-            if data is None:
-                raise DamagedBlockError(number, "it is missing")
-            stored.append(data)
+        found = self._location.get([self._header.key(number) for number in numbers], self._codec.most_bytes)
+        stored = [Unreadable.because(_MISSING) if data is None else data for data in found]
         blocks = []
         for number, block in zip(numbers, self._codec.decode(stored), strict=True):
             if isinstance(block, Exception):
@@ -189,7 +180,7 @@ class EncodedBlocks(Blocks):
     def save(self, blocks: Mapping[int, torch.Tensor]) -> None:
         """Write the blocks at the same time."""
         whole = {self._header.key(number): to_stored(self._filled(rows)) for number, rows in blocks.items()}
-        self._location.objects.put_encoded(whole, self._codec.encode)
+        self._location.put_encoded(whole, self._codec.encode)
 
     def _filled(self, rows: torch.Tensor) -> torch.Tensor:
         if len(rows) == self._header.block_size:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from infinite_tensor.errors import RegionError, StoreError
+from infinite_tensor.errors import BlobNotFoundError, RegionError, StoreError, ValidationError
 from infinite_tensor_stores.blobs.header import DOCUMENT, Header, explained
 from infinite_tensor_stores.blobs.writers import FOLDER, LOCK, LOCKS, FileLock, Lease, OpenFile
 from infinite_tensor_stores.files import LARGEST_DOCUMENT, FileStore, content, opened, read_file, read_opened
 from infinite_tensor_stores.targets import DEFAULT_TIMEOUT, absolute, is_in_memory, shown, zarr_store
-from infinite_tensor_stores.zarr.objects import Objects
+from infinite_tensor_stores.zarr.objects import Objects, wait_for_abandoned
 
 _CAN_REPLACE_OPEN_FILES = os.name != "nt"
 """Windows refuses to put a file in the place of one that is open, and gives its number to no other file."""
@@ -60,29 +60,32 @@ class DocumentFile(Document):
         return found.st_ino == self._number and found.st_ctime_ns == self._changed
 
 
-class Location:
-    """A prefix of a zarr Store, and the objects of one blob in it.
+class Location(Objects):
+    """The objects of one blob, at a prefix of a zarr Store.
 
     Parameters
     ----------
+    target, storage_options, timeout : object
+        As of `location_of`.
+
+    Attributes
+    ----------
     address : tuple
-        The arguments of `location_of`, which returns the same place, with connections of its own.
-    objects : Objects
-        What is there.
+        The arguments of `location_of` for the same place, with connections of its own.
     """
 
     is_local = False
     """Whether it is a folder on a local disk."""
 
-    def __init__(self, address: tuple[Any, dict[str, Any] | None, float], objects: Objects) -> None:
-        self.address = address
-        self.objects = objects
+    def __init__(self, target: Any, storage_options: dict[str, Any] | None, timeout: float) -> None:
+        super().__init__(lambda: zarr_store(target, storage_options, read_only=False, timeout=timeout))
+        self.address = target, storage_options, timeout
 
     def __repr__(self) -> str:
         return shown(self.address[0])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if is_in_memory(self.objects.store):
+        if is_in_memory(self.store):
             raise pickle.PicklingError(f"{self!r} is in the memory of this process, where no other can read it")
         return location_of, self.address
 
@@ -96,7 +99,7 @@ class Location:
         """Within it, what a storage raises becomes a StoreError that names the blob and says `what` failed."""
         try:
             yield
-        except (RegionError, MemoryError):
+        except (RegionError, ValidationError, MemoryError):
             raise
         except StoreError as error:
             if str(error).startswith(repr(self)):
@@ -108,41 +111,29 @@ class Location:
     @explained()
     def document(self) -> Document | None:
         """The ``zarr.json``, None where there is none; StoreError where something is that cannot be one."""
-        (found,) = self.objects.get([DOCUMENT])
+        (found,) = self.get([DOCUMENT])
         return None if found is None else Document(content(found))
 
     def header(self) -> tuple[Header, Document]:
-        """What is committed; FileNotFoundError where there is nothing, StoreError where it cannot be read."""
+        """What is committed; BlobNotFoundError where there is nothing, StoreError where it cannot be read."""
         document = self.document()
         if document is None:
-            raise FileNotFoundError("there is no blob; mode 'w' creates one")
+            raise BlobNotFoundError(f"{self!r}: there is no blob; mode 'w' creates one")
         return Header.from_bytes(document.content), document
 
     def commit(self, header: Header) -> None:
         """Put a ``zarr.json`` in the place of the one that is there."""
-        self.objects.put({DOCUMENT: header.to_bytes()})
-
-    def read(self, keys: Sequence[str], most: int) -> list[bytes | None]:
-        """Objects of at most so many bytes; None for one that is not there, `Unreadable` for what cannot be one."""
-        return self.objects.get(keys, most)
-
-    def exists(self, key: str) -> bool:
-        """Whether there is an object."""
-        return self.objects.exist([key])[0]
+        self.put({DOCUMENT: header.to_bytes()})
 
     def names(self) -> list[str]:
         """Of all objects and folders."""
         # Some storages list the folder itself, without a name.
-        return list(filter(None, self.objects.children("")))
+        return list(filter(None, self.children("")))
 
     def stranger(self) -> str | None:
         """Something that no blob has."""
         ours = (DOCUMENT, LOCK, _PARTIAL, FOLDER)
         return next((name for name in sorted(self.names()) if name not in ours and not name.startswith("c.")), None)
-
-    def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects; what is not there is no error."""
-        self.objects.delete(keys)
 
     def delete_blocks(self) -> None:
         """Delete all blocks."""
@@ -151,18 +142,25 @@ class Location:
     def vanish(self) -> None:
         """Delete the place itself, in which no block lies any more; a prefix is gone with its objects."""
 
+    def settle(self) -> None:
+        """Return when nothing is being stored any more whose caller was interrupted."""
+        wait_for_abandoned()
+
     def claim(self) -> Right:
         """The right to write; a folder is created for it. StoreError if somebody else has it."""
-        return Lease(lambda: self.objects.store)
+        return Lease(self)
 
 
 class Folder(Location):
-    """A folder on a local disk, the same one wherever the process goes, or another process opens it."""
+    """A folder on a local disk, the same one wherever the process goes, or another process opens it.
+
+    Its files are read and written by the thread that asks for it, so that nothing runs on after an interrupt.
+    """
 
     is_local = True
 
-    def __init__(self, path: Path, timeout: float, objects: Objects) -> None:
-        super().__init__((path, None, timeout), objects)
+    def __init__(self, path: Path, timeout: float) -> None:
+        super().__init__(path, None, timeout)
         self.path = path
 
     @explained()
@@ -173,17 +171,18 @@ class Folder(Location):
         except FileNotFoundError:
             return None
 
-    def commit(self, header: Header) -> None:
-        """Write a file, and rename it."""
-        self.replace(DOCUMENT, [header.to_bytes()])
-
-    def read(self, keys: Sequence[str], most: int) -> list[bytes | None]:
+    def get(self, keys: Iterable[str], most: int = LARGEST_DOCUMENT) -> list[bytes | None]:
         """The content of files."""
         return [read_file(self.path / key, most) for key in keys]
 
-    def exists(self, key: str) -> bool:
-        """Whether there is a file."""
-        return (self.path / key).exists()
+    def exist(self, keys: Iterable[str]) -> list[bool]:
+        """Whether there are files."""
+        return [(self.path / key).exists() for key in keys]
+
+    def put(self, objects: Mapping[str, bytes]) -> None:
+        """Write files, and rename them."""
+        for key, data in objects.items():
+            self.replace(key, [data])
 
     def replace(self, key: str, parts: Sequence[Any], size: int = 0) -> None:
         """Put a new file in the place of `key`: some parts, with a hole before the last where `size` is more."""
@@ -204,7 +203,7 @@ class Folder(Location):
         os.close(descriptor)
         partial.replace(self.path / key)
 
-    def delete(self, keys: Sequence[str]) -> None:
+    def delete(self, keys: Iterable[str]) -> None:
         """Delete files."""
         for key in keys:
             (self.path / key).unlink(missing_ok=True)
@@ -218,16 +217,17 @@ class Folder(Location):
 
     def claim(self) -> Right:
         """A lock on a file where the operating system has such, else a lease."""
-        return FileLock(self.path) if LOCKS else super().claim()
+        return FileLock(self.path) if LOCKS else Lease(Objects(lambda: self.store))
+
+    def settle(self) -> None:
+        """Nothing is."""
 
 
 def location_of(target: Any, storage_options: dict[str, Any] | None, timeout: float = DEFAULT_TIMEOUT) -> Location:
     """The place that a path, an fsspec URL or a zarr Store names; errors as of `zarr_store`."""
-    target = absolute(target)
-    objects = Objects(lambda: zarr_store(target, storage_options, read_only=False, timeout=timeout))
-    if type(objects.store) is FileStore:
-        return Folder(objects.store.root.absolute(), timeout, objects)
-    return Location((target, storage_options, timeout), objects)
+    location = Location(absolute(target), storage_options, timeout)
+    store = location.store
+    return Folder(store.root.absolute(), timeout) if type(store) is FileStore else location
 
 
 def _created(path: Path) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from infinite_tensor.errors import BlobNotFoundError, StoreError, ValidationError
+from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.geometry.window import LARGEST, as_index
 from infinite_tensor.tilestore.layout import LARGEST_TILE_BYTES
 from infinite_tensor.values.checks import checked_dtype
@@ -87,23 +87,31 @@ def positive(name: str, value: object) -> int | None:
     return number
 
 
-def opened(location: Location, wanted: Wanted, most_blocks: int | None) -> Rows:
+_ANY = Wanted()
+
+
+def opened(location: Location, most_blocks: int | None, wanted: Wanted = _ANY) -> Rows:
     """The rows of a blob that is there, to be read."""
-    header, document = _found(location, wanted)
+    wait_for_dropped()
     with location.reporting("cannot be opened"):
+        header, document = location.header()
+        wanted.check(header)
         return Rows(location, header, most_blocks, document=document)
 
 
-def opened_for_writing(location: Location, wanted: Wanted, most_blocks: int | None) -> Rows:
+def opened_for_writing(location: Location, most_blocks: int | None, wanted: Wanted) -> Rows:
     """The rows of a blob that is there, to be written too."""
-    _found(location, wanted)
-    with location.reporting("cannot be opened"), _claimed(location) as right:
-        # Somebody may have written it in between.
-        header, _ = location.header()
-        return Rows(location, header, most_blocks, right=right)
+    wait_for_dropped()
+    with location.reporting("cannot be opened"):
+        # Nothing is claimed where there is no blob, or another one.
+        wanted.check(location.header()[0])
+        with _claimed(location) as right:
+            # Somebody may have written it in between.
+            header, _ = location.header()
+            return Rows(location, header, most_blocks, right=right)
 
 
-def created(location: Location, wanted: Wanted, most_blocks: int | None) -> Rows:
+def created(location: Location, most_blocks: int | None, wanted: Wanted) -> Rows:
     """The rows of a new blob in place of what is there, to be written."""
     wait_for_dropped()
     with location.reporting("cannot be created"):
@@ -133,7 +141,7 @@ def delete(location: Location) -> None:
             location.vanish()
         finally:
             right.release()
-            location.objects.disconnect()
+            location.disconnect()
 
 
 def _document(location: Location, what: str) -> Document | None:
@@ -144,19 +152,6 @@ def _document(location: Location, what: str) -> Document | None:
     if document is not None and not is_blob(document.content):
         raise StoreError("something else is there, and it is not a TensorBlob; choose another place")
     return document
-
-
-def _found(location: Location, wanted: Wanted) -> tuple[Header, Document]:
-    wait_for_dropped()
-    try:
-        with location.reporting("cannot be opened"):
-            header, document = location.header()
-    except StoreError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
-            raise BlobNotFoundError(f"there is no blob at {location!r}; mode 'w' creates one") from error
-        raise
-    wanted.check(header)
-    return header, document
 
 
 @contextmanager

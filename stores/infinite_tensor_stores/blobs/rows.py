@@ -97,13 +97,13 @@ class Rows:
         if right is not None:
             flush_at_exit(self)
             with location.reporting("cannot be opened for writing"):
-                self._blocks.settle()
+                location.settle()
                 self._blocks.delete_from(header.blocks)
 
     @property
     def holds_right(self) -> bool:
-        """Whether the right to write is to be released yet."""
-        return self._right is not None and not self.forked and not self.closed
+        """Whether the right to write is to be released yet, by this process."""
+        return self._right is not None
 
     @property
     def blocks_held(self) -> int:
@@ -219,7 +219,7 @@ class Rows:
     def _load(self, numbers: list[int]) -> list[torch.Tensor]:
         with self.location.reporting("cannot be read"):
             if self._in_doubt:
-                self._blocks.settle()
+                self.location.settle()
             self._unconfirmed = not self.location.is_local
             try:
                 found = self._blocks.load(numbers)
@@ -332,11 +332,11 @@ class Rows:
             self._document = None
             self.closed = True
             if not self.forked:
-                self.location.objects.disconnect()
+                self.location.disconnect()
 
     def _release(self) -> None:
         """Let others write; from then on this is one that reads."""
-        if self._right is None or self.forked:
+        if self._right is None:
             return
         self.writes = False
         try:
@@ -345,6 +345,7 @@ class Rows:
         except Exception:
             self.writes = True
             raise
+        self._right = None
 
     def _take(self, numbers: range | RowNumbers, rows: torch.Tensor) -> None:
         """Write full blocks straight from `rows`, and copy the rest into buffers."""
@@ -443,7 +444,7 @@ class Rows:
         """After an interrupt, or an attempt that failed: wait for what is under way, and find out what is committed."""
         if not self._in_doubt:
             return
-        self._blocks.settle()
+        self.location.settle()
         self.header, _ = self._committed()
         if self.length < self.header.rows:
             # Others may have seen rows that are no more.
@@ -463,7 +464,8 @@ class Rows:
     def _renew_after_fork(self) -> None:
         self.lock, self.extending = threading.RLock(), threading.RLock()
         self._in_doubt = False
-        self.location.objects.forget()
-        if self._right is not None and not self.forked:
+        self.location.forget()
+        if self._right is not None:
             self._right.abandon()
+            self._right = None
         self.forked, self.writes = True, False

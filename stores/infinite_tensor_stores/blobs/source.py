@@ -27,7 +27,7 @@ from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.values.definition import Definition, functions_of
 from infinite_tensor.values.spec import TensorSpec
 from infinite_tensor_stores.blobs.location import Location
-from infinite_tensor_stores.blobs.opening import Wanted, opened
+from infinite_tensor_stores.blobs.opening import opened
 from infinite_tensor_stores.blobs.rows import Rows
 
 
@@ -45,7 +45,7 @@ def tensor_of(rows: Rows, count: int) -> InfiniteTensor:
         functions=functions_of(None, None, ()),
     )
     spec = TensorSpec(f"blob-{header.incarnation}-{count}", definition, torch.device("cpu"))
-    member = Member(spec, BlobStore(rows, spec), named=False)
+    member = Member(spec, BlobStore(BlobContents(rows, spec)), named=False)
     (tensor,) = tensors_of([member], None, Batching.of(None), ())
     return tensor
 
@@ -53,21 +53,19 @@ def tensor_of(rows: Rows, count: int) -> InfiniteTensor:
 class BlobStore(TileStore):
     """Serves the rows of one blob as those of a tensor; see `BlobContents`."""
 
-    def __init__(self, rows: Rows, spec: TensorSpec) -> None:
-        super().__init__(BlobContents(rows, spec))
-        self._made_of = rows, spec
+    contents: BlobContents
 
     def __repr__(self) -> str:
         return repr(self.contents)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by reference."""
-        rows, spec = self._made_of
-        return _reopened, (rows.location, rows.most_blocks, spec)
+        rows = self.contents.rows
+        return _reopened, (rows.location, rows.most_blocks, self.contents.spec)
 
 
 def _reopened(location: Location, most_blocks: int, spec: TensorSpec) -> BlobStore:
-    return BlobStore(opened(location, Wanted(), most_blocks), spec)
+    return BlobStore(BlobContents(opened(location, most_blocks), spec))
 
 
 class BlobContents(Contents):
@@ -86,11 +84,11 @@ class BlobContents(Contents):
 
     def __init__(self, rows: Rows, spec: TensorSpec) -> None:
         super().__init__(read_only=True)
-        self._rows = rows
-        self._spec = spec
+        self.rows = rows
+        self.spec = spec
 
     def __repr__(self) -> str:
-        return f"BlobStore({self._rows.location!r})"
+        return f"BlobStore({self.rows.location!r})"
 
     def register(self, spec: TensorSpec) -> None:
         """It knows the one tensor."""
@@ -104,14 +102,14 @@ class BlobContents(Contents):
             If rows of the blob have been overwritten or truncated since the snapshot was taken.
         """
         self.check_open()
-        self._rows.refresh()
-        access = BlobAccess(self._rows, spec)
+        self.rows.refresh()
+        access = BlobAccess(self.rows, spec)
         access.check()
         return access
 
     def layout(self, spec: TensorSpec) -> TileLayout:
         """Tiles are blocks."""
-        header = self._rows.header
+        header = self.rows.header
         return TileLayout(spec.shape, (min(header.block_size, spec.shape[0] or 1), *header.shape), spec.dtype)
 
     def inventory(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> Inventory:
@@ -151,23 +149,23 @@ class BlobContents(Contents):
 
     def tensor_ids(self) -> list[str]:
         """The one tensor."""
-        return [self._spec.tensor_id]
+        return [self.spec.tensor_id]
 
     def definition_of(self, tensor_id: str) -> dict[str, Any]:
         """The definition of the one tensor."""
-        if tensor_id != self._spec.tensor_id:
+        if tensor_id != self.spec.tensor_id:
             raise StoreError(f"{self!r} holds {self.tensor_ids()}, not {tensor_id!r}")
-        return dict(self._spec.definition.to_json())
+        return dict(self.spec.definition.to_json())
 
     def info_of(self, tensor_id: str) -> TensorInfo:
         """What is known of the one tensor."""
-        definition, header = self.definition_of(tensor_id), self._rows.header
+        definition, header = self.definition_of(tensor_id), self.rows.header
         size = header.blocks * header.block_bytes
-        return TensorInfo(tensor_id, definition, header.blocks, 0, size, repr(self._rows.location))
+        return TensorInfo(tensor_id, definition, header.blocks, 0, size, repr(self.rows.location))
 
     def digest_of(self, tensor_id: str) -> str | None:
         """What the one tensor is."""
-        return self._spec.definition.digest if tensor_id == self._spec.tensor_id else None
+        return self.spec.definition.digest if tensor_id == self.spec.tensor_id else None
 
     def specs_downstream(self) -> list[TensorSpec]:
         """Nothing here is computed from anything."""
@@ -176,7 +174,7 @@ class BlobContents(Contents):
     def close(self, *, discard: bool) -> None:  # noqa: ARG002
         """Close the blob."""
         self.closed = True
-        self._rows.close()
+        self.rows.close()
 
 
 class BlobAccess(Access):
@@ -186,21 +184,20 @@ class BlobAccess(Access):
 
     def __init__(self, rows: Rows, spec: TensorSpec) -> None:
         self._rows = rows
-        self._version = spec.definition.version
-        self._count = spec.shape[0] or 0
+        self._definition = spec.definition
 
     def check(self) -> None:
         """StoreError if the rows are not those of the snapshot, as far as is known."""
-        header = self._rows.header
-        if header.version != self._version or header.changing or header.rows < self._count:
+        header, count = self._rows.header, self._definition.shape[0] or 0
+        if header.version != self._definition.version or header.changing or header.rows < count:
             raise StoreError(
                 f"{self._rows.location!r} has been overwritten or truncated since a tensor was made of its first "
-                f"{self._count} rows; make another one, and with another id what is computed from it"
+                f"{count} rows; make another one, and with another id what is computed from it"
             )
 
     def add(self, starts: IntArray, stops: IntArray) -> IntArray:  # noqa: ARG002
         """No window is missing."""
-        return np.empty((0, starts.shape[1]), dtype=np.int64)
+        return starts[:0]
 
     def absent(self, windows: IntArray) -> npt.NDArray[np.bool_]:
         """No window is missing."""

@@ -26,11 +26,8 @@ import stat
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-
-from zarr.abc.store import Store
 
 from infinite_tensor.errors import StoreError
 from infinite_tensor_stores.zarr.objects import Objects
@@ -91,48 +88,48 @@ class FileLock:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._file: OpenFile | None = None
-        while self._file is None:
-            self._try(folder / LOCK)
+        while not self._is_ours(folder / LOCK):
+            # Who held it has deleted the blob, and another one may have been created.
+            pass
 
     def check(self) -> None:
         """Nothing takes the lock from its holder."""
-        if self._file is None:
+        if self._file.number is None:
             raise StoreError("the right to write has been released")
 
     def release(self) -> None:
         """Let others write."""
-        if self._file is not None and self._file.number is not None:
+        if self._file.number is not None:
             # Closing would not unlock it while a child that was forked in this moment has it open.
             fcntl.flock(self._file.number, fcntl.LOCK_UN)
         self.abandon()
 
     def abandon(self) -> None:
         """Close the file in a forked child; the parent continues to hold the lock."""
-        if self._file is not None:
-            self._file.close()
-        self._file = None
+        self._file.close()
 
-    def _try(self, path: Path) -> None:
+    def _is_ours(self, path: Path) -> bool:
+        """Whether the file that is there is locked now; false where it has been deleted meanwhile."""
         # The holder is written into it: not into another file, to which a link may lead.
-        file = OpenFile(descriptor := os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666))
+        self._file = OpenFile(descriptor := os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666))
+        is_ours = False
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise StoreError(f"{LOCK} is not a regular file; delete it")
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Otherwise, the one that held it has deleted the blob, and another one may have been created.
             if os.path.samestat(os.fstat(descriptor), path.stat()):
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, f"{_this_process()}\n".encode(), 0)
-                self._file = file
+                is_ours = True
         except FileNotFoundError:
             pass
         except BlockingIOError:
             holder = os.pread(descriptor, 1000, 0).decode(errors="replace").strip()
             raise _refused(holder or "another process") from None
         finally:
-            if self._file is None:
-                file.close()
+            if not is_ours:
+                self._file.close()
+        return is_ours
 
 
 def _this_process() -> str:
@@ -148,10 +145,10 @@ class Lease:
 
     Parameters
     ----------
-    store : callable
-        Returns the zarr Store that holds the blob.
-    seconds, renewal : float
-        After how long a lease has run out, and how often this one is renewed.
+    objects : Objects
+        Those of the blob.
+    renewal : float
+        After how many seconds it is renewed.
 
     Raises
     ------
@@ -159,9 +156,8 @@ class Lease:
         If somebody else has a lease.
     """
 
-    def __init__(self, store: Callable[[], Store], *, seconds: float = SECONDS, renewal: float = RENEWAL) -> None:
-        self._objects = Objects(store)
-        self._seconds = seconds
+    def __init__(self, objects: Objects, *, renewal: float = RENEWAL) -> None:
+        self._objects = objects
         self._key = f"{FOLDER}/{secrets.token_hex(8)}"
         self._renewed = 0.0
         self._lost: str | None = None
@@ -175,7 +171,7 @@ class Lease:
         holder = self._other(clean=True)
         if holder is not None:
             self._objects.delete([self._key])
-            ends = f". If that process was killed, its lease runs out {seconds:.0f} s after its last sign of life"
+            ends = f". If that process was killed, its lease runs out {SECONDS:.0f} s after its last sign of life"
             raise _refused(holder, ends)
         self._renewed = begun
         # An interrupt may come before anybody else knows of this lease: the thread must not keep it.
@@ -222,7 +218,7 @@ class Lease:
 
     def _certain(self) -> bool:
         """Whether the last renewal that counts is so recent that the lease cannot have run out for anybody."""
-        return time.monotonic() - self._renewed < self._seconds * _CERTAIN / SECONDS
+        return time.monotonic() - self._renewed < _CERTAIN
 
     def _put(self) -> float:
         """Store the lease; the time from which on it is valid."""
@@ -236,7 +232,7 @@ class Lease:
         keys = [key for page in self._objects.pages(FOLDER) for key in page if key != self._key]
         for key, document in zip(keys, self._objects.get(keys), strict=True):
             holder, renewed = _read(document)
-            if key not in _DROPPED and time.time() - renewed < self._seconds:
+            if key not in _DROPPED and time.time() - renewed < SECONDS:
                 return holder
         if clean:
             self._objects.delete(keys)

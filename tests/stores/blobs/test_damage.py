@@ -130,10 +130,10 @@ def full(_descriptor: int, _data: Any) -> int:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_full_disk_costs_nothing_that_was_stored(folder: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    made(folder)
-    blob = folder.open("a")
+def test_a_full_disk_costs_nothing_that_was_stored(on_disk: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    blob = on_disk.open("a")
     blob.write(numbered(1, 10))
+    stored = {path: path.read_bytes() for path in Path(on_disk.target).glob("c.*")}
     with monkeypatch.context() as disk:
         disk.setattr("infinite_tensor_stores.blobs.location.os.write", full)
         with pytest.raises(StoreError, match=r"cannot be flushed: OSError.*No space left on device"):
@@ -143,20 +143,20 @@ def test_a_full_disk_costs_nothing_that_was_stored(folder: Place, monkeypatch: p
         with pytest.raises(StoreError, match="No space left on device"):
             blob.close()
         assert (len(blob), blob.tell(), blob.closed) == (11, 11, False)
-        assert torch.equal(folder.open().read(), numbered(10))
+        assert torch.equal(on_disk.open().read(), numbered(10))
+        assert {path: path.read_bytes() for path in Path(on_disk.target).glob("c.*")} == stored
     blob.write(numbered(9, 11))
     blob.close()
-    assert torch.equal(folder.open().read(), numbered(20))
-    assert not Path(folder.target, "writer.partial").exists()
+    assert torch.equal(on_disk.open().read(), numbered(20))
+    assert not Path(on_disk.target, "writer.partial").exists()
 
 
-def test_rows_that_could_not_be_stored_leave_no_block_behind(folder: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    made(folder)
-    with folder.open("a") as blob:
+def test_rows_that_could_not_be_stored_leave_no_block_behind(on_disk: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    with on_disk.open("a") as blob:
         with monkeypatch.context() as disk:
             disk.setattr("infinite_tensor_stores.blobs.location.os.write", full)
             with pytest.raises(StoreError, match="No space left on device"):
                 blob.write(numbered(4, 10))
         assert len(blob) == 10
-    assert sorted(path.name for path in Path(folder.target).glob("c.*")) == ["c.0.0.0", "c.1.0.0", "c.2.0.0"]
-    assert torch.equal(folder.open().read(), numbered(10))
+    assert sorted(path.name for path in Path(on_disk.target).glob("c.*")) == ["c.0.0.0", "c.1.0.0", "c.2.0.0"]
+    assert torch.equal(on_disk.open().read(), numbered(10))

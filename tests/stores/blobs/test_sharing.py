@@ -24,10 +24,11 @@ import zarr
 from zarr.core.buffer import Buffer
 from zarr.storage import MemoryStore, WrapperStore
 
-from infinite_tensor import RegionError, StoreError, TensorBlob
+from infinite_tensor import BlobNotFoundError, RegionError, StoreError, TensorBlob
 from infinite_tensor_stores.blobs.header import DOCUMENT
 from infinite_tensor_stores.blobs.writers import FOLDER, RENEWAL, SECONDS, Lease
 from infinite_tensor_stores.targets import zarr_store
+from infinite_tensor_stores.zarr.objects import Objects
 from tests.stores.blobs.conftest import Place
 from tests.stores.blobs.rows import SHAPE, made, numbered
 from tests.support.interpreters import Team
@@ -140,7 +141,7 @@ def test_a_reader_says_that_the_blob_is_gone(place: Place) -> None:
     made(place)
     reader = place.open()
     TensorBlob.unlink(place.target)
-    with pytest.raises(StoreError, match="there is no blob"):
+    with pytest.raises(BlobNotFoundError, match="there is no blob"):
         reader.refresh()
 
 
@@ -294,7 +295,7 @@ def try_to_hold(target: str) -> bool:
 
 
 def lease(url: str, **options: float) -> Lease:
-    return Lease(lambda: zarr_store(url, None, False), **options)
+    return Lease(Objects(lambda: zarr_store(url, None, False)), **options)
 
 
 def age(url: str, seconds: float) -> None:
@@ -390,10 +391,10 @@ def stall(held: Lease, objects: dict[str, Buffer]) -> None:
 
 def test_an_attempt_to_open_takes_no_right_from_a_writer_that_renews_its_lease_meanwhile() -> None:
     memory = MemoryStore()
-    writer, newcomer = Lease(lambda: memory), Interrupted(memory)
+    writer, newcomer = Lease(Objects(lambda: memory)), Interrupted(memory)
     newcomer.before["list"] = writer._renew
     with pytest.raises(StoreError, match="has it open for writing"):
-        Lease(lambda: newcomer)
+        Lease(Objects(lambda: newcomer))
     assert not newcomer.before
     writer.check()
     writer._renewed -= SECONDS
@@ -409,12 +410,12 @@ def test_of_a_writer_that_stalls_while_it_renews_its_lease_and_its_successor_one
     objects: dict[str, Buffer] = {}
     memory = MemoryStore(objects)
     storage = Interrupted(memory)
-    stalled, successors = Lease(lambda: storage), list[Lease]()
+    stalled, successors = Lease(Objects(lambda: storage)), list[Lease]()
 
     def succeed() -> None:
         if begins == "in time":
             stall(stalled, objects)
-        successors.append(Lease(lambda: memory))
+        successors.append(Lease(Objects(lambda: memory)))
 
     if begins == "stalled":
         stall(stalled, objects)
@@ -438,7 +439,7 @@ def test_of_a_writer_that_stalls_while_it_renews_its_lease_and_its_successor_one
 def test_a_writer_looks_again_soon_enough_for_clocks_and_requests_that_take_40_s_together() -> None:
     memory = MemoryStore()
     storage = Interrupted(memory)
-    writer, looked = Lease(lambda: storage), threading.Event()
+    writer, looked = Lease(Objects(lambda: storage)), threading.Event()
     storage.before["set"] = looked.set
     writer._renewed = time.monotonic() - RENEWAL
     writer.check()
@@ -458,7 +459,7 @@ def test_a_lease_is_renewed_after_a_renewal_that_failed(error: Exception) -> Non
         tried.set()
         raise error
 
-    held = Lease(lambda: storage, renewal=0.02)
+    held = Lease(Objects(lambda: storage), renewal=0.02)
     storage.before["set"] = fail
     assert tried.wait(10)
     assert renewed.wait(10)
