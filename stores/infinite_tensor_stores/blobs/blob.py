@@ -186,11 +186,6 @@ class TensorBlob(Dataset[torch.Tensor]):
         return self._rows.most_blocks
 
     @property
-    def blocks_held(self) -> int:
-        """How many blocks are in memory, or mapped, at the moment."""
-        return self._rows.blocks_held
-
-    @property
     def closed(self) -> bool:
         """Whether it has been closed."""
         return self._rows.closed

@@ -150,7 +150,7 @@ class BlobAndList(RuleBasedStateMachine):
         if hasattr(self, "blob"):
             assert (len(self.blob), self.blob.tell()) == (len(self.rows), self.position)
             limit = self.options["max_cached_blocks"]
-            assert limit is None or self.blob.blocks_held <= 2 * limit
+            assert limit is None or self.blob._rows.blocks_held <= 2 * limit
 
 
 def tensor(values: list[int]) -> torch.Tensor:

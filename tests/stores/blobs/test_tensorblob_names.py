@@ -57,9 +57,9 @@ def test_max_cached_blocks_is_how_many_blocks_are_held_at_most(place: Place) -> 
     made(place, 20)
     blob = place.open(max_cached_blocks=2)
     _ = blob[:]
-    assert (blob.max_cached_blocks, blob.blocks_held) == (2, 2)
+    assert (blob.max_cached_blocks, blob._rows.blocks_held) == (2, 2)
     _ = (unlimited := place.open())[:]
-    assert unlimited.max_cached_blocks >= unlimited.blocks_held == 5
+    assert unlimited.max_cached_blocks >= unlimited._rows.blocks_held == 5
 
 
 def test_unlink_returns_that_there_is_no_blob_any_more(place: Place) -> None:
