@@ -43,8 +43,8 @@ def parts_of(rows: range | RowNumbers, block_size: int) -> Iterator[BlockPart]:
         return
     numbers, at = np.divmod(rows, block_size)
     order = np.argsort(numbers, kind="stable")
-    for places in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
-        yield int(numbers[places[0]]), places, at[places]
+    for which in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
+        yield int(numbers[which[0]]), which, at[which]
 
 
 def indexable(tensor: torch.Tensor, rows: range | RowNumbers) -> Any:

@@ -105,11 +105,6 @@ class Rows:
         """Whether the right to write is to be released yet, by this process."""
         return self._right is not None
 
-    @property
-    def blocks_held(self) -> int:
-        """How many blocks are in memory, or mapped."""
-        return len(self._loaded) + len(self._buffers)
-
     def check_apart(self) -> None:
         """StoreError if this thread is in the middle of another call, which a signal handler has interrupted."""
         # Only the lock itself knows who holds it, whatever has been interrupted.
@@ -144,8 +139,8 @@ class Rows:
             self._look_again()
             self._check_there(last)
             target = indexable(out, rows)
-            for (_, places, at), block in self._with_blocks(list(parts_of(rows, self._size))):
-                target[places] = indexable(block, rows)[at]
+            for (_, which, at), block in self._with_blocks(list(parts_of(rows, self._size))):
+                target[which] = indexable(block, rows)[at]
             self._check_there(last)
         return out
 
@@ -356,13 +351,13 @@ class Rows:
             self._begin_edit()
         full: dict[int, torch.Tensor] = {}
         source = indexable(rows, numbers)
-        for number, places, at in parts_of(numbers, self._size):
+        for number, which, at in parts_of(numbers, self._size):
             if isinstance(at, slice) and at == slice(0, self._size) and number not in self._buffers:
-                full[number] = source[places]
+                full[number] = source[which]
             else:
                 buffer = self._buffer(number, stop)
                 self._unsaved.add(number)
-                indexable(buffer, numbers)[at] = source[places]
+                indexable(buffer, numbers)[at] = source[which]
         self._store(full)
 
     @contextmanager

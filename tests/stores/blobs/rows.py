@@ -31,3 +31,8 @@ def append(target: str) -> None:
     """Add three rows to a blob of ten."""
     with TensorBlob.open(target, "a") as blob:
         blob.write(numbered(3, 10))
+
+
+def blocks_held(blob: TensorBlob) -> int:
+    """How many blocks a blob has in memory, or mapped."""
+    return len(blob._rows._loaded) + len(blob._rows._buffers)

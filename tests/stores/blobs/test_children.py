@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from infinite_tensor import BlobModeError, StoreError, TensorBlob
 from tests.behaviour.test_fork import LIMIT, in_child
 from tests.stores.blobs.conftest import Place
-from tests.stores.blobs.rows import made, numbered
+from tests.stores.blobs.rows import blocks_held, made, numbered
 from tests.support.interpreters import CONTEXT, Team
 
 
@@ -142,11 +142,11 @@ def test_a_blob_with_a_limit_holds_no_more_blocks(place: Place) -> None:
     blob = place.open(max_cached_blocks=3)
     for index in (slice(None), list(range(49, -1, -1)), 7, 33):
         _ = blob[index]
-        assert blob._rows.blocks_held <= 3
+        assert blocks_held(blob) <= 3
     with place.open("r+", max_cached_blocks=2) as writer:
         for number in range(0, 50, 3):
             writer[number] = 0
-            assert writer._rows.blocks_held <= 4
+            assert blocks_held(writer) <= 4
     assert blob.refresh() == 50
     assert blob[:].reshape(50, -1).sum(1).count_nonzero() == 33
 

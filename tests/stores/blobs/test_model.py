@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from zarr.codecs import ZstdCodec
 
 from infinite_tensor import TensorBlob
+from tests.stores.blobs.rows import blocks_held
 
 _numbers = itertools.count()
 COUNTS = st.integers(0, 13)
@@ -150,7 +151,7 @@ class BlobAndList(RuleBasedStateMachine):
         if hasattr(self, "blob"):
             assert (len(self.blob), self.blob.tell()) == (len(self.rows), self.position)
             limit = self.options["max_cached_blocks"]
-            assert limit is None or self.blob._rows.blocks_held <= 2 * limit
+            assert limit is None or blocks_held(self.blob) <= 2 * limit
 
 
 def tensor(values: list[int]) -> torch.Tensor:

@@ -12,7 +12,7 @@ from zarr.storage import LocalStore, MemoryStore
 
 from infinite_tensor import StoreError, TensorBlob
 from tests.stores.blobs.conftest import Place
-from tests.stores.blobs.rows import SHAPE, made, numbered
+from tests.stores.blobs.rows import SHAPE, blocks_held, made, numbered
 
 
 def test_open_takes_the_arguments_of_that_package() -> None:
@@ -57,9 +57,9 @@ def test_max_cached_blocks_is_how_many_blocks_are_held_at_most(place: Place) -> 
     made(place, 20)
     blob = place.open(max_cached_blocks=2)
     _ = blob[:]
-    assert (blob.max_cached_blocks, blob._rows.blocks_held) == (2, 2)
+    assert (blob.max_cached_blocks, blocks_held(blob)) == (2, 2)
     _ = (unlimited := place.open())[:]
-    assert unlimited.max_cached_blocks >= unlimited._rows.blocks_held == 5
+    assert unlimited.max_cached_blocks >= blocks_held(unlimited) == 5
 
 
 def test_unlink_returns_that_there_is_no_blob_any_more(place: Place) -> None:
