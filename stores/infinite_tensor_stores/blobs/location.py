@@ -92,7 +92,7 @@ class Location(Objects):
     @property
     def filename(self) -> Path | str:
         """The absolute path of a folder; elsewhere the URL, without credentials."""
-        return self.address[0] if self.is_local else repr(self)
+        return repr(self)
 
     @contextmanager
     def reporting(self, what: str) -> Iterator[None]:
@@ -159,9 +159,18 @@ class Folder(Location):
 
     is_local = True
 
-    def __init__(self, path: Path, timeout: float) -> None:
-        super().__init__(path, None, timeout)
-        self.path = path
+    def __init__(self, target: Any, storage_options: dict[str, Any] | None, timeout: float) -> None:
+        super().__init__(target, storage_options, timeout)
+        assert isinstance(self.store, FileStore)
+        self.path = self.store.root.absolute()
+
+    def __repr__(self) -> str:
+        return shown(self.path)
+
+    @property
+    def filename(self) -> Path:
+        """The absolute path."""
+        return self.path
 
     @explained()
     def document(self) -> Document | None:
@@ -217,6 +226,8 @@ class Folder(Location):
 
     def claim(self) -> Right:
         """A lock on a file where the operating system has such, else a lease."""
+        if self.store.read_only:
+            raise StoreError("the zarr Store that was given is read-only")
         return FileLock(self.path) if LOCKS else Lease(Objects(lambda: self.store))
 
     def settle(self) -> None:
@@ -226,8 +237,7 @@ class Folder(Location):
 def location_of(target: Any, storage_options: dict[str, Any] | None, timeout: float = DEFAULT_TIMEOUT) -> Location:
     """The place that a path, an fsspec URL or a zarr Store names; errors as of `zarr_store`."""
     location = Location(absolute(target), storage_options, timeout)
-    store = location.store
-    return Folder(store.root.absolute(), timeout) if type(store) is FileStore else location
+    return Folder(*location.address) if type(location.store) is FileStore else location
 
 
 def _created(path: Path) -> int:

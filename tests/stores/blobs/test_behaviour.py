@@ -11,6 +11,7 @@ import pytest
 import torch
 import zarr
 from zarr.codecs import GzipCodec
+from zarr.storage import LocalStore
 
 from infinite_tensor import BlobModeError, RegionError, StoreError, TensorBlob, ValidationError
 from infinite_tensor.values.definition import DTYPES
@@ -119,6 +120,23 @@ def test_w_leaves_alone_what_is_not_a_blob(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"'letter.txt' is there already; choose an empty place"):
         TensorBlob.open(tmp_path, "w", dtype="int8", shape=1)
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
+
+
+@pytest.mark.parametrize("compressors", [None, GzipCodec(level=1)], ids=["mapped", "decoded"])
+def test_a_read_only_zarr_store_is_read_and_not_written(folder: Place, compressors: Any) -> None:
+    rows = numbered(3)
+    with folder.open("w", dtype="float32", shape=SHAPE, compressors=compressors) as blob:
+        blob.write(rows)
+    store = LocalStore(folder.target, read_only=True)
+    assert torch.equal(TensorBlob.open(store)[:], rows)
+    for attempt in (
+        lambda: TensorBlob.open(store, "w", dtype="float32", shape=SHAPE),
+        lambda: TensorBlob.open(store, "a"),
+        lambda: TensorBlob.unlink(store),
+    ):
+        with pytest.raises(StoreError, match="is read-only"):
+            attempt()
+    assert torch.equal(folder.open()[:], rows)
 
 
 # Modes.
