@@ -14,7 +14,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from zarr.storage import LocalStore
 
@@ -43,17 +43,21 @@ class Unreadable(bytes):
 
     reason: str
 
-    @classmethod
-    def because(cls, reason: str) -> Unreadable:
+    def __new__(cls, reason: str) -> Self:
         """An object that is not read for a reason."""
-        found = cls()
+        found = super().__new__(cls)
         found.reason = reason
         return found
 
     @classmethod
-    def too_large(cls, size: int, most: int) -> Unreadable:
+    def too_large(cls, size: int, most: int) -> Self:
         """An object of `size` bytes where there can be `most`."""
-        return cls.because(f"it has {size} bytes, and can have {most} at most")
+        return cls(f"it has {size} bytes, and can have {most} at most")
+
+
+def bounded(data: bytes, most: int) -> bytes:
+    """`data`, or `Unreadable` in its place if it has more than `most` bytes."""
+    return Unreadable.too_large(len(data), most) if len(data) > most else data
 
 
 def content(data: bytes) -> bytes:
@@ -112,7 +116,7 @@ def read_opened(descriptor: int, found: os.stat_result, most: int) -> bytes:
     while size <= most and (part := os.read(descriptor, max(found.st_size - size, 0) or _PIECE)):
         parts.append(part)
         size += len(part)
-    return Unreadable.too_large(size, most) if size > most else b"".join(parts)
+    return bounded(b"".join(parts), most)
 
 
 def read_file(path: str | os.PathLike[str], most: int) -> bytes | None:
@@ -123,7 +127,7 @@ def read_file(path: str | os.PathLike[str], most: int) -> bytes | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError as error:
-        return Unreadable.because(str(error))
+        return Unreadable(str(error))
 
 
 @contextmanager

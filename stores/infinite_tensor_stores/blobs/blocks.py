@@ -169,7 +169,7 @@ class EncodedBlocks(Blocks):
     def load(self, numbers: Sequence[int]) -> list[torch.Tensor]:
         """Fetch the blocks at the same time."""
         found = self._location.get([self._header.key(number) for number in numbers], self._codec.most_bytes)
-        stored = [Unreadable.because(_MISSING) if data is None else data for data in found]
+        stored = [Unreadable(_MISSING) if data is None else data for data in found]
         blocks = []
         for number, block in zip(numbers, self._codec.decode(stored), strict=True):
             if isinstance(block, Exception):

@@ -18,7 +18,7 @@ from zarr.core.buffer import Buffer, default_buffer_prototype
 from zarr.storage import LocalStore, MemoryStore
 
 from infinite_tensor.support.interrupts import Mark
-from infinite_tensor_stores.files import LARGEST_DOCUMENT, FileStore, Unreadable, alone_in
+from infinite_tensor_stores.files import LARGEST_DOCUMENT, FileStore, alone_in, bounded
 from infinite_tensor_stores.loop import sync
 from infinite_tensor_stores.remote import RemoteStore
 from infinite_tensor_stores.targets import innermost
@@ -151,9 +151,7 @@ class Objects:
         if isinstance(store, FileStore | RemoteStore):
             return await store.read(key, most)
         found = await store.get(key, PROTOTYPE)
-        if found is None:
-            return None
-        return Unreadable.too_large(len(found), most) if len(found) > most else bytes_of(found)
+        return None if found is None else bounded(bytes_of(found), most)
 
     async def create(self, key: str, data: bytes) -> bool:
         """Write an object unless it exists; whether it is ours. Atomic wherever the storage can."""
