@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Self
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
 from urllib.parse import quote, unquote
 
 from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import FsspecStore
 
-from infinite_tensor_stores.files import Unreadable
+from infinite_tensor_stores.files import bounded
 
 _HIDDEN = "***"
 _HARMLESS = "addressing_style endpoint_url host mode port profile project region_name signature_version"
 """Options that say where a storage is and how to speak to it; every other text may be a credential."""
 _SHORT = 6
-_PLACES = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError)
-_KINDS = (*_PLACES, PermissionError, TimeoutError, ConnectionError)
 
 # A password may hold a slash as it is; what follows a host and its port is no password.
 _LOGIN = re.compile(r"(?<=://)(?:[^/\s:@\[]+:(?!:|\d+(?:/|\s|$))(?:(?!::)\S)*|[^/?#\s]*)@")
@@ -32,7 +29,7 @@ def without_logins(text: str) -> str:
 
 
 class Mask:
-    """Hides the credentials in a URL and in options in texts, and within a ``with`` block in the error that leaves it.
+    """Hides the credentials in a URL and in options, in texts and in errors.
 
     Every text in the options is one, however they are nested, but for the few that only say where the storage is.
     """
@@ -51,80 +48,65 @@ class Mask:
         """`error` itself, or one of its kind in its place if it or a cause of it would show a credential."""
         if all(self.text(text) == text for text in _texts(error)):
             return error
-        kind = next((kind for kind in _KINDS if isinstance(error, kind)), OSError)
-        return kind(f"{type(error).__name__}: {self.text(str(error))}")
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if isinstance(error, Exception) and (shown := self.error(error)) is not error:
-            try:
-                raise shown from None
-            finally:
-                # Not even as the context of the new one, which is set as that is raised.
-                shown.__context__ = None
+        kinds = (kind for kind in type(error).__mro__ if kind.__module__ == "builtins" and issubclass(kind, OSError))
+        return next(kinds, OSError)(f"{type(error).__name__}: {self.text(str(error))}")
 
 
-@dataclass
-class _Discreet:
-    """A file system whose requests raise no error that `mask` would hide."""
+class MaskedFileSystem:
+    """A file system of fsspec whose requests raise no error that `mask` would hide."""
 
-    files: Any
-    mask: Mask = field(compare=False)
+    def __init__(self, files: Any, mask: Mask) -> None:
+        self.files = files
+        self.mask = mask
 
-    async def request(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """The answer to a request; an underscore is how fsspec names what is awaited."""
-        with self.mask:
-            return await getattr(self.files, f"_{name}")(*args, **kwargs)
+    async def disconnect(self) -> None:
+        """Close connections that nobody else uses; the next request opens new ones."""
+
+    async def hide(self, request: Awaitable[Any]) -> Any:
+        """The answer to a request. An error shows no credential, nor has it one that does as its cause or context."""
+        try:
+            return await request
+        except Exception as error:
+            shown = self.mask.error(error)
+            if shown is error:
+                raise
+        raise shown
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") and not name.startswith("__"):
-            return partial(self.request, name[1:])
         # What is copied or unpickled has no file system at first.
-        return getattr(object.__getattribute__(self, "files"), name)
+        found = getattr(object.__getattribute__(self, "files"), name)
+        if not name.startswith("_"):
+            return found
+        # So fsspec names what is awaited.
+        return lambda *args, **kwargs: self.hide(found(*args, **kwargs))
 
 
 class RemoteStore(FsspecStore):
-    """What `FsspecStore` does at `path` of the file system `fs`, without showing a credential that `mask` knows."""
+    """What `FsspecStore` does, without showing a credential."""
 
-    def __init__(self, fs: Any, path: str, mask: Mask, *, read_only: bool = False) -> None:
-        super().__init__(_Discreet(fs, mask), read_only, path)
-        self.mask = mask
-
-    def with_read_only(self, read_only: bool = False) -> Self:
-        """The same store, read-only or not."""
-        return type(self)(self.fs.files, self.path, self.mask, read_only=read_only)
+    fs: MaskedFileSystem
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({type(self.fs.files).__name__}, {self.mask.text(self.path)!r})"
+        return f"{type(self).__name__}({type(self.fs.files).__name__}, {self.fs.mask.text(self.path)!r})"
 
     async def read(self, key: str, most: int) -> bytes | None:
         """The object, None if there is none; `Unreadable` for one that is larger than `most` bytes."""
         found = await self.get(key, default_buffer_prototype())
-        if found is None:
-            return None
-        return Unreadable.too_large(len(found), most) if len(found) > most else found.to_bytes()
+        return None if found is None else bounded(found.to_bytes(), most)
 
     async def create(self, key: str, data: bytes) -> bool:
         """Write an object unless there is one; whether it was written."""
         self._check_writable()
-        try:
-            await self._put_new(key, data)
-        except FileExistsError:
-            return False
-        return True
-
-    async def _put_new(self, key: str, data: bytes) -> None:
-        await self.fs.request("pipe_file", f"{self.path}/{key}", data, mode="create")
+        with suppress(FileExistsError):
+            await self.fs._pipe_file(f"{self.path}/{key}", data, mode="create")  # noqa: SLF001  (so fsspec names it)
+            return True
+        return False
 
     async def list_sizes(self, prefix: str) -> AsyncIterator[tuple[str, int]]:
         """The keys that begin with `prefix`, a folder, with the size of each object in bytes."""
-        for path, entry in (await self.fs.request("find", f"{self.path}/{prefix}", detail=True)).items():
+        found = await self.fs._find(f"{self.path}/{prefix}", detail=True)  # noqa: SLF001  (so fsspec names it)
+        for path, entry in found.items():
             yield path.removeprefix(f"{self.path}/"), entry["size"]
-
-    async def disconnect(self) -> None:
-        """Close connections that nobody else uses."""
 
 
 def _in_url(url: str) -> Iterator[str]:
@@ -143,10 +125,9 @@ def _in_options(value: object, name: str = "") -> Iterator[str]:
     elif isinstance(value, list | tuple | set):
         for inner in value:
             yield from _in_options(inner, name)
-    elif isinstance(value, bytes):
-        yield value.decode(errors="replace")
-    elif isinstance(value, str):
-        yield from _in_url(value) if name in _HARMLESS.split() else [value]
+    elif isinstance(value, str | bytes):
+        text = value if isinstance(value, str) else value.decode(errors="replace")
+        yield from _in_url(text) if name in _HARMLESS.split() else [text]
 
 
 def _forms(text: str) -> set[str]:

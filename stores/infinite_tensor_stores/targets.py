@@ -11,7 +11,6 @@ from urllib.parse import unquote
 
 from fsspec import available_protocols
 from fsspec.asyn import AsyncFileSystem
-from fsspec.core import url_to_fs
 from zarr.abc.store import Store
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, WrapperStore
 
@@ -19,7 +18,7 @@ from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.geometry.window import as_index
 from infinite_tensor.tilestore.persistent import FORMAT
 from infinite_tensor_stores.files import FileStore
-from infinite_tensor_stores.remote import Mask, RemoteStore, without_logins
+from infinite_tensor_stores.remote import Mask, MaskedFileSystem, RemoteStore, without_logins
 
 DEFAULT_TIMEOUT = 15.0
 MOST_CONCURRENT = 256
@@ -163,7 +162,9 @@ def zarr_store(
         # A subclass may do what only its author knows.
         if type(store) is LocalStore:
             return FileStore(store.root.absolute(), read_only=store.read_only)
-        return _of_file_system(store, timeout) if type(store) is FsspecStore else store
+        if type(store) is FsspecStore:
+            return _remote(store, Mask(store.path, store.fs.storage_options), timeout)
+        return store
     if not isinstance(target, str | os.PathLike):
         raise ValidationError(f"target must be a path, an fsspec URL or a zarr Store, got {target!r}")
     url = os.fspath(target)
@@ -188,14 +189,10 @@ def innermost(store: Store) -> Store:
 
 def _of_url(url: str, storage_options: dict[str, Any], read_only: bool, timeout: float) -> Store:
     mask = Mask(url, storage_options)
+    # A cached listing would hide what another process has written.
+    options = {"use_listings_cache": False, **storage_options}
     try:
-        # A cached listing would hide what another process has written.
-        options = {"use_listings_cache": False, **storage_options}
-        if not url.startswith(_S3):
-            plain = FsspecStore.from_url(url, storage_options=options, read_only=read_only)
-            return RemoteStore(plain.fs, plain.path, mask, read_only=read_only)
-        fs, path = url_to_fs(url, asynchronous=True, skip_instance_cache=True, **options)
-        return _s3_store(fs, path, mask, read_only, timeout)
+        return _remote(FsspecStore.from_url(url, storage_options=options, read_only=read_only), mask, timeout)
     except ImportError as error:
         extra = "; pip install s3fs aiobotocore" if url.startswith(_S3) else ""
         raise ImportError(f"{shown(url)} needs another package: {error}{extra}") from error
@@ -204,11 +201,14 @@ def _of_url(url: str, storage_options: dict[str, Any], read_only: bool, timeout:
     raise StoreError(f"cannot open {shown(url)}: {type(failure).__name__}: {failure}") from failure
 
 
-def _of_file_system(store: FsspecStore, timeout: float) -> Store:
-    mask = Mask(store.path, store.fs.storage_options)
+def _remote(store: FsspecStore, mask: Mask, timeout: float) -> Store:
+    """`store` without showing a credential, and on S3 straight on its requests."""
     if "s3" in store.fs.protocol:
-        return _s3_store(store.fs, store.path, mask, store.read_only, timeout)
-    return RemoteStore(_of_this_process(store.fs), store.path, mask, read_only=store.read_only)
+        # The packages of the extra are there only if somebody uses them.
+        from infinite_tensor_stores.s3 import S3Requests, S3Store  # noqa: PLC0415
+
+        return S3Store(S3Requests(store.fs, store.path, mask, timeout), store.read_only, store.path)
+    return RemoteStore(MaskedFileSystem(_of_this_process(store.fs), mask), store.read_only, store.path)
 
 
 def _of_this_process(fs: AsyncFileSystem) -> AsyncFileSystem:
@@ -218,13 +218,6 @@ def _of_this_process(fs: AsyncFileSystem) -> AsyncFileSystem:
         # What it is connected to is the parent's.
         return copy(fs)
     return fs
-
-
-def _s3_store(fs: Any, path: str, mask: Mask, read_only: bool, timeout: float) -> Store:
-    # The packages of the extra are there only if somebody uses them.
-    from infinite_tensor_stores.s3 import S3Store  # noqa: PLC0415
-
-    return S3Store(fs, path, mask, read_only=read_only, timeout=timeout)
 
 
 def shown(target: object) -> str:

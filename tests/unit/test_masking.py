@@ -11,7 +11,7 @@ from fsspec.asyn import AsyncFileSystem
 from zarr.core.buffer import default_buffer_prototype
 
 from infinite_tensor_stores.loop import sync
-from infinite_tensor_stores.remote import Mask, RemoteStore
+from infinite_tensor_stores.remote import Mask, MaskedFileSystem, RemoteStore
 from infinite_tensor_stores.targets import shown
 
 SECRETS = ("hunter2secret", "AKIAEXAMPLE99", "abc/def+ghi==", "tokentoken")
@@ -162,7 +162,8 @@ async def listed(entries: AsyncIterator[Any]) -> list[Any]:
     ],
 )
 def test_nothing_that_a_store_is_asked_shows_a_credential(ask: Callable[[RemoteStore], Any]) -> None:
-    store = RemoteStore(RefusingFileSystem(asynchronous=True), "x", Mask("refusing://x", {"password": "hunter2secret"}))
+    mask = Mask("refusing://x", {"password": "hunter2secret"})
+    store = RemoteStore(MaskedFileSystem(RefusingFileSystem(asynchronous=True), mask), path="x")
     with pytest.raises(PermissionError) as told:
         sync(ask, store)
     assert str(told.value) == "PermissionError: *** is no password"

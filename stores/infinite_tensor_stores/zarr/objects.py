@@ -75,7 +75,7 @@ class Objects:
     def disconnect(self) -> None:
         """Close connections; new ones are opened when they are next used."""
         if isinstance(self._store, RemoteStore):
-            sync(self._store.disconnect)
+            sync(self._store.fs.disconnect)
 
     # Many at once.
 
