@@ -203,12 +203,14 @@ def _of_url(url: str, storage_options: dict[str, Any], read_only: bool, timeout:
 
 def _remote(store: FsspecStore, mask: Mask, timeout: float) -> Store:
     """`store` without showing a credential, and on S3 straight on its requests."""
+    # Zarr puts the key of an object behind a path without the slash at its end, and lists what is behind it as it is.
+    path = store.path.rstrip("/")
     if "s3" in store.fs.protocol:
         # The packages of the extra are there only if somebody uses them.
         from infinite_tensor_stores.s3 import S3Requests, S3Store  # noqa: PLC0415
 
-        return S3Store(S3Requests(store.fs, store.path, mask, timeout), store.read_only, store.path)
-    return RemoteStore(MaskedFileSystem(_of_this_process(store.fs), mask), store.read_only, store.path)
+        return S3Store(S3Requests(store.fs, store.path, mask, timeout), store.read_only, path)
+    return RemoteStore(MaskedFileSystem(_of_this_process(store.fs), mask), store.read_only, path)
 
 
 def _of_this_process(fs: AsyncFileSystem) -> AsyncFileSystem:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from zarr.storage import LocalStore
+from zarr.storage import FsspecStore, LocalStore
 
 from infinite_tensor import (
     HDF5TileStore,
@@ -153,6 +153,16 @@ def test_what_only_looks_like_a_path_is_refused(open_it: Callable[..., Any], tar
 def test_a_place_that_is_no_folder_stays_as_it_is() -> None:
     with ZarrTileStore("memory://places/s.zarr") as store:
         assert store.address == "memory://places/s.zarr"
+
+
+def test_a_slash_at_the_end_of_a_path_of_a_file_system_says_nothing() -> None:
+    plain = FsspecStore.from_url("memory://places/slash")
+    with ZarrTileStore(FsspecStore(plain.fs, path=f"{plain.path}/"), tile_size=8) as store:
+        ones(store)[0:8]
+        store.flush()
+        assert store.tensor_info("ones").tiles_complete == 1
+    with ZarrTileStore(plain, mode="r") as store:
+        assert store.open("ones")[0:8].sum() == 8
 
 
 @pytest.mark.parametrize("name", ["x.h5", "x.hdf5", "x.hdf", "X.HDF"])
