@@ -19,8 +19,6 @@ Times: TypeAlias = tuple[int, ...]
 _WORK = 3 * 2**20
 """Most steps that are taken to find the fewest calls: a matter of milliseconds, and of 6 MiB. Three sizes up to 1024
 need no more."""
-_TRIED = 2**10
-"""How many numbers of calls of the largest size are looked at to find a good split."""
 
 
 @dataclass(frozen=True)
@@ -88,40 +86,16 @@ class Batching:
 def _fewest(sizes: tuple[int, ...], count: int) -> Times:
     """How often each of the sizes, ascending from 1, is called for in the fewest calls that take `count` windows."""
     times: list[int] = []
-    for at in range(len(sizes) - 1, -1, -1):
-        most, rest = divmod(count, sizes[at])
-        # Otherwise no split takes fewer calls, or none more of this size, or to find one would take long.
-        if most and rest and at and rest not in sizes and rest < _WORK // (at + 1):
-            number, calls = _of_largest(sizes[: at + 1], most, rest)
-            return (*times, number, *_traced(sizes[:at], calls, rest + (most - number) * sizes[at]))
-        times.append(most)
-        count = rest
-    return tuple(times)
-
-
-def _of_largest(sizes: Sequence[int], most: int, rest: int) -> tuple[int, npt.NDArray[np.int32]]:
-    """How often the largest size is called for, at most `most` times, and the fewest calls of others for what is left.
-
-    With `n` calls in all, those of other sizes take at most as many windows as so many of the second largest size.
-    """
-    *smaller, largest = sizes
-    fewer = np.arange(min(most + 1, _TRIED), dtype=np.int64)
-    good = most + int((_greedy(smaller, rest + fewer * largest) - fewer).min())
-    least = max(0, -((good * smaller[-1] - most * largest - rest) // (largest - smaller[-1])))
-    room = max(0, _WORK // len(sizes) - rest) // largest
-    fewer = np.arange(min(most - min(least, most), room) + 1, dtype=np.int64)
-    calls = _fewest_calls(smaller, rest + int(fewer[-1]) * largest)
-    # The first of those that are as good has most calls of the largest size.
-    return most - int(np.argmin(calls[rest + fewer * largest] - fewer)), calls
-
-
-def _greedy(sizes: Sequence[int], counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Calls for each of some numbers of windows, where each call is as large as may be."""
-    calls = np.zeros_like(counts)
-    for size in reversed(sizes):
-        calls += counts // size
-        counts = counts % size
-    return calls
+    while sizes[-1] > _WORK // len(sizes):
+        # To find fewer calls than with as many of these as may be would take long.
+        often, count = divmod(count, sizes[-1])
+        times.append(often)
+        sizes = sizes[:-1]
+    # Of as many smaller calls as a largest one has windows, some take what fewer of the largest take.
+    room = min(_WORK // len(sizes), sizes[-1] * sizes[-2:][0])
+    surely = max(0, -((room - count) // sizes[-1]))
+    often, *others = _traced(sizes, _fewest_calls(sizes, count - surely * sizes[-1]))
+    return (*times, surely + often, *others)
 
 
 def _fewest_calls(sizes: Sequence[int], most: int) -> npt.NDArray[np.int32]:
@@ -137,11 +111,12 @@ def _fewest_calls(sizes: Sequence[int], most: int) -> npt.NDArray[np.int32]:
         columns += steps
         rest = calls[room // size * size :]
         np.minimum(rest, calls[room - len(rest) - size :][: len(rest)] + 1, out=rest)
-    return calls
+    return calls[: most + 1]
 
 
-def _traced(sizes: Sequence[int], calls: npt.NDArray[np.int32], count: int) -> Iterator[int]:
-    """How often each size is called for, the largest first and as often as may be, in the fewest calls."""
+def _traced(sizes: Sequence[int], calls: npt.NDArray[np.int32]) -> Iterator[int]:
+    """How often each size is called for, the largest first and as often as may be, in the fewest calls for the last."""
+    count = len(calls) - 1
     for size in reversed(sizes[1:]):
         times = 0
         while count >= size and calls[count - size] == calls[count] - 1:
