@@ -137,6 +137,8 @@ def _drop_in(
 
     No read begins in them meanwhile, so nobody comes to depend on what will be dropped.
     """
+    for node, _ in requests:
+        node.contents.check_open()
     wrong = _wrong_windows(requests, dependants=dependants)
     concerned = {id(tensor.store): tensor.store for tensor, _ in wrong}
     return _drop(wrong) if concerned.keys() <= stores.keys() else concerned

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from infinite_tensor import MemoryTileStore, StoreError, ValidationError, ZarrTileStore
+from infinite_tensor import MemoryTileStore, StoreError, TensorGroup, ValidationError, ZarrTileStore
 from infinite_tensor.support.interrupts import running_f
 from infinite_tensor.tilestore.persistent.backend import Backend
 from tests.behaviour.invalidation.chain import END, TILE, Data, chain_on, ground_on, smooth_over
@@ -131,6 +131,30 @@ def test_a_closed_store_of_a_dependant_is_refused(data: Data, tmp_path: Path) ->
     with pytest.raises(StoreError, match="is closed; open it again"):
         ground.invalidate()
     assert top.tile_store is store
+
+
+@pytest.mark.parametrize("region", [None, 0])
+def test_a_closed_store_is_refused_in_memory_too(data: Data, region: int | None) -> None:
+    store = MemoryTileStore()
+    ground = ground_on(data, store)
+    store.close()
+    with pytest.raises(StoreError, match="is closed; open it again"):
+        ground.invalidate(region)
+    with pytest.raises(StoreError, match="is closed; open it again"):
+        TensorGroup({"ground": ground}).invalidate(region)
+
+
+def test_a_closed_memory_store_of_a_dependant_has_nothing_to_drop(data: Data) -> None:
+    store = MemoryTileStore()
+    ground = ground_on(data, MemoryTileStore())
+    top = smooth_over(data, "top", ground, store)
+    top[0:END]
+    store.close()
+    ground.invalidate()
+    with store:
+        data.calls.clear()
+        top[0:END]
+        assert len(data.calls) > 0
 
 
 def test_a_backend_of_the_seven_methods_says_what_it_lacks(data: Data) -> None:
