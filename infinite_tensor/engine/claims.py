@@ -8,7 +8,9 @@ waits for.
 
 So a thread waits only while another one is at work, unless an ``f`` reads a tensor itself. Such a nested read takes
 over what nobody has begun, and never waits for a thread that waits: no circle of waiting threads can close. What it
-may not wait for it computes itself, once more. A window that it would need for itself is an error.
+may not wait for it computes itself, once more, by calls for one window each: so it does not matter which windows lie in
+one call of an ``f`` that reads others of them, and a window that is computed by itself and read by that call needs
+itself, which is an error.
 """
 
 from __future__ import annotations
@@ -49,6 +51,8 @@ class Claim:
         The thread that the read runs on.
     nested : bool
         Whether an ``f`` reads.
+    singly : bool
+        Whether each window is computed by a call of its own.
     mark : Mark
         Whether the read is still at it; a claim whose read has ended, in whatever way, claims nothing.
     schedule : _Schedule
@@ -62,12 +66,13 @@ class Claim:
         sender would keep each other, and the store with all that it holds, for the garbage collector.
     """
 
-    def __init__(self, workload: Workload, reader: Reader, mark: Mark, *, nested: bool) -> None:
+    def __init__(self, workload: Workload, reader: Reader, mark: Mark, *, nested: bool, singly: bool) -> None:
         self.workload = workload
         self.indices = as_tuples(workload.windows)
         self.reader = reader
         self.thread = threading.get_ident()
         self.nested = nested
+        self.singly = singly
         self.mark = mark
         self.lost: set[int] = set()
         self.senders: dict[int, weakref.WeakMethod[Callable[[], None]]] = {}
@@ -76,7 +81,7 @@ class Claim:
         self.schedule = self._scheduled(list(range(len(self.indices))))
 
     def _scheduled(self, left: list[int]) -> _Schedule:
-        return _Schedule(left, self.workload.computation.batching.split(len(left)))
+        return _Schedule(left, [1] * len(left) if self.singly else self.workload.computation.batching.split(len(left)))
 
     def lose(self, indices: Sequence[Index]) -> None:
         """These windows, which have not been begun, are another read's now."""
@@ -88,6 +93,10 @@ class Claim:
         """The thread that has begun this window, and has not stored it yet."""
         place = self._place(index)
         return next((thread for thread, places in self.begun.items() if place in places), None)
+
+    def is_all_of(self, thread: int, index: Index) -> bool:
+        """Whether a thread, which is in a call of ``f`` by now, is computing this window and no other."""
+        return self.begun.get(thread) == [self._place(index)]
 
     def waits(self, index: Index) -> bool:
         """Whether this window has not been begun."""
@@ -215,7 +224,7 @@ class Claims:
         """Claim what a plan computes, as far as it is still missing and nobody else computes it.
 
         Returns the stages in which to carry it out, each with its depth. The claims last while `mark` is under way, and
-        until `release`. With `alone`, what threads that wait have begun is computed here as well.
+        until `release`. With `alone`, what this thread has begun, and others that wait, is computed here as well.
         """
         path = _served()
         if path:
@@ -227,7 +236,7 @@ class Claims:
         with self._lock:
             met = self._met(plan, reader)
             workloads, others = self._free(plan, path, alone=alone) if met else (plan, [])
-            claims = [Claim(workload, reader, mark, nested=bool(path)) for workload in workloads]
+            claims = [Claim(workload, reader, mark, nested=bool(path), singly=alone) for workload in workloads]
             for claim in claims:
                 computation = claim.workload.computation
                 self._active[computation] = [*self._active.get(computation, ()), claim]
@@ -321,7 +330,7 @@ class Claims:
             if alone:
                 _check_needs(workload.computation, [index for index, _ in holders], path)
                 self._hand_over({index: claim for index, claim in holders if claim and claim.waits(index)})
-                waiting = self._waiting()
+                waiting = self._waiting().union([thread for _, thread in path])
                 holders = [
                     (index, claim if claim and claim.maker(index) and claim.maker(index) not in waiting else None)
                     for index, claim in holders
@@ -387,10 +396,10 @@ def _check_needs(computation: Computation, indices: Sequence[Index], path: Seque
     for claim, thread in path:
         if claim.workload.computation == computation:
             for index in indices:
-                if claim.maker(index) == thread:
+                if claim.is_all_of(thread, index):
                     raise ValidationError(
                         f"window {index} of tensor {computation.names} would need itself: it is read by the f that is "
-                        "computing it, alone or in a batch, or by one that this f waits for"
+                        "computing it, or by one that this f waits for; have f read other windows, which do not need it"
                     )
 
 

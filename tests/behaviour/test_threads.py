@@ -465,6 +465,35 @@ def test_a_window_that_needs_itself_is_an_error() -> None:
         t[3:4]
 
 
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_f_may_read_windows_that_lie_in_the_same_call(tmp_path: Path, kind: str, workers: int) -> None:
+    def single(ctx: Index) -> Any:
+        (x,) = ctx
+        return torch.ones(4) if x % 7 < 2 else alone[3 * x - 3 : 3 * x].repeat(2)[1:5] + x
+
+    def batched(indices: list[Index]) -> list[Any]:
+        reading = [x for (x,) in indices if x % 7 >= 2]
+        before = t.read([slice(3 * x - 3, 3 * x) for x in reading], workers=workers)
+        found = {x: pixels.repeat(2)[1:5] + x for x, pixels in zip(reading, before, strict=True)}
+        return [found.get(x, torch.ones(4)) for (x,) in indices]
+
+    window = TensorWindow((4,), (3,))
+    alone = InfiniteTensor((None,), single, window)
+    t = InfiniteTensor((None,), batched, window, batch_size=8, tile_store=make_store(kind, tmp_path))
+    assert torch.equal(started(lambda: t.read(slice(0, 90), workers=workers)).result(LIMIT), alone[0:90])
+
+
+@pytest.mark.parametrize("batch_size", [2, (1, 2, 4), 8])
+def test_windows_of_one_call_that_need_each_other_are_an_error(batch_size: Any) -> None:
+    def f(indices: list[Index]) -> list[torch.Tensor]:
+        return [t[x ^ 1 : (x ^ 1) + 1] for (x,) in indices]
+
+    t = InfiniteTensor((None,), f, TensorWindow((1,)), batch_size=batch_size, tensor_id="snake")
+    with pytest.raises(ValidationError, match=r"window \([01],\) of tensor 'snake' would need itself"):
+        t[0:8]
+
+
 def test_windows_of_two_threads_that_need_each_other_are_an_error() -> None:
     both = threading.Barrier(2, timeout=LIMIT)
     waited: set[str] = set()
