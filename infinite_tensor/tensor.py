@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from infinite_tensor.engine import compiled
-from infinite_tensor.engine.assemble import read, stream
+from infinite_tensor.engine import assemble, compiled
 from infinite_tensor.engine.batching import Batching
 from infinite_tensor.engine.chain import Computation, Member, Node, node_of
 from infinite_tensor.errors import ValidationError
@@ -132,7 +131,7 @@ class InfiniteTensor(Fillable):
     def _bind(self, node: Node, args: tuple[InfiniteTensor, ...]) -> None:
         self._args: tuple[InfiniteTensor, ...] = args
         self._node = node
-        node.handle = compiled.handle_of(node)
+        node.token = compiled.token_of(node)
 
     @classmethod
     def from_multi(
@@ -334,11 +333,11 @@ class InfiniteTensor(Fillable):
         torch.Tensor or list of torch.Tensor
         """
         workers = None if workers is None else checked_workers(workers)
-        if torch.compiler.is_compiling():
-            return compiled.read(self._node, indices, workers)
-        if isinstance(indices, list):
-            return read(self._node, [parse(region, self.shape) for region in indices], workers)
-        return read(self._node, [parse(indices, self.shape)], workers)[0]
+        regions = indices if isinstance(indices, list) else [indices]
+        request = self._node, [parse(region, self.shape) for region in regions]
+        read_together = compiled.read_together if torch.compiler.is_compiling() else assemble.read_together
+        (found,) = read_together([request], workers)
+        return found if isinstance(indices, list) else found[0]
 
     def iter_regions(self, regions: Iterable[object], *, workers: int | None = None) -> Iterator[list[torch.Tensor]]:
         """Read regions one after the other, in full batches, and yield them as they are ready.
@@ -357,7 +356,7 @@ class InfiniteTensor(Fillable):
             the regions in progress need is held; of tensors upstream, what their stores keep.
         """
         workers = None if workers is None else checked_workers(workers)
-        return stream(self._node, (parse(region, self.shape) for region in regions), workers)
+        return assemble.stream(self._node, (parse(region, self.shape) for region in regions), workers)
 
     def coverage(self, region: object) -> torch.Tensor:
         """Which tiles of a region are stored: a bool tensor with an entry for each tile that the region touches.

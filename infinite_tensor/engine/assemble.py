@@ -41,11 +41,6 @@ class _Block:
     out: torch.Tensor
 
 
-def read(node: Node, selections: Sequence[Selection], workers: int | None = None) -> list[torch.Tensor]:
-    """Compute what is missing of all selections in one plan, and return what they select."""
-    return read_together([(node, selections)], workers)[0]
-
-
 def read_together(
     requests: Sequence[tuple[Node, Sequence[Selection]]], workers: int | None = None
 ) -> list[list[torch.Tensor]]:

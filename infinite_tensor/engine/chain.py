@@ -143,18 +143,18 @@ class Node:
         The tensor in its store.
     store, contents
         Those of `member`.
-    handle : str
+    token : str
         What compiled code finds it by.
     """
 
-    __slots__ = ("__weakref__", "computation", "contents", "handle", "member", "store")
+    __slots__ = ("__weakref__", "computation", "contents", "member", "store", "token")
 
     def __init__(self, computation: Computation, member: Member) -> None:
         self.computation = computation
         self.member = member
         self.store = member.store
         self.contents = member.contents
-        self.handle = ""
+        self.token = ""
 
     @property
     def spec(self) -> TensorSpec:
