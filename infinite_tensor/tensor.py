@@ -388,9 +388,12 @@ class InfiniteTensor(Fillable):
         device, dtype = move_target(self.device, self.dtype, args, kwargs)
         if (device, dtype) != (self.device, self.dtype):
             check_blend(self.blend, dtype, device)
-            moved = self._spec.moved(device, dtype)
-            self.tile_store.contents.migrate(self._spec, moved)
-            self._node.member.spec = moved
+            contents = self.tile_store.contents
+            # No read begins in between, which would ask the store for what the tensor was.
+            with contents.lock:
+                moved = self._spec.moved(device, dtype)
+                contents.migrate(self._spec, moved)
+                self._node.member.spec = moved
         return self
 
     def clear_cache(self) -> None:

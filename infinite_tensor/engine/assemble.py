@@ -55,36 +55,55 @@ def read_together(
     call = store_call()
     with call.running:
         call.begin(*[node.contents for node, _ in requests], reads=True)
-        read: list[_Parts] = []
-        absent: list[tuple[Node, _Parts]] = []
-        for node, wanted in requests:
-            spec, contents = node.spec, node.contents
-            if contents.flush_requested:
-                contents.flush_if_requested()
-            parts = [(each, new_result(each.shape, spec.dtype, spec.device, IN_PARTS)) for each in wanted]
-            read.append(parts)
-            missing = [(each, box) for each, box in parts if box.numel() and not contents.serve(spec, each.start, box)]
-            if missing:
-                absent.append((node, missing))
-        if absent:
-            _compute(absent, workers)
-        return [[selection.pick(box) for selection, box in parts] for parts in read]
+        while True:
+            read, absent = _looked_up(requests)
+            if not absent or _compute(absent, workers):
+                return [[selection.pick(box) for selection, box in parts] for parts in read]
 
 
 _Parts: TypeAlias = list[tuple[Selection, torch.Tensor]]
 """Selections of one tensor, each with the block that it is to be read into."""
 
 
-def _compute(requests: Sequence[tuple[Node, _Parts]], workers: int | None) -> None:
+def _looked_up(
+    requests: Sequence[tuple[Node, Sequence[Selection]]],
+) -> tuple[list[_Parts], list[tuple[Node, _Parts]]]:
+    """The results, with what stores have in memory; and those parts of them that are still to be read."""
+    read: list[_Parts] = []
+    absent: list[tuple[Node, _Parts]] = []
+    for node, wanted in requests:
+        spec, contents = node.spec, node.contents
+        if contents.flush_requested:
+            contents.flush_if_requested()
+        parts = [(each, new_result(each.shape, spec.dtype, spec.device, IN_PARTS)) for each in wanted]
+        read.append(parts)
+        missing = [(each, box) for each, box in parts if box.numel() and not contents.serve(spec, each.start, box)]
+        if missing:
+            absent.append((node, missing))
+    return read, absent
+
+
+def _compute(requests: Sequence[tuple[Node, _Parts]], workers: int | None) -> bool:
+    """Read what is not in memory. False where a tensor has been moved meanwhile, so that all must be read again."""
     nodes = resolved([node for node, _ in requests])
     blocks = _side_by_side([(node, parts) for node, (_, parts) in zip(nodes, requests, strict=True)])
     with Views(CLAIMS.reader(workers)) as views:
+        for node, (_, parts) in zip(nodes, requests, strict=True):
+            views.of(node)
+            spec, (_, box) = node.spec, parts[0]
+            if (box.dtype, box.device) != (spec.dtype, spec.device):
+                return False
 
         def read_block(number: int) -> None:
             block = blocks[number]
             views.of(block.node).read(block.start, block.out)
 
-        run_steps(_regions(blocks), _steps(blocks), views, read_block)
+        try:
+            run_steps(_regions(blocks), _steps(blocks), views, read_block)
+        except Exception:
+            if not views.moved:
+                raise
+        return not views.moved
 
 
 def _side_by_side(requests: Sequence[tuple[Node, _Parts]]) -> list[_Block]:

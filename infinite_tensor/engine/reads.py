@@ -17,6 +17,7 @@ from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.support.interrupts import enter, store_call
 from infinite_tensor.tilestore.access import Access
 from infinite_tensor.tilestore.contents import Contents
+from infinite_tensor.values.spec import TensorSpec
 
 
 @dataclass
@@ -93,7 +94,7 @@ class Views:
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
         self._of: dict[Node, Access] = {}
-        self._opened: list[Access] = []
+        self._opened: list[tuple[Node, TensorSpec, Access]] = []
         self._drops = DROPPING.count
 
     def of(self, node: Node) -> Access:
@@ -102,13 +103,21 @@ class Views:
         if access is None:
             enter(node.contents)
             self.reader.stores[id(node.contents)] = node.contents
-            access = node.contents.access(node.spec)
-            self._opened.append(access)
+            # In one step: a tensor may be moved to another dtype or device at any moment.
+            with node.contents.lock:
+                spec = node.spec
+                access = node.contents.access(spec)
+            self._opened.append((node, spec, access))
             if DROPPING.count != self._drops and any(other.outdated for other in self._of.values()):
                 # What this tensor is computed from may have been dropped since it was read.
                 access.detach()
             self._of[node] = access
         return access
+
+    @property
+    def moved(self) -> bool:
+        """Whether a tensor has been moved to another dtype or device since it was accessed."""
+        return any(node.member.spec is not spec for node, spec, _ in self._opened)
 
     def items(self) -> list[tuple[Node, Access]]:
         """The tensors accessed so far."""
@@ -130,4 +139,4 @@ class Views:
         """Close them, the last one first."""
         self._of.clear()
         while self._opened:
-            self._opened.pop().close()
+            self._opened.pop()[2].close()

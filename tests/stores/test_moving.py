@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,8 @@ from infinite_tensor import (
     ValidationError,
     ZarrTileStore,
 )
+from infinite_tensor.tilestore.memory.contents import MemoryContents
+from infinite_tensor.values.spec import TensorSpec
 
 
 class Typed:
@@ -30,7 +35,7 @@ class Typed:
         return torch.full((4,), float(ctx[0]) + 0.5, dtype=self.dtype, device=self.device)
 
 
-def made(f: Typed, store: TileStore | None = None, **options: Any) -> InfiniteTensor:
+def made(f: Callable[..., torch.Tensor], store: TileStore | None = None, **options: Any) -> InfiniteTensor:
     return InfiniteTensor((None,), f, TensorWindow((4,)), tile_store=store, **options)
 
 
@@ -148,6 +153,50 @@ def test_one_id_on_two_devices_is_refused_and_pointed_to_move() -> None:
     made(Typed(), store, tensor_id="t")
     with pytest.raises(ValidationError, match=r"kept on cpu, given meta; move it with tensor.to"):
         made(Typed(), store, tensor_id="t", device="meta")
+
+
+class MovedInBetween(MemoryContents):
+    """Somebody else moves a tensor in the middle of each read."""
+
+    def __init__(self) -> None:
+        super().__init__(None, None)
+        self.move: Callable[[], object] = lambda: None
+
+    def serve(self, spec: TensorSpec, start: Sequence[int], out: torch.Tensor) -> bool:
+        move, self.move = self.move, lambda: None
+        with ThreadPoolExecutor(1) as other:
+            other.submit(move).result()
+        return super().serve(spec, start, out)
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.float64), (torch.float32, torch.int16)])
+def test_a_read_of_a_tensor_that_is_moved_in_between_gives_what_it_has_become(dtypes: tuple[torch.dtype, ...]) -> None:
+    contents, dtype = MovedInBetween(), dtypes[0]
+    t = made(lambda ctx: torch.full((4,), ctx[0], dtype=dtype), TileStore(contents))
+    t[0:8]
+    contents.move, dtype = lambda: t.to(dtypes[1]), dtypes[1]
+    found = t[2:12]
+    assert found.dtype == t.dtype == dtypes[1]
+    assert found.tolist() == [0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
+
+
+def test_reads_beside_moves_succeed() -> None:
+    t = made(lambda ctx: torch.full((4,), float(ctx[0]), dtype=t.dtype))
+    t[0:8]
+    ended = threading.Event()
+
+    def move() -> None:
+        try:
+            for number in range(500):
+                t.to((torch.float64, torch.float32)[number % 2])
+        finally:
+            ended.set()
+
+    with ThreadPoolExecutor(1) as other:
+        moves = other.submit(move)
+        while not ended.is_set():
+            assert t[2:6].tolist() == [0, 0, 1, 1]
+        moves.result()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a cuda device")
