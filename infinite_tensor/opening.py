@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from infinite_tensor.engine.batching import Batching
-from infinite_tensor.engine.chain import Member, node_of
+from infinite_tensor.engine.chain import TensorInStore, node_of
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.support.nested import show
 from infinite_tensor.tensor import InfiniteTensor, SupportsAsTensor, arg_definitions, as_tensors, tensors_of
@@ -134,7 +134,7 @@ def _bind(
     if f is not None:
         functions = functions_of(f, blend, tuple(node_of(arg).spec.definition.functions for arg in args))
         definition = replace(definition, functions=functions)
-    member = Member(replace(spec, definition=definition, device=device, blend=used), store, named=True)
+    member = TensorInStore(replace(spec, definition=definition, device=device, blend=used), store, named=True)
     (tensor,) = tensors_of([member], f, Batching.of(batch_size), args)
     return tensor
 
@@ -146,7 +146,7 @@ class _PickledComputation:
     `args` are the numbers of its args among all tensors of the parts before it.
     """
 
-    members: tuple[Member, ...]
+    tensors: tuple[TensorInStore, ...]
     batch_size: int | tuple[int, ...] | None
     f: Callable[..., Any] | None
     args: tuple[int, ...]
@@ -159,18 +159,18 @@ def reduced(tensor: InfiniteTensor) -> tuple[Callable[..., InfiniteTensor], tupl
     parts = []
     for each in _args_first(tensor):
         computation = node_of(each).computation
-        if _member_id(each) not in numbers:
-            for member in computation.members:
-                numbers[id(member)] = len(numbers)
-            members = [Member(own.contents.placed(own.spec), own.store, own.named) for own in computation.members]
-            args = tuple(numbers[_member_id(arg)] for arg in each.args)
-            parts.append(_PickledComputation(tuple(members), each.batch_size, each.f, args, type(each)))
-    return _rebuilt, (parts, numbers[_member_id(tensor)])
+        if _tensor_key(each) not in numbers:
+            for own in computation.tensors:
+                numbers[id(own)] = len(numbers)
+            stored = [TensorInStore(own.contents.placed(own.spec), own.store, own.named) for own in computation.tensors]
+            args = tuple(numbers[_tensor_key(arg)] for arg in each.args)
+            parts.append(_PickledComputation(tuple(stored), each.batch_size, each.f, args, type(each)))
+    return _rebuilt, (parts, numbers[_tensor_key(tensor)])
 
 
-def _member_id(tensor: InfiniteTensor) -> int:
+def _tensor_key(tensor: InfiniteTensor) -> int:
     """What tells a tensor from all others; another object of an equal one may have another ``f``."""
-    return id(node_of(tensor).member)
+    return id(node_of(tensor).tensor)
 
 
 def _args_first(tensor: InfiniteTensor) -> list[InfiniteTensor]:
@@ -190,5 +190,5 @@ def _rebuilt(parts: list[_PickledComputation], number: int) -> InfiniteTensor:
     tensors: list[InfiniteTensor] = []
     for part in parts:
         args = tuple(tensors[at] for at in part.args)
-        tensors += tensors_of(part.members, part.f, Batching.of(part.batch_size), args, part.kind)
+        tensors += tensors_of(part.tensors, part.f, Batching.of(part.batch_size), args, part.kind)
     return tensors[number]

@@ -12,7 +12,7 @@ import torch
 
 from infinite_tensor.engine import assemble, compiled
 from infinite_tensor.engine.batching import Batching
-from infinite_tensor.engine.chain import Computation, Member, Node, node_of
+from infinite_tensor.engine.chain import Computation, Node, TensorInStore, node_of
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.fill import coverage
 from infinite_tensor.filling.fillable import Fillable
@@ -200,7 +200,7 @@ class InfiniteTensor(Fillable):
 
     @property
     def _spec(self) -> TensorSpec:
-        return self._node.member.spec
+        return self._node.tensor.spec
 
     @property
     def shape(self) -> Shape:
@@ -393,7 +393,7 @@ class InfiniteTensor(Fillable):
             with contents.lock:
                 moved = self._spec.moved(device, dtype)
                 contents.migrate(self._spec, moved)
-                self._node.member.spec = moved
+                self._node.tensor.spec = moved
         return self
 
     def clear_cache(self) -> None:
@@ -456,7 +456,7 @@ class InfiniteTensor(Fillable):
 
 
 def tensors_of(
-    members: Sequence[Member],
+    stored: Sequence[TensorInStore],
     f: Callable[..., Any] | None,
     batching: Batching,
     args: tuple[InfiniteTensor, ...],
@@ -464,7 +464,7 @@ def tensors_of(
 ) -> list[InfiniteTensor]:
     """The tensors that one ``f`` computes of these args, made known to their stores."""
     tensors = []
-    for node in Computation.registered(members, f, batching, map(node_of, args)).nodes:
+    for node in Computation.registered(stored, f, batching, map(node_of, args)).nodes:
         tensor = kind.__new__(kind)
         tensor._bind(node, args)  # noqa: SLF001  (its own)
         tensors.append(tensor)
@@ -503,12 +503,12 @@ def _shared(
 
 def _in_store(
     specs: Collection[TensorSpec], store: TileStore, shared: Shared, args: Sequence[InfiniteTensor], *, named: bool
-) -> list[Member]:
+) -> list[TensorInStore]:
     """Tensors for a store, whose args are known to have the pixels that they read, as far as that is known now."""
     windows = [arg.window for arg in shared.args]
     for spec in specs:
         check_args(spec.tensor_id, spec.grid, args, windows)
-    return [Member(spec, store, named) for spec in specs]
+    return [TensorInStore(spec, store, named) for spec in specs]
 
 
 def as_tensors(args: Sequence[Any]) -> tuple[Any, ...]:
@@ -524,6 +524,6 @@ def as_tensors(args: Sequence[Any]) -> tuple[Any, ...]:
 def arg_definitions(args: Sequence[InfiniteTensor], windows: Sequence[TensorWindow]) -> tuple[ArgDefinition, ...]:
     """What a definition says of its args."""
     return tuple(
-        ArgDefinition(window, node.spec.definition.digest, node.spec.tensor_id if node.member.named else None)
+        ArgDefinition(window, node.spec.definition.digest, node.spec.tensor_id if node.tensor.named else None)
         for node, window in zip(map(node_of, args), windows, strict=True)
     )

@@ -45,12 +45,12 @@ class Calls:
             for upstream, (access, starts) in zip(computation.inputs, claim.workload.sources, strict=True)
         ]
         self._batched = computation.batching.given is not None
-        self._checks = [_Check(member.spec) for member in computation.members]
+        self._checks = [_Check(tensor.spec) for tensor in computation.tensors]
         self._check = self._checks[0].array_of
         self._keys = [check.key for check in self._checks if check.key is not None]
 
-    def run(self, places: Sequence[int], put: Callable[..., None]) -> None:
-        """One call; ``put(place, *windows)`` is handed what it returned for each window, checked: one for each tensor.
+    def run(self, positions: Sequence[int], put: Callable[..., None]) -> None:
+        """One call; ``put(position, *windows)`` is handed what it returned for each window, checked, for each tensor.
 
         They are to be copied at once: ``f`` may use its buffer again.
 
@@ -63,49 +63,53 @@ class Calls:
         others: Sequence[Array] = ()
         try:
             if self._batched:
-                windows = self._checked_batch(places)
+                windows = self._checked_batch(positions)
             else:
-                (place,) = places
-                regions = self._regions(place) if self._sources else ()
+                (position,) = positions
+                regions = self._regions(position) if self._sources else ()
                 with self._running_f:
-                    output = self._f(self._indices[place], *regions)
+                    output = self._f(self._indices[position], *regions)
                 if self._keys:
                     window, *others = self._checked(output)
                 else:
                     window = self._check(output)
         except Exception as error:
-            listed = ", ".join([str(self._indices[place]) for place in places[:8]]) + ", ..." * (len(places) > 8)
+            listed = ", ".join([str(self._indices[position]) for position in positions[:8]]) + ", ..." * (
+                len(positions) > 8
+            )
             error.add_note(f"while computing window {listed} of tensor {self._computation.names}{_source_of(self._f)}")
             raise
         if self._batched:
-            for place, each in zip(places, windows, strict=True):
-                put(place, *each)
+            for position, each in zip(positions, windows, strict=True):
+                put(position, *each)
         else:
-            put(place, window, *others)
+            put(position, window, *others)
 
     def _checked(self, output: object) -> list[Array]:
         """What `f` returned for one window, for each tensor."""
         entries = _entries(output, self._keys)
         return [check.array_of(entry) for check, entry in zip(self._checks, entries, strict=True)]
 
-    def _checked_batch(self, places: Sequence[int]) -> list[Sequence[Array]]:
+    def _checked_batch(self, positions: Sequence[int]) -> list[Sequence[Array]]:
         """What `f` returned for several windows, for each window and tensor."""
-        regions = [list(column) for column in zip(*map(self._regions, places), strict=True)]
+        regions = [list(column) for column in zip(*map(self._regions, positions), strict=True)]
         with self._running_f:
-            output = self._f([self._indices[place] for place in places], *regions)
+            output = self._f([self._indices[position] for position in positions], *regions)
         if not self._keys:
-            return [(self._check(each),) for each in self._checks[0].windows_of(output, len(places))]
+            return [(self._check(each),) for each in self._checks[0].windows_of(output, len(positions))]
         if isinstance(output, Mapping):
             entries = _entries(output, self._keys)
-            columns = [check.windows_of(entry, len(places)) for check, entry in zip(self._checks, entries, strict=True)]
+            columns = [
+                check.windows_of(entry, len(positions)) for check, entry in zip(self._checks, entries, strict=True)
+            ]
             return [
                 [check.array_of(entry) for check, entry in zip(self._checks, row, strict=True)]
                 for row in zip(*columns, strict=True)
             ]
-        return [self._checked(each) for each in _as_list(output, len(places))]
+        return [self._checked(each) for each in _as_list(output, len(positions))]
 
-    def _regions(self, place: int) -> list[torch.Tensor]:
-        return [_region(upstream, access, starts[place]) for upstream, access, starts in self._sources]
+    def _regions(self, position: int) -> list[torch.Tensor]:
+        return [_region(upstream, access, starts[position]) for upstream, access, starts in self._sources]
 
 
 class _Check:
@@ -238,24 +242,24 @@ class Deposits:
     Attributes
     ----------
     begun : list of int
-        Places of the windows that the thread has begun, and not stored.
+        Positions of the windows that the thread has begun, and not stored.
     """
 
     def __init__(self, claim: Claim) -> None:
         self._claim = claim
         self._thread = threading.get_ident()
         self._stores = claim.reader.stores
-        self._requests = -1
+        self._flush_requests = -1
         self.begun = CLAIMS.begun_by(claim, self._thread)
         self._specs = [result.node.spec for result in claim.workload.results]
         self._first: Array = ()
         self._others: list[Array] = []
         self._begin = self._end = self._length = 0
-        self._places: list[int] = []
+        self._positions: list[int] = []
         self._sent = time.monotonic()
 
-    def put(self, place: int, window: Array, *others: Array) -> None:
-        """Copy the windows at this place of the claim, one for each tensor."""
+    def put(self, position: int, window: Array, *others: Array) -> None:
+        """Copy the windows at this position of the claim, one for each tensor."""
         end = self._end
         if end == self._length:
             self.send()
@@ -267,7 +271,7 @@ class Deposits:
             for block, other in zip(self._others, others, strict=True):
                 block[end] = other
         self._end = end + 1
-        self._places.append(place)
+        self._positions.append(position)
 
     def _allocate(self) -> None:
         largest = max([math.prod(spec.grid.window.size) * spec.dtype.itemsize for spec in self._specs])
@@ -282,8 +286,8 @@ class Deposits:
         """Store what has been gathered, if that is some time ago or a store has been asked to flush."""
         if time.monotonic() - self._sent > _LATEST_SECONDS:
             self.send()
-        if Contents.flush_requests != self._requests:
-            self._requests = Contents.flush_requests
+        if Contents.flush_requests != self._flush_requests:
+            self._flush_requests = Contents.flush_requests
             for store in self._stores.values():
                 if store.flush_requested:
                     self.send()
@@ -291,17 +295,17 @@ class Deposits:
 
     def send(self) -> None:
         """Store what has been gathered."""
-        places, begin, notice = self._places, self._begin, self._claim.reader.notice
-        self._places, self._begin = [], self._end
-        if places:
+        positions, begin, notice = self._positions, self._begin, self._claim.reader.notice
+        self._positions, self._begin = [], self._end
+        if positions:
             try:
                 for result, block in zip(self._claim.workload.results, (self._first, *self._others), strict=True):
-                    count = result.deposit(places, block[begin : self._end])
+                    count = result.deposit(positions, block[begin : self._end])
                     if notice is not None:
                         notice(result.node, count)
             finally:
                 # Stored or not, nobody is at them any more.
-                CLAIMS.end(self._claim, self.begun, len(places))
+                CLAIMS.end(self._claim, self.begun, len(positions))
         self._sent = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -313,4 +317,4 @@ class Deposits:
             self.send()
         finally:
             del self._claim.senders[self._thread]
-            CLAIMS.leave(self.begun)
+            CLAIMS.abandon(self.begun)

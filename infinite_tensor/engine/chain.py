@@ -18,7 +18,7 @@ from infinite_tensor.values.spec import TensorSpec
 
 
 @dataclass(eq=False)
-class Member:
+class TensorInStore:
     """A tensor in a store. ``spec`` changes when the tensor is moved; everything else stays.
 
     Attributes
@@ -44,7 +44,7 @@ class Member:
     def __eq__(self, other: object) -> bool:
         """Whether both are the same stored tensor: built twice, it is computed once."""
         return self is other or (
-            isinstance(other, Member)
+            isinstance(other, TensorInStore)
             and self.store is other.store
             and self.spec.tensor_id == other.spec.tensor_id
             and self.spec.definition.digest == other.spec.definition.digest
@@ -64,7 +64,7 @@ class Computation:
 
     Attributes
     ----------
-    members : tuple of Member
+    tensors : tuple of TensorInStore
         The tensors.
     f : callable or None
         Computes windows; None for a tensor that was opened for reading what is stored.
@@ -73,14 +73,14 @@ class Computation:
     inputs : tuple of Input
         The upstream tensors, each with the window through which it is read.
     coordinates : int
-        How many entries a window index has for `f`. Of each member's own index these are the first; the others are 0.
+        How many entries a window index has for `f`. Of each tensor's own index these are the first; the others are 0.
     depth : int
         Length of the longest chain upstream of it; 0 where it reads no other tensor.
     computable : bool
         Whether it has an `f`, and everything upstream of it too.
     """
 
-    members: tuple[Member, ...]
+    tensors: tuple[TensorInStore, ...]
     f: Callable[..., Any] | None
     batching: Batching
     inputs: tuple[Input, ...]
@@ -93,73 +93,73 @@ class Computation:
 
     def __eq__(self, other: object) -> bool:
         """Whether both compute the same stored tensors."""
-        return self is other or (isinstance(other, Computation) and self.members == other.members)
+        return self is other or (isinstance(other, Computation) and self.tensors == other.tensors)
 
     def __hash__(self) -> int:
-        return self.members[0].hashed
+        return self.tensors[0].hashed
 
     @classmethod
     def registered(
-        cls, members: Sequence[Member], f: Callable[..., Any] | None, batching: Batching, args: Iterable[Node]
+        cls, tensors: Sequence[TensorInStore], f: Callable[..., Any] | None, batching: Batching, args: Iterable[Node]
     ) -> Computation:
         """The computation of tensors that are made known to their stores; `args` may be none where `f` is None."""
-        for member in members:
-            member.contents.register(member.spec)
-        first = members[0].spec
+        for tensor in tensors:
+            tensor.contents.register(tensor.spec)
+        first = tensors[0].spec
         windows = [arg.window for arg in first.definition.args]
         inputs = tuple(Input(node, window) for node, window in zip(args, windows, strict=False))
         ndim = first.grid.ndim
         coordinates = ndim if first.definition.output is None else max(1, coordinates_of(first.grid.window))
-        return cls(tuple(members), f, batching, inputs, coordinates)
+        return cls(tuple(tensors), f, batching, inputs, coordinates)
 
     @property
     def nodes(self) -> list[Node]:
         """Its tensors."""
-        return [Node(self, member) for member in self.members]
+        return [Node(self, tensor) for tensor in self.tensors]
 
     @property
     def names(self) -> str:
         """The ids of its tensors, for messages."""
-        return ", ".join(repr(member.spec.tensor_id) for member in self.members)
+        return ", ".join(repr(tensor.spec.tensor_id) for tensor in self.tensors)
 
     @property
     def workers(self) -> int:
         """On how many threads `f` runs, unless a read says."""
-        return self.members[0].store.workers
+        return self.tensors[0].store.workers
 
     def own(self, windows: IntArray) -> IntArray:
-        """Window indices of a member, (N, ndim), as `f` is given them: (N, coordinates)."""
+        """Window indices of one of its tensors, (N, ndim), as `f` is given them: (N, coordinates)."""
         return windows[:, : self.coordinates]
 
 
 class Node:
-    """One tensor of a chain: a member of the computation that computes it.
+    """One tensor of a chain, and what computes it.
 
     Attributes
     ----------
     computation : Computation
         What computes it.
-    member : Member
+    tensor : TensorInStore
         The tensor in its store.
     store, contents
-        Those of `member`.
+        Those of `tensor`.
     token : str
         What compiled code finds it by.
     """
 
-    __slots__ = ("__weakref__", "computation", "contents", "member", "store", "token")
+    __slots__ = ("__weakref__", "computation", "contents", "store", "tensor", "token")
 
-    def __init__(self, computation: Computation, member: Member) -> None:
+    def __init__(self, computation: Computation, tensor: TensorInStore) -> None:
         self.computation = computation
-        self.member = member
-        self.store = member.store
-        self.contents = member.contents
+        self.tensor = tensor
+        self.store = tensor.store
+        self.contents = tensor.contents
         self.token = ""
 
     @property
     def spec(self) -> TensorSpec:
         """What is computed and stored."""
-        return self.member.spec
+        return self.tensor.spec
 
     def indices(self, windows: IntArray) -> IntArray:
         """Windows as ``f`` is given them, (N, coordinates), as this tensor's own: (N, ndim)."""
@@ -168,10 +168,10 @@ class Node:
 
     def __eq__(self, other: object) -> bool:
         """Whether both are the same stored tensor."""
-        return self is other or (isinstance(other, Node) and self.member == other.member)
+        return self is other or (isinstance(other, Node) and self.tensor == other.tensor)
 
     def __hash__(self) -> int:
-        return self.member.hashed
+        return self.tensor.hashed
 
 
 class NodeHolder(Protocol):
@@ -272,7 +272,7 @@ def _finish(
 
 def _enter(node: Node, entered: set[Node]) -> tuple[list[Node], Iterator[Input]]:
     computation = node.computation
-    nodes = [each for each in computation.nodes if each not in entered] if len(computation.members) > 1 else [node]
+    nodes = [each for each in computation.nodes if each not in entered] if len(computation.tensors) > 1 else [node]
     entered.update(nodes)
     return nodes, iter(computation.inputs)
 

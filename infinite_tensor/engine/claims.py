@@ -58,9 +58,9 @@ class Claim:
     schedule : _Schedule
         The windows that have not been begun.
     lost : set of int
-        Places in `indices` of the windows that another read has taken over.
+        Positions in `indices` of the windows that another read has taken over.
     begun : dict of int to list of int
-        For each thread the places that it has begun, in order, and not stored.
+        For each thread the positions that it has begun, in order, and not stored.
     senders : dict of int to WeakMethod
         For each thread that is at work on it, what stores the windows which that thread has computed. Weakly: claim and
         sender would keep each other, and the store with all that it holds, for the garbage collector.
@@ -77,7 +77,7 @@ class Claim:
         self.lost: set[int] = set()
         self.senders: dict[int, weakref.WeakMethod[Callable[[], None]]] = {}
         self.begun: dict[int, list[int]] = {}
-        self._places: dict[Index, int] | None = None
+        self._positions: dict[Index, int] | None = None
         self.schedule = self._scheduled(list(range(len(self.indices))))
 
     def _scheduled(self, left: list[int]) -> _Schedule:
@@ -85,32 +85,32 @@ class Claim:
 
     def lose(self, indices: Sequence[Index]) -> None:
         """These windows, which have not been begun, are another read's now."""
-        gone = {self._place(index) for index in indices}
+        gone = {self._position(index) for index in indices}
         self.lost |= gone
-        self.schedule = self._scheduled([place for place in self.schedule.waiting if place not in gone])
+        self.schedule = self._scheduled([position for position in self.schedule.left if position not in gone])
 
     def maker(self, index: Index) -> int | None:
         """The thread that has begun this window, and has not stored it yet."""
-        place = self._place(index)
-        return next((thread for thread, places in self.begun.items() if place in places), None)
+        position = self._position(index)
+        return next((thread for thread, positions in self.begun.items() if position in positions), None)
 
     def is_all_of(self, thread: int, index: Index) -> bool:
         """Whether a thread, which is in a call of ``f`` by now, is computing this window and no other."""
-        return self.begun.get(thread) == [self._place(index)]
+        return self.begun.get(thread) == [self._position(index)]
 
-    def waits(self, index: Index) -> bool:
+    def has_left(self, index: Index) -> bool:
         """Whether this window has not been begun."""
-        return self.schedule.has(self._place(index))
+        return self.schedule.has(self._position(index))
 
     def holds(self, index: Index) -> bool:
         """Whether this window is this claim's."""
-        return self.waits(index) or self.maker(index) is not None
+        return self.has_left(index) or self.maker(index) is not None
 
-    def _place(self, index: Index) -> int:
+    def _position(self, index: Index) -> int:
         # Only asked for where reads meet.
-        if self._places is None:
-            self._places = {index: place for place, index in enumerate(self.indices)}
-        return self._places.get(index, -1)
+        if self._positions is None:
+            self._positions = {index: position for position, index in enumerate(self.indices)}
+        return self._positions.get(index, -1)
 
 
 class _Schedule:
@@ -118,14 +118,14 @@ class _Schedule:
 
     Parameters
     ----------
-    places : list of int
-        Places of windows, ascending.
+    positions : list of int
+        Positions of windows, ascending.
     sizes : list of int
         How many of them each call of ``f`` takes.
     """
 
-    def __init__(self, places: list[int], sizes: Sequence[int]) -> None:
-        self._places = places
+    def __init__(self, positions: list[int], sizes: Sequence[int]) -> None:
+        self._positions = positions
         self._bounds = list(itertools.accumulate(sizes, initial=0))
         self._called = 0
 
@@ -135,22 +135,22 @@ class _Schedule:
         return len(self._bounds) - 1 - self._called
 
     @property
-    def waiting(self) -> list[int]:
-        """The places that are left."""
-        return self._places[self._bounds[self._called] :]
+    def left(self) -> list[int]:
+        """The positions that are left."""
+        return self._positions[self._bounds[self._called] :]
 
-    def has(self, place: int) -> bool:
-        """Whether a place is left."""
-        at = bisect.bisect_left(self._places, place, self._bounds[self._called])
-        return at < len(self._places) and self._places[at] == place
+    def has(self, position: int) -> bool:
+        """Whether a position is left."""
+        at = bisect.bisect_left(self._positions, position, self._bounds[self._called])
+        return at < len(self._positions) and self._positions[at] == position
 
     def next(self) -> list[int]:
-        """The places of the next call, which are not left any more; none where all calls have been begun."""
+        """The positions of the next call, which are not left any more; none where all calls have been begun."""
         called = self._called
         if called == len(self._bounds) - 1:
             return []
         self._called = called + 1
-        return self._places[self._bounds[called] : self._bounds[called + 1]]
+        return self._positions[self._bounds[called] : self._bounds[called + 1]]
 
 
 @dataclass
@@ -161,30 +161,31 @@ class Stage:
     others: list[Workload] = field(default_factory=list)
 
 
-_Path: TypeAlias = "tuple[tuple[weakref.ref[Claim], int], ...]"
+_References: TypeAlias = "tuple[tuple[weakref.ref[Claim], int], ...]"
+_Callers: TypeAlias = list[tuple[Claim, int]]
 
-_path: ContextVar[_Path] = ContextVar("path", default=())
+_calling: ContextVar[_References] = ContextVar("calling", default=())
 """The claims that are worked on here, each by its thread, from the outermost read inward: their ``f`` made this call.
 
 Weakly: a copy of the context keeps no store alive. What an ``f`` does on threads of its own is not seen as nested.
 """
 
 
-def work_on(claim: Claim) -> Token[_Path]:
+def work_on(claim: Claim) -> Token[_References]:
     """What this context does until `work_off` is work on a claim."""
-    return _path.set((*_path.get(), (weakref.ref(claim), threading.get_ident())))
+    return _calling.set((*_calling.get(), (weakref.ref(claim), threading.get_ident())))
 
 
-def work_off(token: Token[_Path]) -> None:
+def work_off(token: Token[_References]) -> None:
     """End what `work_on` began. Where an interrupt keeps it from that, the end of the read does."""
-    _path.reset(token)
+    _calling.reset(token)
 
 
-def _served() -> list[tuple[Claim, int]]:
+def _callers() -> _Callers:
     """The claims whose ``f`` makes this call, and that are still worked on."""
     return [
         (claim, thread)
-        for reference, thread in _path.get()
+        for reference, thread in _calling.get()
         if (claim := reference()) is not None and claim.mark.is_under_way
     ]
 
@@ -211,32 +212,34 @@ class Claims:
         self._changes = Changes()
         self._active: dict[Computation, list[Claim]] = {}
         self._waits: dict[int, _Wait] = {}
-        self._events = 0
+        self._deposits = 0
 
     def reader(self, workers: int | None = None) -> Reader:
         """A read that begins now, on so many threads."""
         with self._lock:
-            return Reader(next(self._numbers), self._events, workers=workers)
+            return Reader(next(self._numbers), self._deposits, workers=workers)
 
     def share(
-        self, plan: Sequence[Workload], reader: Reader, mark: Mark, *, alone: bool = False
+        self, plan: Sequence[Workload], reader: Reader, mark: Mark, *, without_waiting: bool = False
     ) -> list[tuple[int, Stage]]:
         """Claim what a plan computes, as far as it is still missing and nobody else computes it.
 
         Returns the stages in which to carry it out, each with its depth. The claims last while `mark` is under way, and
-        until `release`. With `alone`, what this thread has begun, and others that wait, is computed here as well.
+        until `release`. `without_waiting`, what this thread has begun, and others that wait, is computed here as well.
         """
-        path = _served()
-        if path:
+        callers = _callers()
+        if callers:
             # What this thread has computed may be what the f that it runs reads.
             self._send_all(threading.get_ident())
         for workload in plan:
             # Worked out and remembered here, where nobody waits for it.
             workload.computation.batching.calls(len(workload.windows))
         with self._lock:
-            met = self._met(plan, reader)
-            workloads, others = self._free(plan, path, alone=alone) if met else (plan, [])
-            claims = [Claim(workload, reader, mark, nested=bool(path), singly=alone) for workload in workloads]
+            met = self._meets_others(plan, reader)
+            workloads, others = self._unclaimed(plan, callers, without_waiting=without_waiting) if met else (plan, [])
+            claims = [
+                Claim(workload, reader, mark, nested=bool(callers), singly=without_waiting) for workload in workloads
+            ]
             for claim in claims:
                 computation = claim.workload.computation
                 self._active[computation] = [*self._active.get(computation, ()), claim]
@@ -260,28 +263,28 @@ class Claims:
             return claim.begun.setdefault(thread, [])
 
     def begin(self, claim: Claim, begun: list[int]) -> list[int]:
-        """Places of the windows that a thread computes next of a claim, by one call of ``f``; none at its end."""
+        """Positions of the windows that a thread computes next of a claim, by one call of ``f``; none at its end."""
         with self._lock:
-            places = claim.schedule.next()
-            begun += places
-            return places
+            positions = claim.schedule.next()
+            begun += positions
+            return positions
 
     def end(self, claim: Claim, begun: list[int], count: int) -> None:
         """So many windows of a claim, the first of those that a thread has begun, have been stored."""
         with self._lock:
-            claim.reader.own_events += 1
-            self._events += 1
+            claim.reader.own_deposits += 1
+            self._deposits += 1
             del begun[:count]
             self._changes.tell()
 
-    def leave(self, begun: list[int]) -> None:
+    def abandon(self, begun: list[int]) -> None:
         """A thread works on a claim no more: what it has begun and not stored, since ``f`` raised, is nobody's now."""
         with self._lock:
             begun.clear()
             self._changes.tell()
 
-    def turn(self, workload: Workload, reader: Reader) -> tuple[list[int], bool]:
-        """Places of missing windows that a read may compute itself by now; waits for a change where it may none.
+    def take_or_wait(self, workload: Workload, reader: Reader) -> tuple[list[int], bool]:
+        """Positions of missing windows that a read may compute itself by now; waits for a change where it may none.
 
         And whether it must compute them although others are at it, since it may not wait for these.
 
@@ -291,8 +294,8 @@ class Claims:
             If one of them is in the making by the one who asks, so that it would need itself.
         """
         indices = as_tuples(workload.windows)
-        path = _served()
-        wait = _Wait(frozenset([threading.get_ident(), *(thread for _, thread in path)]))
+        callers = _callers()
+        wait = _Wait(frozenset([threading.get_ident(), *(thread for _, thread in callers)]))
         self._send_all(threading.get_ident())
         with wait.mark.running:
             with self._lock:
@@ -300,26 +303,26 @@ class Claims:
                 free = [index for index, claim in holders.items() if claim is None]
                 held = {index: claim for index, claim in holders.items() if claim}
                 if not free:
-                    free = self._take_over(held, reader, path)
+                    free = self._take_over(held, reader, callers)
                 if not free:
-                    _check_needs(workload.computation, indices, path)
-                alone = not free and bool(path) and self._holders_wait(held, wait.threads)
+                    _check_needs(workload.computation, indices, callers)
+                without_waiting = not free and bool(callers) and self._holders_wait(held, wait.threads)
                 bell = None
-                if not free and not alone:
+                if not free and not without_waiting:
                     self._waits[threading.get_ident()] = wait
                     bell = self._changes.bell()
             if bell is not None:
                 self._changes.wait(bell)
-        chosen = set(indices if alone else free)
-        return [place for place, index in enumerate(indices) if index in chosen], alone
+        chosen = set(indices if without_waiting else free)
+        return [position for position, index in enumerate(indices) if index in chosen], without_waiting
 
-    def _met(self, plan: Sequence[Workload], reader: Reader) -> bool:
+    def _meets_others(self, plan: Sequence[Workload], reader: Reader) -> bool:
         """Whether another read may have stored what this plan found missing, or is computing it."""
-        others = self._events - reader.own_events != reader.begun
+        others = self._deposits - reader.own_deposits != reader.deposits_before
         return others or not self._active.keys().isdisjoint([workload.computation for workload in plan])
 
-    def _free(
-        self, plan: Sequence[Workload], path: Sequence[tuple[Claim, int]], *, alone: bool
+    def _unclaimed(
+        self, plan: Sequence[Workload], callers: _Callers, *, without_waiting: bool
     ) -> tuple[list[Workload], list[Workload]]:
         """The part of a plan that is still missing and that nobody computes; and what others compute of it."""
         workloads: list[Workload] = []
@@ -327,10 +330,10 @@ class Claims:
         for each in plan:
             workload = each.needed(workloads).absent()
             holders = [(index, self._holder(workload.computation, index)) for index in as_tuples(workload.windows)]
-            if alone:
-                _check_needs(workload.computation, [index for index, _ in holders], path)
-                self._hand_over({index: claim for index, claim in holders if claim and claim.waits(index)})
-                waiting = self._waiting().union([thread for _, thread in path])
+            if without_waiting:
+                _check_needs(workload.computation, [index for index, _ in holders], callers)
+                self._hand_over({index: claim for index, claim in holders if claim and claim.has_left(index)})
+                waiting = self._waiting().union([thread for _, thread in callers])
                 holders = [
                     (index, claim if claim and claim.maker(index) and claim.maker(index) not in waiting else None)
                     for index, claim in holders
@@ -342,16 +345,16 @@ class Claims:
                 workloads.append(workload.part(~taken))
         return workloads, others
 
-    def _take_over(self, holders: dict[Index, Claim], reader: Reader, path: Sequence[tuple[Claim, int]]) -> list[Index]:
+    def _take_over(self, holders: dict[Index, Claim], reader: Reader, callers: _Callers) -> list[Index]:
         """Half of the windows that older reads have not begun. Only younger reads take: no window goes to and fro.
 
         A nested read takes from all, and loses none, but for what the reads lose to it whose ``f`` it is part of.
         """
-        served = {id(claim.reader) for claim, _ in path}
+        served = {id(claim.reader) for claim, _ in callers}
         left = [
             index
             for index, claim in holders.items()
-            if claim.waits(index)
+            if claim.has_left(index)
             and (id(claim.reader) in served or (not claim.nested and (served or claim.reader.number < reader.number)))
         ]
         taken = left[len(left) // 2 :]
@@ -391,9 +394,9 @@ class Claims:
             send()
 
 
-def _check_needs(computation: Computation, indices: Sequence[Index], path: Sequence[tuple[Claim, int]]) -> None:
-    """ValidationError where the ``f`` that make a call, by `path`, are computing one of the windows that it needs."""
-    for claim, thread in path:
+def _check_needs(computation: Computation, indices: Sequence[Index], callers: _Callers) -> None:
+    """ValidationError where one of the ``f`` that make a call is computing one of the windows that it needs."""
+    for claim, thread in callers:
         if claim.workload.computation == computation:
             for index in indices:
                 if claim.is_all_of(thread, index):

@@ -76,11 +76,11 @@ class Result:
         missing[missing] = self.access.absent(self.windows[missing])
         return replace(self, missing=missing, asked=self.asked & missing)
 
-    def deposit(self, places: Sequence[int], outputs: Array) -> int:
-        """Store the windows at some places, as far as the tensor has them; how many it has."""
-        windows = self.windows[places]
+    def deposit(self, positions: Sequence[int], outputs: Array) -> int:
+        """Store the windows at some positions, as far as the tensor has them; how many it has."""
+        windows = self.windows[positions]
         if self.exists is not None:
-            kept = self.exists[places]
+            kept = self.exists[positions]
             # A view where all are kept: a store may work on neighbours at once.
             windows, outputs = windows[kept], outputs if kept.all() else outputs[kept]
         if len(windows):
@@ -162,7 +162,7 @@ def build(wanted: Mapping[Node, IntArray], views: Views) -> list[Workload]:
         windows = reduce(joined, [computation.own(missing) for missing in needs.values()])
         if len(windows):
             results = []
-            for node in nodes if len(nodes) == len(computation.members) else computation.nodes:
+            for node in nodes if len(nodes) == len(computation.tensors) else computation.nodes:
                 _check_computable(node, needs)
                 asked = wanted.get(node) if node in needs else None
                 results.append(_result(node, windows, needs.get(node), asked, views))
@@ -185,7 +185,7 @@ def _missing(node: Node, wanted: Mapping[Node, IntArray], workloads: Sequence[Wo
 
 def _result(node: Node, windows: IntArray, missing: IntArray | None, asked: IntArray | None, views: Views) -> Result:
     own = node.indices(windows)
-    exists = None if len(node.computation.members) == 1 else node.spec.grid.exist(own)
+    exists = None if len(node.computation.tensors) == 1 else node.spec.grid.exist(own)
     return Result(node, views.of(node), own, exists, _among(own, missing), _among(own, asked))
 
 

@@ -28,9 +28,9 @@ class Reader:
     ----------
     number : int
         Reads that began later have larger ones.
-    begun : int
+    deposits_before : int
         How often something had been stored in this process when it began.
-    own_events : int
+    own_deposits : int
         How often it has stored something itself.
     workers : int or None
         On how many threads it runs ``f``; None leaves that to each tensor's store.
@@ -41,8 +41,8 @@ class Reader:
     """
 
     number: int
-    begun: int
-    own_events: int = 0
+    deposits_before: int
+    own_deposits: int = 0
     workers: int | None = None
     stores: dict[int, Contents] = field(default_factory=dict)
     notice: Callable[[Node, int], None] | None = None
@@ -117,7 +117,7 @@ class Views:
     @property
     def moved(self) -> bool:
         """Whether a tensor has been moved to another dtype or device since it was accessed."""
-        return any(node.member.spec is not spec for node, spec, _ in self._opened)
+        return any(node.tensor.spec is not spec for node, spec, _ in self._opened)
 
     def items(self) -> list[tuple[Node, Access]]:
         """The tensors accessed so far."""

@@ -39,12 +39,16 @@ def run(wanted: Mapping[Node, IntArray], views: Views, after: Callable[[int], No
 
 
 def _run(
-    wanted: Mapping[Node, IntArray], views: Views, after: Callable[[int], None] | None = None, *, alone: bool = False
+    wanted: Mapping[Node, IntArray],
+    views: Views,
+    after: Callable[[int], None] | None = None,
+    *,
+    without_waiting: bool = False,
 ) -> None:
     mark = Mark()
     with mark.running:
         try:
-            for depth, stage in CLAIMS.share(build(wanted, views), views.reader, mark, alone=alone):
+            for depth, stage in CLAIMS.share(build(wanted, views), views.reader, mark, without_waiting=without_waiting):
                 for claim in stage.claims:
                     _run_workload(claim)
                 lost = [claim.workload.part(sorted(claim.lost)) for claim in stage.claims if claim.lost]
@@ -59,9 +63,9 @@ def _run(
 def _await(workload: Workload, views: Views) -> None:
     """Return when windows that other reads set out to compute are there; computes what they leave to this one."""
     while len((workload := workload.absent()).windows):
-        mine, alone = CLAIMS.turn(workload, views.reader)
+        mine, without_waiting = CLAIMS.take_or_wait(workload, views.reader)
         if mine:
-            _run(workload.part(mine).wanted, views, alone=alone)
+            _run(workload.part(mine).wanted, views, without_waiting=without_waiting)
 
 
 def _run_workload(claim: Claim) -> None:
@@ -75,23 +79,23 @@ def _run_workload(claim: Claim) -> None:
         _on_threads(min(workers, claim.schedule.calls), torch.no_grad()(partial(_work, claim)))
 
 
-def _work(claim: Claim, goes_on: Callable[[], bool] | None = None) -> None:
+def _work(claim: Claim, may_continue: Callable[[], bool] | None = None) -> None:
     """Compute windows of a claim until none is left; several threads may be at it."""
     token, calls = work_on(claim), Calls(claim)
     try:
         with Deposits(claim) as deposits:
-            while (goes_on is None or goes_on()) and (places := CLAIMS.begin(claim, deposits.begun)):
-                calls.run(places, deposits.put)
+            while (may_continue is None or may_continue()) and (positions := CLAIMS.begin(claim, deposits.begun)):
+                calls.run(positions, deposits.put)
                 deposits.tend()
     finally:
         work_off(token)
 
 
 def _on_threads(count: int, work: Callable[[Callable[[], bool]], None]) -> None:
-    """Run ``work(goes_on)`` on `count` threads at once.
+    """Run ``work(may_continue)`` on `count` threads at once.
 
-    The first error that one of them raises comes through, and so does a Ctrl-C. From then on ``goes_on()`` is false,
-    which must bring the others to an end soon: they are waited for.
+    The first error that one of them raises comes through, and so does a Ctrl-C. From then on ``may_continue()`` is
+    false, which must bring the others to an end soon: they are waited for.
     """
     waiting = Mark()
     with interrupts_shown(), ThreadPoolExecutor(count, thread_name_prefix="infinite_tensor-worker") as pool:
@@ -162,19 +166,19 @@ def run_steps(
         readable: list[int] = []
         while unread and all(map(operator.le, unread[0][1], [computed for _, computed in taken])):
             readable += unread.popleft()[0]
-        let_go = None
+        release = None
         if lifetimes is not None:
-            let_go = partial(_let_go, views, lifetimes, unread[0][0].start if unread else step.stop)
+            release = partial(_release, views, lifetimes, unread[0][0].start if unread else step.stop)
         wanted = {missing.node: windows for missing, (windows, _) in zip(tensors, taken, strict=True)}
         if any(map(len, wanted.values())):
-            run(wanted, views, let_go)
+            run(wanted, views, release)
         for number in readable:
             ready(number)
-        if let_go is not None and lifetimes is not None:
-            let_go(lifetimes.last_depth)
+        if release is not None and lifetimes is not None:
+            release(lifetimes.last_depth)
 
 
-def _let_go(views: Views, lifetimes: Lifetimes, unread: int, depth: int) -> None:
+def _release(views: Views, lifetimes: Lifetimes, unread: int, depth: int) -> None:
     """When all windows at `depth` of a chain are there, release what only they have read, up to a region."""
     for node, access in views.items():
         if lifetimes.read_at(node) <= depth:

@@ -222,7 +222,7 @@ def compute(payload: bytes, place: int, windows: IntArray, workers: int | None) 
     regions = {}
     for node in computation.nodes:
         indices = node.indices(own)
-        if len(computation.members) > 1:
+        if len(computation.tensors) > 1:
             indices = indices[node.spec.grid.exist(indices)]
         if len(indices):
             starts, stops = bounds_of(node.spec.grid.window, indices)

@@ -95,14 +95,14 @@ def _families(boxes: Sequence[Box]) -> list[list[Box]]:
     """Regions, those together whose tensors share some upstream, or read each other."""
     families: list[tuple[set[Computation], list[Box]]] = []
     for box in boxes:
-        chain, members, apart = {node.computation for node in chain_of([box[0]])}, [box], []
+        chain, together, apart = {node.computation for node in chain_of([box[0]])}, [box], []
         for family in families:
             if chain.isdisjoint(family[0]):
                 apart.append(family)
             else:
-                chain, members = chain | family[0], [*family[1], *members]
-        families = [*apart, (chain, members)]
-    return [members for _, members in families]
+                chain, together = chain | family[0], [*family[1], *together]
+        families = [*apart, (chain, together)]
+    return [together for _, together in families]
 
 
 def _passes(boxes: Sequence[Box], max_memory: int | None) -> list[tuple[dict[Node, Bands], int]]:

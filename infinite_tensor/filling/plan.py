@@ -188,12 +188,12 @@ def _named_demand(
     """What becomes of the windows that a computation runs, for a tensor of which some regions are needed."""
     grid, computation, tile_grid = node.spec.grid, node.computation, inventory.layout.grid
     made = node.indices(windows)
-    if len(computation.members) > 1:
+    if len(computation.tensors) > 1:
         made = made[grid.exist(made)]
     covered = bounds_of(grid.window, made)
     starts, stops = covered if regions is None else _concatenated(regions)
     needed = grid.points(starts, stops) if regions is not None else made
-    if len(computation.members) > 1:
+    if len(computation.tensors) > 1:
         needed = unique_points(np.concatenate([needed, made]))
     touched = set(tile_grid.indices(starts, stops))
     into = tile_grid.indices(*covered) if len(made) else []

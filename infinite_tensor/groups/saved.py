@@ -89,7 +89,7 @@ def save_group(members: Members, store: TileStore, group_id: str) -> None:
         raise ValidationError(f"a group is saved in a TileStore, got {store!r}")
     group_id = checked_id(group_id, "group_id")
     for member in members.values():
-        if not node_of(member.tensor).member.named:
+        if not node_of(member.tensor).tensor.named:
             raise ValidationError(
                 f"{show(member.key)} of the group has no tensor_id by which it could be found again: make it with "
                 f"tensor_id=..., or save group.exclude({show(member.key)}) and put it beside what open_group returns"

@@ -195,4 +195,4 @@ class _Saved:
 
 def _given_id(tensor: InfiniteTensor) -> str | None:
     """The id that the user gave it; None for a random one, by which nobody else knows it."""
-    return tensor.tensor_id if node_of(tensor).member.named else None
+    return tensor.tensor_id if node_of(tensor).tensor.named else None

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from infinite_tensor.engine.batching import Batching
-from infinite_tensor.engine.chain import Member
+from infinite_tensor.engine.chain import TensorInStore
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.geometry.points import IntArray
 from infinite_tensor.geometry.window import TensorWindow
@@ -45,8 +45,8 @@ def tensor_of(rows: Rows, count: int) -> InfiniteTensor:
         functions=functions_of(None, None, ()),
     )
     spec = TensorSpec(f"blob-{header.incarnation}-{count}", definition, torch.device("cpu"))
-    member = Member(spec, BlobStore(BlobContents(rows, spec)), named=False)
-    (tensor,) = tensors_of([member], None, Batching.of(None), ())
+    stored = TensorInStore(spec, BlobStore(BlobContents(rows, spec)), named=False)
+    (tensor,) = tensors_of([stored], None, Batching.of(None), ())
     return tensor
 
 
