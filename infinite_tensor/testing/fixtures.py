@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import pytest
 import torch
@@ -12,12 +13,15 @@ from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore
-from infinite_tensor.tilestore.persistent import PersistentTileStore
+from infinite_tensor.tilestore.persistent import PartialTile, PersistentTileStore
 from infinite_tensor.tilestore.persistent.backend import offers
 from infinite_tensor.values.definition import DTYPES, dtype_name
 
 TILE = 5
 WINDOW = TensorWindow((4, 4), stride=3)
+
+Tiles: TypeAlias = dict[Index, torch.Tensor]
+Partials: TypeAlias = dict[Index, PartialTile | None]
 
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=dtype_name)
 
@@ -148,6 +152,24 @@ class BackendTests:
         for name in declared:
             declare(store, name, dtype)
         return store
+
+    def _write(
+        self, location: Any, tiles: Tiles, partials: Partials | None = None, dtype: torch.dtype = torch.float32
+    ) -> None:
+        """Write tiles, and parts of tiles, through a store object that is closed then."""
+        with self._open(location, "t", dtype=dtype) as store:
+            store._write_tiles("t", tiles)
+            store._write_partials("t", partials or {})
+
+    def _tiles(self, location: Any, tiles: Sequence[Index], dtype: torch.dtype = torch.float32) -> list[Any]:
+        """Tiles as a store object reads them that has just been opened."""
+        with self._open(location, "t", dtype=dtype) as store:
+            return list(store._read_tiles("t", tiles))
+
+    def _partials(self, location: Any, tiles: Sequence[Index], dtype: torch.dtype = torch.float32) -> list[Any]:
+        """What is known of incomplete tiles, as a store object reads it that has just been opened."""
+        with self._open(location, "t", dtype=dtype) as store:
+            return list(store._read_partials("t", tiles))
 
     def _open_with(self, method: str, location: Any, *declared: str) -> PersistentTileStore:
         """The same for a test of an optional method, which is skipped where the backend has none."""

@@ -23,17 +23,14 @@ class TileTests(BackendTests):
     def test_tiles_keep_every_bit(self, location: Any, dtype: torch.dtype) -> None:
         """NaN payloads and -0.0 included."""
         tile = pixels(dtype, TILE, TILE)
-        with self._open(location, "t", dtype=dtype) as store:
-            store._write_tiles("t", {(0, 0): tile})
-        with self._open(location, "t", dtype=dtype) as store:
-            (found,) = store._read_tiles("t", [(0, 0)])
+        self._write(location, {(0, 0): tile}, dtype=dtype)
+        (found,) = self._tiles(location, [(0, 0)], dtype=dtype)
         assert same_bits(found, tile)
 
     def test_tiles_come_in_the_order_asked_for(self, location: Any) -> None:
         """Many in one call, with None where there is none."""
         tiles: dict[Index, torch.Tensor] = {(i, -i): pixels(torch.float32, TILE, TILE, seed=i) for i in range(150)}
-        with self._open(location, "t") as store:
-            store._write_tiles("t", tiles)
+        self._write(location, tiles)
         asked = [(i, -i if i % 3 else 1) for i in reversed(range(150))]
         with self._open(location, "t") as store:
             found = store._read_tiles("t", asked)
@@ -42,10 +39,8 @@ class TileTests(BackendTests):
 
     def test_a_tile_of_nothing_but_fill_values_is_there(self, location: Any) -> None:
         """An absent tile and an empty-looking one differ."""
-        with self._open(location, "t") as store:
-            store._write_tiles("t", {(0, 0): torch.zeros(TILE, TILE)})
-        with self._open(location, "t") as store:
-            there, absent = store._read_tiles("t", [(0, 0), (0, 1)])
+        self._write(location, {(0, 0): torch.zeros(TILE, TILE)})
+        there, absent = self._tiles(location, [(0, 0), (0, 1)])
         assert same_bits(there, torch.zeros(TILE, TILE))
         assert absent is None
 
@@ -55,21 +50,17 @@ class TileTests(BackendTests):
         with self._open(location, "t") as store:
             store._write_tiles("t", {(0, 0): torch.zeros(TILE, TILE), (0, 1): tile})
             store._write_tiles("t", {(0, 0): tile})
-        with self._open(location, "t") as store:
-            assert all(same_bits(found, tile) for found in store._read_tiles("t", [(0, 0), (0, 1)]))
+        assert all(same_bits(found, tile) for found in self._tiles(location, [(0, 0), (0, 1)]))
 
     def test_tiles_and_partial_tiles_reach_to_the_limits_of_the_coordinates(self, location: Any) -> None:
         """Pixels from -2**51 to 2**51 - 1, and neighbours are not mixed up."""
         far: list[Index] = [(_FAR - 1, -_FAR), (-_FAR, _FAR - 1), (_FAR - 2, -_FAR), (-1, 0), (0, -1)]
         partial: list[Index] = [(_FAR - 1, _FAR - 1), (-_FAR, -_FAR), (-_FAR, _FAR - 2), (3, 4), (4, 3)]
         tiles = {index: pixels(torch.float32, TILE, TILE, seed=n) for n, index in enumerate(far)}
-        with self._open(location, "t") as store:
-            store._write_tiles("t", tiles)
-            parts = zip(partial, tiles.values(), strict=True)
-            store._write_partials("t", {index: PartialTile(tile, 1) for index, tile in parts})
-        with self._open(location, "t") as store:
-            assert all(map(same_bits, store._read_tiles("t", far), tiles.values()))
-            prefixes = [None if part is None else part.prefix for part in store._read_partials("t", partial)]
+        parts = zip(partial, tiles.values(), strict=True)
+        self._write(location, tiles, {index: PartialTile(tile, 1) for index, tile in parts})
+        assert all(map(same_bits, self._tiles(location, far), tiles.values()))
+        prefixes = [None if part is None else part.prefix for part in self._partials(location, partial)]
         assert all(map(same_bits, prefixes, tiles.values()))
 
     def test_equal_indices_of_two_tensors_do_not_meet(self, location: Any) -> None:
@@ -101,9 +92,8 @@ class TileTests(BackendTests):
         assert tiles[:2] == [None, None]
         assert same_bits(tiles[2], ones)
         assert [None if part is None else part.prefix_length for part in partials] == [None, 3]
-        with self._open(location, "t") as store:
-            assert same_bits(store._read_tiles("t", [(0, 0)])[0], 2 * ones)
-            (begun,) = store._read_partials("t", [(0, 5)])
+        (found,), (begun,) = self._tiles(location, [(0, 0)]), self._partials(location, [(0, 5)])
+        assert same_bits(found, 2 * ones)
         assert begun is not None
         assert begun.prefix_length == 1
 
@@ -115,10 +105,8 @@ class PartialTileTests(BackendTests):
     def test_partial_tiles_keep_every_bit(self, location: Any, dtype: torch.dtype) -> None:
         """Of the prefix and of each piece."""
         prefix, piece, other = (pixels(dtype, *shape) for shape in ((TILE, TILE), (2, 3), (1, 4)))
-        with self._open(location, "t", dtype=dtype) as store:
-            store._write_partials("t", {(0, 0): PartialTile(prefix, 2, {(0, -7): piece, (1, 2**50): other})})
-        with self._open(location, "t", dtype=dtype) as store:
-            found, absent = store._read_partials("t", [(0, 0), (0, 1)])
+        self._write(location, {}, {(0, 0): PartialTile(prefix, 2, {(0, -7): piece, (1, 2**50): other})}, dtype=dtype)
+        found, absent = self._partials(location, [(0, 0), (0, 1)], dtype=dtype)
         assert absent is None
         assert found is not None
         assert found.prefix_length == 2
@@ -134,11 +122,9 @@ class PartialTileTests(BackendTests):
         with self._open(location, "t") as store:
             store._write_partials("t", {(0, 0): PartialTile(pieces={(0, 5): a})})
             store._write_partials("t", {(0, 0): PartialTile(long, 3, {(0, 6): b})})
-        with self._open(location, "t") as store:
-            # Nothing has been read through this object: it must find the end of the log by itself.
-            store._write_partials("t", {(0, 0): PartialTile(short, 1, {(0, 7): c}), (9, 9): PartialTile(short, 1)})
-        with self._open(location, "t") as store:
-            (found,) = store._read_partials("t", [(0, 0)])
+        # Nothing has been read through this object: it must find the end of the log by itself.
+        self._write(location, {}, {(0, 0): PartialTile(short, 1, {(0, 7): c}), (9, 9): PartialTile(short, 1)})
+        (found,) = self._partials(location, [(0, 0)])
         assert found is not None
         assert found.prefix_length == 3
         assert same_bits(found.prefix, long)
@@ -148,12 +134,9 @@ class PartialTileTests(BackendTests):
     def test_a_partial_tile_is_no_complete_one(self, location: Any) -> None:
         """Nor the other way round."""
         ones = torch.ones(TILE, TILE)
-        with self._open(location, "t") as store:
-            store._write_partials("t", {(0, 0): PartialTile(ones, 1)})
-            store._write_tiles("t", {(0, 1): ones})
-        with self._open(location, "t") as store:
-            assert store._read_tiles("t", [(0, 0)]) == [None]
-            assert store._read_partials("t", [(0, 1)]) == [None]
+        self._write(location, {(0, 1): ones}, {(0, 0): PartialTile(ones, 1)})
+        assert self._tiles(location, [(0, 0)]) == [None]
+        assert self._partials(location, [(0, 1)]) == [None]
 
     def test_a_deleted_partial_tile_is_gone_and_can_begin_anew(self, location: Any) -> None:
         """All its parts; those of other tiles stay; one that is not there is no error."""
@@ -168,8 +151,7 @@ class PartialTileTests(BackendTests):
         assert gone is None
         assert kept is not None
         assert kept.prefix_length == 3
-        with self._open(location, "t") as store:
-            (begun,) = store._read_partials("t", [(0, 0)])
+        (begun,) = self._partials(location, [(0, 0)])
         assert begun is not None
         assert begun.prefix is None
         assert begun.pieces.keys() == {(4, 4)}
@@ -186,8 +168,7 @@ class PartialTileTests(BackendTests):
             store._delete_tiles("t", [(0, 0)])
             assert store._read_partials("t", [(0, 0)]) == [None]
             store._write_partials("t", {(0, 0): PartialTile(2 * ones, 1)})
-        with self._open(location, "t") as store:
-            (found,) = store._read_partials("t", [(0, 0)])
+        (found,) = self._partials(location, [(0, 0)])
         assert found is not None
         assert found.prefix_length == 1
         assert same_bits(found.prefix, 2 * ones)
