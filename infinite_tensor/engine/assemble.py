@@ -90,7 +90,7 @@ def _compute(requests: Sequence[tuple[Node, _Parts]], workers: int | None) -> bo
     with Views(CLAIMS.reader(workers)) as views:
         for node, (_, parts) in zip(nodes, requests, strict=True):
             views.of(node)
-            spec, (_, box) = node.spec, parts[0]
+            spec, (_, box) = node.tensor.spec, parts[0]
             if (box.dtype, box.device) != (spec.dtype, spec.device):
                 return False
 
@@ -122,14 +122,12 @@ def _side_by_side(requests: Sequence[tuple[Node, _Parts]]) -> list[_Block]:
 
 
 def _regions(blocks: Sequence[_Block]) -> dict[Node, NumberedRegions]:
-    columns: dict[Node, tuple[list[int], list[Index], list[Index]]] = {}
+    rows: dict[Node, list[tuple[int, Index, Index]]] = {}
     for number, block in enumerate(blocks):
-        numbers, starts, stops = columns.setdefault(block.node, ([], [], []))
-        numbers.append(number)
-        starts.append(block.start)
-        stops.append(block.stop)
+        rows.setdefault(block.node, []).append((number, block.start, block.stop))
     return {
-        node: NumberedRegions(*[np.array(column, dtype=np.int64) for column in own]) for node, own in columns.items()
+        node: NumberedRegions(*[np.array(column, dtype=np.int64) for column in zip(*own, strict=True)])
+        for node, own in rows.items()
     }
 
 

@@ -23,8 +23,7 @@ from infinite_tensor.errors import (
 from infinite_tensor.support.allocation import Array, as_array, new_block, new_tensor
 from infinite_tensor.support.interrupts import running_f
 from infinite_tensor.support.nested import Key, leaves, show
-from infinite_tensor.tilestore.access import Access
-from infinite_tensor.tilestore.contents import Contents
+from infinite_tensor.tilestore.contents import Access, Contents
 from infinite_tensor.values.spec import TensorSpec
 
 _BLOCK_BYTES = 2**21

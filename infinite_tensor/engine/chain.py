@@ -248,33 +248,24 @@ def _upstream_first(roots: Iterable[Node], chosen: Mapping[Node, Node]) -> dict[
     """`consumers_first`, the other way round; where a tensor is in `chosen`, what stands there takes its place."""
     finished: dict[Computation, list[Node]] = {}
     entered: set[Node] = set()
-    for root in roots:
-        if root not in entered:
-            _finish(root, chosen, entered, finished)
-    return finished
-
-
-def _finish(
-    root: Node, chosen: Mapping[Node, Node], entered: set[Node], finished: dict[Computation, list[Node]]
-) -> None:
-    """Walk upstream from `root`; each computation is finished after those that it reads."""
-    stack = [_enter(chosen.get(root, root), entered)]
+    # The tensors of computations that have been entered and not finished, with what is still to be entered for each.
+    stack: list[tuple[list[Node], Iterator[Node]]] = [([], iter(roots))]
     while stack:
-        nodes, inputs = stack[-1]
-        for upstream in inputs:
-            if upstream.node not in entered:
-                stack.append(_enter(chosen.get(upstream.node, upstream.node), entered))
+        nodes, rest = stack[-1]
+        for each in rest:
+            if each not in entered:
+                node = chosen.get(each, each)
+                computation, found = node.computation, [node]
+                if len(computation.tensors) > 1:
+                    found = [beside for beside in computation.nodes if beside not in entered]
+                entered.update(found)
+                stack.append((found, iter([upstream.node for upstream in computation.inputs])))
                 break
         else:
-            finished[nodes[0].computation] = nodes
             stack.pop()
-
-
-def _enter(node: Node, entered: set[Node]) -> tuple[list[Node], Iterator[Input]]:
-    computation = node.computation
-    nodes = [each for each in computation.nodes if each not in entered] if len(computation.tensors) > 1 else [node]
-    entered.update(nodes)
-    return nodes, iter(computation.inputs)
+            if nodes:
+                finished[nodes[0].computation] = nodes
+    return finished
 
 
 def chain_of(roots: Iterable[Node]) -> list[Node]:

@@ -19,7 +19,6 @@ import bisect
 import itertools
 import threading
 import weakref
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
@@ -27,7 +26,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from infinite_tensor.engine.chain import Computation
+from infinite_tensor.engine.chain import Computation, Node
 from infinite_tensor.engine.plan import Workload
 from infinite_tensor.engine.reads import Reader
 from infinite_tensor.errors import ValidationError
@@ -153,14 +152,6 @@ class _Schedule:
         return self._positions[self._bounds[called] : self._bounds[called + 1]]
 
 
-@dataclass
-class Stage:
-    """What a read does at one depth of the chain: compute what it has claimed, then turn to what others have."""
-
-    claims: list[Claim] = field(default_factory=list)
-    others: list[Workload] = field(default_factory=list)
-
-
 _References: TypeAlias = "tuple[tuple[weakref.ref[Claim], int], ...]"
 _Callers: TypeAlias = list[tuple[Claim, int]]
 
@@ -214,18 +205,19 @@ class Claims:
         self._waits: dict[int, _Wait] = {}
         self._deposits = 0
 
-    def reader(self, workers: int | None = None) -> Reader:
-        """A read that begins now, on so many threads."""
+    def reader(self, workers: int | None = None, notice: Callable[[Node, int], None] | None = None) -> Reader:
+        """A read that begins now, on so many threads; see `Reader`."""
         with self._lock:
-            return Reader(next(self._numbers), self._deposits, workers=workers)
+            return Reader(next(self._numbers), self._deposits, workers, notice)
 
     def share(
         self, plan: Sequence[Workload], reader: Reader, mark: Mark, *, without_waiting: bool = False
-    ) -> list[tuple[int, Stage]]:
+    ) -> list[tuple[int, list[Claim], list[Workload]]]:
         """Claim what a plan computes, as far as it is still missing and nobody else computes it.
 
-        Returns the stages in which to carry it out, each with its depth. The claims last while `mark` is under way, and
-        until `release`. `without_waiting`, what this thread has begun, and others that wait, is computed here as well.
+        Returns, for each depth of the chain, the claims, and what others compute. The claims last while `mark` is under
+        way, and until `release`. `without_waiting`, what this thread has begun, and others that wait, is computed here
+        as well.
         """
         callers = _callers()
         if callers:
@@ -243,7 +235,12 @@ class Claims:
             for claim in claims:
                 computation = claim.workload.computation
                 self._active[computation] = [*self._active.get(computation, ()), claim]
-        return _stages(claims, others)
+        stages: dict[int, tuple[list[Claim], list[Workload]]] = {}
+        for claim in claims:
+            stages.setdefault(claim.workload.computation.depth, ([], []))[0].append(claim)
+        for workload in others:
+            stages.setdefault(workload.computation.depth, ([], []))[1].append(workload)
+        return [(depth, *stages[depth]) for depth in sorted(stages)]
 
     def release(self, mark: Mark) -> None:
         """Give up the claims that were made with a mark."""
@@ -404,15 +401,6 @@ def _check_needs(computation: Computation, indices: Sequence[Index], callers: _C
                         f"window {index} of tensor {computation.names} would need itself: it is read by the f that is "
                         "computing it, or by one that this f waits for; have f read other windows, which do not need it"
                     )
-
-
-def _stages(claims: Sequence[Claim], others: Sequence[Workload]) -> list[tuple[int, Stage]]:
-    stages: defaultdict[int, Stage] = defaultdict(Stage)
-    for claim in claims:
-        stages[claim.workload.computation.depth].claims.append(claim)
-    for workload in others:
-        stages[workload.computation.depth].others.append(workload)
-    return sorted(stages.items())
 
 
 CLAIMS = Claims()

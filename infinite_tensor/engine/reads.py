@@ -15,8 +15,7 @@ from typing import Self, TypeVar
 from infinite_tensor.engine.chain import Node
 from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.support.interrupts import enter, store_call
-from infinite_tensor.tilestore.access import Access
-from infinite_tensor.tilestore.contents import Contents
+from infinite_tensor.tilestore.contents import Access, Contents
 from infinite_tensor.values.spec import TensorSpec
 
 
@@ -30,22 +29,22 @@ class Reader:
         Reads that began later have larger ones.
     deposits_before : int
         How often something had been stored in this process when it began.
-    own_deposits : int
-        How often it has stored something itself.
     workers : int or None
         On how many threads it runs ``f``; None leaves that to each tensor's store.
-    stores : dict of int to Contents
-        The stores that it has come to, by their ids.
     notice : callable or None
         ``notice(node, count)`` is told of windows that it has computed and stored, by the thread that did.
+    own_deposits : int
+        How often it has stored something itself.
+    stores : dict of int to Contents
+        The stores that it has come to, by their ids.
     """
 
     number: int
     deposits_before: int
+    workers: int | None
+    notice: Callable[[Node, int], None] | None
     own_deposits: int = 0
-    workers: int | None = None
     stores: dict[int, Contents] = field(default_factory=dict)
-    notice: Callable[[Node, int], None] | None = None
 
 
 T = TypeVar("T")

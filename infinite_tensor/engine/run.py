@@ -20,7 +20,7 @@ from infinite_tensor.engine.plan import Workload, build
 from infinite_tensor.engine.reads import Views
 from infinite_tensor.geometry.points import IntArray, joined
 from infinite_tensor.support.interrupts import Mark, interrupts_shown
-from infinite_tensor.tilestore.access import Access
+from infinite_tensor.tilestore.contents import Access
 
 
 def run(wanted: Mapping[Node, IntArray], views: Views, after: Callable[[int], None] | None = None) -> None:
@@ -48,11 +48,12 @@ def _run(
     mark = Mark()
     with mark.running:
         try:
-            for depth, stage in CLAIMS.share(build(wanted, views), views.reader, mark, without_waiting=without_waiting):
-                for claim in stage.claims:
+            plan = build(wanted, views)
+            for depth, claims, others in CLAIMS.share(plan, views.reader, mark, without_waiting=without_waiting):
+                for claim in claims:
                     _run_workload(claim)
-                lost = [claim.workload.part(sorted(claim.lost)) for claim in stage.claims if claim.lost]
-                for workload in (*stage.others, *lost):
+                lost = [claim.workload.part(sorted(claim.lost)) for claim in claims if claim.lost]
+                for workload in (*others, *lost):
                     _await(workload, views)
                 if after is not None:
                     after(depth)

@@ -35,7 +35,7 @@ from infinite_tensor.geometry.points import Index, IntArray, as_tuples
 from infinite_tensor.geometry.window import WindowGrid, bounds_of, followed, starts_of
 from infinite_tensor.geometry.window_sets import IndexProduct, as_array
 from infinite_tensor.support.interrupts import store_call
-from infinite_tensor.tilestore.access import Access
+from infinite_tensor.tilestore.contents import Access
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -310,11 +310,9 @@ class _Wanted(NamedTuple):
 def _carry_out(chain: Sequence[Node], regions: Mapping[Node, _Wanted], workers: int | None) -> Done:
     """Compute what is missing of regions, and store it."""
     tally = Tally(0, progress=False)
-    reader = CLAIMS.reader(workers)
-    reader.notice = tally.count
     call = store_call()
     try:
-        with call.running, Views(reader) as views:
+        with call.running, Views(CLAIMS.reader(workers, tally.count)) as views:
             call.begin(*[node.contents for node in regions], reads=True)
             missing = {node: _missing(views.of(node), wanted) for node, wanted in regions.items()}
             if any(map(len, missing.values())):

@@ -98,13 +98,14 @@ def cut_into_bands(
     along = max(range(len(tile)), key=lambda d: -(-widths[d] // tile[d]))
     step = [n if d != along else min(n, tile[d]) for d, n in enumerate(widths)]
     while True:
-        thick = max(1, _STEP_BYTES * tile[along] // (math.prod(step) * root.spec.dtype.itemsize) // tile[along])
-        found = Bands(tuple(start), tuple(stop), origin, along, with_entry(step, along, thick * tile[along]))
-        while thick > 1 and held_bytes({root: found}) > most_bytes:
-            thick //= 2
+        thick = max(1, _STEP_BYTES // (math.prod(step) * root.spec.dtype.itemsize))
+        fits = False
+        while thick and not fits:
             found = Bands(tuple(start), tuple(stop), origin, along, with_entry(step, along, thick * tile[along]))
+            fits = held_bytes({root: found}) <= most_bytes
+            thick //= 2
         wide = [d for d in range(len(tile)) if d != along and step[d] > tile[d]]
-        if not wide or (found.band_count >= least_bands and held_bytes({root: found}) <= most_bytes):
+        if not wide or (fits and found.band_count >= least_bands):
             return found
         widest = max(wide, key=lambda d: step[d] // tile[d])
         step[widest] = max(1, step[widest] // tile[widest] // 2) * tile[widest]

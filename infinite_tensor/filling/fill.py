@@ -108,37 +108,29 @@ def _families(boxes: Sequence[Box]) -> list[list[Box]]:
 def _passes(boxes: Sequence[Box], max_memory: int | None) -> list[tuple[dict[Node, Bands], int]]:
     """How regions are worked through: side by side where memory allows it. And how much memory each pass takes."""
     nodes = [node for node, _, _ in boxes]
-    if len(boxes) > 1 and len(set(nodes)) == len(nodes):
-        caches, held = _memory(nodes, max_memory)
-        share = held // len(boxes)
-        cuts = {box[0]: cut_into_bands(*box, share) for box in boxes}
-        most = max(bands.band_count for bands in cuts.values())
-        cuts |= {box[0]: cut_into_bands(*box, share, most) for box in boxes if cuts[box[0]].band_count < most}
-        if all(bands.band_count == most for bands in cuts.values()):
-            needed = held_bytes(cuts)
-            if needed <= held:
-                return [(cuts, needed + caches + _OVERHEAD)]
-    return [_alone(box, max_memory) for box in boxes]
-
-
-def _alone(box: Box, max_memory: int | None) -> tuple[dict[Node, Bands], int]:
-    caches, held = _memory([box[0]], max_memory)
-    cuts = {box[0]: cut_into_bands(*box, held)}
-    needed = held_bytes(cuts)
-    if max_memory is not None and needed > held:
-        raise ValidationError(
-            f"max_memory is {bytes_of(max_memory)}, but the caches of the stores may take {bytes_of(caches)}, a step "
-            f"{bytes_of(needed)}, and what waits to be written {bytes_of(_OVERHEAD)}: allow that much, or give smaller "
-            "tiles or a smaller cache_size_bytes"
-        )
-    return cuts, needed + caches + _OVERHEAD
-
-
-def _memory(nodes: Sequence[Node], max_memory: int | None) -> tuple[int, int]:
-    """What caches may take while some tensors are filled, and what may be held beside them, in bytes."""
     limits = [store.contents.cache_limit for store in _stores_of(chain_of(nodes))]
     caches = sum(_LENT if limit is None else limit for limit in limits)
-    return caches, _DEFAULT_HELD if max_memory is None else max_memory - caches - _OVERHEAD
+    held = _DEFAULT_HELD if max_memory is None else max_memory - caches - _OVERHEAD
+    if len(set(nodes)) == len(nodes):
+        cuts = _cut(boxes, held // len(boxes))
+        even = len({bands.band_count for bands in cuts.values()}) == 1
+        needed = held_bytes(cuts) if even else 0
+        if len(boxes) == 1 and max_memory is not None and needed > held:
+            raise ValidationError(
+                f"max_memory is {bytes_of(max_memory)}, but the caches of the stores may take {bytes_of(caches)}, a "
+                f"step {bytes_of(needed)}, and what waits to be written {bytes_of(_OVERHEAD)}: allow that much, or "
+                "give smaller tiles or a smaller cache_size_bytes"
+            )
+        if len(boxes) == 1 or (even and needed <= held):
+            return [(cuts, needed + caches + _OVERHEAD)]
+    return [found for box in boxes for found in _passes([box], max_memory)]
+
+
+def _cut(boxes: Sequence[Box], most_bytes: int) -> dict[Node, Bands]:
+    """Regions of different tensors, cut into as many bands each, if that can be."""
+    cuts = {box[0]: cut_into_bands(*box, most_bytes) for box in boxes}
+    most = max(bands.band_count for bands in cuts.values())
+    return cuts | {box[0]: cut_into_bands(*box, most_bytes, most) for box in boxes if cuts[box[0]].band_count < most}
 
 
 def _stores_of(nodes: Sequence[Node]) -> list[TileStore]:
@@ -208,10 +200,8 @@ def _fill(cuts: Mapping[Node, Bands], tally: Tally, workers: int | None) -> None
         count = sum(len(band.numbers) for band in rest.values())
         tally.pass_steps(sum(len(band.numbers) for band in bands.values()) - count)
         if count:
-            reader = CLAIMS.reader(workers)
-            reader.notice = tally.count
             call = store_call()
-            with call.running, Views(reader) as views:
+            with call.running, Views(CLAIMS.reader(workers, tally.count)) as views:
                 call.begin(*[node.contents for node in rest], reads=True)
                 steps = [range(at, at + 1) for at in range(count)]
                 run_steps(rest, steps, views, lambda _: tally.pass_steps(1))

@@ -18,7 +18,7 @@ from infinite_tensor.engine.chain import node_of
 from infinite_tensor.engine.lifetimes import Lifetimes, NumberedRegions
 from infinite_tensor.filling.fillable import fill_together, plan_together
 from infinite_tensor.geometry.regions import Selection, parse
-from infinite_tensor.tilestore.access import Access
+from infinite_tensor.tilestore.contents import Access
 from infinite_tensor.tilestore.memory.access import MemoryAccess
 from infinite_tensor.tilestore.memory.contents import MemoryContents
 from infinite_tensor.values.spec import TensorSpec

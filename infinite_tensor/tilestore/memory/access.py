@@ -15,8 +15,8 @@ import torch
 
 from infinite_tensor.geometry.points import UNBOUNDED, Index, IntArray, as_tuples, rows_of
 from infinite_tensor.support.allocation import Array, as_array, copied
-from infinite_tensor.tilestore.access import Access
 from infinite_tensor.tilestore.blended import Blended, BlendedForRead
+from infinite_tensor.tilestore.contents import Access
 from infinite_tensor.tilestore.layout import copy_shared
 from infinite_tensor.tilestore.memory.kept_windows import Held, KeptWindows
 from infinite_tensor.tilestore.memory.window_cache import Row, fold_rows, rows_in

@@ -14,8 +14,7 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window_sets import BoxUnion, pixels_of, tiles_of
 from infinite_tensor.support.allocation import as_array, as_tensor
 from infinite_tensor.support.interrupts import Mark, store_method
-from infinite_tensor.tilestore.access import Access
-from infinite_tensor.tilestore.contents import Contents
+from infinite_tensor.tilestore.contents import Access, Contents
 from infinite_tensor.tilestore.inventory import Dropped, Inventory, TensorInfo
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.lru import check_limit

@@ -18,8 +18,7 @@ from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.window_sets import BoxUnion, pixels_of, tiles_of
 from infinite_tensor.support.allocation import as_array
 from infinite_tensor.support.interrupts import Mark, store_method
-from infinite_tensor.tilestore.access import Access
-from infinite_tensor.tilestore.contents import Contents
+from infinite_tensor.tilestore.contents import Access, Contents
 from infinite_tensor.tilestore.inventory import Damage, Dropped, Inventory, Known, TensorInfo
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.lru import LRU

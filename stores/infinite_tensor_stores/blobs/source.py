@@ -20,8 +20,7 @@ from infinite_tensor.support.allocation import Array
 from infinite_tensor.support.interrupts import Mark
 from infinite_tensor.tensor import InfiniteTensor, tensors_of
 from infinite_tensor.tilestore import TensorInfo, TileStore
-from infinite_tensor.tilestore.access import Access
-from infinite_tensor.tilestore.contents import Contents
+from infinite_tensor.tilestore.contents import Access, Contents
 from infinite_tensor.tilestore.inventory import Dropped, Inventory
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.values.definition import Definition, functions_of
