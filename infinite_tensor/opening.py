@@ -162,7 +162,10 @@ def reduced(tensor: InfiniteTensor) -> tuple[Callable[..., InfiniteTensor], tupl
         if _tensor_key(each) not in numbers:
             for own in computation.tensors:
                 numbers[id(own)] = len(numbers)
-            stored = [TensorInStore(own.contents.placed(own.spec), own.store, own.named) for own in computation.tensors]
+            stored = [
+                TensorInStore(own.contents.with_tile_size(own.spec), own.store, own.named)
+                for own in computation.tensors
+            ]
             args = tuple(numbers[_tensor_key(arg)] for arg in each.args)
             parts.append(_PickledComputation(tuple(stored), each.batch_size, each.f, args, type(each)))
     return _rebuilt, (parts, numbers[_tensor_key(tensor)])

@@ -189,7 +189,7 @@ class _Stream:
 
     def __init__(self, node: Node, workers: int | None) -> None:
         self._node = node
-        self._accesses = Views(CLAIMS.reader(workers))
+        self._views = Views(CLAIMS.reader(workers))
         # Each with the number of windows that must be there for it.
         self._waiting: deque[tuple[Selection, int]] = deque()
         self._waiting_bytes = 0
@@ -202,7 +202,7 @@ class _Stream:
         with call.running:
             call.begin(self._node.contents, reads=True)
             self._node.contents.flush_if_requested()
-            missing = self._accesses.of(self._node).add(np.array([selection.start]), np.array([selection.stop]))
+            missing = self._views.of(self._node).add(np.array([selection.start]), np.array([selection.stop]))
             self._pending = joined(self._pending, missing)
             self._waiting.append((selection, self._done + len(self._pending)))
             self._waiting_bytes += math.prod(selection.shape) * self._node.spec.dtype.itemsize
@@ -225,14 +225,14 @@ class _Stream:
         with contextlib.suppress(StoreError), call.running:
             # A stream that was dropped may be closed in the middle of anything; what it holds then goes with it.
             call.begin(self._node.contents)
-            self._accesses.close()
+            self._views.close()
 
     def _compute(self, count: int) -> None:
         """Run the next windows, which holds nothing of the tensors upstream between the batches."""
         windows = self._pending[:count]
         if len(windows):
-            with Views(self._accesses.reader) as views:
-                views.lend(self._node, self._accesses.of(self._node))
+            with Views(self._views.reader) as views:
+                views.lend(self._node, self._views.of(self._node))
                 run({self._node: windows}, views)
         self._pending, self._done = self._pending[count:], self._done + count
 
@@ -240,7 +240,7 @@ class _Stream:
         """Read the leading selections whose windows are all done, and release what only they needed."""
         if not self._waiting or self._waiting[0][1] > self._done:
             return []
-        access, results = self._accesses.of(self._node), []
+        access, results = self._views.of(self._node), []
         while self._waiting and self._waiting[0][1] <= self._done:
             selection, _ = self._waiting.popleft()
             box = new_result(selection.shape, self._node.spec.dtype, self._node.spec.device, IN_PARTS)

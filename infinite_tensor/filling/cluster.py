@@ -130,9 +130,9 @@ class _Tasks:
     def _submit(self, work: Callable[..., Done], node: Node, part: Any) -> Future[Done]:
         # The dashboard goes by what stands before the last hyphen.
         key = f"{work.__name__} {node.spec.tensor_id}".replace("-", "_") + f"-{self._name}{next(self._numbers)}"
-        place = self._chain.index(node)
+        position = self._chain.index(node)
         return self._client.submit(
-            work, self._payload, place, part, self._workers, key=key, pure=False, retries=_RETRIES
+            work, self._payload, position, part, self._workers, key=key, pure=False, retries=_RETRIES
         )
 
     def _note(self, done: Done) -> None:
@@ -143,8 +143,8 @@ class _Tasks:
 
     def reports(self) -> Iterator[TensorReport]:
         """What has been done so far, per tensor."""
-        for place, node in enumerate(self._chain):
-            tiles, nbytes = (sum(written[place][at] for written in self._written.values()) for at in (0, 1))
+        for position, node in enumerate(self._chain):
+            tiles, nbytes = (sum(written[position][at] for written in self._written.values()) for at in (0, 1))
             yield TensorReport(node.spec.tensor_id, self._tally.windows[node], tiles, nbytes)
 
     def __enter__(self) -> Self:
@@ -211,13 +211,13 @@ class Done:
     written: list[tuple[int, int]]
 
 
-def compute(payload: bytes, place: int, windows: IntArray, workers: int | None) -> Done:
+def compute(payload: bytes, position: int, windows: IntArray, workers: int | None) -> Done:
     """Compute and store those windows of one tensor that are missing: indices of shape (N, ndim).
 
     What the same ``f`` computes beside it is stored as well, even if a worker was lost that had stored only the one.
     """
     chain = _unpickled(payload)
-    computation = chain[place].computation
+    computation = chain[position].computation
     own = computation.own(windows)
     regions = {}
     for node in computation.nodes:
@@ -231,13 +231,13 @@ def compute(payload: bytes, place: int, windows: IntArray, workers: int | None) 
     return _carry_out(chain, regions, workers) if regions else _done(chain, Counter())
 
 
-def complete(payload: bytes, place: int, tiles: Sequence[Index], workers: int | None) -> Done:
+def complete(payload: bytes, position: int, tiles: Sequence[Index], workers: int | None) -> Done:
     """Put together tiles of one tensor whose parts several tasks have stored."""
     chain = _unpickled(payload)
-    layout = chain[place].contents.layout(chain[place].spec)
+    layout = chain[position].contents.layout(chain[position].spec)
     starts = np.array([layout.start(tile) for tile in tiles], dtype=np.int64)
     stops = np.array([layout.stop(tile) for tile in tiles], dtype=np.int64)
-    return _carry_out(chain, {chain[place]: _Wanted(starts, stops, None)}, workers)
+    return _carry_out(chain, {chain[position]: _Wanted(starts, stops, None)}, workers)
 
 
 def parts_of(demand: Demand, threads: int) -> Iterator[IntArray]:

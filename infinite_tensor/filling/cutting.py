@@ -117,7 +117,7 @@ def side_by_side(cuts: Mapping[Node, Bands]) -> Iterator[dict[Node, NumberedRegi
     Their steps are numbered by how far they are along the band.
     """
     for bands in zip(*cuts.values(), strict=True):
-        begins = [_progress(band, each.along) for band, each in zip(bands, cuts.values(), strict=True)]
+        begins = [_how_far(band, each.along) for band, each in zip(bands, cuts.values(), strict=True)]
         numbers = np.empty(sum(map(len, begins)), dtype=np.int64)
         numbers[np.argsort(np.concatenate(begins), kind="stable")] = np.arange(len(numbers))
         of_each = np.split(numbers, np.cumsum([len(begin) for begin in begins])[:-1])
@@ -127,11 +127,11 @@ def side_by_side(cuts: Mapping[Node, Bands]) -> Iterator[dict[Node, NumberedRegi
         }
 
 
-def _progress(band: NumberedRegions, along: int) -> FloatArray:
+def _how_far(band: NumberedRegions, along: int) -> FloatArray:
     """Where each step begins: 0 is where the band does, 1 where it ends."""
     first, last = band.starts[0, along], band.stops[-1, along]
-    progress: FloatArray = (band.starts[:, along] - first) / (last - first)
-    return progress
+    how_far: FloatArray = (band.starts[:, along] - first) / (last - first)
+    return how_far
 
 
 def held_bytes(cuts: Mapping[Node, Bands]) -> int:

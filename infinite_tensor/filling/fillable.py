@@ -228,9 +228,7 @@ def _job(requests: Requests, max_memory: object, shard: object) -> Job:
 def _checked_shard(shard: object) -> tuple[int, int] | None:
     if shard is None:
         return None
-    numbers = [as_index(number) for number in shard] if isinstance(shard, tuple | list) else []
-    if len(numbers) == 2 and None not in numbers:
-        rank, count = numbers
-        if rank is not None and count is not None and 0 <= rank < count:
+    match [as_index(number) for number in shard] if isinstance(shard, tuple | list) else []:
+        case [int(rank), int(count)] if 0 <= rank < count:
             return rank, count
     raise ValidationError(f"shard must be (rank, world_size) with 0 <= rank < world_size, got {shard!r}")

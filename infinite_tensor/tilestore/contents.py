@@ -155,7 +155,7 @@ class Contents(ABC):
             If its id is taken by a tensor with another definition.
         """
 
-    def placed(self, spec: TensorSpec) -> TensorSpec:
+    def with_tile_size(self, spec: TensorSpec) -> TensorSpec:
         """`spec` with the tiles that the tensor has here, so that another store object gives it the same."""
         return spec
 

@@ -105,20 +105,18 @@ class MemoryContents(Contents):
         with self.lock:
             if self.closed or not kept.keeps(spec):
                 return False
-            grid, stop = spec.grid, list(map(operator.add, start, out.shape))
-            if grid.overlap_free:
-                found = rows_in(grid.box(start, stop), kept.windows.finder(spec.tensor_id))
+            rows = tiles = None
+            stop = list(map(operator.add, start, out.shape))
+            if spec.grid.overlap_free:
+                rows = rows_in(spec.grid.box(start, stop), kept.windows.finder(spec.tensor_id))
             else:
                 layout = kept.layout(spec)
-                blocks = kept.blended.all_in(spec.tensor_id, layout.box(start, stop))
-                found = None
-        if grid.overlap_free:
-            if found is not None:
-                fold_rows(spec, found, as_array(out), start)
-            return found is not None
-        if blocks is not None:
-            layout.copy(blocks, as_array(out), start)
-        return blocks is not None
+                tiles = kept.blended.all_in(spec.tensor_id, layout.box(start, stop))
+        if rows is not None:
+            fold_rows(spec, rows, as_array(out), start)
+        elif tiles is not None:
+            layout.copy(tiles, as_array(out), start)
+        return rows is not None or tiles is not None
 
     @store_method
     def migrate(self, spec: TensorSpec, moved: TensorSpec) -> None:

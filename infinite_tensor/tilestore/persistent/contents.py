@@ -97,7 +97,7 @@ class PersistentContents(Contents):
             record = self.registry.record_of(spec)
             warn_of_changes(spec.tensor_id, record.functions, spec.definition.functions, self)
 
-    def placed(self, spec: TensorSpec) -> TensorSpec:
+    def with_tile_size(self, spec: TensorSpec) -> TensorSpec:
         """`spec` with the tile size that it was given, here or by this store."""
         with self.lock:
             return replace(spec, tile_size=self.registry.given_tile(spec))
