@@ -24,6 +24,7 @@ from infinite_tensor.geometry.regions import Selection
 from infinite_tensor.geometry.window import TensorWindow, followed
 from infinite_tensor.support.allocation import IN_PARTS, new_result
 from infinite_tensor.support.interrupts import store_call
+from infinite_tensor.values.spec import TensorSpec
 
 _BLOCK_BYTES = 16 * 2**20
 """A larger read is carried out block by block, so that upstream windows are released early."""
@@ -63,14 +64,16 @@ def read_together(
 
 _Parts: TypeAlias = list[tuple[Selection, torch.Tensor]]
 """Selections of one tensor, each with the block that it is to be read into."""
+_Request: TypeAlias = tuple[Node, TensorSpec, _Parts]
+"""What is to be read of a tensor, and what it was when the blocks were allocated."""
 
 
 def _looked_up(
     requests: Sequence[tuple[Node, Sequence[Selection]]],
-) -> tuple[list[_Parts], list[tuple[Node, _Parts]]]:
+) -> tuple[list[_Parts], list[_Request]]:
     """The results, with what stores have in memory; and those parts of them that are still to be read."""
     read: list[_Parts] = []
-    absent: list[tuple[Node, _Parts]] = []
+    absent: list[_Request] = []
     for node, wanted in requests:
         spec, contents = node.spec, node.contents
         if contents.flush_requested:
@@ -79,19 +82,18 @@ def _looked_up(
         read.append(parts)
         missing = [(each, box) for each, box in parts if box.numel() and not contents.serve(spec, each.start, box)]
         if missing:
-            absent.append((node, missing))
+            absent.append((node, spec, missing))
     return read, absent
 
 
-def _compute(requests: Sequence[tuple[Node, _Parts]], workers: int | None) -> bool:
+def _compute(requests: Sequence[_Request], workers: int | None) -> bool:
     """Read what is not in memory. False where a tensor has been moved meanwhile, so that all must be read again."""
-    nodes = resolved([node for node, _ in requests])
-    blocks = _side_by_side([(node, parts) for node, (_, parts) in zip(nodes, requests, strict=True)])
+    nodes = resolved([node for node, _, _ in requests])
+    blocks = _side_by_side([(node, parts) for node, (_, _, parts) in zip(nodes, requests, strict=True)])
     with Views(CLAIMS.reader(workers)) as views:
-        for node, (_, parts) in zip(nodes, requests, strict=True):
+        for node, (given, spec, _) in zip(nodes, requests, strict=True):
             views.of(node)
-            spec, (_, box) = node.tensor.spec, parts[0]
-            if (box.dtype, box.device) != (spec.dtype, spec.device):
+            if given.tensor.spec is not spec:
                 return False
 
         def read_block(number: int) -> None:

@@ -20,6 +20,9 @@ from infinite_tensor import (
     ValidationError,
     ZarrTileStore,
 )
+from infinite_tensor.engine.assemble import read_together
+from infinite_tensor.engine.chain import node_of
+from infinite_tensor.geometry.regions import parse
 from infinite_tensor.tilestore.memory.contents import MemoryContents
 from infinite_tensor.values.spec import TensorSpec
 
@@ -153,6 +156,19 @@ def test_one_id_on_two_devices_is_refused_and_pointed_to_move() -> None:
     made(Typed(), store, tensor_id="t")
     with pytest.raises(ValidationError, match=r"kept on cpu, given meta; move it with tensor.to"):
         made(Typed(), store, tensor_id="t", device="meta")
+
+
+def test_one_stored_tensor_is_read_on_two_devices_at_once(tmp_path: Path) -> None:
+    store, f = ZarrTileStore(tmp_path / "s", tile_size=8), Typed()
+    here = made(f, store, tensor_id="t")
+    here[0:8]
+    store.flush()
+    # It has no f of its own, so that the one here computes for it.
+    elsewhere = store.open("t", device="meta")
+    selection = parse(slice(0, 16), (None,))
+    (first,), (second,) = read_together([(node_of(tensor), [selection]) for tensor in (elsewhere, here)])
+    assert (first.device.type, second.tolist()) == ("meta", [x // 4 + 0.5 for x in range(16)])
+    assert f.calls == 4
 
 
 class MovedInBetween(MemoryContents):
