@@ -484,10 +484,12 @@ def test_an_f_may_read_windows_that_lie_in_the_same_call(tmp_path: Path, kind: s
     assert torch.equal(started(lambda: t.read(slice(0, 90), workers=workers)).result(LIMIT), alone[0:90])
 
 
+@pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("batch_size", [2, (1, 2, 4), 8])
-def test_windows_of_one_call_that_need_each_other_are_an_error(batch_size: Any) -> None:
+def test_windows_of_one_call_that_need_each_other_are_an_error(batch_size: Any, at_once: bool) -> None:
     def f(indices: list[Index]) -> list[torch.Tensor]:
-        return [t[x ^ 1 : (x ^ 1) + 1] for (x,) in indices]
+        others = [slice(x ^ 1, (x ^ 1) + 1) for (x,) in indices]
+        return list(t[others]) if at_once else [t[other] for other in others]
 
     t = InfiniteTensor((None,), f, TensorWindow((1,)), batch_size=batch_size, tensor_id="snake")
     with pytest.raises(ValidationError, match=r"window \([01],\) of tensor 'snake' would need itself"):

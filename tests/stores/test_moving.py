@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +194,40 @@ def test_a_read_of_a_tensor_that_is_moved_in_between_gives_what_it_has_become(dt
     found = t[2:12]
     assert found.dtype == t.dtype == dtypes[1]
     assert found.tolist() == [0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
+
+
+def test_a_read_of_a_tensor_that_is_moved_while_f_runs_begins_again() -> None:
+    calls: list[tuple[int, ...]] = []
+
+    def f(ctx: tuple[int, ...]) -> torch.Tensor:
+        calls.append(ctx)
+        if len(calls) == 1:
+            with ThreadPoolExecutor(1) as other:
+                other.submit(t.to, torch.float64).result()
+        return torch.full((4,), float(ctx[0]), dtype=t.dtype)
+
+    t = made(f)
+    found = t[2:6]
+    assert (found.dtype, found.tolist()) == (torch.float64, [0, 0, 1, 1])
+    assert calls == [(0,), (0,), (1,)]
+
+
+def test_no_read_begins_in_the_middle_of_a_move() -> None:
+    reads: list[Future[torch.Tensor]] = []
+
+    class ReadMeanwhile(MemoryContents):
+        def migrate(self, spec: TensorSpec, moved: TensorSpec) -> None:
+            super().migrate(spec, moved)
+            reads.append(other.submit(lambda: t[2:6]))
+            # It waits for the end of the move; otherwise it ends by now.
+            wait(reads, timeout=0.5)
+
+    with ThreadPoolExecutor(1) as other:
+        t = made(lambda ctx: torch.full((4,), float(ctx[0])), TileStore(ReadMeanwhile(None, None)))
+        t[0:8]
+        t.to(torch.float64)
+        found = reads[0].result()
+    assert (found.dtype, found.tolist()) == (torch.float64, [0, 0, 1, 1])
 
 
 def test_reads_beside_moves_succeed() -> None:
