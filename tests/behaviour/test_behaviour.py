@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from infinite_tensor import (
     sl,
 )
 from infinite_tensor.engine.chain import node_of
+from tests.support.counting import Counted
 from tests.support.interpreters import run
 
 STORES: dict[str, Callable[[Path], TileStore]] = {
@@ -44,17 +46,15 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> TileStore:
     return STORES[request.param](tmp_path)
 
 
-class Counted:
-    """A function of the window index, and of its args, that remembers its calls."""
+@dataclass(frozen=True)
+class Ramp:
+    """A function of the window index, and of the middle of its args."""
 
-    def __init__(self, size: tuple[int, ...], dtype: torch.dtype = torch.float32, crop: int = 0) -> None:
-        self.size = size
-        self.dtype = dtype
-        self.crop = crop
-        self.calls: list[tuple[int, ...]] = []
+    size: tuple[int, ...] = (4, 4)
+    dtype: torch.dtype = torch.float32
+    crop: int = 0
 
     def __call__(self, ctx: tuple[int, ...], *args: torch.Tensor) -> torch.Tensor:
-        self.calls.append(ctx)
         value = torch.arange(math.prod(self.size), dtype=torch.float32).reshape(self.size) + sum(
             n * 10.0**d for d, n in enumerate(ctx)
         )
@@ -71,7 +71,7 @@ def blurred(source: InfiniteTensor, f: Counted, store: TileStore, **options: Any
 
 
 def test_only_windows_that_intersect_the_region_run_and_each_once(store: TileStore) -> None:
-    f = Counted((4, 4))
+    f = Counted(Ramp())
     t = InfiniteTensor((None, None), f, TensorWindow((4, 4)), tile_store=store)
     t[-1:5, 3:9]
     assert sorted(f.calls) == [(y, x) for y in (-1, 0, 1) for x in (0, 1, 2)]
@@ -80,7 +80,7 @@ def test_only_windows_that_intersect_the_region_run_and_each_once(store: TileSto
 
 
 def test_every_kind_of_region_reads_the_same_pixels(store: TileStore) -> None:
-    t = InfiniteTensor((None, 12), Counted((4, 4)), TensorWindow((4, 4), stride=2), tile_store=store)
+    t = InfiniteTensor((None, 12), Counted(Ramp()), TensorWindow((4, 4), stride=2), tile_store=store)
     pixels = t[-10:20].numpy()
     at = 10
     for region, expected in [
@@ -96,7 +96,7 @@ def test_every_kind_of_region_reads_the_same_pixels(store: TileStore) -> None:
 
 
 def test_an_empty_region_computes_nothing(store: TileStore) -> None:
-    f = Counted((4, 4))
+    f = Counted(Ramp())
     t = InfiniteTensor((None, 8), f, TensorWindow((4, 4)), tile_store=store)
     assert t[3:3].shape == (0, 8)
     assert t[5:2, 20:].shape == (0, 0)
@@ -105,7 +105,7 @@ def test_an_empty_region_computes_nothing(store: TileStore) -> None:
 
 
 def test_a_list_of_regions_shares_its_windows(store: TileStore) -> None:
-    f = Counted((4, 4))
+    f = Counted(Ramp())
     t = InfiniteTensor((None, None), f, TensorWindow((4, 4)), tile_store=store)
     one, other = t[[sl[0:4, 0:6], sl[2, 4:8]]]
     assert (one.shape, other.shape) == ((4, 6), (4,))
@@ -132,7 +132,7 @@ def test_batches_reach_through_a_chain(store: TileStore) -> None:
         return [torch.full((4, 4), float(y + x)) for y, x in contexts]
 
     base = InfiniteTensor((None, None), source, TensorWindow((4, 4)), tile_store=store, batch_size=(1, 8))
-    blurred(base, Counted((4, 4), crop=1), store)[0:8, 0:8]
+    blurred(base, Counted(Ramp(crop=1)), store)[0:8, 0:8]
     assert sizes == [8, 8]
 
 
@@ -162,10 +162,10 @@ def test_iter_regions_draws_no_further_than_it_must(store: TileStore) -> None:
 
 
 def test_a_diamond_runs_its_shared_source_once(store: TileStore) -> None:
-    f = Counted((4, 4))
+    f = Counted(Ramp())
     base = InfiniteTensor((None, None), f, TensorWindow((4, 4)), tile_store=store)
-    left = blurred(base, Counted((4, 4), crop=1), store)
-    right = blurred(base, Counted((4, 4), crop=1), store)
+    left = blurred(base, Counted(Ramp(crop=1)), store)
+    right = blurred(base, Counted(Ramp(crop=1)), store)
     both = InfiniteTensor(
         (None, None),
         lambda _ctx, a, b: a - b,
@@ -195,7 +195,7 @@ def test_a_chain_across_stores_dtypes_and_resolutions(store: TileStore) -> None:
 
 
 def test_a_chain_two_hundred_deep(store: TileStore) -> None:
-    t = InfiniteTensor((None, None), Counted((4, 4)), TensorWindow((4, 4)), tile_store=store, tensor_id="source")
+    t = InfiniteTensor((None, None), Counted(Ramp()), TensorWindow((4, 4)), tile_store=store, tensor_id="source")
     first = t[0:4, 0:4]
     for _ in range(200):
         t = InfiniteTensor(
@@ -213,7 +213,7 @@ def test_overlaps_blend_in_window_order_whatever_the_order_of_reads(store: TileS
     def make(where: TileStore) -> InfiniteTensor:
         return InfiniteTensor(
             (None, None),
-            Counted((4, 4)),
+            Counted(Ramp()),
             TensorWindow((4, 4), stride=2),
             blend=lambda a, b: a * 0.5 + b,
             blend_init=1.5,
@@ -228,7 +228,7 @@ def test_overlaps_blend_in_window_order_whatever_the_order_of_reads(store: TileS
 
 
 def test_pixels_that_no_window_covers_are_blend_init(store: TileStore) -> None:
-    f = Counted((2, 2))
+    f = Counted(Ramp((2, 2)))
     gaps = TensorWindow((2, 2), stride=5)
     zero = InfiniteTensor((None, 7), f, gaps, tile_store=store)
     seven = InfiniteTensor((None, 7), f, gaps, tile_store=store, blend_init=7)
@@ -252,7 +252,7 @@ def test_results_alias_nothing(store: TileStore) -> None:
 
 def test_an_f_that_writes_into_its_arg_harms_nothing(store: TileStore) -> None:
     base = InfiniteTensor((None, None), lambda _ctx: torch.ones(4, 4), TensorWindow((4, 4)), tile_store=store)
-    spoilt = blurred(base, Counted((4, 4)), store)
+    spoilt = blurred(base, Counted(Ramp()), store)
     node_of(spoilt).computation.f = lambda _ctx, a: a.mul_(5)[1:-1, 1:-1]
     assert spoilt[0:4, 0:4].unique().tolist() == [5]
     assert base[-4:8, -4:8].unique().tolist() == [1]
@@ -273,12 +273,13 @@ def test_no_gradient_is_recorded(store: TileStore) -> None:
 
 
 def test_what_f_raises_comes_through_with_tensor_and_window_and_earlier_windows_stay(store: TileStore) -> None:
-    good = Counted((4, 4))
+    good = Counted(Ramp())
 
     def f(ctx: tuple[int, int]) -> torch.Tensor:
         if ctx == (0, 2) and failing:
             raise KeyError("no data")
-        return good(ctx)
+        window: torch.Tensor = good(ctx)
+        return window
 
     failing = True
     t = InfiniteTensor((None, None), f, TensorWindow((4, 4)), tile_store=store, tensor_id="brittle")
@@ -332,7 +333,7 @@ def test_what_a_batched_f_returns_is_checked_and_nothing_of_it_is_stored(
 
 
 def test_clear_cache_forgets_only_what_can_be_had_again(store: TileStore) -> None:
-    f = Counted((4, 4))
+    f = Counted(Ramp())
     t = InfiniteTensor((None, None), f, TensorWindow((4, 4), stride=3), tile_store=store, tensor_id="t")
     before = t[0:6, 0:6]
     calls = len(f.calls)
@@ -342,7 +343,7 @@ def test_clear_cache_forgets_only_what_can_be_had_again(store: TileStore) -> Non
 
 
 def test_a_cleared_tensor_starts_empty(store: TileStore) -> None:
-    f = Counted((4, 4))
+    f = Counted(Ramp())
     t = InfiniteTensor((None, None), f, TensorWindow((4, 4)), tile_store=store, tensor_id="t")
     t[0:4, 0:4]
     store.clear_tensor("t")
@@ -355,7 +356,7 @@ def test_a_cleared_tensor_starts_empty(store: TileStore) -> None:
 
 def test_an_id_is_taken_only_by_an_equal_tensor(store: TileStore) -> None:
     def make(**options: Any) -> InfiniteTensor:
-        return InfiniteTensor((None, None), Counted((4, 4)), TensorWindow((4, 4)), tile_store=store, **options)
+        return InfiniteTensor((None, None), Counted(Ramp()), TensorWindow((4, 4)), tile_store=store, **options)
 
     make(tensor_id="t", version={"seed": 1, "sea": 0.5})
     make(tensor_id="t", version={"seed": 1, "sea": 0.5})
@@ -366,15 +367,15 @@ def test_an_id_is_taken_only_by_an_equal_tensor(store: TileStore) -> None:
 
 
 def test_one_store_serves_tensors_of_any_shape(store: TileStore) -> None:
-    finite = InfiniteTensor((3, 5), Counted((3, 5)), TensorWindow((3, 5)), tile_store=store, tensor_id="finite")
-    mixed = InfiniteTensor((None, 2, None), Counted((4, 2, 4)), TensorWindow((4, 2, 4)), tile_store=store)
+    finite = InfiniteTensor((3, 5), Counted(Ramp((3, 5))), TensorWindow((3, 5)), tile_store=store, tensor_id="finite")
+    mixed = InfiniteTensor((None, 2, None), Counted(Ramp((4, 2, 4))), TensorWindow((4, 2, 4)), tile_store=store)
     assert finite[...].shape == (3, 5)
     assert mixed[0:5, :, -3:1].shape == (5, 2, 4)
     assert len(store.tensor_ids()) == 2
 
 
 def test_open_gives_the_tensor_back_from_its_id(store: TileStore) -> None:
-    f = Counted((4, 4))
+    f = Counted(Ramp())
     InfiniteTensor(
         (None, None), f, TensorWindow((4, 4), stride=2), tile_store=store, tensor_id="t", blend=torch.maximum
     )[0:8, 0:8]
@@ -386,7 +387,7 @@ def test_open_gives_the_tensor_back_from_its_id(store: TileStore) -> None:
 
 
 def test_a_closed_store_says_so_and_with_opens_it_again(store: TileStore) -> None:
-    t = InfiniteTensor((None, None), Counted((4, 4)), TensorWindow((4, 4)), tile_store=store, tensor_id="t")
+    t = InfiniteTensor((None, None), Counted(Ramp()), TensorWindow((4, 4)), tile_store=store, tensor_id="t")
     expected = t[0:6, 0:6]
     store.close()
     store.close()
@@ -400,13 +401,13 @@ def test_a_closed_store_says_so_and_with_opens_it_again(store: TileStore) -> Non
 
 
 def test_leaving_a_tensor_flushes_but_leaves_the_store_open(store: TileStore) -> None:
-    with InfiniteTensor((None, None), Counted((4, 4)), TensorWindow((4, 4)), tile_store=store) as t:
+    with InfiniteTensor((None, None), Counted(Ramp()), TensorWindow((4, 4)), tile_store=store) as t:
         t[0:4, 0:4]
     assert t[0:4, 0:4].shape == (4, 4)
 
 
 def test_large_coordinates_stay_exact(store: TileStore) -> None:
-    f = Counted((4, 4), dtype=torch.int64)
+    f = Counted(Ramp(dtype=torch.int64))
     t = InfiniteTensor(
         (None, None), lambda ctx: f(ctx) * 0 + ctx[0] * 4, TensorWindow((4, 4)), dtype=torch.int64, tile_store=store
     )
@@ -419,7 +420,7 @@ def test_large_coordinates_stay_exact(store: TileStore) -> None:
 
 
 def test_an_arg_window_that_leaves_a_finite_dimension_is_refused_as_soon_as_it_is_known(store: TileStore) -> None:
-    base = InfiniteTensor((8, None), Counted((8, 4)), TensorWindow((8, 4)), tile_store=store, tensor_id="base")
+    base = InfiniteTensor((8, None), Counted(Ramp((8, 4))), TensorWindow((8, 4)), tile_store=store, tensor_id="base")
 
     def make(window: TensorWindow, shape: tuple[int | None, ...] = (8, None)) -> InfiniteTensor:
         return InfiniteTensor(
@@ -435,18 +436,18 @@ def test_an_arg_window_that_leaves_a_finite_dimension_is_refused_as_soon_as_it_i
 
 
 def test_protocols_name_the_unbounded_dimension(store: TileStore) -> None:
-    t = InfiniteTensor((3, None), Counted((3, 4)), TensorWindow((3, 4)), tile_store=store)
+    t = InfiniteTensor((3, None), Counted(Ramp((3, 4))), TensorWindow((3, 4)), tile_store=store)
     assert len(t) == 3
     for use in (iter, np.asarray, lambda t: 1.0 in t):
         with pytest.raises(TypeError, match="dimension 1 is unbounded"):
             use(t)
-    u = InfiniteTensor((None, 3), Counted((4, 3)), TensorWindow((4, 3)), tile_store=store)
+    u = InfiniteTensor((None, 3), Counted(Ramp((4, 3))), TensorWindow((4, 3)), tile_store=store)
     with pytest.raises(TypeError, match="dimension 0 is unbounded"):
         len(u)
 
 
 def test_a_finite_tensor_is_a_sequence_and_an_array(store: TileStore) -> None:
-    t = InfiniteTensor((2, 4), Counted((2, 4)), TensorWindow((2, 4)), tile_store=store)
+    t = InfiniteTensor((2, 4), Counted(Ramp((2, 4))), TensorWindow((2, 4)), tile_store=store)
     assert [row.tolist() for row in t] == np.asarray(t).tolist() == t[...].tolist()
     assert 5.0 in t
     assert -1.0 not in t
@@ -457,7 +458,7 @@ def test_another_process_finds_everything_again(tmp_path: Path) -> None:
     for name in ("zarr", "hdf5"):
         with STORES[name](tmp_path) as store:
             t = InfiniteTensor(
-                (None, None), Counted((4, 4)), TensorWindow((4, 4), stride=3), tile_store=store, tensor_id="t"
+                (None, None), Counted(Ramp()), TensorWindow((4, 4), stride=3), tile_store=store, tensor_id="t"
             )
             expected = t[-5:9, 0:9]
         target = next(path for path in tmp_path.iterdir() if path.suffix in (".zarr", ".h5"))

@@ -27,6 +27,7 @@ from infinite_tensor import (
     ValidationError,
     sl,
 )
+from tests.support.counting import Counted
 from tests.support.reference import Index
 
 
@@ -287,12 +288,7 @@ class TestGroup:
         assert torch.equal(batch["image"][2], dataset[2]["image"])
 
     def test_what_tensors_share_runs_once_for_a_batch(self, kind: Kind) -> None:
-        calls = []
-
-        def f(ctx: Index) -> torch.Tensor:
-            calls.append(ctx)
-            return places(ctx)
-
+        f = Counted(places)
         shared = InfiniteTensor(
             (None, None), f, TensorWindow((8, 8)), dtype=torch.int64, tile_store=MemoryTileStore(cache_size_bytes=1)
         )
@@ -310,7 +306,7 @@ class TestGroup:
         ]
         dataset = kind(TensorGroup({"a": pair[0], "b": pair[1]}), 8, region=sl[0:64, 0:64])
         dataset.__getitems__(list(range(8)))
-        assert len(calls) == len(set(calls))
+        assert len(f.calls) == len(set(f.calls))
 
     @pytest.mark.parametrize(
         ("patch_size", "region", "said"),

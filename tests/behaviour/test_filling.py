@@ -8,7 +8,6 @@ import resource
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -31,6 +30,7 @@ from infinite_tensor import (
     sl,
 )
 from infinite_tensor.filling import cutting
+from tests.support.counting import Counted
 from tests.support.interpreters import CONTEXT
 
 MIB = 2**20
@@ -38,23 +38,24 @@ WINDOW = TensorWindow((16, 16))
 HALO = TensorWindow((20, 20), stride=16, offset=-2)
 
 
-class Counted:
-    """An ``f`` that counts its calls, and can be told to stop at one."""
+def softened(ctx: tuple[int, ...], *regions: torch.Tensor) -> torch.Tensor:
+    if not regions:
+        return torch.arange(256.0).reshape(16, 16) + 1000 * ctx[0] + ctx[1]
+    return regions[0][2:-2, 2:-2] + regions[0][4:, :-4]
+
+
+class Stopped(Counted):
+    """Can be told to stop at a call."""
 
     def __init__(self) -> None:
-        self.calls: Counter[tuple[int, ...]] = Counter()
+        super().__init__(softened)
         self.stop_at: int | None = None
         self.error: type[BaseException] = KeyboardInterrupt
 
     def __call__(self, ctx: Any, *regions: Any) -> Any:
-        if self.calls.total() == self.stop_at:
+        if len(self.calls) == self.stop_at:
             raise self.error
-        if isinstance(ctx, list):
-            return [self(index, *each) for index, *each in zip(ctx, *regions, strict=True)]
-        self.calls[ctx] += 1
-        if not regions:
-            return torch.arange(256.0).reshape(16, 16) + 1000 * ctx[0] + ctx[1]
-        return regions[0][2:-2, 2:-2] + regions[0][4:, :-4]
+        return super().__call__(ctx, *regions)
 
 
 class Watched(ZarrTileStore):
@@ -69,8 +70,8 @@ class Watched(ZarrTileStore):
         return super()._read_tiles(tensor_id, tile_indices)
 
 
-def chain(store: TileStore, depth: int = 4, **options: Any) -> tuple[InfiniteTensor, list[Counted]]:
-    functions = [Counted() for _ in range(depth)]
+def chain(store: TileStore, depth: int = 4, **options: Any) -> tuple[InfiniteTensor, list[Stopped]]:
+    functions = [Stopped() for _ in range(depth)]
     t = InfiniteTensor((None, None), functions[0], WINDOW, tile_store=store, tensor_id="0", **options)
     for number, f in enumerate(functions[1:], 1):
         t = InfiniteTensor(
@@ -79,8 +80,8 @@ def chain(store: TileStore, depth: int = 4, **options: Any) -> tuple[InfiniteTen
     return t, functions
 
 
-def made(functions: list[Counted]) -> list[int]:
-    return [f.calls.total() for f in functions]
+def made(functions: list[Stopped]) -> list[int]:
+    return [len(f.calls) for f in functions]
 
 
 @pytest.fixture
@@ -186,7 +187,7 @@ class TestPlan:
                 return found
 
         with Arriving(tmp_path / "store", tile_size=24) as store:
-            t = InfiniteTensor((None, None), Counted(), WINDOW, tile_store=store, tensor_id="t")
+            t = InfiniteTensor((None, None), softened, WINDOW, tile_store=store, tensor_id="t")
             t[0:48, 0:48]
             assert t.plan(sl[0:48, 0:48]).windows == 0
 
@@ -226,7 +227,7 @@ class TestFill:
         watched = Watched(tmp_path / "store", tile_size=64)
         again, (f,) = chain(watched, depth=1)
         again.fill(sl[0:704, 0:256], progress=False)
-        assert f.calls.total() == 4 * 16
+        assert len(f.calls) == 4 * 16
         assert watched.read == {(10, column) for column in range(4)}
 
     def test_an_error_of_f_loses_nothing(self, store: ZarrTileStore, tmp_path: Path) -> None:
@@ -235,7 +236,7 @@ class TestFill:
         with pytest.raises(ZeroDivisionError):
             t.fill(sl[0:128, 0:128], progress=False)
         again, (other,) = chain(ZarrTileStore(tmp_path / "store", tile_size=64), depth=1)
-        assert again.fill(sl[0:128, 0:128], progress=False).windows == other.calls.total() == 64 - 20
+        assert again.fill(sl[0:128, 0:128], progress=False).windows == len(other.calls) == 64 - 20
 
     def test_a_store_that_is_read_only_is_refused(self, store: ZarrTileStore, tmp_path: Path) -> None:
         chain(store, depth=1)[0].fill(sl[0:64, 0:64], progress=False)
@@ -286,7 +287,7 @@ class TestFill:
     def test_shards_fill_the_region_together_and_share_no_tile(self, shares: int, store: ZarrTileStore) -> None:
         t, (f,) = chain(store, depth=1)
         reports = [t.fill(sl[0:100, 0:250], shard=(rank, shares), progress=False) for rank in range(shares)]
-        assert set(f.calls.values()) == {1}
+        assert set(f.counts.values()) == {1}
         assert sum(report.tiles for report in reports) == 8
         assert min(report.tiles for report in reports) == 8 // shares
         assert t.is_filled(sl[0:100, 0:250])
@@ -310,7 +311,7 @@ def test_a_ctrl_c_loses_nothing(store: ZarrTileStore, tmp_path: Path) -> None:
         t.fill(sl[0:128, 0:128], progress=False)
     again, others = chain(ZarrTileStore(tmp_path / "store", tile_size=64))
     again.fill(sl[0:128, 0:128], progress=False)
-    calls = [f.calls + g.calls for f, g in zip(functions, others, strict=True)]
+    calls = [f.counts + g.counts for f, g in zip(functions, others, strict=True)]
     assert [set(counter.values()) for counter in calls] == [{1}] * 4
 
 

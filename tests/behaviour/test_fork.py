@@ -28,6 +28,7 @@ from infinite_tensor import (
     ZarrTileStore,
 )
 from infinite_tensor.support.forks import cached_property
+from tests.support.counting import Constant, Counted
 from tests.support.interpreters import CONTEXT
 from tests.support.reference import Index
 
@@ -70,23 +71,11 @@ def in_child(work: Callable[[], None]) -> None:
     assert told == "done", told
 
 
-def value(ctx: Index) -> torch.Tensor:
-    return torch.full((8, 8), 100.0 * ctx[0] + ctx[1])
+value = Constant((8, 8))
 
 
 def shifted(_ctx: Index, region: torch.Tensor) -> torch.Tensor:
     return region + 0.5
-
-
-class Calls:
-    """Counts the calls of `value` in this process."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __call__(self, ctx: Index) -> torch.Tensor:
-        self.count += 1
-        return value(ctx)
 
 
 def make(store: TileStore, f: Callable[[Index], torch.Tensor] = value) -> InfiniteTensor:
@@ -140,7 +129,7 @@ def test_what_a_forked_child_flushes_is_stored(tmp_path: Path) -> None:
 
 def test_what_waits_to_be_stored_at_a_fork_is_left_to_the_parent(tmp_path: Path) -> None:
     store = ZarrTileStore(tmp_path, tile_size=64)
-    f = Calls()
+    f = Counted(value)
     t = make(store, f)
     t[0:8, 0:8]
 
@@ -149,11 +138,11 @@ def test_what_waits_to_be_stored_at_a_fork_is_left_to_the_parent(tmp_path: Path)
         assert store.tensor_info("source").tiles_partial == 0
 
     in_child(work)
-    before = f.count
+    before = len(f.calls)
     store.close()
     again = make(ZarrTileStore(tmp_path, tile_size=64), f)
     assert torch.equal(again[0:8, 0:8], EXPECTED[0:8, 0:8])
-    assert f.count == before
+    assert len(f.calls) == before
 
 
 @pytest.mark.parametrize("kind", ["zarr", "memory"])
@@ -329,13 +318,13 @@ class TestPickling:
 
     def test_an_unpickled_tensor_does_not_compute_what_is_stored(self, tmp_path: Path) -> None:
         store = ZarrTileStore(tmp_path, tile_size=16)
-        t = InfiniteTensor((None, None), Calls(), TensorWindow((8, 8)), tile_store=store, tensor_id="t")
+        t = InfiniteTensor((None, None), Counted(value), TensorWindow((8, 8)), tile_store=store, tensor_id="t")
         expected = t[0:32, 0:32]
         store.flush()
         again = pickle.loads(pickle.dumps(t))  # noqa: S301
-        computed = again.f.count
+        computed = len(again.f.calls)
         assert torch.equal(again[0:32, 0:32], expected)
-        assert again.f.count == computed
+        assert len(again.f.calls) == computed
 
     def test_a_pickled_store_keeps_its_options_and_never_deletes(self, tmp_path: Path) -> None:
         store = ZarrTileStore(
@@ -380,7 +369,7 @@ class TestPickling:
         assert torch.equal(again[0:8, 0:8], t[0:8, 0:8])
 
     def test_tensors_that_are_pickled_together_share_what_they_shared(self) -> None:
-        f = Calls()
+        f = Counted(value)
         source = InfiniteTensor((None, None), f, TensorWindow((8, 8)))
         pair = [
             InfiniteTensor(
@@ -391,7 +380,7 @@ class TestPickling:
         first, second = pickle.loads(pickle.dumps(pair))  # noqa: S301
         first[0:8, 0:8]
         second[0:8, 0:8]
-        assert first.args[0].f.count == 1
+        assert len(first.args[0].f.calls) == 1
 
     def test_a_chain_of_any_depth_can_be_pickled(self) -> None:
         t = InfiniteTensor((None, None), value, TensorWindow((8, 8)))

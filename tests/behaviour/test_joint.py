@@ -41,6 +41,7 @@ from infinite_tensor.tilestore.memory.access import MemoryAccess
 from infinite_tensor.tilestore.memory.contents import MemoryContents
 from infinite_tensor.values.spec import TensorSpec
 from tests.behaviour.test_threads import LIMIT, started
+from tests.support.counting import Counted
 
 RGB = Output((3, None, None), torch.float32, TensorWindow((3, 6, 6), stride=(3, 4, 4), dimension_map=(None, 0, 1)))
 MASK = Output((None, None), torch.bool, TensorWindow((4, 4)))
@@ -48,19 +49,18 @@ CODE = Output((None, None, 2), torch.int64, TensorWindow((1, 1, 2), dimension_ma
 OUTPUTS = {"rgb": RGB, "biome": {"mask": MASK, "code": CODE}}
 
 
-class Painter:
-    """Computes an image with overlap, a mask and a code of each window, and counts its calls."""
+def painted(ctx: tuple[int, ...], *regions: torch.Tensor) -> dict[str, Any]:
+    """An image with overlap, a mask and a code of one window."""
+    base = 10.0 * ctx[0] + ctx[1] + (regions[0].sum() if regions else 0)
+    picture = torch.arange(108.0).reshape(3, 6, 6) + base
+    return {"rgb": picture, "biome": {"mask": picture[0, :4, :4] % 3 == 0, "code": torch.tensor([[ctx]])}}
+
+
+class Painter(Counted):
+    """Computes an image, a mask and a code of each window."""
 
     def __init__(self) -> None:
-        self.calls: Counter[tuple[int, ...]] = Counter()
-
-    def __call__(self, ctx: Any, *regions: Any) -> Any:
-        if isinstance(ctx, list):
-            return [self(index, *each) for index, *each in zip(ctx, *regions, strict=True)]
-        self.calls[ctx] += 1
-        base = 10.0 * ctx[0] + ctx[1] + (regions[0].sum() if regions else 0)
-        picture = torch.arange(108.0).reshape(3, 6, 6) + base
-        return {"rgb": picture, "biome": {"mask": picture[0, :4, :4] % 3 == 0, "code": torch.tensor([[ctx]])}}
+        super().__init__(painted)
 
 
 def paint(f: Callable[..., Any], store: TileStore, tensor_id: str | None = "p", **options: Any) -> list[InfiniteTensor]:
@@ -81,11 +81,11 @@ def test_one_call_computes_a_window_of_every_output(store: TileStore) -> None:
     f = Painter()
     rgb, mask, code = paint(f, store)
     assert mask[4:12, 8:20].shape == (8, 12)
-    assert f.calls == Counter({(i, j): 1 for i in (1, 2) for j in (2, 3, 4)})
+    assert f.counts == Counter({(i, j): 1 for i in (1, 2) for j in (2, 3, 4)})
     assert code[1:3, 2:5].tolist() == [[[i, j] for j in (2, 3, 4)] for i in (1, 2)]
     assert rgb[:, 6:12, 10:20].shape == (3, 6, 10)
-    assert set(f.calls.values()) == {1}
-    assert len(f.calls) == 6
+    assert set(f.counts.values()) == {1}
+    assert len(f.counts) == 6
 
 
 def test_each_output_has_the_pixels_of_a_tensor_of_its_own(store: TileStore) -> None:
@@ -196,26 +196,26 @@ def test_what_is_missing_of_one_output_only_is_computed_again_and_the_rest_dropp
         rgb, mask, _ = paint(f, store)
         rgb[:, 0:16, 0:16]
         store.flush()
-        before, written = dict(f.calls), store.contents.written("p/rgb")
+        before, written = f.counts, store.contents.written("p/rgb")
         mask.invalidate(sl[0:4, 0:4], dependants=False)
         assert mask[0:16, 0:16].dtype == torch.bool
-        assert f.calls - Counter(before) == Counter({(i, j): 1 for i in range(4) for j in range(4)})
+        assert f.counts - before == Counter({(i, j): 1 for i in range(4) for j in range(4)})
         store.flush()
         assert store.contents.written("p/rgb") == written
 
 
 def test_a_window_that_one_output_has_and_another_has_not_runs(store: TileStore) -> None:
-    f = Painter()
+    f = Counted(lambda ctx: {"short": torch.ones(4), "long": torch.ones(4) * ctx[0]})
     window = TensorWindow((4,))
     short, long = InfiniteTensor.from_multi(
-        lambda ctx: f.calls.update([ctx]) or {"short": torch.ones(4), "long": torch.ones(4) * ctx[0]},
+        f,
         {"short": Output((8,), torch.float32, window), "long": Output((20,), torch.float32, window)},
         tile_store=store,
         tensor_id="t",
     ).values()
     assert long[:].tolist() == [float(x // 4) for x in range(20)]
     assert short[:].tolist() == [1.0] * 8
-    assert f.calls == Counter({(i,): 1 for i in range(5)})
+    assert f.counts == Counter({(i,): 1 for i in range(5)})
     store.flush()
     info = store.tensor_info("t/short")
     assert info.tiles_complete + info.tiles_partial == (1 if store.contents.outlives_process else info.tiles_complete)
@@ -249,7 +249,7 @@ def test_a_consumer_of_two_outputs_has_each_window_computed_once(store: TileStor
         tile_store=MemoryTileStore(cache_size_bytes=1),
     )
     assert torch.equal(both[0:25, 0:25], rgb[0, 0:25, 0:25] * mask[0:25, 0:25])
-    assert set(f.calls.values()) == {1}
+    assert set(f.counts.values()) == {1}
 
 
 def test_an_f_with_several_outputs_may_read_other_tensors(store: TileStore) -> None:
@@ -266,7 +266,7 @@ def test_an_f_with_several_outputs_may_read_other_tensors(store: TileStore) -> N
     read_together(
         [(node_of(t), [parse(region, t.shape)]) for t, region in ((rgb, sl[0, 0:16, 0:16]), (mask, sl[0:20, 0:8]))]
     )
-    assert set(f.calls.values()) == {1}
+    assert set(f.counts.values()) == {1}
     assert set(source.values()) == {1}
     assert rgb.args == mask.args == (base,)
 
@@ -345,7 +345,7 @@ def test_threads_that_read_different_outputs_compute_each_window_once(store: Til
         return found
 
     results = [future.result(LIMIT) for future in [started(lambda n=n: read(n)) for n in range(6)]]  # type: ignore[misc]
-    assert set(f.calls.values()) == {1}
+    assert set(f.counts.values()) == {1}
     assert all(torch.equal(results[n], results[n + 3]) for n in range(3))
 
 
@@ -356,7 +356,7 @@ def test_several_threads_run_one_f(workers: int) -> None:
     expected = paint(Painter(), MemoryTileStore())[0][:, 0:80, 0:80]
     assert torch.equal(rgb[:, 0:80, 0:80], expected)
     mask[0:76, 0:76]
-    assert set(f.calls.values()) == {1}
+    assert set(f.counts.values()) == {1}
 
 
 def test_an_error_of_f_keeps_what_was_computed_before(store: TileStore) -> None:
@@ -373,7 +373,7 @@ def test_an_error_of_f_keeps_what_was_computed_before(store: TileStore) -> None:
     broken.clear()
     mask[0:8, 0:8]
     rgb[:, 2:8, 2:8]
-    assert set(f.calls.values()) == {1}
+    assert set(f.counts.values()) == {1}
 
 
 def test_one_output_can_be_moved() -> None:
@@ -454,16 +454,16 @@ def test_a_plan_tells_what_a_fill_does_for_each_output(store: TileStore) -> None
     report = mask.fill(sl[0:30, 0:30], progress=False)
     windows = {tensor.tensor_id: tensor.windows for tensor in report.tensors}
     assert {tensor.tensor_id: tensor.windows for tensor in plan.tensors} == windows
-    assert set(windows.values()) == {f.calls.total()}
-    assert plan.calls == -(-f.calls.total() // 3)
+    assert set(windows.values()) == {len(f.calls)}
+    assert plan.calls == -(-len(f.calls) // 3)
     assert mask.is_filled(sl[0:30, 0:30])
     assert mask.plan(sl[0:30, 0:30]).windows == 0
     f.calls.clear()
     requests = [(t, parse(region, t.shape)) for t, region in ((rgb, sl[:, 0:30, 0:40]), (code, sl[0:16, 0:16]))]
     planned = plan_together(requests)
     assert planned.windows == fill_together(requests, progress=False).windows
-    assert set(f.calls.values()) == {1}
-    assert f.calls.total() in {tensor.windows for tensor in planned.tensors}
+    assert set(f.counts.values()) == {1}
+    assert len(f.calls) in {tensor.windows for tensor in planned.tensors}
 
 
 def test_a_fill_of_one_output_stores_the_others(tmp_path: Path) -> None:
@@ -471,12 +471,12 @@ def test_a_fill_of_one_output_stores_the_others(tmp_path: Path) -> None:
         f = Painter()
         rgb, mask, _ = paint(f, store)
         mask.fill(sl[0:64, 0:64], progress=False)
-        calls = f.calls.total()
+        calls = len(f.calls)
         assert calls == 256
         # What lies on the border of the region has other windows too.
         rgb.fill(sl[:, 16:48, 16:48], progress=False)
-        assert f.calls.total() == calls
-        assert set(f.calls.values()) == {1}
+        assert len(f.calls) == calls
+        assert set(f.counts.values()) == {1}
 
 
 @pytest.mark.parametrize("stored", [False, True])
@@ -545,7 +545,7 @@ def test_a_tensor_opened_alone_and_with_its_f_are_one_in_a_plan(tmp_path: Path) 
         requests = [(node_of(t), [parse(sl[0:8, 0:8], t.shape)]) for t in (mask, stored)]
         (one,), (other,) = read_together(requests)
         assert torch.equal(one, other)
-        assert set(f.calls.values()) == {1}
+        assert set(f.counts.values()) == {1}
 
 
 def test_a_long_read_of_one_output_lets_go_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -554,7 +554,7 @@ def test_a_long_read_of_one_output_lets_go_of_the_others(monkeypatch: pytest.Mon
     store, contents = watched()
     paint(f, store)[1][0:400, 0:8]
     assert contents.most_windows < 30
-    assert set(f.calls.values()) == {1}
+    assert set(f.counts.values()) == {1}
 
 
 class Watched(MemoryContents):

@@ -21,6 +21,7 @@ from infinite_tensor import (
     ZarrTileStore,
 )
 from infinite_tensor.geometry.window import WindowGrid
+from tests.support.counting import Counted
 
 LIMIT = 2**51
 
@@ -119,12 +120,7 @@ def test_a_window_exists_as_long_as_one_of_its_pixels_can_be_read(stride: int, o
 
 
 def test_an_output_has_the_windows_that_begin_below_the_limit(store: TileStore) -> None:
-    calls: list[tuple[int, ...]] = []
-
-    def f(ctx: tuple[int, ...]) -> dict[str, torch.Tensor]:
-        calls.append(ctx)
-        return {"a": position(ctx, 2, 2), "b": position(ctx, 3, 3)}
-
+    f = Counted(lambda ctx: {"a": position(ctx, 2, 2), "b": position(ctx, 3, 3)})
     world = InfiniteTensor.from_multi(
         f,
         {
@@ -136,6 +132,6 @@ def test_an_output_has_the_windows_that_begin_below_the_limit(store: TileStore) 
     )
     last = (LIMIT - 1) // 3
     assert world["b"][LIMIT - 1] == LIMIT - 1
-    assert calls == [(last,)]
+    assert f.calls == [(last,)]
     assert world["a"][2 * last : 2 * last + 2].tolist() == [2 * last, 2 * last + 1]
-    assert calls == [(last,)]
+    assert f.calls == [(last,)]

@@ -11,15 +11,13 @@ import torch
 from infinite_tensor import InfiniteTensor, MemoryTileStore, TensorWindow, ValidationError
 from infinite_tensor.engine.chain import node_of
 from infinite_tensor.tilestore.blended import blended_layout
+from tests.support.counting import Counted
 
 WINDOW_BYTES = 16
 
 
 def counted(store: MemoryTileStore, calls: list[int], *args: InfiniteTensor) -> InfiniteTensor:
-    def f(ctx: tuple[int, ...], *_regions: torch.Tensor) -> torch.Tensor:
-        calls.append(ctx[0])
-        return torch.full((4,), float(ctx[0]))
-
+    f = Counted(lambda ctx, *_regions: torch.full((4,), float(ctx[0])), lambda ctx: calls.append(ctx[0]))
     halo = TensorWindow((6,), stride=4, offset=-1)
     return InfiniteTensor((None,), f, TensorWindow((4,)), args=args, args_windows=[halo] * len(args), tile_store=store)
 

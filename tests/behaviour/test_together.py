@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,29 +23,22 @@ from infinite_tensor.tilestore.memory.access import MemoryAccess
 from infinite_tensor.tilestore.memory.contents import MemoryContents
 from infinite_tensor.values.spec import TensorSpec
 from tests.behaviour.test_threads import LIMIT, started
+from tests.support.counting import Counted
 
 WINDOW = TensorWindow((4, 4))
 HALO = TensorWindow((6, 6), stride=4, offset=-1)
 
 
-class Counted:
-    """An ``f`` that counts the windows that it computes."""
-
-    def __init__(self, weight: float) -> None:
-        self.weight = weight
-        self.calls: Counter[tuple[int, ...]] = Counter()
-
-    def __call__(self, ctx: tuple[int, ...], *regions: torch.Tensor) -> torch.Tensor:
-        self.calls[ctx] += 1
-        own = torch.arange(16.0).reshape(4, 4) + 100 * ctx[0] + ctx[1]
-        return self.weight * (regions[0][:4, :4] + regions[0][-4:, -4:] if regions else own)
+def weighted(weight: float, ctx: tuple[int, ...], *regions: torch.Tensor) -> torch.Tensor:
+    own = torch.arange(16.0).reshape(4, 4) + 100 * ctx[0] + ctx[1]
+    return weight * (regions[0][:4, :4] + regions[0][-4:, -4:] if regions else own)
 
 
 class Fork:
     """Two tensors, the second at half the resolution, that are computed from one."""
 
     def __init__(self, store: TileStore, ends: TileStore | None = None) -> None:
-        self.functions = [Counted(weight) for weight in (1.0, 2.0, 3.0)]
+        self.functions = [Counted(partial(weighted, weight)) for weight in (1.0, 2.0, 3.0)]
         ends = store if ends is None else ends
         source, left, right = self.functions
         self.source = InfiniteTensor((None, None), source, WINDOW, tile_store=store, tensor_id="source")
@@ -57,7 +50,7 @@ class Fork:
 
     @property
     def calls(self) -> list[int]:
-        return [f.calls.total() for f in self.functions]
+        return [len(f.calls) for f in self.functions]
 
 
 class Watched(MemoryContents):
@@ -98,7 +91,7 @@ def alone(*regions: tuple[str, object]) -> list[torch.Tensor]:
 def test_what_several_tensors_read_is_computed_once_whatever_the_caches_keep() -> None:
     fork = Fork(MemoryTileStore(cache_size_bytes=1))
     (left,), (right,) = read_together([selections(fork.left, sl[0:32, 0:32]), selections(fork.right, sl[0:16, 0:16])])
-    assert set(fork.functions[0].calls.values()) == {1}
+    assert set(fork.functions[0].counts.values()) == {1}
     assert fork.calls[1:] == [64, 16]
     expected = alone(("left", sl[0:32, 0:32]), ("right", sl[0:16, 0:16]))
     assert torch.equal(left, expected[0])
@@ -109,14 +102,14 @@ def test_read_one_after_the_other_they_compute_it_twice() -> None:
     fork = Fork(MemoryTileStore(cache_size_bytes=1))
     fork.left[0:32, 0:32]
     fork.right[0:16, 0:16]
-    assert set(fork.functions[0].calls.values()) == {1, 2}
+    assert set(fork.functions[0].counts.values()) == {1, 2}
 
 
 def test_a_tensor_may_be_read_beside_those_that_it_is_computed_from() -> None:
     fork = Fork(MemoryTileStore(cache_size_bytes=1))
     requests = [("source", sl[2:40, 3]), ("left", sl[0:32, 0:32]), ("source", sl[0, 0])]
     results = read_together([selections(getattr(fork, name), region) for name, region in requests])
-    assert set(fork.functions[0].calls.values()) == {1}
+    assert set(fork.functions[0].counts.values()) == {1}
     assert all(torch.equal(result, truth) for (result,), truth in zip(results, alone(*requests), strict=True))
 
 
@@ -133,7 +126,7 @@ def test_windows_that_wait_for_a_full_batch_are_not_computed_again(
     left = InfiniteTensor((None, None), fork.functions[1], WINDOW, [source], [HALO], tile_store=MemoryTileStore(1))
     named = {"source": source, "left": left}
     results = read_together([selections(named[name], sl[0:64, 0:4]) for name in order])
-    assert set(counted.calls.values()) == {1}
+    assert set(counted.counts.values()) == {1}
     assert all(
         torch.equal(result, truth)
         for (result,), truth in zip(results, alone(*((name, sl[0:64, 0:4]) for name in order)), strict=True)
@@ -142,20 +135,16 @@ def test_windows_that_wait_for_a_full_batch_are_not_computed_again(
 
 def test_what_lies_between_regions_of_one_step_is_not_taken_for_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("infinite_tensor.engine.assemble._BLOCK_BYTES", 64)
-    calls: Counter[tuple[int, ...]] = Counter()
     line = TensorWindow((4,))
 
     def store() -> MemoryTileStore:
         return MemoryTileStore(cache_size_bytes=1)
 
-    def source_of(ctx: tuple[int, ...]) -> torch.Tensor:
-        calls[ctx] += 1
-        return torch.full((4,), float(ctx[0]))
-
     def copied(_ctx: tuple[int, ...], region: torch.Tensor) -> torch.Tensor:
         return region
 
-    source = InfiniteTensor((None,), source_of, line, tile_store=store())
+    f = Counted(lambda ctx: torch.full((4,), float(ctx[0])))
+    source = InfiniteTensor((None,), f, line, tile_store=store())
     here, ahead = (InfiniteTensor((None,), copied, line, [source], [line], tile_store=store()) for _ in range(2))
     total = InfiniteTensor(
         (None,),
@@ -166,7 +155,7 @@ def test_what_lies_between_regions_of_one_step_is_not_taken_for_computed(monkeyp
         tile_store=store(),
     )
     assert total[0:200].tolist() == [3.0 * (x // 4) + 101 for x in range(200)]
-    assert set(calls.values()) == {1}
+    assert set(f.counts.values()) == {1}
 
 
 def test_each_request_gets_a_list_and_an_empty_region_computes_nothing() -> None:
@@ -188,7 +177,7 @@ def test_a_large_read_goes_through_all_tensors_at_one_pace(monkeypatch: pytest.M
     store, contents = watched()
     fork = Fork(store)
     (left,), (right,) = read_together([selections(fork.left, sl[0:256, 0:16]), selections(fork.right, sl[0:128, 0:8])])
-    assert set(fork.functions[0].calls.values()) == {1}
+    assert set(fork.functions[0].counts.values()) == {1}
     # All of it are 65 rows of windows.
     assert contents.most_rows <= (14 if block_bytes == 256 else 30)
     expected = alone(("left", sl[0:256, 0:16]), ("right", sl[0:128, 0:8]))
@@ -207,7 +196,7 @@ def test_two_threads_that_read_tensors_with_one_source_compute_each_window_once(
 
     running = [started(lambda: read(fork.left, fork.right)), started(lambda: read(fork.right, fork.left))]
     (a, b), (d, c) = (future.result(LIMIT) for future in running)
-    assert all(set(f.calls.values()) == {1} for f in fork.functions)
+    assert all(set(f.counts.values()) == {1} for f in fork.functions)
     assert torch.equal(a, c)
     assert torch.equal(b, d)
 
@@ -221,7 +210,7 @@ def test_what_is_upstream_of_several_tensors_is_planned_and_filled_once(tmp_path
         planned = {tensor.tensor_id: tensor.windows for tensor in plan.tensors}
         assert planned == {tensor.tensor_id: tensor.windows for tensor in report.tensors}
         assert [planned[name] for name in ("source", "left", "right")] == fork.calls
-        assert all(set(f.calls.values()) == {1} for f in fork.functions)
+        assert all(set(f.counts.values()) == {1} for f in fork.functions)
         assert [(region.tensor_id, region.stop) for region in plan.regions] == [("right", (32, 32)), ("left", (64, 64))]
         assert fork.left.is_filled(sl[0:60, 0:60])
         assert fork.right.is_filled(sl[0:20, 0:20])
@@ -237,8 +226,8 @@ def test_a_tensor_is_filled_after_those_that_it_reads(tmp_path: Path) -> None:
         ]
         assert [region.tensor_id for region in plan_together(requests).regions] == ["source", "left"]
         fill_together(requests, progress=False)
-        assert fork.functions[0].calls.keys() >= {(19, 19), (-1, -1)}
-        assert set(fork.functions[0].calls.values()) == {1}
+        assert fork.functions[0].counts.keys() >= {(19, 19), (-1, -1)}
+        assert set(fork.functions[0].counts.values()) == {1}
 
 
 def test_tensors_in_memory_that_are_filled_stay_there_while_others_are() -> None:

@@ -11,28 +11,22 @@ import pytest
 import torch
 
 from infinite_tensor import InfiniteTensor, MemoryTileStore, TensorGroup, TensorWindow, TileStore, ZarrTileStore, sl
+from tests.support.counting import Counted
 from tests.support.interpreters import run
 
 NOTE = r"What it has computed is kept: call fill with the same region again, and it continues from there\."
 REGION = sl[0:64]
 
 
-class Counted:
-    """An ``f`` that counts its calls, and during one of them the user presses Ctrl-C."""
+def line(store: TileStore, name: str, pressed_at: int = 0) -> tuple[InfiniteTensor, Counted]:
+    """A tensor, and its ``f``; during one of its calls the user presses Ctrl-C."""
 
-    def __init__(self, pressed_at: int) -> None:
-        self.calls = 0
-        self.pressed_at = pressed_at
-
-    def __call__(self, _ctx: object) -> torch.Tensor:
-        self.calls += 1
-        if self.calls == self.pressed_at:
+    def ones(_ctx: object) -> torch.Tensor:
+        if len(f.calls) == pressed_at:
             signal.raise_signal(signal.SIGINT)
         return torch.ones(4)
 
-
-def line(store: TileStore, name: str, pressed_at: int = 0) -> tuple[InfiniteTensor, Counted]:
-    f = Counted(pressed_at)
+    f = Counted(ones)
     return InfiniteTensor((None,), f, TensorWindow((4,)), tile_store=store, tensor_id=name), f
 
 
@@ -42,9 +36,9 @@ def test_a_fill_that_is_interrupted_says_how_to_continue_and_does(kind: str, tmp
     t, f = line(store, "t", pressed_at=6)
     with pytest.raises(KeyboardInterrupt, match=NOTE):
         t.fill(REGION, progress=False)
-    assert f.calls == 6
+    assert len(f.calls) == 6
     t.fill(REGION, progress=False)
-    assert f.calls == 17  # The call that was interrupted is made again.
+    assert len(f.calls) == 17  # The call that was interrupted is made again.
 
 
 def test_a_group_that_is_interrupted_says_so_too(tmp_path: Path) -> None:
@@ -54,7 +48,7 @@ def test_a_group_that_is_interrupted_says_so_too(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt, match=NOTE):
         group.fill(REGION, progress=False)
     group.fill(REGION, progress=False)
-    assert (f.calls, g.calls) == (17, 16)
+    assert (len(f.calls), len(g.calls)) == (17, 16)
 
 
 def test_an_error_of_f_has_no_such_note() -> None:

@@ -23,6 +23,7 @@ from infinite_tensor import (
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.tilestore.persistent.writer import Writer
 from infinite_tensor.values.blend import Blender
+from tests.support.counting import Counted
 from tests.support.dict_store import DictTileStore
 
 OVERLAP = TensorWindow((4,), stride=2)
@@ -90,19 +91,14 @@ def test_a_read_goes_on_with_its_own_tensor_when_the_id_is_recreated(
 
 def test_a_stream_over_a_closed_store_says_so(tmp_path: Path) -> None:
     store = ZarrTileStore(tmp_path, tile_size=4)
-    calls = []
-
-    def f(ctx: tuple[int, ...]) -> torch.Tensor:
-        calls.append(ctx)
-        return torch.ones(4)
-
+    f = Counted(ones)
     t = InfiniteTensor((None,), f, TensorWindow((4,)), tile_store=store, tensor_id="t")
     stream = t.iter_regions(sl[x : x + 4] for x in range(0, 16, 4))
     next(stream)
     store.close()
     with pytest.raises(StoreError, match="closed"):
         next(stream)
-    assert calls == [(0,)]
+    assert f.calls == [(0,)]
 
 
 def test_stored_regions_do_not_pile_up_behind_a_batch_that_never_fills(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,18 +254,13 @@ def test_a_stored_tensor_does_not_mix_what_its_arg_was_with_what_it_became(tmp_p
 
 
 def test_one_tensor_that_was_built_twice_is_computed_once() -> None:
-    store, calls = MemoryTileStore(cache_size_windows=1), []
-
-    def f(ctx: tuple[int, ...]) -> torch.Tensor:
-        calls.append(ctx)
-        return torch.ones(4)
-
+    store, f = MemoryTileStore(cache_size_windows=1), Counted(ones)
     twins = [InfiniteTensor((None,), f, TensorWindow((4,)), tile_store=store, tensor_id="t") for _ in range(2)]
     both = InfiniteTensor(
         (None,), lambda _c, a, b: a + b, TensorWindow((4,)), args=twins, args_windows=[TensorWindow((4,))] * 2
     )
     assert both[0:40].unique().tolist() == [2]
-    assert len(calls) == len(set(calls)) == 10
+    assert len(f.calls) == len(set(f.calls)) == 10
 
 
 def test_batches_are_filled_across_the_blocks_of_a_large_read(monkeypatch: pytest.MonkeyPatch) -> None:

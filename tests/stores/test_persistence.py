@@ -33,6 +33,7 @@ from infinite_tensor import (
 )
 from infinite_tensor.tilestore.persistent import PersistentTileStore
 from infinite_tensor.tilestore.persistent.documents import sealed
+from tests.support.counting import Counted
 from tests.support.dict_store import DictTileStore
 from tests.support.reference import Index
 from tests.support.sqlite_store import SQLiteTileStore
@@ -45,15 +46,6 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
     """Opens one store again and again."""
     kind, name = (ZarrTileStore, "s.zarr") if request.param == "zarr" else (HDF5TileStore, "s.h5")
     return lambda **options: kind(tmp_path / name, **({"tile_size": 8} | options))
-
-
-class Counted:
-    def __init__(self) -> None:
-        self.calls: list[tuple[int, ...]] = []
-
-    def __call__(self, ctx: tuple[int, ...]) -> torch.Tensor:
-        self.calls.append(ctx)
-        return torch.full((4, 4), 100.0 * ctx[0] + ctx[1])
 
 
 def overlapping(store: PersistentTileStore, f: Callable[..., torch.Tensor], **options: Any) -> InfiniteTensor:

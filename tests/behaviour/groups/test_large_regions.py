@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from infinite_tensor import (
     sl,
 )
 from tests.behaviour.groups.world import World, plain
+from tests.support.counting import Counted
 
 
 @pytest.fixture
@@ -53,13 +53,12 @@ def test_after_a_fill_nothing_is_computed_any_more(world: World) -> None:
     assert torch.equal(place["biome", "weight"], world.expected(sl[0:32, 0:32])["biome", "weight"])
 
 
-def _sharing(store: TileStore, calls: Counter[tuple[int, ...]]) -> TensorGroup:
+def _ground(ctx: tuple[int, ...]) -> torch.Tensor:
+    return torch.arange(256.0).reshape(16, 16) + ctx[0] - ctx[1]
+
+
+def _sharing(store: TileStore, ground: Counted) -> TensorGroup:
     """Three tensors over one, of which nothing is kept: one with a halo, one with channels first, one coarse."""
-
-    def ground(ctx: tuple[int, ...]) -> torch.Tensor:
-        calls[ctx] += 1
-        return torch.arange(256.0).reshape(16, 16) + ctx[0] - ctx[1]
-
     below = InfiniteTensor(
         (None, None), ground, TensorWindow((16, 16)), tile_store=MemoryTileStore(cache_size_bytes=1), tensor_id="below"
     )
@@ -84,23 +83,23 @@ def _sharing(store: TileStore, calls: Counter[tuple[int, ...]]) -> TensorGroup:
 def test_what_tensors_share_is_computed_once_for_all_however_little_its_store_keeps(
     max_memory: int | None, most: float, tmp_path: Path
 ) -> None:
-    calls: Counter[tuple[int, ...]] = Counter()
+    ground = Counted(_ground)
     region = sl[-30:500, 0:1024]
     with ZarrTileStore(tmp_path / "store", tile_size=64, cache_size_bytes=2**20) as store:
-        group = _sharing(store, calls)
+        group = _sharing(store, ground)
         report = group.fill(region, max_memory=max_memory, progress=False)
-        assert calls.total() <= most * len(calls)
-        assert report.windows == calls.total() + sum(tensor.windows for tensor in report.tensors[1:])
+        assert len(ground.calls) <= most * len(ground.counts)
+        assert report.windows == len(ground.calls) + sum(tensor.windows for tensor in report.tensors[1:])
         assert group.is_filled(region)
-        found, expected = group[region], _sharing(MemoryTileStore(), Counter())[region]
+        found, expected = group[region], _sharing(MemoryTileStore(), Counted(_ground))[region]
         for key in group:
             assert torch.equal(found[key], expected[key])
 
 
 def test_a_fill_of_several_goes_on_where_each_was_stopped(tmp_path: Path) -> None:
-    calls: Counter[tuple[int, ...]] = Counter()
+    ground = Counted(_ground)
     with ZarrTileStore(tmp_path / "store", tile_size=64) as store:
-        group = _sharing(store, calls)
+        group = _sharing(store, ground)
         group.select("smooth").fill(sl[0:192, 0:320], progress=False)
         group.select("coarse").fill(sl[128:256, 128:384], progress=False)
         report = group.fill(sl[0:256, 0:512], progress=False)

@@ -11,25 +11,20 @@ import pytest
 import torch
 
 from infinite_tensor import InfiniteTensor, MemoryTileStore, Output, TensorGroup, TensorWindow, ZarrTileStore, sl
+from tests.support.counting import Counted
 
 pytest.importorskip("tensordict")
 
 WINDOW = TensorWindow((3, 8, 8), dimension_map=(None, 0, 1))
 
 
-class Painter:
-    """An image of 8 x 8 pixels, and a mask of 2 x 2 for the same place; counts its calls."""
-
-    def __init__(self) -> None:
-        self.calls: Counter[tuple[int, ...]] = Counter()
-
-    def __call__(self, ctx: tuple[int, ...]) -> dict[str, Any]:
-        self.calls[ctx] += 1
-        picture = torch.arange(192.0).reshape(3, 8, 8) + 10 * ctx[0] + ctx[1]
-        return {"rgb": picture, "coarse": {"mask": picture[0, ::4, ::4] > 20}}
+def painted(ctx: tuple[int, ...]) -> dict[str, Any]:
+    """An image of 8 x 8 pixels, and a mask of 2 x 2 for the same place."""
+    picture = torch.arange(192.0).reshape(3, 8, 8) + 10 * ctx[0] + ctx[1]
+    return {"rgb": picture, "coarse": {"mask": picture[0, ::4, ::4] > 20}}
 
 
-def world(f: Painter, store: Any = None) -> TensorGroup:
+def world(f: Counted, store: Any = None) -> TensorGroup:
     outputs = {
         "rgb": Output((3, None, None), torch.float32, WINDOW),
         "coarse": {"mask": Output((None, None), torch.bool, TensorWindow((2, 2)))},
@@ -38,34 +33,34 @@ def world(f: Painter, store: Any = None) -> TensorGroup:
 
 
 def test_a_region_of_all_outputs_is_one_tensordict_and_runs_f_once_for_each_window() -> None:
-    f = Painter()
+    f = Counted(painted)
     place = world(f)[0:16, 8:24]
     assert place["rgb"].shape == (16, 16, 3)
     assert place["coarse", "mask"].shape == (4, 4)
-    assert f.calls == Counter({(i, j): 1 for i in (0, 1) for j in (1, 2)})
+    assert f.counts == Counter({(i, j): 1 for i in (0, 1) for j in (1, 2)})
 
 
 def test_strides_tell_the_scales_in_pixels_of_the_first_output() -> None:
-    group = world(Painter())
+    group = world(Counted(painted))
     assert set(group.scale("rgb")) == {1}
     assert group.scale(("coarse", "mask")) == (Fraction(1, 4), Fraction(1, 4))
     assert group.dims("rgb") == (1, 2)
 
 
 def test_a_fill_of_the_group_runs_each_window_once_and_its_plan_says_so(tmp_path: Path) -> None:
-    f = Painter()
+    f = Counted(painted)
     with ZarrTileStore(tmp_path / "s", tile_size=8) as store:
         group = world(f, store)
         plan = group.plan(sl[0:32, 0:32])
         report = group.fill(sl[0:32, 0:32], progress=False)
-        assert plan.calls == sum(f.calls.values()) == 16
+        assert plan.calls == len(f.calls) == 16
         assert report.windows == plan.windows
         assert group.is_filled(sl[0:32, 0:32])
 
 
 def test_it_is_saved_and_opened_as_any_group(tmp_path: Path) -> None:
     with ZarrTileStore(tmp_path / "s", tile_size=8) as store:
-        group = world(Painter(), store)
+        group = world(Counted(painted), store)
         expected = group[0:8, 0:8]
         group.save(store, "painting")
     with ZarrTileStore(tmp_path / "s", mode="r") as store:

@@ -12,7 +12,7 @@ import torch
 from infinite_tensor import InfiniteTensor, MemoryTileStore, TensorWindow, TileStore, ZarrTileStore
 from infinite_tensor.tilestore import blended
 from tests.behaviour.invalidation.chain import END, KINDS, Data, chain_on, fresh, ground_on, smooth_over
-from tests.support.reference import Index
+from tests.support.counting import Counted
 
 
 def test_what_was_computed_from_wrong_windows_is_dropped_and_nothing_else(store: TileStore, data: Data) -> None:
@@ -170,25 +170,20 @@ def test_far_from_the_origin_it_is_as_near(store: TileStore) -> None:
 
 
 def test_windows_with_gaps_between_them_lead_to_what_reads_them(store: TileStore) -> None:
-    calls: list[Index] = []
-
-    def count(ctx: Index, _region: torch.Tensor) -> torch.Tensor:
-        calls.append(ctx)
-        return torch.ones(2)
-
+    f = Counted(lambda _ctx, _region: torch.ones(2))
     window, arg_window = TensorWindow((2,), stride=6), TensorWindow((2,))
     ground = InfiniteTensor((None,), lambda _ctx: torch.ones(2), window, tile_store=store, tensor_id="ground")
-    top = InfiniteTensor((None,), count, TensorWindow((2,), stride=8), [ground], [arg_window], tile_store=store)
+    top = InfiniteTensor((None,), f, TensorWindow((2,), stride=8), [ground], [arg_window], tile_store=store)
     top[0:96]
-    calls.clear()
+    f.calls.clear()
     ground.invalidate(slice(0, 19))
     top[0:96]
     # Windows 0 to 3 hold pixels 0, 1, 6, 7, 12, 13, 18 and 19; a window of `top` reads two pixels.
     wrong = [(0,), (3,), (6,), (9,)]
     if isinstance(store, MemoryTileStore):
-        assert calls == wrong
+        assert f.calls == wrong
     else:
-        assert set(wrong) <= set(calls) < {(n,) for n in range(12)}
+        assert set(wrong) <= set(f.calls) < {(n,) for n in range(12)}
 
 
 def test_what_was_dropped_prints_as_a_table(data: Data) -> None:

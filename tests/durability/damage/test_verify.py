@@ -26,17 +26,9 @@ from infinite_tensor import (
     ZarrTileStore,
 )
 from infinite_tensor.tilestore.persistent import PersistentTileStore
+from tests.support.counting import Counted
 
 Make: TypeAlias = Callable[..., PersistentTileStore]
-
-
-class Counted:
-    def __init__(self) -> None:
-        self.calls: list[tuple[int, ...]] = []
-
-    def __call__(self, ctx: tuple[int, ...]) -> torch.Tensor:
-        self.calls.append(ctx)
-        return torch.full((4, 4), 100.0 * ctx[0] + ctx[1])
 
 
 def a_tensor(store: PersistentTileStore, f: Counted, name: str = "t", **options: Any) -> InfiniteTensor:

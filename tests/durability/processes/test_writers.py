@@ -15,21 +15,11 @@ from zarr.storage import LocalStore, WrapperStore
 
 from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore
 from tests.behaviour.test_fork import in_child
+from tests.support.counting import Constant, Counted
 from tests.support.files_of_a_store import Files
-from tests.support.reference import Index
 
 TILE = 8
-
-
-class Calls:
-    """A constant per window, and which windows were asked for."""
-
-    def __init__(self) -> None:
-        self.calls: list[Index] = []
-
-    def __call__(self, ctx: Index) -> torch.Tensor:
-        self.calls.append(ctx)
-        return torch.full((TILE, TILE), float(ctx[0] * 100 + ctx[1]))
+VALUE = Constant((TILE, TILE))
 
 
 class Asked(WrapperStore[LocalStore]):
@@ -44,7 +34,7 @@ class Asked(WrapperStore[LocalStore]):
         return await super().get(key, prototype, byte_range)
 
 
-def opened(folder: Path | Asked, f: Calls, size: int = TILE) -> InfiniteTensor:
+def opened(folder: Path | Asked, f: Counted, size: int = TILE) -> InfiniteTensor:
     """Windows of one tile, or of four."""
     store = ZarrTileStore(folder, tile_size=TILE if size == TILE else 2 * TILE)
     return InfiniteTensor((None, None), f, TensorWindow((TILE, TILE)), tile_store=store, tensor_id="t")
@@ -53,7 +43,7 @@ def opened(folder: Path | Asked, f: Calls, size: int = TILE) -> InfiniteTensor:
 @pytest.mark.parametrize("size", [TILE, 2 * TILE], ids=["a window a tile", "four windows a tile"])
 def test_its_creator_looks_for_no_tile(tmp_path: Path, size: int) -> None:
     asked = Asked(LocalStore(tmp_path))
-    t = opened(asked, Calls(), size)
+    t = opened(asked, Counted(VALUE), size)
     asked.kinds.clear()
     t[0:128, 0:128]
     t.tile_store.flush()
@@ -62,7 +52,7 @@ def test_its_creator_looks_for_no_tile(tmp_path: Path, size: int) -> None:
 
 
 def test_its_creator_finds_what_it_has_written_itself(tmp_path: Path) -> None:
-    f = Calls()
+    f = Counted(VALUE)
     t = opened(tmp_path, f)
     first = t[0:32, 0:32]
     t.tile_store.clear_cache("t")
@@ -71,7 +61,7 @@ def test_its_creator_finds_what_it_has_written_itself(tmp_path: Path) -> None:
 
 
 def test_its_creator_finds_its_own_incomplete_tiles(tmp_path: Path) -> None:
-    f = Calls()
+    f = Counted(VALUE)
     t = opened(tmp_path, f, 2 * TILE)
     t[0:TILE, 0:TILE]
     t.tile_store.clear_cache("t")
@@ -81,7 +71,7 @@ def test_its_creator_finds_its_own_incomplete_tiles(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [TILE, 2 * TILE], ids=["a window a tile", "four windows a tile"])
 def test_what_another_one_has_written_is_found(tmp_path: Path, size: int) -> None:
-    f, g = Calls(), Calls()
+    f, g = Counted(VALUE), Counted(VALUE)
     creator = opened(tmp_path, f, size)
     creator[0:16, 0:16]
     other = opened(tmp_path, g, size)
@@ -96,10 +86,10 @@ def test_what_another_one_has_written_is_found(tmp_path: Path, size: int) -> Non
 
 def test_one_that_only_reads_does_not_make_its_creator_look(tmp_path: Path) -> None:
     asked = Asked(LocalStore(tmp_path))
-    creator = opened(asked, Calls())
+    creator = opened(asked, Counted(VALUE))
     creator[0:16, 0:16]
     creator.tile_store.flush()
-    other = opened(tmp_path, Calls())
+    other = opened(tmp_path, Counted(VALUE))
     other[0:16, 0:16]
     other.tile_store.flush()
     asked.kinds.clear()
@@ -108,7 +98,7 @@ def test_one_that_only_reads_does_not_make_its_creator_look(tmp_path: Path) -> N
 
 
 def test_a_copy_is_another_one(tmp_path: Path) -> None:
-    f = Calls()
+    f = Counted(VALUE)
     creator = opened(tmp_path, f)
     creator[0:8, 0:8]
     creator.tile_store.flush()
@@ -122,7 +112,7 @@ def test_a_copy_is_another_one(tmp_path: Path) -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_a_forked_child_is_another_one(tmp_path: Path) -> None:
-    f = Calls()
+    f = Counted(VALUE)
     creator = opened(tmp_path, f)
     creator[0:8, 0:8]
     creator.tile_store.flush()
@@ -146,7 +136,7 @@ def test_a_forked_child_is_another_one(tmp_path: Path) -> None:
 
 
 def test_another_opening_is_another_writer(tmp_path: Path) -> None:
-    f = Calls()
+    f = Counted(VALUE)
     t = opened(tmp_path, f)
     t[0:8, 0:8]
     t.tile_store.close()
@@ -157,10 +147,10 @@ def test_another_opening_is_another_writer(tmp_path: Path) -> None:
 
 
 def test_the_announcement_is_part_of_no_tile_and_goes_with_the_tensor(tmp_path: Path) -> None:
-    creator = opened(tmp_path, Calls())
+    creator = opened(tmp_path, Counted(VALUE))
     creator[0:8, 0:8]
     creator.tile_store.flush()
-    other = opened(tmp_path, Calls())
+    other = opened(tmp_path, Counted(VALUE))
     other[0:8, 8:16]
     store = other.tile_store
     info = store.tensor_info("t")

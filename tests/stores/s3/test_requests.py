@@ -14,7 +14,7 @@ from zarr.abc.store import Store
 from zarr.storage import FsspecStore, ObjectStore
 
 from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore
-from tests.support.reference import Index
+from tests.support.counting import Constant, Counted
 from tests.support.s3_proxy import Proxy
 from tests.support.s3_server import ADMIN, S3Server
 
@@ -23,20 +23,12 @@ _MOST_BATCHES = 64
 """Each batch of tiles that is stored costs a GET, and there may be as many as tiles."""
 
 
-class Counted:
-    """A constant per window."""
-
-    def __init__(self) -> None:
-        self.calls: list[Index] = []
-
-    def __call__(self, ctx: Index) -> torch.Tensor:
-        self.calls.append(ctx)
-        return torch.full((TILE, TILE), 100.0 * ctx[0] + ctx[1])
-
-
 def through(proxy: Proxy, server: S3Server, url: str, **options: Any) -> ZarrTileStore:
     storage_options = {**server.options(), "endpoint_url": proxy.url}
     return ZarrTileStore(url, tile_size=TILE, storage_options=storage_options, **options)
+
+
+VALUE = Constant((TILE, TILE))
 
 
 def whole_tiles(store: ZarrTileStore, f: Counted) -> InfiniteTensor:
@@ -49,14 +41,14 @@ def test_opening_a_store_and_its_tensors_costs_a_few_gets(proxy: Proxy, server: 
         store = through(proxy, server, url)
     assert created == {"GET": 1, "LIST": 1, "PUT": 1}
     with proxy.counting() as registered:
-        whole_tiles(store, Counted())
+        whole_tiles(store, Counted(VALUE))
     assert registered == {"GET": 4, "PUT": 2}
     store.close()
     with proxy.counting() as opened:
         store = through(proxy, server, url)
     assert opened == {"GET": 1}
     with proxy.counting() as found:
-        whole_tiles(store, Counted())
+        whole_tiles(store, Counted(VALUE))
     assert found == {"GET": 2}
     store.close()
 
@@ -69,8 +61,8 @@ def quarters(store: ZarrTileStore) -> InfiniteTensor:
 
 def test_a_tile_of_one_window_costs_one_get_stored_or_not(proxy: Proxy, server: S3Server, url: str) -> None:
     with through(proxy, server, url) as store:
-        expected = whole_tiles(store, Counted())[0:64, 0:64]
-    f = Counted()
+        expected = whole_tiles(store, Counted(VALUE))[0:64, 0:64]
+    f = Counted(VALUE)
     with through(proxy, server, url, mode="r") as store:
         t = whole_tiles(store, f)
         with proxy.counting() as stored:
@@ -112,9 +104,9 @@ def test_a_missing_tile_of_several_windows_costs_three_gets_and_two_after_others
 def test_a_complete_tile_is_written_by_one_put(proxy: Proxy, server: S3Server, url: str, looks: int) -> None:
     if looks:
         with through(proxy, server, url) as store:
-            whole_tiles(store, Counted())
+            whole_tiles(store, Counted(VALUE))
     with through(proxy, server, url) as store:
-        t = whole_tiles(store, Counted())
+        t = whole_tiles(store, Counted(VALUE))
         before = len(proxy.requests)
         t[0:64, 0:64]
         store.flush()
@@ -172,9 +164,9 @@ def test_a_part_that_another_process_has_added_costs_two_requests(proxy: Proxy, 
 
 def test_every_wave_of_a_read_and_of_a_flush_is_concurrent(proxy: Proxy, server: S3Server, url: str) -> None:
     with through(proxy, server, url) as store:
-        whole_tiles(store, Counted())
+        whole_tiles(store, Counted(VALUE))
     with through(proxy, server, url) as store:
-        t = whole_tiles(store, Counted())
+        t = whole_tiles(store, Counted(VALUE))
         proxy.delay = 0.02
         t[0:64, 0:64]
         reading, proxy.most_at_a_time = proxy.most_at_a_time, 0
@@ -198,7 +190,7 @@ def test_what_is_told_of_a_tensor_is_listed_a_thousand_objects_at_a_time(
     proxy: Proxy, server: S3Server, url: str
 ) -> None:
     with through(proxy, server, url) as store:
-        whole_tiles(store, Counted())[0:64, 0:64]
+        whole_tiles(store, Counted(VALUE))[0:64, 0:64]
         store.flush()
         with proxy.counting() as named:
             assert store.tensor_ids() == ["t"]
@@ -210,7 +202,7 @@ def test_what_is_told_of_a_tensor_is_listed_a_thousand_objects_at_a_time(
 
 def test_clearing_deletes_a_thousand_objects_at_a_time(proxy: Proxy, server: S3Server, url: str) -> None:
     with through(proxy, server, url) as store:
-        whole_tiles(store, Counted())[0:64, 0:64]
+        whole_tiles(store, Counted(VALUE))[0:64, 0:64]
         store.flush()
         with proxy.counting() as cleared:
             store.clear_tensor("t")
@@ -244,9 +236,9 @@ def test_a_zarr_store_that_is_handed_in_costs_the_same(
     proxy: Proxy, server: S3Server, url: str, make: Callable[[Proxy, S3Server, str], Store]
 ) -> None:
     with ZarrTileStore(make(proxy, server, url), tile_size=TILE) as store:
-        expected = whole_tiles(store, Counted())[0:64, 0:64]
+        expected = whole_tiles(store, Counted(VALUE))[0:64, 0:64]
     with ZarrTileStore(make(proxy, server, url), tile_size=TILE, mode="r") as store:
-        t = whole_tiles(store, Counted())
+        t = whole_tiles(store, Counted(VALUE))
         with proxy.counting() as stored:
             assert torch.equal(t[0:64, 0:64], expected)
         with proxy.counting() as missing:
