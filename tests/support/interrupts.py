@@ -1,4 +1,4 @@
-"""KeyboardInterrupt at any line of the library, and what must still work then."""
+"""The lines that a thread comes to, KeyboardInterrupt at any of them, and what must still work then."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from typing import Any, ClassVar, TypeAlias
 import infinite_tensor
 import infinite_tensor_stores
 
-_LIBRARY = tuple(f"{module.__path__[0]}/" for module in (infinite_tensor, infinite_tensor_stores))
+LIBRARY = tuple(f"{module.__path__[0]}/" for module in (infinite_tensor, infinite_tensor_stores))
+"""The folders of the library."""
+
 _PATIENCE = 30.0
 _FINALIZER = weakref.finalize.__call__.__code__
 
@@ -28,28 +30,18 @@ Line: TypeAlias = tuple[str, int]
 
 
 @contextmanager
-def interrupted_where(
-    chosen: Callable[[Line], bool], within: Callable[[CodeType], bool] = lambda _code: True
-) -> Iterator[None]:
-    """KeyboardInterrupt before the first line of the library that this thread comes to and that is `chosen`.
+def lines_seen(within: Callable[[FrameType], bool], see: Callable[[FrameType], object]) -> Iterator[None]:
+    """Have `see` called before each line that this thread comes to in calls that are `within`.
 
-    Lines of functions that are not `within` are not even looked at, which saves most of the time that tracing takes.
+    The lines of all other calls are not even looked at, which saves most of the time that tracing takes.
     """
-    # Of who enters the `with`.
-    before, done, here = sys.gettrace(), False, sys._getframe(2)
+    before = sys.gettrace()
 
     def trace(frame: FrameType, event: str, _arg: Any) -> Any:
-        nonlocal done
         if event == "call":
-            code = frame.f_code
-            if done or not code.co_filename.startswith(_LIBRARY) or not within(code) or _is_in_a_finalizer(frame, here):
-                return None
-        elif event == "line" and not done:
-            code, line = frame.f_code, frame.f_lineno
-            if _Lines.of(code).can_be_interrupted(frame.f_lasti, line):
-                done = chosen((code.co_filename, line))
-                if done:
-                    raise KeyboardInterrupt
+            return trace if within(frame) else None
+        if event == "line":
+            see(frame)
         return trace
 
     sys.settrace(trace)
@@ -59,10 +51,40 @@ def interrupted_where(
         sys.settrace(before)
 
 
-def interrupted_at(number: int) -> AbstractContextManager[None]:
-    """KeyboardInterrupt before the `number`-th line of the library that this thread comes to."""
+@contextmanager
+def interrupted_where(
+    chosen: Callable[[Line], bool],
+    within: Callable[[CodeType], bool] = lambda _code: True,
+    *,
+    of: tuple[str, ...] = LIBRARY,
+) -> Iterator[None]:
+    """KeyboardInterrupt before the first line that this thread comes to and that is `chosen`.
+
+    Only lines of files in the folders `of`, and of functions that are `within`, are looked at.
+    """
+    # Of who enters the `with`.
+    done, here = False, sys._getframe(2)
+
+    def is_looked_at(frame: FrameType) -> bool:
+        code = frame.f_code
+        return not done and code.co_filename.startswith(of) and within(code) and not _is_in_a_finalizer(frame, here)
+
+    def interrupt(frame: FrameType) -> None:
+        nonlocal done
+        code, line = frame.f_code, frame.f_lineno
+        if not done and _Lines.of(code).can_be_interrupted(frame.f_lasti, line):
+            done = chosen((code.co_filename, line))
+            if done:
+                raise KeyboardInterrupt
+
+    with lines_seen(is_looked_at, interrupt):
+        yield
+
+
+def interrupted_at(number: int, *, of: tuple[str, ...] = LIBRARY) -> AbstractContextManager[None]:
+    """KeyboardInterrupt before the `number`-th line that this thread comes to in files in the folders `of`."""
     lines = itertools.count(1)
-    return interrupted_where(lambda _line: next(lines) == number)
+    return interrupted_where(lambda _line: next(lines) == number, of=of)
 
 
 class NewLines:
@@ -165,7 +187,7 @@ def _is_in_a_finalizer(frame: FrameType, outermost: FrameType) -> bool:
 
 
 class _Lines:
-    """What is to be known of the lines of a function of the library, looked up once: there are very many events."""
+    """What is to be known of the lines of a function, looked up once: there are very many events."""
 
     _known: ClassVar[dict[int, _Lines]] = {}
 
