@@ -39,7 +39,7 @@ from infinite_tensor.filling.fillable import fill_together, plan_together
 from infinite_tensor.geometry.regions import parse
 from infinite_tensor.tilestore import blended
 from tests.support.dict_store import DictTileStore
-from tests.support.random_worlds import Action, Fill, Forget, Read, Selection, Together, World, worlds
+from tests.support.pipelines import Action, Fill, Forget, Pipeline, Read, Selection, Together, pipelines
 from tests.support.reference import Box, Index, Reference, Stage, TooManyWindows
 
 MOST_WINDOWS = 150
@@ -90,32 +90,34 @@ class Recorded:
 
 
 class History:
-    """A world on stores of one kind, beside its reference."""
+    """A pipeline on stores of one kind, beside its reference."""
 
-    def __init__(self, world: World, open_store: Callable[..., TileStore], *, persistent: bool, bounded: bool) -> None:
-        self.world = world
+    def __init__(
+        self, pipeline: Pipeline, open_store: Callable[..., TileStore], *, persistent: bool, bounded: bool
+    ) -> None:
+        self.pipeline = pipeline
         self.open_store = open_store
         self.persistent = persistent
         self.bounded = bounded
-        self.reference = Reference(world.stages)
-        self.known: list[set[Index]] = [set() for _ in world.stages]
+        self.reference = Reference(pipeline.stages)
+        self.known: list[set[Index]] = [set() for _ in pipeline.stages]
         self.functions = [
-            Recorded([world.stages[n] for n in self.together(number)], size)
-            for number, size in enumerate(world.batch_sizes)
+            Recorded([pipeline.stages[n] for n in self.together(number)], size)
+            for number, size in enumerate(pipeline.batch_sizes)
         ]
-        elsewhere = () if bounded else world.elsewhere
+        elsewhere = () if bounded else pipeline.elsewhere
         self.elsewhere: dict[int, TileStore] = {n: MemoryTileStore() for n in elsewhere}
-        self.stores = [self._open(n) for n in range(len(world.tile_sizes))]
+        self.stores = [self._open(n) for n in range(len(pipeline.tile_sizes))]
         self.tensors: list[InfiniteTensor] = []
         self.build(opens=False)
 
     def _open(self, number: int) -> TileStore:
-        return self.open_store(number, tile_size=self.world.tile_sizes[number], **self.world.options)
+        return self.open_store(number, tile_size=self.pipeline.tile_sizes[number], **self.pipeline.options)
 
     def together(self, stage: int) -> list[int]:
         """The stages that one ``f`` computes with a stage, itself included."""
-        beside = self.world.stages[stage].beside
-        return [stage] if beside is None else [n for n, s in enumerate(self.world.stages) if s.beside == beside]
+        beside = self.pipeline.stages[stage].beside
+        return [stage] if beside is None else [n for n, s in enumerate(self.pipeline.stages) if s.beside == beside]
 
     def store_of(self, stage: int) -> TileStore:
         first = self.together(stage)[0]
@@ -123,19 +125,19 @@ class History:
 
     def name_of(self, stage: int) -> str:
         first = self.together(stage)[0]
-        return f"stage {stage}" if self.world.stages[stage].beside is None else f"stage {first}/{stage - first}"
+        return f"stage {stage}" if self.pipeline.stages[stage].beside is None else f"stage {first}/{stage - first}"
 
     def build(self, *, opens: bool) -> None:
         tensors: list[InfiniteTensor] = []
-        while len(tensors) < len(self.world.stages):
+        while len(tensors) < len(self.pipeline.stages):
             tensors += self._built(len(tensors), tensors, opens=opens)
         self.tensors = tensors
 
     def _built(self, number: int, tensors: Sequence[InfiniteTensor], *, opens: bool) -> Iterable[InfiniteTensor]:
         """The tensor of a stage, or those of all stages that its ``f`` computes."""
-        stage, function, store = self.world.stages[number], self.functions[number], self.store_of(number)
+        stage, function, store = self.pipeline.stages[number], self.functions[number], self.store_of(number)
         args, windows = [tensors[n] for n, _ in stage.args], [window for _, window in stage.args]
-        name, batch_size = f"stage {number}", self.world.batch_sizes[number]
+        name, batch_size = f"stage {number}", self.pipeline.batch_sizes[number]
         if stage.beside is not None:
             outputs = {
                 str(n): Output(s.shape, s.dtype, s.window, s.blend, s.blend_init) for n, s in enumerate(function.stages)
@@ -292,7 +294,7 @@ class History:
                 assert not once or made <= Counter(wanted), f"stage {number}"
 
     def _check_values(self, number: int, selection: Selection, result: torch.Tensor) -> None:
-        stage = self.world.stages[number]
+        stage = self.pipeline.stages[number]
         lengths = [1 if isinstance(pixels, int) else len(pixels) for pixels in selection.pixels]
         kept = [n for n, pixels in zip(lengths, selection.pixels, strict=True) if not isinstance(pixels, int)]
         assert result.dtype == stage.dtype
@@ -355,64 +357,66 @@ def _close(stores: Iterable[TileStore]) -> None:
         store.close()
 
 
-def _run(world: World, open_store: Callable[..., TileStore], *, persistent: bool = True, bounded: bool = False) -> None:
+def _run(
+    pipeline: Pipeline, open_store: Callable[..., TileStore], *, persistent: bool = True, bounded: bool = False
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(assemble, "_BLOCK_BYTES", world.block_bytes)
-        patch.setattr(blended, "_TILE_BYTES", world.block_bytes // 4)
-        patch.setattr(cutting, "_STEP_BYTES", world.block_bytes // 2)
-        patch.setattr(fill, "_DEFAULT_HELD", world.block_bytes)
-        history = History(world, open_store, persistent=persistent, bounded=bounded)
+        patch.setattr(assemble, "_BLOCK_BYTES", pipeline.block_bytes)
+        patch.setattr(blended, "_TILE_BYTES", pipeline.block_bytes // 4)
+        patch.setattr(cutting, "_STEP_BYTES", pipeline.block_bytes // 2)
+        patch.setattr(fill, "_DEFAULT_HELD", pipeline.block_bytes)
+        history = History(pipeline, open_store, persistent=persistent, bounded=bounded)
         try:
-            for action in world.actions:
+            for action in pipeline.actions:
                 history.play(action)
         finally:
             _close(history.stores)
 
 
-@given(worlds())
-def test_memory_store(world: World) -> None:
-    _run(world, lambda *_, **__: MemoryTileStore(), persistent=False)
+@given(pipelines())
+def test_memory_store(pipeline: Pipeline) -> None:
+    _run(pipeline, lambda *_, **__: MemoryTileStore(), persistent=False)
 
 
-@given(worlds())
-def test_memory_store_on_several_threads(world: World) -> None:
-    _run(world, lambda *_, **__: MemoryTileStore(workers=WORKERS), persistent=False)
+@given(pipelines())
+def test_memory_store_on_several_threads(pipeline: Pipeline) -> None:
+    _run(pipeline, lambda *_, **__: MemoryTileStore(workers=WORKERS), persistent=False)
 
 
-@given(worlds())
-def test_zarr_store_on_several_threads(world: World) -> None:
+@given(pipelines())
+def test_zarr_store_on_several_threads(pipeline: Pipeline) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        _run(world, lambda number, **options: ZarrTileStore(Path(folder, str(number)), workers=WORKERS, **options))
+        _run(pipeline, lambda number, **options: ZarrTileStore(Path(folder, str(number)), workers=WORKERS, **options))
 
 
-@given(worlds())
-def test_memory_store_with_limits(world: World) -> None:
-    limit = world.options["cache_size_tiles"] or 3
-    open_store = lambda *_, **__: MemoryTileStore(world.options["cache_size_bytes"], limit)  # noqa: E731
-    _run(world, open_store, persistent=False, bounded=True)
+@given(pipelines())
+def test_memory_store_with_limits(pipeline: Pipeline) -> None:
+    limit = pipeline.options["cache_size_tiles"] or 3
+    open_store = lambda *_, **__: MemoryTileStore(pipeline.options["cache_size_bytes"], limit)  # noqa: E731
+    _run(pipeline, open_store, persistent=False, bounded=True)
 
 
-@given(worlds())
-def test_zarr_store_in_a_directory(world: World) -> None:
+@given(pipelines())
+def test_zarr_store_in_a_directory(pipeline: Pipeline) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        _run(world, lambda number, **options: ZarrTileStore(Path(folder, str(number)), **options))
+        _run(pipeline, lambda number, **options: ZarrTileStore(Path(folder, str(number)), **options))
 
 
-@given(worlds())
-def test_zarr_store_behind_a_url(world: World) -> None:
+@given(pipelines())
+def test_zarr_store_behind_a_url(pipeline: Pipeline) -> None:
     try:
-        _run(world, lambda number, **options: ZarrTileStore(f"memory://properties/{number}", **options))
+        _run(pipeline, lambda number, **options: ZarrTileStore(f"memory://properties/{number}", **options))
     finally:
         fsspec.filesystem("memory").rm("/properties", recursive=True)
 
 
-@given(worlds())
-def test_hdf5_store(world: World) -> None:
+@given(pipelines())
+def test_hdf5_store(pipeline: Pipeline) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        _run(world, lambda number, **options: HDF5TileStore(Path(folder, f"{number}.h5"), **options))
+        _run(pipeline, lambda number, **options: HDF5TileStore(Path(folder, f"{number}.h5"), **options))
 
 
-@given(worlds())
-def test_dict_store(world: World) -> None:
-    storages: list[dict[Any, Any]] = [{} for _ in world.stages]
-    _run(world, lambda number, **options: DictTileStore(storages[number], **options))
+@given(pipelines())
+def test_dict_store(pipeline: Pipeline) -> None:
+    storages: list[dict[Any, Any]] = [{} for _ in pipeline.stages]
+    _run(pipeline, lambda number, **options: DictTileStore(storages[number], **options))

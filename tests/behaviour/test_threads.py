@@ -25,7 +25,8 @@ from infinite_tensor import (
     ZarrTileStore,
 )
 from infinite_tensor.engine.claims import CLAIMS
-from tests.support.random_worlds import WindowFunction, subtract
+from tests.support.counting import Counted
+from tests.support.pipelines import WindowFunction, subtract
 from tests.support.reference import Index, Reference, Stage
 
 T = TypeVar("T")
@@ -66,23 +67,21 @@ def make_store(kind: str, path: Path) -> TileStore:
     return ZarrTileStore(path / "s.zarr", tile_size=8, cache_size_tiles=2 if kind == "zarr-small" else None)
 
 
-class Flaky:
-    """Counts the calls that return; every so often one raises instead."""
+class Flaky(Counted):
+    """Notes the calls that return; every so often one raises instead."""
 
     def __init__(self, f: Callable[..., torch.Tensor], seed: int | None) -> None:
-        self.f = f
-        self.calls: Counter[Index] = Counter()
+        super().__init__(f)
         self.raised = 0
         self._random = None if seed is None else random.Random(seed)  # noqa: S311
 
-    def __call__(self, ctx: Index, *regions: torch.Tensor) -> torch.Tensor:
+    def __call__(self, ctx: Index, *regions: torch.Tensor) -> Any:
         if self._random is not None and self._random.random() < 0.1:
             self.raised += 1
             raise Unlucky
         # Long enough in numpy without the lock of the interpreter for other threads to come in between.
         np.sort(np.arange(20_000)[::-1])
-        self.calls[ctx] += 1
-        return self.f(ctx, *regions)
+        return super().__call__(ctx, *regions)
 
 
 class Unlucky(Exception):  # noqa: N818
@@ -154,7 +153,7 @@ def test_sixteen_threads_compute_each_window_once(kind: str, seed: int | None, t
     found = [each for several in together(work) for each in several]
     store.close()
     for function in functions:
-        assert function.calls.total() == len(function.calls)
+        assert len(function.calls) == len(set(function.calls))
     assert seed is None or sum(function.raised for function in functions) > 0
     reference = Reference(STAGES)
     for stage, box, pixels in found:
@@ -162,10 +161,10 @@ def test_sixteen_threads_compute_each_window_once(kind: str, seed: int | None, t
 
 
 def test_two_reads_of_one_slow_window_call_f_once_and_both_get_it() -> None:
-    calls, going, go_on = [], threading.Event(), threading.Event()
+    going, go_on = threading.Event(), threading.Event()
 
-    def f(ctx: Index) -> torch.Tensor:
-        calls.append(ctx)
+    @Counted
+    def f(_ctx: Index) -> torch.Tensor:
         going.set()
         assert go_on.wait(LIMIT)
         return torch.full((4,), 7.0)
@@ -177,7 +176,7 @@ def test_two_reads_of_one_slow_window_call_f_once_and_both_get_it() -> None:
     wait_until_a_read_waits()
     go_on.set()
     assert [first.result(LIMIT).tolist(), second.result(LIMIT).tolist()] == [[7.0] * 4, [7.0] * 2]
-    assert calls == [(0,)]
+    assert f.calls == [(0,)]
 
 
 def wait_until_a_read_waits() -> None:
@@ -213,11 +212,10 @@ def test_a_read_served_from_the_cache_does_not_wait_for_a_slow_f(kind: str, tmp_
 
 
 def test_a_small_read_need_not_wait_for_a_large_one_that_has_begun() -> None:
-    calls: Counter[Index] = Counter()
     going, go_on = threading.Event(), threading.Event()
 
+    @Counted
     def f(ctx: Index) -> torch.Tensor:
-        calls[ctx] += 1
         if ctx == (0,):
             going.set()
             assert go_on.wait(LIMIT)
@@ -233,7 +231,7 @@ def test_a_small_read_need_not_wait_for_a_large_one_that_has_begun() -> None:
     assert not large.done()
     go_on.set()
     assert large.result(LIMIT).tolist() == [float(x // 4) for x in range(400)]
-    assert calls.total() == len(calls) == 100
+    assert len(f.calls) == len(set(f.calls)) == 100
 
 
 def test_who_waited_for_an_f_that_raised_computes_the_window_himself() -> None:
@@ -274,23 +272,19 @@ def test_an_f_may_read_another_tensor() -> None:
 
 
 def test_an_f_may_read_windows_of_its_own_tensor_that_have_their_turn_later() -> None:
-    calls: Counter[Index] = Counter()
-
+    @Counted
     def f(ctx: Index) -> torch.Tensor:
-        calls[ctx] += 1
         return torch.ones(1) if ctx[0] >= 5 else t[ctx[0] + 1 : ctx[0] + 2] + 1
 
     t = InfiniteTensor((None,), f, TensorWindow((1,)), batch_size=None)
     assert t[0:8].tolist() == [6, 5, 4, 3, 2, 1, 1, 1]
-    assert calls.total() == len(calls) == 8
+    assert len(f.calls) == len(set(f.calls)) == 8
 
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_an_f_may_read_any_other_window_of_its_own_tensor(workers: int) -> None:
-    calls: Counter[Index] = Counter()
-
+    @Counted
     def f(ctx: Index) -> torch.Tensor:
-        calls[ctx] += 1
         # Earlier ones and later ones, in the midst of many quick calls.
         other = {3: ctx[0] + 1, 5: ctx[0] - 2}.get(ctx[0] % 7)
         return torch.full((1,), float(ctx[0])) if other is None else t.read(slice(other, other + 1), workers=workers)
@@ -298,22 +292,20 @@ def test_an_f_may_read_any_other_window_of_its_own_tensor(workers: int) -> None:
     t = InfiniteTensor((None,), f, TensorWindow((1,)))
     found = t.read(slice(0, 700), workers=workers).tolist()
     assert found == [{3: x + 1, 5: x - 1}.get(x % 7, x) for x in range(700)]
-    assert len(calls) == 700
+    assert len(f.counts) == 700
     # Threads that may not wait for each other compute a window once each.
-    assert calls.total() == 700 or workers > 1
+    assert len(f.calls) == 700 or workers > 1
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_read_within_reads_may_need_what_one_around_it_has_claimed(workers: int) -> None:
-    calls: Counter[tuple[str, Index]] = Counter()
-
+    @Counted
     def source(ctx: Index) -> Any:
-        calls["source", ctx] += 1
         # A later window of what the read around this one computes.
         return t[4:8] if ctx == (0,) else torch.ones(4)
 
-    def outer(ctx: Index) -> Any:
-        calls["outer", ctx] += 1
+    @Counted
+    def outer(_ctx: Index) -> Any:
         return t[0:8][:4]
 
     window = TensorWindow((4,))
@@ -321,7 +313,7 @@ def test_a_read_within_reads_may_need_what_one_around_it_has_claimed(workers: in
     t = InfiniteTensor((None,), lambda _ctx, region: region + 1, window, [s], [window])
     top = InfiniteTensor((None,), outer, window)
     assert started(lambda: top.read(slice(0, 4), workers=workers)).result(LIMIT).tolist() == [3.0] * 4
-    assert calls.total() == len(calls) == 3
+    assert (sorted(source.calls), outer.calls) == ([(0,), (1,)], [(0,)])
 
 
 def test_a_read_that_takes_up_what_another_has_left_may_need_what_it_has_claimed_itself() -> None:
@@ -524,22 +516,21 @@ def test_windows_of_two_threads_that_need_each_other_are_an_error() -> None:
 def test_threads_that_only_seem_to_wait_for_each_other_both_finish() -> None:
     both = threading.Barrier(2, timeout=LIMIT)
     waited: set[str] = set()
-    calls: Counter[tuple[str, Index]] = Counter()
 
     def meet(name: str) -> None:
         if name not in waited:
             waited.add(name)
             both.wait()
 
+    @Counted
     def a(ctx: Index) -> Any:
-        calls["a", ctx] += 1
         if ctx[0] == 1:
             return torch.full((1,), 5.0)
         meet("a")
         return second[0:1] + 1
 
-    def b(ctx: Index) -> Any:
-        calls["b", ctx] += 1
+    @Counted
+    def b(_ctx: Index) -> Any:
         meet("b")
         # The thread that reads first[0:2] has claimed window 1 as well, and waits for this very window.
         return first[1:2] + 1
@@ -549,21 +540,20 @@ def test_threads_that_only_seem_to_wait_for_each_other_both_finish() -> None:
     reads = [started(lambda: first[0:2]), started(lambda: second[0:1])]
     pixels = [read.result(timeout=LIMIT).tolist() for read in reads]
     assert pixels == [[7.0, 5.0], [6.0]]
-    assert calls.total() == len(calls) == 3
+    assert (sorted(a.calls), b.calls) == ([(0,), (1,)], [(0,)])
 
 
 def test_an_old_read_takes_what_a_young_one_that_waits_for_it_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     # The old read claims one window after the other, and the young one comes in before the next.
     monkeypatch.setattr("infinite_tensor.engine.assemble._BLOCK_BYTES", 4)
-    calls: Counter[tuple[str, Index]] = Counter()
     young: list[Future[torch.Tensor]] = []
 
-    def a(ctx: Index) -> Any:
-        calls["a", ctx] += 1
+    @Counted
+    def a(_ctx: Index) -> Any:
         return second[0:2].sum().reshape(1)
 
+    @Counted
     def b(ctx: Index) -> torch.Tensor:
-        calls["b", ctx] += 1
         if ctx == (0,):
             monkeypatch.undo()
             young.append(started(lambda: second[-1:2]))
@@ -574,7 +564,7 @@ def test_an_old_read_takes_what_a_young_one_that_waits_for_it_has_not_begun(monk
     second = InfiniteTensor((None,), b, TensorWindow((1,)), batch_size=None)
     assert started(lambda: first[0:1]).result(LIMIT).tolist() == [2.0]
     assert young[0].result(LIMIT).tolist() == [2.0, 1.0, 1.0]
-    assert calls.total() == len(calls) == 4
+    assert (a.calls, sorted(b.calls)) == ([(0,)], [(-1,), (0,), (1,)])
 
 
 def test_reads_that_meet_fill_their_batches_with_allowed_sizes_only() -> None:
@@ -613,6 +603,6 @@ def test_streams_and_reads_share_their_work(kind: str, tmp_path: Path) -> None:
 
     found = together(work, 8)
     store.close()
-    assert functions[2].calls.total() == len(functions[2].calls)
+    assert len(functions[2].calls) == len(set(functions[2].calls))
     for several in found[1:]:
         assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(several, found[0], strict=True))

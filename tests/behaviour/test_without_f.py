@@ -37,7 +37,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> TileStore:
     return STORES[request.param](tmp_path)
 
 
-class World:
+class Middle:
     """A ``ground``, and a ``middle`` over it, which are there with ``f`` and opened without."""
 
     def __init__(self, store: TileStore) -> None:
@@ -74,67 +74,71 @@ class World:
 
 @pytest.mark.parametrize("order", list(itertools.permutations([0, 1])))
 def test_it_computes_for_a_tensor_that_reads_both(store: TileStore, order: Sequence[int]) -> None:
-    world = World(store)
-    args = [world.opened, world.built]
-    top = world.reads([args[i] for i in order], "top")
+    middle = Middle(store)
+    args = [middle.opened, middle.built]
+    top = middle.reads([args[i] for i in order], "top")
     assert top[0:8].tolist() == [2.0 * pixel for pixel in range(8)]
-    world.check(["middle", "top"])
+    middle.check(["middle", "top"])
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations([0, 1, 2])))
 @pytest.mark.parametrize("fill", [False, True])
 def test_it_computes_wherever_in_the_chain_it_is(store: TileStore, order: Sequence[int], fill: bool) -> None:
-    world = World(store)
+    middle = Middle(store)
     # Each of these is opened or built at another depth of the chain.
-    args = [world.reads([world.opened], "side"), world.reads([world.reads([world.opened], "a")], "b"), world.built]
-    top = world.reads([args[i] for i in order], "top")
+    args = [
+        middle.reads([middle.opened], "side"),
+        middle.reads([middle.reads([middle.opened], "a")], "b"),
+        middle.built,
+    ]
+    top = middle.reads([args[i] for i in order], "top")
     if fill:
         # By whole tiles.
-        assert top.fill(slice(0, 8)).windows == sum(world.calls.values()) == len(world.calls)
+        assert top.fill(slice(0, 8)).windows == sum(middle.calls.values()) == len(middle.calls)
     assert top[0:8].tolist() == [3.0 * pixel for pixel in range(8)]
     if not fill:
-        world.check(["middle", "side", "a", "b", "top"])
+        middle.check(["middle", "side", "a", "b", "top"])
 
 
 @pytest.mark.parametrize("names", list(itertools.permutations(["opened", "built"])))
 @pytest.mark.parametrize("fill", [False, True])
 def test_it_computes_where_both_are_read_together(store: TileStore, names: Sequence[str], fill: bool) -> None:
-    world = World(store)
-    group = TensorGroup({name: getattr(world, name) for name in names})
+    middle = Middle(store)
+    group = TensorGroup({name: getattr(middle, name) for name in names})
     if fill:
-        assert group.plan(slice(0, 8)).windows == group.fill(slice(0, 8)).windows == sum(world.calls.values())
+        assert group.plan(slice(0, 8)).windows == group.fill(slice(0, 8)).windows == sum(middle.calls.values())
     found = group[0:8]
     assert [found[name].tolist() for name in names] == [list(map(float, range(8)))] * 2
-    assert set(world.calls.values()) == {1}
+    assert set(middle.calls.values()) == {1}
 
 
 @pytest.mark.parametrize("names", list(itertools.permutations(["opened", "top"])))
 def test_it_computes_where_one_is_read_together_with_what_reads_the_other(
     store: TileStore, names: Sequence[str]
 ) -> None:
-    world = World(store)
-    tensors = {"opened": world.opened, "top": world.reads([world.built], "top")}
+    middle = Middle(store)
+    tensors = {"opened": middle.opened, "top": middle.reads([middle.built], "top")}
     found = TensorGroup({name: tensors[name] for name in names})[0:8]
     assert [found[name].tolist() for name in names] == [list(map(float, range(8)))] * 2
-    assert set(world.calls.values()) == {1}
+    assert set(middle.calls.values()) == {1}
 
 
 def test_of_two_with_f_the_first_computes(store: TileStore) -> None:
-    world = World(store)
+    middle = Middle(store)
     with pytest.warns(UserWarning, match="is not the one"):
         other = InfiniteTensor(
             (None,),
             lambda _ctx, region: region[1:5] + 0,
             WINDOW,
-            args=[world.ground],
+            args=[middle.ground],
             args_windows=[HALO],
             tensor_id="middle",
             tile_store=store,
         )
-    assert world.reads([world.opened, world.built, other], "top")[0:4].tolist() == [0.0, 3.0, 6.0, 9.0]
-    assert world.calls["middle", (0,)] == 1
-    assert world.reads([world.opened, other, world.built], "next")[4:8].tolist() == [12.0, 15.0, 18.0, 21.0]
-    assert world.calls["middle", (1,)] == 0
+    assert middle.reads([middle.opened, middle.built, other], "top")[0:4].tolist() == [0.0, 3.0, 6.0, 9.0]
+    assert middle.calls["middle", (0,)] == 1
+    assert middle.reads([middle.opened, other, middle.built], "next")[4:8].tolist() == [12.0, 15.0, 18.0, 21.0]
+    assert middle.calls["middle", (1,)] == 0
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations([0, 1])))
@@ -160,8 +164,8 @@ def test_an_output_that_was_opened_is_computed_beside_the_others(store: TileStor
 
 
 def test_alone_it_is_not_computed(store: TileStore) -> None:
-    world = World(store)
-    world.built[0:4]
-    assert world.reads([world.opened], "top")[0:4].tolist() == [0.0, 1.0, 2.0, 3.0]
+    middle = Middle(store)
+    middle.built[0:4]
+    assert middle.reads([middle.opened], "top")[0:4].tolist() == [0.0, 1.0, 2.0, 3.0]
     with pytest.raises(TileAccessError, match="'middle' was opened without f"):
-        world.reads([world.opened], "top")[4:8]
+        middle.reads([middle.opened], "top")[4:8]

@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from infinite_tensor import StoreError, TileAccessError, TileStore
+from tests.support.chain import CANVASES, NAMES, STAGES, Chain, Window, expected, open_chain_store, windows_of
 from tests.support.files_of_a_store import Files
-from tests.support.reference import Box
-from tests.support.shared_chain import (
-    CANVASES,
-    NAMES,
-    STAGES,
-    Window,
-    build,
-    expected,
-    open_chain_store,
-    region,
-    same_bits,
-    windows_of,
-)
+from tests.support.reference import Box, region, same_bits
 
 
 class Inspection:
@@ -93,14 +81,11 @@ class Inspection:
 
     def _check_tensors(self, store: TileStore) -> set[Window]:
         """The whole chain has the right pixels, and nothing flushed is computed again; returns what is computed."""
-        calls: Counter[Window] = Counter()
-        tensors = build(store, lambda window: calls.update([window]))
-        for stage in reversed(range(len(STAGES))):
-            pixels = tensors[stage][region(CANVASES[stage])]
-            assert same_bits(pixels, expected(stage, CANVASES[stage])), f"{NAMES[stage]} has wrong pixels"
-        assert calls.keys() & self.flushed == set()
-        assert set(calls.values()) <= {1}
-        return set(calls)
+        chain = Chain(store)
+        chain.check(*reversed(list(enumerate(CANVASES))))
+        assert chain.calls.keys() & self.flushed == set()
+        assert set(chain.calls.values()) <= {1}
+        return set(chain.calls)
 
 
 def _boxes(stage: int, extent: int = 9) -> Iterator[Box]:

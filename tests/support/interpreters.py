@@ -37,10 +37,10 @@ CONTEXT.set_forkserver_preload(
         "infinite_tensor.modules",
         "tests.support.members",
         "tests.durability.crash.victims",
-        "tests.durability.crash.grouping",
-        "tests.durability.crash.invalidating",
-        "tests.durability.crash.opening",
-        "tests.stores.blobs.victims",
+        "tests.durability.crash.test_groups",
+        "tests.durability.crash.test_hdf5",
+        "tests.durability.crash.test_invalidation",
+        "tests.stores.blobs.test_kills",
         "tests.support.frozen",
     ]
 )

@@ -7,27 +7,23 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
 from infinite_tensor import InfiniteTensor, StoreError, TensorWindow, TileAccessError, TileStore, ValidationError
-from tests.support.interpreters import DEADLINE
-from tests.support.reference import Box
-from tests.support.shared_chain import (
+from tests.support.chain import (
     NAMES,
     STAGES,
+    Chain,
+    Part,
     Window,
-    build,
-    expected,
+    check_right,
     open_chain_store,
     random_box,
-    region,
-    same_bits,
 )
-
-Part: TypeAlias = tuple[int, Box]
-"""A part of a stage's canvas."""
+from tests.support.interpreters import DEADLINE
+from tests.support.reference import Box, region
 
 _kept: dict[str, TileStore] = {}
 
@@ -35,23 +31,22 @@ _kept: dict[str, TileStore] = {}
 def fill_at_random(path: Path, seed: int, reads: int, options: dict[str, Any]) -> Counter[Window]:
     """Read random parts of the chain, and flush now and then; tells how often each window ran."""
     rng = random.Random(seed)  # noqa: S311
-    calls: Counter[Window] = Counter()
     with open_chain_store(path, **options) as store:
-        tensors = build(store, lambda window: calls.update([window]))
+        chain = Chain(store)
         for _ in range(reads):
             stage = rng.randrange(len(STAGES))
-            _read_right(tensors[stage], stage, random_box(rng, stage))
+            chain.check((stage, random_box(rng, stage)))
             if rng.random() < 0.3:
                 store.flush()
-    return calls
+    return chain.calls
 
 
 def fill_parts(path: Path, parts: Sequence[Part]) -> None:
     """Read parts of the chain one by one, each followed by a flush."""
     with open_chain_store(path) as store:
-        tensors = build(store, lambda _window: None)
-        for stage, box in parts:
-            _read_right(tensors[stage], stage, box)
+        chain = Chain(store)
+        for part in parts:
+            chain.check(part)
             store.flush()
 
 
@@ -84,14 +79,10 @@ def wait_for_parts(path: Path, parts: Sequence[Part]) -> int:
 
 def _is_stored(store: TileStore, stage: int, box: Box) -> bool:
     try:
-        _read_right(store.open(NAMES[stage], blend=STAGES[stage].blend), stage, box)
+        check_right(store.open(NAMES[stage], blend=STAGES[stage].blend), stage, box)
     except TileAccessError:
         return False
     return True
-
-
-def _read_right(tensor: InfiniteTensor, stage: int, box: Box) -> None:
-    assert same_bits(tensor[region(box)], expected(stage, box)), f"{NAMES[stage]} has wrong pixels in {box}"
 
 
 def plain(store: TileStore, tensor_id: str, number: int) -> InfiniteTensor:

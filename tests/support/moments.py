@@ -1,10 +1,11 @@
-"""Moments at which something is done to a process: right before it reads or changes a file of a store."""
+"""Moments at which a process is stopped or kills itself: right before it reads or changes a file of a store."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -75,3 +76,36 @@ def _path(step: str, args: tuple[Any, ...]) -> Path:
     # Folders are removed bottom up, relative to an open one.
     folder = args[-1] if step in ("os.remove", "os.rmdir") else -1
     return path if folder == -1 else Path(f"/proc/self/fd/{folder}").readlink() / path
+
+
+@dataclass(frozen=True)
+class Kill:
+    """When a process kills itself, and whether it leaves a half-written file.
+
+    Attributes
+    ----------
+    moment : Moment
+        The step that it does not live to take.
+    torn : bool
+        Whether a temporary file that is about to be moved into place is cut in half.
+    """
+
+    moment: Moment
+    torn: bool = False
+
+    def arm(self, folder: Path) -> Callable[[], int]:
+        """Have this process kill itself. Returns what tells how many changes there were in the folder so far."""
+        return at(folder, self.moment, self._strike)
+
+    def _strike(self, step: str, path: Path) -> None:
+        if self.torn and step in ("os.rename", "os.link"):
+            os.truncate(path, path.stat().st_size // 2)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+NEVER = Kill(Moment("never", ""))
+
+
+def before(step: str, path: str, number: int = 1, *, torn: bool = False) -> Kill:
+    """A kill before a step, see `Moment`."""
+    return Kill(Moment(step, path, number), torn)

@@ -61,6 +61,24 @@ def start_of(window: TensorWindow, index: Sequence[int]) -> Index:
     )
 
 
+def box_at(window: TensorWindow, index: Sequence[int]) -> Box:
+    """The pixels of one window."""
+    start = start_of(window, index)
+    return start, tuple(first + size for first, size in zip(start, window.size, strict=True))
+
+
+def region(box: Box) -> tuple[slice, ...]:
+    """A box as it is written between brackets."""
+    return tuple(slice(low, high) for low, high in zip(*box, strict=True))
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors agree in every bit."""
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
+
+
 def windows_over(shape: Sequence[int | None], window: TensorWindow, box: Box) -> list[Index]:
     """Indices of the windows that share a pixel with `box`, in lexicographic order."""
     candidates: list[Iterable[int]] = [[0] for _ in shape]
@@ -96,7 +114,7 @@ class Reference:
         """What ``f`` of a stage returns for one window."""
         if (number, index) not in self._windows:
             stage = self.stages[number]
-            regions = [self.region(upstream, _box_at(window, index))[0] for upstream, window in stage.args]
+            regions = [self.region(upstream, box_at(window, index))[0] for upstream, window in stage.args]
             self._windows[number, index] = stage.f(index, *regions)
         return self._windows[number, index]
 
@@ -135,7 +153,7 @@ class Reference:
                     raise TooManyWindows
             if first == n:
                 for upstream, window in stage.args:
-                    wanted[upstream].update(_box_at(window, index) for index in needed[n])
+                    wanted[upstream].update(box_at(window, index) for index in needed[n])
         return needed
 
     def made(self, number: int, runs: Sequence[Iterable[Index]]) -> list[Index]:
@@ -144,11 +162,6 @@ class Reference:
         ctxs = runs[number if stage.beside is None else stage.beside]
         windows = [(*ctx, *[0] * (len(stage.shape) - len(ctx))) for ctx in ctxs]
         return [index for index in windows if _exists(stage.shape, stage.window, index)]
-
-
-def _box_at(window: TensorWindow, index: Index) -> Box:
-    start = start_of(window, index)
-    return start, tuple(first + size for first, size in zip(start, window.size, strict=True))
 
 
 def _combined(stage: Stage, existing: torch.Tensor, incoming: torch.Tensor, first: torch.Tensor) -> torch.Tensor:

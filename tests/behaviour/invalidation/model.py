@@ -13,9 +13,8 @@ from dataclasses import replace
 
 import torch
 
-from infinite_tensor import TensorWindow
-from tests.support.random_worlds import WindowFunction, subtract
-from tests.support.reference import Box, Index, Reference, Stage, TooManyWindows, start_of, windows_over
+from tests.support.pipelines import WindowFunction, subtract
+from tests.support.reference import Box, Index, Reference, Stage, TooManyWindows, box_at, windows_over
 
 _MOST_WINDOWS = 150
 
@@ -46,7 +45,7 @@ class Model:
         steady = WindowFunction(number, stage.window.size, torch.int64)
 
         def f(ctx: Index, *regions: torch.Tensor) -> torch.Tensor:
-            window = _box_at(stage.window, ctx)
+            window = box_at(stage.window, ctx)
             version = sum(box is None or _meet(box, window) for box in self._changes[number])
             return steady(ctx, *regions) + version
 
@@ -77,10 +76,10 @@ class Model:
             if sum(map(len, needed)) > _MOST_WINDOWS:
                 raise TooManyWindows
             for upstream, window in self.stages[n].args:
-                wanted[upstream].update(_box_at(window, index) for index in needed[n])
+                wanted[upstream].update(box_at(window, index) for index in needed[n])
         for n, windows in enumerate(needed):
             for index in windows:
-                for tile, _ in self._parts(n, _box_at(self.stages[n].window, index)):
+                for tile, _ in self._parts(n, box_at(self.stages[n].window, index)):
                     self.known[n][tile].add(index)
         return [Counter(windows) for windows in needed]
 
@@ -119,9 +118,9 @@ class Model:
                 (upstream, source)
                 for upstream, window in stage.args
                 if upstream >= changed
-                for source in self._windows_over(upstream, _box_at(window, index))
+                for source in self._windows_over(upstream, box_at(window, index))
             ]
-            found[n, index] = (n == changed and (box is None or _meet(box, _box_at(stage.window, index)))) or any(
+            found[n, index] = (n == changed and (box is None or _meet(box, box_at(stage.window, index)))) or any(
                 self._is_wrong(*source, changed, box, found) for source in sources
             )
         return found[n, index]
@@ -146,11 +145,6 @@ class Model:
         size = self.tiles[n] or ()
         low = tuple(i * s for i, s in zip(tile, size, strict=True))
         return low, tuple(a + s for a, s in zip(low, size, strict=True))
-
-
-def _box_at(window: TensorWindow, index: Index) -> Box:
-    start = start_of(window, index)
-    return start, tuple(a + size for a, size in zip(start, window.size, strict=True))
 
 
 def _meet(box: Box, other: Box) -> bool:

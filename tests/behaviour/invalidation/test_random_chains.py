@@ -17,13 +17,13 @@ from infinite_tensor import HDF5TileStore, InfiniteTensor, MemoryTileStore, Tile
 from infinite_tensor.geometry.window import followed
 from tests.behaviour.invalidation.model import Model
 from tests.support.dict_store import DictTileStore
-from tests.support.random_worlds import World, worlds
+from tests.support.pipelines import Pipeline, pipelines
 from tests.support.reference import Box, Index, TooManyWindows
 
 _Step: TypeAlias = tuple[str, int, Box]
 """``read``, ``change`` of a region, change of ``all``, or ``reopen``; the number of a stage; a region of it."""
 
-_History: TypeAlias = "tuple[World, list[_Step]]"
+_History: TypeAlias = "tuple[Pipeline, list[_Step]]"
 
 
 @st.composite
@@ -37,22 +37,22 @@ def _boxes(draw: st.DrawFn, shape: tuple[int | None, ...]) -> Box:
 @st.composite
 def _histories(draw: st.DrawFn) -> _History:
     """A chain, and what happens to it."""
-    world = draw(worlds())
+    pipeline = draw(pipelines())
     steps = []
     for _ in range(draw(st.integers(3, 9))):
         what = draw(st.sampled_from(["read", "read", "read", "change", "change", "all", "reopen"]))
-        number = draw(st.integers(0, len(world.stages) - 1))
-        steps.append((what, number, draw(_boxes(world.stages[number].shape))))
-    return world, steps
+        number = draw(st.integers(0, len(pipeline.stages) - 1))
+        steps.append((what, number, draw(_boxes(pipeline.stages[number].shape))))
+    return pipeline, steps
 
 
-def _may_drop_more(world: World, steps: list[_Step]) -> bool:
+def _may_drop_more(pipeline: Pipeline, steps: list[_Step]) -> bool:
     """Whether endlessly many windows may be wrong that leave gaps or lie along a diagonal.
 
     What reads only from between them is then dropped as well.
     """
     apart = endless = False
-    for stage in world.stages:
+    for stage in pipeline.stages:
         window, follows = stage.window, followed(stage.window)
         apart |= any(stride > size for stride, size in zip(window.stride, window.size, strict=True))
         apart |= len(set(follows)) < len(follows)
@@ -63,14 +63,14 @@ def _may_drop_more(world: World, steps: list[_Step]) -> bool:
 class _Play:
     """A history on stores of one kind, beside its model."""
 
-    def __init__(self, world: World, open_store: Callable[..., TileStore], *, exact: bool) -> None:
+    def __init__(self, pipeline: Pipeline, open_store: Callable[..., TileStore], *, exact: bool) -> None:
         self._exact = exact
-        self._world = world
+        self._pipeline = pipeline
         self._open_store = open_store
-        self._memory = {number: MemoryTileStore() for number in world.elsewhere}
+        self._memory = {number: MemoryTileStore() for number in pipeline.elsewhere}
         self._stores = self._opened()
-        self._model = Model(world.stages)
-        self._functions = [partial(self._call, number) for number in range(len(world.stages))]
+        self._model = Model(pipeline.stages)
+        self._functions = [partial(self._call, number) for number in range(len(pipeline.stages))]
         self._tensors = self._built()
         self._model.tiles = [
             tensor.tile_store.contents.layout(tensor._spec).tile_shape
@@ -83,7 +83,7 @@ class _Play:
         return self._model.counting(number, ctx, *regions)
 
     def _opened(self) -> list[TileStore]:
-        sizes = self._world.tile_sizes
+        sizes = self._pipeline.tile_sizes
         return [self._open_store(number, tile_size=size, cache_size_bytes=None) for number, size in enumerate(sizes)]
 
     def _built(self) -> list[InfiniteTensor]:
@@ -151,8 +151,8 @@ class _Play:
 
 
 def _run(history: _History, open_store: Callable[..., TileStore]) -> None:
-    world, steps = history
-    _Play(world, open_store, exact=not _may_drop_more(world, steps)).play(steps)
+    pipeline, steps = history
+    _Play(pipeline, open_store, exact=not _may_drop_more(pipeline, steps)).play(steps)
 
 
 @given(_histories())

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import os
 import signal
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
 from infinite_tensor import HDF5TileStore, TensorGroup
-from tests.durability.crash.opening import killed_at
 from tests.durability.crash.victims import fill_and_idle
 from tests.durability.crash.witness import Witness
 from tests.stores.hdf5.files import EXPECTED, make_theirs, pixels, tensor, theirs
+from tests.support.interpreters import CONTEXT, DEADLINE, enter_child
+from tests.support.interrupts import lines_seen
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -36,6 +40,33 @@ def _world(path: Path) -> None:
     with HDF5TileStore(path, tile_size=8) as store:
         assert pixels(store) == pixels(store, "second") == EXPECTED
         TensorGroup({"height": tensor(store)}).save(store, "world")
+
+
+def killed_at(number: int, path: Path, mode: str) -> bool:
+    """Have a process open and close a file, killed before the `number`-th line that it comes to; whether it was."""
+    process = CONTEXT.Process(target=_open, args=(number, path, mode), daemon=True)
+    process.start()
+    process.join(DEADLINE)
+    assert process.exitcode in (0, -signal.SIGKILL)
+    return process.exitcode != 0
+
+
+def _open(number: int, path: Path, mode: str) -> None:
+    enter_child()
+    lines = itertools.count(1)
+
+    def see(_frame: FrameType) -> None:
+        if next(lines) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with lines_seen(lambda frame: _is_of_the_backend(frame.f_code.co_filename), see):
+        HDF5TileStore(path, mode, tile_size=8).close()
+
+
+@cache
+def _is_of_the_backend(file: str) -> bool:
+    """Kept for each file: Python tells of every call that is made."""
+    return Path(file).parent.name == "hdf5"
 
 
 @pytest.mark.parametrize("step", [pytest.param(9, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)])

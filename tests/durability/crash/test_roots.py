@@ -16,9 +16,9 @@ import zarr
 
 from infinite_tensor import ZarrTileStore
 from tests.durability.crash.victims import create_all, empty, zeros_in
+from tests.support.chain import TILE
 from tests.support.interpreters import CONTEXT, DEADLINE
-from tests.support.kills import Kill, before
-from tests.support.shared_chain import TILE
+from tests.support.moments import Kill, before
 
 _FEWEST_CHANGES = 8
 

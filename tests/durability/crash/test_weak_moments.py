@@ -11,9 +11,10 @@ import torch
 from infinite_tensor import InfiniteTensor, TensorWindow
 from tests.durability.crash.victims import collect_garbage, do_everything
 from tests.durability.crash.witness import Witness
+from tests.support.chain import CANVASES, MAP, NAMES, open_chain_store
 from tests.support.files_of_a_store import Files
-from tests.support.kills import NEVER, Kill, before
-from tests.support.shared_chain import CANVASES, MAP, NAMES, open_chain_store, region
+from tests.support.moments import NEVER, Kill, before
+from tests.support.reference import region
 
 LOG = r"/partial-\w+/[^/]+"
 

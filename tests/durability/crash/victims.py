@@ -12,21 +12,10 @@ from typing import Any
 import torch
 
 from infinite_tensor import InfiniteTensor, TensorGroup, TensorWindow, ZarrTileStore
+from tests.support.chain import MAP, NAMES, STAGES, TILE, Chain, Window, open_chain_store, random_box
 from tests.support.interpreters import enter_child
-from tests.support.kills import Kill
-from tests.support.reference import Index
-from tests.support.shared_chain import (
-    MAP,
-    NAMES,
-    STAGES,
-    TILE,
-    Window,
-    build,
-    build_stage,
-    open_chain_store,
-    random_box,
-    region,
-)
+from tests.support.moments import Kill
+from tests.support.reference import Index, region
 
 
 @dataclass(frozen=True)
@@ -65,9 +54,9 @@ def fill_at_random(sending: Connection, path: Path, seed: int) -> None:
     enter_child()
     rng = random.Random(seed)  # noqa: S311
     store = open_chain_store(path, **_random_options(rng))
-    tensors = build(store, lambda window: sending.send(Called(window)))
+    chain = Chain(store, lambda window: sending.send(Called(window)))
     while True:
-        _read_at_random(tensors, rng)
+        _read_at_random(chain, rng)
         if rng.random() < 0.5:
             store.flush()
             sending.send(Flushed())
@@ -78,18 +67,18 @@ def fill_and_idle(sending: Connection, path: Path, seed: int) -> None:
     enter_child()
     rng = random.Random(seed)  # noqa: S311
     store = open_chain_store(path, **_random_options(rng))
-    tensors = build(store, lambda window: sending.send(Called(window)))
+    chain = Chain(store, lambda window: sending.send(Called(window)))
     for _ in range(rng.randint(1, 8)):
-        _read_at_random(tensors, rng)
+        _read_at_random(chain, rng)
     store.flush()
     sending.send(Flushed())
     sending.send(Idle())
     threading.Event().wait()
 
 
-def _read_at_random(tensors: list[InfiniteTensor], rng: random.Random) -> None:
+def _read_at_random(chain: Chain, rng: random.Random) -> None:
     stage = rng.randrange(len(STAGES))
-    _ = tensors[stage][region(random_box(rng, stage))]
+    _ = chain.tensors[stage][region(random_box(rng, stage))]
 
 
 def _random_options(rng: random.Random) -> dict[str, Any]:
@@ -102,24 +91,21 @@ def do_everything(sending: Connection, path: Path, kill: Kill) -> None:
     enter_child()
     changes = kill.arm(path)
 
-    def called(window: Window) -> None:
-        sending.send(Called(window))
-
     def read(tensor: InfiniteTensor, *pixels: slice) -> None:
         _ = tensor[pixels]
         store.flush()
         sending.send(Flushed())
 
     store = open_chain_store(path)
-    ground, slope, chart = build(store, called)
+    chain = Chain(store, lambda window: sending.send(Called(window)))
+    ground, _, chart = chain.tensors
     # Logs of partial tiles begin, grow and are finished.
     for end in (3, 6, 9, 15):
         read(ground, slice(0, 9), slice(0, end))
     read(chart, slice(None), slice(-6, 6), slice(-3, 6))
     sending.send(Clearing(MAP))
     store.clear_tensor(NAMES[MAP])
-    chart = build_stage(store, MAP, [ground, slope], called)
-    read(chart, slice(None), slice(-3, 9), slice(0, 9))
+    read(chain.made(MAP), slice(None), slice(-3, 9), slice(0, 9))
     store.gc()
     store.close()
     sending.send(Done(changes()))

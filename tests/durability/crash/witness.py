@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.durability.crash.victims import Called, Clearing, Done, Flushed, Idle
+from tests.support.chain import Window
 from tests.support.inspection import Inspection
 from tests.support.interpreters import CONTEXT, DEADLINE
-from tests.support.shared_chain import Window
 
 
 class Witness(Inspection):

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from infinite_tensor import HDF5TileStore, StoreError
-from tests.durability.damage.world import READS, TILE, Outcome, build, read, same_bits, truth
+from tests.durability.damage.intact import READS, TILE, Outcome, build, is_right, read, truth
 
 
 def main(path: Path, seed: int, count: int) -> None:
@@ -36,7 +36,7 @@ def _told(path: Path, expected: dict[str, list[torch.Tensor]]) -> str:
     outcome = Outcome.of(lambda: _used(path), StoreError)
     if outcome.error is not None:
         return type(outcome.error).__name__
-    return "right" if same_bits(outcome.result, expected) else "WRONG"
+    return "right" if is_right(outcome.result, expected) else "WRONG"
 
 
 def _used(path: Path) -> dict[str, list[torch.Tensor]]:

@@ -9,7 +9,7 @@ import pytest
 
 from infinite_tensor import HDF5TileStore, StoreError
 from tests.durability.damage import flips
-from tests.durability.damage.world import TILE, Outcome, build, fill, read, same_bits, truth
+from tests.durability.damage.intact import TILE, Outcome, build, fill, is_right, read, truth
 from tests.support.interpreters import run
 
 
@@ -51,4 +51,4 @@ def test_a_truncated_hdf5_file_is_a_store_error(hdf5_file: Path) -> None:
         assert str(hdf5_file) in str(outcome.error)
     hdf5_file.write_bytes(data)
     with HDF5TileStore(hdf5_file, tile_size=TILE) as store:
-        assert same_bits(read(build(store)), expected)
+        assert is_right(read(build(store)), expected)

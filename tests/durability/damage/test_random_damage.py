@@ -19,7 +19,7 @@ from infinite_tensor import HDF5TileStore, StoreError, ZarrTileStore
 from infinite_tensor.tilestore import Damage
 from infinite_tensor.tilestore.persistent import PersistentTileStore
 from infinite_tensor.tilestore.persistent.documents import name_of
-from tests.durability.damage.world import READS, TILE, Outcome, build, fill, read, same_bits, tiles_read, truth
+from tests.durability.damage.intact import READS, TILE, Outcome, build, fill, is_right, read, tiles_read, truth
 
 Open: TypeAlias = Callable[[str], PersistentTileStore]
 
@@ -49,7 +49,7 @@ def survives(store_at: Open, put_back: Callable[[], object], hits: Sequence[Hit]
         outcome = Outcome.of(lambda: read(build(store)), StoreError)
         listed = _verified(store, repair=False)
     if outcome.error is None:
-        assert same_bits(outcome.result, expected)
+        assert is_right(outcome.result, expected)
         # A damaged index may speak of a tile in a slot that is not the tile's.
         misled = any(hit.location.endswith("/index") for hit in hits)
         assert outcome.warned or misled or not any(_met(name, damage) for name, damage in listed)
@@ -67,7 +67,7 @@ def survives(store_at: Open, put_back: Callable[[], object], hits: Sequence[Hit]
     assert not missed, (missed, listed)
     with store_at("a") as store:
         outcome = Outcome.of(lambda: read(build(store)))
-        assert same_bits(outcome.result, expected)
+        assert is_right(outcome.result, expected)
         assert not outcome.warned
         assert _verified(store, repair=False) == []
 

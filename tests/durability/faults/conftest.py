@@ -1,19 +1,40 @@
-"""The stores that stand on a real disk."""
+"""The chain of these tests, and the stores that stand on a real disk."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
 import pytest
+import torch
 
-from infinite_tensor import HDF5TileStore, ZarrTileStore
+from infinite_tensor import HDF5TileStore, TensorWindow, TileStore, ZarrTileStore
 from infinite_tensor.tilestore.persistent import PersistentTileStore
-from tests.support.disks import SmallDisk, small_disk
+from tests.durability.faults.disks import SmallDisk, small_disk
+from tests.support.chain import Chain, Scrambled
+from tests.support.reference import Stage
 
 Open: TypeAlias = Callable[..., PersistentTileStore]
+
+_SQUARE = TensorWindow((8, 8), stride=6)
+_PAIR = (
+    Stage((None, None), torch.float32, _SQUARE, Scrambled(0, (8, 8), torch.float32)),
+    Stage(
+        (None, None),
+        torch.float32,
+        _SQUARE,
+        Scrambled(1, (8, 8), torch.float32),
+        ((0, TensorWindow((10, 10), stride=6, offset=-1)),),
+    ),
+)
+
+
+def pair(store: TileStore) -> Chain:
+    """A chain of `ground` and `slope` alone, with larger windows: quick to compute, where storage is what matters."""
+    return Chain(store, stages=_PAIR)
 
 
 @pytest.fixture(params=["zarr", "hdf5"])
@@ -42,3 +63,10 @@ def open_store(kind: str, folder: Path) -> Open:
     """Opens one store again and again."""
     cls, name = (ZarrTileStore, "s.zarr") if kind == "zarr" else (HDF5TileStore, "s.h5")
     return partial(cls, folder / name, tile_size=32)
+
+
+def wait_for_writers() -> None:
+    """Until nothing is written in the background, and no thread that did so holds on to a store."""
+    for thread in threading.enumerate():
+        if thread.name == "infinite_tensor-writer":
+            thread.join()

@@ -12,10 +12,10 @@ import pytest
 import torch
 from zarr.storage import MemoryStore
 
-from infinite_tensor import StoreError, ZarrTileStore
+from infinite_tensor import MemoryTileStore, StoreError, ZarrTileStore
 from infinite_tensor.tilestore.messages import combined
+from tests.durability.faults.conftest import pair, wait_for_writers
 from tests.support.faulty_store import FaultyStore, Outage, writes
-from tests.support.noise_chain import Chain, true_pixels, wait_for_writers
 
 
 class Broken:
@@ -24,9 +24,9 @@ class Broken:
     def __init__(self, cache_size_tiles: int = 100) -> None:
         self.outage, self.storage = Outage(), MemoryStore()
         self.store = self.opened(cache_size_tiles=cache_size_tiles)
-        self.chain = Chain(self.store)
+        self.chain = pair(self.store)
         self.outage.hits = writes
-        self.pixels = self.chain.top[0:60, 0:20]
+        self.pixels = self.chain.slope[0:60, 0:20]
         self.wait()
 
     def opened(self, **options: Any) -> ZarrTileStore:
@@ -37,14 +37,14 @@ class Broken:
         self.store.contents.tiles._writer.drain()
 
     def read(self) -> None:
-        self.chain.top[0:60, 0:20]
+        self.chain.slope[0:60, 0:20]
 
     def read_at_last(self, y: int) -> torch.Tensor:
         """Twenty rows from `y`, after what there is to report: letting go of a tile tries to store it."""
         for _ in range(2):
             self.wait()
             with contextlib.suppress(StoreError):
-                rows: torch.Tensor = self.chain.top[y : y + 20, 0:20]
+                rows: torch.Tensor = self.chain.slope[y : y + 20, 0:20]
                 return rows
         raise AssertionError("reported twice")
 
@@ -57,7 +57,9 @@ def broken() -> Iterator[Broken]:
     broken.store.close(discard=True)
 
 
-NAMED = r"ZarrTileStore\(.*\) could not store tile \(-?\d+, -?\d+\)( and \d+ more)? of tensor '(top|noise)': .*injected"
+NAMED = (
+    r"ZarrTileStore\(.*\) could not store tile \(-?\d+, -?\d+\)( and \d+ more)? of tensor '(slope|ground)': .*injected"
+)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +76,7 @@ def test_a_read_reports_it_once_and_the_next_one_is_served_from_memory(broken: B
     with pytest.raises(StoreError):
         broken.read()
     calls = broken.chain.calls.copy()
-    assert torch.equal(broken.chain.top[0:60, 0:20], broken.pixels)
+    assert torch.equal(broken.chain.slope[0:60, 0:20], broken.pixels)
     assert broken.chain.calls == calls
 
 
@@ -90,8 +92,8 @@ def test_what_the_cache_lets_go_of_is_still_there() -> None:
 def test_a_flush_that_stores_it_after_all_reports_nothing(broken: Broken) -> None:
     broken.outage.stop()
     broken.store.flush()
-    again = Chain(broken.opened())
-    assert torch.equal(again.top[0:60, 0:20], broken.pixels)
+    again = pair(broken.opened())
+    assert torch.equal(again.slope[0:60, 0:20], broken.pixels)
     assert not again.calls
 
 
@@ -101,23 +103,23 @@ def test_each_flush_tries_again_and_says_what_went_wrong_this_time(broken: Broke
             broken.store.flush()
     broken.outage.stop()
     broken.store.close()
-    again = Chain(broken.opened())
-    assert torch.equal(again.top[0:60, 0:20], broken.pixels)
+    again = pair(broken.opened())
+    assert torch.equal(again.slope[0:60, 0:20], broken.pixels)
     assert not again.calls
 
 
 def test_a_tensor_that_cannot_be_stored_does_not_hold_up_another() -> None:
     outage, storage = Outage(), MemoryStore()
     store = ZarrTileStore(FaultyStore(storage, outage), tile_size=16)
-    chain = Chain(store)
-    # The writer comes upon `noise` first.
-    outage.hits = lambda operation, key: writes(operation, key) and key.startswith("t-noise/")
-    pixels = chain.top[0:60, 0:20]
-    with pytest.raises(StoreError, match="of tensor 'noise'"):
+    chain = pair(store)
+    # The writer comes upon `ground` first.
+    outage.hits = lambda operation, key: writes(operation, key) and key.startswith("t-ground/")
+    pixels = chain.slope[0:60, 0:20]
+    with pytest.raises(StoreError, match="of tensor 'ground'"):
         store.flush()
     outage.stop()
-    again = Chain(ZarrTileStore(storage, tile_size=16))
-    assert torch.equal(again.top[0:60, 0:20], pixels)
+    again = pair(ZarrTileStore(storage, tile_size=16))
+    assert torch.equal(again.slope[0:60, 0:20], pixels)
     assert not again.calls
     store.close()
 
@@ -126,30 +128,30 @@ def test_what_was_stored_beside_it_is_neither_stored_nor_counted_again(broken: B
     written: list[str] = []
 
     def hits(operation: str, key: str) -> bool:
-        if writes(operation, key) and key.startswith("t-top/"):
+        if writes(operation, key) and key.startswith("t-slope/"):
             written.append(key)
-        return writes(operation, key) and key.startswith("t-noise/")
+        return writes(operation, key) and key.startswith("t-ground/")
 
     # All tiles wait, and so those of both tensors are in one batch now.
     broken.outage.hits = hits
-    with pytest.raises(StoreError, match="of tensor 'noise'"):
+    with pytest.raises(StoreError, match="of tensor 'ground'"):
         broken.store.flush()
     assert written
     written.clear()
-    counted = broken.store.contents.written("top")
+    counted = broken.store.contents.written("slope")
     for _ in range(2):
-        with pytest.raises(StoreError, match="of tensor 'noise'"):
+        with pytest.raises(StoreError, match="of tensor 'ground'"):
             broken.store.flush()
-    assert (written, broken.store.contents.written("top")) == ([], counted)
+    assert (written, broken.store.contents.written("slope")) == ([], counted)
     broken.outage.stop()
     broken.store.close()
-    again = Chain(broken.opened())
-    assert torch.equal(again.top[0:60, 0:20], broken.pixels)
+    again = pair(broken.opened())
+    assert torch.equal(again.slope[0:60, 0:20], broken.pixels)
     assert not again.calls
 
 
 def test_a_flush_names_every_tensor_that_could_not_be_stored(broken: Broken) -> None:
-    with pytest.raises(StoreError, match=r"(?s)writes have failed:.*of tensor 'noise'.*of tensor 'top'"):
+    with pytest.raises(StoreError, match=r"(?s)writes have failed:.*of tensor 'ground'.*of tensor 'slope'"):
         broken.store.flush()
 
 
@@ -165,7 +167,7 @@ def test_a_store_that_cannot_be_closed_stays_open_and_serves(broken: Broken) -> 
     for _ in range(2):
         with pytest.raises(StoreError):
             broken.store.close()
-    assert torch.equal(broken.chain.top[0:60, 0:20], broken.pixels)
+    assert torch.equal(broken.chain.slope[0:60, 0:20], broken.pixels)
     broken.outage.stop()
     broken.store.close()
     with pytest.raises(StoreError, match="closed"):
@@ -179,8 +181,8 @@ def test_a_store_that_cannot_be_closed_can_be_told_to_forget(broken: Broken) -> 
     with pytest.raises(StoreError, match="closed"):
         broken.read()
     broken.outage.stop()
-    again = Chain(broken.opened())
-    assert torch.equal(again.top[0:60, 0:20], broken.pixels)
+    again = pair(broken.opened())
+    assert torch.equal(again.slope[0:60, 0:20], broken.pixels)
     assert again.calls == broken.chain.calls
 
 
@@ -189,7 +191,7 @@ def test_a_store_that_is_dropped_unflushed_says_what_is_lost() -> None:
     with pytest.raises(StoreError):
         broken.store.close()
     gone = weakref.ref(broken.store._objects.store)
-    with pytest.warns(RuntimeWarning, match=r"(?s)^\d+ tiles are lost: .*of tensor 'noise'.*of tensor 'top'"):
+    with pytest.warns(RuntimeWarning, match=r"(?s)^\d+ tiles are lost: .*of tensor 'ground'.*of tensor 'slope'"):
         del broken
         gc.collect()
         wait_for_writers()
@@ -205,7 +207,7 @@ def test_a_long_fill_over_broken_storage_stops_before_memory_is_full(monkeypatch
     raised = 0
     for y in range(0, 3000, 30):
         try:
-            broken.chain.top[y : y + 30, 0:40]
+            broken.chain.slope[y : y + 30, 0:40]
         except StoreError:
             raised += 1
     broken.wait()
@@ -214,13 +216,13 @@ def test_a_long_fill_over_broken_storage_stops_before_memory_is_full(monkeypatch
     assert sum(job.nbytes for job in writer._failed.values()) < 5 * limit
     for y in range(3000, 3300, 30):
         with pytest.raises(StoreError, match=NAMED):
-            broken.chain.top[y : y + 30, 0:40]
+            broken.chain.slope[y : y + 30, 0:40]
     assert len(broken.chain.calls) == computed
     assert torch.equal(broken.read_at_last(0), broken.pixels[:20])
     broken.outage.stop()
     # What is stuck is stored as room is needed, without a flush.
-    assert torch.equal(broken.chain.top[3000:3030, 0:20], true_pixels(lambda chain: chain.top[3000:3030, 0:20]))
+    assert torch.equal(broken.chain.slope[3000:3030, 0:20], pair(MemoryTileStore()).slope[3000:3030, 0:20])
     broken.store.close()
-    again = Chain(broken.opened())
-    assert torch.equal(again.top[0:60, 0:20], broken.pixels)
+    again = pair(broken.opened())
+    assert torch.equal(again.slope[0:60, 0:20], broken.pixels)
     assert not again.calls

@@ -9,65 +9,66 @@ import pytest
 import torch
 
 from infinite_tensor import DependantsRemainWarning, HDF5TileStore, InfiniteTensor, StoreError, TensorWindow
-from tests.durability.faults.conftest import Open
-from tests.support.disks import SmallDisk
-from tests.support.noise_chain import Chain, wait_for_writers
+from tests.durability.faults.conftest import Open, pair, wait_for_writers
+from tests.durability.faults.disks import SmallDisk
 
 FULL = r"(No space left on device|File too large)"
 
 
 def test_what_has_no_room_is_named_kept_and_stored_once_there_is_room(disk: SmallDisk, open_store: Open) -> None:
     store = open_store()
-    chain = Chain(store)
-    before = chain.top[0:64, 0:64]
+    chain = pair(store)
+    before = chain.slope[0:64, 0:64]
     store.flush()
     disk.fill()
-    pixels = chain.top[0:160, 0:64]
-    named = rf"TileStore\(.*\) could not store tile \(-?\d+, -?\d+\)( and \d+ more)? of tensor '(top|noise)': .*{FULL}"
+    pixels = chain.slope[0:160, 0:64]
+    named = (
+        rf"TileStore\(.*\) could not store tile \(-?\d+, -?\d+\)( and \d+ more)? of tensor '(slope|ground)': .*{FULL}"
+    )
     for _ in range(2):
         with pytest.raises(StoreError, match=named):
             store.flush()
     calls = chain.calls.copy()
-    assert torch.equal(chain.top[0:160, 0:64], pixels)
+    assert torch.equal(chain.slope[0:160, 0:64], pixels)
     assert chain.calls == calls
     with open_store(mode="r") as reader:
-        stored = Chain(reader)
-        assert torch.equal(stored.top[0:64, 0:64], before)
+        stored = pair(reader)
+        assert torch.equal(stored.slope[0:64, 0:64], before)
         assert not stored.calls
     disk.free()
     store.close()
     with open_store() as store:
-        again = Chain(store)
-        assert torch.equal(again.top[0:160, 0:64], pixels)
+        again = pair(store)
+        assert torch.equal(again.slope[0:160, 0:64], pixels)
         assert not again.calls
 
 
 @pytest.mark.parametrize("disk", ["tmpfs"], indirect=True)
 def test_a_disk_that_gets_full_in_the_middle_of_a_batch(disk: SmallDisk, kind: str, open_store: Open) -> None:
     store = open_store()
-    chain = Chain(store)
-    before = chain.top[0:64, 0:64]
+    chain = pair(store)
+    before = chain.slope[0:64, 0:64]
     store.flush()
     disk.fill(leaving={"zarr": 2**17, "hdf5": 2**20 + 2**18}[kind])
-    pixels = chain.top[0:320, 0:64]
+    pixels = chain.slope[0:320, 0:64]
     with pytest.raises(StoreError, match=FULL):
         store.close()
     disk.free()
     store.close()
     with open_store() as store:
-        again = Chain(store)
-        assert torch.equal(again.top[0:64, 0:64], before)
-        assert torch.equal(again.top[0:320, 0:64], pixels)
+        again = pair(store)
+        assert torch.equal(again.slope[0:64, 0:64], before)
+        assert torch.equal(again.slope[0:320, 0:64], pixels)
         assert not again.calls
 
 
 def test_a_store_that_is_given_up_on_a_full_disk_keeps_what_was_stored(disk: SmallDisk, open_store: Open) -> None:
     store = open_store()
-    chain = Chain(store)
-    before = chain.top[0:64, 0:64]
+    chain = pair(store)
+    before = chain.slope[0:64, 0:64]
     store.flush()
     disk.fill()
-    chain.top[0:160, 0:64]
+    chain.slope[0:160, 0:64]
     with pytest.raises(StoreError, match=FULL):
         store.close()
     with pytest.warns(RuntimeWarning, match="tiles are lost"):
@@ -78,12 +79,12 @@ def test_a_store_that_is_given_up_on_a_full_disk_keeps_what_was_stored(disk: Sma
         gc.collect()
     for mode in ("r", "a"):
         with open_store(mode=mode) as store:
-            again = Chain(store)
-            assert torch.equal(again.top[0:64, 0:64], before)
+            again = pair(store)
+            assert torch.equal(again.slope[0:64, 0:64], before)
             assert not again.calls
     disk.free()
     with open_store() as store:
-        assert torch.equal(Chain(store).top[0:64, 0:64], before)
+        assert torch.equal(pair(store).slope[0:64, 0:64], before)
 
 
 @pytest.mark.parametrize("mode", ["a", "w", "w-"])
@@ -93,9 +94,9 @@ def test_no_room_for_a_store(disk: SmallDisk, open_store: Open, mode: str) -> No
         open_store(mode=mode)
     disk.free()
     with open_store(mode=mode) as store:
-        pixels = Chain(store).top[0:40, 0:40]
+        pixels = pair(store).slope[0:40, 0:40]
     with open_store(mode="r") as store:
-        assert torch.equal(Chain(store).top[0:40, 0:40], pixels)
+        assert torch.equal(pair(store).slope[0:40, 0:40], pixels)
 
 
 def test_no_room_for_a_tensor(disk: SmallDisk, open_store: Open) -> None:
@@ -103,46 +104,46 @@ def test_no_room_for_a_tensor(disk: SmallDisk, open_store: Open) -> None:
         return InfiniteTensor((4,), lambda _ctx: torch.ones(4), TensorWindow((4,)), tile_store=store, tensor_id="other")
 
     store = open_store()
-    chain = Chain(store)
-    before = chain.top[0:64, 0:64]
+    chain = pair(store)
+    before = chain.slope[0:64, 0:64]
     store.flush()
     disk.fill()
     for _ in range(2):
         with pytest.raises(StoreError, match=rf"TileStore\(.*\) could not register tensor 'other': .*{FULL}"):
             other()
-    assert store.tensor_ids() == ["noise", "top"]
+    assert store.tensor_ids() == ["ground", "slope"]
     disk.free()
     assert other()[0:4].tolist() == [1] * 4
     store.close()
     with open_store() as store:
-        again = Chain(store)
-        assert torch.equal(again.top[0:64, 0:64], before)
+        again = pair(store)
+        assert torch.equal(again.slope[0:64, 0:64], before)
         assert not again.calls
         assert store.open("other")[0:4].tolist() == [1] * 4
 
 
 def test_a_tensor_can_be_cleared_to_make_room(disk: SmallDisk, open_store: Open) -> None:
     store = open_store()
-    chain = Chain(store)
-    before = chain.top[0:64, 0:64]
+    chain = pair(store)
+    before = chain.slope[0:64, 0:64]
     store.flush()
     disk.fill()
-    with pytest.warns(DependantsRemainWarning, match="'top'"):
-        store.clear_tensor("noise")
-    assert store.tensor_ids() == ["top"]
+    with pytest.warns(DependantsRemainWarning, match="'slope'"):
+        store.clear_tensor("ground")
+    assert store.tensor_ids() == ["slope"]
     disk.free()
     store.close()
     with open_store() as store:
-        again = Chain(store)
-        assert torch.equal(again.top[0:64, 0:64], before)
+        again = pair(store)
+        assert torch.equal(again.slope[0:64, 0:64], before)
         assert not again.calls
 
 
 def test_an_hdf5_file_gives_back_the_room_that_it_took_and_did_not_need(tmp_path: Path) -> None:
     path = tmp_path / "s.h5"
     store = HDF5TileStore(path, tile_size=32)
-    chain = Chain(store)
-    chain.top[0:64, 0:64]
+    chain = pair(store)
+    chain.slope[0:64, 0:64]
     store.flush()
     assert path.stat().st_size < 2**19
     store.close()

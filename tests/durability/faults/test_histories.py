@@ -23,7 +23,7 @@ from infinite_tensor import DamagedDataWarning, StoreError, TileStore, ZarrTileS
 from infinite_tensor.engine import assemble
 from tests.behaviour.test_properties import History, boxes_of
 from tests.support.faulty_store import READS, SILENT, Faults, FaultyStore
-from tests.support.random_worlds import Fill, Forget, Read, Selection, World, worlds
+from tests.support.pipelines import Fill, Forget, Pipeline, Read, Selection, pipelines
 from tests.support.reference import Index
 
 _PATIENCE = 4
@@ -38,12 +38,12 @@ _faults = st.builds(
 class FaultyHistory(History):
     """A history in which whatever touches storage may raise a StoreError, and nothing else."""
 
-    def __init__(self, world: World, storages: Sequence[Store], faults: Faults) -> None:
+    def __init__(self, pipeline: Pipeline, storages: Sequence[Store], faults: Faults) -> None:
         self.faults = faults
         self.left_open: list[TileStore] = []
         # "Bounded": what was stored may be hidden or truncated, so that no window is known not to be needed.
         super().__init__(
-            world, lambda number, **options: self._opened(storages[number], options), persistent=True, bounded=True
+            pipeline, lambda number, **options: self._opened(storages[number], options), persistent=True, bounded=True
         )
 
     def _opened(self, storage: Store, options: dict[str, Any]) -> ZarrTileStore:
@@ -103,7 +103,7 @@ class FaultyHistory(History):
         assert [function.calls for function in self.functions] == before
 
     def _read_all(self) -> None:
-        for action in self.world.actions:
+        for action in self.pipeline.actions:
             if isinstance(action, Read):
                 self.read(action)
 
@@ -129,13 +129,13 @@ class FaultyHistory(History):
                 action()
 
 
-def _play(world: World, storages: Sequence[Store], faults: Faults) -> None:
+def _play(pipeline: Pipeline, storages: Sequence[Store], faults: Faults) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(assemble, "_BLOCK_BYTES", world.block_bytes)
+        patch.setattr(assemble, "_BLOCK_BYTES", pipeline.block_bytes)
         with warnings.catch_warnings(record=True) as damages:
             warnings.simplefilter("always", DamagedDataWarning)
-            history = FaultyHistory(world, storages, faults)
-            for action in world.actions:
+            history = FaultyHistory(pipeline, storages, faults)
+            for action in pipeline.actions:
                 if isinstance(action, Read):
                     history.read(action)
                     history.forget(Forget(action.stage, "clear_cache"))
@@ -148,12 +148,12 @@ def _play(world: World, storages: Sequence[Store], faults: Faults) -> None:
             store.close()
 
 
-@given(worlds(), _faults)
-def test_objects_in_memory(world: World, faults: Faults) -> None:
-    _play(world, [MemoryStore() for _ in world.stages], faults)
+@given(pipelines(), _faults)
+def test_objects_in_memory(pipeline: Pipeline, faults: Faults) -> None:
+    _play(pipeline, [MemoryStore() for _ in pipeline.stages], faults)
 
 
-@given(worlds(), _faults)
-def test_files(world: World, faults: Faults) -> None:
+@given(pipelines(), _faults)
+def test_files(pipeline: Pipeline, faults: Faults) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        _play(world, [LocalStore(f"{folder}/{number}") for number, _ in enumerate(world.stages)], faults)
+        _play(pipeline, [LocalStore(f"{folder}/{number}") for number, _ in enumerate(pipeline.stages)], faults)

@@ -19,9 +19,10 @@ from zarr.storage import MemoryStore
 
 from infinite_tensor import HDF5TileStore, StoreError, ZarrTileStore
 from infinite_tensor.tilestore.persistent import PersistentTileStore
+from tests.durability.faults.conftest import pair
+from tests.support.chain import Chain
 from tests.support.faulty_store import FaultyStore, Outage, writes
 from tests.support.interrupts import finishes, interrupted_at
-from tests.support.noise_chain import Chain
 
 _PATIENCE = 30.0
 
@@ -44,8 +45,8 @@ class Gated(MemoryStore):
 def test_ctrl_c_while_a_flush_waits_for_storage() -> None:
     storage = Gated()
     store = ZarrTileStore(storage, tile_size=64)
-    chain = Chain(store)
-    pixels = chain.top[0:20, 0:20]
+    chain = pair(store)
+    pixels = chain.slope[0:20, 0:20]
     calls = chain.calls.copy()
     here = threading.get_ident()
 
@@ -58,12 +59,12 @@ def test_ctrl_c_while_a_flush_waits_for_storage() -> None:
     with pytest.raises(KeyboardInterrupt):
         store.flush()
     watcher.join()
-    assert torch.equal(chain.top[0:20, 0:20], pixels)
+    assert torch.equal(chain.slope[0:20, 0:20], pixels)
     assert chain.calls == calls
     storage.gate.set()
     store.close()
-    again = Chain(ZarrTileStore(storage, tile_size=64))
-    assert torch.equal(again.top[0:20, 0:20], pixels)
+    again = pair(ZarrTileStore(storage, tile_size=64))
+    assert torch.equal(again.slope[0:20, 0:20], pixels)
     assert not again.calls
 
 
@@ -80,14 +81,14 @@ def test_ctrl_c_anywhere_in_a_flush(kind: str, numbers: Callable[[], Iterator[in
         outage = Outage()
         open_again = opener(kind, FaultyStore(MemoryStore(), outage), tmp_path / f"{number}.h5")
         store = open_again()
-        chain = Chain(store)
+        chain = pair(store)
         outage.hits = writes
-        chain.top[0:40, 0:20]
+        chain.slope[0:40, 0:20]
         with contextlib.suppress(StoreError):
             # So that there is something to try again.
             store.flush()
         outage.stop()
-        pixels, calls = chain.top[0:50, 0:20], chain.calls.copy()
+        pixels, calls = chain.slope[0:50, 0:20], chain.calls.copy()
         try:
             with interrupted_at(number):
                 store.flush()
@@ -110,9 +111,9 @@ def check_usable(
     chain: Chain, store: PersistentTileStore, pixels: torch.Tensor, open_again: Callable[[], PersistentTileStore]
 ) -> None:
     """What was computed is there, before and after it is stored."""
-    assert torch.equal(chain.top[0:50, 0:20], pixels)
+    assert torch.equal(chain.slope[0:50, 0:20], pixels)
     store.close()
     with open_again() as stored:
-        again = Chain(stored)
-        assert torch.equal(again.top[0:50, 0:20], pixels)
+        again = pair(stored)
+        assert torch.equal(again.slope[0:50, 0:20], pixels)
         assert not again.calls

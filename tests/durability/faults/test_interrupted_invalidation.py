@@ -11,8 +11,9 @@ import torch
 
 from infinite_tensor import HDF5TileStore, MemoryTileStore, ZarrTileStore
 from infinite_tensor.tilestore.persistent import PersistentTileStore
+from tests.durability.faults.conftest import pair
+from tests.support.chain import Chain
 from tests.support.interrupts import NewLines, interrupted_where
-from tests.support.noise_chain import Chain
 
 STORES: dict[str, Callable[[Path], PersistentTileStore]] = {
     "zarr": lambda path: ZarrTileStore(path / "t.zarr", tile_size=16),
@@ -22,7 +23,7 @@ STORES: dict[str, Callable[[Path], PersistentTileStore]] = {
 
 def pixels(chain: Chain) -> torch.Tensor:
     """Of tiles that stay partial, each stored as a log."""
-    read: torch.Tensor = chain.top[0:20, 0:4]
+    read: torch.Tensor = chain.slope[0:20, 0:4]
     return read
 
 
@@ -41,22 +42,22 @@ def where_tiles_are_deleted(code: CodeType) -> bool:
 def test_what_is_stored_after_an_interrupted_invalidation_is_found_again(
     kind: str, chosen: Callable[[CodeType], bool], tmp_path: Path
 ) -> None:
-    lines, expected, interrupted = NewLines(), pixels(Chain(MemoryTileStore())), True
+    lines, expected, interrupted = NewLines(), pixels(pair(MemoryTileStore())), True
     while interrupted:
         interrupted = False
         with STORES[kind](tmp_path) as store:
-            chain = Chain(store)
+            chain = pair(store)
             pixels(chain)
             store.flush()
             try:
                 with interrupted_where(lines, chosen):
-                    chain.top.invalidate()
+                    chain.slope.invalidate()
             except KeyboardInterrupt:
                 interrupted = True
-                chain.top.invalidate()
+                chain.slope.invalidate()
             pixels(chain)
         with STORES[kind](tmp_path) as store:
-            again = Chain(store)
+            again = pair(store)
             assert torch.equal(pixels(again), expected)
             assert not again.calls
     assert len(lines) > 3

@@ -19,8 +19,8 @@ from infinite_tensor.tilestore import lru
 from infinite_tensor.tilestore.memory import kept_windows, window_cache
 from infinite_tensor.tilestore.memory.window_cache import RecentWindows
 from infinite_tensor.tilestore.persistent import PersistentTileStore, cache
+from tests.durability.faults.conftest import pair
 from tests.support.interrupts import NewLines, finishes, interrupted_by_a_timer, interrupted_where
-from tests.support.noise_chain import Chain
 
 SMALL = 3000
 """Bytes of a cache that holds a few windows, or a tile or two."""
@@ -78,8 +78,8 @@ ACTIONS = [read, stream, fill, read_on_threads, invalidate, clear_cache, plan]
 )
 @pytest.mark.parametrize("kind", STORES)
 def test_ctrl_c_at_any_line(kind: str, lines: NewLines, tmp_path: Path) -> None:
-    store, true = STORES[kind](tmp_path), Chain(MemoryTileStore())
-    top, turn = Chain(store).top, 0
+    store, true = STORES[kind](tmp_path), pair(MemoryTileStore())
+    top, turn = pair(store).slope, 0
     for action in ACTIONS:
         interrupted = True
         while interrupted:
@@ -91,16 +91,16 @@ def test_ctrl_c_at_any_line(kind: str, lines: NewLines, tmp_path: Path) -> None:
                     action(top, y)
             except KeyboardInterrupt:
                 interrupted = True
-            expected = read(true.top, y)
+            expected = read(true.slope, y)
             finishes(partial(check_same, top, y, expected))
             check_same(top, y, expected)
             check_together(store)
     assert len(lines) > 6
     finishes(store.close)
     if isinstance(store, PersistentTileStore):
-        again = Chain(STORES[kind](tmp_path)).top
+        again = pair(STORES[kind](tmp_path)).slope
         for y in range(0, 7 * turn, 14):
-            check_same(again, y, read(true.top, y))
+            check_same(again, y, read(true.slope, y))
 
 
 CACHES = {module.__file__ for module in (cache, lru, kept_windows, window_cache)}
@@ -112,8 +112,8 @@ def is_of_a_cache(code: CodeType) -> bool:
 
 @pytest.mark.parametrize("kind", ["memory-limited", "zarr"])
 def test_ctrl_c_at_any_line_of_a_cache(kind: str, tmp_path: Path) -> None:
-    store, true, lines = STORES[kind](tmp_path), Chain(MemoryTileStore()), NewLines()
-    top, y, interrupted = Chain(store).top, 0, True
+    store, true, lines = STORES[kind](tmp_path), pair(MemoryTileStore()), NewLines()
+    top, y, interrupted = pair(store).slope, 0, True
     while interrupted:
         interrupted = False
         y += 7
@@ -122,7 +122,7 @@ def test_ctrl_c_at_any_line_of_a_cache(kind: str, tmp_path: Path) -> None:
                 read(top, y)
         except KeyboardInterrupt:
             interrupted = True
-        finishes(partial(check_same, top, y, read(true.top, y)))
+        finishes(partial(check_same, top, y, read(true.slope, y)))
     assert len(lines) > 20
     check_together(store)
 
@@ -160,9 +160,9 @@ def check_together(store: TileStore) -> None:
 @pytest.mark.parametrize("reads", [300, pytest.param(100_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", STORES)
 def test_ctrl_c_by_a_timer(kind: str, reads: int, tmp_path: Path) -> None:
-    store, true = STORES[kind](tmp_path), Chain(MemoryTileStore())
-    top, draw, interrupts = Chain(store).top, np.random.default_rng(len(kind)), 0
-    expected = {y: read(true.top, y) for y in range(0, 400, 5)}
+    store, true = STORES[kind](tmp_path), pair(MemoryTileStore())
+    top, draw, interrupts = pair(store).slope, np.random.default_rng(len(kind)), 0
+    expected = {y: read(true.slope, y) for y in range(0, 400, 5)}
     with interrupted_by_a_timer() as is_interrupted:
         for _ in range(reads):
             y = 5 * int(draw.integers(80))

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from infinite_tensor import InfiniteTensor, StoreError, TensorWindow
-from tests.durability.faults.conftest import Open
-from tests.support.disks import read_only
-from tests.support.noise_chain import Chain, true_pixels
+from infinite_tensor import InfiniteTensor, MemoryTileStore, StoreError, TensorWindow
+from tests.durability.faults.conftest import Open, pair
+from tests.durability.faults.disks import read_only
 
 
 @pytest.fixture(params=["mount", "permissions"])
@@ -24,7 +23,7 @@ def how(request: pytest.FixtureRequest) -> str:
 def protected(how: str, folder: Path, open_store: Open) -> Iterator[Path]:
     """A store that holds a chain, in a folder that cannot be written to."""
     with open_store() as store:
-        Chain(store).top[0:40, 0:64]
+        pair(store).slope[0:40, 0:64]
     with read_only(how, folder):
         yield folder
 
@@ -38,20 +37,20 @@ def content(folder: Path) -> dict[Path, tuple[int, bytes]]:
 
 def test_mode_r_serves_what_is_stored_and_computes_the_rest_into_memory(protected: Path, open_store: Open) -> None:
     before = content(protected)
-    expected = true_pixels(lambda chain: chain.top[0:200, 0:64])
+    expected = pair(MemoryTileStore()).slope[0:200, 0:64]
     with open_store(mode="r") as store:
-        chain = Chain(store)
-        assert torch.equal(chain.top[0:40, 0:64], expected[0:40])
+        chain = pair(store)
+        assert torch.equal(chain.slope[0:40, 0:64], expected[0:40])
         assert not chain.calls
-        assert torch.equal(chain.top[0:200, 0:64], expected)
+        assert torch.equal(chain.slope[0:200, 0:64], expected)
         computed = chain.calls.copy()
         assert computed
-        assert torch.equal(chain.top[0:200, 0:64], expected)
+        assert torch.equal(chain.slope[0:200, 0:64], expected)
         assert chain.calls == computed
         other = InfiniteTensor((4,), lambda _ctx: torch.ones(4), TensorWindow((4,)), tile_store=store, tensor_id="new")
         assert other[...].tolist() == [1] * 4
         store.flush()
-        assert store.verify("top") == []
+        assert store.verify("slope") == []
     assert content(protected) == before
 
 
@@ -62,7 +61,7 @@ def test_a_store_that_cannot_be_written_to_opens_in_no_other_mode(protected: Pat
         open_store(mode=mode)
     assert content(protected) == before
     with open_store(mode="r") as store:
-        assert store.tensor_ids() == ["noise", "top"]
+        assert store.tensor_ids() == ["ground", "slope"]
 
 
 @pytest.mark.parametrize("mode", ["r", "r+", "a", "w", "w-"])

@@ -25,9 +25,10 @@ from infinite_tensor import (
 )
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.tilestore.persistent import PersistentTileStore
+from tests.durability.faults.conftest import pair
+from tests.support.chain import Chain
 from tests.support.dict_store import DictTileStore
 from tests.support.interrupts import alarms_handled_by, interrupted_where
-from tests.support.noise_chain import WINDOW, Chain
 
 STORES: dict[str, Callable[[Path], PersistentTileStore]] = {
     "zarr": lambda path: ZarrTileStore(path / "t.zarr", tile_size=16, cache_size_bytes=3000),
@@ -53,13 +54,13 @@ class Interrupted(DictTileStore):
 
 CALLS: dict[str, Callable[[Chain, Interrupted], object]] = {
     "flush": lambda _, store: store.flush(),
-    "read": lambda chain, _: chain.top[0:4, 0:4],
-    "read of an arg": lambda chain, _: chain.noise[0:4, 0:4],
-    "stream": lambda chain, _: list(chain.top.iter_regions([sl[0:4, 0:4]])),
-    "fill": lambda chain, _: chain.top.fill((slice(0, 4), slice(0, 4)), progress=False),
-    "clear_cache": lambda chain, _: chain.top.clear_cache(),
-    "clear_tensor": lambda _, store: store.clear_tensor("top"),
-    "invalidate": lambda chain, _: chain.noise.invalidate((slice(0, 4), slice(0, 4))),
+    "read": lambda chain, _: chain.slope[0:4, 0:4],
+    "read of an arg": lambda chain, _: chain.ground[0:4, 0:4],
+    "stream": lambda chain, _: list(chain.slope.iter_regions([sl[0:4, 0:4]])),
+    "fill": lambda chain, _: chain.slope.fill((slice(0, 4), slice(0, 4)), progress=False),
+    "clear_cache": lambda chain, _: chain.slope.clear_cache(),
+    "clear_tensor": lambda _, store: store.clear_tensor("slope"),
+    "invalidate": lambda chain, _: chain.ground.invalidate((slice(0, 4), slice(0, 4))),
     "close": lambda _, store: store.close(),
 }
 
@@ -67,7 +68,7 @@ CALLS: dict[str, Callable[[Chain, Interrupted], object]] = {
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_in_the_middle_of_a_read_is_refused_at_once(name: str) -> None:
     store, refused = Interrupted(), []
-    chain = Chain(store)
+    chain = pair(store)
 
     def handler() -> None:
         with pytest.raises(StoreError, match="request_flush"):
@@ -75,17 +76,17 @@ def test_a_call_in_the_middle_of_a_read_is_refused_at_once(name: str) -> None:
         refused.append(name)
 
     store.handler = handler
-    pixels = chain.top[0:20, 0:20]
+    pixels = chain.slope[0:20, 0:20]
     store.handler = lambda: None
     assert refused
-    assert torch.equal(pixels, Chain(MemoryTileStore()).top[0:20, 0:20])
+    assert torch.equal(pixels, pair(MemoryTileStore()).slope[0:20, 0:20])
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_in_the_middle_of_a_flush_is_refused_at_once(name: str) -> None:
     store, refused = Interrupted(), []
-    chain = Chain(store)
-    chain.top[0:20, 0:20]
+    chain = pair(store)
+    chain.slope[0:20, 0:20]
 
     def in_flush() -> None:
         with pytest.raises(StoreError, match="request_flush"):
@@ -96,13 +97,13 @@ def test_a_call_in_the_middle_of_a_flush_is_refused_at_once(name: str) -> None:
     store.flush()
     store.in_flush = lambda: None
     assert refused
-    assert torch.equal(chain.top[0:20, 0:20], Chain(MemoryTileStore()).top[0:20, 0:20])
+    assert torch.equal(chain.slope[0:20, 0:20], pair(MemoryTileStore()).slope[0:20, 0:20])
 
 
 @pytest.mark.parametrize("name", [name for name in CALLS if name not in ("clear_tensor", "invalidate", "close")])
 def test_an_f_may_make_any_call(name: str) -> None:
     store, made = Interrupted(), []
-    chain = Chain(store)
+    chain = pair(store)
 
     def f(_ctx: tuple[int, ...]) -> torch.Tensor:
         CALLS[name](chain, store)
@@ -116,26 +117,26 @@ def test_an_f_may_make_any_call(name: str) -> None:
 
 def test_a_handler_may_flush_another_store() -> None:
     store, other = Interrupted(), DictTileStore({}, tile_size=16)
-    chain, apart = Chain(store), Chain(other)
-    apart.top[0:8, 0:8]
+    chain, apart = pair(store), pair(other)
+    apart.slope[0:8, 0:8]
     store.handler = other.flush
-    chain.top[0:20, 0:20]
-    assert other.tensor_info("top").tiles_partial
+    chain.slope[0:20, 0:20]
+    assert other.tensor_info("slope").tiles_partial
 
 
 def test_a_call_that_was_interrupted_leaves_the_thread_free_for_others() -> None:
     store = Interrupted()
-    chain = Chain(store)
+    chain = pair(store)
 
     def interrupts() -> None:
         raise KeyboardInterrupt
 
     store.handler = interrupts
     with pytest.raises(KeyboardInterrupt):
-        chain.top[0:20, 0:20]
+        chain.slope[0:20, 0:20]
     store.handler = lambda: None
     store.flush()
-    assert torch.equal(chain.top[0:20, 0:20], Chain(MemoryTileStore()).top[0:20, 0:20])
+    assert torch.equal(chain.slope[0:20, 0:20], pair(MemoryTileStore()).slope[0:20, 0:20])
 
 
 def test_a_flush_that_was_requested_comes_after_the_batch() -> None:
@@ -179,7 +180,7 @@ def test_a_flush_that_was_requested_comes_with_the_next_regions_of_a_stream() ->
 def test_a_store_in_memory_takes_a_request() -> None:
     store = MemoryTileStore()
     store.request_flush()
-    assert Chain(store).top[0:4, 0:4].shape == (4, 4)
+    assert pair(store).slope[0:4, 0:4].shape == (4, 4)
 
 
 @contextmanager
@@ -193,8 +194,8 @@ def every(seconds: float, handler: Callable[[], object]) -> Iterator[None]:
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="timers that send signals are POSIX")
 @pytest.mark.parametrize("kind", STORES)
 def test_a_signal_every_30_ms_that_asks_for_a_flush(kind: str, tmp_path: Path) -> None:
-    store, true, requests = STORES[kind](tmp_path), Chain(MemoryTileStore()), 0
-    top = Chain(store).top
+    store, true, requests = STORES[kind](tmp_path), pair(MemoryTileStore()), 0
+    top = pair(store).slope
 
     def request() -> None:
         nonlocal requests
@@ -204,25 +205,25 @@ def test_a_signal_every_30_ms_that_asks_for_a_flush(kind: str, tmp_path: Path) -
     y = 0
     with every(0.03, request):
         while requests < 25:
-            assert torch.equal(top[y : y + 30, 0:30], true.top[y : y + 30, 0:30])
+            assert torch.equal(top[y : y + 30, 0:30], true.slope[y : y + 30, 0:30])
             y += 17
     top[0:1, 0:1]
     store.close(discard=True)
-    again = Chain(STORES[kind](tmp_path))
-    assert torch.equal(again.top[0:y, 0:30], true.top[0:y, 0:30])
+    again = pair(STORES[kind](tmp_path))
+    assert torch.equal(again.slope[0:y, 0:30], true.slope[0:y, 0:30])
     assert not again.calls
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="timers that send signals are POSIX")
 @pytest.mark.parametrize("kind", STORES)
 def test_a_signal_every_30_ms_that_flushes_and_reads(kind: str, tmp_path: Path) -> None:
-    store, true, told = STORES[kind](tmp_path), Chain(MemoryTileStore()), []
-    chain = Chain(store)
-    expected = true.top[0:6, 0:6]
-    chain.top[0:6, 0:6]
+    store, true, told = STORES[kind](tmp_path), pair(MemoryTileStore()), []
+    chain = pair(store)
+    expected = true.slope[0:6, 0:6]
+    chain.slope[0:6, 0:6]
 
     def handler() -> None:
-        for call in (store.flush, lambda: torch.equal(chain.top[0:6, 0:6], expected)):
+        for call in (store.flush, lambda: torch.equal(chain.slope[0:6, 0:6], expected)):
             try:
                 told.append(call() is not False)
             except StoreError as error:
@@ -231,18 +232,18 @@ def test_a_signal_every_30_ms_that_flushes_and_reads(kind: str, tmp_path: Path) 
     y = 0
     with every(0.03, handler):
         while len(told) < 50:
-            assert torch.equal(chain.top[y : y + 30, 0:30], true.top[y : y + 30, 0:30])
+            assert torch.equal(chain.slope[y : y + 30, 0:30], true.slope[y : y + 30, 0:30])
             y += 17
     assert all(told)
     store.close()
-    again = Chain(STORES[kind](tmp_path))
-    assert torch.equal(again.top[0:y, 0:30], true.top[0:y, 0:30])
+    again = pair(STORES[kind](tmp_path))
+    assert torch.equal(again.slope[0:y, 0:30], true.slope[0:y, 0:30])
     assert not again.calls
 
 
 def test_a_store_of_another_thread_is_free_during_a_read() -> None:
     store, raised = Interrupted(), list[Any]()
-    chain = Chain(store)
+    chain = pair(store)
     store_of_all: TileStore = store
 
     def flush() -> None:
@@ -259,7 +260,7 @@ def test_a_store_of_another_thread_is_free_during_a_read() -> None:
         assert not thread.is_alive()
 
     store.handler = handler
-    chain.top[0:20, 0:20]
+    chain.slope[0:20, 0:20]
     assert not raised
 
 
@@ -276,9 +277,10 @@ def test_a_flush_in_the_middle_of_what_a_fill_does_before_it_computes_is_refused
             refused.append(line[0])
         return False
 
-    chain = Chain(store)
+    chain = pair(store)
+    window = TensorWindow((8, 8), stride=6)
     other = InfiniteTensor(
-        (None, None), lambda _ctx, region: region, WINDOW, [chain.noise], [WINDOW], tile_store=MemoryTileStore()
+        (None, None), lambda _ctx, region: region, window, [chain.ground], [window], tile_store=MemoryTileStore()
     )
     with interrupted_where(flush, lambda code: code.co_filename.endswith("tilestore/lru.py")):
         other.fill((slice(0, 20), slice(0, 20)), progress=False)

@@ -10,9 +10,9 @@ import pytest
 import torch
 from zarr.storage import MemoryStore
 
-from infinite_tensor import DamagedDataWarning, StoreError, ZarrTileStore
+from infinite_tensor import DamagedDataWarning, MemoryTileStore, StoreError, ZarrTileStore
+from tests.durability.faults.conftest import pair
 from tests.support.faulty_store import Faults, FaultyStore
-from tests.support.noise_chain import Chain, true_pixels
 
 _THREADS = 8
 _READS = 12
@@ -20,7 +20,7 @@ _READS = 12
 
 @pytest.mark.parametrize("seed", range(3))
 def test_threads_get_right_bits_or_a_store_error_and_leave_nothing_wrong(seed: int) -> None:
-    expected = true_pixels(lambda chain: chain.top[-40:40, -40:40])
+    expected = pair(MemoryTileStore()).slope[-40:40, -40:40]
     faults, storage = Faults(seed, 0.05), MemoryStore()
 
     def store(number: int) -> ZarrTileStore:
@@ -28,14 +28,14 @@ def test_threads_get_right_bits_or_a_store_error_and_leave_nothing_wrong(seed: i
 
     with faults.paused():
         first = store(4)
-        chain = Chain(first)
+        chain = pair(first)
 
     def reads(number: int) -> int:
         draws, raised = random.Random(number), 0  # noqa: S311  (no secret)
         for _ in range(_READS):
             y, x = draws.randrange(-40, 20), draws.randrange(-40, 20)
             try:
-                pixels = chain.top[y : y + 20, x : x + 20]
+                pixels = chain.slope[y : y + 20, x : x + 20]
             except StoreError:
                 raised += 1
             else:
@@ -50,8 +50,8 @@ def test_threads_get_right_bits_or_a_store_error_and_leave_nothing_wrong(seed: i
     first.contents.tiles._writer.drain()
     faults.stop()
     first.flush()
-    assert torch.equal(chain.top[-40:40, -40:40], expected)
+    assert torch.equal(chain.slope[-40:40, -40:40], expected)
     first.close()
-    again = Chain(store(100))
-    assert torch.equal(again.top[-40:40, -40:40], expected)
+    again = pair(store(100))
+    assert torch.equal(again.slope[-40:40, -40:40], expected)
     assert not again.calls

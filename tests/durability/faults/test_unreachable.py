@@ -9,9 +9,9 @@ import torch
 import zarr
 from zarr.storage import MemoryStore
 
-from infinite_tensor import InfiniteTensor, StoreError, ZarrTileStore
+from infinite_tensor import InfiniteTensor, StoreError, TensorWindow, ZarrTileStore
+from tests.durability.faults.conftest import pair
 from tests.support.faulty_store import ERRORS, OTHERS, READS, FaultyStore, Outage
-from tests.support.noise_chain import WINDOW, Chain
 
 
 def everything(_operation: str, _key: str) -> bool:
@@ -26,7 +26,7 @@ def keys_of(storage: MemoryStore) -> dict[str, bytes]:
 @pytest.mark.parametrize("mode", ["r", "r+", "a", "w", "w-"])
 def test_whatever_opening_meets_is_a_store_error(mode: str, error: Callable[[str], BaseException]) -> None:
     storage, outage = MemoryStore(), Outage(error=error)
-    Chain(ZarrTileStore(storage)).top[0:4, 0:4]
+    pair(ZarrTileStore(storage)).slope[0:4, 0:4]
     before = keys_of(storage)
     outage.hits = everything
     with pytest.raises(StoreError, match="faulty"):
@@ -40,27 +40,27 @@ def test_a_read_that_cannot_reach_its_tiles_names_them_and_computes_nothing(
 ) -> None:
     storage, outage = MemoryStore(), Outage(error=error)
     with ZarrTileStore(storage, tile_size=16) as first:
-        pixels = Chain(first).top[0:32, 0:16]
-    chain = Chain(ZarrTileStore(FaultyStore(storage, outage), tile_size=16))
+        pixels = pair(first).slope[0:32, 0:16]
+    chain = pair(ZarrTileStore(FaultyStore(storage, outage), tile_size=16))
     outage.hits = lambda operation, _key: operation == "get"
-    with pytest.raises(StoreError, match=r"faulty.* could not read tile \(0, 0\) and 1 more of tensor 'top'"):
-        chain.top[0:32, 0:16]
+    with pytest.raises(StoreError, match=r"faulty.* could not read tile \(0, 0\) and 1 more of tensor 'slope'"):
+        chain.slope[0:32, 0:16]
     assert not chain.calls
     outage.stop()
-    assert torch.equal(chain.top[0:32, 0:16], pixels)
+    assert torch.equal(chain.slope[0:32, 0:16], pixels)
     assert not chain.calls
 
 
 CALLS: dict[str, Callable[[ZarrTileStore], object]] = {
     "tensor_ids": lambda store: store.tensor_ids(),
-    "tensor_definition": lambda store: store.tensor_definition("top"),
-    "tensor_info": lambda store: store.tensor_info("top"),
-    "open": lambda store: store.open("top"),
-    "verify": lambda store: store.verify("top"),
-    "repair": lambda store: store.verify("top", repair=True),
+    "tensor_definition": lambda store: store.tensor_definition("slope"),
+    "tensor_info": lambda store: store.tensor_info("slope"),
+    "open": lambda store: store.open("slope"),
+    "verify": lambda store: store.verify("slope"),
+    "repair": lambda store: store.verify("slope", repair=True),
     "gc": lambda store: store.gc(),
-    "clear_tensor": lambda store: store.clear_tensor("top"),
-    "register": Chain,
+    "clear_tensor": lambda store: store.clear_tensor("slope"),
+    "register": pair,
 }
 
 
@@ -68,7 +68,7 @@ CALLS: dict[str, Callable[[ZarrTileStore], object]] = {
 def test_every_call_that_cannot_reach_storage_raises_a_store_error_and_changes_nothing(call: str) -> None:
     storage, outage = MemoryStore(), Outage()
     with ZarrTileStore(storage, tile_size=16) as first:
-        pixels = Chain(first).top[0:32, 0:16]
+        pixels = pair(first).slope[0:32, 0:16]
     before = keys_of(storage)
     store = ZarrTileStore(FaultyStore(storage, outage), tile_size=16)
     outage.hits = everything
@@ -76,8 +76,8 @@ def test_every_call_that_cannot_reach_storage_raises_a_store_error_and_changes_n
         CALLS[call](store)
     assert keys_of(storage) == before
     outage.stop()
-    again = Chain(store)
-    assert torch.equal(again.top[0:32, 0:16], pixels)
+    again = pair(store)
+    assert torch.equal(again.slope[0:32, 0:16], pixels)
     assert not again.calls
 
 
@@ -92,9 +92,11 @@ def test_a_fault_while_a_tensor_is_created_leaves_none_or_a_whole_one(kind: str,
         operations += 1
         return operations == number
 
+    window = TensorWindow((8, 8), stride=6)
+
     def made(store: ZarrTileStore) -> InfiniteTensor:
         return InfiniteTensor(
-            (None, None), lambda _ctx: torch.ones(8, 8), WINDOW, tile_store=store, tensor_id="t", version=1
+            (None, None), lambda _ctx: torch.ones(8, 8), window, tile_store=store, tensor_id="t", version=1
         )
 
     outage.hits = hits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.durability.hostile.victim import TILE, Storage, fill
+from tests.durability.hostile.honest import TILE, Storage, fill
 from tests.support.dict_store import DictTileStore
 
 

@@ -17,8 +17,9 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import MemoryStore
 
 from infinite_tensor import DamagedDataWarning, StoreError, TensorBlob, ValidationError, ZarrTileStore
-from tests.durability.hostile.victim import EXPECTED, REGION, TILE, fill, make_base, same_bits
+from tests.durability.hostile.honest import EXPECTED, REGION, TILE, fill, make_base
 from tests.support.bounds import bounded
+from tests.support.reference import same_bits
 
 numcodecs = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3 specification")
 

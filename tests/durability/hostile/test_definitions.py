@@ -21,7 +21,7 @@ from infinite_tensor import (
     ValidationError,
 )
 from infinite_tensor.tilestore.stored_definition import StoredTensor
-from tests.durability.hostile.victim import (
+from tests.durability.hostile.honest import (
     EXPECTED,
     REGION,
     Storage,
@@ -30,9 +30,9 @@ from tests.durability.hostile.victim import (
     make_top,
     nested,
     opened,
-    same_bits,
 )
 from tests.support.bounds import bounded
+from tests.support.reference import same_bits
 
 _WINDOW: dict[str, Any] = {"size": [4, 4], "stride": [3, 3], "offset": [0, 0], "dimension_map": None}
 _ARG: dict[str, Any] = {"window": _WINDOW, "digest": "0" * 64, "tensor_id": None}

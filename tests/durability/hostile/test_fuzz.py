@@ -19,8 +19,7 @@ from zarr.storage import MemoryStore
 
 from infinite_tensor import ZarrTileStore
 from infinite_tensor.tilestore.persistent.documents import sealed
-from tests.durability.hostile.mutations import as_text, made_up_files, made_up_parts, mutated, plausible, spoilt_bytes
-from tests.durability.hostile.victim import (
+from tests.durability.hostile.honest import (
     EXPECTED,
     MAKE,
     TILE,
@@ -29,11 +28,12 @@ from tests.durability.hostile.victim import (
     fill,
     opened,
     recreate_all,
-    same_bits,
     use,
 )
+from tests.durability.hostile.mutations import as_text, made_up_files, made_up_parts, mutated, plausible, spoilt_bytes
 from tests.support.bounds import bounded
 from tests.support.dict_store import DictTileStore
+from tests.support.reference import same_bits
 
 Objects: TypeAlias = dict[str, bytes]
 

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 
 from infinite_tensor import HDF5TileStore
 from infinite_tensor.tilestore.persistent.documents import sealed
+from tests.durability.hostile.honest import EXPECTED, MAKE, TILE, fill, recreate_all, use
 from tests.durability.hostile.mutations import as_text, mutated, plausible
-from tests.durability.hostile.victim import EXPECTED, MAKE, TILE, fill, recreate_all, same_bits, use
 from tests.support.bounds import bounded
+from tests.support.reference import same_bits
 
 _names = st.sampled_from(list(MAKE))
 _parts = st.sampled_from(["definition", "tiles", "index", "partial"])

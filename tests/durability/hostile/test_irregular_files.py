@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -26,8 +25,10 @@ from infinite_tensor import (
     ZarrTileStore,
 )
 from infinite_tensor_stores.files import Unreadable, opened, read_opened
-from tests.durability.hostile.irregular import IRREGULAR, REASON, limit_memory
+from tests.support.bounds import limit_memory
+from tests.support.counting import Counted
 from tests.support.interpreters import Member, Team
+from tests.support.irregular import IRREGULAR, REASON
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs FIFOs")
 
@@ -52,11 +53,7 @@ def put(request: pytest.FixtureRequest) -> Callable[[Path], object]:
     return put
 
 
-def a_tensor(store: ZarrTileStore, calls: list[Any]) -> InfiniteTensor:
-    def f(ctx: tuple[int, ...]) -> torch.Tensor:
-        calls.append(ctx)
-        return torch.full((4, 4), 100.0 * ctx[0] + ctx[1])
-
+def a_tensor(store: ZarrTileStore, f: Counted) -> InfiniteTensor:
     return InfiniteTensor((None, None), f, TensorWindow((4, 4), stride=3), tile_store=store, tensor_id="t")
 
 
@@ -66,7 +63,7 @@ def path(tmp_path: Path) -> Path:
     path = tmp_path / "s.zarr"
     for region in ((slice(0, 8), slice(0, 8)), _REGION):
         with ZarrTileStore(path, tile_size=8) as store:
-            tensor = a_tensor(store, [])
+            tensor = a_tensor(store, Counted())
             tensor[region]
             with suppress(StoreError):
                 TensorGroup({"t": tensor}).save(store, "g")
@@ -85,7 +82,7 @@ class Used:
 def used(path: Path, mode: str = "a") -> Used:
     limit_memory(_MOST_MEMORY)
     found = Used()
-    calls: list[Any] = []
+    f = Counted()
 
     def attempt(action: Callable[[], object]) -> None:
         try:
@@ -96,7 +93,7 @@ def used(path: Path, mode: str = "a") -> Used:
 
     def read(store: ZarrTileStore) -> None:
         expected = _expected()
-        found.right.append(torch.equal(a_tensor(store, calls)[_REGION], expected))
+        found.right.append(torch.equal(a_tensor(store, f)[_REGION], expected))
         store.flush()
 
     def use() -> None:
@@ -107,7 +104,7 @@ def used(path: Path, mode: str = "a") -> Used:
             if mode != "r":
                 attempt(store.gc)
                 attempt(lambda: store.verify("t", repair=True))
-        found.calls = len(calls)
+        found.calls = len(f.calls)
         if mode != "r":
             with ZarrTileStore(path, mode=mode, tile_size=8) as store:
                 attempt(lambda: read(store))
@@ -122,7 +119,7 @@ def used(path: Path, mode: str = "a") -> Used:
 
 def _expected() -> torch.Tensor:
     store = ZarrTileStore("memory://irregular", mode="w", tile_size=8)
-    pixels: torch.Tensor = a_tensor(store, [])[_REGION]
+    pixels: torch.Tensor = a_tensor(store, Counted())[_REGION]
     return pixels
 
 

@@ -13,24 +13,20 @@ from zarr.storage import MemoryStore
 
 from infinite_tensor import DamagedDataWarning, InfiniteTensor, TensorWindow, TileAccessError, ZarrTileStore
 from infinite_tensor.tilestore.partial import DamagedPartialError, PartialTile
-from tests.durability.hostile.victim import Storage, opened, same_bits
+from tests.durability.hostile.honest import Storage, opened
 from tests.support.bounds import bounded
+from tests.support.counting import Counted
 from tests.support.dict_store import DictTileStore, Index
+from tests.support.reference import same_bits
 
 _KEY = ("t", "partial", (0, 0))
 _PLACE = str(_KEY)
 _REGION = (slice(0, 8), slice(0, 8))
 
 
-class Counted:
-    """The ``f`` of the tensor: windows of 4x4, stride 3, so that -1 to 2 in each dimension cover tile (0, 0)."""
-
-    def __init__(self) -> None:
-        self.calls: list[Index] = []
-
-    def __call__(self, ctx: Index) -> torch.Tensor:
-        self.calls.append(ctx)
-        return torch.arange(16.0).reshape(4, 4) / 3 + 10 * ctx[0] + 0.1 * ctx[1]
+def window(ctx: Index) -> torch.Tensor:
+    """Of 4x4 pixels with a stride of 3, so that -1 to 2 in each dimension cover tile (0, 0)."""
+    return torch.arange(16.0).reshape(4, 4) / 3 + 10 * ctx[0] + 0.1 * ctx[1]
 
 
 def tensor(store: DictTileStore | ZarrTileStore, f: Counted) -> InfiniteTensor:
@@ -38,7 +34,7 @@ def tensor(store: DictTileStore | ZarrTileStore, f: Counted) -> InfiniteTensor:
 
 
 def expected() -> torch.Tensor:
-    pixels: torch.Tensor = tensor(opened({}), Counted())[_REGION]
+    pixels: torch.Tensor = tensor(opened({}), Counted(window))[_REGION]
     return pixels
 
 
@@ -47,7 +43,7 @@ def storage() -> Storage:
     """A store that knows windows (-1, -1) to (0, 2) of tile (0, 0) as its prefix, and (2, 2) as a loose piece."""
     entries: Storage = {}
     with opened(entries) as store:
-        t = tensor(store, Counted())
+        t = tensor(store, Counted(window))
         t[-2:2, 0:8]
         t[7:8, 7:8]
     assert _KEY in entries
@@ -87,7 +83,7 @@ _MADE_UP = {
 @pytest.mark.parametrize("part", _MADE_UP.values(), ids=_MADE_UP)
 def test_a_part_that_does_not_fit_is_left_out_though_its_digest_is_right(storage: Storage, part: PartialTile) -> None:
     storage[_KEY] = wrong = (part.to_bytes(_PLACE),)
-    f = Counted()
+    f = Counted(window)
     said = r"tile \(0, 0\) of tensor 't' has a (prefix|piece).*treated as missing"
     with bounded(), opened(storage) as store, pytest.warns(DamagedDataWarning, match=said):
         assert same_bits(tensor(store, f)[_REGION], expected())
@@ -106,11 +102,11 @@ def test_a_part_that_does_not_fit_is_left_out_though_its_digest_is_right(storage
 def test_a_part_that_does_not_fit_spoils_no_pixel_of_those_beside_it(storage: Storage, part: PartialTile) -> None:
     for log in ((*storage[_KEY], part.to_bytes(_PLACE)), (part.to_bytes(_PLACE), *storage[_KEY])):
         with opened(storage | {_KEY: log}) as store:
-            assert same_bits(tensor(store, Counted())[_REGION], expected())
+            assert same_bits(tensor(store, Counted(window))[_REGION], expected())
 
 
 def test_what_fits_is_taken_in(storage: Storage) -> None:
-    f = Counted()
+    f = Counted(window)
     with opened(storage) as store:
         assert same_bits(store.open("t")[0:2, 0:8], expected()[0:2])
         assert same_bits(tensor(store, f)[_REGION], expected())
@@ -118,7 +114,7 @@ def test_what_fits_is_taken_in(storage: Storage) -> None:
 
 
 def test_a_part_that_does_not_fit_is_left_out_of_a_zarr_store() -> None:
-    memory, f = MemoryStore(), Counted()
+    memory, f = MemoryStore(), Counted(window)
     with ZarrTileStore(memory, tile_size=8) as store:
         tensor(store, f)[0:2, 0:8]
     with ZarrTileStore(memory, tile_size=8) as store:
@@ -212,4 +208,4 @@ def test_a_part_of_another_tile_or_tensor_is_refused(storage: Storage, tmp_path:
     other = ("t", "partial", (0, 1))
     storage[_KEY], storage[other] = storage[other], storage[_KEY]
     with opened(storage) as store, pytest.warns(DamagedDataWarning):
-        assert same_bits(tensor(store, Counted())[_REGION], expected())
+        assert same_bits(tensor(store, Counted(window))[_REGION], expected())

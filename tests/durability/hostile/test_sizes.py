@@ -18,10 +18,11 @@ from infinite_tensor import (
     ValidationError,
 )
 from infinite_tensor.tilestore.partial import PartialTile
-from tests.durability.hostile.victim import EXPECTED, REGION, Storage, make_base, nested, opened, same_bits
+from tests.durability.hostile.honest import EXPECTED, REGION, Storage, make_base, nested, opened
 from tests.support.bounds import bounded
 from tests.support.dict_store import DictTileStore, Index
 from tests.support.interpreters import run
+from tests.support.reference import same_bits
 
 
 def test_a_tile_of_two_gibibytes_or_more_is_refused_before_anything_is_written() -> None:

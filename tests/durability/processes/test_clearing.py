@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.chain import open_chain_store
 from tests.support.files_of_a_store import Files
 from tests.support.interpreters import DEADLINE, Paused, Team
 from tests.support.members import clear, flush, keep_open, plain, read_plain, write_plain, write_until_refused
 from tests.support.moments import Moment
-from tests.support.shared_chain import open_chain_store
 
 EVERYWHERE = (slice(-40, 40), slice(-40, 40))
 LEFT, MIDDLE = [((-30, x), (30, x + 15)) for x in (-30, -10)]

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import zarr
 
+from tests.support.chain import open_chain_store
 from tests.support.files_of_a_store import Files
 from tests.support.interpreters import Paused, Team
 from tests.support.members import create, create_in, create_in_path, keep_open, open_and_create, plain
 from tests.support.moments import Moment
-from tests.support.shared_chain import open_chain_store
 
 RACES = 30
 ROOTS = pytest.mark.parametrize("theirs", [None, {"instrument": "S-1"}], ids=["a new store", "a group of others"])

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.chain import Chain, open_chain_store, random_parts
 from tests.support.inspection import Inspection
 from tests.support.interpreters import Team
 from tests.support.members import collect_garbage, fill_at_random, fill_parts, wait_for_parts
-from tests.support.shared_chain import STAGES, build, open_chain_store, random_box
 
 EAGER: dict[str, Any] = {"cache_size_tiles": 2}
 """Tiles go to storage half done, and are read back."""
@@ -41,11 +40,9 @@ def test_four_processes_fill_one_chain_again_and_again(tmp_path: Path, options: 
 
 
 def test_a_reader_sees_only_right_pixels_while_another_process_writes(tmp_path: Path) -> None:
-    rng = random.Random(0)  # noqa: S311
-    stages = [rng.randrange(len(STAGES)) for _ in range(60)]
-    parts = [(stage, random_box(rng, stage)) for stage in stages]
+    parts = random_parts(0, 60)
     with open_chain_store(tmp_path) as store:
-        build(store, lambda _window: None)
+        Chain(store)
     with Team(4) as team:
         _, looks, calls, _ = team.together(
             (fill_parts, tmp_path, parts),
@@ -59,7 +56,7 @@ def test_a_reader_sees_only_right_pixels_while_another_process_writes(tmp_path: 
 
 def test_garbage_is_collected_while_other_processes_fill(tmp_path: Path) -> None:
     with open_chain_store(tmp_path) as store:
-        build(store, lambda _window: None)
+        Chain(store)
     with Team(3) as team:
         *calls, _ = team.together(
             (fill_at_random, tmp_path, 1, 60, EAGER),

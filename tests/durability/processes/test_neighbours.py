@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.chain import open_chain_store
 from tests.support.files_of_a_store import Files
 from tests.support.interpreters import Paused
 from tests.support.members import plain, read_stored_plain, write_plain
 from tests.support.moments import Moment
-from tests.support.shared_chain import open_chain_store
 
 LOG = r"/partial-\w+/0\.0\.0"
 """Of the tile over pixels 0 to 8 in both dimensions, which four windows of 5 x 5 cover."""

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from infinite_tensor import StoreError, TensorBlob
-from tests.durability.hostile.irregular import IRREGULAR, REASON, limit_memory
 from tests.stores.blobs.conftest import Place
 from tests.stores.blobs.rows import SHAPE, append, numbered
+from tests.support.bounds import limit_memory
 from tests.support.interpreters import Member, Team
+from tests.support.irregular import IRREGULAR, REASON
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is told by Linux")
 

@@ -12,11 +12,9 @@ import torch
 from zarr.codecs import GzipCodec
 
 from infinite_tensor import TensorBlob
-from tests.stores.blobs.victims import WIDTH, rows
-from tests.stores.blobs.witness import kill_at_random
+from tests.stores.blobs.killed import WIDTH, kill_at_random, rows
 from tests.support.interpreters import CONTEXT, DEADLINE, enter_child
-from tests.support.kills import NEVER, Kill
-from tests.support.moments import Moment
+from tests.support.moments import NEVER, Kill, Moment
 
 
 def survive(target: str, seed: int, kills: int) -> None:

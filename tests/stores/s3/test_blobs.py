@@ -12,8 +12,7 @@ from s3fs import S3FileSystem
 
 from infinite_tensor import StoreError, TensorBlob
 from infinite_tensor_stores.blobs.writers import FOLDER, SECONDS
-from tests.stores.blobs.victims import WIDTH, rows
-from tests.stores.blobs.witness import kill_at_random
+from tests.stores.blobs.killed import WIDTH, kill_at_random, rows
 from tests.support.interpreters import Team
 from tests.support.s3_proxy import Proxy
 from tests.support.s3_server import ADMIN, S3Server

@@ -16,47 +16,55 @@ import torch
 from s3fs import S3FileSystem
 
 from infinite_tensor import DependantsRemainWarning, StoreError, TileAccessError
-from tests.stores.s3.members import boxes, fill, open_on_s3, read_right
+from infinite_tensor.tilestore.persistent import PersistentTileStore
+from tests.support.chain import NAMES, STAGES, Chain, Window, expected, open_chain_store, random_parts
 from tests.support.interpreters import Team
 from tests.support.members import plain
-from tests.support.reference import Box
+from tests.support.reference import Box, region, same_bits
 from tests.support.s3_server import READER, S3Server
-from tests.support.shared_chain import NAMES, STAGES, Window, build, expected, region, same_bits
 
 BOX: Box = ((-9, -9), (12, 12))
 
 
-def nothing(_window: Window) -> None:
-    pass
+def open_on_s3(url: str, options: dict[str, Any], **more: Any) -> PersistentTileStore:
+    return open_chain_store(url, storage_options=options, **more)
+
+
+def fill(url: str, options: dict[str, Any], seed: int, count: int) -> Counter[Window]:
+    """Read random parts of the chain, flush, and tell how often each window ran."""
+    with open_on_s3(url, options) as store:
+        chain = Chain(store)
+        chain.check(*random_parts(seed, count))
+    return chain.calls
 
 
 def test_what_is_stored_is_found_again_and_never_computed_again(server: S3Server, url: str) -> None:
     calls = fill(url, server.options(), 1, 5)
     assert set(calls.values()) == {1}
-    again: Counter[Window] = Counter()
     with open_on_s3(url, server.options(), mode="r") as store:
-        read_right(build(store, lambda window: again.update([window])), boxes(1, 5))
+        again = Chain(store)
+        again.check(*random_parts(1, 5))
         assert [store.open(name).shape for name in NAMES] == [stage.shape for stage in STAGES]
         with pytest.raises(TileAccessError):
             store.open("ground")[1000:1001, 1000:1001]
-    assert not again
+    assert not again.calls
 
 
 def test_two_processes_fill_one_chain_at_once(server: S3Server, url: str) -> None:
     with Team(2) as team:
         counts = team.together(*[(fill, url, server.options(), seed, 4) for seed in (2, 3)])
     assert all(set(calls.values()) == {1} for calls in counts)
-    again: Counter[Window] = Counter()
     with open_on_s3(url, server.options()) as store:
-        read_right(build(store, lambda window: again.update([window])), [*boxes(2, 4), *boxes(3, 4)])
-    assert not again, "what was flushed is computed again"
+        again = Chain(store)
+        again.check(*random_parts(2, 4), *random_parts(3, 4))
+    assert not again.calls, "what was flushed is computed again"
 
 
 def test_the_ids_and_what_is_stored_of_each_are_told(server: S3Server, url: str, bucket: S3FileSystem) -> None:
     with open_on_s3(url, server.options()) as store:
-        ground, slope, _ = build(store, nothing)
-        slope[region(BOX)]
-        assert ground[0, 0].shape == ()
+        chain = Chain(store)
+        chain.slope[region(BOX)]
+        assert chain.ground[0, 0].shape == ()
         assert store.tensor_ids() == sorted(NAMES)
         info = store.tensor_info("ground")
     objects = bucket.find(f"{url}/{info.location}/c", detail=True)
@@ -68,21 +76,21 @@ def test_the_ids_and_what_is_stored_of_each_are_told(server: S3Server, url: str,
 
 def test_a_cleared_tensor_leaves_no_object_behind(server: S3Server, url: str, bucket: S3FileSystem) -> None:
     with open_on_s3(url, server.options()) as store:
-        build(store, nothing)[0][region(BOX)]
+        Chain(store).ground[region(BOX)]
         store.flush()
         assert any("t-ground/" in key for key in bucket.find(url))
         with pytest.warns(DependantsRemainWarning, match="'map', 'slope' are computed from it"):
             store.clear_tensor("ground")
         assert not any("t-ground/" in key for key in bucket.find(url))
         assert store.tensor_ids() == ["map", "slope"]
-        assert same_bits(build(store, nothing)[0][region(BOX)], expected(0, BOX))
+        assert same_bits(Chain(store).ground[region(BOX)], expected(0, BOX))
 
 
 def test_gc_deletes_what_no_definition_refers_to(server: S3Server, url: str, bucket: S3FileSystem) -> None:
     with open_on_s3(url, server.options()) as store:
-        tensors = build(store, nothing)
-        for stage in (0, 1):
-            tensors[stage][region(BOX)]
+        chain = Chain(store)
+        for tensor in (chain.ground, chain.slope):
+            tensor[region(BOX)]
         store.flush()
         left_behind = {key: bucket.size(key) for key in bucket.find(url) if "t-ground/" in key}
         definition = f"{url.removeprefix('s3://')}/t-ground/zarr.json"
@@ -93,7 +101,7 @@ def test_gc_deletes_what_no_definition_refers_to(server: S3Server, url: str, buc
         assert size > 0
         assert (collected.objects, collected.bytes) == (len(left_behind), sum(left_behind.values()))
         assert not any("t-ground/" in key for key in bucket.find(url))
-        read_right(build(store, nothing), [(1, BOX)])
+        Chain(store).check((1, BOX))
 
 
 def test_mode_w_deletes_the_store_and_nothing_else(server: S3Server, url: str, bucket: S3FileSystem) -> None:
@@ -109,49 +117,48 @@ def test_mode_w_deletes_the_store_and_nothing_else(server: S3Server, url: str, b
 
 
 def test_a_flush_that_the_server_does_not_live_through_succeeds_when_it_is_back(server: S3Server, url: str) -> None:
-    calls: Counter[Window] = Counter()
     # Patient with a server that is slow, and quick to report one that is down.
     store = open_on_s3(url, server.options(config_kwargs={"read_timeout": 5.0}), timeout=5.5)
-    tensors = build(store, lambda window: calls.update([window]))
-    tensors[1][region(((0, 0), (8, 8)))]
+    chain = Chain(store)
+    chain.slope[region(((0, 0), (8, 8)))]
     store.flush()
-    tensors[1][region(BOX)]
+    chain.slope[region(BOX)]
     server.stop()
     with pytest.raises(StoreError, match=r"'s3://tiles/.*could not store tile \(.* of tensor '\w+'.*kept in memory"):
         store.flush()
     with pytest.raises(StoreError, match=r"'s3://tiles/.*could not read tile \(.* of tensor 'slope'"):
-        tensors[1][800:808, 800:808]
+        chain.slope[800:808, 800:808]
     server.start()
     store.close()
-    again: Counter[Window] = Counter()
     with open_on_s3(url, server.options()) as store:
-        read_right(build(store, lambda window: again.update([window])), [(1, BOX)])
-    assert set(calls.values()) == {1}
-    assert not again
+        again = Chain(store)
+        again.check((1, BOX))
+    assert set(chain.calls.values()) == {1}
+    assert not again.calls
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_a_forked_child_reads_and_writes(server: S3Server, url: str) -> None:
     store = open_on_s3(url, server.options())
-    tensors = build(store, nothing)
-    tensors[0][region(BOX)]
+    chain = Chain(store)
+    chain.ground[region(BOX)]
     store.flush()
 
     def work() -> None:
         torch.set_num_threads(1)
-        read_right(tensors, [(0, BOX), (1, BOX)])
+        chain.check((0, BOX), (1, BOX))
         store.close()
 
     child = multiprocessing.get_context("fork").Process(target=work)
     child.start()
     child.join(60)
     assert child.exitcode == 0
-    again: Counter[Window] = Counter()
     with open_on_s3(url, server.options()) as other:
-        read_right(build(other, lambda window: again.update([window])), [(1, BOX)])
-    assert not again
-    read_right(tensors, [(0, BOX), (1, BOX), (2, ((0, 0, 0), (2, 4, 4)))])
+        again = Chain(other)
+        again.check((1, BOX))
+    assert not again.calls
+    chain.check((0, BOX), (1, BOX), (2, ((0, 0, 0), (2, 4, 4))))
     store.close()
 
 
@@ -181,23 +188,23 @@ def test_connections_that_nobody_closes_are_closed_without_a_word(server: S3Serv
 def test_a_store_goes_to_another_process_by_reference(server: S3Server, url: str) -> None:
     with open_on_s3(url, server.options(), timeout=7.0) as store, Team(1) as team:
         team.members[0].call(_fill_pickled, pickle.dumps(store))
-        again: Counter[Window] = Counter()
-        read_right(build(store, lambda window: again.update([window])), [(1, BOX)])
-    assert not again
+        again = Chain(store)
+        again.check((1, BOX))
+    assert not again.calls
 
 
 def _fill_pickled(store: bytes) -> None:
     opened: Any = pickle.loads(store)  # noqa: S301  (its own)
     with opened:
-        read_right(build(opened, nothing), [(1, BOX)])
+        Chain(opened).check((1, BOX))
 
 
 def test_a_login_that_may_only_read_reads_and_is_refused_to_write(server: S3Server, url: str) -> None:
     fill(url, server.options(), 1, 4)
     with open_on_s3(url, server.options(READER), mode="r") as store:
-        read_right(build(store, nothing), boxes(1, 4))
+        Chain(store).check(*random_parts(1, 4))
     with open_on_s3(url, server.options(READER)) as store:
-        read_right(build(store, nothing), boxes(1, 4))
+        Chain(store).check(*random_parts(1, 4))
         with pytest.raises(StoreError, match="could not register tensor 'new': PermissionError: Access Denied"):
             plain(store, "new", 1)
     with pytest.raises(StoreError, match="cannot be opened: PermissionError: Access Denied"):

@@ -32,7 +32,7 @@ from zarr.codecs.numcodecs import BZ2
 
 from infinite_tensor import HDF5TileStore, InfiniteTensor, Output, TensorBlob, TensorGroup, TensorWindow, ZarrTileStore
 from infinite_tensor.tilestore.persistent import PersistentTileStore
-from tests.support.reference import Box, Index, Reference, Stage
+from tests.support.reference import Box, Index, Reference, Stage, region
 
 HERE = Path(__file__).parent
 
@@ -139,10 +139,6 @@ def reopened(store: PersistentTileStore) -> dict[str, InfiniteTensor]:
 
 def reopened_with(name: str, store: PersistentTileStore) -> dict[str, InfiniteTensor]:
     return {name: store.open(name, partial(noise, name))}
-
-
-def region(box: Box) -> tuple[slice, ...]:
-    return tuple(slice(low, high) for low, high in zip(*box, strict=True))
 
 
 REFERENCE = Reference(list(STAGES.values()))

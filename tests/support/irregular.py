@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import os
-import resource
 import stat
 from collections.abc import Callable
 from pathlib import Path
-
-MEMORY = 2**30
-"""Bytes that a process may take beyond those that it has."""
 
 
 def _link_to_a_fifo(path: Path) -> None:
@@ -31,10 +27,3 @@ IRREGULAR: dict[str, Callable[[Path], object]] = {
     "a file of 64 GiB": _endless_file,
 }
 REASON = r"it is not a regular file|it has 68719476736 bytes, and can have \d+ at most"
-
-
-def limit_memory(more: int = MEMORY) -> None:
-    """Let this process take so many bytes more than it has."""
-    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    _, most = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (taken + more, most))

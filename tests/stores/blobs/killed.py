@@ -1,15 +1,16 @@
-"""Processes that write a blob until they are killed, and tell their parent what they were promised."""
+"""Processes that write a blob until they are killed, and what they were promised until then."""
 
 from __future__ import annotations
 
 import random
+import signal
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 
 from infinite_tensor import TensorBlob
-from tests.support.interpreters import enter_child
+from tests.support.interpreters import CONTEXT, DEADLINE, enter_child
 
 WIDTH = 5
 
@@ -52,3 +53,33 @@ def write_at_random(sending: Connection, target: str, seed: int, storage_options
             blob.flush()
             least = len(blob)
             sending.send((least, least))
+
+
+def kill_at_random(
+    target: str, seed: int, messages: int, delay: float = 0.0, storage_options: dict[str, Any] | None = None
+) -> tuple[int, int]:
+    """Have a process write a blob, and kill it `delay` seconds after some messages.
+
+    Returns the least and the most rows that there may be now, going by what it told last.
+    """
+    receiving, sending = CONTEXT.Pipe(duplex=False)
+    process = CONTEXT.Process(target=write_at_random, args=(sending, target, seed, storage_options), daemon=True)
+    process.start()
+    sending.close()
+    told = [(0, 0)]
+    try:
+        for _ in range(messages):
+            assert receiving.poll(DEADLINE), "the process hangs"
+            told.append(receiving.recv())
+        process.join(delay)
+    finally:
+        process.kill()
+        process.join(DEADLINE)
+    assert process.exitcode == -signal.SIGKILL
+    while receiving.poll():
+        try:
+            told.append(receiving.recv())
+        except EOFError:
+            break
+    # What it was about to do when it was killed may have been done, or not.
+    return min(least for least, _ in told[-2:]), max(most for _, most in told[-2:])

@@ -79,7 +79,7 @@ Action: TypeAlias = Read | Reopen | Forget | Fill | Together
 
 
 @dataclass(frozen=True)
-class World:
+class Pipeline:
     """A chain, how its tensors are kept, and what happens to them.
 
     Attributes
@@ -370,7 +370,7 @@ def _tile_sizes(draw: st.DrawFn, stage: Stage) -> int | tuple[int, ...]:
 
 
 @st.composite
-def worlds(draw: st.DrawFn) -> World:
+def pipelines(draw: st.DrawFn) -> Pipeline:
     """Chains of one to four tensors with three to eight actions."""
     stages: list[Stage] = []
     for _ in range(draw(st.sampled_from([1, 1, 2, 2, 3, 4]))):
@@ -384,7 +384,7 @@ def worlds(draw: st.DrawFn) -> World:
         "flush_interval": draw(st.sampled_from([30.0, 30.0, 0.0])),
     }
     batch_sizes = st.none() | st.integers(1, 7) | st.sampled_from([(1, 4), (1, 2, 8), (5, 1)])
-    return World(
+    return Pipeline(
         tuple(stages),
         tuple(draw(batch_sizes) for _ in stages),
         (draw(st.integers(1, 7)),) if shared else tuple(draw(_tile_sizes(stage)) for stage in stages),

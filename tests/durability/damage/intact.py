@@ -7,14 +7,13 @@ import warnings
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
 from infinite_tensor import DamagedDataWarning, InfiniteTensor, MemoryTileStore, TensorWindow, TileStore, sl
 from infinite_tensor.tilestore.persistent import PersistentTileStore
-
-Index: TypeAlias = tuple[int, ...]
+from tests.support.reference import Index, same_bits
 
 TILE = 6
 READS: dict[str, Sequence[Any]] = {
@@ -90,17 +89,9 @@ def truth() -> dict[str, list[torch.Tensor]]:
     return read(build(MemoryTileStore()))
 
 
-def same_bits(found: dict[str, list[torch.Tensor]], expected: dict[str, list[torch.Tensor]]) -> bool:
+def is_right(found: dict[str, list[torch.Tensor]], expected: dict[str, list[torch.Tensor]]) -> bool:
     """Whether all that was found is as expected, to the last bit."""
-    return all(
-        (a.dtype, a.shape) == (b.dtype, b.shape) and torch.equal(_bits(a), _bits(b))
-        for name, blocks in found.items()
-        for a, b in zip(blocks, expected[name], strict=True)
-    )
-
-
-def _bits(block: torch.Tensor) -> torch.Tensor:
-    return block.contiguous().view(torch.uint8)
+    return all(same_bits(a, b) for name, blocks in found.items() for a, b in zip(blocks, expected[name], strict=True))
 
 
 @dataclass(frozen=True)

@@ -91,10 +91,6 @@ def nested(levels: int) -> Any:
     return value
 
 
-def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
-
-
 def use(open_store: Open) -> dict[str, torch.Tensor]:
     """Do everything with a store. Our own errors are answers; any other comes through.
 
