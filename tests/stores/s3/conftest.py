@@ -6,7 +6,6 @@ import itertools
 import os
 from collections.abc import Iterator
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,14 +18,12 @@ if TYPE_CHECKING:
 
     from tests.support.s3_proxy import Proxy
 
-_HERE = Path(__file__).parent
 _numbers = itertools.count()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if _HERE in item.path.parents:
-            item.add_marker(pytest.mark.s3)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Each test of this folder, the only ones that this is called for."""
+    item.add_marker(pytest.mark.s3)
 
 
 @pytest.fixture(scope="session")
