@@ -116,28 +116,33 @@ def of_sets(x: list[str], names: frozenset[str] = frozenset({"a", "b", "c"})) ->
     return [y for y in x if y in {"p", "q", "r"} or y in names]
 
 
-@functools.cache
-def in_another_process(seed: str) -> tuple[dict[str, str], list[str]]:
+def in_another_process(seed: int, *names: str) -> tuple[dict[str, str], list[str]]:
     """Fingerprints there, that of `of_sets` among them; and the order of a set, which goes by the seed of hashes."""
     code = (
-        "import json\nfrom infinite_tensor.values.fingerprint import fingerprint\n"
+        "import json, sys\nfrom infinite_tensor.values.fingerprint import fingerprint\n"
         "from tests.unit.test_fingerprint import MANY, of_sets\n"
-        "found = {name: fingerprint(make()) for name, make in MANY.items()}\n"
+        "found = {name: fingerprint(MANY[name]()) for name in sys.argv[1:]}\n"
         "print(json.dumps([found | {'of sets': fingerprint(of_sets)}, [*{'a', 'b', 'c'}]]))"
     )
-    command, environment = [sys.executable, "-c", code], {"PYTHONHASHSEED": seed}
+    command, environment = [sys.executable, "-c", code, *names], {"PYTHONHASHSEED": str(seed)}
     done = subprocess.run(command, cwd=HERE.parents[1], env=environment, check=True, capture_output=True, text=True)
     found, order = json.loads(done.stdout)
     return found, order
 
 
+@pytest.fixture(scope="module")
+def elsewhere() -> tuple[dict[str, str], list[str]]:
+    """All of them in another process."""
+    return in_another_process(1, *MANY)
+
+
 @pytest.mark.parametrize("name", MANY)
-def test_it_is_the_same_in_every_process(name: str) -> None:
-    assert in_another_process("1")[0][name] == fingerprint_of(name)
+def test_it_is_the_same_in_every_process(name: str, elsewhere: tuple[dict[str, str], list[str]]) -> None:
+    assert elsewhere[0][name] == fingerprint_of(name)
 
 
-def test_it_does_not_go_by_the_order_of_sets() -> None:
-    (first, order), (second, other_order) = in_another_process("1"), in_another_process("2")
+def test_it_does_not_go_by_the_order_of_sets(elsewhere: tuple[dict[str, str], list[str]]) -> None:
+    (first, order), (second, other_order) = elsewhere, in_another_process(2)
     assert order != other_order
     assert first["of sets"] == second["of sets"] == fingerprint(of_sets)
 
