@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import shutil
 import signal
 import socket
@@ -70,8 +71,10 @@ class S3Server:
 
     def start(self) -> None:
         """Return when requests are answered."""
+        # There its own logs stay.
+        environment = os.environ | {"TMPDIR": str(self._folder)}
         with (self._folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(self._command, cwd=self._folder, stdout=log, stderr=log)
+            self._process = subprocess.Popen(self._command, cwd=self._folder, env=environment, stdout=log, stderr=log)
         deadline = time.monotonic() + _SECONDS_TO_START
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
