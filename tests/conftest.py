@@ -6,7 +6,7 @@ INFINITE_TENSOR_S3=required makes it an error where the tests of S3 cannot run.
 Hypothesis profiles are chosen by the environment variable INFINITE_TENSOR_HYPOTHESIS:
 
 ``quick`` (default)
-    40 cases per store, always the same ones.
+    25 cases per store, always the same ones.
 ``thorough``
     2000 random cases per store; takes many minutes:
     ``INFINITE_TENSOR_HYPOTHESIS=thorough pytest tests/behaviour/test_properties.py``.
