@@ -11,8 +11,16 @@ from typing import Any, TypeAlias
 
 from infinite_tensor.errors import BlobNotFoundError, RegionError, StoreError, ValidationError
 from infinite_tensor_stores.blobs.header import DOCUMENT, Header, explained
-from infinite_tensor_stores.blobs.writers import FOLDER, LOCK, LOCKS, FileLock, Lease, OpenFile
-from infinite_tensor_stores.files import LARGEST_DOCUMENT, FileStore, content, opened, read_file, read_opened
+from infinite_tensor_stores.blobs.writers import FOLDER, LOCK, LOCKS, FileLock, Lease
+from infinite_tensor_stores.files import (
+    LARGEST_DOCUMENT,
+    FileStore,
+    OpenFile,
+    content,
+    opened,
+    read_file,
+    read_opened,
+)
 from infinite_tensor_stores.targets import DEFAULT_TIMEOUT, absolute, is_in_memory, shown, zarr_store
 from infinite_tensor_stores.zarr.objects import Objects, wait_for_abandoned
 

@@ -30,6 +30,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from infinite_tensor.errors import StoreError
+from infinite_tensor_stores.files import OpenFile
 from infinite_tensor_stores.zarr.objects import Objects
 
 try:
@@ -50,24 +51,6 @@ _CERTAIN = 20.0
 
 More than RENEWAL. What remains of SECONDS is for the difference of clocks and for a request under way.
 """
-
-
-class OpenFile:
-    """A descriptor, which is closed when nobody refers to it any more: by an interrupt, perhaps."""
-
-    number: int | None = None
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def close(self) -> None:
-        """Close it; a second time is no error."""
-        number, self.number = self.number, None
-        if number is not None:
-            os.close(number)
-
-    def __del__(self) -> None:
-        self.close()
 
 
 class FileLock:
