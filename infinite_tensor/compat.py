@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import types
 import uuid
 import warnings
@@ -129,11 +130,12 @@ def _set_tile_size(
 
 
 def _begun(cls: type[TileStore], /, *_args: Any, **options: Any) -> TileStore:
-    """A store for its constructor, which takes ``tile_cache_size=`` where that stands in the call.
+    """A store for its constructor, which takes ``tile_cache_size=`` where that stands in the call, and is not its own.
 
     This has ended before the constructor runs, so that it is in no traceback of today's spelling.
     """
     is_former = "tile_cache_size" in options and issubclass(cls, PersistentTileStore)
+    is_former = is_former and "tile_cache_size" not in inspect.signature(cls.__init__).parameters
     made: TileStore = object.__new__(_taking_tile_cache_size(cls) if is_former else cls)
     return made
 

@@ -141,6 +141,19 @@ def test_tile_cache_size_makes_a_store_of_the_class_that_is_called(tmp_path: Pat
     assert "read_only" in inspect.signature(PersistentTileStore).parameters
 
 
+class Limited(ZarrTileStore):
+    """A store of a user, whose constructor has a parameter of this name."""
+
+    def __init__(self, target: Path, tile_cache_size: int) -> None:
+        super().__init__(target, cache_size_tiles=tile_cache_size)
+
+
+def test_a_constructor_that_takes_tile_cache_size_itself_is_given_it(tmp_path: Path) -> None:
+    store = Limited(tmp_path / "s", tile_cache_size=3)
+    assert type(store) is Limited
+    assert store.contents.tiles.entries.max_items == 3
+
+
 @pytest.mark.parametrize("make", [Derived, ZarrTileStore, HDF5TileStore])
 def test_the_former_spelling_is_in_no_traceback_of_todays(
     make: Callable[..., PersistentTileStore], tmp_path: Path
