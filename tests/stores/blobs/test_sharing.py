@@ -258,11 +258,14 @@ def test_a_writer_that_was_killed_leaves_no_lock_to_a_child_that_lives_on(folder
 
 
 def hold_and_fork(target: str) -> int:
-    """Open a blob for writing, and fork a child; its process id."""
+    """Open a blob for writing, and fork a child that lives by then; its process id."""
     hold(target, "a")
+    told, tells = os.pipe()
     child = os.fork()
     if not child:
+        os.write(tells, b"1")
         signal.pause()
+    os.read(told, 1)
     return child
 
 
