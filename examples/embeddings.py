@@ -1,8 +1,8 @@
 """Collect embeddings over several runs, and search them: what the standard library of Python has to say.
 
 Each run embeds the documentation of some more functions and classes, and appends that to a TensorBlob; a second blob
-holds their names. A run that is killed, or ends early, costs what it had not flushed: the next one goes on where both
-blobs end. Then the query is embedded too, and the nearest entries are printed.
+holds their names. A run that is killed, or ends early, costs what it had not flushed: the next one continues where
+both blobs end. Then the query is embedded too, and the nearest entries are printed.
 
     python examples/embeddings.py --query "compress data"
     python examples/embeddings.py --query "temporary directory"

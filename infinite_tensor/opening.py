@@ -134,8 +134,8 @@ def _bind(
     if f is not None:
         functions = functions_of(f, blend, tuple(node_of(arg).spec.definition.functions for arg in args))
         definition = replace(definition, functions=functions)
-    member = TensorInStore(replace(spec, definition=definition, device=device, blend=used), store, named=True)
-    (tensor,) = tensors_of([member], f, Batching.of(batch_size), args)
+    own = TensorInStore(replace(spec, definition=definition, device=device, blend=used), store, named=True)
+    (tensor,) = tensors_of([own], f, Batching.of(batch_size), args)
     return tensor
 
 

@@ -347,12 +347,12 @@ class Claims:
 
         A nested read takes from all, and loses none, but for what the reads lose to it whose ``f`` it is part of.
         """
-        served = {id(claim.reader) for claim, _ in callers}
+        outer = {id(claim.reader) for claim, _ in callers}
         left = [
             index
             for index, claim in holders.items()
             if claim.has_left(index)
-            and (id(claim.reader) in served or (not claim.nested and (served or claim.reader.number < reader.number)))
+            and (id(claim.reader) in outer or (not claim.nested and (outer or claim.reader.number < reader.number)))
         ]
         taken = left[len(left) // 2 :]
         self._hand_over({index: holders[index] for index in taken})

@@ -26,7 +26,7 @@ class NumberedRegions:
     Attributes
     ----------
     numbers : int64 array of shape (N,)
-        Their places in the common order, ascending.
+        Their positions in the common order, ascending.
     starts, stops : int64 array of shape (N, ndim)
         Their bounds in pixels.
     """

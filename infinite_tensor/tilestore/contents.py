@@ -96,7 +96,7 @@ class Contents(ABC):
     Attributes
     ----------
     lock : threading.RLock
-        Held where a tensor is registered or cleared, or a read begins.
+        Held where a tensor is registered, moved or cleared, or a read begins.
     closed : bool
         Whether the store has been closed, and not been opened again.
     read_only : bool
@@ -233,7 +233,7 @@ class Contents(ABC):
     def drop(self, spec: TensorSpec, windows: BoxUnion) -> Dropped:
         """Forget windows of a tensor, and everything that has been blended from them.
 
-        Reads in progress may go on with them, and what they deposit of this tensor from now on is not stored. To be
+        Reads in progress may continue with them, and what they deposit of this tensor from now on is not stored. To be
         called with the store `paused`.
 
         Raises

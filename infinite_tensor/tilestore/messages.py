@@ -70,7 +70,7 @@ def remade_elsewhere(store: object, tensor_id: str) -> StoreError:
     """The error for a tensor in whose place there is another by now."""
     return StoreError(
         f"{store!r}: tensor {tensor_id!r} has been cleared and created again by somebody else; "
-        "close(discard=True) this store, and open it again to go on with the new one"
+        "close(discard=True) this store, and open it again to use the new one"
     )
 
 

@@ -157,7 +157,7 @@ class TileStore:
     def verify(self, tensor_id: str, *, repair: bool = False) -> list[Damage]:  # noqa: ARG002  (nothing decays in memory)
         """Read everything that is stored of a tensor, and list what is damaged.
 
-        Other processes may go on meanwhile. A damaged tile that one of them has just replaced may be dropped all
+        Other processes may continue meanwhile. A damaged tile that one of them has just replaced may be dropped all
         the same by a repair, and is then computed once more.
 
         Parameters
@@ -184,7 +184,7 @@ class TileStore:
     def gc(self) -> Garbage:
         """Delete what no tensor of the store refers to: leavings of processes that were killed or cleared a tensor.
 
-        Other processes may go on reading and filling the store; none should be creating tensors meanwhile.
+        Other processes may continue to read and fill the store; none should be creating tensors meanwhile.
         """
         self._check_open()
         return Garbage()

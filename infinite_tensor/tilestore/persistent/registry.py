@@ -65,7 +65,7 @@ class Registry:
         if given not in (None, tile):
             raise mismatch(spec.tensor_id, [f"tile_size: stored {list(tile)}, given {list(given)}"], self._storage)
         if isinstance(record.spec.blend, UnknownBlend):
-            # Opened for reading before; now there is the blend to go on with.
+            # Opened for reading before; now there is the blend to continue with.
             record.spec = spec
         return record
 

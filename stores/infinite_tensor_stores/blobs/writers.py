@@ -166,7 +166,7 @@ class Lease:
         if not self._certain():
             self._renew()
         if self._lost is not None:
-            raise StoreError(f"{self._lost}; what was not flushed is not stored. Open it again to go on")
+            raise StoreError(f"{self._lost}; what was not flushed is not stored. Open it again to continue")
 
     def release(self) -> None:
         """Let others write. Where that fails, the right stays, only `check` renews it, and it can be tried again."""

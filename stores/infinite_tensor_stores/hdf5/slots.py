@@ -240,7 +240,7 @@ class PartLog:
 
     def _delete(self, tile: Index) -> tuple[int, int]:
         deleted, size = 0, 0
-        # Forgotten last: what is interrupted goes on at the next call.
+        # Forgotten last: what is interrupted continues at the next call.
         for number in range(self._ends.get(tile, 0)):
             if self._folder is not None and _part(tile, number) in self._folder:
                 size += self._folder[_part(tile, number)].id.get_storage_size()

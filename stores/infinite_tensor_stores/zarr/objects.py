@@ -164,7 +164,7 @@ class Objects:
         return await self.get_one(key, len(data)) == data
 
     async def delete_folder(self, prefix: str) -> None:
-        """Delete everything below `prefix`; nothing there is no error, nor is what another process goes on adding."""
+        """Delete everything below `prefix`; nothing there is no error, nor is what another process adds meanwhile."""
         store = self.store
         try:
             await self._insist(lambda: store.delete_dir(prefix), OSError)

@@ -105,7 +105,7 @@ class Writers:
             written.update(tiles)
 
     def leave(self) -> None:
-        """Be one of several from now on: a forked child goes on with what its parent has, beside it."""
+        """Be one of several from now on: a forked child continues with what its parent has, beside it."""
         self._written, self._announced = None, False
 
 
