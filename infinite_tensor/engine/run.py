@@ -24,7 +24,7 @@ from infinite_tensor.tilestore.contents import Access
 
 
 def run(wanted: Mapping[Node, IntArray], views: Views, after: Callable[[int], None] | None = None) -> None:
-    """Return when windows of some tensors, which their accesses reported missing, are there.
+    """Return when windows of some tensors, which `views` of these reported missing, are there.
 
     They are computed, with all that they need and that is missing too, sources first; what another read is
     computing already is waited for. ``f`` runs under `torch.no_grad`. ``after(depth)`` is called when all windows of
