@@ -92,9 +92,10 @@ def opened(path: str | os.PathLike[str]) -> Iterator[tuple[int, os.stat_result]]
     try:
         descriptor = os.open(path, _FLAGS)
     except OSError as error:
-        if error.errno in _NOT_TO_BE_OPENED:
-            raise ValueError(_IRREGULAR) from error
-        raise
+        # Below a folder that is a link to itself there is nothing.
+        if error.errno not in _NOT_TO_BE_OPENED or not os.path.lexists(path):
+            raise
+        raise ValueError(_IRREGULAR) from error
     try:
         found = os.fstat(descriptor)
         if stat.S_ISDIR(found.st_mode):
@@ -128,6 +129,10 @@ def read_file(path: str | os.PathLike[str], most: int) -> bytes | None:
         return None
     except ValueError as error:
         return Unreadable(str(error))
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return None
+        raise
 
 
 class OpenFile:

@@ -161,7 +161,10 @@ class Objects:
         elif await store.create(key, data):
             return True
         # An attempt whose answer was lost may have written it, and then another one has found it.
-        return await self.get_one(key, len(data)) == data
+        found = await self.get_one(key, len(data))
+        if found is None and self.root is not None:
+            _check_folder((self.root / key).parent)
+        return found == data
 
     async def delete_folder(self, prefix: str) -> None:
         """Delete everything below `prefix`; nothing there is no error, nor is what another process adds meanwhile."""
@@ -322,6 +325,12 @@ def bytes_of(buffer: Buffer | None) -> bytes:
     """The content of a zarr buffer that is known to be there."""
     assert buffer is not None
     return buffer.to_bytes()
+
+
+def _check_folder(path: Path) -> None:
+    """Raise NotADirectoryError where something else lies in the place of a folder: no object can be put there."""
+    if os.path.lexists(path) and not path.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
 
 
 def _is_free(path: Path) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -170,6 +171,26 @@ def test_a_part_of_a_log_is_computed_again(path: Path, member: Member, put: Call
     assert found.right == [True, True]
     assert found.calls > 0
     assert _tells(found, rf"part 0: partial tile .* is damaged \(({REASON})\)")
+
+
+def test_what_lies_in_the_place_of_a_folder_of_a_log_is_no_log_without_end(
+    path: Path, member: Member, put: Callable[[Path], object]
+) -> None:
+    folder = _part(path).parent
+    shutil.rmtree(folder)
+    put(folder)
+    found = member.call(used, path)
+    assert found.right == [True]
+    assert _tells(found, rf"NotADirectoryError: .*'{re.escape(str(folder))}'")
+
+
+def test_a_link_to_itself_in_the_place_of_all_logs_holds_no_log(path: Path, member: Member) -> None:
+    folder = _part(path).parent.parent
+    shutil.rmtree(folder)
+    folder.symlink_to(folder)
+    found = member.call(used, path)
+    assert found.right == [True]
+    assert _tells(found, rf"FileExistsError: .*'{re.escape(str(folder))}'")
 
 
 def test_a_definition_is_damaged_and_stays_so(path: Path, member: Member, put: Callable[[Path], object]) -> None:
