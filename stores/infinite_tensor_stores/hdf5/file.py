@@ -103,13 +103,12 @@ class SharedFile:
         except FileNotFoundError:
             return True
 
-    @contextmanager
-    def in_use(self, owner: object) -> Iterator[Any]:
-        """The file, which nobody else uses meanwhile; StoreError if it is closed."""
-        with self.lock:
-            if not self.h5:
-                raise StoreError(f"{owner!r} is closed; open it again with `with store:`")
-            yield self.h5
+    def opened(self, owner: object) -> Any:
+        """The file, for a caller that holds its lock; StoreError if it is closed."""
+        # A context manager of ours would keep the lock where a Ctrl-C comes in its own lines.
+        if not self.h5:
+            raise StoreError(f"{owner!r} is closed; open it again with `with store:`")
+        return self.h5
 
     def check_process(self, owner: object) -> None:
         """StoreError where this process may not write: it was forked from the one that has opened the file."""

@@ -177,7 +177,9 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
     # Documents: a dataset in the HDF5 group of a tensor; a group of tensors is one itself.
 
     def _read_documents(self, names: Sequence[str]) -> list[dict[str, Any] | ValueError | None]:
-        with self._file_there().in_use(self) as h5:
+        file = self._file_there()
+        with file.lock:
+            h5 = file.opened(self)
             return [read_document(h5, name) for name in names]
 
     def _create_document(self, name: str, document: dict[str, Any]) -> None:
@@ -202,7 +204,9 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
                 delete_group(file.h5, name)
 
     def _list_documents(self, kind: str) -> list[str]:
-        with self._file_there().in_use(self) as h5:
+        file = self._file_there()
+        with file.lock:
+            h5 = file.opened(self)
             names = names_in(h5) if kind == TENSOR else groups_in(h5)
         return [name for name in names if name.startswith(kind)]
 
@@ -210,7 +214,9 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
         return f"/{name}/{DEFINITION}" if name.startswith(TENSOR) else f"/{FOLDER}/{name}"
 
     def _is_ours(self, name: str) -> bool:
-        with self._opened_file().in_use(self) as h5:
+        file = self._opened_file()
+        with file.lock:
+            h5 = file.opened(self)
             return not name.startswith(TENSOR) or tensor_at(h5, name) is not None
 
     # Tensors.

@@ -50,7 +50,8 @@ class HDF5Tensor(TensorHandle):
         """The complete tiles."""
         found: list[torch.Tensor | None] = []
         for batch in self._batches(tiles):
-            with self._file.in_use(self.owner):
+            with self._file.lock:
+                self._file.opened(self.owner)
                 blocks = self._slots.read(batch)
             found += map(self.tile_from, batch, blocks)
         return found
@@ -59,7 +60,8 @@ class HDF5Tensor(TensorHandle):
         """Store complete tiles."""
         self._file.check_process(self.owner)
         for batch in self._batches(list(tiles)):
-            with self._file.in_use(self.owner) as h5:
+            with self._file.lock:
+                h5 = self._file.opened(self.owner)
                 self._check_there()
                 reserve(h5, len(batch) * self.layout.tile_bytes)
                 self._slots.write({tile: to_stored(tiles[tile]) for tile in batch})
@@ -68,7 +70,8 @@ class HDF5Tensor(TensorHandle):
     def read_partials(self, tiles: Sequence[Index]) -> list[PartialTile | None]:
         """What their logs hold."""
         log = self._slots.log
-        with self._file.in_use(self.owner):
+        with self._file.lock:
+            self._file.opened(self.owner)
             self._check_there()
             parts = list(map(log.read, tiles))
         return list(map(self.partial_from, map(log.place, tiles), parts))
@@ -78,7 +81,8 @@ class HDF5Tensor(TensorHandle):
         self._file.check_process(self.owner)
         log = self._slots.log
         for tile, part in partials.items():
-            with self._file.in_use(self.owner) as h5:
+            with self._file.lock:
+                h5 = self._file.opened(self.owner)
                 self._check_there()
                 if part is None:
                     log.finish([tile])
@@ -91,7 +95,8 @@ class HDF5Tensor(TensorHandle):
     def delete_tiles(self, tiles: Sequence[Index]) -> None:
         """Delete logs, and free slots."""
         self._file.check_process(self.owner)
-        with self._file.in_use(self.owner) as h5:
+        with self._file.lock:
+            h5 = self._file.opened(self.owner)
             self._check_there()
             reserve(h5, 0)
             self._slots.log.delete(tiles)
@@ -99,24 +104,28 @@ class HDF5Tensor(TensorHandle):
 
     def has_tiles(self, tiles: Sequence[Index]) -> list[bool]:
         """Whether each tile has a slot."""
-        with self._file.in_use(self.owner):
+        with self._file.lock:
+            self._file.opened(self.owner)
             return self._slots.has(tiles)
 
     def find_tiles(self, low: Sequence[int], high: Sequence[int]) -> tuple[set[Index], set[Index]]:
         """The tiles of a box that have a slot, and those that have a log."""
-        with self._file.in_use(self.owner):
+        with self._file.lock:
+            self._file.opened(self.owner)
             return self._slots.find(low, high)
 
     def damages(self, *, repair: bool) -> Iterator[Damage]:
         """What is damaged of the tiles and of the parts of logs."""
-        with self._file.in_use(self.owner):
+        with self._file.lock:
+            self._file.opened(self.owner)
             starts, logged = self._slots.slots(), self._slots.log.tiles()
         batches = [
             *(partial(self._slots.damages, first, repair=repair) for first in starts),
             *(partial(self._slots.log.damages, tile, repair=repair) for tile in logged),
         ]
         for look in batches:
-            with self._file.in_use(self.owner) as h5:
+            with self._file.lock:
+                h5 = self._file.opened(self.owner)
                 if repair:
                     reserve(h5, 0)
                 found = look()
