@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-import types
 import uuid
 import warnings
 from collections.abc import Callable, Sequence
@@ -129,32 +129,32 @@ def _set_tile_size(
     return before
 
 
-def _begun(cls: type[TileStore], /, *_args: Any, **options: Any) -> TileStore:
-    """A store for its constructor, which takes ``tile_cache_size=`` where that stands in the call, and is not its own.
+def _take_old_keywords(cls: type[PersistentTileStore]) -> None:
+    """Have the constructor of a store take ``tile_cache_size=``, now ``cache_size_tiles=``, unless that is its own."""
+    constructor: Callable[..., None] | None = vars(cls).get("__init__")
+    if constructor is None or "tile_cache_size" in inspect.signature(constructor).parameters:
+        return
 
-    This has ended before the constructor runs, so that it is in no traceback of today's spelling.
-    """
-    is_former = "tile_cache_size" in options and issubclass(cls, PersistentTileStore)
-    is_former = is_former and "tile_cache_size" not in inspect.signature(cls.__init__).parameters
-    made: TileStore = object.__new__(_taking_tile_cache_size(cls) if is_former else cls)
-    return made
+    @functools.wraps(constructor)
+    def construct(self: PersistentTileStore, /, *args: Any, **kwargs: Any) -> None:
+        if "tile_cache_size" in kwargs:
+            _deprecated("tile_cache_size=", "cache_size_tiles=")
+            kwargs["cache_size_tiles"] = kwargs.pop("tile_cache_size")
+        constructor(self, *args, **kwargs)
 
-
-def _taking_tile_cache_size(cls: type[TileStore]) -> type[TileStore]:
-    """`cls` for the length of one constructor, which takes ``tile_cache_size=``, now ``cache_size_tiles=``."""
-
-    def construct(self: TileStore, /, *args: Any, tile_cache_size: int | None, **options: Any) -> None:
-        _deprecated("tile_cache_size=", "cache_size_tiles=")
-        self.__class__ = cls
-        self.__init__(*args, cache_size_tiles=tile_cache_size, **options)  # type: ignore[misc]
-
-    return types.new_class(cls.__name__, (cls,), exec_body=lambda members: members.update(__init__=construct))
+    cls.__init__ = construct  # type: ignore[assignment, method-assign]
 
 
 def _deprecated(old: str, new: str) -> None:
     warnings.warn(f"{old} is deprecated; use {new}", DeprecationWarning, stacklevel=3)
 
 
+def _take_them_in_subclasses(cls: type[PersistentTileStore], /, **options: Any) -> None:
+    super(PersistentTileStore, cls).__init_subclass__(**options)
+    _take_old_keywords(cls)
+
+
 TileStore.get_or_create = get_or_create  # type: ignore[attr-defined]
 TileStore.clear_direct_caches = clear_direct_caches  # type: ignore[attr-defined]
-TileStore.__new__ = _begun  # type: ignore[assignment, method-assign]
+_take_old_keywords(PersistentTileStore)  # type: ignore[type-abstract]
+PersistentTileStore.__init_subclass__ = classmethod(_take_them_in_subclasses)  # type: ignore[assignment]

@@ -154,10 +154,14 @@ def test_a_constructor_that_takes_tile_cache_size_itself_is_given_it(tmp_path: P
     assert store.contents.tiles.entries.max_items == 3
 
 
-@pytest.mark.parametrize("make", [Derived, ZarrTileStore, HDF5TileStore])
-def test_the_former_spelling_is_in_no_traceback_of_todays(
-    make: Callable[..., PersistentTileStore], tmp_path: Path
-) -> None:
-    with pytest.raises(ValidationError, match="cache_size_tiles") as caught:
-        make(tmp_path / "s", cache_size_tiles=-1)
-    assert [entry.path for entry in caught.traceback if Path(entry.path).name == "compat.py"] == []
+class HandsOn(ZarrTileStore):
+    """A store of a user, which hands the former keyword on."""
+
+    def __init__(self, target: Path) -> None:
+        super().__init__(target, tile_cache_size=3)  # type: ignore[call-arg]
+
+
+def test_a_constructor_may_hand_tile_cache_size_on(tmp_path: Path) -> None:
+    with pytest.warns(DeprecationWarning, match="use cache_size_tiles="):
+        store = HandsOn(tmp_path / "s")
+    assert store.contents.tiles.entries.max_items == 3

@@ -42,7 +42,8 @@ def test_an_interrupted_read_leaves_the_file_to_other_threads_though_its_traceba
 
         def read_from_the_file() -> torch.Tensor:
             t.clear_cache()
-            return t[0:8, 0:8]
+            found: torch.Tensor = t[0:8, 0:8]
+            return found
 
         kept = []
         for step in itertools.count(1):
