@@ -68,9 +68,7 @@ _Request: TypeAlias = tuple[Node, TensorSpec, _Parts]
 """What is to be read of a tensor, and what it was when the blocks were allocated."""
 
 
-def _looked_up(
-    requests: Sequence[tuple[Node, Sequence[Selection]]],
-) -> tuple[list[_Parts], list[_Request]]:
+def _looked_up(requests: Sequence[tuple[Node, Sequence[Selection]]]) -> tuple[list[_Parts], list[_Request]]:
     """The results, with what stores have in memory; and those parts of them that are still to be read."""
     read: list[_Parts] = []
     absent: list[_Request] = []

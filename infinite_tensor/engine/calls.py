@@ -73,9 +73,8 @@ class Calls:
                 else:
                     window = self._check(output)
         except Exception as error:
-            listed = ", ".join([str(self._indices[position]) for position in positions[:8]]) + ", ..." * (
-                len(positions) > 8
-            )
+            indices = [str(self._indices[position]) for position in positions[:8]]
+            listed = ", ".join(indices if len(positions) <= 8 else [*indices, "..."])
             error.add_note(f"while computing window {listed} of tensor {self._computation.names}{_source_of(self._f)}")
             raise
         if self._batched:

@@ -359,7 +359,11 @@ class TensorBlob(Dataset[torch.Tensor]):
                 self._rows.flush()
             wanted = None if rows is None else _whole("rows", rows)
             reader = opened(location_of(*self._rows.location.address), self._rows.most_blocks)
-            return tensor_of(reader, self._snapshot_length(reader.header, wanted))
+            try:
+                return tensor_of(reader, self._snapshot_length(reader.header, wanted))
+            except BaseException:
+                reader.close()
+                raise
 
     def _snapshot_length(self, header: Header, wanted: int | None) -> int:
         """How many rows a snapshot takes of what `header` says, which is newer than what this object knows."""
