@@ -21,6 +21,7 @@ from infinite_tensor.errors import (
     ShapeMismatchError,
     StoreError,
     TileAccessError,
+    UncoveredPixelsWarning,
     ValidationError,
 )
 from infinite_tensor.filling import FillPlan, FillReport, Progress
@@ -86,6 +87,7 @@ __all__ = [
     "TensorWindow",
     "TileAccessError",
     "TileStore",
+    "UncoveredPixelsWarning",
     "ValidationError",
     "VirtualTensor",
     "ZarrTileStore",

@@ -57,6 +57,10 @@ class FunctionChangedWarning(UserWarning):
     """``f`` looks different from the one that computed what is stored; the stored values are used."""
 
 
+class UncoveredPixelsWarning(UserWarning):
+    """No window covers some pixels of a tensor's finite dimensions: they are ``blend_init``, or 0."""
+
+
 class DependantsRemainWarning(UserWarning):
     """A tensor was cleared, and tensors that were computed from it stay as they are."""
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from infinite_tensor.errors import ValidationError
-from infinite_tensor.geometry.window import TensorWindow, coordinates_of, followed
+from infinite_tensor.geometry.window import TensorWindow, checked_edge, coordinates_of, followed
 from infinite_tensor.support.nested import Key, leaves, show
 from infinite_tensor.values.blend import check_blend
 from infinite_tensor.values.checks import (
@@ -48,6 +48,8 @@ class Output:
         As for `InfiniteTensor`.
     blend_init : number, optional
         As for `InfiniteTensor`.
+    edge : "drop" or "clip", or a sequence of them, optional
+        As for `InfiniteTensor`.
     """
 
     shape: Sequence[int | None]
@@ -55,6 +57,7 @@ class Output:
     window: TensorWindow
     blend: Blend | None = None
     blend_init: Number | None = None
+    edge: str | Sequence[str | None] = "drop"
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,8 @@ class Shared:
             If something in it does not fit.
         """
         shape, dtype = checked_shape(output.shape), checked_dtype(output.dtype)
-        check_output_window(output.window, shape)
+        edge = checked_edge(output.edge, shape)
+        check_output_window(output.window, shape, edge)
         check_blend(output.blend, dtype, self.device)
         definition = Definition(
             shape=shape,
@@ -104,6 +108,7 @@ class Shared:
             blend_init=json_scalar("blend_init", output.blend_init, dtype),
             version=json_value("version", self.version),
             functions=functions_of(self.f, output.blend, self.upstream),
+            edge=edge,
             output=key or None,
         )
         tensor_id = checked_id("/".join((self.tensor_id, *key)))

@@ -21,10 +21,12 @@ from infinite_tensor.geometry.window import Shape, TensorWindow
 from infinite_tensor.outputs import Output, Shared
 from infinite_tensor.support.nested import show
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
+from infinite_tensor.tilestore.messages import warn_of_uncovered
 from infinite_tensor.values.blend import check_blend
 from infinite_tensor.values.checks import (
     check_args,
     check_callable,
+    check_windows,
     checked_device,
     checked_id,
     checked_windows,
@@ -67,7 +69,7 @@ class InfiniteTensor(Fillable):
         for the same `ctx`. It runs under `torch.no_grad`. With a `batch_size` it is given lists and returns
         a list or one stacked tensor.
     output_window : TensorWindow
-        Which pixels a window covers. Windows that would reach past a finite dimension do not exist.
+        Which pixels a window covers.
     args : sequence of InfiniteTensor or TensorBlob, optional
         Upstream tensors; a `TensorBlob` stands for its `as_tensor()`. They may live in other stores, dtypes and
         devices; nothing is converted.
@@ -89,6 +91,9 @@ class InfiniteTensor(Fillable):
         Default: the sum.
     blend_init : number, optional
         What a pixel holds before its first window, and where there is none. Default: 0.
+    edge : "drop" or "clip", or a sequence of them, optional
+        What happens to windows that would reach past a finite dimension: they are dropped; or ``f`` computes them, and
+        what lies outside of the tensor is dropped. One for all dimensions, or one per dimension. Default: "drop".
     version : JSON value, optional
         Anything that identifies what `f` computes: a number, a seed, the hash of a checkpoint, or a dict of settings.
         It is stored, and compared when the tensor is built again.
@@ -120,10 +125,11 @@ class InfiniteTensor(Fillable):
         blend: Blend | None = None,
         blend_init: Number | None = None,
         version: object = None,
+        edge: str | Sequence[str | None] = "drop",
     ) -> None:
         store, batching = _checked_store(tile_store), Batching.of(batch_size)
         shared, args = _shared(f, args, args_windows, device, tensor_id, version)
-        spec = shared.spec(Output(shape, dtype, output_window, blend, blend_init))
+        spec = shared.spec(Output(shape, dtype, output_window, blend, blend_init, edge))
         (stored,) = _in_store([spec], store, shared, args, named=tensor_id is not None)
         (node,) = Computation.registered([stored], f, batching, map(node_of, args)).nodes
         self._bind(node, args)
@@ -243,6 +249,11 @@ class InfiniteTensor(Fillable):
         return self._spec.definition.output_window
 
     @property
+    def edge(self) -> tuple[str, ...]:
+        """What happens to windows that reach past a finite dimension: "drop" or "clip", per dimension."""
+        return self._spec.definition.edge or ("drop",) * self.ndim
+
+    @property
     def batch_size(self) -> int | tuple[int, ...] | None:
         """Most windows in one call of ``f``, or the allowed numbers."""
         return self._node.computation.batching.given
@@ -358,12 +369,21 @@ class InfiniteTensor(Fillable):
         workers = None if workers is None else checked_workers(workers)
         return assemble.stream(self._node, (parse(region, self.shape) for region in regions), workers)
 
-    def coverage(self, region: object) -> torch.Tensor:
-        """Which tiles of a region are stored: a bool tensor with an entry for each tile that the region touches.
+    def coverage(self, region: object, state: str | None = None) -> torch.Tensor:
+        """Which tiles of a region need no computation: a bool tensor with an entry for each tile that it touches.
 
-        A tile that no window covers counts as stored. In memory a tile is a block of about 256 KiB.
+        In memory a tile is a block of about 256 KiB.
+
+        Parameters
+        ----------
+        region
+            As a read takes it.
+        state : {"stored", "missing", "uncovered"}, optional
+            Show the tiles in one state instead. "stored": all windows over the tile are there. "missing": some are not;
+            a fill computes them. "uncovered": no window covers the tile, so that nothing is ever stored of it.
+            Default: all but the missing ones.
         """
-        return coverage(self._node, parse(region, self.shape))
+        return coverage(self._node, parse(region, self.shape), state)
 
     def _requests(self, region: object) -> list[tuple[InfiniteTensor, Selection]]:
         return [(self, parse(region, self.shape))]
@@ -507,7 +527,9 @@ def _in_store(
     """Tensors for a store, whose args are known to have the pixels that they read, as far as that is known now."""
     windows = [arg.window for arg in shared.args]
     for spec in specs:
+        check_windows(spec.tensor_id, spec.grid)
         check_args(spec.tensor_id, spec.grid, args, windows)
+        warn_of_uncovered(spec)
     return [TensorInStore(spec, store, named) for spec in specs]
 
 

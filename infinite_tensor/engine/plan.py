@@ -14,7 +14,7 @@ from infinite_tensor.engine.chain import Computation, Input, Node, consumers_fir
 from infinite_tensor.engine.reads import Views
 from infinite_tensor.errors import RegionError, TileAccessError, ValidationError
 from infinite_tensor.geometry.points import COORDINATE_LIMIT, IntArray, as_tuples, joined
-from infinite_tensor.geometry.window import bounds_of, followed, starts_of
+from infinite_tensor.geometry.window import followed, starts_of
 from infinite_tensor.support.allocation import Array
 from infinite_tensor.tilestore.contents import Access
 from infinite_tensor.values.checks import outside_arg
@@ -232,7 +232,7 @@ def _arg_starts(computation: Computation, at: int, upstream: Input, windows: Int
 
 def _unavailable(node: Node, windows: IntArray) -> TileAccessError:
     spec = node.spec
-    starts, stops = bounds_of(spec.grid.window, windows)
+    starts, stops = spec.grid.bounds(windows)
     low, high = starts.min(axis=0), stops.max(axis=0)
     region = ", ".join(f"{a}:{b}" for a, b in zip(low.tolist(), high.tolist(), strict=True))
     return TileAccessError(

@@ -32,7 +32,7 @@ from infinite_tensor.filling.fill import Job
 from infinite_tensor.filling.plan import Demand, demands
 from infinite_tensor.filling.progress import FillReport, Tally, TensorReport, Watcher
 from infinite_tensor.geometry.points import Index, IntArray, as_tuples
-from infinite_tensor.geometry.window import WindowGrid, bounds_of, followed, starts_of
+from infinite_tensor.geometry.window import WindowGrid, followed, starts_of
 from infinite_tensor.geometry.window_sets import IndexProduct, as_array
 from infinite_tensor.support.interrupts import store_call
 from infinite_tensor.tilestore.contents import Access
@@ -225,7 +225,7 @@ def compute(payload: bytes, position: int, windows: IntArray, workers: int | Non
         if len(computation.tensors) > 1:
             indices = indices[node.spec.grid.exist(indices)]
         if len(indices):
-            starts, stops = bounds_of(node.spec.grid.window, indices)
+            starts, stops = node.spec.grid.bounds(indices)
             if not node.contents.is_complete(node.spec, starts.min(axis=0).tolist(), stops.max(axis=0).tolist()):
                 regions[node] = _Wanted(starts, stops, set(as_tuples(indices)))
     return _carry_out(chain, regions, workers) if regions else _done(chain, Counter())

@@ -15,13 +15,14 @@ from infinite_tensor.engine.reads import Views
 from infinite_tensor.engine.run import run_steps
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.cutting import Bands, cut_into_bands, held_bytes, shard_of, side_by_side
-from infinite_tensor.filling.plan import Box, FillPlan, demands, estimated, fill_plan
+from infinite_tensor.filling.plan import Box, FillPlan, demands, estimated, fill_plan, uncovered_tiles
 from infinite_tensor.filling.progress import FillReport, Tally, TensorReport, Watcher
 from infinite_tensor.geometry.points import Index, is_empty
 from infinite_tensor.geometry.regions import Selection
 from infinite_tensor.geometry.window_sets import IndexProduct, Intervals
 from infinite_tensor.support.interrupts import Mark, store_call
 from infinite_tensor.support.tables import bytes_of
+from infinite_tensor.tilestore.inventory import TILE_STATES
 from infinite_tensor.tilestore.store import TileStore
 
 _DEFAULT_HELD = 2**29
@@ -55,6 +56,14 @@ class Job:
     def chain(self) -> list[Node]:
         """The tensors that are filled and all upstream, each after those that it reads."""
         return chain_of([node for node, _, _ in self.boxes])
+
+    @property
+    def uncovered(self) -> dict[str, int]:
+        """How many tiles of the regions no window covers, per tensor that is filled."""
+        return {
+            node.spec.tensor_id: uncovered_tiles(node, [Intervals.of_box(start, stop)])
+            for node, start, stop in self.boxes
+        }
 
     @property
     def stores(self) -> list[TileStore]:
@@ -149,13 +158,16 @@ def is_filled(node: Node, selection: Selection) -> bool:
     return not len(inventory.missing(grid, np.array([start]), np.array([stop])))
 
 
-def coverage(node: Node, selection: Selection) -> torch.Tensor:
-    """Which tiles of a region are stored, for each tile that it touches; see `InfiniteTensor.coverage`."""
+def coverage(node: Node, selection: Selection, state: object) -> torch.Tensor:
+    """Which tiles are in a state, for each tile that a region touches; see `InfiniteTensor.coverage`."""
+    if state is not None and (not isinstance(state, str) or state not in TILE_STATES):
+        raise ValidationError(f"state must be None or one of {', '.join(map(repr, TILE_STATES))}, got {state!r:.200}")
     start, stop = selection.start, selection.stop
     if is_empty(start, stop):
         return torch.ones([0] * len(start), dtype=torch.bool, device="cpu")
     inventory = node.contents.inventory(node.spec, start, stop)
-    return torch.from_numpy(inventory.filled(node.spec.grid, *inventory.layout.box(start, stop)))
+    states = inventory.states(node.spec.grid, *inventory.layout.box(start, stop))
+    return torch.from_numpy(states != "missing" if state is None else states == state)
 
 
 def _to_fill(node: Node, selection: Selection) -> tuple[Index, Index]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from infinite_tensor.engine.chain import NodeHolder, node_of
@@ -211,11 +212,15 @@ def fill_together(
             # What only a cluster needs.
             from infinite_tensor.filling.cluster import fill_on_cluster  # noqa: PLC0415
 
-            return fill_on_cluster([tensor for tensor, _ in requests], job, client, workers, progress)
-        return fill(job, workers, progress)
+            report = fill_on_cluster([tensor for tensor, _ in requests], job, client, workers, progress)
+        else:
+            report = fill(job, workers, progress)
     except KeyboardInterrupt as interrupt:
         interrupt.add_note(_INTERRUPTED)
         raise
+    uncovered = job.uncovered
+    tensors = [replace(tensor, uncovered=uncovered.get(tensor.tensor_id, 0)) for tensor in report.tensors]
+    return replace(report, tensors=tuple(tensors))
 
 
 def _job(requests: Requests, max_memory: object, shard: object) -> Job:

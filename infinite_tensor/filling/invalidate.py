@@ -152,7 +152,7 @@ def _drop(wrong: _Wrong) -> Invalidation:
 
 
 def _told(tensor: _Tensor, windows: BoxUnion, dropped: Dropped) -> TensorInvalidation:
-    start, stop = pixels_of(tensor.spec.grid.window, windows).hull if windows else ((0,) * len(tensor.spec.shape),) * 2
+    start, stop = pixels_of(tensor.spec.grid, windows).hull if windows else ((0,) * len(tensor.spec.shape),) * 2
     return TensorInvalidation(
         tensor.spec.tensor_id,
         repr(tensor.store),
@@ -180,7 +180,7 @@ def _wrong_windows(requests: Requests, *, dependants: bool) -> _Wrong:
     for key in order:
         if key not in wrong:
             continue
-        pixels = pixels_of(family.tensors[key].spec.grid.window, wrong[key])
+        pixels = pixels_of(family.tensors[key].spec.grid, wrong[key])
         for reader, window in family.readers(key):
             read = readers_of(pixels, family.tensors[reader].spec.grid, window)
             if read:

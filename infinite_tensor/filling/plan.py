@@ -13,8 +13,8 @@ from infinite_tensor.engine.chain import Computation, Node, consumers_first
 from infinite_tensor.geometry.points import Index, IntArray, as_tuples, joined, unique_points
 from infinite_tensor.geometry.window import bounds_of
 from infinite_tensor.geometry.window_sets import IndexProduct, Intervals, WindowSet, separable
-from infinite_tensor.support.tables import Tabular, bytes_of, count_of
-from infinite_tensor.tilestore.inventory import Inventory, TileCounts
+from infinite_tensor.support.tables import Tabular, bytes_of, count_if_any, count_of
+from infinite_tensor.tilestore.inventory import Inventory, TileCounts, windows_over_tiles
 from infinite_tensor.tilestore.layout import TileLayout
 
 _MOST_NAMED = 2**21
@@ -43,6 +43,8 @@ class Demand:
         Windows that ``f`` is run for: those of several tensors that one computes stand with the first.
     tiles : TileCounts
         The tiles that hold what is needed.
+    uncovered : int
+        How many more there are that no window covers.
     written : int
         Tiles that windows will be stored in.
     windows : int64 array of shape (N, ndim), or tuple of IndexProduct
@@ -56,6 +58,7 @@ class Demand:
     missing: int
     runs: int
     tiles: TileCounts
+    uncovered: int
     written: int
     windows: IntArray | tuple[IndexProduct, ...]
 
@@ -121,18 +124,32 @@ def _counted(
         made = WindowSet.all_of(part.within(grid) for part in runs.parts)
         need = needs.get(node, WindowSet())
         if not intervals.get(node):
-            intervals[node] = [Intervals.of_windows(grid.window, part) for part in made.parts]
+            intervals[node] = [Intervals.covered(grid, part) for part in made.parts]
         either = WindowSet.all_of([*made.parts, *need.parts])
-        tiles = WindowSet.touching(layout.grid, intervals[node])
+        tiles, uncovered = WindowSet.touching(layout.grid, intervals[node]), uncovered_tiles(node, intervals[node])
         fresh = [part for part in need.parts if not any(part.lies_in(other) for other in before)]
         before += need.parts
         runs_here = 0 if found else runs.count()
-        counts = TileCounts(0, 0, tiles.count())
+        counts = TileCounts(0, 0, tiles.count() - uncovered)
         found.append(
-            Demand(node, layout, either.count(), made.count(), runs_here, counts, counts.missing, tuple(fresh))
+            Demand(
+                node, layout, either.count(), made.count(), runs_here, counts, uncovered, counts.missing, tuple(fresh)
+            )
         )
         exact &= made.exact and either.exact and tiles.exact
     return found, exact
+
+
+def uncovered_tiles(node: Node, intervals: Sequence[Intervals]) -> int:
+    """How many tiles over some pixels no window covers; where windows move along a diagonal, at least so many."""
+    tile_grid, grid = node.contents.layout(node.spec).grid, node.spec.grid
+    tiles, covered = WindowSet(), WindowSet()
+    for pixels in intervals:
+        here, windows = IndexProduct.touching(tile_grid, pixels), IndexProduct.touching(grid, pixels)
+        tiles.add(here)
+        if windows.count:
+            covered.add(here.meet(IndexProduct.touching(tile_grid, Intervals.covered(grid, windows))))
+    return tiles.count() - covered.count() if tiles.countable and covered.countable else 0
 
 
 def demands(boxes: Sequence[Box]) -> tuple[list[Demand], bool]:
@@ -190,12 +207,14 @@ def _named_demand(
     made = node.indices(windows)
     if len(computation.tensors) > 1:
         made = made[grid.exist(made)]
-    covered = bounds_of(grid.window, made)
+    covered = grid.bounds(made)
     starts, stops = covered if regions is None else _concatenated(regions)
     needed = grid.points(starts, stops) if regions is not None else made
     if len(computation.tensors) > 1:
         needed = unique_points(np.concatenate([needed, made]))
-    touched = set(tile_grid.indices(starts, stops))
+    tiles = tile_grid.points(starts, stops)
+    first, last = windows_over_tiles(grid, inventory.layout, tiles)
+    touched = set(as_tuples(tiles[np.asarray((first < last).all(axis=1))]))
     into = tile_grid.indices(*covered) if len(made) else []
     return Demand(
         node,
@@ -204,6 +223,7 @@ def _named_demand(
         len(made),
         len(windows),
         inventory.counts(len(touched), touched.__contains__),
+        len(tiles) - len(touched),
         sum(tile not in inventory.complete for tile in into),
         made,
     )
@@ -240,6 +260,8 @@ class TensorPlan:
         an ``f`` with several outputs stand with its first.
     tiles : TileCounts
         Tiles that hold what is needed, by what is stored of them now: complete, partial, missing.
+    uncovered : int
+        How many more tiles there are that no window covers: nothing is stored of them.
     bytes_read : int
         Complete tiles that are read, in bytes, not compressed.
     bytes_written : int
@@ -254,6 +276,7 @@ class TensorPlan:
     stored: int
     calls: int
     tiles: TileCounts
+    uncovered: int
     bytes_read: int
     bytes_written: int
     amplification: float
@@ -315,6 +338,7 @@ class FillPlan(Tabular):
         "complete",
         "partial",
         "missing",
+        "uncovered",
         "read",
         "written",
         "per window",
@@ -344,14 +368,16 @@ class FillPlan(Tabular):
         rows = [
             [
                 tensor.tensor_id,
-                *map(count_of, (tensor.needed, tensor.stored, tensor.windows, tensor.calls, *tensor.tiles)),
+                *map(count_of, (tensor.needed, tensor.stored, tensor.windows, tensor.calls)),
+                *map(count_of, tensor.tiles),
+                count_if_any(tensor.uncovered),
                 bytes_of(tensor.bytes_read),
                 bytes_of(tensor.bytes_written),
                 f"{tensor.amplification:.2f}",
             ]
             for tensor in self.tensors
         ]
-        total = ["all", "", "", count_of(self.windows), count_of(self.calls), "", "", ""]
+        total = ["all", "", "", count_of(self.windows), count_of(self.calls), "", "", "", ""]
         return [*rows, [*total, bytes_of(self.bytes_read), bytes_of(self.bytes_written), ""]]
 
     @property
@@ -379,6 +405,7 @@ def _tensor_plan(demand: Demand, of_root: int) -> TensorPlan:
         demand.needed - demand.missing,
         node.computation.batching.calls(demand.runs),
         demand.tiles,
+        demand.uncovered,
         demand.tiles.complete * tile_bytes,
         demand.written * tile_bytes,
         demand.needed / of_root if of_root else 0.0,

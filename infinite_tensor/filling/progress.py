@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self, TypeAlias
 from infinite_tensor.engine.chain import Node
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.support.interrupts import running_f
-from infinite_tensor.support.tables import Tabular, bytes_of, count_of
+from infinite_tensor.support.tables import Tabular, bytes_of, count_if_any, count_of
 
 
 @dataclass(frozen=True)
@@ -137,12 +137,15 @@ class TensorReport:
         Complete tiles that were stored.
     bytes : int
         All that was stored, in bytes, not compressed.
+    uncovered : int
+        Tiles of the region that no window covers: nothing is stored of them.
     """
 
     tensor_id: str
     windows: int
     tiles: int
     bytes: int
+    uncovered: int = 0
 
 
 @dataclass(frozen=True)
@@ -160,7 +163,7 @@ class FillReport(Tabular):
     tensors: tuple[TensorReport, ...]
     seconds: float
 
-    _HEADINGS: ClassVar = ("tensor", "windows", "tiles", "stored")
+    _HEADINGS: ClassVar = ("tensor", "windows", "tiles", "stored", "uncovered")
 
     @property
     def windows(self) -> int:
@@ -173,6 +176,11 @@ class FillReport(Tabular):
         return sum(tensor.tiles for tensor in self.tensors)
 
     @property
+    def uncovered(self) -> int:
+        """Tiles that no window covers, of all tensors that were filled."""
+        return sum(tensor.uncovered for tensor in self.tensors)
+
+    @property
     def bytes(self) -> int:
         """All that was stored, in bytes, not compressed."""
         return sum(tensor.bytes for tensor in self.tensors)
@@ -182,5 +190,9 @@ class FillReport(Tabular):
         return f"filled in {self.seconds:.1f} s"
 
     def _rows(self) -> list[list[str]]:
-        rows = [[t.tensor_id, count_of(t.windows), count_of(t.tiles), bytes_of(t.bytes)] for t in self.tensors]
-        return [*rows, ["all", count_of(self.windows), count_of(self.tiles), bytes_of(self.bytes)]]
+        rows = [
+            [t.tensor_id, count_of(t.windows), count_of(t.tiles), bytes_of(t.bytes), count_if_any(t.uncovered)]
+            for t in self.tensors
+        ]
+        total = [count_of(self.windows), count_of(self.tiles), bytes_of(self.bytes), count_if_any(self.uncovered)]
+        return [*rows, ["all", *total]]

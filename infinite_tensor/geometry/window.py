@@ -34,6 +34,12 @@ from infinite_tensor.support.forks import cached_property
 
 Shape: TypeAlias = tuple[int | None, ...]
 
+Edge: TypeAlias = tuple[str, ...]
+"""What happens, per dimension, to windows that reach past a finite one: one of `EDGES`."""
+
+EDGES = ("drop", "clip")
+"""They do not exist; or they do, and what reaches past the end counts for nothing."""
+
 LARGEST = 2**53
 """Sizes, strides and offsets are exact in every store's metadata, and leave room for products within int64."""
 
@@ -150,7 +156,12 @@ class TensorWindow:
             ]
         )
 
-    def intersecting_windows(self, pixel_slices: Sequence[slice], tensor_shape: Shape | None = None) -> Iterator[Index]:
+    def intersecting_windows(
+        self,
+        pixel_slices: Sequence[slice],
+        tensor_shape: Shape | None = None,
+        edge: str | Sequence[str | None] = "drop",
+    ) -> Iterator[Index]:
         """Yield the indices of all windows that intersect a region, in lexicographic order.
 
         Parameters
@@ -158,9 +169,12 @@ class TensorWindow:
         pixel_slices : sequence of slice
             The region: one slice with start and stop per dimension. Steps are ignored.
         tensor_shape : tuple of (int or None), optional
-            With a shape, windows that would reach past a finite dimension do not exist.
+            Default: every dimension is unbounded.
+        edge : str or sequence of str
+            What happens to windows that reach past a finite dimension, as for `InfiniteTensor`.
         """
-        grid = WindowGrid(self, tensor_shape if tensor_shape is not None else (None,) * self.ndim)
+        shape = tensor_shape if tensor_shape is not None else (None,) * self.ndim
+        grid = WindowGrid(self, shape, checked_edge(edge, shape))
         low, high = grid.box([s.start for s in pixel_slices], [s.stop for s in pixel_slices])
         return itertools.product(*map(range, low, high))
 
@@ -203,6 +217,29 @@ def _checked_map(dimension_map: Sequence[int | None], dims: int) -> tuple[int | 
             )
         entries.append(number)
     return tuple(entries)
+
+
+def checked_edge(edge: object, shape: Shape) -> Edge | None:
+    """What a user says of windows that reach past finite dimensions, one entry per dimension; None where all drop.
+
+    Raises
+    ------
+    ValidationError
+        If it is neither one of `EDGES` nor one of them, or None, per dimension.
+    """
+    entries = [edge] * len(shape) if isinstance(edge, str) else edge
+    known = isinstance(entries, list | tuple) and all(
+        entry is None or (isinstance(entry, str) and entry in EDGES) for entry in entries
+    )
+    if not isinstance(entries, list | tuple) or not known or len(entries) != len(shape):
+        raise ValidationError(
+            f'edge must be "drop" or "clip", or one of them per dimension ({len(shape)}), got {edge!r:.200}'
+        )
+    clipped = [
+        "clip" if entry == "clip" and extent is not None else "drop"
+        for entry, extent in zip(entries, shape, strict=True)
+    ]
+    return tuple(clipped) if "clip" in clipped else None
 
 
 def followed(window: TensorWindow) -> tuple[int | None, ...]:
@@ -249,19 +286,62 @@ def narrow(window: TensorWindow, starts: IntArray, stops: IntArray, low: IntArra
         high[outside] = low[outside]
 
 
+_MOST_CLIPPED = 2**16
+
+
+def _just_enough(size: int, stride: int, offset: int, extent: int) -> tuple[int, int]:
+    """The first and the last window that it takes to cover ``[0, extent)``: more would lie farther outside."""
+    first = max(-offset // stride, -((offset + size - 1) // stride))
+    return first, max(first, -((size + offset - extent) // stride))
+
+
+def _covered(dims: Sequence[tuple[int, int, int, int]], first: int, last: int) -> int:
+    """How many pixels windows cover of dimensions, each (size, stride, offset, extent), along all of which they move.
+
+    A pixel is covered by windows that follow each other: it counts once where what each shares with the next is taken
+    off. Windows that lie inside whole are all alike.
+    """
+    low = max(first, *(-(offset // stride) for _, stride, offset, _ in dims))
+    high = min(last, *((extent - size - offset) // stride for size, stride, offset, extent in dims))
+    if low > high:
+        low, high = last + 1, last
+    if low - first + last - high > _MOST_CLIPPED:
+        return math.prod(extent for *_, extent in dims)
+
+    def shared(i: int, j: int) -> int:
+        ends = ((i * s + o + n, j * s + o, extent) for n, s, o, extent in dims)
+        return math.prod(max(0, min(stop, extent) - max(start, 0)) for stop, start, extent in ends)
+
+    clipped = [*range(first, low), *range(high + 1, last + 1)]
+    pairs = [*range(first, min(low, last)), *range(max(high, low), last)]
+    inner = (high - low + 1) * shared(low, low) - max(0, high - low) * shared(low, low + 1)
+    return inner + sum(shared(i, i) for i in clipped) - sum(shared(i, i + 1) for i in pairs)
+
+
 class WindowGrid:
     """The windows that exist on a tensor of a given shape.
 
     Boxes are half-open: ``low <= index < high`` per window coordinate. A coordinate that no dimension
     follows is always 0.
+
+    Parameters
+    ----------
+    window : TensorWindow
+        Which pixels a window covers.
+    shape : tuple of (int or None)
+        Shape of the tensor.
+    edge : tuple of str, optional
+        Per dimension, what happens to windows that reach past a finite one. Default: they are dropped.
     """
 
-    def __init__(self, window: TensorWindow, shape: Shape) -> None:
+    def __init__(self, window: TensorWindow, shape: Shape, edge: Edge | None = None) -> None:
         self.window = window
         self.shape = shape
         self.ndim = window.ndim
         self._followed = followed(window)
         self._dimensions = list(zip(self._followed, window.size, window.stride, window.offset, shape, strict=True))
+        finite = {d: extent for d, extent in enumerate(shape) if extent is not None}
+        self._clipped = {d: extent for d, extent in finite.items() if edge is not None and edge[d] == "clip"}
         self.first, self.last = self._extent()
         self._stop = [last + 1 for last in self.last]
 
@@ -271,17 +351,44 @@ class WindowGrid:
         first = [-UNBOUNDED if k in moving else 0 for k in range(self.ndim)]
         last = [UNBOUNDED if k in moving else 0 for k in range(self.ndim)]
         exists = True
-        for k, size, stride, offset, extent in self._dimensions:
+        for d, (k, size, stride, offset, extent) in enumerate(self._dimensions):
             if extent is None:
                 continue
+            # Windows that lie in the dimension with all of it, or with some of it.
+            least = size if d not in self._clipped else 1
             if k is None:
-                exists &= 0 <= offset <= extent - size
+                exists &= least - size <= offset <= extent - least
             else:
-                first[k] = max(first[k], -(offset // stride))
-                last[k] = min(last[k], (extent - size - offset) // stride)
+                first[k] = max(first[k], -((offset + size - least) // stride))
+                last[k] = min(last[k], (extent - least - offset) // stride)
+        enough: dict[int, list[tuple[int, int]]] = {}
+        for d, extent in self._clipped.items():
+            k, size, stride, offset, _ = self._dimensions[d]
+            if k is not None:
+                enough.setdefault(k, []).append(_just_enough(size, stride, offset, extent))
+        for k, bounds in enough.items():
+            first[k] = max(first[k], min(low for low, _ in bounds))
+            last[k] = min(last[k], max(high for _, high in bounds))
         if not exists:
             last[0] = first[0] - 1
         return first, last
+
+    def bounds(self, indices: IntArray) -> tuple[IntArray, IntArray]:
+        """The pixels of the tensor that windows cover: (N, coordinates) in, (N, ndim) starts and stops out."""
+        starts, stops = bounds_of(self.window, indices)
+        for d, extent in self._clipped.items():
+            np.maximum(starts[:, d], 0, out=starts[:, d])
+            np.minimum(stops[:, d], extent, out=stops[:, d])
+        return starts, stops
+
+    def inside(self, start: Sequence[int], stop: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+        """What lies in the tensor of the pixels ``[start, stop)`` that windows of it reach."""
+        if not self._clipped:
+            return start, stop
+        low, high = list(start), list(stop)
+        for d, extent in self._clipped.items():
+            low[d], high[d] = max(low[d], 0), min(high[d], extent)
+        return low, high
 
     def box(self, start: Sequence[int], stop: Sequence[int]) -> tuple[list[int], list[int]]:
         """The box of windows that intersect the region ``[start, stop)``."""
@@ -341,6 +448,34 @@ class WindowGrid:
                 high = (COORDINATE_LIMIT - 1 - offset) // stride
                 exist &= (indices[:, k] >= low) & (indices[:, k] <= high)
         return exist
+
+    def alone(self, d: int) -> WindowGrid:
+        """One dimension, as if it were the only one."""
+        k, size, stride, offset, extent = self._dimensions[d]
+        window = TensorWindow((size,), stride, offset, (None if k is None else 0,))
+        return WindowGrid(window, (extent,), ("clip" if d in self._clipped else "drop",))
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is no window at all."""
+        return any(last < first for first, last in zip(self.first, self.last, strict=True))
+
+    @property
+    def uncovered(self) -> int:
+        """How many pixels of the finite dimensions no window covers, wherever along the unbounded ones.
+
+        0 along a diagonal that more windows clip than can be counted.
+        """
+        pixels = 1
+        moved: dict[int, list[tuple[int, int, int, int]]] = {}
+        for d, (k, size, stride, offset, extent) in enumerate(self._dimensions):
+            if extent is not None:
+                pixels *= extent
+                moved.setdefault(-1 - d if k is None else k, []).append((size, stride, offset, extent))
+        if self.empty:
+            return pixels
+        counts = (_covered(dims, *((self.first[k], self.last[k]) if k >= 0 else (0, 0))) for k, dims in moved.items())
+        return pixels - math.prod(counts)
 
     @cached_property
     def row_dim(self) -> int | None:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from infinite_tensor.geometry.points import Index, IntArray, as_tuples, points_of_boxes, unique_rows
-from infinite_tensor.geometry.window import TensorWindow, WindowGrid, bounds_of, followed, narrow, starts_of
+from infinite_tensor.geometry.window import TensorWindow, WindowGrid, followed, narrow
 
 _MOST_PARTS = 10
 """More sets of windows that overlap each other are not counted one against the other."""
@@ -54,7 +54,7 @@ class Intervals:
 
     @classmethod
     def of_windows(cls, window: TensorWindow, product: IndexProduct) -> Intervals:
-        """The pixels that some windows cover, or read of an arg."""
+        """The pixels that some windows read of an arg, or reach beyond its ends."""
         starts, stops = [], []
         for d, k in enumerate(followed(window)):
             size, stride, offset = window.size[d], window.stride[d], window.offset[d]
@@ -66,6 +66,15 @@ class Intervals:
             else:
                 starts.append(as_array(indices) * stride + offset)
                 stops.append(starts[-1] + size)
+        return cls(tuple(starts), tuple(stops))
+
+    @classmethod
+    def covered(cls, grid: WindowGrid, product: IndexProduct) -> Intervals:
+        """The pixels of a tensor that some of its windows cover."""
+        reached = cls.of_windows(grid.window, product)
+        ends = [(FARTHEST, -FARTHEST) if extent is None else (extent, 0) for extent in grid.shape]
+        starts = [np.maximum(a, low) for a, (_, low) in zip(reached.starts, ends, strict=True)]
+        stops = [np.minimum(b, high) for b, (high, _) in zip(reached.stops, ends, strict=True)]
         return cls(tuple(starts), tuple(stops))
 
     @property
@@ -308,13 +317,13 @@ def windows_over(grid: WindowGrid, start: Sequence[int], stop: Sequence[int]) ->
     return BoxUnion.of([low], [high])
 
 
-def pixels_of(window: TensorWindow, windows: BoxUnion) -> BoxUnion:
-    """The pixels that some windows cover, or read of an arg.
+def pixels_of(grid: WindowGrid, windows: BoxUnion) -> BoxUnion:
+    """The pixels of a tensor that some of its windows cover.
 
     Exact unless there are very many boxes to tell apart: where windows leave gaps, or lie along a diagonal.
     """
-    windows = _split(window, windows)
-    return BoxUnion(starts_of(window, windows.low), bounds_of(window, windows.high - 1)[1])
+    windows = _split(grid.window, windows)
+    return BoxUnion(grid.bounds(windows.low)[0], grid.bounds(windows.high - 1)[1])
 
 
 def _split(window: TensorWindow, windows: BoxUnion) -> BoxUnion:

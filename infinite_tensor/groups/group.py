@@ -407,12 +407,13 @@ class TensorGroup(Fillable):
             raise
         return self
 
-    def coverage(self, region: object) -> dict[str, Any]:
-        """Which tiles of a region are stored: what `InfiniteTensor.coverage` returns of each, nested as the group is.
+    def coverage(self, region: object, state: str | None = None) -> dict[str, Any]:
+        """What `InfiniteTensor.coverage` returns of each tensor, nested as the group is.
 
         Tensors may have tiles of different sizes, so it is no TensorDict.
         """
-        return nested((key, coverage(node_of(tensor), part)) for key, (tensor, part) in self._parts(region).items())
+        parts = self._parts(region).items()
+        return nested((key, coverage(node_of(tensor), part, state)) for key, (tensor, part) in parts)
 
     def clear_cache(self) -> None:
         """Drop from memory what can be had again, of all tensors, after storing what is pending."""

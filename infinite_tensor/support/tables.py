@@ -19,13 +19,19 @@ class Tabular(ABC):
 
     @abstractmethod
     def _rows(self) -> list[list[str]]:
-        """A cell for each heading, per row."""
+        """A cell for each heading, per row. A column of empty cells is not shown."""
 
     def __str__(self) -> str:
-        return _text_table(self._title, self._HEADINGS, self._rows())
+        return _text_table(self._title, *self._table())
 
     def _repr_html_(self) -> str:
-        return _html_table(self._title, self._HEADINGS, self._rows())
+        return _html_table(self._title, *self._table())
+
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        """The headings and rows to show."""
+        rows = self._rows()
+        shown = [number for number in range(len(self._HEADINGS)) if any(row[number] for row in rows)]
+        return [self._HEADINGS[number] for number in shown], [[row[number] for number in shown] for row in rows]
 
 
 def _text_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -46,6 +52,11 @@ def _html_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str
     head = "".join(f"<th>{html.escape(heading)}</th>" for heading in headings)
     body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
     return f"<table><caption>{html.escape(title)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def count_if_any(number: int) -> str:
+    """A count, empty for 0."""
+    return count_of(number) if number else ""
 
 
 def count_of(number: int) -> str:

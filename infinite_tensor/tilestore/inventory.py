@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from infinite_tensor.geometry.points import Index, IntArray, as_tuples, points_of_boxes, unique_points
-from infinite_tensor.geometry.window import WindowGrid, bounds_of
+from infinite_tensor.geometry.window import WindowGrid
 from infinite_tensor.tilestore.layout import TileLayout
 
 
@@ -89,9 +89,12 @@ class Known(Protocol):
 
 NOTHING: Known = frozenset()
 
+TILE_STATES = ("stored", "missing", "uncovered")
+"""All windows over a tile are there; some are not; no window covers it, so that nothing is ever stored of it."""
+
 
 class TileCounts(NamedTuple):
-    """How many tiles are in which state."""
+    """How many of the tiles that windows cover are in which state."""
 
     complete: int
     partial: int
@@ -124,7 +127,7 @@ class Inventory:
         if not windows:
             return cls(layout)
         box = np.array(layout.box(start, stop), dtype=np.int64)
-        low, high = layout.grid.boxes(*bounds_of(grid.window, np.array(windows, dtype=np.int64)))
+        low, high = layout.grid.boxes(*grid.bounds(np.array(windows, dtype=np.int64)))
         tiles, owner = points_of_boxes(np.maximum(low, box[0]), np.minimum(high, box[1]))
         known: defaultdict[Index, set[Index]] = defaultdict(set)
         for tile, number in zip(as_tuples(tiles), owner.tolist(), strict=True):
@@ -153,19 +156,26 @@ class Inventory:
         complete, partial = sum(map(inside, self.complete)), sum(map(inside, self.partial))
         return TileCounts(complete, partial, tiles - complete - partial)
 
-    def filled(self, grid: WindowGrid, low: Sequence[int], high: Sequence[int]) -> npt.NDArray[np.bool_]:
-        """For each tile of a box ``[low, high)``, an array of its shape, whether no window is missing there."""
+    def states(self, grid: WindowGrid, low: Sequence[int], high: Sequence[int]) -> npt.NDArray[np.str_]:
+        """For each tile of a box ``[low, high)``, an array of its shape, the one of `TILE_STATES` that it is in."""
         tiles, _ = points_of_boxes(np.array([low], dtype=np.int64), np.array([high], dtype=np.int64))
-        size = np.array(self.layout.tile_shape, dtype=np.int64)
-        first, last = grid.boxes(tiles * size, np.minimum(tiles * size + size, _ends(self.layout)))
-        filled: npt.NDArray[np.bool_] = np.array((first >= last).any(axis=1))
-        for number in np.flatnonzero(~filled).tolist():
+        first, last = windows_over_tiles(grid, self.layout, tiles)
+        covered = (first < last).all(axis=1)
+        states = np.where(covered, "missing", "uncovered")
+        for number in np.flatnonzero(covered).tolist():
             known = self.known(tuple(tiles[number].tolist()))
-            filled[number] = known is None or (
+            if known is None or (
                 known is not NOTHING
                 and all(index in known for index in as_tuples(points_of_boxes(first[[number]], last[[number]])[0]))
-            )
-        return filled.reshape([b - a for a, b in zip(low, high, strict=True)])
+            ):
+                states[number] = "stored"
+        return states.reshape([b - a for a, b in zip(low, high, strict=True)])
+
+
+def windows_over_tiles(grid: WindowGrid, layout: TileLayout, tiles: IntArray) -> tuple[IntArray, IntArray]:
+    """The box of windows that cover each of some tiles: (N, ndim) in, (N, ndim) low and high out."""
+    size = np.array(layout.tile_shape, dtype=np.int64)
+    return grid.boxes(tiles * size, np.minimum(tiles * size + size, _ends(layout)))
 
 
 def missing_windows(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -11,9 +12,12 @@ from infinite_tensor.errors import (
     DependantsRemainWarning,
     FunctionChangedWarning,
     StoreError,
+    UncoveredPixelsWarning,
     ValidationError,
 )
+from infinite_tensor.geometry.window import WindowGrid
 from infinite_tensor.values.definition import Definition, changed_functions, differences
+from infinite_tensor.values.spec import TensorSpec
 
 _FUNCTIONS = {"f": "f", "blend": "The blend", "upstream": "A function upstream"}
 _MOST_NAMED = 5
@@ -112,6 +116,25 @@ def warn_of_changes(tensor_id: str, stored: Mapping[str, str], given: Mapping[st
             FunctionChangedWarning,
             stacklevel=_level_of_caller(),
         )
+
+
+def warn_of_uncovered(spec: TensorSpec) -> None:
+    """UncoveredPixelsWarning where no window covers some pixels of a tensor's finite dimensions."""
+    count = spec.grid.uncovered
+    if not count:
+        return
+    finite = [extent for extent in spec.shape if extent is not None]
+    where = "" if len(finite) == len(spec.shape) else " for each position along the unbounded ones"
+    clipped = WindowGrid(spec.grid.window, spec.shape, ("clip",) * len(spec.shape)).uncovered
+    advice = "a stride of at most the size leaves no gaps"
+    if clipped < count:
+        advice = 'edge="clip" lets windows reach past the end' + (", and " + advice if clipped else "")
+    warnings.warn(
+        f"tensor {spec.tensor_id!r}: no window covers {count} of the {math.prod(finite)} pixels of its finite "
+        f"dimensions {tuple(finite)}{where}; they are {spec.blend_init or 0}. {advice}",
+        UncoveredPixelsWarning,
+        stacklevel=_level_of_caller(),
+    )
 
 
 def _level_of_caller() -> int:

@@ -150,7 +150,10 @@ class TileInProgress:
         self.start = record.layout.start(tile)
         self.logged = False
         self._record = record
-        low, high = record.spec.grid.box(self.start, record.layout.stop(tile))
+        # Pixels of the tile beyond the end of the tensor stay blank, wherever windows reach.
+        self._stop = record.layout.stop(tile)
+        self._inside = tuple(map(slice, map(operator.sub, self._stop, self.start)))
+        low, high = record.spec.grid.box(self.start, self._stop)
         self._low = low
         self._widths = list(map(operator.sub, high, low))
         self.total: int = math.prod(self._widths)
@@ -313,16 +316,15 @@ class TileInProgress:
         return [max(a, b) for a, b in zip(self.start, self._record.spec.grid.window.start(index), strict=True)]
 
     def _piece_stop(self, index: Index) -> list[int]:
-        layout, window = self._record.layout, self._record.spec.grid.window
-        ends = zip(self.start, layout.tile_shape, window.start(index), window.size, strict=True)
-        return [min(a + n, b + m) for a, n, b, m in ends]
+        window = self._record.spec.grid.window
+        return [min(a, b + n) for a, b, n in zip(self._stop, window.start(index), window.size, strict=True)]
 
     def _piece_of(self, window: Array, index: Index) -> Array:
         """A copy of what lies in this tile."""
         window_start = self._record.spec.grid.window.start(index)
         inside = []
-        for a, n, b, m in zip(self.start, self._record.layout.tile_shape, window_start, window.shape, strict=True):
-            inside.append(slice(max(a, b) - b, min(a + n, b + m) - b))
+        for a, b, c, n in zip(self.start, self._stop, window_start, window.shape, strict=True):
+            inside.append(slice(max(a, c) - c, min(b, c + n) - c))
         return copied(window[tuple(inside)])
 
     def _keep(self, rank: int, piece: Array) -> None:
@@ -337,7 +339,7 @@ class TileInProgress:
         """
         tile, length = self._begun(), self._prefix_length
         self._prefix, self._prefix_length = None, 0
-        fold(tile, self.start, *windows)
+        fold(tile[self._inside], self.start, *windows)
         self._prefix, self._prefix_length = tile, length + count
 
     def _begun(self) -> Array:

@@ -11,7 +11,7 @@ import torch
 
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.geometry.points import Index
-from infinite_tensor.geometry.window import Shape, TensorWindow, as_index
+from infinite_tensor.geometry.window import Shape, TensorWindow, as_index, checked_edge
 from infinite_tensor.support.nested import Key
 from infinite_tensor.tilestore.layout import TileLayout, tile_shape_of
 from infinite_tensor.values.checks import check_followed, check_output_window, checked_id, checked_shape
@@ -107,7 +107,9 @@ def definition_of(fields: Mapping[str, Any]) -> Definition:
     """
     shape, dtype = checked_shape(_field(fields, "shape")), dtype_of(_field(fields, "dtype"))
     window = TensorWindow.from_dict(_field(fields, "output_window"))
-    check_output_window(window, shape)
+    edge = fields.get("edge")
+    edge = None if edge is None else checked_edge(_typed(list, "edge", edge), shape)
+    check_output_window(window, shape, edge)
     blend = _field(fields, "blend")
     if blend is not None and not isinstance(blend, str):
         raise ValidationError(f"blend must be a name or None, got {blend!r}")
@@ -123,6 +125,7 @@ def definition_of(fields: Mapping[str, Any]) -> Definition:
         blend_init=json_scalar("blend_init", scalar_from_json(_field(fields, "blend_init")), dtype),
         version=json_value("version", _field(fields, "version")),
         functions=functions,
+        edge=edge,
         output=_output(fields.get("output")),
     )
 

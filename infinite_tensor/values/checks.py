@@ -10,7 +10,16 @@ import torch
 
 from infinite_tensor.errors import RegionError, ValidationError
 from infinite_tensor.geometry.points import UNBOUNDED
-from infinite_tensor.geometry.window import LARGEST, MOST_OVERLAP, Shape, TensorWindow, WindowGrid, as_index, followed
+from infinite_tensor.geometry.window import (
+    LARGEST,
+    MOST_OVERLAP,
+    Edge,
+    Shape,
+    TensorWindow,
+    WindowGrid,
+    as_index,
+    followed,
+)
 from infinite_tensor.values.definition import DTYPES
 
 
@@ -66,7 +75,7 @@ def checked_id(given: object, name: str = "tensor_id") -> str:
     return given
 
 
-def check_output_window(window: object, shape: Shape) -> None:
+def check_output_window(window: object, shape: Shape, edge: Edge | None) -> None:
     """The output window has one entry per dimension, follows coordinates that exist, and overlaps within reason."""
     if not isinstance(window, TensorWindow):
         raise ValidationError(f"output_window must be a TensorWindow, got {window!r}")
@@ -76,12 +85,46 @@ def check_output_window(window: object, shape: Shape) -> None:
             "with one size per dimension"
         )
     check_followed("output_window", window, len(shape))
-    overlap = WindowGrid(window, shape).overlap
+    overlap = WindowGrid(window, shape, edge).overlap
     if overlap > MOST_OVERLAP:
         raise ValidationError(
             f"output_window {window!r} puts {overlap} windows over one pixel, more than {MOST_OVERLAP}; give it a "
             "larger stride"
         )
+
+
+def check_windows(tensor_id: str, grid: WindowGrid) -> None:
+    """There is at least one window.
+
+    Raises
+    ------
+    ValidationError
+        If there is none, which says in which dimension none fits.
+    """
+    if not grid.empty:
+        return
+    window, shape = grid.window, grid.shape
+    reasons = [
+        _no_window(d, k, grid) for d, k in enumerate(followed(window)) if shape[d] is not None and grid.alone(d).empty
+    ]
+    clipped = WindowGrid(window, shape, ("clip",) * len(shape))
+    advice = "" if clipped.empty else ', or edge="clip", which keeps of each window what lies inside'
+    raise ValidationError(
+        f"tensor {tensor_id!r}: no window of output_window {window!r} lies in its shape {shape}: "
+        f"{'; '.join(reasons) or 'none lies inside along all dimensions that share a coordinate'}. Give other windows"
+        f"{advice}"
+    )
+
+
+def _no_window(d: int, k: int | None, grid: WindowGrid) -> str:
+    window, extent = grid.window, grid.shape[d]
+    size, stride, offset = window.size[d], window.stride[d], window.offset[d]
+    if k is None:
+        return (
+            f"dimension_map keeps dimension {d} at [{offset}, {offset + size}), which must lie in [0, {extent}); give "
+            "offset one entry per dimension"
+        )
+    return f"dimension {d} has {extent} pixels, and windows of {size} begin at multiples of {stride} plus {offset}"
 
 
 def check_args(tensor_id: str, grid: WindowGrid, args: Sequence[Any], windows: Sequence[object]) -> None:

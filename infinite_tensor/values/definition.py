@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from infinite_tensor.errors import ValidationError
-from infinite_tensor.geometry.window import Shape, TensorWindow
+from infinite_tensor.geometry.window import Edge, Shape, TensorWindow
 from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.nested import Key
 from infinite_tensor.values.fingerprint import PYTHON, combined, fingerprint, scheme_of
@@ -85,6 +85,8 @@ class Definition:
     blend_init: Json
     version: Json
     functions: Mapping[str, str]
+    edge: Edge | None = None
+    """What happens to windows that reach past finite dimensions; None where all are dropped."""
     output: Key | None = None
     """Under which keys an ``f`` that computes several tensors returns this one."""
 
@@ -99,7 +101,9 @@ class Definition:
             "blend_init": self.blend_init,
             "version": self.version,
         }
-        return values if self.output is None else values | {"output": list(self.output)}
+        # What is not given leaves no trace, so that what was stored before there was such a thing is still the same.
+        given = {"edge": self.edge, "output": self.output}
+        return values | {name: list(value) for name, value in given.items() if value is not None}
 
     @cached_property
     def digest(self) -> str:

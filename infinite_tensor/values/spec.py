@@ -81,7 +81,7 @@ class TensorSpec:
     @cached_property
     def grid(self) -> WindowGrid:
         """The windows of the tensor."""
-        return WindowGrid(self.definition.output_window, self.shape)
+        return WindowGrid(self.definition.output_window, self.shape, self.definition.edge)
 
     @cached_property
     def blender(self) -> Blender:

@@ -25,6 +25,7 @@ from infinite_tensor import (
     StoreError,
     TensorWindow,
     TileStore,
+    UncoveredPixelsWarning,
     ValidationError,
     ZarrTileStore,
     sl,
@@ -230,8 +231,10 @@ def test_overlaps_blend_in_window_order_whatever_the_order_of_reads(store: TileS
 def test_pixels_that_no_window_covers_are_blend_init(store: TileStore) -> None:
     f = Counted(Ramp((2, 2)))
     gaps = TensorWindow((2, 2), stride=5)
-    zero = InfiniteTensor((None, 7), f, gaps, tile_store=store)
-    seven = InfiniteTensor((None, 7), f, gaps, tile_store=store, blend_init=7)
+    with pytest.warns(UncoveredPixelsWarning):
+        zero = InfiniteTensor((None, 7), f, gaps, tile_store=store)
+    with pytest.warns(UncoveredPixelsWarning):
+        seven = InfiniteTensor((None, 7), f, gaps, tile_store=store, blend_init=7)
     assert zero[2:5, 2:5].tolist() == [[0.0] * 3] * 3
     assert seven[2:5].unique().tolist() == [7]
     assert f.calls == []

@@ -42,6 +42,8 @@ from tests.support.dict_store import DictTileStore
 from tests.support.pipelines import Action, Fill, Forget, Pipeline, Read, Selection, Together, pipelines
 from tests.support.reference import Box, Index, Reference, Stage, TooManyWindows
 
+pytestmark = pytest.mark.filterwarnings("ignore::infinite_tensor.UncoveredPixelsWarning")
+
 MOST_WINDOWS = 150
 """A read that needs more is left out: the reference takes its time."""
 
@@ -140,7 +142,8 @@ class History:
         name, batch_size = f"stage {number}", self.pipeline.batch_sizes[number]
         if stage.beside is not None:
             outputs = {
-                str(n): Output(s.shape, s.dtype, s.window, s.blend, s.blend_init) for n, s in enumerate(function.stages)
+                str(n): Output(s.shape, s.dtype, s.window, s.blend, s.blend_init, s.edge or "drop")
+                for n, s in enumerate(function.stages)
             }
             made = InfiniteTensor.from_multi(
                 function, outputs, args, windows, tile_store=store, tensor_id=name, batch_size=batch_size
@@ -162,6 +165,7 @@ class History:
                 batch_size=batch_size,
                 blend=stage.blend,
                 blend_init=stage.blend_init,
+                edge=stage.edge or "drop",
             )
         ]
 

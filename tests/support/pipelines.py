@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from infinite_tensor import TensorWindow
 from infinite_tensor.values.definition import DTYPES
-from tests.support.reference import Index, Stage, follows, windows_over
+from tests.support.reference import Index, Stage, exists, follows
 
 Blend: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -196,13 +196,24 @@ def _shapes(draw: st.DrawFn) -> tuple[int | None, ...]:
     return tuple(draw(st.none() | finite) for _ in range(ndim))
 
 
+_Output: TypeAlias = tuple[tuple[int | None, ...], TensorWindow, tuple[str, ...] | None]
+"""Shape, output window and edge of a tensor."""
+
+
+@st.composite
+def _edges(draw: st.DrawFn, shape: tuple[int | None, ...]) -> tuple[str, ...] | None:
+    if draw(st.booleans()):
+        return None
+    return tuple("drop" if extent is None else draw(st.sampled_from(["drop", "clip", "clip"])) for extent in shape)
+
+
 @st.composite
 def _output_windows(draw: st.DrawFn, shape: tuple[int | None, ...]) -> TensorWindow:
     ndim = len(shape)
     mapped: tuple[int | None, ...] | None = None
     if draw(_rarely()):
         mapped = tuple(None if draw(_rarely()) else draw(st.integers(0, ndim - 1)) for _ in range(ndim))
-    # A window larger than a finite dimension is no mistake: there is none of it then.
+    # A window larger than a finite dimension may be clipped.
     reach = [_SIZE[ndim] if n is None else min(n + draw(_rarely()), _SIZE[ndim]) for n in shape]
     size = [draw(st.integers(1, n)) for n in reach]
     stride = None
@@ -238,36 +249,47 @@ def _arg_windows(
     return TensorWindow(size, stride, offset, mapped)
 
 
-def _index_extents(shape: tuple[int | None, ...], window: TensorWindow) -> list[tuple[int, int] | None]:
-    """The smallest and largest window index per coordinate, None for one that has no end."""
+def _index_extents(output: _Output) -> list[tuple[int, int] | None]:
+    """The smallest and largest window index per coordinate, None for one that has no end; (0, -1) where none exists."""
+    shape, window, edge = output
     extents: list[tuple[int, int] | None] = [(0, 0) for _ in shape]
-    for k in set(follows(window)) - {None}:
-        dims = [d for d, followed in enumerate(follows(window)) if followed == k]
-        indices: set[int] | None = None
-        for d in dims:
-            extent = shape[d]
-            if extent is not None:
-                line = TensorWindow([window.size[d]], [window.stride[d]], [window.offset[d]])
-                here = {index[0] for index in windows_over([extent], line, ((0,), (extent,)))}
-                indices = here if indices is None else indices & here
-        extents[k or 0] = None if indices is None else (min(indices, default=0), max(indices, default=0))
+    for d, k in enumerate(follows(window)):
+        dims = [other for other, followed in enumerate(follows(window)) if followed == k] if k is not None else [d]
+        some = [shape[each] for each in dims]
+        if any(extent is not None for extent in some):
+            size, stride, offset = ([part[i] for i in dims] for part in (window.size, window.stride, window.offset))
+            line = TensorWindow(size, stride, offset, [None if k is None else 0] * len(dims))
+            edges = None if edge is None else [edge[each] for each in dims]
+            here = [i for i in range(-50, 50) if exists(some, line, (i,) * len(dims), edges)]
+            if not here:
+                return [(0, -1)] * len(shape)
+            if k is not None:
+                extents[k] = here[0], here[-1]
+        elif k is not None:
+            extents[k] = None
     return extents
 
 
 @st.composite
-def _beside(draw: st.DrawFn, coordinates: int) -> tuple[tuple[int | None, ...], TensorWindow]:
-    """Shape and window of a tensor whose dimensions follow this many coordinates."""
-    shape = draw(_shapes().filter(lambda shape: len(shape) >= coordinates))
-    window = draw(_output_windows(shape))
-    more = [draw(st.none() | st.integers(0, coordinates - 1)) for _ in shape[coordinates:]]
-    mapped = draw(st.permutations([*range(coordinates), *more]))
-    return shape, TensorWindow(window.size, window.stride, window.offset, mapped)
+def _outputs(draw: st.DrawFn, coordinates: int | None = None) -> _Output:
+    """A tensor that has windows; with `coordinates`, one whose dimensions follow this many."""
+    shape = draw(_shapes().filter(lambda shape: coordinates is None or len(shape) >= coordinates))
+    window, edge = draw(_output_windows(shape)), draw(_edges(shape))
+    if coordinates is not None:
+        more = [draw(st.none() | st.integers(0, coordinates - 1)) for _ in shape[coordinates:]]
+        mapped = draw(st.permutations([*range(coordinates), *more]))
+        window = TensorWindow(window.size, window.stride, window.offset, mapped)
+    return shape, window, edge
 
 
-def _joint_extents(outputs: Sequence[tuple[tuple[int | None, ...], TensorWindow]]) -> list[tuple[int, int] | None]:
+def _has_windows(output: _Output) -> bool:
+    return (0, -1) not in _index_extents(output)
+
+
+def _joint_extents(outputs: Sequence[_Output]) -> list[tuple[int, int] | None]:
     """Extents of the window indices that any of some outputs has."""
     joint: list[tuple[int, int] | None] = []
-    for extents in zip(*(_index_extents(*output) for output in outputs), strict=False):
+    for extents in zip(*map(_index_extents, outputs), strict=False):
         known = [extent for extent in extents if extent is not None]
         ends = min(low for low, _ in known) if known else 0, max(high for _, high in known) if known else 0
         joint.append(ends if len(known) == len(extents) else None)
@@ -277,23 +299,23 @@ def _joint_extents(outputs: Sequence[tuple[tuple[int | None, ...], TensorWindow]
 @st.composite
 def _stages(draw: st.DrawFn, before: Sequence[Stage]) -> list[Stage]:
     """A stage, or a few that one ``f`` computes."""
-    shape = draw(_shapes())
-    outputs = [(shape, draw(_output_windows(shape)))]
+    outputs = [draw(_outputs().filter(_has_windows))]
     followed = set(follows(outputs[0][1])) - {None}
     if draw(st.integers(0, 2)) == 0 and followed == set(range(len(followed))) != set():
-        outputs += [draw(_beside(len(followed))) for _ in range(draw(st.sampled_from([1, 1, 2])))]
+        beside = _outputs(len(followed)).filter(_has_windows)
+        outputs += [draw(beside) for _ in range(draw(st.sampled_from([1, 1, 2])))]
     joint = len(outputs) > 1
-    extents = _joint_extents(outputs)[: len(followed)] if joint else _index_extents(*outputs[0])
+    extents = _joint_extents(outputs)[: len(followed)] if joint else _index_extents(outputs[0])
     # Mostly the tensor before: a chain; otherwise any earlier one: diamonds, and the same one twice.
     upstream = st.just(len(before) - 1) | st.integers(0, len(before) - 1)
     args = [draw(upstream) for _ in range(draw(st.sampled_from([1, 1, 2])))] if before else []
     windows = tuple((n, draw(_arg_windows(extents, before[n].shape))) for n in args)
     stages = []
-    for number, (extent, window) in enumerate(outputs, len(before)):
+    for number, (shape, window, edge) in enumerate(outputs, len(before)):
         dtype = draw(st.sampled_from(DTYPES))
         stages.append(
             Stage(
-                extent,
+                shape,
                 dtype,
                 window,
                 WindowFunction(number, window.size, dtype),
@@ -301,6 +323,7 @@ def _stages(draw: st.DrawFn, before: Sequence[Stage]) -> list[Stage]:
                 draw(st.sampled_from(_blends(dtype))),
                 draw(st.sampled_from(_inits(dtype))),
                 len(before) if joint else None,
+                edge,
             )
         )
     return stages

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TypeAlias
 
 import torch
@@ -35,6 +36,7 @@ class Stage:
     blend: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
     blend_init: complex | None = None
     beside: int | None = None
+    edge: tuple[str, ...] | None = None
 
     @property
     def coordinates(self) -> int:
@@ -79,23 +81,53 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
 
 
-def windows_over(shape: Sequence[int | None], window: TensorWindow, box: Box) -> list[Index]:
-    """Indices of the windows that share a pixel with `box`, in lexicographic order."""
+def windows_over(
+    shape: Sequence[int | None], window: TensorWindow, box: Box, edge: Sequence[str] | None = None
+) -> list[Index]:
+    """Indices of the windows that share a pixel with `box`, in lexicographic order; all are dropped without `edge`."""
     candidates: list[Iterable[int]] = [[0] for _ in shape]
     for d, k in enumerate(follows(window)):
         if k is not None:
             first, last = (end - window.offset[d] for end in (box[0][d] - window.size[d], box[1][d]))
             candidates[k] = range(first // window.stride[d] - 1, last // window.stride[d] + 2)
-    return [index for index in itertools.product(*candidates) if _exists_over(shape, window, box, index)]
+    return [index for index in itertools.product(*candidates) if _exists_over(shape, window, box, index, edge)]
 
 
-def _exists(shape: Sequence[int | None], window: TensorWindow, index: Index) -> bool:
-    bounds = zip(start_of(window, index), window.size, shape, strict=True)
-    return all(extent is None or (first >= 0 and first + size <= extent) for first, size, extent in bounds)
+def exists(shape: Sequence[int | None], window: TensorWindow, index: Index, edge: Sequence[str] | None) -> bool:
+    """Whether there is such a window on a tensor of `shape`."""
+    clips = edge or ["drop"] * len(shape)
+    for first, size, extent, clip in zip(start_of(window, index), window.size, shape, clips, strict=True):
+        inside = extent is None or (first >= 0 and first + size <= extent)
+        if not inside and (clip == "drop" or first >= (extent or 0) or first + size <= 0):
+            return False
+    for k in range(len(shape)):
+        dims = [d for d, follow in enumerate(follows(window)) if follow == k and clips[d] == "clip" and shape[d]]
+        enough = [_just_enough(window, d, shape[d] or 0) for d in dims]
+        if enough and not min(enough)[0] <= index[k] <= max(last for _, last in enough):
+            return False
+    return True
 
 
-def _exists_over(shape: Sequence[int | None], window: TensorWindow, box: Box, index: Index) -> bool:
-    if not _exists(shape, window, index):
+@cache
+def _just_enough(window: TensorWindow, d: int, extent: int) -> tuple[int, int]:
+    """The first and the last of the windows that are clipped at the ends of a dimension, found by looking at them.
+
+    The first is the last that begins at or before its first pixel, the last the first after it that reaches its end.
+    """
+    size, stride, offset = window.size[d], window.stride[d], window.offset[d]
+    near = range(-(abs(offset) + size) // stride - 1, (extent + abs(offset) + size) // stride + 2)
+    starts = {i: i * stride + offset for i in near}
+    meeting = [i for i in near if starts[i] < extent and starts[i] + size > 0]
+    if not meeting:
+        return 0, -1
+    first = max([i for i in meeting if starts[i] <= 0], default=meeting[0])
+    return first, min([i for i in meeting if i >= first and starts[i] + size >= extent], default=meeting[-1])
+
+
+def _exists_over(
+    shape: Sequence[int | None], window: TensorWindow, box: Box, index: Index, edge: Sequence[str] | None
+) -> bool:
+    if not exists(shape, window, index, edge):
         return False
     for first, size, low, high in zip(start_of(window, index), window.size, *box, strict=True):
         if low >= high or first >= high or first + size <= low:
@@ -124,7 +156,7 @@ class Reference:
         shape = [high - low for low, high in zip(*box, strict=True)]
         pixels = torch.full(shape, 0 if stage.blend_init is None else stage.blend_init, dtype=stage.dtype)
         count = torch.zeros(shape, dtype=torch.int64)
-        for index in windows_over(stage.shape, stage.window, box):
+        for index in windows_over(stage.shape, stage.window, box, stage.edge):
             start = start_of(stage.window, index)
             to = tuple(
                 slice(max(0, s - low), s + n - low) for s, n, low in zip(start, stage.window.size, box[0], strict=True)
@@ -147,7 +179,7 @@ class Reference:
             stage = self.stages[n]
             first = n if stage.beside is None else stage.beside
             for box in wanted[n]:
-                missing = set(windows_over(stage.shape, stage.window, box)) - known[n]
+                missing = set(windows_over(stage.shape, stage.window, box, stage.edge)) - known[n]
                 needed[first].update(index[: stage.coordinates] for index in missing)
                 if sum(map(len, needed)) > limit:
                     raise TooManyWindows
@@ -161,7 +193,7 @@ class Reference:
         stage = self.stages[number]
         ctxs = runs[number if stage.beside is None else stage.beside]
         windows = [(*ctx, *[0] * (len(stage.shape) - len(ctx))) for ctx in ctxs]
-        return [index for index in windows if _exists(stage.shape, stage.window, index)]
+        return [index for index in windows if exists(stage.shape, stage.window, index, stage.edge)]
 
 
 def _combined(stage: Stage, existing: torch.Tensor, incoming: torch.Tensor, first: torch.Tensor) -> torch.Tensor:

@@ -147,7 +147,7 @@ class MemoryContents(Contents):
             # Another object: reads in progress find that theirs is not the one that is kept any more.
             kept.specs[tensor_id] = replace(kept.specs[tensor_id])
             doomed = windows.held(list(kept.windows.of(tensor_id)))
-            kept.blended.drop(tensor_id, tiles_of(kept.layout(spec).grid, pixels_of(spec.grid.window, windows)))
+            kept.blended.drop(tensor_id, tiles_of(kept.layout(spec).grid, pixels_of(spec.grid, windows)))
             kept.windows.drop(tensor_id, doomed)
             return Dropped(windows=len(doomed))
 

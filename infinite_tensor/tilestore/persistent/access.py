@@ -15,7 +15,6 @@ import numpy.typing as npt
 import torch
 
 from infinite_tensor.geometry.points import Index, IntArray, as_tuples, rows_of
-from infinite_tensor.geometry.window import bounds_of
 from infinite_tensor.support.allocation import Array, as_array
 from infinite_tensor.tilestore.blended import Blended, BlendedForRead
 from infinite_tensor.tilestore.contents import Access
@@ -90,7 +89,7 @@ class TileAccess(Access):
 
     def _tiles_of(self, windows: IntArray) -> tuple[IntArray, IntArray]:
         """First tile of each window per dimension, and the one after the last."""
-        return self._record.layout.grid.boxes(*bounds_of(self._record.spec.grid.window, windows))
+        return self._record.layout.grid.boxes(*self._record.spec.grid.bounds(windows))
 
     def deposit(self, windows: IntArray, outputs: Array) -> None:
         """Cut the windows at the borders of tiles, and blend each piece into its tile."""
@@ -120,7 +119,7 @@ class TileAccess(Access):
         grid, layout, d = self._record.spec.grid, self._record.layout, self._record.spec.grid.row_dim
         start = grid.window.start(tuple(windows[begin].tolist()))
         stop = list(map(operator.add, grid.window.start(tuple(windows[end - 1].tolist())), grid.window.size))
-        for tile in _box(*layout.box(start, stop)):
+        for tile in _box(*layout.box(*grid.inside(start, stop))):
             first, last = begin, end
             if d is not None:
                 size, stride, tile_size = grid.window.size[d], grid.window.stride[d], layout.tile_shape[d]

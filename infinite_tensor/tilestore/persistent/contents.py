@@ -216,7 +216,7 @@ class PersistentContents(Contents):
             # Cleared, or created again with another definition: nothing is stored of this one.
             return Dropped()
         record = self.registry.record_of(spec)
-        tiles = tiles_of(record.layout.grid, pixels_of(spec.grid.window, windows))
+        tiles = tiles_of(record.layout.grid, pixels_of(spec.grid, windows))
         self.tiles.flush()
         self.raise_failure()
         new = replace(record)

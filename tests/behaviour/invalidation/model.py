@@ -126,18 +126,22 @@ class Model:
         return found[n, index]
 
     def _windows_over(self, n: int, box: Box) -> list[Index]:
-        return windows_over(self.stages[n].shape, self.stages[n].window, box)
+        return windows_over(self.stages[n].shape, self.stages[n].window, box, self.stages[n].edge)
 
     def _parts(self, n: int, box: Box) -> list[tuple[Index, Box]]:
         """The tiles that hold a region, each with what it holds of it."""
         size = self.tiles[n]
         if size is None:
             return [((), box)]
-        ranges = [range(a // s, -(-b // s)) for a, b, s in zip(*box, size, strict=True)]
+        # Of a window that is clipped, what lies in the tensor.
+        shape = self.stages[n].shape
+        start = tuple(a if extent is None else max(a, 0) for a, extent in zip(box[0], shape, strict=True))
+        stop = tuple(b if extent is None else min(b, extent) for b, extent in zip(box[1], shape, strict=True))
+        ranges = [range(a // s, -(-b // s)) for a, b, s in zip(start, stop, size, strict=True)]
         parts = []
         for tile in itertools.product(*ranges):
-            low = tuple(max(a, i * s) for a, i, s in zip(box[0], tile, size, strict=True))
-            high = tuple(min(b, (i + 1) * s) for b, i, s in zip(box[1], tile, size, strict=True))
+            low = tuple(max(a, i * s) for a, i, s in zip(start, tile, size, strict=True))
+            high = tuple(min(b, (i + 1) * s) for b, i, s in zip(stop, tile, size, strict=True))
             parts.append((tile, (low, high)))
         return parts
 

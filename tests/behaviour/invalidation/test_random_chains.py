@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import pytest
 import torch
 from hypothesis import given, note
 from hypothesis import strategies as st
@@ -24,6 +25,9 @@ _Step: TypeAlias = tuple[str, int, Box]
 """``read``, ``change`` of a region, change of ``all``, or ``reopen``; the number of a stage; a region of it."""
 
 _History: TypeAlias = "tuple[Pipeline, list[_Step]]"
+
+
+pytestmark = pytest.mark.filterwarnings("ignore::infinite_tensor.UncoveredPixelsWarning")
 
 
 @st.composite
@@ -101,6 +105,7 @@ class _Play:
                     tile_store=store,
                     tensor_id=f"stage {number}",
                     blend=stage.blend,
+                    edge=stage.edge or "drop",
                 )
             )
         return tensors

@@ -26,6 +26,8 @@ from tests.support.faulty_store import READS, SILENT, Faults, FaultyStore
 from tests.support.pipelines import Fill, Forget, Pipeline, Read, Selection, pipelines
 from tests.support.reference import Index
 
+pytestmark = pytest.mark.filterwarnings("ignore::infinite_tensor.UncoveredPixelsWarning")
+
 _PATIENCE = 4
 """How often something is tried before storage works for it, or before it is given up."""
 

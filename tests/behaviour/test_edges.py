@@ -1,0 +1,279 @@
+"""Windows that reach past the end of a finite dimension: dropped, or clipped."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from infinite_tensor import (
+    HDF5TileStore,
+    InfiniteTensor,
+    MemoryTileStore,
+    Output,
+    TensorWindow,
+    TileStore,
+    UncoveredPixelsWarning,
+    ValidationError,
+    ZarrTileStore,
+    sl,
+)
+from infinite_tensor.tilestore.stored_definition import definition_of
+from tests.support.counting import Counted
+from tests.support.reference import Index
+
+
+@pytest.fixture(params=["memory", "zarr", "hdf5"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> TileStore:
+    if request.param == "memory":
+        return MemoryTileStore()
+    if request.param == "zarr":
+        return ZarrTileStore(tmp_path / "s.zarr", tile_size=(3, 4))
+    return HDF5TileStore(tmp_path / "s.h5", tile_size=(3, 4))
+
+
+def numbered(ctx: Index) -> torch.Tensor:
+    """4x4 pixels that tell their window and their place in it."""
+    return torch.arange(16.0).reshape(4, 4) + 100 * ctx[0] + 10_000 * ctx[1]
+
+
+SQUARE = TensorWindow((4, 4), stride=3)
+
+
+def test_a_clipped_window_is_computed_whole_and_kept_as_far_as_it_lies_inside(store: TileStore) -> None:
+    f = Counted(numbered)
+    t = InfiniteTensor((5, 6), f, SQUARE, tile_store=store, edge="clip")
+    expected = torch.zeros(10, 10)
+    for y, x in itertools.product(range(2), range(2)):
+        expected[3 * y : 3 * y + 4, 3 * x : 3 * x + 4] += numbered((y, x))
+    assert torch.equal(t[4, 2:6], expected[4, 2:6])
+    assert torch.equal(t[...], expected[:5, :6])
+    assert sorted(f.calls) == list(itertools.product(range(2), range(2)))
+
+
+@pytest.mark.parametrize("extent", range(1, 40))
+@pytest.mark.parametrize(("size", "stride"), [(8, 4), (8, 8), (7, 3), (8, 1), (16, 12)])
+def test_there_are_just_enough_windows_to_cover_all(extent: int, size: int, stride: int) -> None:
+    window = TensorWindow((size,), stride)
+    clipped = [i for (i,) in window.intersecting_windows([slice(0, extent)], (extent,), edge="clip")]
+    assert clipped == list(range(max(0, math.ceil((extent - size) / stride)) + 1))
+    dropped = [i for (i,) in window.intersecting_windows([slice(0, extent)], (extent,))]
+    assert dropped == [i for i in clipped if i * stride + size <= extent]
+
+
+@pytest.mark.parametrize(
+    ("window", "extent", "expected"),
+    [
+        (TensorWindow((4,), stride=3, offset=-2), 5, [0, 1]),
+        (TensorWindow((4,), stride=3, offset=-6), 5, [2, 3]),
+        (TensorWindow((4,), stride=3, offset=2), 5, [-1, 0]),
+        (TensorWindow((2,), stride=5, offset=-1), 11, [0, 1, 2]),
+        (TensorWindow((2,), stride=5, offset=-3), 6, [1]),
+        (TensorWindow((9,), stride=2, offset=-4), 3, [2]),
+    ],
+    ids=str,
+)
+def test_an_offset_moves_the_windows_that_are_clipped(window: TensorWindow, extent: int, expected: list[int]) -> None:
+    found = window.intersecting_windows([slice(0, extent)], (extent,), edge="clip")
+    assert [i for (i,) in found] == expected
+
+
+def test_each_dimension_has_its_own_edge(store: TileStore) -> None:
+    with pytest.warns(UncoveredPixelsWarning, match=r"no window covers 6 of the 30 pixels"):
+        t = InfiniteTensor((5, 6), Counted(numbered), SQUARE, tile_store=store, edge=("drop", "clip"), blend_init=0)
+    assert t.edge == ("drop", "clip")
+    assert t[4].tolist() == [0] * 6
+    assert t[:4, 5].count_nonzero() == 4
+
+
+def test_dimensions_that_share_a_coordinate_are_clipped_together(store: TileStore) -> None:
+    diagonal = TensorWindow((4, 4), stride=3, dimension_map=(0, 0))
+    f = Counted(numbered)
+    with pytest.warns(UncoveredPixelsWarning):
+        t = InfiniteTensor((5, 8), f, diagonal, tile_store=store, edge="clip")
+    t[...]
+    # The third begins below the last row.
+    assert f.calls == [(0, 0), (1, 0)]
+
+
+def test_a_kept_dimension_is_clipped_where_it_lies(store: TileStore) -> None:
+    kept = TensorWindow((4, 4), stride=(4, 4), offset=(-1, 0), dimension_map=(None, 1))
+    t = InfiniteTensor((3, None), Counted(numbered), kept, tile_store=store, edge="clip")
+    assert torch.equal(t[:, 0:4], numbered((0, 0))[1:])
+
+
+def test_what_lies_outside_is_never_stored(tmp_path: Path) -> None:
+    store = ZarrTileStore(tmp_path / "s.zarr", tile_size=(4, 4))
+    t = InfiniteTensor((5, 6), numbered, SQUARE, tile_store=store, tensor_id="t", edge="clip", blend_init=7)
+    t.fill(sl[:, :], progress=False)
+    tiles = store.contents.storage.backend._read_tiles("t", [(1, 1)])
+    assert tiles[0] is not None
+    assert (tiles[0][1:] == 7).all()
+    assert (tiles[0][:, 2:] == 7).all()
+
+
+def test_partial_tiles_at_the_end_survive_a_restart(tmp_path: Path) -> None:
+    def made() -> InfiniteTensor:
+        store = ZarrTileStore(tmp_path / "s.zarr", tile_size=(4, 4))
+        return InfiniteTensor((5, 6), f, SQUARE, tile_store=store, tensor_id="t", edge="clip")
+
+    f = Counted(numbered)
+    t = made()
+    t[4, 5]
+    t.tile_store.close()
+    expected = InfiniteTensor((5, 6), numbered, SQUARE, edge="clip")[...]
+    assert torch.equal(made()[...], expected)
+    assert len(f.calls) == len(set(f.calls)) == 4
+
+
+def test_it_is_part_of_the_definition(tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path / "s.zarr", tile_size=4) as store:
+        InfiniteTensor((5, 6), numbered, SQUARE, tile_store=store, tensor_id="t", edge="clip")[...]
+        with (
+            pytest.warns(UncoveredPixelsWarning),
+            pytest.raises(ValidationError, match=r"edge: stored \['clip', 'clip'\], given \['clip', 'drop'\]"),
+        ):
+            InfiniteTensor((5, 6), numbered, SQUARE, tile_store=store, tensor_id="t", edge=("clip", "drop"))
+        assert store.open("t").edge == ("clip", "clip")
+        assert store.tensor_definition("t")["edge"] == ["clip", "clip"]
+
+
+def test_where_nothing_is_clipped_nothing_is_stored_of_it(tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path / "s.zarr", tile_size=4) as store:
+        plain = InfiniteTensor((4, None), numbered, SQUARE, tile_store=store, tensor_id="t")
+        same = InfiniteTensor((4, None), numbered, SQUARE, tile_store=store, tensor_id="t", edge=("drop", "clip"))
+        assert same.edge == plain.edge == ("drop", "drop")
+        assert "edge" not in store.tensor_definition("t")
+
+
+@pytest.mark.parametrize("edge", ["wrap", "", None, 3, ["clip"], ["clip", "clip", "clip"], ["clip", {}], ["clip", 1]])
+def test_another_edge_is_refused(edge: object) -> None:
+    with pytest.raises(ValidationError, match=r'edge must be "drop" or "clip", or one of them per dimension \(2\)'):
+        InfiniteTensor((5, 6), numbered, SQUARE, edge=edge)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("edge", ["clip", "wrap", 3, ["clip"], ["clip", {}], [["clip"], "drop"], {"clip": 1}])
+def test_a_stored_edge_is_checked(edge: object) -> None:
+    stored = InfiniteTensor((5, 6), numbered, SQUARE, edge="clip").to_json()
+    assert definition_of(stored).edge == ("clip", "clip")
+    with pytest.raises(ValidationError, match="edge"):
+        definition_of(stored | {"edge": edge})
+
+
+class TestNoWindow:
+    @pytest.mark.parametrize(
+        ("shape", "window", "told"),
+        [
+            ((50, 50), TensorWindow((64, 64)), "dimension 0 has 50 pixels, and windows of 64 begin at multiples of 64"),
+            (
+                (3, None, None),
+                TensorWindow((3, 64, 64), stride=32, offset=-16),
+                "dimension 0 has 3 pixels, and windows of 3 begin at multiples of 32 plus -16",
+            ),
+            (
+                (3, None, None),
+                TensorWindow((3, 64, 64), stride=32, offset=-16, dimension_map=(None, 1, 2)),
+                r"dimension_map keeps dimension 0 at \[-16, -13\), which must lie in \[0, 3\); give offset one entry",
+            ),
+            ((5, 5), TensorWindow((5, 5), 1, (0, -5), (0, 0)), "none lies inside along all dimensions"),
+        ],
+    )
+    def test_it_is_an_error(self, shape: tuple[int | None, ...], window: TensorWindow, told: str) -> None:
+        with pytest.raises(ValidationError, match=f"no window of output_window .*{told}"):
+            InfiniteTensor(shape, numbered, window)
+
+    def test_clipping_is_offered_where_it_helps(self) -> None:
+        with pytest.raises(ValidationError, match='edge="clip"'):
+            InfiniteTensor((50, 50), numbered, TensorWindow((64, 64)))
+        with pytest.raises(ValidationError) as caught:
+            InfiniteTensor((3, None), numbered, TensorWindow((3, 4), offset=-16, dimension_map=(None, 1)))
+        assert "clip" not in str(caught.value)
+
+    def test_what_was_stored_so_before_is_still_read(self) -> None:
+        stored = InfiniteTensor((50, 50), numbered, TensorWindow((4, 4)), edge="clip").to_json()
+        window = TensorWindow((64, 64)).to_dict()
+        assert definition_of(stored | {"output_window": window, "edge": None}).output_window.size == (64, 64)
+
+
+class TestUncoveredPixels:
+    def test_their_number_is_told_with_the_remedy(self) -> None:
+        window = TensorWindow((3, 512, 512), stride=(3, 448, 448))
+        with pytest.warns(UncoveredPixelsWarning) as caught:
+            InfiniteTensor((3, 4000, 6000), numbered, window)
+        (warning,) = caught
+        uncovered = 3 * (4000 * 6000 - (7 * 448 + 512) * (12 * 448 + 512))
+        assert f"no window covers {uncovered} of the {3 * 4000 * 6000} pixels" in str(warning.message)
+        assert 'edge="clip"' in str(warning.message)
+        assert warning.filename == __file__
+
+    def test_clipped_windows_leave_none(self) -> None:
+        window = TensorWindow((3, 512, 512), stride=(3, 448, 448))
+        InfiniteTensor((3, 4000, 6000), numbered, window, edge="clip")
+
+    def test_gaps_need_another_stride(self) -> None:
+        gaps = TensorWindow((2,), stride=3)
+        with pytest.warns(UncoveredPixelsWarning, match="no window covers 3 of the 9 pixels.* a stride of at most"):
+            InfiniteTensor((9,), numbered, gaps, edge="clip")
+
+    def test_gaps_of_unbounded_dimensions_are_none(self) -> None:
+        InfiniteTensor((4, None), numbered, TensorWindow((4, 2), stride=(4, 5)))
+
+    def test_each_output_is_told_of(self) -> None:
+        outputs = {
+            "fine": Output((8, 8), torch.float32, TensorWindow((4, 4))),
+            "coarse": Output((4, 5), torch.float32, TensorWindow((2, 2))),
+        }
+        with pytest.warns(UncoveredPixelsWarning, match=r"/coarse': no window covers 4 of the 20 pixels"):
+            InfiniteTensor.from_multi(numbered, outputs)
+
+    def test_reopening_is_silent(self, tmp_path: Path) -> None:
+        with ZarrTileStore(tmp_path / "s.zarr", tile_size=4) as store:
+            with pytest.warns(UncoveredPixelsWarning):
+                InfiniteTensor((5, 6), numbered, SQUARE, tile_store=store, tensor_id="t")
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                store.open("t", numbered)[...]
+
+
+class TestStates:
+    """Tiles that no window covers are told from tiles that are stored."""
+
+    @pytest.fixture
+    def t(self, tmp_path: Path) -> InfiniteTensor:
+        store = ZarrTileStore(tmp_path / "s.zarr", tile_size=5)
+        return InfiniteTensor((None,), lambda _ctx: torch.ones(2), TensorWindow((2,), stride=20), tile_store=store)
+
+    def test_coverage_shows_one_state(self, t: InfiniteTensor) -> None:
+        assert t.coverage(sl[0:25], "uncovered").tolist() == [False, True, True, True, False]
+        assert t.coverage(sl[0:25], "missing").tolist() == [True, False, False, False, True]
+        t[0:5]
+        assert t.coverage(sl[0:25], "stored").tolist() == [True, False, False, False, False]
+        assert t.coverage(sl[0:25]).tolist() == [True, True, True, True, False]
+
+    def test_another_state_is_refused(self, t: InfiniteTensor) -> None:
+        with pytest.raises(ValidationError, match="state must be None or one of 'stored', 'missing', 'uncovered'"):
+            t.coverage(sl[0:20], "skipped!")
+
+    def test_a_plan_counts_them_apart(self, t: InfiniteTensor) -> None:
+        (plan,) = t.plan(sl[0:50]).tensors
+        assert (tuple(plan.tiles), plan.uncovered) == ((0, 0, 3), 7)
+        t[0:5]
+        (plan,) = t.plan(sl[0:50]).tensors
+        assert (tuple(plan.tiles), plan.uncovered) == ((1, 0, 2), 7)
+        assert "uncovered" in str(t.plan(sl[0:50]))
+        assert "uncovered" not in str(t.plan(sl[0:5]))
+
+    def test_a_report_tells_them(self, t: InfiniteTensor) -> None:
+        report = t.fill(sl[0:50], progress=False)
+        assert (report.tiles, report.uncovered) == (3, 7)
+        assert str(report).splitlines()[1].split() == ["tensor", "windows", "tiles", "stored", "uncovered"]
+        assert t.is_filled(sl[0:50])
+
+    def test_nothing_is_filled_where_no_window_is(self, t: InfiniteTensor) -> None:
+        assert t.is_filled(sl[5:20])
+        assert t.plan(sl[5:20]).windows == 0
+        assert t.fill(sl[5:20], progress=False).uncovered == 3
