@@ -68,8 +68,8 @@ def _check_given(store: TileStore, tensor_id: str, definition: Definition, args:
         raise ValidationError(
             f"tensor {tensor_id!r} takes {len(definition.args)} InfiniteTensors as args, got {args!r}"
         )
-    windows = [arg.window for arg in definition.args]
-    check_same(tensor_id, definition, replace(definition, args=arg_definitions(args, windows)), store)
+    windows, paddings = [arg.window for arg in definition.args], [arg.padding for arg in definition.args]
+    check_same(tensor_id, definition, replace(definition, args=arg_definitions(args, windows, paddings)), store)
 
 
 def _open_args(store: TileStore, tensor_id: str, stored: StoredTensor) -> tuple[InfiniteTensor, ...]:
@@ -130,7 +130,7 @@ def _bind(
     if not isinstance(used, UnknownBlend):
         check_blend(used, definition.dtype, device)
     if args:
-        check_args(tensor_id, spec.grid, args, [arg.window for arg in definition.args])
+        check_args(tensor_id, spec.grid, args, definition.args)
     if f is not None:
         functions = functions_of(f, blend, tuple(node_of(arg).spec.definition.functions for arg in args))
         definition = replace(definition, functions=functions)

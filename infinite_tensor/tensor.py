@@ -29,6 +29,7 @@ from infinite_tensor.values.checks import (
     check_windows,
     checked_device,
     checked_id,
+    checked_paddings,
     checked_windows,
     checked_workers,
     move_target,
@@ -38,6 +39,7 @@ from infinite_tensor.values.definition import (
     Blend,
     Json,
     Number,
+    Padding,
 )
 from infinite_tensor.values.spec import TensorSpec
 
@@ -94,6 +96,11 @@ class InfiniteTensor(Fillable):
     edge : "drop" or "clip", or a sequence of them, optional
         What happens to windows that would reach past a finite dimension: they are dropped; or ``f`` computes them, and
         what lies outside of the tensor is dropped. One for all dimensions, or one per dimension. Default: "drop".
+    args_padding : str or ("constant", number), or a sequence of them, optional
+        What `f` is given beyond the ends of the finite dimensions of an arg, in the words of `numpy.pad`: "edge",
+        "reflect", "symmetric", "wrap", or "constant", with 0 or another value. One for all args, or one per arg, which
+        may be a sequence with one per dimension, None for an unbounded one. Default: "error", a window that leaves an
+        arg is an error.
     version : JSON value, optional
         Anything that identifies what `f` computes: a number, a seed, the hash of a checkpoint, or a dict of settings.
         It is stored, and compared when the tensor is built again.
@@ -126,9 +133,10 @@ class InfiniteTensor(Fillable):
         blend_init: Number | None = None,
         version: object = None,
         edge: str | Sequence[str | None] = "drop",
+        args_padding: object = None,
     ) -> None:
         store, batching = _checked_store(tile_store), Batching.of(batch_size)
-        shared, args = _shared(f, args, args_windows, device, tensor_id, version)
+        shared, args = _shared(f, args, args_windows, args_padding, device, tensor_id, version)
         spec = shared.spec(Output(shape, dtype, output_window, blend, blend_init, edge))
         (stored,) = _in_store([spec], store, shared, args, named=tensor_id is not None)
         (node,) = Computation.registered([stored], f, batching, map(node_of, args)).nodes
@@ -151,6 +159,7 @@ class InfiniteTensor(Fillable):
         tensor_id: str | uuid.UUID | None = None,
         batch_size: int | tuple[int, ...] | None = None,
         version: object = None,
+        args_padding: object = None,
     ) -> TensorGroup:
         """Tensors that one function computes together: each call returns a window of each.
 
@@ -165,7 +174,7 @@ class InfiniteTensor(Fillable):
         outputs : dict of str to Output
             What it computes; dicts in it may nest. Every output follows all coordinates of `ctx`; its window's
             `dimension_map` says with which dimensions.
-        args, args_windows, device, tile_store, batch_size, version
+        args, args_windows, args_padding, device, tile_store, batch_size, version
             As for `InfiniteTensor`; all outputs are in one store.
         tensor_id : str, optional
             The tensors get the ids ``tensor_id/key``. Default: a random one.
@@ -195,7 +204,7 @@ class InfiniteTensor(Fillable):
         tensor([ True,  True, False])
         """
         store, batching = _checked_store(tile_store), Batching.of(batch_size)
-        shared, args = _shared(f, args, args_windows, device, tensor_id, version)
+        shared, args = _shared(f, args, args_windows, args_padding, device, tensor_id, version)
         specs = shared.specs(outputs)
         stored = _in_store(specs.values(), store, shared, args, named=tensor_id is not None)
         tensors = tensors_of(stored, f, batching, args, cls)
@@ -242,6 +251,16 @@ class InfiniteTensor(Fillable):
     def args_windows(self) -> tuple[TensorWindow, ...]:
         """The window through which each arg is read."""
         return tuple(arg.window for arg in self._spec.definition.args)
+
+    @property
+    def args_padding(self) -> tuple[tuple[str | tuple[str, Number], ...], ...]:
+        """What stands beyond the ends of each arg, per dimension; a constant comes with its value."""
+        return tuple(
+            ("error",) * arg.window.ndim
+            if arg.padding is None
+            else tuple(mode if value is None else (mode, value) for mode, value in arg.padding)
+            for arg in self._spec.definition.args
+        )
 
     @property
     def output_window(self) -> TensorWindow:
@@ -503,7 +522,13 @@ def _checked_store(store: object) -> TileStore:
 
 
 def _shared(
-    f: Callable[..., Any], args: Any, windows: Any, device: torch.device | str, tensor_id: object, version: object
+    f: Callable[..., Any],
+    args: Any,
+    windows: Any,
+    padding: object,
+    device: torch.device | str,
+    tensor_id: object,
+    version: object,
 ) -> tuple[Shared, tuple[InfiniteTensor, ...]]:
     """What a user declares of an ``f``, checked, and the args."""
     check_callable(f)
@@ -514,7 +539,7 @@ def _shared(
     for at, arg in enumerate(tensors):
         if not isinstance(arg, InfiniteTensor):
             raise ValidationError(f"args[{at}] must be an InfiniteTensor or a TensorBlob, got {arg!r}")
-    definitions = arg_definitions(tensors, checked_windows(tensors, windows or ()))
+    definitions = arg_definitions(tensors, checked_windows(tensors, windows or ()), checked_paddings(tensors, padding))
     upstream = tuple(node_of(arg).spec.definition.functions for arg in tensors)
     # By default a name that no other tensor has.
     name = checked_id(uuid.uuid4() if tensor_id is None else tensor_id)
@@ -525,10 +550,9 @@ def _in_store(
     specs: Collection[TensorSpec], store: TileStore, shared: Shared, args: Sequence[InfiniteTensor], *, named: bool
 ) -> list[TensorInStore]:
     """Tensors for a store, whose args are known to have the pixels that they read, as far as that is known now."""
-    windows = [arg.window for arg in shared.args]
     for spec in specs:
         check_windows(spec.tensor_id, spec.grid)
-        check_args(spec.tensor_id, spec.grid, args, windows)
+        check_args(spec.tensor_id, spec.grid, args, shared.args)
         warn_of_uncovered(spec)
     return [TensorInStore(spec, store, named) for spec in specs]
 
@@ -543,9 +567,11 @@ def as_tensors(args: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(made[id(arg)] for arg in args)
 
 
-def arg_definitions(args: Sequence[InfiniteTensor], windows: Sequence[TensorWindow]) -> tuple[ArgDefinition, ...]:
+def arg_definitions(
+    args: Sequence[InfiniteTensor], windows: Sequence[TensorWindow], paddings: Sequence[tuple[Padding, ...] | None]
+) -> tuple[ArgDefinition, ...]:
     """What a definition says of its args."""
     return tuple(
-        ArgDefinition(window, node.spec.definition.digest, node.spec.tensor_id if node.tensor.named else None)
-        for node, window in zip(map(node_of, args), windows, strict=True)
+        ArgDefinition(window, node.spec.definition.digest, node.spec.tensor_id if node.tensor.named else None, padding)
+        for node, window, padding in zip(map(node_of, args), windows, paddings, strict=True)
     )

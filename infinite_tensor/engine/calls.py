@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import torch
 
-from infinite_tensor.engine.chain import Input
+from infinite_tensor.engine.args import region_of
 from infinite_tensor.engine.claims import CLAIMS, Claim
 from infinite_tensor.errors import (
     DeviceMismatchError,
@@ -20,10 +20,10 @@ from infinite_tensor.errors import (
     ShapeMismatchError,
     ValidationError,
 )
-from infinite_tensor.support.allocation import Array, as_array, new_block, new_tensor
+from infinite_tensor.support.allocation import Array, as_array, new_block
 from infinite_tensor.support.interrupts import running_f
 from infinite_tensor.support.nested import Key, leaves, show
-from infinite_tensor.tilestore.contents import Access, Contents
+from infinite_tensor.tilestore.contents import Contents
 from infinite_tensor.values.spec import TensorSpec
 
 _BLOCK_BYTES = 2**21
@@ -107,7 +107,7 @@ class Calls:
         return [self._checked(each) for each in _as_list(output, len(positions))]
 
     def _regions(self, position: int) -> list[torch.Tensor]:
-        return [_region(upstream, access, starts[position]) for upstream, access, starts in self._sources]
+        return [region_of(upstream, access, starts[position]) for upstream, access, starts in self._sources]
 
 
 class _Check:
@@ -182,13 +182,6 @@ class _Check:
                 f"f must return a dense tensor{self._named}, got one of layout {output.layout}; return "
                 "result.to_dense()"
             )
-
-
-def _region(upstream: Input, access: Access, start: Sequence[int]) -> torch.Tensor:
-    spec = upstream.node.spec
-    region = new_tensor(upstream.window.size, spec.dtype, spec.device, "give args_windows a smaller size")
-    access.read(start, region)
-    return region
 
 
 def _entries(output: object, keys: Sequence[Key]) -> list[Any]:

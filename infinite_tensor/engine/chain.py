@@ -10,10 +10,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from infinite_tensor.engine.batching import Batching
+from infinite_tensor.geometry.padding import ArgReads
 from infinite_tensor.geometry.points import IntArray
 from infinite_tensor.geometry.window import TensorWindow, coordinates_of
+from infinite_tensor.support.forks import cached_property
 from infinite_tensor.tilestore.contents import Contents
 from infinite_tensor.tilestore.store import TileStore
+from infinite_tensor.values.definition import Padding
 from infinite_tensor.values.spec import TensorSpec
 
 
@@ -106,8 +109,8 @@ class Computation:
         for tensor in tensors:
             tensor.contents.register(tensor.spec)
         first = tensors[0].spec
-        windows = [arg.window for arg in first.definition.args]
-        inputs = tuple(Input(node, window) for node, window in zip(args, windows, strict=False))
+        read = [(arg.window, arg.padding) for arg in first.definition.args]
+        inputs = tuple(Input(node, *how) for node, how in zip(args, read, strict=False))
         ndim = first.grid.ndim
         coordinates = ndim if first.definition.output is None else max(1, coordinates_of(first.grid.window))
         return cls(tuple(tensors), f, batching, inputs, coordinates)
@@ -196,10 +199,27 @@ def nodes_alive() -> list[Node]:
 
 @dataclass(frozen=True)
 class Input:
-    """An upstream tensor and the window, in coordinates of the consumer's ctx, through which it is read."""
+    """An upstream tensor and how it is read.
+
+    Attributes
+    ----------
+    node : Node
+        The tensor.
+    window : TensorWindow
+        The window through which it is read, in coordinates of the consumer's ctx.
+    padding : tuple of Padding or None
+        What stands beyond its ends, per dimension.
+    """
 
     node: Node
     window: TensorWindow
+    padding: tuple[Padding, ...] | None = None
+
+    @cached_property
+    def reads(self) -> ArgReads:
+        """Which pixels are read."""
+        modes = None if self.padding is None else [each.mode for each in self.padding]
+        return ArgReads(self.window, self.node.spec.shape, modes)
 
 
 def resolved(nodes: Sequence[Node]) -> list[Node]:
@@ -212,7 +232,7 @@ def resolved(nodes: Sequence[Node]) -> list[Node]:
     chosen = _first_with_f(nodes)
     made: dict[Node, Node] = {}
     for computation in _upstream_first(nodes, chosen):
-        inputs = tuple([Input(made[upstream.node], upstream.window) for upstream in computation.inputs])
+        inputs = tuple([replace(upstream, node=made[upstream.node]) for upstream in computation.inputs])
         same = all(a.node.computation is b.node.computation for a, b in zip(inputs, computation.inputs, strict=True))
         made |= {node: node for node in (computation if same else replace(computation, inputs=inputs)).nodes}
     return [made[node] for node in nodes]

@@ -10,8 +10,9 @@ from typing import Self, TypeAlias
 import numpy as np
 
 from infinite_tensor.engine.chain import Computation, Node, consumers_first
+from infinite_tensor.geometry.padding import ArgReads
 from infinite_tensor.geometry.points import IntArray
-from infinite_tensor.geometry.window import TensorWindow, starts_of
+from infinite_tensor.geometry.window import starts_of
 
 _Boxes: TypeAlias = tuple[IntArray, IntArray]
 
@@ -82,12 +83,12 @@ class Lifetimes:
             for node in computation.nodes:
                 # What nobody reads is stored, and released.
                 if node not in self._reach:
-                    self._reads(node, node.spec.grid.window, numbers, low, high, computation.depth)
+                    own = ArgReads(node.spec.grid.window, node.spec.shape, None)
+                    self._reads(node, own, numbers, low, high, computation.depth)
             # Of a hull, not all needs to be there.
             low = _first_new(low, high) if whole else low
             for upstream in computation.inputs:
-                self._reads(upstream.node, upstream.window, numbers, low, high, computation.depth)
-                if not whole:
+                if not self._reads(upstream.node, upstream.reads, numbers, low, high, computation.depth) or not whole:
                     self._hulls.add(upstream.node)
         self._before = {
             node: np.minimum.accumulate(first[::-1], axis=0)[::-1] for node, (first, _) in self._reach.items()
@@ -111,19 +112,23 @@ class Lifetimes:
         whole = self._hulls.isdisjoint(nodes) and all(_is_one((low, high), boxes[0], box) for box in boxes[1:])
         return numbers, low[numbers], high[numbers], whole
 
-    def _reads(
-        self, node: Node, window: TensorWindow, numbers: IntArray, low: IntArray, high: IntArray, depth: int
-    ) -> None:
-        """Boxes of windows read a tensor, or are windows of it, at this depth of the chain."""
-        begin = starts_of(window, low)
-        end = starts_of(window, np.maximum(high - 1, low)) + np.array(window.size)
-        read = self._spread(numbers, begin, end)
+    def _reads(self, node: Node, reads: ArgReads, numbers: IntArray, low: IntArray, high: IntArray, depth: int) -> bool:
+        """Boxes of windows read a tensor, or are windows of it, at this depth of the chain.
+
+        Whether they read all that lies between what they read.
+        """
+        begin = starts_of(reads.window, low)
+        end = starts_of(reads.window, np.maximum(high - 1, low)) + np.array(reads.window.size)
+        begin, end, all_of_it = reads.hulls(begin, end)
+        some = (begin < end).all(axis=1)
+        read = self._spread(numbers[some], begin[some], end[some])
         known = self._reach.get(node, read)
         hull = np.minimum(known[0], read[0]), np.maximum(known[1], read[1])
         if not _is_one(hull, known, read):
             self._hulls.add(node)
         self._reach[node] = hull
         self._read_at[node] = max(self._read_at.get(node, 0), depth)
+        return all_of_it
 
     def _spread(self, numbers: IntArray, starts: IntArray, stops: IntArray) -> tuple[IntArray, IntArray]:
         """Bounds for each number of the common order."""

@@ -139,9 +139,10 @@ def regions_of(consumers: Sequence[Workload], node: Node) -> tuple[IntArray, Int
     for workload in consumers:
         for upstream, (_, begin) in zip(workload.computation.inputs, workload.sources, strict=True):
             if upstream.node == node:
-                starts.append(begin)
-                stops.append(begin + np.array(upstream.window.size, dtype=np.int64))
-    return (np.concatenate(starts), np.concatenate(stops)) if starts else None
+                read = upstream.reads.regions(begin)
+                starts.append(read[0])
+                stops.append(read[1])
+    return (np.concatenate(starts), np.concatenate(stops)) if any(map(len, starts)) else None
 
 
 def build(wanted: Mapping[Node, IntArray], views: Views) -> list[Workload]:
@@ -213,13 +214,13 @@ def _check_computable(node: Node, missing: Mapping[Node, IntArray]) -> None:
 
 
 def _arg_starts(computation: Computation, at: int, upstream: Input, windows: IntArray) -> IntArray:
-    """The first pixel that each window reads of an arg, whose finite dimensions hold all of its region."""
+    """The first pixel that each window reads of an arg, whose finite dimensions hold its region or are padded."""
     window, shape = upstream.window, upstream.node.spec.shape
     for d, (k, extent) in enumerate(zip(followed(window), shape, strict=True)):
         first, last = (0, 0) if k is None else (int(windows[:, k].min()), int(windows[:, k].max()))
         low = first * window.stride[d] + window.offset[d]
         high = last * window.stride[d] + window.offset[d] + window.size[d]
-        if extent is not None and (low < 0 or high > extent):
+        if extent is not None and (low < 0 or high > extent) and d not in upstream.reads.padded:
             raise outside_arg(computation.names, at, upstream.node.spec.tensor_id, d, low, high, extent)
         if max(-low, high) > _REACH:
             raise RegionError(

@@ -11,6 +11,7 @@ from typing import ClassVar, NamedTuple, TypeAlias
 
 from infinite_tensor.engine.chain import Node, nodes_alive
 from infinite_tensor.engine.reads import DROPPING
+from infinite_tensor.geometry.padding import ArgReads
 from infinite_tensor.geometry.regions import Selection
 from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.geometry.window_sets import (
@@ -18,7 +19,6 @@ from infinite_tensor.geometry.window_sets import (
     BoxUnion,
     all_windows,
     pixels_of,
-    readers_of,
     same_windows,
     windows_over,
 )
@@ -26,6 +26,7 @@ from infinite_tensor.support.tables import Tabular, count_of
 from infinite_tensor.tilestore.contents import Contents
 from infinite_tensor.tilestore.dependants import sources_first
 from infinite_tensor.tilestore.inventory import Dropped
+from infinite_tensor.values.definition import Padding
 from infinite_tensor.values.spec import TensorSpec
 
 
@@ -181,8 +182,8 @@ def _wrong_windows(requests: Requests, *, dependants: bool) -> _Wrong:
         if key not in wrong:
             continue
         pixels = pixels_of(family.tensors[key].spec.grid, wrong[key])
-        for reader, window in family.readers(key):
-            read = readers_of(pixels, family.tensors[reader].spec.grid, window)
+        for reader, reads in family.readers(key):
+            read = reads.readers(pixels, family.tensors[reader].spec.grid)
             if read:
                 _join(wrong, reader, read)
     return [(family.tensors[key], wrong[key]) for key in order if key in wrong]
@@ -192,6 +193,7 @@ def _join(wrong: dict[_Key, BoxUnion], key: _Key, windows: BoxUnion) -> None:
     wrong[key] = wrong[key].joined(windows) if key in wrong else windows
 
 
+_Padding: TypeAlias = "tuple[Padding, ...] | None"
 _Key: TypeAlias = tuple[int, str, str]
 """A store object, an id in it, and the digest of its definition."""
 
@@ -201,13 +203,13 @@ class _Family:
 
     def __init__(self) -> None:
         self.tensors: dict[_Key, _Tensor] = {}
-        self._readers: defaultdict[_Key, dict[tuple[_Key, TensorWindow], None]] = defaultdict(dict)
+        self._readers: defaultdict[_Key, dict[tuple[_Key, TensorWindow, _Padding], None]] = defaultdict(dict)
         self._searched: set[int] = set()
         for node in nodes_alive():
             reader = self.enter(node.contents, node.spec)
             for upstream in node.computation.inputs:
                 key = self.enter(upstream.node.contents, upstream.node.spec)
-                self._readers[key][reader, upstream.window] = None
+                self._readers[key][reader, upstream.window, upstream.padding] = None
 
     def enter(self, store: Contents, spec: TensorSpec) -> _Key:
         """Know of a tensor."""
@@ -225,10 +227,14 @@ class _Family:
             if other != key and other[0] == key[0] and each.spec.is_beside(spec)
         ]
 
-    def readers(self, key: _Key) -> list[tuple[_Key, TensorWindow]]:
-        """The tensors that read one, each with an arg window through which it does."""
+    def readers(self, key: _Key) -> list[tuple[_Key, ArgReads]]:
+        """The tensors that read one, each with how it does."""
         self._search(self.tensors[key].store)
-        return list(self._readers[key])
+        shape = self.tensors[key].spec.shape
+        return [
+            (reader, ArgReads(window, shape, None if padding is None else [each.mode for each in padding]))
+            for reader, window, padding in self._readers[key]
+        ]
 
     def _search(self, store: Contents) -> None:
         """Find out what else a store holds."""
@@ -238,4 +244,4 @@ class _Family:
                 reader = self.enter(store, spec)
                 for arg in spec.definition.args:
                     if arg.tensor_id is not None:
-                        self._readers[id(store), arg.tensor_id, arg.digest][reader, arg.window] = None
+                        self._readers[id(store), arg.tensor_id, arg.digest][reader, arg.window, arg.padding] = None

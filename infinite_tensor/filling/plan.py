@@ -11,7 +11,7 @@ import numpy as np
 
 from infinite_tensor.engine.chain import Computation, Node, consumers_first
 from infinite_tensor.geometry.points import Index, IntArray, as_tuples, joined, unique_points
-from infinite_tensor.geometry.window import bounds_of
+from infinite_tensor.geometry.window import starts_of
 from infinite_tensor.geometry.window_sets import IndexProduct, Intervals, WindowSet, separable
 from infinite_tensor.support.tables import Tabular, bytes_of, count_if_any, count_of
 from infinite_tensor.tilestore.inventory import Inventory, TileCounts, windows_over_tiles
@@ -102,9 +102,8 @@ def estimated(boxes: Sequence[Box]) -> Estimate:
         exact &= runs.exact and all(need.exact for need in needs.values())
         for upstream in computation.inputs:
             exact &= separable(upstream.window)
-            intervals.setdefault(upstream.node, []).extend(
-                Intervals.of_windows(upstream.window, part) for part in runs.parts
-            )
+            read = [upstream.reads.intervals(part) for part in runs.parts]
+            intervals.setdefault(upstream.node, []).extend(pixels for pixels in read if pixels is not None)
         if runs.parts:
             counted, countable = _counted(computation, needs, runs, intervals)
             found += counted
@@ -185,7 +184,9 @@ def _named(boxes: Sequence[Box], inventories: dict[Node, Inventory]) -> list[Dem
         windows = reduce(joined, [computation.own(own) for own in missing.values()])
         if len(windows):
             for upstream in computation.inputs:
-                regions.setdefault(upstream.node, []).append(bounds_of(upstream.window, windows))
+                regions.setdefault(upstream.node, []).append(
+                    upstream.reads.regions(starts_of(upstream.window, windows))
+                )
         before, runs = windows[:0], len(windows)
         for node in computation.nodes:
             if node in inventories:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from infinite_tensor.errors import StoreError, ValidationError
+from infinite_tensor.geometry.padding import PADDINGS
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.window import Shape, TensorWindow, as_index, checked_edge
 from infinite_tensor.support.nested import Key
@@ -19,6 +20,7 @@ from infinite_tensor.values.definition import (
     DEEPEST_JSON,
     ArgDefinition,
     Definition,
+    Padding,
     blend_of,
     dtype_of,
     json_scalar,
@@ -149,7 +151,21 @@ def _arg(at: int, stored: object, shape: Shape) -> ArgDefinition:
     digest, tensor_id = _field(arg, "digest"), arg.get("tensor_id")
     if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
         raise ValidationError(f"args[{at}].digest must be 64 hexadecimal digits, got {digest!r:.200}")
-    return ArgDefinition(window, digest, None if tensor_id is None else checked_id(tensor_id))
+    padding = _padding(at, arg["padding"], window) if "padding" in arg else None
+    return ArgDefinition(window, digest, None if tensor_id is None else checked_id(tensor_id), padding)
+
+
+def _padding(at: int, stored: object, window: TensorWindow) -> tuple[Padding, ...]:
+    entries = _typed(list, f"args[{at}].padding", stored)
+    paddings = []
+    for entry in entries:
+        mode, value = entry if isinstance(entry, list) and len(entry) == 2 else (entry, None)
+        if not isinstance(mode, str) or mode not in PADDINGS or (value is None) is (mode == "constant"):
+            raise ValidationError(f"args[{at}].padding must hold paddings, got {entry!r:.200}")
+        paddings.append(Padding(mode, scalar_from_json(value)))
+    if len(paddings) != window.ndim:
+        raise ValidationError(f"args[{at}].padding must hold {window.ndim} paddings, got {len(paddings)}")
+    return tuple(paddings)
 
 
 def _output(stored: object) -> Key | None:

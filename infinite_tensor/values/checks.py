@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
+import numpy as np
 import torch
 
 from infinite_tensor.errors import RegionError, ValidationError
+from infinite_tensor.geometry.padding import PADDINGS
 from infinite_tensor.geometry.points import UNBOUNDED
 from infinite_tensor.geometry.window import (
     LARGEST,
@@ -20,7 +22,7 @@ from infinite_tensor.geometry.window import (
     as_index,
     followed,
 )
-from infinite_tensor.values.definition import DTYPES
+from infinite_tensor.values.definition import DTYPES, ArgDefinition, Padding, json_scalar, scalar_from_json
 
 
 def check_callable(f: object) -> None:
@@ -127,14 +129,77 @@ def _no_window(d: int, k: int | None, grid: WindowGrid) -> str:
     return f"dimension {d} has {extent} pixels, and windows of {size} begin at multiples of {stride} plus {offset}"
 
 
-def check_args(tensor_id: str, grid: WindowGrid, args: Sequence[Any], windows: Sequence[object]) -> None:
-    """Each arg has a window of its dimensions that stays inside its finite dimensions, as far as known now.
+def check_args(tensor_id: str, grid: WindowGrid, args: Sequence[Any], definitions: Sequence[ArgDefinition]) -> None:
+    """Each arg has a window of its dimensions that leaves finite ones only where they are padded, as far as known now.
 
     `args` are known to be InfiniteTensors; `grid` are the windows of the tensor that reads them.
     """
-    for at, (arg, window) in enumerate(zip(args, checked_windows(args, windows), strict=True)):
-        check_followed(f"args_windows[{at}]", window, grid.ndim)
-        _check_known_extents(tensor_id, grid, at, arg, window)
+    checked_windows(args, [definition.window for definition in definitions])
+    for at, (arg, definition) in enumerate(zip(args, definitions, strict=True)):
+        check_followed(f"args_windows[{at}]", definition.window, grid.ndim)
+        _check_known_extents(tensor_id, grid, at, arg, definition)
+
+
+def checked_paddings(args: Sequence[Any], given: object) -> tuple[tuple[Padding, ...] | None, ...]:
+    """What a user says of the pixels beyond the ends of each arg; None where no window may leave it.
+
+    Raises
+    ------
+    ValidationError
+        If it is neither a padding, nor one per arg, each for all of its dimensions or one per dimension.
+    """
+    if given is None or isinstance(given, str) or _is_constant(given):
+        given = [given] * len(args)
+    if not isinstance(given, list | tuple) or len(given) != len(args):
+        raise ValidationError(
+            f"args_padding must be {_PADDINGS}, or a sequence with one entry per arg ({len(args)}), got {given!r:.200}"
+        )
+    return tuple(_arg_padding(f"args_padding[{at}]", *each) for at, each in enumerate(zip(args, given, strict=True)))
+
+
+_PADDINGS = ", ".join(f'"{mode}"' for mode in PADDINGS if mode != "constant") + ' or ("constant", value)'
+
+
+def _is_constant(given: object) -> bool:
+    return (
+        isinstance(given, list | tuple)
+        and len(given) == 2
+        and isinstance(given[0], str)
+        and given[0] == "constant"
+        and isinstance(given[1], int | float | complex | np.generic)
+    )
+
+
+def _arg_padding(name: str, arg: Any, given: object) -> tuple[Padding, ...] | None:
+    spread = given is None or isinstance(given, str) or _is_constant(given)
+    entries = [given] * len(arg.shape) if spread else given
+    if not isinstance(entries, list | tuple) or len(entries) != len(arg.shape):
+        raise ValidationError(
+            f"{name} must be {_PADDINGS}, or one of these per dimension ({len(arg.shape)}), got {given!r:.200}"
+        )
+    paddings = []
+    for d, (entry, extent) in enumerate(zip(entries, arg.shape, strict=True)):
+        padding = _padding(f"{name}[{d}]" if not spread else name, arg.dtype, entry)
+        if extent is None and padding.mode != "error":
+            if not spread:
+                raise ValidationError(
+                    f"{name}[{d}]: dimension {d} of {arg.tensor_id!r} is unbounded, it has no end to pad; give None, "
+                    f"got {entry!r}"
+                )
+            padding = Padding("error")
+        paddings.append(padding)
+    return tuple(paddings) if any(padding.mode != "error" for padding in paddings) else None
+
+
+def _padding(name: str, dtype: torch.dtype, given: object) -> Padding:
+    if given is None:
+        return Padding("error")
+    mode, value = given if isinstance(given, list | tuple) and _is_constant(given) else (given, 0)
+    if not isinstance(mode, str) or mode not in PADDINGS:
+        raise ValidationError(f"{name} must be {_PADDINGS}, got {given!r:.200}")
+    if mode != "constant":
+        return Padding(mode)
+    return Padding(mode, scalar_from_json(json_scalar(name, bool(value) if dtype is torch.bool else value, dtype)))
 
 
 def checked_windows(args: Sequence[Any], windows: Sequence[object]) -> tuple[TensorWindow, ...]:
@@ -163,9 +228,12 @@ def check_followed(name: str, window: TensorWindow, coordinates: int) -> None:
             )
 
 
-def _check_known_extents(tensor_id: str, grid: WindowGrid, at: int, arg: Any, window: TensorWindow) -> None:
+def _check_known_extents(tensor_id: str, grid: WindowGrid, at: int, arg: Any, definition: ArgDefinition) -> None:
+    window = definition.window
     for d, (k, extent) in enumerate(zip(followed(window), arg.shape, strict=True)):
         first, last = (0, 0) if k is None else (grid.first[k], grid.last[k])
+        if definition.padding is not None and definition.padding[d].mode != "error":
+            continue
         if extent is None or first <= -UNBOUNDED or last >= UNBOUNDED or first > last:
             continue
         low = first * window.stride[d] + window.offset[d]
@@ -178,7 +246,7 @@ def outside_arg(names: str, at: int, arg_id: str, d: int, low: int, high: int, e
     """The error for an arg window that leaves a finite dimension of its arg."""
     return RegionError(
         f"args_windows[{at}] of tensor {names} reads pixels [{low}, {high}) in dimension {d} of {arg_id!r}, "
-        f"which ends at [0, {extent}); change the window, or pad inside f"
+        f"which ends at [0, {extent}); change the window, or say by args_padding what stands beyond: {_PADDINGS}"
     )
 
 

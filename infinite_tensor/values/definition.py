@@ -9,7 +9,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -56,17 +56,42 @@ def dtype_of(name: object) -> torch.dtype:
     return _DTYPE_NAMES[name]
 
 
+class Padding(NamedTuple):
+    """What stands beyond the ends of one dimension of an arg.
+
+    Attributes
+    ----------
+    mode : str
+        One of `infinite_tensor.geometry.padding.PADDINGS`; "error" for an unbounded dimension.
+    value : number or None
+        The value of a constant one.
+    """
+
+    mode: str
+    value: Number | None = None
+
+    def to_json(self) -> Json:
+        """As JSON; `padding_from_json` reads it back."""
+        return self.mode if self.value is None else [self.mode, json_number(self.value)]
+
+
 @dataclass(frozen=True)
 class ArgDefinition:
     """One upstream tensor: the window through which it is read, and what it is.
 
     ``digest`` stands for everything that decides its values, upstream of it included. ``tensor_id`` is
-    None where the user gave none.
+    None where the user gave none, ``padding`` where no window may leave the arg.
     """
 
     window: TensorWindow
     digest: str
     tensor_id: str | None
+    padding: tuple[Padding, ...] | None = None
+
+    def values(self) -> dict[str, Json]:
+        """The part that decides values, as JSON."""
+        values: dict[str, Json] = {"window": self.window.to_dict(), "digest": self.digest}
+        return values if self.padding is None else values | {"padding": [each.to_json() for each in self.padding]}
 
 
 @dataclass(frozen=True)
@@ -96,7 +121,7 @@ class Definition:
             "shape": list(self.shape),
             "dtype": dtype_name(self.dtype),
             "output_window": self.output_window.to_dict(),
-            "args": [{"window": arg.window.to_dict(), "digest": arg.digest} for arg in self.args],
+            "args": [arg.values() for arg in self.args],
             "blend": self.blend,
             "blend_init": self.blend_init,
             "version": self.version,
@@ -206,10 +231,14 @@ def json_scalar(name: str, value: object, dtype: torch.dtype) -> Json:
         value = value.item()
     if not isinstance(value, int | float | complex) or (isinstance(value, bool) and dtype is not torch.bool):
         raise ValidationError(f"{name} must be a number or None, got {value!r}")
-    held = _as_dtype(name, value, dtype)
-    if isinstance(held, complex):
-        return [_json_number(held.real), _json_number(held.imag)]
-    return _json_number(held) if not isinstance(held, bool) else held
+    return json_number(_as_dtype(name, value, dtype))
+
+
+def json_number(value: Number) -> Json:
+    """A number as JSON holds it, a complex one as a list of two; `scalar_from_json` reads it back."""
+    if isinstance(value, complex):
+        return [_json_number(value.real), _json_number(value.imag)]
+    return value if isinstance(value, bool) else _json_number(value)
 
 
 def _as_dtype(name: str, value: Number, dtype: torch.dtype) -> Number:

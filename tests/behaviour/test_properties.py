@@ -146,7 +146,14 @@ class History:
                 for n, s in enumerate(function.stages)
             }
             made = InfiniteTensor.from_multi(
-                function, outputs, args, windows, tile_store=store, tensor_id=name, batch_size=batch_size
+                function,
+                outputs,
+                args,
+                windows,
+                tile_store=store,
+                tensor_id=name,
+                batch_size=batch_size,
+                args_padding=stage.paddings or None,
             )
             return [made[str(n)] for n in range(len(outputs))]
         # What was cleared and not read since is not there to be opened.
@@ -166,6 +173,7 @@ class History:
                 blend=stage.blend,
                 blend_init=stage.blend_init,
                 edge=stage.edge or "drop",
+                args_padding=stage.paddings or None,
             )
         ]
 

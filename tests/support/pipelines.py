@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from infinite_tensor import TensorWindow
 from infinite_tensor.values.definition import DTYPES
-from tests.support.reference import Index, Stage, exists, follows
+from tests.support.reference import Index, Padding, Stage, exists, follows
 
 Blend: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -224,20 +224,35 @@ def _output_windows(draw: st.DrawFn, shape: tuple[int | None, ...]) -> TensorWin
 
 
 @st.composite
+def _paddings(draw: st.DrawFn, arg: Stage) -> Padding | None:
+    """What stands beyond the ends of an arg, as a user says it."""
+    if draw(st.booleans()):
+        return None
+    constants = [0, 1] if arg.dtype is torch.bool else [0, 7]
+    modes: list[str | tuple[str, complex]] = ["error", "edge", "reflect", "symmetric", "wrap"]
+    modes += [("constant", value) for value in constants]
+    return tuple("error" if extent is None else draw(st.sampled_from(modes)) for extent in arg.shape)
+
+
+@st.composite
 def _arg_windows(
-    draw: st.DrawFn, extents: Sequence[tuple[int, int] | None], shape: tuple[int | None, ...]
+    draw: st.DrawFn,
+    extents: Sequence[tuple[int, int] | None],
+    shape: tuple[int | None, ...],
+    padding: Padding | None,
 ) -> TensorWindow:
-    """A window through which a tensor of `shape` may be read: it stays inside its finite dimensions.
+    """A window through which a tensor of `shape` may be read: it leaves finite dimensions only where they are padded.
 
     `extents` are those of the consumer's window indices.
     """
     size, stride, offset, mapped = [], [], [], []
-    for extent in shape:
+    for d, extent in enumerate(shape):
         k = None if draw(_rarely()) else draw(st.integers(0, len(extents) - 1))
-        n = draw(st.integers(1, 3 if extent is None else min(3, extent)))
+        free = extent is None or (padding is not None and padding[d] != "error")
+        n = draw(st.integers(1, 3 if free else min(3, extent or 3)))
         step = draw(st.integers(1, 3))
         low, high = -4, 4
-        if extent is not None:
+        if extent is not None and not free:
             first, last = (0, 0) if k is None else extents[k] or (-1, 0)
             low, high = -first * step, extent - n - last * step
             if low > high or (k is not None and extents[k] is None):
@@ -309,7 +324,10 @@ def _stages(draw: st.DrawFn, before: Sequence[Stage]) -> list[Stage]:
     # Mostly the tensor before: a chain; otherwise any earlier one: diamonds, and the same one twice.
     upstream = st.just(len(before) - 1) | st.integers(0, len(before) - 1)
     args = [draw(upstream) for _ in range(draw(st.sampled_from([1, 1, 2])))] if before else []
-    windows = tuple((n, draw(_arg_windows(extents, before[n].shape))) for n in args)
+    paddings = tuple(draw(_paddings(before[n])) for n in args)
+    windows = tuple(
+        (n, draw(_arg_windows(extents, before[n].shape, padding))) for n, padding in zip(args, paddings, strict=True)
+    )
     stages = []
     for number, (shape, window, edge) in enumerate(outputs, len(before)):
         dtype = draw(st.sampled_from(DTYPES))
@@ -324,6 +342,7 @@ def _stages(draw: st.DrawFn, before: Sequence[Stage]) -> list[Stage]:
                 draw(st.sampled_from(_inits(dtype))),
                 len(before) if joint else None,
                 edge,
+                paddings,
             )
         )
     return stages

@@ -10,8 +10,9 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 
 from infinite_tensor import TensorWindow
@@ -19,6 +20,20 @@ from infinite_tensor import TensorWindow
 Index: TypeAlias = tuple[int, ...]
 Box: TypeAlias = tuple[Index, Index]
 """First pixel, and the one after the last, per dimension."""
+Pixels: TypeAlias = "range | list[int]"
+Padding: TypeAlias = tuple[str | tuple[str, complex], ...]
+"""Per dimension, as a user says it: a mode, or "constant" with its value."""
+
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+"""What torch can index."""
+
+
+class Arg(NamedTuple):
+    """A stage that another one reads, and how."""
+
+    number: int
+    window: TensorWindow
+    padding: Padding | None
 
 
 @dataclass(frozen=True)
@@ -37,6 +52,13 @@ class Stage:
     blend_init: complex | None = None
     beside: int | None = None
     edge: tuple[str, ...] | None = None
+    paddings: tuple[Padding | None, ...] = ()
+
+    @property
+    def reads(self) -> list[Arg]:
+        """The args, each with its padding."""
+        paddings = self.paddings or (None,) * len(self.args)
+        return [Arg(*arg, padding) for arg, padding in zip(self.args, paddings, strict=True)]
 
     @property
     def coordinates(self) -> int:
@@ -44,6 +66,37 @@ class Stage:
         if self.beside is None:
             return len(self.shape)
         return max((k + 1 for k in follows(self.window) if k is not None), default=1)
+
+
+def pixels_of(shape: Sequence[int | None], arg: Arg, index: Index) -> list[Pixels]:
+    """Per dimension, which pixel of an arg each pixel is that a window reads; -1 for one of a constant."""
+    found: list[Pixels] = []
+    for d, (low, high) in enumerate(zip(*box_at(arg.window, index), strict=True)):
+        extent, mode = shape[d], "error" if arg.padding is None else arg.padding[d]
+        if extent is None or mode == "error" or (low >= 0 and high <= extent):
+            found.append(range(low, high))
+            continue
+        # What numpy makes of the numbers of the pixels.
+        before, after = max(0, -low), max(0, high - extent)
+        numbers = np.arange(extent)
+        if isinstance(mode, tuple):
+            line = np.pad(numbers, (before, after), "constant", constant_values=-1)
+        else:
+            line = np.pad(numbers, (before, after), mode)  # type: ignore[call-overload]
+        found.append(line[low + before : high + before].tolist())
+    return found
+
+
+def boxes_of(pixels: Sequence[Pixels]) -> list[Box]:
+    """The fewest boxes that hold all combinations of some pixels, and no others; -1 is none."""
+    runs = []
+    for line in pixels:
+        inside = sorted(set(line)) if not isinstance(line, range) else list(line)
+        if not isinstance(line, range):
+            inside = [pixel for pixel in inside if pixel >= 0]
+        cuts = [0, *(n for n in range(1, len(inside)) if inside[n] > inside[n - 1] + 1), len(inside)]
+        runs.append([(inside[a], inside[b - 1] + 1) for a, b in itertools.pairwise(cuts) if a < b])
+    return [(tuple(low for low, _ in box), tuple(high for _, high in box)) for box in itertools.product(*runs)]
 
 
 class TooManyWindows(Exception):  # noqa: N818  (no error: the read is left out)
@@ -146,9 +199,36 @@ class Reference:
         """What ``f`` of a stage returns for one window."""
         if (number, index) not in self._windows:
             stage = self.stages[number]
-            regions = [self.region(upstream, box_at(window, index))[0] for upstream, window in stage.args]
+            regions = [self.read(arg, index) for arg in stage.reads]
             self._windows[number, index] = stage.f(index, *regions)
         return self._windows[number, index]
+
+    def read(self, arg: Arg, index: Index) -> torch.Tensor:
+        """What a window reads of a stage."""
+        number, window, padding = arg
+        stage = self.stages[number]
+        pixels = pixels_of(stage.shape, arg, index)
+        if all(isinstance(line, range) for line in pixels):
+            return self.region(number, box_at(window, index))[0]
+        inside = [[p for p in line if p >= 0 or isinstance(line, range)] for line in pixels]
+        result = torch.zeros([len(line) for line in pixels], dtype=stage.dtype)
+        if all(inside):
+            low, high = tuple(map(min, inside)), tuple(max(line) + 1 for line in inside)
+            result = self.region(number, (low, high))[0]
+            for d, line in enumerate(pixels):
+                numbers = torch.tensor([max(p - low[d], 0) for p in line])
+                signed = result.view(_SIGNED.get(result.dtype, result.dtype))
+                result = signed.index_select(d, numbers).view(stage.dtype)
+        for d, line in enumerate(pixels):
+            if not isinstance(line, range) and padding is not None and isinstance(padding[d], tuple):
+                outside = [n for n, p in enumerate(line) if p < 0]
+                for n in outside:
+                    result.select(d, n)[...] = padding[d][1]  # type: ignore[assignment]
+        return result
+
+    def boxes_read(self, arg: Arg, index: Index) -> list[Box]:
+        """The pixels of a stage that a window reads."""
+        return boxes_of(pixels_of(self.stages[arg.number].shape, arg, index))
 
     def region(self, number: int, box: Box) -> tuple[torch.Tensor, torch.Tensor]:
         """Pixels of a stage, and which of them are plain copies: of `blend_init`, 0, or of one window."""
@@ -184,8 +264,9 @@ class Reference:
                 if sum(map(len, needed)) > limit:
                     raise TooManyWindows
             if first == n:
-                for upstream, window in stage.args:
-                    wanted[upstream].update(box_at(window, index) for index in needed[n])
+                for arg in stage.reads:
+                    for index in needed[n]:
+                        wanted[arg.number].update(self.boxes_read(arg, index))
         return needed
 
     def made(self, number: int, runs: Sequence[Iterable[Index]]) -> list[Index]:
@@ -219,5 +300,5 @@ def added(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """``a + b``, also for the kinds for which torch's addition is missing or mixes real and imaginary parts."""
     if a.dtype.is_complex:
         return torch.view_as_complex(torch.view_as_real(a) + torch.view_as_real(b))
-    signed = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}.get(a.dtype)
+    signed = _SIGNED.get(a.dtype)
     return a + b if signed is None else (a.view(signed) + b.view(signed)).view(a.dtype)

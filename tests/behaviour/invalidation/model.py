@@ -14,7 +14,15 @@ from dataclasses import replace
 import torch
 
 from tests.support.pipelines import WindowFunction, subtract
-from tests.support.reference import Box, Index, Reference, Stage, TooManyWindows, box_at, windows_over
+from tests.support.reference import (
+    Box,
+    Index,
+    Reference,
+    Stage,
+    TooManyWindows,
+    box_at,
+    windows_over,
+)
 
 _MOST_WINDOWS = 150
 
@@ -75,8 +83,9 @@ class Model:
                     needed[n] |= set(self._windows_over(n, part)) - self.known[n][tile]
             if sum(map(len, needed)) > _MOST_WINDOWS:
                 raise TooManyWindows
-            for upstream, window in self.stages[n].args:
-                wanted[upstream].update(box_at(window, index) for index in needed[n])
+            for arg in self.stages[n].reads:
+                for index in needed[n]:
+                    wanted[arg.number].update(self._reference.boxes_read(arg, index))
         for n, windows in enumerate(needed):
             for index in windows:
                 for tile, _ in self._parts(n, box_at(self.stages[n].window, index)):
@@ -115,10 +124,11 @@ class Model:
         if (n, index) not in found:
             stage = self.stages[n]
             sources = [
-                (upstream, source)
-                for upstream, window in stage.args
-                if upstream >= changed
-                for source in self._windows_over(upstream, box_at(window, index))
+                (arg.number, source)
+                for arg in stage.reads
+                if arg.number >= changed
+                for read in self._reference.boxes_read(arg, index)
+                for source in self._windows_over(arg.number, read)
             ]
             found[n, index] = (n == changed and (box is None or _meet(box, box_at(stage.window, index)))) or any(
                 self._is_wrong(*source, changed, box, found) for source in sources

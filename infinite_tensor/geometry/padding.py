@@ -1,0 +1,201 @@
+"""What a window reads of an arg: which of its pixels, and what stands beyond the ends of its finite dimensions.
+
+Beyond an end, a padding says which pixel inside stands for one outside, in the words of `numpy.pad`. Of a dimension of
+n pixels, pixel p is, for "edge", the nearest one; for "wrap", ``p mod n``; for "symmetric", the image in mirrors that
+stand on the borders of the first and the last pixel; for "reflect", in mirrors through their centres. "constant" has no
+pixel, but a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from infinite_tensor.geometry.points import IntArray
+from infinite_tensor.geometry.window import Shape, TensorWindow, WindowGrid, followed
+from infinite_tensor.geometry.window_sets import FARTHEST, BoxUnion, IndexProduct, Intervals, readers_of
+
+PADDINGS = ("error", "constant", "edge", "reflect", "symmetric", "wrap")
+
+_MOST_IMAGES = 16
+"""More images of a pixel than so many, along one dimension, are taken for everywhere."""
+
+
+class ArgReads:
+    """Which pixels of an arg its consumer's windows read.
+
+    Parameters
+    ----------
+    window : TensorWindow
+        Through which it is read, in coordinates of the consumer's ctx.
+    shape : tuple of (int or None)
+        The shape of the arg.
+    paddings : sequence of str or None
+        What stands beyond its ends, one of `PADDINGS` per dimension; None where nothing may reach there.
+
+    Attributes
+    ----------
+    padded : dict of int to (int, str)
+        The dimensions that may be left, each with its extent and its padding.
+    """
+
+    def __init__(self, window: TensorWindow, shape: Shape, paddings: Sequence[str] | None) -> None:
+        self.window = window
+        self.padded = {
+            d: (extent, mode)
+            for d, (extent, mode) in enumerate(zip(shape, paddings or ["error"] * len(shape), strict=True))
+            if extent is not None and mode != "error"
+        }
+        self._size = np.array(window.size, dtype=np.int64)
+
+    def regions(self, starts: IntArray) -> tuple[IntArray, IntArray]:
+        """The pixels that windows read which begin at some pixels: (N, ndim) in, starts and stops of boxes out.
+
+        One box for each window; more where it goes around an end, none where all is constant.
+        """
+        return self._inside(starts, starts + self._size)
+
+    def _inside(self, starts: IntArray, stops: IntArray) -> tuple[IntArray, IntArray]:
+        for d, (extent, mode) in self.padded.items():
+            if not len(starts) or (starts[:, d].min() >= 0 and stops[:, d].max() <= extent):
+                continue
+            boxes = []
+            for low, high in _images(mode, extent, starts[:, d], stops[:, d]):
+                some = low < high
+                box = starts[some], stops[some]
+                box[0][:, d], box[1][:, d] = low[some], high[some]
+                boxes.append(box)
+            starts, stops = (np.concatenate(bounds) for bounds in zip(*boxes, strict=True))
+        return starts, stops
+
+    def leaves(self, start: Sequence[int]) -> bool:
+        """Whether a window that begins at a pixel reaches beyond an end."""
+        return any(start[d] < 0 or start[d] + self.window.size[d] > extent for d, (extent, _) in self.padded.items())
+
+    def parts(self, d: int, start: int) -> list[tuple[int, int]]:
+        """The intervals of a dimension that a window reads which begins at a pixel of it, in the order of the window.
+
+        None where all is constant. Of the interval of a mirrored one the order is its own.
+        """
+        stop = start + self.window.size[d]
+        if d not in self.padded:
+            return [(start, stop)]
+        extent, mode = self.padded[d]
+        images = _images(mode, extent, np.array([start]), np.array([stop]))
+        return [(int(low[0]), int(high[0])) for low, high in images if low[0] < high[0]]
+
+    def intervals(self, windows: IndexProduct) -> Intervals | None:
+        """The pixels that some windows read; None where they read none."""
+        reached = Intervals.of_windows(self.window, windows)
+        starts, stops = list(reached.starts), list(reached.stops)
+        for d, (extent, mode) in self.padded.items():
+            images = _images(mode, extent, starts[d], stops[d])
+            low, high = (np.concatenate(bounds) for bounds in zip(*images, strict=True))
+            starts[d], stops[d] = _united(low[low < high], high[low < high])
+            if not len(starts[d]):
+                return None
+        return Intervals(tuple(starts), tuple(stops))
+
+    def hulls(self, starts: IntArray, stops: IntArray) -> tuple[IntArray, IntArray, bool]:
+        """The smallest boxes around the pixels that boxes of windows read, of which there may be none.
+
+        And whether all of what lies in these boxes is read.
+        """
+        low, high, whole = starts.copy(), stops.copy(), True
+        for d, (extent, mode) in self.padded.items():
+            (first, last), *more = _images(mode, extent, starts[:, d], stops[:, d])
+            for a, b in more:
+                around = a < b
+                whole &= not around.any()
+                first, last = np.where(around, np.minimum(first, a), first), np.where(around, np.maximum(last, b), last)
+            low[:, d], high[:, d] = first, last
+        return low, high, whole
+
+    def readers(self, pixels: BoxUnion, grid: WindowGrid) -> BoxUnion:
+        """The windows of the consumer, by its grid, that read some of the pixels; maybe more, where very many do."""
+        low, high = pixels.low, pixels.high
+        for d, (extent, mode) in self.padded.items():
+            reach = _reach(grid, self.window, d)
+            ends = zip(low[:, d].tolist(), high[:, d].tolist(), strict=True)
+            outside = [_outside(mode, extent, a, b, reach) for a, b in ends]
+            owner = np.repeat(np.arange(len(low)), [len(images) for images in outside])
+            low, high = low[owner], high[owner]
+            bounds = np.array([image for images in outside for image in images], dtype=np.int64).reshape(-1, 2)
+            low[:, d], high[:, d] = bounds[:, 0], bounds[:, 1]
+        return readers_of(BoxUnion.of(low, high), grid, self.window)
+
+
+def positions(mode: str, extent: int, start: int, size: int) -> IntArray:
+    """The pixel inside for each of `size` pixels from `start` on; of those beyond the end of a constant one, -1."""
+    pixels = np.arange(start, start + size, dtype=np.int64)
+    if mode == "constant":
+        return np.where((pixels >= 0) & (pixels < extent), pixels, -1)
+    return _mapped(mode, extent, pixels)
+
+
+def _mapped(mode: str, extent: int, pixels: IntArray) -> IntArray:
+    """The pixels inside that stand for some, where none is constant."""
+    if mode == "edge":
+        inside = np.clip(pixels, 0, extent - 1)
+    elif mode == "wrap":
+        inside = pixels % extent
+    elif mode == "symmetric":
+        inside = pixels % (2 * extent)
+        inside = np.minimum(inside, 2 * extent - 1 - inside)
+    else:
+        inside = pixels % max(1, 2 * extent - 2)
+        inside = np.minimum(inside, 2 * extent - 2 - inside)
+    return inside
+
+
+def _images(mode: str, extent: int, starts: IntArray, stops: IntArray) -> list[tuple[IntArray, IntArray]]:
+    """What stands for each interval ``[start, stop)``, none of them empty: one interval, of "wrap" two; maybe empty."""
+    if mode == "constant":
+        return [(np.clip(starts, 0, extent), np.clip(stops, 0, extent))]
+    if mode == "wrap":
+        whole = stops - starts >= extent
+        low = np.where(whole, 0, starts % extent)
+        high = np.where(whole, extent, low + stops - starts)
+        return [(low, np.minimum(high, extent)), (np.zeros_like(low), np.maximum(high - extent, 0))]
+    first, last = _mapped(mode, extent, starts), _mapped(mode, extent, stops - 1)
+    low, high = np.minimum(first, last), np.maximum(first, last)
+    if mode != "edge":
+        # A mirror within the interval is the lowest or the highest pixel of it.
+        period, upper = (2 * extent, extent) if mode == "symmetric" else (max(1, 2 * extent - 2), extent - 1)
+        low[(stops - 1) // period > (starts - 1) // period] = 0
+        high[(stops - 1 - upper) // period > (starts - 1 - upper) // period] = extent - 1
+    return [(low, high + 1)]
+
+
+def _united(starts: IntArray, stops: IntArray) -> tuple[IntArray, IntArray]:
+    """Intervals, none of them empty, in ascending order, joined where they touch."""
+    order = np.argsort(starts, kind="stable")
+    starts, stops = starts[order], np.maximum.accumulate(stops[order])
+    apart = np.ones(len(starts), dtype=bool)
+    apart[1:] = starts[1:] > stops[:-1]
+    return starts[apart], stops[np.append(np.flatnonzero(apart)[1:] - 1, len(stops) - 1)] if len(starts) else stops
+
+
+def _reach(grid: WindowGrid, window: TensorWindow, d: int) -> tuple[int, int]:
+    """The pixels ``[low, high)`` that windows of a grid reach along a dimension of an arg."""
+    k = followed(window)[d]
+    first, last = (0, 0) if k is None else (grid.first[k], grid.last[k])
+    low, high = (i * window.stride[d] + window.offset[d] for i in (first, last))
+    return max(low, -FARTHEST), min(high + window.size[d], FARTHEST)
+
+
+def _outside(mode: str, extent: int, low: int, high: int, reach: tuple[int, int]) -> Sequence[tuple[int, int]]:
+    """Intervals of what pixels ``[low, high)`` stand for, themselves and beyond the ends, as far as `reach`."""
+    if mode == "constant":
+        return [(low, high)]
+    if mode == "edge":
+        return [(-FARTHEST if low == 0 else low, FARTHEST if high == extent else high)]
+    period = {"wrap": extent, "symmetric": 2 * extent}.get(mode, max(1, 2 * extent - 2))
+    mirrored = {"wrap": [], "symmetric": [(2 * extent - high, 2 * extent - low)]}.get(
+        mode, [(2 * extent - 1 - high, 2 * extent - 1 - low)]
+    )
+    first, last = (reach[0] - 2 * extent) // period, reach[1] // period + 1
+    if last - first > _MOST_IMAGES:
+        return [(-FARTHEST, FARTHEST)]
+    return [(a + i * period, b + i * period) for i in range(first, last + 1) for a, b in [(low, high), *mirrored]]
