@@ -30,6 +30,7 @@ from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.outputs import Output
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import Damage, Garbage, MemoryTileStore, TensorInfo, TileStore
+from infinite_tensor.values.digest import digest
 
 if TYPE_CHECKING:
     from infinite_tensor.datasets import GridDataset, PatchDataset
@@ -91,6 +92,7 @@ __all__ = [
     "ValidationError",
     "VirtualTensor",
     "ZarrTileStore",
+    "digest",
     "open_store",
     "sl",
 ]

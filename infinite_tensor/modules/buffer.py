@@ -126,6 +126,10 @@ class InfiniteBuffer(nn.Module):
         else:
             saved.check_same(self._tensor)
 
+    def _digested(self) -> str:
+        """What stands for it in `infinite_tensor.digest`: its `extra_repr` has an id that may be random."""
+        return "no tensor" if self._tensor is None else node_of(self._tensor).spec.definition.digest
+
     def extra_repr(self) -> str:
         """The tensor, for ``repr(module)``."""
         return repr(self._tensor)
