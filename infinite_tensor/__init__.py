@@ -31,6 +31,7 @@ from infinite_tensor.outputs import Output
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import Damage, Garbage, MemoryTileStore, TensorInfo, TileStore
 from infinite_tensor.values.digest import digest
+from infinite_tensor.values.networks import no_digest
 
 if TYPE_CHECKING:
     from infinite_tensor.datasets import GridDataset, PatchDataset
@@ -93,6 +94,7 @@ __all__ = [
     "VirtualTensor",
     "ZarrTileStore",
     "digest",
+    "no_digest",
     "open_store",
     "sl",
 ]

@@ -54,7 +54,7 @@ class BlobNotFoundError(StoreError, FileNotFoundError):
 
 
 class FunctionChangedWarning(UserWarning):
-    """``f`` looks different from the one that computed what is stored; the stored values are used."""
+    """``f``, or a network in it, differs from the one that computed what is stored; the stored values are used."""
 
 
 class UncoveredPixelsWarning(UserWarning):

@@ -25,6 +25,7 @@ from infinite_tensor.values.definition import (
     blend_name,
     functions_of,
 )
+from infinite_tensor.values.fingerprint import fingerprint
 
 
 def open_tensor(
@@ -132,7 +133,7 @@ def _bind(
     if args:
         check_args(tensor_id, spec.grid, args, definition.args)
     if f is not None:
-        functions = functions_of(f, blend, tuple(node_of(arg).spec.definition.functions for arg in args))
+        functions = functions_of(fingerprint(f), blend, tuple(node_of(arg).spec.definition.functions for arg in args))
         definition = replace(definition, functions=functions)
     own = TensorInStore(replace(spec, definition=definition, device=device, blend=used), store, named=True)
     (tensor,) = tensors_of([own], f, Batching.of(batch_size), args)

@@ -10,6 +10,7 @@ import torch
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window import TensorWindow, checked_edge, coordinates_of, followed
+from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.nested import Key, leaves, show
 from infinite_tensor.values.blend import check_blend
 from infinite_tensor.values.checks import (
@@ -29,6 +30,7 @@ from infinite_tensor.values.definition import (
     json_scalar,
     json_value,
 )
+from infinite_tensor.values.fingerprint import fingerprint
 from infinite_tensor.values.spec import TensorSpec
 
 
@@ -87,6 +89,11 @@ class Shared:
     device: torch.device
     version: object
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of `f`, taken once for all outputs: a network in it is hashed."""
+        return fingerprint(self.f)
+
     def spec(self, output: Output, key: Key = ()) -> TensorSpec:
         """The tensor of an output; the only one has no key.
 
@@ -107,7 +114,7 @@ class Shared:
             blend=blend_name(output.blend),
             blend_init=json_scalar("blend_init", output.blend_init, dtype),
             version=json_value("version", self.version),
-            functions=functions_of(self.f, output.blend, self.upstream),
+            functions=functions_of(self.fingerprint, output.blend, self.upstream),
             edge=edge,
             output=key or None,
         )

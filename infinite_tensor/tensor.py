@@ -102,7 +102,7 @@ class InfiniteTensor(Fillable):
         may be a sequence with one per dimension, None for an unbounded one. Default: "error", a window that leaves an
         arg is an error.
     version : JSON value, optional
-        Anything that identifies what `f` computes: a number, a seed, the hash of a checkpoint, or a dict of settings.
+        Anything that identifies what `f` computes: a number, a seed, the `digest` of a network, or a dict of settings.
         It is stored, and compared when the tensor is built again.
 
     Raises

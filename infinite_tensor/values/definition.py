@@ -18,7 +18,7 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window import Edge, Shape, TensorWindow
 from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.nested import Key
-from infinite_tensor.values.fingerprint import PYTHON, combined, fingerprint, scheme_of
+from infinite_tensor.values.fingerprint import PYTHON, combined, differ, fingerprint
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 Number: TypeAlias = "bool | int | float | complex"
@@ -325,13 +325,11 @@ def _is_anonymous(function: object) -> bool:
     return "<lambda>" in getattr(function, "__qualname__", "") or not hasattr(function, "__qualname__")
 
 
-def functions_of(
-    f: Callable[..., Any] | None, blend: Blend | None, upstream: tuple[Mapping[str, str], ...]
-) -> dict[str, str]:
-    """Fingerprints of `f`, of an anonymous `blend`, and of everything upstream."""
+def functions_of(of_f: str | None, blend: Blend | None, upstream: tuple[Mapping[str, str], ...]) -> dict[str, str]:
+    """The fingerprint of ``f``, with those of an anonymous `blend`, and of everything upstream."""
     found = {"python": PYTHON}
-    if f is not None:
-        found["f"] = fingerprint(f)
+    if of_f is not None:
+        found["f"] = of_f
     if blend is not None and _is_anonymous(blend):
         found["blend"] = fingerprint(blend)
     if upstream:
@@ -347,5 +345,5 @@ def changed_functions(stored: Mapping[str, str], given: Mapping[str, str]) -> li
         name
         for name in ("f", "blend", "upstream")
         if name in stored and name in given
-        if stored[name] != given[name] and scheme_of(stored[name]) == scheme_of(given[name])
+        if differ(stored[name], given[name])
     ]

@@ -1,21 +1,26 @@
 """A fingerprint of a function: equal for equal code, stable across processes of one Python version.
 
 It tells a person that ``f`` has changed since results were stored. It is a hint, not a proof: what a
-function reads from the world, the weights of a network say, is not part of it, nor is all of a large table.
+function reads from the world, a file say, is not part of it, nor is all of a large table. The weights of networks are,
+as they are when the fingerprint is taken.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import sys
 import types
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from hashlib import sha256
 from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
+from torch import nn
+
+from infinite_tensor.values.digest import bare, name_of, sha256_of
+from infinite_tensor.values.networks import Networks
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 """Bytecode differs between minor versions, so fingerprints compare only within one."""
@@ -25,43 +30,69 @@ _MOST_MEMBERS = 1000
 """Of one container, in a fingerprint of the second scheme."""
 
 _SECOND = "2:"
+_THIRD = "3:"
 
 
 def fingerprint(function: Callable[..., Any]) -> str:
     """SHA-256 over the code of `function` and of the functions it names, as hexadecimal digits.
 
     Covered are bytecode, names, constants, defaults, plain values in closures, and functions that are
-    reached as globals, closures or attributes of a partial or a bound method. Locks, modules and the
+    reached as globals, closures or attributes of a partial or a bound method. Locks, modules of Python and the
     storage of tensors are not.
 
     Where these are 10,000 values or more, or one is an int that is too large to be written in decimal, only the
     nearest 10,000 count, at most 1,000 of each list, and the fingerprint is of a second scheme: ``2:`` stands before
     the digits.
+
+    Networks count by their digest: those among the values above, among globals that are named, and in the attributes
+    of objects among all these. A function with one has a fingerprint of a third scheme: ``3:``, the digits, and behind
+    another colon the fingerprint that it has without the weights. Networks without a digest count by their class.
     """
-    try:
-        return _digest(_in_depth(function, _MOST_VALUES)[0])
-    except (_TooManyValuesError, ValueError):
-        return _SECOND + _digest(_in_breadth(function))
+    networks = Networks()
+    scheme, digits = _looked_through(function, networks)
+    if not networks.found:
+        return scheme + digits
+    return f"{_THIRD}{digits}:{''.join(_looked_through(function, Networks(told=False)))}"
 
 
 def combined(fingerprints: Sequence[Mapping[str, str]]) -> str:
-    """One fingerprint for the functions of several tensors, of the second scheme if one of theirs is."""
+    """One fingerprint for the functions of several tensors, of the highest scheme among theirs."""
+    highest, lowest = (
+        [{name: "".join(_schemes(value)[at]) for name, value in functions.items()} for functions in fingerprints]
+        for at in (0, -1)
+    )
+    digits = sha256(json.dumps(highest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    if highest != lowest:
+        return f"{_THIRD}{digits}:{combined(lowest)}"
     second = any(value.startswith(_SECOND) for functions in fingerprints for value in functions.values())
-    text = json.dumps([dict(functions) for functions in fingerprints], sort_keys=True, separators=(",", ":"))
-    return _SECOND * second + hashlib.sha256(text.encode()).hexdigest()
+    return _SECOND * second + digits
 
 
-def scheme_of(fingerprint: str) -> str:
-    """By what rules it was made, "" for the first ones: fingerprints compare only within one scheme."""
-    number, colon, _ = fingerprint.partition(":")
-    return number if colon else ""
+def differ(one: str, other: str) -> bool:
+    """Whether two fingerprints tell of different functions, by the highest scheme that both have; False without one."""
+    others = dict(_schemes(other))
+    return next((digits != others[scheme] for scheme, digits in _schemes(one) if scheme in others), False)
 
 
-def _digest(said: Iterable[str]) -> str:
-    digest = hashlib.sha256()
-    for part in said:
-        digest.update(f"{len(part)}:{part}".encode("utf-8", "surrogatepass"))
-    return digest.hexdigest()
+def _schemes(fingerprint: str) -> list[tuple[str, str]]:
+    """By which rules it was made, highest first, with the digits; "" stands for the first rules."""
+    found: list[tuple[str, str]] = []
+    while True:
+        number, colon, rest = fingerprint.partition(":")
+        if not colon:
+            return [*found, ("", fingerprint)]
+        digits, colon, fingerprint = rest.partition(":")
+        found.append((f"{number}:", digits))
+        if not colon:
+            return found
+
+
+def _looked_through(function: object, networks: Networks) -> tuple[str, str]:
+    """The scheme and the digits of a fingerprint."""
+    try:
+        return "", sha256_of(_in_depth(function, _MOST_VALUES, networks)[0])
+    except (_TooManyValuesError, ValueError):
+        return _SECOND, sha256_of(_in_breadth(function, networks))
 
 
 class _Said(str):
@@ -89,8 +120,9 @@ class _TooManyValuesError(Exception):
 class _Look:
     """A way through a value and all that is in it, where what was met before stands as a reference to itself."""
 
-    def __init__(self, value: object) -> None:
+    def __init__(self, value: object, networks: Networks) -> None:
         self.said: list[str] = []
+        self._networks = networks
         self._inside: list[_Steps] = []
         self._seen: dict[int, tuple[int, object]] = {}
         self.meet(value)
@@ -105,7 +137,7 @@ class _Look:
         else:
             # Keeping the value keeps its id from being given to another one.
             self._seen[id(value)] = (len(self._seen), value)
-            self._inside.append(_steps(value))
+            self._inside.append(_steps(value, self._networks))
 
     def step(self, answer: str | None) -> object:
         """The next value, or `_END`; `answer` is what there is to say of the last one, if that was apart."""
@@ -122,13 +154,13 @@ class _Look:
         return _END
 
 
-def _in_depth(value: object, most: int) -> tuple[list[str], int]:
+def _in_depth(value: object, most: int, networks: Networks) -> tuple[list[str], int]:
     """What there is to say of all values, each before the next one beside it, and their number.
 
     A loop instead of recursion: values may lie deep in each other, or in themselves. _TooManyValuesError where there
     are `most` values or more.
     """
-    looks, answer, count = [_Look(value)], None, 1
+    looks, answer, count = [_Look(value, networks)], None, 1
     while True:
         step = looks[-1].step(answer)
         answer = None
@@ -146,15 +178,15 @@ def _in_depth(value: object, most: int) -> tuple[list[str], int]:
             continue
         answer = _plain(step.value)
         if answer is None:
-            looks.append(_Look(step.value))
+            looks.append(_Look(step.value, networks))
 
 
-def _in_breadth(function: object) -> list[str]:
+def _in_breadth(function: object, networks: Networks) -> list[str]:
     """What there is to say of the values that are nearest to a function."""
     said: list[str] = []
     queue, places, count = [function], {id(function): 0}, 1
     for value in queue:
-        steps, answer = _steps(value, _MOST_MEMBERS), None
+        steps, answer = _steps(value, networks, _MOST_MEMBERS), None
         # Members of a set come in any order, but nothing is said of them before all are counted.
         while count < _MOST_VALUES:
             try:
@@ -165,14 +197,14 @@ def _in_breadth(function: object) -> list[str]:
             if isinstance(step, _Said):
                 said.append(step)
             elif isinstance(step, _Apart):
-                answer, number = _apart(step.value)
+                answer, number = _apart(step.value, networks)
                 count += number
             else:
                 count += 1
                 try:
                     plain = _plain(step)
                 except ValueError:
-                    plain = hex(step) if isinstance(step, int) else _name_of(type(step))
+                    plain = hex(step) if isinstance(step, int) else name_of(type(step))
                 if plain is None and id(step) not in places:
                     places[id(step)] = len(queue)
                     queue.append(step)
@@ -180,12 +212,12 @@ def _in_breadth(function: object) -> list[str]:
     return said
 
 
-def _apart(value: object) -> tuple[str, int]:
+def _apart(value: object, networks: Networks) -> tuple[str, int]:
     """What there is to say of a value by itself, where it is not too much, and at how many values that takes a look."""
     try:
-        said, count = _in_depth(value, _MOST_MEMBERS)
+        said, count = _in_depth(value, _MOST_MEMBERS, networks)
     except (_TooManyValuesError, ValueError):
-        return _name_of(type(value)), _MOST_MEMBERS
+        return name_of(type(value)), _MOST_MEMBERS
     return "".join(said), count
 
 
@@ -196,18 +228,19 @@ def _plain(value: object) -> str | None:
     return repr(value) if isinstance(value, torch.dtype | torch.device | range | slice) else None
 
 
-def _steps(value: object, most: int = sys.maxsize) -> _Steps:
+def _steps(value: object, networks: Networks, most: int = sys.maxsize) -> _Steps:
     """A look into a value, at so many members of a container at most."""
     if isinstance(value, types.CodeType):
         yield from _code(value)
     elif isinstance(value, types.FunctionType):
-        yield from _function(value)
+        yield from _function(value, networks)
     elif isinstance(value, functools.partial):
         yield _Said("partial")
         yield from (value.func, value.args, value.keywords)
     elif isinstance(value, types.MethodType):
         yield _Said("method")
         yield from (value.__func__, type(value.__self__).__qualname__)
+        yield from _networks_in(value.__self__, "", networks)
     elif isinstance(value, tuple | list):
         yield _Said(f"{type(value).__name__}[{len(value)}]")
         yield from value if len(value) <= most else _spread(value, most)
@@ -220,7 +253,7 @@ def _steps(value: object, most: int = sys.maxsize) -> _Steps:
         for item in islice(value.items(), most):
             yield from item
     else:
-        yield from _named(value)
+        yield from _named(value, networks)
 
 
 def _spread(values: Sequence[object], count: int) -> Iterator[object]:
@@ -243,7 +276,7 @@ def _code(code: types.CodeType) -> Iterator[object]:
     yield from code.co_consts
 
 
-def _function(function: types.FunctionType) -> Iterator[object]:
+def _function(function: types.FunctionType, networks: Networks) -> Iterator[object]:
     yield from _code(function.__code__)
     yield from (function.__defaults__, function.__kwdefaults__)
     for cell in function.__closure__ or ():
@@ -256,12 +289,25 @@ def _function(function: types.FunctionType) -> Iterator[object]:
         if isinstance(named, types.FunctionType | functools.partial):
             yield _Said(name)
             yield named
+        elif named is not None:
+            yield from _networks_in(named, name, networks)
 
 
-def _named(value: object) -> Iterator[object]:
-    """Everything else counts by its type, and by the code that a call of it would run."""
+def _networks_in(value: object, name: str, networks: Networks) -> Iterator[object]:
+    for where, network in networks.among(name, value):
+        yield _Said(where)
+        yield network
+
+
+def _named(value: object, networks: Networks) -> Iterator[object]:
+    """Everything else counts by its type, the code that a call of it would run, and the networks in it."""
+    if isinstance(value, nn.Module) and (digest := networks.digest_of(value)) is not None:
+        yield _Said(digest)
+        value = bare(value)
+    else:
+        yield from _networks_in(value, "", networks)
     kind = value if isinstance(value, type) else type(value)
-    yield _Said(_name_of(kind))
+    yield _Said(name_of(kind))
     if isinstance(value, types.BuiltinFunctionType):
         yield _Said(value.__qualname__)
     if hasattr(value, "__wrapped__"):
@@ -271,10 +317,6 @@ def _named(value: object) -> Iterator[object]:
         # What torch itself does when a module is called is no part of the user's function.
         if isinstance(code, types.FunctionType) and not (code.__module__ or "").startswith("torch."):
             yield code
-
-
-def _name_of(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _names_of(code: types.CodeType) -> list[str]:

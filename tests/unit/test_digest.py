@@ -95,7 +95,7 @@ def test_the_order_of_submodules_counts() -> None:
     assert digest(one) != digest(other)
 
 
-def test_a_shape_counts_and_so_does_where_one_tensor_ends_and_the_next_begins() -> None:
+def test_dtype_and_shape_count_and_so_does_where_one_tensor_ends_and_the_next_begins() -> None:
     def of(*tensors: torch.Tensor) -> str:
         net = nn.Module()
         for at, tensor in enumerate(tensors):
@@ -103,7 +103,16 @@ def test_a_shape_counts_and_so_does_where_one_tensor_ends_and_the_next_begins() 
         return digest(net)
 
     zeros = torch.zeros
-    cases = [[zeros(4)], [zeros(2, 2)], [zeros(4, 1)], [zeros(1, 3), zeros(1)], [zeros(3), zeros(1)], [zeros(0)], []]
+    cases = [
+        [zeros(4)],
+        [zeros(4, dtype=torch.int32)],
+        [zeros(2, 2)],
+        [zeros(4, 1)],
+        [zeros(1, 3), zeros(1)],
+        [zeros(3), zeros(1)],
+        [zeros(0)],
+        [],
+    ]
     assert len({of(*case) for case in cases}) == len(cases)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from infinite_tensor import FunctionChangedWarning, InfiniteTensor, TensorWindow, TileStore, ZarrTileStore
+from infinite_tensor import FunctionChangedWarning, InfiniteTensor, TensorWindow, TileStore, ZarrTileStore, no_digest
 from infinite_tensor.values.definition import changed_functions, functions_of
 from infinite_tensor.values.fingerprint import PYTHON, fingerprint
 from tests.unit.fingerprinted import FUNCTIONS, closure, deep, halved, looked_up, square
@@ -26,10 +27,23 @@ WINDOW = TensorWindow((4,))
 of_this_bytecode = pytest.mark.skipif(PYTHON != "3.11", reason="the bytecode of Python 3.11 is what was fingerprinted")
 
 
+BEFORE = json.loads((HERE / "fingerprints.json").read_text())
+NETWORKS = ("module", "linear")
+"""Which of the functions are networks."""
+
+
 @of_this_bytecode
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name not in NETWORKS])
 def test_a_fingerprint_is_what_it_was_before_there_were_schemes(name: str) -> None:
-    assert fingerprint(FUNCTIONS[name]) == json.loads((HERE / "fingerprints.json").read_text())[name]
+    assert fingerprint(FUNCTIONS[name]) == BEFORE[name]
+
+
+@of_this_bytecode
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_fingerprint_of_a_network_ends_in_what_it_was_before(name: str) -> None:
+    assert re.fullmatch(f"3:[0-9a-f]{{64}}:{BEFORE[name]}", fingerprint(FUNCTIONS[name]))
+    with no_digest():
+        assert fingerprint(FUNCTIONS[name]) == BEFORE[name]
 
 
 def test_a_function_with_10_000_values_has_a_fingerprint_of_the_second_scheme() -> None:
@@ -181,11 +195,22 @@ def test_fingerprints_compare_within_one_scheme() -> None:
     assert changed_functions(many, more) == changed_functions(few, {**few, "f": "cd"}) == ["f"]
 
 
+def test_fingerprints_compare_by_the_highest_scheme_that_both_have() -> None:
+    code, other_code, table, weights, other_weights, alone = (
+        {"python": PYTHON, "f": text} for text in ("ab", "cd", "2:ab", "3:ef:ab", "3:gh:ab", "3:ef:2:ab")
+    )
+    assert changed_functions(weights, other_weights) == changed_functions(code, alone | {"f": "3:ef:cd"}) == ["f"]
+    assert changed_functions(other_code, weights) == changed_functions(weights, other_code) == ["f"]
+    assert changed_functions(table, alone | {"f": "3:ef:2:cd"}) == ["f"]
+    for one, other in [(code, weights), (other_weights, code), (weights, alone), (table, alone), (table, weights)]:
+        assert changed_functions(one, other) == []
+
+
 def test_what_is_computed_from_a_tensor_of_the_second_scheme_is_of_it_too() -> None:
-    upstream = functions_of(looked_up, None, ())
-    below = functions_of(halved, None, (upstream,))
+    upstream = functions_of(fingerprint(looked_up), None, ())
+    below = functions_of(fingerprint(halved), None, (upstream,))
     assert [name for name in ("f", "upstream") if below[name].startswith("2:")] == ["upstream"]
-    assert functions_of(halved, None, (below,))["upstream"].startswith("2:")
+    assert functions_of(fingerprint(halved), None, (below,))["upstream"].startswith("2:")
 
 
 def build(store: TileStore, of_square: Callable[..., Any] = square, of_table: Callable[..., Any] = looked_up) -> Any:

@@ -1,0 +1,170 @@
+"""Tensors whose f holds a network: other weights are a warning, or another version."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+import torch
+
+from infinite_tensor import (
+    FunctionChangedWarning,
+    HDF5TileStore,
+    InfiniteTensor,
+    MemoryTileStore,
+    Output,
+    TensorGroup,
+    TensorWindow,
+    TileStore,
+    ValidationError,
+    ZarrTileStore,
+    digest,
+    no_digest,
+)
+from tests.support.networks import WINDOW, Net, Painter, build, closing_over
+
+Opened: TypeAlias = "Callable[[], Any]"
+
+
+@pytest.fixture(params=["memory", "zarr", "hdf5"])
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Opened:
+    """Opens one store again and again."""
+    memory = MemoryTileStore()
+
+    @contextmanager
+    def lent() -> Iterator[TileStore]:
+        yield memory
+
+    kinds: dict[str, Opened] = {
+        "memory": lent,
+        "zarr": lambda: ZarrTileStore(tmp_path / "s.zarr", tile_size=8),
+        "hdf5": lambda: HDF5TileStore(tmp_path / "s.h5", tile_size=8),
+    }
+    return kinds[request.param]
+
+
+def changed(make: Callable[[], object]) -> list[str]:
+    """Of which functions there are warnings."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        make()
+    assert all(each.category is FunctionChangedWarning for each in caught)
+    return [str(each.message).split(" is not the one")[0] for each in caught]
+
+
+ALL = [*(f"f of tensor {name!r}" for name in ("closure", "partial", "method")), "A function upstream of tensor 'below'"]
+
+
+def test_other_weights_are_a_warning_and_old_pixels(opened: Opened) -> None:
+    with opened() as store:
+        before = [t[-4:8] for t in build(store, Net().eval())]
+    with opened() as store:
+        assert changed(lambda: build(store, Net().eval())) == []
+        assert changed(lambda: build(store, Net(0.25).eval())) == ALL
+    with opened() as store, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert all(map(torch.equal, [t[-4:8] for t in build(store, Net(0.25).eval())], before))
+
+
+def test_training_mode_is_a_warning(opened: Opened) -> None:
+    with opened() as store:
+        build(store, Net().eval())
+    with opened() as store:
+        assert changed(lambda: build(store, Net())) == ALL
+
+
+def test_the_warning_says_that_weights_count(opened: Opened) -> None:
+    def make(value: float) -> InfiniteTensor:
+        return InfiniteTensor((None,), closing_over(Net(value)), WINDOW, tile_store=store, tensor_id="t")
+
+    with opened() as store:
+        make(0.5)
+        with pytest.warns(FunctionChangedWarning, match=r"'t' is not the one .*, or a network in it.* give version="):
+            make(0.25)
+
+
+def test_a_tensor_that_is_opened_again_with_other_weights_is_a_warning(tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path / "s.zarr") as store:
+        build(store, Net())
+    with ZarrTileStore(tmp_path / "s.zarr") as store:
+        assert changed(lambda: store.open("closure", f=closing_over(Net()))) == []
+        assert changed(lambda: store.open("closure", f=closing_over(Net(0.25)))) == ["f of tensor 'closure'"]
+
+
+def test_each_output_of_a_network_is_a_warning(opened: Opened) -> None:
+    def both(net: Net, ctx: tuple[int, ...]) -> dict[str, torch.Tensor]:
+        value = net.sample(ctx)
+        return {"one": value, "two": value / 2}
+
+    def make(value: float) -> TensorGroup:
+        outputs = {name: Output((None,), torch.float32, WINDOW) for name in ("one", "two")}
+        return InfiniteTensor.from_multi(
+            functools.partial(both, Net(value)), outputs, tile_store=store, tensor_id="both"
+        )
+
+    with opened() as store:
+        make(0.5)
+        assert changed(lambda: make(0.5)) == []
+        assert changed(lambda: make(0.25)) == ["f of tensor 'both/one'", "f of tensor 'both/two'"]
+
+
+def test_weights_that_change_after_construction_are_noticed_when_it_is_built_again(opened: Opened) -> None:
+    net = Net()
+
+    def make() -> InfiniteTensor:
+        return InfiniteTensor((None,), Painter(net).paint, WINDOW, tile_store=store, tensor_id="t")
+
+    with opened() as store:
+        t = make()
+        before = t[0:4]
+        net.out.weight.data.add_(1)
+        assert torch.equal(t[0:4], before)
+        assert changed(make) == ["f of tensor 't'"]
+
+
+def test_the_digest_as_version_refuses_other_weights(opened: Opened) -> None:
+    def make(net: Net) -> InfiniteTensor:
+        return InfiniteTensor(
+            (None,), closing_over(net), TensorWindow((4,)), tile_store=store, tensor_id="t", version=digest(net)
+        )
+
+    with opened() as store:
+        make(Net())[0:4]
+    with opened() as store:
+        make(Net())
+        with pytest.raises(ValidationError, match=f"version: stored '{digest(Net())}', given '{digest(Net(0.25))}'"):
+            make(Net(0.25))
+
+
+def doubling(net: Net) -> Callable[..., torch.Tensor]:
+    return lambda ctx: 2 * net.sample(ctx)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_without_digests_code_is_compared_and_weights_are_not(first: bool, opened: Opened) -> None:
+    """The first one is built with or without digests, all others the other way."""
+
+    def make(f: Callable[..., torch.Tensor], *, digested: bool) -> InfiniteTensor:
+        def construct() -> InfiniteTensor:
+            return InfiniteTensor((None,), f, WINDOW, tile_store=store, tensor_id="t")
+
+        return construct() if digested else no_digest()(construct)()
+
+    with opened() as store:
+        make(closing_over(Net()), digested=first)
+    with opened() as store:
+        assert changed(lambda: make(closing_over(Net(0.25)), digested=not first)) == []
+        assert changed(lambda: make(doubling(Net()), digested=not first)) == ["f of tensor 't'"]
+
+
+def test_what_a_network_is_moved_and_compiled_to_is_no_warning(opened: Opened) -> None:
+    with opened() as store:
+        build(store, Net())
+    with opened() as store:
+        kept = Net().requires_grad_(False).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        assert changed(lambda: build(store, torch.nn.DataParallel(kept))) == []
