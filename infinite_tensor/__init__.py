@@ -32,6 +32,7 @@ from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import Damage, Garbage, MemoryTileStore, TensorInfo, TileStore
 from infinite_tensor.values.digest import digest
 from infinite_tensor.values.networks import no_digest
+from infinite_tensor.values.weights import WeightedMean
 
 if TYPE_CHECKING:
     from infinite_tensor.datasets import GridDataset, PatchDataset
@@ -92,6 +93,7 @@ __all__ = [
     "UncoveredPixelsWarning",
     "ValidationError",
     "VirtualTensor",
+    "WeightedMean",
     "ZarrTileStore",
     "digest",
     "no_digest",

@@ -19,11 +19,12 @@ from infinite_tensor.tilestore.stored_definition import StoredTensor
 from infinite_tensor.values.blend import check_blend
 from infinite_tensor.values.checks import check_args, checked_device, checked_id
 from infinite_tensor.values.definition import (
+    UNKNOWN,
     Blend,
     Definition,
-    UnknownBlend,
     blend_name,
     functions_of,
+    named_blend,
 )
 from infinite_tensor.values.fingerprint import fingerprint
 
@@ -33,7 +34,7 @@ def open_tensor(
     tensor_id: str,
     f: Callable[..., Any] | None,
     args: Sequence[InfiniteTensor | SupportsAsTensor] | None,
-    blend: Blend | None,
+    blend: Blend | str | None,
     batch_size: int | tuple[int, ...] | None,
     device: torch.device | str,
 ) -> InfiniteTensor:
@@ -56,7 +57,7 @@ def open_tensor(
             f"tensor {tensor_id!r} is computed from {[arg.tensor_id for arg in definition.args]} "
             f"(None: an unnamed tensor), which {store!r} does not hold; give them as args=..."
         )
-    return _bind(store, tensor_id, stored, f, upstream, blend, batch_size, checked_device(device))
+    return _bind(store, tensor_id, stored, f, upstream, named_blend(blend), batch_size, checked_device(device))
 
 
 def _stored(store: TileStore, tensor_id: str) -> StoredTensor:
@@ -124,11 +125,11 @@ def _bind(
 ) -> InfiniteTensor:
     spec, definition = stored.spec(tensor_id), stored.definition
     used = spec.blend if blend is None else blend
-    if f is not None and isinstance(used, UnknownBlend):
+    if f is not None and isinstance(used, UNKNOWN):
         raise ValidationError(f"tensor {tensor_id!r} is blended by {used.name!r}; give it as blend=...")
     if blend is not None:
         check_same(tensor_id, definition, replace(definition, blend=blend_name(blend)), store)
-    if not isinstance(used, UnknownBlend):
+    if not isinstance(used, UNKNOWN):
         check_blend(used, definition.dtype, device)
     if args:
         check_args(tensor_id, spec.grid, args, definition.args)

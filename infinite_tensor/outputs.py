@@ -29,9 +29,11 @@ from infinite_tensor.values.definition import (
     functions_of,
     json_scalar,
     json_value,
+    named_blend,
 )
 from infinite_tensor.values.fingerprint import fingerprint
 from infinite_tensor.values.spec import TensorSpec
+from infinite_tensor.values.weights import check_mean
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Output:
         Element type.
     window : TensorWindow
         Which pixels a window covers. Its `dimension_map` says which dimension follows which entry of `ctx`.
-    blend : callable, optional
+    blend : callable, WeightedMean or str, optional
         As for `InfiniteTensor`.
     blend_init : number, optional
         As for `InfiniteTensor`.
@@ -57,7 +59,7 @@ class Output:
     shape: Sequence[int | None]
     dtype: torch.dtype
     window: TensorWindow
-    blend: Blend | None = None
+    blend: Blend | str | None = None
     blend_init: Number | None = None
     edge: str | Sequence[str | None] = "drop"
 
@@ -105,21 +107,23 @@ class Shared:
         shape, dtype = checked_shape(output.shape), checked_dtype(output.dtype)
         edge = checked_edge(output.edge, shape)
         check_output_window(output.window, shape, edge)
-        check_blend(output.blend, dtype, self.device)
+        blend = named_blend(output.blend)
+        check_mean(blend, output.window, dtype, output.blend_init)
+        check_blend(blend, dtype, self.device)
         definition = Definition(
             shape=shape,
             dtype=dtype,
             output_window=output.window,
             args=self.args,
-            blend=blend_name(output.blend),
+            blend=blend_name(blend),
             blend_init=json_scalar("blend_init", output.blend_init, dtype),
             version=json_value("version", self.version),
-            functions=functions_of(self.fingerprint, output.blend, self.upstream),
+            functions=functions_of(self.fingerprint, blend, self.upstream),
             edge=edge,
             output=key or None,
         )
         tensor_id = checked_id("/".join((self.tensor_id, *key)))
-        return TensorSpec(tensor_id, definition, self.device, output.blend, output.blend_init)
+        return TensorSpec(tensor_id, definition, self.device, blend, output.blend_init)
 
     def specs(self, outputs: object) -> dict[Key, TensorSpec]:
         """The tensor of each of several outputs.

@@ -87,10 +87,10 @@ class InfiniteTensor(Fillable):
         The name under which the store finds the tensor again. Default: a random one.
     batch_size : int or tuple of int, optional
         Most windows in one call of `f`; a tuple lists the sizes that are allowed, and contains 1.
-    blend : callable, optional
-        Elementwise ``blend(existing, incoming) -> combined`` for pixels that several windows cover,
-        applied in lexicographic order of window index. On the CPU it is given flat blocks, of shape ``(N,)``.
-        Default: the sum.
+    blend : callable, WeightedMean or str, optional
+        What a pixel is that several windows cover. Elementwise ``blend(existing, incoming) -> combined``, applied in
+        lexicographic order of window index; on the CPU it is given flat blocks, of shape ``(N,)``. Or a
+        `WeightedMean`, for which ``"mean"``, ``"linear"``, ``"hann"`` and ``"gaussian"`` stand. Default: the sum.
     blend_init : number, optional
         What a pixel holds before its first window, and where there is none. Default: 0.
     edge : "drop" or "clip", or a sequence of them, optional
@@ -129,7 +129,7 @@ class InfiniteTensor(Fillable):
         tile_store: TileStore | None = None,
         tensor_id: str | uuid.UUID | None = None,
         batch_size: int | tuple[int, ...] | None = None,
-        blend: Blend | None = None,
+        blend: Blend | str | None = None,
         blend_init: Number | None = None,
         version: object = None,
         edge: str | Sequence[str | None] = "drop",

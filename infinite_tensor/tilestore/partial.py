@@ -34,7 +34,8 @@ class PartialTile:
     Attributes
     ----------
     prefix : torch.Tensor or None
-        The tile with its first windows, in lexicographic order, blended in.
+        The tile with its first windows, in lexicographic order, blended in. Of a weighted mean it is the weighted sum,
+        in the dtype of that.
     prefix_length : int
         How many windows `prefix` holds.
     pieces : mapping of window index to torch.Tensor
@@ -93,6 +94,8 @@ class PartialTile:
         # safetensors knows no complex128; bytes carry every dtype.
         raw = {name: tensor.contiguous().view(torch.uint8) for name, tensor in tensors.items()}
         metadata = {"dtype": dtype_name(dtype), "prefix_length": str(self.prefix_length)}
+        if self.prefix is not None and self.prefix.dtype != dtype:
+            metadata["prefix_dtype"] = dtype_name(self.prefix.dtype)
         return safetensors.torch.save(raw, metadata | {"digest": _digest(place, metadata, raw)})
 
     @classmethod
@@ -105,9 +108,10 @@ class PartialTile:
             if metadata.pop("digest") != _digest(place, metadata, raw):
                 raise ValueError("its content does not match its digest")
             dtype = dtype_of(metadata["dtype"])
-            tensors = {name: tensor.view(dtype) for name, tensor in raw.items()}
-            prefix = tensors.pop(_PREFIX, None)
-            pieces = {_index_of(name): piece for name, piece in tensors.items()}
+            prefix = raw.pop(_PREFIX, None)
+            if prefix is not None:
+                prefix = prefix.view(dtype_of(metadata.get("prefix_dtype", metadata["dtype"])))
+            pieces = {_index_of(name): piece.view(dtype) for name, piece in raw.items()}
             return cls(prefix, int(metadata["prefix_length"]), pieces)
         except (SafetensorError, KeyError, RuntimeError, ValueError, TypeError, OverflowError) as error:
             raise DamagedPartialError(f"damaged partial tile {place}: {error}") from error
@@ -129,7 +133,8 @@ def _index_of(name: str) -> Index:
 
 def _digest(place: str, metadata: Mapping[str, str], raw: Mapping[str, torch.Tensor]) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    for text in (place, metadata["dtype"], metadata["prefix_length"]):
+    fields = [metadata[name] for name in ("dtype", "prefix_length", "prefix_dtype") if name in metadata]
+    for text in (place, *fields):
         digest.update(f"{text}\0".encode())
     for name in sorted(raw):
         digest.update(f"{name} {tuple(raw[name].shape)}\0".encode())
@@ -188,7 +193,7 @@ class TileInProgress:
     @property
     def nbytes(self) -> int:
         """Memory that the tile takes, in bytes."""
-        return self._piece_bytes + (0 if self._prefix is None else self._record.layout.tile_bytes)
+        return self._piece_bytes + (0 if self._prefix is None else self._prefix.nbytes)
 
     def __contains__(self, index: Index) -> bool:
         """Whether window `index` is known."""
@@ -225,8 +230,7 @@ class TileInProgress:
         self.logged = True
         self._check_fits(partial)
         if partial.prefix is not None and partial.prefix_length > self._prefix_length:
-            self._prefix = copied(as_array(partial.prefix))
-            self._prefix_length = partial.prefix_length
+            self._begin_with(copied(as_array(partial.prefix)), partial.prefix_length)
             self._stored_prefix = partial.prefix_length
             for rank in [rank for rank in self._pieces if rank < self._prefix_length]:
                 self._piece_bytes -= self._pieces.pop(rank).nbytes
@@ -242,18 +246,23 @@ class TileInProgress:
         high = [a + n for a, n in zip(low, target.shape, strict=True)]
         if self._forgotten:
             self._check_known(low, high)
+        inside = tuple([slice(a - s, b - s) for a, b, s in zip(low, high, self.start, strict=True)])
+        if self.pixels is not None:
+            target[...] = self.pixels[inside]
+            return
+        blender = self._record.spec.blender
+        block = blender.begun(target)
         if self._prefix is not None:
-            target[...] = self._prefix[
-                tuple([slice(a - s, b - s) for a, b, s in zip(low, high, self.start, strict=True)])
-            ]
+            block[...] = self._prefix[inside]
         else:
-            self._record.spec.blender.prepare(target, low)
+            blender.prepare(block, low)
         if self._pieces:
             box = self._record.spec.grid.box(low, high)
             for index in itertools.product(*map(range, *box)):
                 piece = self._pieces.get(self._rank(index))
                 if piece is not None:
-                    self._record.spec.blender.fold(target, low, piece, self._piece_start(index), index)
+                    blender.fold(block, low, piece, self._piece_start(index), index)
+        blender.finish(block, low, target)
 
     def finished(self) -> torch.Tensor:
         """The tile, complete."""
@@ -283,7 +292,8 @@ class TileInProgress:
         if not 0 <= length <= self.total or (partial.prefix is None) is (length > 0):
             raise DamagedPartialError(f"a prefix of {length} windows, of the {self.total} that cover the tile")
         if partial.prefix is not None:
-            self._check_block("prefix", partial.prefix, self._record.layout.tile_shape)
+            accumulator = self._record.spec.blender.accumulator
+            self._check_block("prefix", partial.prefix, accumulator, self._record.layout.tile_shape)
         for index, piece in partial.pieces.items():
             inside = len(index) == len(self._low) and all(
                 0 <= i - low < width for i, low, width in zip(index, self._low, self._widths, strict=True)
@@ -291,10 +301,10 @@ class TileInProgress:
             if not inside:
                 raise DamagedPartialError(f"a piece of window {index}, which does not cover the tile")
             bounds = zip(self._piece_start(index), self._piece_stop(index), strict=True)
-            self._check_block(f"piece of window {index}", piece, tuple([b - a for a, b in bounds]))
+            shape = tuple([b - a for a, b in bounds])
+            self._check_block(f"piece of window {index}", piece, self._record.layout.dtype, shape)
 
-    def _check_block(self, name: str, block: torch.Tensor, shape: Index) -> None:
-        dtype = self._record.layout.dtype
+    def _check_block(self, name: str, block: torch.Tensor, dtype: torch.dtype, shape: Index) -> None:
         if block.dtype != dtype or block.shape != shape:
             raise DamagedPartialError(f"a {name} of {block.dtype} {tuple(block.shape)}, not {dtype} {shape}")
 
@@ -340,24 +350,34 @@ class TileInProgress:
         tile, length = self._begun(), self._prefix_length
         self._prefix, self._prefix_length = None, 0
         fold(tile[self._inside], self.start, *windows)
-        self._prefix, self._prefix_length = tile, length + count
+        self._begin_with(tile, length + count)
+
+    def _begin_with(self, tile: Array, length: int) -> None:
+        """Have the first windows be blended into `tile`, which is finished if they are all."""
+        if length == self.total:
+            folded, blender, dtype = tile, self._record.spec.blender, self._record.layout.dtype
+            if blender.accumulator != dtype:
+                tile = as_array(self._allocated(dtype))
+            blender.finish(folded, self.start, tile)
+        self._prefix, self._prefix_length = tile, length
 
     def _begun(self) -> Array:
         """The tile with its first windows; a blank one where it has none."""
         if self._prefix is not None:
             return self._prefix
-        tile = as_array(self._allocated())
-        self._record.spec.blender.blank(tile)
+        blender = self._record.spec.blender
+        tile = as_array(self._allocated(blender.accumulator))
+        blender.blank(tile)
         return tile
 
-    def _allocated(self) -> torch.Tensor:
-        layout = self._record.layout
+    def _allocated(self, dtype: torch.dtype) -> torch.Tensor:
+        shape = self._record.layout.tile_shape
         try:
-            return torch.empty(layout.tile_shape, dtype=layout.dtype, device="cpu")
+            return torch.empty(shape, dtype=dtype, device="cpu")
         except RuntimeError as error:
             raise StoreError(
                 f"no memory for tile {self.tile} of tensor {self._record.spec.tensor_id!r}, which has "
-                f"{layout.tile_bytes} bytes: {error}; a smaller tile_size needs less"
+                f"{math.prod(shape) * dtype.itemsize} bytes: {error}; a smaller tile_size needs less"
             ) from error
 
     def _check_known(self, low: Sequence[int], high: Sequence[int]) -> None:

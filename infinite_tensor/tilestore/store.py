@@ -89,7 +89,7 @@ class TileStore:
         f: Callable[..., Any] | None = None,
         args: Sequence[InfiniteTensor | SupportsAsTensor] | None = None,
         *,
-        blend: Blend | None = None,
+        blend: Blend | str | None = None,
         batch_size: int | tuple[int, ...] | None = None,
         device: torch.device | str = "cpu",
     ) -> InfiniteTensor:
@@ -106,8 +106,9 @@ class TileStore:
             Computes the windows that are missing.
         args : sequence of InfiniteTensor or TensorBlob, optional
             The upstream tensors that `f` is given.
-        blend : callable, optional
-            The blend; needed to compute where it is none of torch's own elementwise functions.
+        blend : callable, WeightedMean or str, optional
+            The blend; needed to compute where it is a function that is none of torch's own elementwise ones, or a
+            `WeightedMean` of weights that were given.
         batch_size, device
             As for `InfiniteTensor`.
 

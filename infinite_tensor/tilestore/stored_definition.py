@@ -28,11 +28,15 @@ from infinite_tensor.values.definition import (
     scalar_from_json,
 )
 from infinite_tensor.values.spec import TensorSpec
+from infinite_tensor.values.weights import check_mean
 
 T = TypeVar("T")
 
 FORMAT = 1
 """Version of what is stored; what a later version has stored is refused."""
+
+_FORMAT_OF_MEANS = 2
+"""Version of a tensor that is blended by a weighted mean, whose partial tiles hold sums that are not divided yet."""
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -67,9 +71,9 @@ class StoredTensor:
         version = as_index(fields.get("format", FORMAT))
         if version is None or version < 1:
             raise ValidationError(f"format must be a positive int, got {fields['format']!r:.200}")
-        if version > FORMAT:
+        if version > _FORMAT_OF_MEANS:
             raise StoreError(
-                f"it has format {version}, this version reads up to {FORMAT}; open it with a later version "
+                f"it has format {version}, this version reads up to {_FORMAT_OF_MEANS}; open it with a later version "
                 "of this library"
             )
         definition = definition_of(fields)
@@ -99,6 +103,11 @@ class StoredTensor:
         return TensorSpec(tensor_id, definition, torch.device("cpu"), blend, blend_init, self.tile_size)
 
 
+def format_of(definition: Definition) -> int:
+    """The version of what is stored of a tensor."""
+    return _FORMAT_OF_MEANS if isinstance(definition.blend, dict) else FORMAT
+
+
 def definition_of(fields: Mapping[str, Any]) -> Definition:
     """The definition that `Definition.to_json` described.
 
@@ -112,9 +121,8 @@ def definition_of(fields: Mapping[str, Any]) -> Definition:
     edge = fields.get("edge")
     edge = None if edge is None else checked_edge(_typed(list, "edge", edge), shape)
     check_output_window(window, shape, edge)
-    blend = _field(fields, "blend")
-    if blend is not None and not isinstance(blend, str):
-        raise ValidationError(f"blend must be a name or None, got {blend!r}")
+    blend, blend_init = _field(fields, "blend"), scalar_from_json(_field(fields, "blend_init"))
+    check_mean(blend_of(blend), window, dtype, blend_init)
     functions = _typed(dict, "functions", _field(fields, "functions"))
     if not all(isinstance(digest, str) for digest in functions.values()):
         raise ValidationError(f"functions must hold digests, got {functions!r}")
@@ -124,7 +132,7 @@ def definition_of(fields: Mapping[str, Any]) -> Definition:
         output_window=window,
         args=tuple(_arg(at, arg, shape) for at, arg in enumerate(_typed(list, "args", _field(fields, "args")))),
         blend=blend,
-        blend_init=json_scalar("blend_init", scalar_from_json(_field(fields, "blend_init")), dtype),
+        blend_init=json_scalar("blend_init", blend_init, dtype),
         version=json_value("version", _field(fields, "version")),
         functions=functions,
         edge=edge,

@@ -10,6 +10,9 @@ On the CPU, torch computes most of a block with vector instructions and what rem
 two may differ in the last bit (logaddexp, atan2, pow), or in the sign of a zero (maximum). A blend that is given
 is therefore called on flat blocks that leave no remainder, so that the bits of a pixel do not depend on where in
 a block it lies. A graphics processor computes all pixels alike.
+
+A weighted mean is folded like the sum, in its accumulator's dtype, and finished by a division; what has been folded
+by any other blend are the pixels.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from __future__ import annotations
 import enum
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -28,7 +31,9 @@ from infinite_tensor.geometry.points import Index, with_entry
 from infinite_tensor.geometry.window import WindowGrid, followed
 from infinite_tensor.support.allocation import Array, as_array, as_tensor, copied
 from infinite_tensor.support.forks import cached_property
+from infinite_tensor.values.averaging import Averaging
 from infinite_tensor.values.definition import Blend, Number
+from infinite_tensor.values.weights import WeightedMean, accumulator_of, check_dtype, is_even, real_dtype
 
 _LEFT_TO_NUMPY = frozenset(map(np.dtype, ("uint16", "uint32", "uint64", "complex64", "complex128")))
 """torch cannot add the former, and to add the latter it multiplies: what is infinite becomes NaN."""
@@ -73,15 +78,30 @@ class Blender:
         The windows of the tensor.
     dtype : torch.dtype
         Its dtype.
-    blend : callable or None
+    blend : callable, WeightedMean or None
         ``blend(existing, incoming) -> combined``, elementwise; None sums. On the CPU it is called on flat blocks.
     blend_init : number or None
         What a pixel holds before its first window; None is 0.
+
+    Attributes
+    ----------
+    accumulator : torch.dtype
+        What windows are folded in; `dtype` for all but a weighted mean.
     """
 
     def __init__(self, grid: WindowGrid, dtype: torch.dtype, blend: Blend | None, blend_init: Number | None) -> None:
         self._grid = grid
         self._dtype = dtype
+        self.accumulator = dtype
+        self._mean: Averaging | None = None
+        self._weighs = False
+        if isinstance(blend, WeightedMean):
+            self.accumulator = accumulator_of(dtype)
+            sums = Blender(grid, real_dtype(self.accumulator), None, None)
+            self._mean = Averaging(blend, grid, self.accumulator, sums.fold_row)
+            # The sum of values whose weights are all 1 is a plain one.
+            self._weighs = not is_even(blend) or self.accumulator != dtype
+            blend = None
         self._blend = blend
         self._init = blend_init
         self._sums_from_first = blend is None and blend_init is None
@@ -89,6 +109,20 @@ class Blender:
         self._takes_any_shape = any(blend is each for each in same)
         self._parts: dict[tuple[bool, ...], list[_Part]] = {}
         self._row_parts: dict[tuple[bool, ...], list[_Part]] = {}
+
+    def begun(self, target: Array) -> Array:
+        """A block of the accumulator's dtype to fold all windows over `target` into: that itself, if it has it."""
+        if self.accumulator == self._dtype:
+            return target
+        return as_array(torch.empty(target.shape, dtype=self.accumulator, device=as_tensor(target).device))
+
+    def finish(self, block: Array, start: Sequence[int], target: Array) -> None:
+        """Write the pixels into `target` that a block is, which begins at `start`, once all windows are folded into it.
+
+        Both may be the same, and are where nothing is left to do.
+        """
+        if self._mean is not None:
+            self._mean.divide(block, start, target)
 
     def blank(self, block: Array) -> None:
         """Set every pixel of a block to what it holds before its first window."""
@@ -121,9 +155,12 @@ class Blender:
             low.append(max(b, a))
             high.append(min(a + n, b + m))
         parts = self._parts_of(index)
+        # Where in a window something lies decides its weight only.
+        origin = self._grid.window.start(index) if self._weighs else None
         if len(parts) == 1:
             to, of = _slices(low, high, target_start), _slices(low, high, source_start)
-            self._put(parts[0].action, target, to, source[of])
+            within = of if origin is None else _slices(low, high, origin)
+            self._put(parts[0].action, target, to, source[of], within)
             return
         window_start = self._grid.window.start(index)
         for part in parts:
@@ -131,7 +168,8 @@ class Blender:
             end = [min(p, s + q) for p, s, q in zip(high, window_start, part.high, strict=True)]
             if all(map(operator.lt, begin, end)):
                 to, of = _slices(begin, end, target_start), _slices(begin, end, source_start)
-                self._put(part.action, target, to, source[of])
+                within = of if origin is None else _slices(begin, end, origin)
+                self._put(part.action, target, to, source[of], within)
 
     def fold_row(self, target: Array, target_start: Sequence[int], row: Array, index: Index) -> None:
         """`fold` for whole windows that follow each other along the last coordinate, at once.
@@ -171,25 +209,30 @@ class Blender:
                 a, b = max(low[axis] + i * stride, begin), min(high[axis] + i * stride, end)
                 to[axis] = slice(a - begin, b - begin)
                 of[axis] = slice(a - start[axis] - i * stride, b - start[axis] - i * stride)
-                self._put(part.action, target, tuple(to), row[i][tuple(of)])
+                self._put(part.action, target, tuple(to), row[i][tuple(of)], of)
             if inner < outer:
                 to[axis] = slice(low[axis] + inner * stride - begin, low[axis] + outer * stride - begin)
                 of[axis] = slice(part.low[axis], part.high[axis])
                 cells = _cells(target[tuple(to)], axis, stride)
                 covered = (slice(None),) * (axis + 1) + (slice(0, high[axis] - low[axis]),)
-                self._put(part.action, cells, covered, row[inner:outer][(slice(None), *of)])
+                self._put(part.action, cells, covered, row[inner:outer][(slice(None), *of)], of)
 
-    def _put(self, action: _Action, target: Array, to: tuple[slice, ...], incoming: Array) -> None:
-        """Carry out one part of a fold."""
-        if action is _Action.COPY:
+    def _put(
+        self, action: _Action, target: Array, to: tuple[slice, ...], incoming: Array, within: Sequence[slice]
+    ) -> None:
+        """Carry out one part of a fold, of which `incoming` is the part `within` a window."""
+        if self._weighs:
+            assert self._mean is not None
+            self._mean.put(target[to], incoming, within, first=action is _Action.COPY)
+        elif action is _Action.COPY:
             target[to] = incoming
         elif action is _Action.ADD:
             _add(target[to], incoming)
         else:
-            assert self._blend is not None
+            assert callable(self._blend)
             target[to] = self._combined(self._blend, target[to], incoming)
 
-    def _combined(self, blend: Blend, existing: Array, incoming: Array) -> Array:
+    def _combined(self, blend: Callable[..., torch.Tensor], existing: Array, incoming: Array) -> Array:
         # Copies, so that a blend which writes into its arguments harms nothing that is stored.
         if self._takes_any_shape or not _on_cpu(existing):
             combined = self._called(blend, *(as_tensor(copied(block)) for block in (existing, incoming)))
@@ -198,7 +241,9 @@ class Blender:
             combined = combined[: math.prod(existing.shape)].reshape(existing.shape)
         return as_array(combined) if isinstance(existing, np.ndarray) else combined
 
-    def _combined_flat(self, blend: Blend, existing: torch.Tensor, incoming: torch.Tensor) -> torch.Tensor:
+    def _combined_flat(
+        self, blend: Callable[..., torch.Tensor], existing: torch.Tensor, incoming: torch.Tensor
+    ) -> torch.Tensor:
         """Blend what `_flattened` gave; the pixels that fill it up are still there."""
         if len(existing) <= _FLAT:
             return self._called(blend, existing, incoming)
@@ -207,7 +252,9 @@ class Blender:
             part.copy_(self._called(blend, part, incoming[begin : begin + _FLAT]))
         return existing
 
-    def _called(self, blend: Blend, existing: torch.Tensor, incoming: torch.Tensor) -> torch.Tensor:
+    def _called(
+        self, blend: Callable[..., torch.Tensor], existing: torch.Tensor, incoming: torch.Tensor
+    ) -> torch.Tensor:
         shape = existing.shape
         combined = blend(existing, incoming)
         if not isinstance(combined, torch.Tensor) or combined.dtype != self._dtype or combined.shape != shape:
@@ -339,6 +386,9 @@ def check_blend(blend: Blend | None, dtype: torch.dtype, device: torch.device) -
         If it is not callable, fails on `dtype`, or returns something else than it was given.
     """
     if blend is None:
+        return
+    if isinstance(blend, WeightedMean):
+        check_dtype(blend, dtype)
         return
     if not callable(blend):
         raise ValidationError(f"blend must be callable or None, got {blend!r}")

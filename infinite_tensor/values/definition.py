@@ -19,10 +19,11 @@ from infinite_tensor.geometry.window import Edge, Shape, TensorWindow
 from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.nested import Key
 from infinite_tensor.values.fingerprint import PYTHON, combined, differ, fingerprint
+from infinite_tensor.values.weights import KINDS, UnknownWeights, WeightedMean, mean_from_json, mean_to_json
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 Number: TypeAlias = "bool | int | float | complex"
-Blend: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Blend: TypeAlias = "Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | WeightedMean"
 
 DTYPES = (
     torch.bool,
@@ -106,7 +107,7 @@ class Definition:
     dtype: torch.dtype
     output_window: TensorWindow
     args: tuple[ArgDefinition, ...]
-    blend: str | None
+    blend: Json
     blend_init: Json
     version: Json
     functions: Mapping[str, str]
@@ -272,10 +273,32 @@ def _real_from_json(stored: object) -> float:
     raise ValidationError(f"not a number: {stored!r:.200}")
 
 
-def blend_name(blend: Blend | None) -> str | None:
-    """Module and qualified name of a blend; of a lambda or a partial, whose names say nothing, just that."""
+_NAMED: Mapping[str, Blend] = {kind: WeightedMean(kind) for kind in KINDS}
+"""What users may write for a blend."""
+
+
+def named_blend(given: Any) -> Any:
+    """The blend that users mean by a name, anything else as it is; ValidationError for a name that there is not."""
+    if not isinstance(given, str):
+        return given
+    if given not in _NAMED:
+        names = ", ".join(map(repr, _NAMED))
+        raise ValidationError(
+            f"blend must be one of {names}, a WeightedMean, a function of two tensors, or None, which is the sum, "
+            f"got {given!r:.200}"
+        )
+    return _NAMED[given]
+
+
+def blend_name(blend: Blend | None) -> Json:
+    """What a definition says of a blend.
+
+    Of a function that is module and qualified name; of a lambda or a partial, whose names say nothing, just that.
+    """
     if blend is None:
         return None
+    if isinstance(blend, WeightedMean):
+        return mean_to_json(blend)
     name = getattr(blend, "__qualname__", type(blend).__qualname__)
     if _is_anonymous(blend):
         return "<anonymous>"
@@ -297,13 +320,15 @@ _ELEMENTWISE = (
 )
 
 
-def blend_of(name: str | None) -> Blend | None:
+def blend_of(name: Json) -> Blend | None:
     """The blend that `blend_name` named, as far as it is one of torch's own: nothing in a store is imported.
 
-    Another one stands as a function that raises ValidationError when it is needed.
+    Another one stands as one that raises ValidationError when it is needed; that is one of `UNKNOWN`.
     """
     if name is None:
         return None
+    if not isinstance(name, str):
+        return mean_from_json(name)
     for function in (getattr(torch, known) for known in _ELEMENTWISE):
         if blend_name(function) == name:
             return cast("Blend", function)
@@ -321,6 +346,10 @@ class UnknownBlend:
         raise ValidationError(f"this needs the blend {self.name!r}; give it to store.open(..., blend=...)")
 
 
+UNKNOWN = UnknownBlend, UnknownWeights
+"""What stands for a blend of which only the name is known."""
+
+
 def _is_anonymous(function: object) -> bool:
     return "<lambda>" in getattr(function, "__qualname__", "") or not hasattr(function, "__qualname__")
 
@@ -330,7 +359,7 @@ def functions_of(of_f: str | None, blend: Blend | None, upstream: tuple[Mapping[
     found = {"python": PYTHON}
     if of_f is not None:
         found["f"] = of_f
-    if blend is not None and _is_anonymous(blend):
+    if callable(blend) and _is_anonymous(blend):
         found["blend"] = fingerprint(blend)
     if upstream:
         found["upstream"] = combined(upstream)

@@ -12,11 +12,11 @@ from typing import Any, TypeAlias
 import torch
 from hypothesis import strategies as st
 
-from infinite_tensor import TensorWindow
+from infinite_tensor import TensorWindow, WeightedMean
 from infinite_tensor.values.definition import DTYPES
 from tests.support.reference import Index, Padding, Stage, exists, follows
 
-Blend: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Blend: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | WeightedMean
 
 _EXTENT = {1: 30, 2: 12, 3: 6}
 _SIZE = {1: 5, 2: 4, 3: 3}
@@ -163,6 +163,14 @@ def subtract(existing: torch.Tensor, incoming: torch.Tensor) -> torch.Tensor:
 
 
 halve: Blend = lambda existing, incoming: existing.mul_(0.5).add_(incoming)  # noqa: E731  (named by a lambda on purpose)
+
+
+@st.composite
+def _means(draw: st.DrawFn, window: TensorWindow) -> WeightedMean:
+    kinds = [WeightedMean(kind) for kind in ("mean", "linear", "hann", "gaussian")]
+    given = 0.1 + torch.arange(window.size[-1]) % 7
+    scales = tuple(draw(st.sampled_from([0.02, 0.3])) for _ in window.size)
+    return draw(st.sampled_from([*kinds, WeightedMean("gaussian", scales), WeightedMean(given)]))
 
 
 def _blends(dtype: torch.dtype) -> list[Blend | None]:
@@ -312,6 +320,14 @@ def _joint_extents(outputs: Sequence[_Output]) -> list[tuple[int, int] | None]:
 
 
 @st.composite
+def _blends_and_inits(draw: st.DrawFn, dtype: torch.dtype, window: TensorWindow) -> tuple[Blend | None, complex | None]:
+    """What a stage may be given as its blend, with what it may be given as `blend_init` then."""
+    if (dtype.is_floating_point or dtype.is_complex) and draw(st.integers(0, 2)) == 0:
+        return draw(_means(window)), None
+    return draw(st.sampled_from(_blends(dtype))), draw(st.sampled_from(_inits(dtype)))
+
+
+@st.composite
 def _stages(draw: st.DrawFn, before: Sequence[Stage]) -> list[Stage]:
     """A stage, or a few that one ``f`` computes."""
     outputs = [draw(_outputs().filter(_has_windows))]
@@ -331,20 +347,10 @@ def _stages(draw: st.DrawFn, before: Sequence[Stage]) -> list[Stage]:
     stages = []
     for number, (shape, window, edge) in enumerate(outputs, len(before)):
         dtype = draw(st.sampled_from(DTYPES))
-        stages.append(
-            Stage(
-                shape,
-                dtype,
-                window,
-                WindowFunction(number, window.size, dtype),
-                windows,
-                draw(st.sampled_from(_blends(dtype))),
-                draw(st.sampled_from(_inits(dtype))),
-                len(before) if joint else None,
-                edge,
-                paddings,
-            )
-        )
+        f = WindowFunction(number, window.size, dtype)
+        blend, init = draw(_blends_and_inits(dtype, window))
+        together = len(before) if joint else None
+        stages.append(Stage(shape, dtype, window, f, windows, blend, init, together, edge, paddings))
     return stages
 
 

@@ -1,12 +1,13 @@
 """The brute-force oracle: what a chain of tensors is, and which windows a read may compute.
 
 It shares no code with the library, and tries every candidate window instead of solving for the ones that
-matter. `TensorWindow` is used as a record of four tuples only.
+matter. `TensorWindow` is used as a record of four tuples only, `WeightedMean` as one of what it was given.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -15,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from infinite_tensor import TensorWindow
+from infinite_tensor import TensorWindow, WeightedMean
 
 Index: TypeAlias = tuple[int, ...]
 Box: TypeAlias = tuple[Index, Index]
@@ -48,7 +49,7 @@ class Stage:
     window: TensorWindow
     f: Callable[..., torch.Tensor]
     args: tuple[tuple[int, TensorWindow], ...] = ()
-    blend: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+    blend: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | WeightedMean | None = None
     blend_init: complex | None = None
     beside: int | None = None
     edge: tuple[str, ...] | None = None
@@ -188,6 +189,37 @@ def _exists_over(
     return True
 
 
+def shared_by(window: TensorWindow, index: Index, box: Box) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+    """Where the pixels that a window and a box share lie in the box, and where in the window."""
+    start = start_of(window, index)
+    to = tuple(slice(max(0, s - low), s + n - low) for s, n, low in zip(start, window.size, box[0], strict=True))
+    of = tuple(slice(max(0, low - s), high - s) for s, low, high in zip(start, *box, strict=True))
+    return to, of
+
+
+def weights_of(mean: WeightedMean, window: TensorWindow) -> torch.Tensor:
+    """The weights of a window, in its size."""
+    given = mean.weights
+    if isinstance(given, torch.Tensor):
+        return given.expand(window.size)
+    scales = mean.sigma_scale if isinstance(mean.sigma_scale, tuple) else (mean.sigma_scale,) * len(window.size)
+    weights = torch.ones(window.size)
+    for d, (n, scale) in enumerate(zip(window.size, scales, strict=True)):
+        if follows(window)[d] is None or window.stride[d] >= n:
+            continue
+        at = torch.arange(n, dtype=torch.float64)
+        profiles = {
+            "mean": torch.ones(n),
+            "linear": torch.minimum(at + 0.5, n - at - 0.5).float(),
+            "hann": torch.tensor(
+                [math.sin(math.pi * (k + 0.5) / n) ** 2 for k in range(n)], dtype=torch.float64
+            ).float(),
+            "gaussian": torch.exp((at - (n - 1) / 2).float() ** 2 / (-2 * (n * scale) ** 2)),
+        }
+        weights = weights * profiles[given].reshape([-1 if i == d else 1 for i in range(len(window.size))])
+    return weights.clamp(min=max(weights.min().item(), 1e-3)) if given == "gaussian" else weights
+
+
 class Reference:
     """The true values of a chain of stages, each of which reads earlier ones only."""
 
@@ -233,18 +265,38 @@ class Reference:
     def region(self, number: int, box: Box) -> tuple[torch.Tensor, torch.Tensor]:
         """Pixels of a stage, and which of them are plain copies: of `blend_init`, 0, or of one window."""
         stage = self.stages[number]
+        if isinstance(stage.blend, WeightedMean):
+            pixels = self._mean(number, box, stage.blend)
+            return pixels, torch.zeros(pixels.shape, dtype=torch.bool)
         shape = [high - low for low, high in zip(*box, strict=True)]
         pixels = torch.full(shape, 0 if stage.blend_init is None else stage.blend_init, dtype=stage.dtype)
         count = torch.zeros(shape, dtype=torch.int64)
         for index in windows_over(stage.shape, stage.window, box, stage.edge):
-            start = start_of(stage.window, index)
-            to = tuple(
-                slice(max(0, s - low), s + n - low) for s, n, low in zip(start, stage.window.size, box[0], strict=True)
-            )
-            of = tuple(slice(max(0, low - s), high - s) for s, low, high in zip(start, *box, strict=True))
+            to, of = shared_by(stage.window, index, box)
             pixels[to] = _combined(stage, pixels[to], self.window(number, index)[of], count[to] == 0)
             count[to] += 1
         return pixels, count <= (1 if stage.blend is None and stage.blend_init is None else 0)
+
+    def _mean(self, number: int, box: Box, mean: WeightedMean) -> torch.Tensor:
+        """Pixels of a stage that is blended by a weighted mean."""
+        stage = self.stages[number]
+        shape = [high - low for low, high in zip(*box, strict=True)]
+        if stage.dtype.is_complex:
+            shape.append(2)
+        dtype = torch.float64 if stage.dtype in (torch.float64, torch.complex128) else torch.float32
+        summed, divisor = (torch.zeros(shape, dtype=dtype) for _ in range(2))
+        weights = weights_of(mean, stage.window).to(dtype)
+        for index in windows_over(stage.shape, stage.window, box, stage.edge):
+            to, of = shared_by(stage.window, index, box)
+            values, factor = self.window(number, index)[of], weights[of]
+            if stage.dtype.is_complex:
+                values, factor = torch.view_as_real(values), factor.unsqueeze(-1)
+            products = values.to(dtype) * factor
+            # A sum of 0.0 and -0.0 is 0.0.
+            summed[to] = torch.where(divisor[to] == 0, products, summed[to] + products)
+            divisor[to] += factor
+        pixels = torch.where(divisor == 0, 0, summed / divisor)
+        return torch.view_as_complex(pixels) if stage.dtype.is_complex else pixels.to(stage.dtype)
 
     def missing(
         self, reads: Mapping[int, Iterable[Box]], known: Sequence[set[Index]], limit: int = 2**63
@@ -279,7 +331,7 @@ class Reference:
 
 def _combined(stage: Stage, existing: torch.Tensor, incoming: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
     """One step of the fold over the windows; `first` marks the pixels that no earlier window covers."""
-    if stage.blend is not None:
+    if callable(stage.blend):
         return blended(stage.blend, existing, incoming)
     if stage.blend_init is not None:
         return added(existing, incoming)

@@ -123,7 +123,7 @@ def test_an_int_and_a_float_of_one_value_are_the_same_blend_init() -> None:
 def test_only_blends_of_torch_come_back_from_their_name() -> None:
     assert blend_of("torch._VariableFunctionsClass.maximum") is torch.maximum
     with pytest.raises(ValidationError, match=r"os\.system"):
-        blend_of("os.system")(torch.zeros(1), torch.zeros(1))  # type: ignore[misc]
+        blend_of("os.system")(torch.zeros(1), torch.zeros(1))  # type: ignore[misc, operator]
 
 
 # Fingerprints.

@@ -66,9 +66,11 @@ def rows_in(
 
 def fold_rows(spec: TensorSpec, rows: Sequence[tuple[Index, Array]], target: Array, start: Sequence[int]) -> None:
     """Blend all windows of a region, which begins at pixel `start`, into `target`."""
-    spec.blender.prepare(target, start)
+    block = spec.blender.begun(target)
+    spec.blender.prepare(block, start)
     for index, windows in rows:
-        spec.blender.fold_row(target, start, windows, index)
+        spec.blender.fold_row(block, start, windows, index)
+    spec.blender.finish(block, start, target)
 
 
 class AllWindows:

@@ -11,8 +11,8 @@ from infinite_tensor.geometry.points import Index
 from infinite_tensor.tilestore.layout import Record, TileLayout, tile_shape_of
 from infinite_tensor.tilestore.messages import changed_args, check_same, mismatch, unknown_tensor
 from infinite_tensor.tilestore.persistent.storage import Storage
-from infinite_tensor.tilestore.stored_definition import FORMAT, StoredTensor
-from infinite_tensor.values.definition import UnknownBlend, differences
+from infinite_tensor.tilestore.stored_definition import StoredTensor, format_of
+from infinite_tensor.values.definition import UNKNOWN, differences
 from infinite_tensor.values.spec import TensorSpec
 
 _TILE_SIZE = 512
@@ -64,7 +64,7 @@ class Registry:
         tile, given = record.layout.tile_shape, self.given_tile(spec)
         if given not in (None, tile):
             raise mismatch(spec.tensor_id, [f"tile_size: stored {list(tile)}, given {list(given)}"], self._storage)
-        if isinstance(record.spec.blend, UnknownBlend):
+        if isinstance(record.spec.blend, UNKNOWN):
             # Opened for reading before; now there is the blend to continue with.
             record.spec = spec
         return record
@@ -131,7 +131,7 @@ class Registry:
 def _new_definition(spec: TensorSpec, layout: TileLayout) -> dict[str, Any]:
     """What is stored of a tensor when it is created."""
     return {
-        "format": FORMAT,
+        "format": format_of(spec.definition),
         "tensor_id": spec.tensor_id,
         **spec.definition.to_json(),
         "tile_size": list(layout.tile_shape),

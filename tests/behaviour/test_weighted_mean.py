@@ -1,0 +1,313 @@
+"""A weighted mean has the bits of the formula, in every store, after any history of reads and fills."""
+
+from __future__ import annotations
+
+import json
+import random
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from infinite_tensor import (
+    HDF5TileStore,
+    InfiniteTensor,
+    MemoryTileStore,
+    Output,
+    StoreError,
+    TensorWindow,
+    TileAccessError,
+    TileStore,
+    ValidationError,
+    WeightedMean,
+    ZarrTileStore,
+)
+from tests.support.dict_store import DictTileStore
+from tests.support.reference import Box, Index, Reference, Stage, region, same_bits
+
+STORES: dict[str, Callable[[Path], TileStore]] = {
+    "memory": lambda _path: MemoryTileStore(),
+    "memory with a limit": lambda _path: MemoryTileStore(cache_size_windows=5),
+    "zarr": lambda path: ZarrTileStore(path / "s.zarr", tile_size=16, cache_size_tiles=1),
+    "zarr with small tiles": lambda path: ZarrTileStore(path / "s.zarr", tile_size=7, compressors=None),
+    "hdf5": lambda path: HDF5TileStore(path / "s.h5", tile_size=13, compression=None, cache_size_tiles=2),
+    "dictionary": lambda _path: DictTileStore({}, tile_size=10),
+}
+
+
+@dataclass(frozen=True)
+class Noise:
+    """An ``f`` of random values, some of them negative zeros, infinite or NaN."""
+
+    size: Index
+    dtype: torch.dtype
+
+    def __call__(self, ctx: Index) -> torch.Tensor:
+        """The window at `ctx`."""
+        values = torch.randn(self.size, generator=torch.Generator().manual_seed(zlib.crc32(repr(ctx).encode())))
+        values = values.to(self.dtype)
+        flat = values.reshape(-1)
+        flat[:3] = torch.tensor([-0.0, torch.inf, torch.nan][: len(flat)], dtype=self.dtype)
+        return values
+
+
+Case = tuple[tuple[int | None, ...], TensorWindow, Box]
+
+CASES: dict[str, Case] = {
+    "half": ((None, None), TensorWindow((8, 12), stride=(4, 6)), ((-9, -20), (21, 17))),
+    "three quarters": ((None, None), TensorWindow((8, 12), stride=(2, 3)), ((-3, -20), (11, 7))),
+    "seven eighths": ((None,), TensorWindow((16,), stride=2), ((-40,), (70,))),
+    "no divisor": ((None, None), TensorWindow((7, 5), stride=(3, 4), offset=(2, -1)), ((-11, 3), (14, 30))),
+    "with gaps": ((None, None), TensorWindow((3, 6), stride=(5, 2)), ((-6, 0), (12, 20))),
+    "finite": ((23, 40), TensorWindow((8, 8), stride=3), ((0, 0), (23, 40))),
+    "channels": ((3, None, 30), TensorWindow((3, 6, 8), stride=(3, 3, 4)), ((0, -4, 0), (3, 20, 30))),
+    "kept": ((None, None), TensorWindow((4, 8), stride=3, offset=(2, 0), dimension_map=(None, 1)), ((0, 0), (9, 31))),
+    "diagonal": ((None, None), TensorWindow((6, 8), stride=(2, 3), dimension_map=(0, 0)), ((-3, -8), (13, 17))),
+    "volume": ((9, None, None), TensorWindow((4, 6, 6), stride=(2, 3, 4)), ((0, -3, 0), (9, 9, 12))),
+}
+
+MEANS = [
+    WeightedMean("mean"),
+    WeightedMean("linear"),
+    WeightedMean("hann"),
+    WeightedMean("gaussian"),
+    WeightedMean("gaussian", sigma_scale=0.02),
+]
+
+
+def make(case: str, store: TileStore, blend: Any, dtype: torch.dtype = torch.float32) -> InfiniteTensor:
+    shape, window, _ = CASES[case]
+    return InfiniteTensor(
+        shape, Noise(window.size, dtype), window, dtype=dtype, tile_store=store, tensor_id="t", blend=blend
+    )
+
+
+def expected(case: str, blend: WeightedMean, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """The pixels of the whole region of a case."""
+    shape, window, box = CASES[case]
+    return Reference([Stage(shape, dtype, window, Noise(window.size, dtype), blend=blend)]).region(0, box)[0]
+
+
+def histories(box: Box) -> Iterator[list[tuple[str, Box]]]:
+    """What is read and filled, one after the other, before everything is read."""
+    dice = random.Random(7)  # noqa: S311  (no secret)
+    yield []
+    for _ in range(2):
+        steps = []
+        for _ in range(4):
+            sides = [sorted(dice.sample(range(low, high + 1), 2)) for low, high in zip(*box, strict=True)]
+            part = tuple(low for low, _ in sides), tuple(high for _, high in sides)
+            steps.append((dice.choice(["read", "read", "fill"]), part))
+        yield steps
+
+
+def settled(pixels: torch.Tensor) -> torch.Tensor:
+    """Pixels in which one NaN stands for all: which it is, processors leave open."""
+    real = torch.view_as_real(pixels) if pixels.is_complex() else pixels
+    return torch.where(real.isnan(), torch.nan, real)
+
+
+def part_of(pixels: torch.Tensor, box: Box, part: Box) -> torch.Tensor:
+    inner = [tuple(a - low for a, low in zip(end, box[0], strict=True)) for end in part]
+    return pixels[region((inner[0], inner[1]))]
+
+
+@pytest.mark.parametrize("kind", STORES)
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("blend", [WeightedMean("hann"), WeightedMean("gaussian", 0.02)], ids=repr)
+def test_pixels_have_the_same_bits_in_every_store_after_any_history(
+    kind: str, case: str, blend: WeightedMean, tmp_path: Path
+) -> None:
+    box = CASES[case][2]
+    pixels = settled(expected(case, blend))
+    for number, steps in enumerate(histories(box)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with STORES[kind](folder) as store:
+            t = make(case, store, blend)
+            for how, part in [*steps, ("read", box)]:
+                if how == "fill":
+                    t.fill(region(part), progress=False)
+                assert same_bits(settled(t[region(part)]), part_of(pixels, box, part))
+
+
+@pytest.mark.parametrize("kind", ["memory", "zarr with small tiles"])
+@pytest.mark.parametrize("case", ["three quarters", "channels"])
+@pytest.mark.parametrize("blend", MEANS, ids=repr)
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128]
+)
+def test_every_dtype_with_fractions_has_a_mean(
+    kind: str, case: str, blend: WeightedMean, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    box = CASES[case][2]
+    with STORES[kind](tmp_path) as store:
+        t = make(case, store, blend, dtype)
+        t[region(box)][...] = 0
+        assert same_bits(settled(t[region(box)]), settled(expected(case, blend, dtype)))
+
+
+@pytest.mark.parametrize("kind", ["memory", "zarr"])
+def test_given_weights_are_used_as_they_are(kind: str, tmp_path: Path) -> None:
+    blend = WeightedMean(0.5 + torch.rand(8, 12, generator=torch.Generator().manual_seed(1)))
+    with STORES[kind](tmp_path) as store:
+        pixels = make("three quarters", store, blend)[region(CASES["three quarters"][2])]
+    assert same_bits(settled(pixels), settled(expected("three quarters", blend)))
+
+
+OVERLAPS = [(16, 8), (16, 4), (16, 2), (64, 8)]
+
+
+@pytest.mark.parametrize(("size", "stride"), OVERLAPS)
+@pytest.mark.parametrize("blend", MEANS, ids=repr)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_a_constant_stays_constant(size: int, stride: int, blend: WeightedMean, dtype: torch.dtype) -> None:
+    constant = torch.tensor(0.7391, dtype=dtype)
+    window = TensorWindow((size, size), stride=stride)
+    t = InfiniteTensor((None, None), lambda _: constant.expand(size, size).clone(), window, dtype=dtype, blend=blend)
+    pixels = t[-size : 2 * size, 0:size]
+    if dtype in (torch.float16, torch.bfloat16):
+        assert bool((pixels == constant).all())
+    else:
+        over_a_pixel = (size // stride) ** 2
+        unit = torch.finfo(dtype).eps / 2  # of numbers from 0.5 to 1
+        assert (pixels - constant).abs().max().item() <= (over_a_pixel / 2 + 3) * unit
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_an_even_mean_of_one_window_is_that_window(kind: str, tmp_path: Path) -> None:
+    window = TensorWindow((6,), stride=4)
+    with STORES[kind](tmp_path) as store:
+        t = InfiniteTensor((6,), Noise((6,), torch.float32), window, tile_store=store, tensor_id="t", blend="mean")
+        assert same_bits(settled(t[0:6]), settled(Noise((6,), torch.float32)((0,))))
+
+
+@pytest.mark.parametrize("kind", STORES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_no_window_covers_is_zero(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    with STORES[kind](tmp_path) as store:
+        t = InfiniteTensor(
+            (10, 9),
+            lambda _: torch.ones(4, 4, dtype=dtype),
+            TensorWindow((4, 4), stride=(5, 3)),
+            dtype=dtype,
+            tile_store=store,
+            tensor_id="t",
+            blend="hann",
+        )
+        pixels = t[:, :]
+    covered = torch.tensor([row % 5 < 4 for row in range(10)])[:, None] & torch.tensor([c < 7 for c in range(9)])
+    assert same_bits(pixels, covered.to(dtype))
+
+
+@pytest.mark.parametrize("mean", [WeightedMean("hann"), WeightedMean("gaussian", 0.02)], ids=repr)
+def test_nothing_is_divided_by_zero_where_weights_are_least(mean: WeightedMean) -> None:
+    # One window alone: in its corners both sums are as small as they can be.
+    window = TensorWindow((512, 4, 512), stride=(256, 2, 256))
+    t = InfiniteTensor((512, 4, 512), lambda _: torch.full((512, 4, 512), 3.0), window, blend=mean)
+    pixels = t[:, :, :]
+    assert pixels.sub(3).abs().max() <= 2 * 2.0**-22
+
+
+def test_outputs_of_one_f_may_be_means() -> None:
+    window = TensorWindow((8,), stride=4)
+    outputs = {"mean": Output((None,), torch.float32, window, "hann"), "sum": Output((None,), torch.float32, window)}
+    made = InfiniteTensor.from_multi(lambda _: {"mean": torch.ones(8), "sum": torch.ones(8)}, outputs)
+    assert made["mean"].blend == WeightedMean("hann")
+    assert made["sum"][0:4].tolist() == [2, 2, 2, 2]
+    torch.testing.assert_close(made["mean"][0:4], torch.ones(4))
+
+
+# Identity.
+
+
+@pytest.mark.parametrize("kind", ["zarr", "hdf5"])
+@pytest.mark.parametrize("blend", MEANS, ids=repr)
+def test_a_mean_of_a_kind_is_found_again_without_being_given(kind: str, blend: WeightedMean, tmp_path: Path) -> None:
+    box = CASES["half"][2]
+    with STORES[kind](tmp_path) as store:
+        make("half", store, blend)[0:3, 0:5]
+    with STORES[kind](tmp_path) as store:
+        t = store.open("t", CASES_F["half"])
+        assert t.blend == blend
+        assert same_bits(settled(t[region(box)]), settled(expected("half", blend)))
+
+
+CASES_F = {case: Noise(window.size, torch.float32) for case, (_, window, _) in CASES.items()}
+
+
+@pytest.mark.parametrize("kind", ["zarr", "hdf5"])
+def test_given_weights_are_needed_again_only_where_windows_must_be_blended(kind: str, tmp_path: Path) -> None:
+    blend = WeightedMean(torch.linspace(1, 2, 12))
+    box = CASES["half"][2]
+    pixels = settled(expected("half", blend))
+    with STORES[kind](tmp_path) as store:
+        make("half", store, blend).fill((slice(0, 8), slice(0, 8)), progress=False)
+    with STORES[kind](tmp_path) as store:
+        t = store.open("t")
+        part = (0, 0), (8, 8)
+        assert same_bits(settled(t[region(part)]), part_of(pixels, box, part))
+        with pytest.raises(TileAccessError):
+            t[region(box)]
+        with pytest.raises(ValidationError, match=r"is blended by .*give it as blend="):
+            store.open("t", CASES_F["half"])
+        with pytest.raises(ValidationError, match=r"blend.weights: stored 'sha256:.*given 'sha256:"):
+            store.open("t", CASES_F["half"], blend=WeightedMean(torch.linspace(1, 3, 12)))
+    with STORES[kind](tmp_path) as store:
+        t = store.open("t", CASES_F["half"], blend=blend)
+        assert same_bits(settled(t[region(box)]), pixels)
+
+
+@pytest.mark.parametrize("kind", ["memory", "zarr"])
+def test_other_weights_under_the_same_id_are_refused_with_both(kind: str, tmp_path: Path) -> None:
+    with STORES[kind](tmp_path) as store:
+        make("half", store, "gaussian")
+        with pytest.raises(ValidationError, match=r"blend.sigma_scale: stored 0.125, given 0.2"):
+            make("half", store, WeightedMean("gaussian", 0.2))
+        with pytest.raises(ValidationError, match=r"blend.weights: stored 'gaussian', given 'hann'"):
+            make("half", store, "hann")
+        with pytest.raises(ValidationError, match=r"blend: stored \{'weights': 'gaussian'.*given None"):
+            make("half", store, None)
+
+
+def test_only_a_mean_is_stored_in_a_format_that_older_versions_refuse() -> None:
+    storage: dict[Any, Any] = {}
+    with DictTileStore(storage) as store:
+        make("half", store, "hann")
+        InfiniteTensor((None,), lambda _: torch.ones(4), TensorWindow((4,)), tile_store=store, tensor_id="sum")
+    formats = {name: json.loads(storage[name, "definition"])["format"] for name in ("t", "sum")}
+    assert formats == {"t": 2, "sum": 1}
+    stored = json.loads(storage["t", "definition"])
+    storage["t", "definition"] = json.dumps(stored | {"format": 3})
+    with pytest.raises(StoreError, match="it has format 3, this version reads up to 2"):
+        DictTileStore(storage).open("t")
+
+
+# Moving.
+
+
+def test_moved_to_another_dtype_windows_are_blended_again() -> None:
+    t = make("half", MemoryTileStore(), "gaussian")
+    box = CASES["half"][2]
+    t[region(box)]
+    t.to(torch.float64)
+    shape, window, _ = CASES["half"]
+    stage = Stage(
+        shape, torch.float64, window, lambda ctx: CASES_F["half"](ctx).double(), blend=WeightedMean("gaussian")
+    )
+    assert same_bits(settled(t[region(box)]), settled(Reference([stage]).region(0, box)[0]))
+
+
+@pytest.mark.parametrize("kind", ["memory", "zarr"])
+def test_moved_to_integers_it_is_refused_and_stays_as_it_is(kind: str, tmp_path: Path) -> None:
+    with STORES[kind](tmp_path) as store:
+        t = make("half", store, "gaussian")
+        before = t[0:8, 0:8]
+        with pytest.raises(ValidationError, match=r"torch\.int32 holds no fractions"):
+            t.to(torch.int32)
+        assert t.dtype == torch.float32
+        assert same_bits(settled(t[0:8, 0:8]), settled(before))
