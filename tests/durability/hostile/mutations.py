@@ -95,7 +95,7 @@ def plausible(draw: st.DrawFn, honest: Any) -> Any:
         "args": [{**arg, "window": draw(_windows(2, ndim))} for arg in honest["args"]]
         * draw(st.sampled_from([0, 1, 1, 300])),
         "blend": draw(
-            st.none() | st.sampled_from([honest["blend"], f"{_TORCH}.logical_or", "os.system", "<anonymous>"])
+            st.none() | st.sampled_from([honest["blend"], f"{_TORCH}.logical_or", "os.system", "<anonymous>", *_MEANS])
         ),
         "blend_init": draw(st.none() | st.sampled_from([0, 1, True, 0.5, "NaN", [0.5, "-Infinity"], 2**70])),
         "tile_size": [min(draw(st.integers(1, 9) | _EXTENTS), extent or 2**60) for extent in shape],
@@ -103,6 +103,7 @@ def plausible(draw: st.DrawFn, honest: Any) -> Any:
 
 
 _TORCH = "torch._VariableFunctionsClass"
+_MEANS = ({"weights": "hann"}, {"weights": "gaussian", "sigma_scale": [0.1, 3]}, {"weights": "sha256:" + "0" * 64})
 _EXTENTS = st.integers(1, 9) | st.integers(1, 9) | st.sampled_from([2**31, 2**51, 2**53])
 
 
@@ -140,9 +141,9 @@ def spoilt_bytes(draw: st.DrawFn, honest: bytes) -> bytes:
 @st.composite
 def made_up_parts(draw: st.DrawFn, place: str) -> bytes:
     """A part whose digest is right for `place`, and whose content is anything."""
-    dtype = draw(st.just(torch.float32) | st.sampled_from(DTYPES))
+    dtype, accumulator = (draw(st.just(torch.float32) | st.sampled_from(DTYPES)) for _ in range(2))
     pieces = {draw(_indices()): draw(_blocks(dtype)) for _ in range(draw(st.integers(0, 3)))}
-    prefix = draw(st.none() | _blocks(dtype))
+    prefix = draw(st.none() | _blocks(dtype) | _blocks(accumulator))
     length = st.just(0) if prefix is None else st.integers(1, 9)
     return PartialTile(prefix, draw(length | _INTS), pieces).to_bytes(place)
 
@@ -158,7 +159,10 @@ def made_up_files(draw: st.DrawFn, place: str) -> bytes:
         for _ in range(draw(st.integers(0, 2)))
     }
     length = st.integers(-2, 9).map(str) | st.sampled_from(["", "x", "1e3", "9" * 5000, "²", str(2**70)])
-    metadata = {"dtype": draw(st.sampled_from(["float32", "uint8", "float9", ""])), "prefix_length": draw(length)}
+    dtypes = st.sampled_from(["float32", "uint8", "float9", ""])
+    metadata = {"dtype": draw(dtypes), "prefix_length": draw(length)}
+    if draw(st.integers(0, 3)) == 0:
+        metadata["prefix_dtype"] = draw(dtypes)
     try:
         digest = _digest(place, metadata, raw)
     except TypeError:

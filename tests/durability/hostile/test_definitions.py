@@ -64,7 +64,29 @@ _WRONG: dict[str, list[Any]] = {
         *(None, {}, "args", [None], [[]], [{}], [_ARG, 3], 10**400),
         *([_ARG | {field: wrong}] for field, values in _WRONG_IN_AN_ARG.items() for wrong in values),
     ],
-    "blend": [0, True, [], {}, ["add"]],
+    "blend": [
+        *(
+            0,
+            True,
+            [],
+            {},
+            ["add"],
+            {"weights": None},
+            {"weights": "bell"},
+            {"weights": ["hann"]},
+            {"weights": nested(90)},
+        ),
+        *({"weights": "sha256:0"}, {"weights": "sha256:" + "G" * 64}, {"weights": "hann", "more": 1}),
+        *({"weights": "hann", "sigma_scale": 0.125}, {"weights": "sha256:" + "0" * 64, "sigma_scale": 0.125}),
+        *({"weights": "gaussian"}, {"weights": "gaussian", "sigma_scale": [0.1] * 2}),
+        *(
+            {"weights": "gaussian", "sigma_scale": wrong}
+            for wrong in (0, -1, "1", True, None, 10**400, math.nan, [], {})
+        ),
+        *({"weights": "gaussian", "sigma_scale": wrong} for wrong in ([0.1], [0.1, 0.2, 0.3], [0.1, None], [[0.1]])),
+        # The tensor has a blend_init, with which there is no mean.
+        {"weights": "hann"},
+    ],
     "blend_init": ["nan", "1", "1e5", [], [1], [0, 1], {}, 10**400, True, "9" * 5000],
     "version": [nested(101), nested(500)],
     "functions": [None, [], "f", {"f": 1}, {"f": None}, {"f": {}}],
@@ -158,6 +180,26 @@ def test_a_blend_that_cannot_work_on_the_dtype_is_refused(storage: Storage) -> N
     change(storage, "top", blend="torch._VariableFunctionsClass.maximum", dtype="complex64", blend_init=None)
     with pytest.raises(ValidationError, match=r"does not work on torch\.complex64"):
         opened(storage).open("top")
+
+
+@pytest.mark.parametrize("blend", [{"weights": "hann"}, {"weights": "sha256:" + "0" * 64}])
+def test_a_mean_of_what_has_none_is_refused(storage: Storage, blend: dict[str, Any]) -> None:
+    for wrong in ({"dtype": "int32"}, {"dtype": "bool"}, {"blend_init": 0.5}):
+        change(storage, "base", blend=blend, **({"blend_init": None} | wrong))
+        with bounded(), pytest.raises(StoreError, match=r"'base' is none: blend .*(holds no fractions|no blend_init)"):
+            opened(storage).open("base")
+
+
+def test_nothing_is_allocated_for_the_weights_of_windows_that_nobody_can_hold(storage: Storage) -> None:
+    window = {"size": [2**40, 2**40], "stride": [2**39, 2**39], "offset": [0, 0], "dimension_map": None}
+    for blend in (
+        {"weights": "hann"},
+        {"weights": "gaussian", "sigma_scale": 0.125},
+        {"weights": "sha256:" + "0" * 64},
+    ):
+        change(storage, "base", blend=blend, blend_init=None, output_window=window, functions={})
+        with bounded():
+            assert opened(storage).open("base").output_window.size == (2**40, 2**40)
 
 
 # Args.
