@@ -1,7 +1,8 @@
-"""A chain of three overlapping tensors, and what is true of it.
+"""A chain of overlapping tensors, and what is true of it.
 
 `ground` has windows smaller than a tile, `slope` larger ones and a blend for which order matters, and `map` a
-finite dimension and a `blend_init`. Each reads the ones before it with a halo.
+finite dimension and a `blend_init`. Each reads the ones before it with a halo. `haze` is a weighted mean,
+which is summed in another dtype.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from infinite_tensor import InfiniteTensor, TensorWindow, TileStore, open_store
+from infinite_tensor import InfiniteTensor, TensorWindow, TileStore, WeightedMean, open_store
 from infinite_tensor.tilestore.persistent import PersistentTileStore
 from tests.support.counting import Counted
 from tests.support.reference import Box, Index, Reference, Stage, region, same_bits, windows_over
@@ -54,9 +55,9 @@ def fade(existing: torch.Tensor, incoming: torch.Tensor) -> torch.Tensor:
     return incoming - existing * 0.5
 
 
-GROUND, SLOPE, MAP = range(3)
+GROUND, SLOPE, MAP, HAZE = range(4)
 
-NAMES = ("ground", "slope", "map")
+NAMES = ("ground", "slope", "map", "haze")
 
 STAGES = (
     Stage(
@@ -84,9 +85,22 @@ STAGES = (
         ),
         blend_init=2.5,
     ),
+    Stage(
+        (None, None),
+        torch.float16,
+        TensorWindow((6, 10), stride=(4, 5)),
+        Scrambled(HAZE, (6, 10), torch.float16),
+        ((GROUND, TensorWindow((8, 12), stride=(4, 5), offset=-1)),),
+        WeightedMean("hann"),
+    ),
 )
 
-CANVASES: tuple[Box, ...] = (((-32, -32), (32, 32)), ((-16, -16), (24, 24)), ((0, -8, -8), (2, 16, 16)))
+CANVASES: tuple[Box, ...] = (
+    ((-32, -32), (32, 32)),
+    ((-16, -16), (24, 24)),
+    ((0, -8, -8), (2, 16, 16)),
+    ((-9, -8), (12, 17)),
+)
 """What is filled of each stage. Each holds every pixel that filling the next ones reads."""
 
 
@@ -140,7 +154,7 @@ class Chain:
     called : callable, optional
         Called with each window before it is computed.
     stages : sequence of Stage
-        At most three.
+        As many as there are names, or fewer.
 
     Attributes
     ----------

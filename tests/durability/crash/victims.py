@@ -98,7 +98,7 @@ def do_everything(sending: Connection, path: Path, kill: Kill) -> None:
 
     store = open_chain_store(path)
     chain = Chain(store, lambda window: sending.send(Called(window)))
-    ground, _, chart = chain.tensors
+    ground, _, chart, _ = chain.tensors
     # Logs of partial tiles begin, grow and are finished.
     for end in (3, 6, 9, 15):
         read(ground, slice(0, 9), slice(0, end))
