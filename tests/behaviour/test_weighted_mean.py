@@ -29,6 +29,8 @@ from infinite_tensor import (
 from tests.support.dict_store import DictTileStore
 from tests.support.reference import Box, Index, Reference, Stage, region, same_bits
 
+pytestmark = pytest.mark.filterwarnings("ignore::infinite_tensor.UncoveredPixelsWarning")
+
 STORES: dict[str, Callable[[Path], TileStore]] = {
     "memory": lambda _path: MemoryTileStore(),
     "memory with a limit": lambda _path: MemoryTileStore(cache_size_windows=5),
@@ -67,6 +69,8 @@ CASES: dict[str, Case] = {
     "channels": ((3, None, 30), TensorWindow((3, 6, 8), stride=(3, 3, 4)), ((0, -4, 0), (3, 20, 30))),
     "kept": ((None, None), TensorWindow((4, 8), stride=3, offset=(2, 0), dimension_map=(None, 1)), ((0, 0), (9, 31))),
     "diagonal": ((None, None), TensorWindow((6, 8), stride=(2, 3), dimension_map=(0, 0)), ((-3, -8), (13, 17))),
+    "clipped": ((23, 40), TensorWindow((8, 9), stride=(3, 4), offset=(-2, 0)), ((0, 0), (23, 40))),
+    "clipped, larger than the tensor": ((5, 7, None), TensorWindow((8, 7, 6), 3), ((0, 0, -4), (5, 7, 13))),
     "volume": ((9, None, None), TensorWindow((4, 6, 6), stride=(2, 3, 4)), ((0, -3, 0), (9, 9, 12))),
 }
 
@@ -81,15 +85,16 @@ MEANS = [
 
 def make(case: str, store: TileStore, blend: Any, dtype: torch.dtype = torch.float32) -> InfiniteTensor:
     shape, window, _ = CASES[case]
-    return InfiniteTensor(
-        shape, Noise(window.size, dtype), window, dtype=dtype, tile_store=store, tensor_id="t", blend=blend
-    )
+    edge = "clip" if case.startswith("clipped") else "drop"
+    f = Noise(window.size, dtype)
+    return InfiniteTensor(shape, f, window, dtype=dtype, tile_store=store, tensor_id="t", blend=blend, edge=edge)
 
 
 def expected(case: str, blend: WeightedMean, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """The pixels of the whole region of a case."""
     shape, window, box = CASES[case]
-    return Reference([Stage(shape, dtype, window, Noise(window.size, dtype), blend=blend)]).region(0, box)[0]
+    edge = ("clip",) * len(shape) if case.startswith("clipped") else None
+    return Reference([Stage(shape, dtype, window, Noise(window.size, dtype), blend=blend, edge=edge)]).region(0, box)[0]
 
 
 def histories(box: Box) -> Iterator[list[tuple[str, Box]]]:
