@@ -66,7 +66,8 @@ class Averaging:
         weights = self._weights_on(as_tensor(target).device)[tuple(within)]
         if target.ndim > weights.ndim:
             weights = weights[None]
-        for into, values, factor in _serially(target, incoming, weights):
+        for part in _cut((target, incoming, weights)):
+            into, values, factor = _tensors(part)
             if first:
                 torch.mul(values, factor, out=into)
             else:
@@ -77,7 +78,8 @@ class Averaging:
         """Write what is `summed` of a block that begins at pixel `start`, divided by the sum of the weights."""
         device = as_tensor(summed).device
         for tile, to, of in self._tiles(start, summed.shape):
-            for quotient, dividend, divisor in _serially(target[to], summed[to], self._sum(tile, device)[of]):
+            for part in _cut((target[to], summed[to], self._sum(tile, device)[of])):
+                quotient, dividend, divisor = _tensors(part)
                 if quotient.dtype == dividend.dtype:
                     torch.div(dividend, divisor, out=quotient)
                 else:
@@ -167,26 +169,31 @@ class Averaging:
         return summed
 
 
-def _serially(target: Array, values: Array, factor: Array) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Blocks of one shape and what broadcasts to it, on the CPU cut alike into parts that are worked on at once.
+_Blocks: TypeAlias = tuple[Array, Array, Array]
 
-    The real and imaginary parts of complex values are a dimension of their own: multiplied as one number, what is
-    infinite in one of them would make the other NaN.
-    """
+
+def _cut(blocks: _Blocks) -> list[_Blocks]:
+    """Blocks of one shape and what broadcasts to it, on the CPU cut alike into parts that are worked on at once."""
+    target, values, factor = blocks
     count = math.prod(target.shape)
     if count <= _AT_ONCE or as_tensor(target).device.type != "cpu":
-        yield _parts_of(target, values, factor)
-    elif len(target) == 1:
-        yield from _serially(target[0], values[0], factor[0])
-    else:
-        step = -(-len(target) // -(-count // _AT_ONCE))
-        for begin in range(0, len(target), step):
-            part = slice(begin, begin + step)
-            yield from _serially(target[part], values[part], factor if len(factor) == 1 else factor[part])
+        return [blocks]
+    rows, alike = len(target), len(factor) == 1
+    together = _AT_ONCE * rows // count
+    if rows == 1 or not together:
+        smaller = [(target[i], values[i], factor[0 if alike else i]) for i in range(rows)]
+        return [part for each in smaller for part in _cut(each)]
+    step = -(-rows // -(-rows // together))
+    cuts = [slice(begin, begin + step) for begin in range(0, rows, step)]
+    return [(target[cut], values[cut], factor if alike else factor[cut]) for cut in cuts]
 
 
-def _parts_of(target: Array, values: Array, factor: Array) -> tuple[torch.Tensor, ...]:
-    into, by, weight = as_tensor(target), as_tensor(values), as_tensor(factor)
-    if by.is_complex():
-        return torch.view_as_real(into), torch.view_as_real(by), weight.unsqueeze(-1)
-    return into, by, weight
+def _tensors(blocks: _Blocks) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Blocks as tensors. The real and imaginary parts of complex values are a dimension of their own.
+
+    Multiplied as one number, what is infinite in one of them would make the other NaN.
+    """
+    target, values, factor = as_tensor(blocks[0]), as_tensor(blocks[1]), as_tensor(blocks[2])
+    if values.is_complex():
+        return torch.view_as_real(target), torch.view_as_real(values), factor.unsqueeze(-1)
+    return target, values, factor

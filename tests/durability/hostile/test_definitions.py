@@ -47,6 +47,10 @@ _WRONG_IN_AN_ARG: dict[str, list[Any]] = {
     "tensor_id": [0, "", "\ud800", [], {}],
     "window": [None, [], {}, _WINDOW | {"dimension_map": [0, 7]}],
 }
+_WRONG_SCALES: list[Any] = [
+    *(0, -1, "1", True, None, 10**400, math.nan, [], {}),
+    *([0.1], [0.1, 0.2, 0.3], [0.1, None], [[0.1]]),
+]
 _WRONG: dict[str, list[Any]] = {
     "format": [None, "1", 0, -1, True, 1.0, math.nan, [1], {}],
     "tensor_id": [None, "top", 3, ["base"], {}],
@@ -79,11 +83,7 @@ _WRONG: dict[str, list[Any]] = {
         *({"weights": "sha256:0"}, {"weights": "sha256:" + "G" * 64}, {"weights": "hann", "more": 1}),
         *({"weights": "hann", "sigma_scale": 0.125}, {"weights": "sha256:" + "0" * 64, "sigma_scale": 0.125}),
         *({"weights": "gaussian"}, {"weights": "gaussian", "sigma_scale": [0.1] * 2}),
-        *(
-            {"weights": "gaussian", "sigma_scale": wrong}
-            for wrong in (0, -1, "1", True, None, 10**400, math.nan, [], {})
-        ),
-        *({"weights": "gaussian", "sigma_scale": wrong} for wrong in ([0.1], [0.1, 0.2, 0.3], [0.1, None], [[0.1]])),
+        *({"weights": "gaussian", "sigma_scale": wrong} for wrong in _WRONG_SCALES),
         # The tensor has a blend_init, with which there is no mean.
         {"weights": "hann"},
     ],
