@@ -38,6 +38,7 @@ from infinite_tensor.filling import cutting, fill
 from infinite_tensor.filling.fillable import fill_together, plan_together
 from infinite_tensor.geometry.regions import parse
 from infinite_tensor.tilestore import blended
+from infinite_tensor.values import averaging
 from tests.support.dict_store import DictTileStore
 from tests.support.pipelines import Action, Fill, Forget, Pipeline, Read, Selection, Together, pipelines
 from tests.support.reference import Box, Index, Reference, Stage, TooManyWindows
@@ -377,6 +378,7 @@ def _run(
         patch.setattr(blended, "_TILE_BYTES", pipeline.block_bytes // 4)
         patch.setattr(cutting, "_STEP_BYTES", pipeline.block_bytes // 2)
         patch.setattr(fill, "_DEFAULT_HELD", pipeline.block_bytes)
+        patch.setattr(averaging, "_IN_TILE", pipeline.block_bytes)
         history = History(pipeline, open_store, persistent=persistent, bounded=bounded)
         try:
             for action in pipeline.actions:

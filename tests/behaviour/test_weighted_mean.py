@@ -26,10 +26,18 @@ from infinite_tensor import (
     WeightedMean,
     ZarrTileStore,
 )
+from infinite_tensor.values import averaging
 from tests.support.dict_store import DictTileStore
 from tests.support.reference import Box, Index, Reference, Stage, region, same_bits
 
 pytestmark = pytest.mark.filterwarnings("ignore::infinite_tensor.UncoveredPixelsWarning")
+
+
+@pytest.fixture(params=[100, 2**16], ids=lambda n: f"{n} in a tile")
+def _tiles_of_weights(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums of weights are worked out for tiles of about so many pixels, which share them where they lie alike."""
+    monkeypatch.setattr(averaging, "_IN_TILE", request.param)
+
 
 STORES: dict[str, Callable[[Path], TileStore]] = {
     "memory": lambda _path: MemoryTileStore(),
@@ -110,6 +118,9 @@ def histories(box: Box) -> Iterator[list[tuple[str, Box]]]:
         yield steps
 
 
+_MEANS = WeightedMean("hann"), WeightedMean("gaussian", 0.02)
+
+
 def settled(pixels: torch.Tensor) -> torch.Tensor:
     """Pixels in which one NaN stands for all: which it is, processors leave open."""
     real = torch.view_as_real(pixels) if pixels.is_complex() else pixels
@@ -121,9 +132,9 @@ def part_of(pixels: torch.Tensor, box: Box, part: Box) -> torch.Tensor:
     return pixels[region((inner[0], inner[1]))]
 
 
+@pytest.mark.usefixtures("_tiles_of_weights")
 @pytest.mark.parametrize("kind", STORES)
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("blend", [WeightedMean("hann"), WeightedMean("gaussian", 0.02)], ids=repr)
+@pytest.mark.parametrize(("case", "blend"), [(case, _MEANS[n % 2]) for n, case in enumerate(CASES)], ids=str)
 def test_pixels_have_the_same_bits_in_every_store_after_any_history(
     kind: str, case: str, blend: WeightedMean, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from infinite_tensor import InfiniteTensor, TensorWindow, ValidationError, WeightedMean
-from infinite_tensor.values.weights import KINDS, weights_over
+from infinite_tensor.values.weights import KINDS, mean_from_json, mean_to_json, weights_over
 
 LINE = TensorWindow((8,), stride=4)
 
@@ -96,6 +97,47 @@ def test_means_are_equal_where_their_pixels_are() -> None:
 @pytest.mark.parametrize("mean", [*map(WeightedMean, KINDS), WeightedMean("gaussian", (0.25, 1)), WeightedMean([2, 3])])
 def test_a_mean_survives_a_pickle(mean: WeightedMean) -> None:
     assert pickle.loads(pickle.dumps(mean)) == mean  # noqa: S301
+
+
+@pytest.mark.parametrize("mean", [*map(WeightedMean, KINDS), WeightedMean("gaussian", (0.25, 1))])
+def test_a_definition_says_a_kind_and_its_scale(mean: WeightedMean) -> None:
+    assert mean_from_json(json.loads(json.dumps(mean_to_json(mean)))) == mean
+
+
+def test_a_definition_says_a_digest_of_given_weights() -> None:
+    stored = mean_to_json(WeightedMean([1, 2]))
+    unknown = mean_from_json(stored)
+    assert unknown == WeightedMean(torch.tensor([[1.0, 2.0]]))
+    with pytest.raises(ValidationError, match=r"only the digest 'sha256:\w+' is stored; give them to store.open"):
+        weights_over(unknown, LINE)
+
+
+_SHA = "sha256:" + "0" * 64
+_WRONG_SCALES: list[Any] = [[0.1, 0.1], [], "1", True, None, float("nan"), {}]
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        *(
+            0,
+            True,
+            [],
+            {},
+            ["hann"],
+            {"weights": None},
+            {"weights": "bell"},
+            {"weights": ["hann"]},
+            {"weights": "sha256:0"},
+        ),
+        *({"weights": "hann", "more": 1}, {"weights": "hann", "sigma_scale": 0.125}, {"weights": "gaussian"}),
+        *({"weights": _SHA.upper()}, {"weights": _SHA, "sigma_scale": 0.125}, {"weights": _SHA + "\n"}),
+        *({"weights": "gaussian", "sigma_scale": wrong} for wrong in _WRONG_SCALES),
+    ],
+)
+def test_what_no_definition_says_is_refused(stored: object) -> None:
+    with pytest.raises(ValidationError):
+        mean_from_json(stored)
 
 
 WRONG: list[tuple[Any, Any, str]] = [
