@@ -114,12 +114,7 @@ class World:
         noise = InfiniteTensor(
             (2, None, None), self.noise, TensorWindow((2, 32, 32)), tile_store=store, tensor_id="noise", version=seed
         )
-        around = TensorWindow(
-            (2, *[SIDE // COARSE + 2 * AROUND] * 2),
-            stride=(2, STRIDE // COARSE, STRIDE // COARSE),
-            offset=(0, -AROUND, -AROUND),
-            dimension_map=(None, 0, 1),
-        )
+        coarse = TensorWindow((2, SIDE // COARSE, SIDE // COARSE), stride=STRIDE // COARSE, dimension_map=(None, 0, 1))
         window = TensorWindow((SIDE, SIDE), stride=STRIDE)
         middle = TensorWindow((STRIDE, STRIDE), offset=SIDE // 4)
         painted = InfiniteTensor.from_multi(
@@ -134,7 +129,7 @@ class World:
                 ),
             },
             args=[noise],
-            args_windows=[around],
+            args_windows=[coarse.padded(AROUND)],
             tile_store=store,
             tensor_id="world",
             version=seed,

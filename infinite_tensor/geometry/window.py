@@ -76,7 +76,7 @@ def _integers(name: str, value: object, dims: int | None, minimum: int | None) -
         if number is not None and abs(number) > LARGEST:
             raise ValidationError(f"{name} must stay within 2**53, got {value!r}")
         if number is None or (minimum is not None and number < minimum):
-            kind = "positive ints" if minimum == 1 else "ints"
+            kind = {None: "ints", 0: "ints from 0 on", 1: "positive ints"}[minimum]
             raise ValidationError(f"{name} must hold {kind} only, got {value!r}")
     return tuple(number for number in numbers if number is not None)
 
@@ -177,6 +177,46 @@ class TensorWindow:
         grid = WindowGrid(self, shape, checked_edge(edge, shape))
         low, high = grid.box([s.start for s in pixel_slices], [s.stop for s in pixel_slices])
         return itertools.product(*map(range, low, high))
+
+    def padded(self, margin: int | Sequence[int]) -> TensorWindow:
+        """The same window with `margin` pixels more on each side: for an arg that ``f`` is given with a halo.
+
+        Window ``i`` covers what it did and the margin around it: stride and `dimension_map` stay as they are.
+
+        Parameters
+        ----------
+        margin : int or tuple of int
+            Pixels, from 0 on; one entry per dimension, or an int for all that follow a window coordinate: what
+            `dimension_map` keeps in place stays as it is. A finite dimension that follows a coordinate, but in which
+            there is one window only, needs a 0: ``TensorWindow((3, 64, 64)).padded((0, 2, 2))`` for an arg of shape
+            ``(3, None, None)``.
+
+        Raises
+        ------
+        ValidationError
+            If an entry is no int or is negative, the length differs, or a dimension that stays in place is given a
+            margin.
+
+        Examples
+        --------
+        >>> TensorWindow((64, 64)).padded(2)
+        TensorWindow((68, 68), stride=(64, 64), offset=(-2, -2))
+        """
+        follows = followed(self)
+        margins = _integers("margin", margin, self.ndim, 0)
+        if as_index(margin) is not None:
+            margins = tuple(0 if k is None else n for k, n in zip(follows, margins, strict=True))
+        for d, (k, n) in enumerate(zip(follows, margins, strict=True)):
+            if k is None and n:
+                raise ValidationError(
+                    f"margin {margin!r}: dimension {d} of {self!r} stays in place and cannot have one; give 0 for it"
+                )
+        return TensorWindow(
+            [size + 2 * n for size, n in zip(self.size, margins, strict=True)],
+            self.stride,
+            [offset - n for offset, n in zip(self.offset, margins, strict=True)],
+            self.dimension_map,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The window as JSON-safe lists; `from_dict` reads it back."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,6 +66,62 @@ def test_windows_are_equal_and_hashed_by_value() -> None:
 
 def test_a_map_that_changes_nothing_is_no_map() -> None:
     assert TensorWindow((4, 4), dimension_map=(0, 1)) == TensorWindow((4, 4))
+
+
+def test_a_padded_window_has_a_margin_on_each_side_and_the_same_stride() -> None:
+    assert TensorWindow((64, 64)).padded(2) == TensorWindow((68, 68), stride=64, offset=-2)
+    assert TensorWindow((8, 6), stride=3, offset=(1, -5)).padded(2) == TensorWindow((12, 10), 3, (-1, -7))
+    assert TensorWindow((8, 6)).padded((0, 1)) == TensorWindow((8, 8), (8, 6), (0, -1))
+
+
+def test_a_padded_window_keeps_its_map_and_grows_only_where_it_slides() -> None:
+    window = TensorWindow((3, 8, 8), stride=4, offset=(1, 0, 0), dimension_map=(None, 1, 0))
+    assert window.padded(2) == TensorWindow((3, 12, 12), 4, (1, -2, -2), (None, 1, 0))
+    assert window.padded((0, 2, 1)) == TensorWindow((3, 12, 10), 4, (1, -2, -1), (None, 1, 0))
+    diagonal = TensorWindow((4, 4), dimension_map=(0, 0))
+    assert diagonal.padded(1) == TensorWindow((6, 6), 4, -1, (0, 0))
+
+
+def test_a_window_of_which_nothing_slides_has_no_margin() -> None:
+    window = TensorWindow((4, 4), dimension_map=(None, None))
+    assert window.padded(5) == window
+
+
+@pytest.mark.parametrize("window", [TensorWindow((4, 6), 3, 1), TensorWindow((3, 4), dimension_map=(None, 0))])
+def test_each_padded_window_covers_the_window_and_its_margin(window: TensorWindow) -> None:
+    for index in itertools.product(range(-2, 3), repeat=2):
+        for d, (inner, outer) in enumerate(
+            zip(window.get_bounds(index), window.padded(3).get_bounds(index), strict=True)
+        ):
+            margin = 0 if window.dimension_map is not None and window.dimension_map[d] is None else 3
+            assert (outer.start, outer.stop) == (inner.start - margin, inner.stop + margin)
+
+
+def test_a_margin_of_nothing_changes_nothing() -> None:
+    window = TensorWindow((4, 6), 3, 1)
+    assert window.padded(0) == window.padded((0, 0)) == window
+    assert window.padded(np.int64(0)) == window
+
+
+@pytest.mark.parametrize(
+    ("margin", "said"),
+    [
+        (-1, "margin must hold ints from 0 on only"),
+        (True, "margin must be a tuple of ints"),
+        (1.5, "margin must be a tuple of ints"),
+        ("22", "margin must be a tuple of ints"),
+        (None, "margin must be a tuple of ints"),
+        ((1,), "margin must have one entry per entry of size"),
+        ((1, 1, 1), "margin must have one entry per entry of size"),
+        ((1, -1), "margin must hold ints from 0 on only"),
+        ((1, 1), r"margin \(1, 1\): dimension 0 of TensorWindow.* stays in place and cannot have one; give 0 for it"),
+        (2**53, "window size must stay within 2"),
+        (2**60, "margin must stay within 2"),
+    ],
+)
+def test_a_margin_that_cannot_be_is_refused(margin: Any, said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        TensorWindow((4, 4), dimension_map=(None, 1)).padded(margin)
 
 
 def test_dict_round_trip() -> None:
