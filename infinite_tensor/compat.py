@@ -35,7 +35,7 @@ def get_or_create(
     args: Sequence[InfiniteTensor] | None = None,
     args_windows: Sequence[TensorWindow] | None = None,
     tile_size: int | Sequence[int] | None = None,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     batch_size: int | None = None,
     cache_method: str = "indirect",
     cache_limit: int | EllipsisType | None = ...,

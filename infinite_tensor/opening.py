@@ -24,7 +24,7 @@ from infinite_tensor.values.definition import (
     Definition,
     blend_name,
     functions_of,
-    named_blend,
+    resolved_blend,
 )
 from infinite_tensor.values.fingerprint import fingerprint
 
@@ -57,7 +57,7 @@ def open_tensor(
             f"tensor {tensor_id!r} is computed from {[arg.tensor_id for arg in definition.args]} "
             f"(None: an unnamed tensor), which {store!r} does not hold; give them as args=..."
         )
-    return _bind(store, tensor_id, stored, f, upstream, named_blend(blend), batch_size, checked_device(device))
+    return _bind(store, tensor_id, stored, f, upstream, resolved_blend(blend), batch_size, checked_device(device))
 
 
 def _stored(store: TileStore, tensor_id: str) -> StoredTensor:

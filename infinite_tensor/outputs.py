@@ -29,7 +29,7 @@ from infinite_tensor.values.definition import (
     functions_of,
     json_scalar,
     json_value,
-    named_blend,
+    resolved_blend,
 )
 from infinite_tensor.values.fingerprint import fingerprint
 from infinite_tensor.values.spec import TensorSpec
@@ -44,8 +44,8 @@ class Output:
     ----------
     shape : tuple of (int or None)
         Extent per dimension in pixels; None for an unbounded one.
-    dtype : torch.dtype
-        Element type.
+    dtype : torch.dtype or str
+        Element type, or its name.
     window : TensorWindow
         Which pixels a window covers. Its `dimension_map` says which dimension follows which entry of `ctx`.
     blend : callable, WeightedMean or str, optional
@@ -57,7 +57,7 @@ class Output:
     """
 
     shape: Sequence[int | None]
-    dtype: torch.dtype
+    dtype: torch.dtype | str
     window: TensorWindow
     blend: Blend | str | None = None
     blend_init: Number | None = None
@@ -107,7 +107,7 @@ class Shared:
         shape, dtype = checked_shape(output.shape), checked_dtype(output.dtype)
         edge = checked_edge(output.edge, shape)
         check_output_window(output.window, shape, edge)
-        blend = named_blend(output.blend)
+        blend = resolved_blend(output.blend)
         check_mean(blend, output.window, dtype, output.blend_init)
         check_blend(blend, dtype, self.device)
         definition = Definition(

@@ -77,8 +77,8 @@ class InfiniteTensor(Fillable):
         devices; nothing is converted.
     args_windows : sequence of TensorWindow, optional
         One per arg: the region that `f` is given of it, in coordinates of this tensor's `ctx`.
-    dtype : torch.dtype
-        Element type; any of bool, the integers, the floats and the complex types.
+    dtype : torch.dtype or str
+        Element type, or its name; any of bool, the integers, the floats and the complex types.
     device : torch.device or str
         Where `f` returns its windows and reads return their results.
     tile_store : TileStore, optional
@@ -89,8 +89,11 @@ class InfiniteTensor(Fillable):
         Most windows in one call of `f`; a tuple lists the sizes that are allowed, and contains 1.
     blend : callable, WeightedMean or str, optional
         What a pixel is that several windows cover. Elementwise ``blend(existing, incoming) -> combined``, applied in
-        lexicographic order of window index; on the CPU it is given flat blocks, of shape ``(N,)``. Or a
-        `WeightedMean`, for which ``"mean"``, ``"linear"``, ``"hann"`` and ``"gaussian"`` stand. Default: the sum.
+        lexicographic order of window index; on the CPU it is given flat blocks, of shape ``(N,)``. ``"max"`` is
+        `torch.maximum`, ``"min"`` is `torch.minimum`; like any function they start from `blend_init`, so give
+        ``-math.inf`` for a maximum of values below 0. ``"first"`` and ``"last"`` keep the first or the last window
+        over a pixel. Or a `WeightedMean`, for which ``"mean"``, ``"linear"``, ``"hann"`` and ``"gaussian"`` stand.
+        Default: the sum.
     blend_init : number, optional
         What a pixel holds before its first window, and where there is none. Default: 0.
     edge : "drop" or "clip", or a sequence of them, optional
@@ -124,7 +127,7 @@ class InfiniteTensor(Fillable):
         output_window: TensorWindow,
         args: Sequence[InfiniteTensor | SupportsAsTensor] | None = None,
         args_windows: Sequence[TensorWindow] | None = None,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | str = torch.float32,
         device: torch.device | str = "cpu",
         tile_store: TileStore | None = None,
         tensor_id: str | uuid.UUID | None = None,
@@ -279,7 +282,10 @@ class InfiniteTensor(Fillable):
 
     @property
     def blend(self) -> Blend | None:
-        """How overlapping windows are combined; None sums."""
+        """How overlapping windows are combined: a function, ``"first"``, ``"last"``, or None, which sums.
+
+        ``"max"`` and ``"min"`` are the functions that they stand for.
+        """
         return self._spec.blend
 
     @property

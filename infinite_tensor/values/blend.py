@@ -4,7 +4,8 @@ Windows are always folded in lexicographic order of their index, so the bits of 
 on the order in which windows were computed. The default sum starts from the first window that covers a
 pixel rather than from 0: ``0.0 + -0.0`` is ``0.0`` and an addition may change a NaN, a copy does neither.
 Which part of a window comes first is geometry: the part that the previous window along no coordinate
-covers. It is a few boxes, the same for every inner window, so no mask is needed.
+covers. It is a few boxes, the same for every inner window, so no mask is needed. A blend that keeps the first
+window or the last starts from the first one too, so nothing is blended with `blend_init`.
 
 On the CPU, torch computes most of a block with vector instructions and what remains at its end one by one; the
 two may differ in the last bit (logaddexp, atan2, pow), or in the sign of a zero (maximum). A blend that is given
@@ -59,6 +60,7 @@ class _Action(enum.Enum):
     COPY = enum.auto()
     ADD = enum.auto()
     BLEND = enum.auto()
+    KEEP = enum.auto()
 
 
 class _Part(NamedTuple):
@@ -78,8 +80,9 @@ class Blender:
         The windows of the tensor.
     dtype : torch.dtype
         Its dtype.
-    blend : callable, WeightedMean or None
-        ``blend(existing, incoming) -> combined``, elementwise; None sums. On the CPU it is called on flat blocks.
+    blend : callable, WeightedMean, "first", "last" or None
+        ``blend(existing, incoming) -> combined``, elementwise; on the CPU it is called on flat blocks. "first" and
+        "last" keep that window of those that cover a pixel; None sums.
     blend_init : number or None
         What a pixel holds before its first window; None is 0.
 
@@ -104,7 +107,7 @@ class Blender:
             blend = None
         self._blend = blend
         self._init = blend_init
-        self._sums_from_first = blend is None and blend_init is None
+        self._first, self._later = _actions_of(blend, blend_init)
         same = _SAME_EVERYWHERE if dtype.is_floating_point else _SAME_EVERYWHERE + _SAME_INTEGERS
         self._takes_any_shape = any(blend is each for each in same)
         self._parts: dict[tuple[bool, ...], list[_Part]] = {}
@@ -139,7 +142,7 @@ class Blender:
         Needless, and left out, where every pixel is copied from its first window.
         """
         stop = list(map(operator.add, start, block.shape))
-        if not (self._sums_from_first and self._grid.covers(start, stop)):
+        if not (self._first is _Action.COPY and self._grid.covers(start, stop)):
             self.blank(block)
 
     def fold(
@@ -228,7 +231,7 @@ class Blender:
             target[to] = incoming
         elif action is _Action.ADD:
             _add(target[to], incoming)
-        else:
+        elif action is _Action.BLEND:
             assert callable(self._blend)
             target[to] = self._combined(self._blend, target[to], incoming)
 
@@ -266,7 +269,7 @@ class Blender:
 
     def _parts_of(self, index: Index) -> list[_Part]:
         """The parts of window `index`, and what is done with each; those that are seen first in it come first."""
-        if not self._sums_from_first or self._grid.overlap_free:
+        if self._first is self._later or self._grid.overlap_free:
             return self._whole
         inner = tuple(map(operator.gt, index, self._grid.first))
         if inner not in self._parts:
@@ -275,10 +278,7 @@ class Blender:
 
     @cached_property
     def _whole(self) -> list[_Part]:
-        action = _Action.BLEND if self._blend is not None else _Action.ADD
-        if self._sums_from_first:
-            action = _Action.COPY
-        return [_Part((0,) * self._grid.ndim, self._grid.window.size, action)]
+        return [_Part((0,) * self._grid.ndim, self._grid.window.size, self._first)]
 
     def _row_parts_of(self, index: Index) -> list[_Part]:
         """The parts of each window in a row from `index` on, in an order in which all windows can go through one first.
@@ -317,8 +317,17 @@ class Blender:
                 rest, covered = _cut(box, followers, shared)
                 fresh += rest
                 seen.append(covered)
-        parts = [_Part(*box, _Action.COPY) for box in fresh] + [_Part(*box, _Action.ADD) for box in seen]
+        parts = [_Part(*box, self._first) for box in fresh] + [_Part(*box, self._later) for box in seen]
         return [part for part in parts if all(map(operator.lt, part.low, part.high))]
+
+
+def _actions_of(blend: Blend | None, blend_init: Number | None) -> tuple[_Action, _Action]:
+    """What happens to pixels that a window is the first to cover, and to those that an earlier one covers."""
+    if isinstance(blend, str):
+        return _Action.COPY, _Action.KEEP if blend == "first" else _Action.COPY
+    if blend is not None:
+        return _Action.BLEND, _Action.BLEND
+    return _Action.COPY if blend_init is None else _Action.ADD, _Action.ADD
 
 
 def _cut(box: _Box, dims: list[int], extents: list[int]) -> tuple[list[_Box], _Box]:
@@ -383,15 +392,13 @@ def check_blend(blend: Blend | None, dtype: torch.dtype, device: torch.device) -
     Raises
     ------
     ValidationError
-        If it is not callable, fails on `dtype`, or returns something else than it was given.
+        If it fails on `dtype`, or returns something else than it was given.
     """
-    if blend is None:
+    if blend is None or isinstance(blend, str):
         return
     if isinstance(blend, WeightedMean):
         check_dtype(blend, dtype)
         return
-    if not callable(blend):
-        raise ValidationError(f"blend must be callable or None, got {blend!r}")
     pair = [torch.zeros(_LANES, dtype=dtype, device=device) for _ in range(2)]
     try:
         combined = blend(*pair)

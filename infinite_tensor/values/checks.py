@@ -22,7 +22,7 @@ from infinite_tensor.geometry.window import (
     as_index,
     followed,
 )
-from infinite_tensor.values.definition import DTYPES, ArgDefinition, Padding, json_scalar, scalar_from_json
+from infinite_tensor.values.definition import DTYPES, ArgDefinition, Padding, dtype_of, json_scalar, scalar_from_json
 
 
 def check_callable(f: object) -> None:
@@ -48,7 +48,9 @@ def checked_shape(shape: object) -> Shape:
 
 
 def checked_dtype(dtype: object) -> torch.dtype:
-    """`dtype`, if it is one that every store can hold."""
+    """`dtype`, if it is one that every store can hold; a str names it, with or without ``torch.``."""
+    if isinstance(dtype, str):
+        return dtype_of(dtype.removeprefix("torch."))
     if not isinstance(dtype, torch.dtype) or dtype not in DTYPES:
         raise ValidationError(f"dtype must be one of {', '.join(map(str, DTYPES))}, got {dtype!r}")
     return dtype

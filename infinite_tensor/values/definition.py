@@ -9,7 +9,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -23,7 +23,8 @@ from infinite_tensor.values.weights import KINDS, UnknownWeights, WeightedMean, 
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 Number: TypeAlias = "bool | int | float | complex"
-Blend: TypeAlias = "Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | WeightedMean"
+Blend: TypeAlias = "Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | WeightedMean | Literal['first', 'last']"
+"""A function of the pixels so far and those of the next window; weights; or which window over a pixel is to be kept."""
 
 DTYPES = (
     torch.bool,
@@ -273,30 +274,37 @@ def _real_from_json(stored: object) -> float:
     raise ValidationError(f"not a number: {stored!r:.200}")
 
 
-_NAMED: Mapping[str, Blend] = {kind: WeightedMean(kind) for kind in KINDS}
+_NAMED: Mapping[str, Blend] = {
+    "max": torch.maximum,
+    "min": torch.minimum,
+    "first": "first",
+    "last": "last",
+    **{kind: WeightedMean(kind) for kind in KINDS},
+}
 """What users may write for a blend."""
 
 
-def named_blend(given: Any) -> Any:
-    """The blend that users mean by a name, anything else as it is; ValidationError for a name that there is not."""
-    if not isinstance(given, str):
-        return given
-    if given not in _NAMED:
+def resolved_blend(given: object) -> Blend | None:
+    """The blend that a user gives, perhaps by its name; ValidationError for what is none."""
+    if isinstance(given, str) and given in _NAMED:
+        return _NAMED[given]
+    if given is not None and not isinstance(given, WeightedMean) and not callable(given):
         names = ", ".join(map(repr, _NAMED))
         raise ValidationError(
             f"blend must be one of {names}, a WeightedMean, a function of two tensors, or None, which is the sum, "
             f"got {given!r:.200}"
         )
-    return _NAMED[given]
+    return given
 
 
 def blend_name(blend: Blend | None) -> Json:
     """What a definition says of a blend.
 
     Of a function that is module and qualified name; of a lambda or a partial, whose names say nothing, just that.
+    "first" and "last" are their own names, which cannot be those of functions: there is no dot in them.
     """
-    if blend is None:
-        return None
+    if blend is None or isinstance(blend, str):
+        return blend
     if isinstance(blend, WeightedMean):
         return mean_to_json(blend)
     name = getattr(blend, "__qualname__", type(blend).__qualname__)
@@ -306,22 +314,21 @@ def blend_name(blend: Blend | None) -> Json:
     return f"{module}.{name}"
 
 
-_ELEMENTWISE = (
-    "add",
-    "mul",
-    "maximum",
-    "minimum",
-    "fmax",
-    "fmin",
-    "logaddexp",
-    "logaddexp2",
-    "logical_or",
-    "logical_and",
+_KNOWN: tuple[Blend, ...] = (
+    *_NAMED.values(),
+    torch.add,
+    torch.mul,
+    torch.fmax,
+    torch.fmin,
+    torch.logaddexp,
+    torch.logaddexp2,
+    torch.logical_or,
+    torch.logical_and,
 )
 
 
 def blend_of(name: Json) -> Blend | None:
-    """The blend that `blend_name` named, as far as it is one of torch's own: nothing in a store is imported.
+    """The blend that `blend_name` named, as far as it is ours or one of torch's own: nothing in a store is imported.
 
     Another one stands as one that raises ValidationError when it is needed; that is one of `UNKNOWN`.
     """
@@ -329,9 +336,9 @@ def blend_of(name: Json) -> Blend | None:
         return None
     if not isinstance(name, str):
         return mean_from_json(name)
-    for function in (getattr(torch, known) for known in _ELEMENTWISE):
-        if blend_name(function) == name:
-            return cast("Blend", function)
+    for blend in _KNOWN:
+        if blend_name(blend) == name:
+            return blend
     return UnknownBlend(name)
 
 

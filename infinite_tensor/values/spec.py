@@ -28,8 +28,8 @@ class TensorSpec:
         What decides its values.
     device : torch.device
         Where ``f`` returns windows and where reads return regions.
-    blend : callable or None
-        The function that ``definition.blend`` names.
+    blend : callable, "first", "last" or None
+        What ``definition.blend`` names.
     blend_init : number or None
         What a pixel holds before its first window.
     tile_size : tuple of int or None

@@ -5,11 +5,13 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from infinite_tensor import InfiniteTensor, InfiniteTensorError, MemoryTileStore, TensorWindow, ValidationError
+from infinite_tensor import InfiniteTensor, InfiniteTensorError, MemoryTileStore, Output, TensorWindow, ValidationError
 from infinite_tensor.tilestore.layout import tile_shape_of
+from infinite_tensor.values.definition import DTYPES
 
 WINDOW = TensorWindow((4, 4))
 
@@ -30,7 +32,9 @@ def base() -> InfiniteTensor:
         ({"f": None}, "f must be callable, got None"),
         ({"output_window": (4, 4)}, "output_window must be a TensorWindow"),
         ({"output_window": TensorWindow((4, 4), dimension_map=(0, 2))}, "follows window coordinate 2"),
-        ({"dtype": "float32"}, "dtype must be one of"),
+        ({"dtype": "float"}, "unknown dtype 'float'; supported are bool, uint8"),
+        ({"dtype": "torch.torch.int8"}, "unknown dtype"),
+        ({"dtype": np.float32}, "dtype must be one of"),
         ({"dtype": torch.qint8}, "dtype must be one of"),
         ({"device": "gpu"}, "device 'gpu'"),
         ({"device": 1.5}, "device must be"),
@@ -51,6 +55,7 @@ def base() -> InfiniteTensor:
         ({"batch_size": 0}, "batch_size must be a positive int"),
         ({"batch_size": (2, 4)}, "contain 1"),
         ({"blend": 3}, "blend must be callable"),
+        ({"blend": "sum"}, "one of 'max', 'min', 'first', 'last'"),
         ({"blend": lambda a, b: (a + b).double()}, "blend must map"),
         ({"blend": lambda a, _b: a.sum()}, "blend must map"),
         ({"blend": lambda a, b: a[:, 0] + b}, r"does not work on torch.float32, in flat blocks of shape \(64,\)"),
@@ -132,6 +137,14 @@ def test_properties_give_back_what_was_given() -> None:
     assert (t.blend, t.blend_init, t.version) == (torch.maximum, -1, {"seed": 1})
     assert (t.dtype, t.device) == (torch.float32, torch.device("cpu"))
     assert base().tensor_id != base().tensor_id
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_dtype_is_given_by_its_name(dtype: torch.dtype) -> None:
+    for name in (str(dtype), str(dtype).removeprefix("torch.")):
+        assert InfiniteTensor((None, None), lambda _ctx: None, WINDOW, dtype=name).dtype is dtype
+        outputs = {"a": Output((None, None), name, WINDOW)}
+        assert InfiniteTensor.from_multi(lambda _ctx: None, outputs)["a"].dtype is dtype
 
 
 def test_a_uuid_stands_for_its_str() -> None:

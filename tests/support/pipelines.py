@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from hypothesis import strategies as st
@@ -16,7 +16,7 @@ from infinite_tensor import TensorWindow, WeightedMean
 from infinite_tensor.values.definition import DTYPES
 from tests.support.reference import Index, Padding, Stage, exists, follows
 
-Blend: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | WeightedMean
+Blend: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | WeightedMean | Literal["first", "last"]
 
 _EXTENT = {1: 30, 2: 12, 3: 6}
 _SIZE = {1: 5, 2: 4, 3: 3}
@@ -174,7 +174,7 @@ def _means(draw: st.DrawFn, window: TensorWindow) -> WeightedMean:
 
 
 def _blends(dtype: torch.dtype) -> list[Blend | None]:
-    blends: list[Blend | None] = [None, None, subtract]
+    blends: list[Blend | None] = [None, None, subtract, "first", "last"]
     if dtype.is_floating_point:
         blends.append(halve)
     if not dtype.is_complex and dtype not in (torch.uint16, torch.uint32, torch.uint64):

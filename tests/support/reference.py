@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -49,7 +49,7 @@ class Stage:
     window: TensorWindow
     f: Callable[..., torch.Tensor]
     args: tuple[tuple[int, TensorWindow], ...] = ()
-    blend: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | WeightedMean | None = None
+    blend: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | WeightedMean | Literal["first", "last"] | None = None
     blend_init: complex | None = None
     beside: int | None = None
     edge: tuple[str, ...] | None = None
@@ -275,6 +275,8 @@ class Reference:
             to, of = shared_by(stage.window, index, box)
             pixels[to] = _combined(stage, pixels[to], self.window(number, index)[of], count[to] == 0)
             count[to] += 1
+        if stage.blend in ("first", "last"):
+            return pixels, count >= 0
         return pixels, count <= (1 if stage.blend is None and stage.blend_init is None else 0)
 
     def _mean(self, number: int, box: Box, mean: WeightedMean) -> torch.Tensor:
@@ -331,6 +333,10 @@ class Reference:
 
 def _combined(stage: Stage, existing: torch.Tensor, incoming: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
     """One step of the fold over the windows; `first` marks the pixels that no earlier window covers."""
+    if stage.blend == "first":
+        return torch.where(first, incoming, existing)
+    if stage.blend == "last":
+        return incoming
     if callable(stage.blend):
         return blended(stage.blend, existing, incoming)
     if stage.blend_init is not None:

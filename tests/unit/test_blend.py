@@ -49,6 +49,32 @@ def test_exactly_the_first_window_over_a_pixel_is_copied(window: TensorWindow, s
     assert np.isnan(target[~covered]).all()
 
 
+@pytest.mark.parametrize(("window", "shape"), GRIDS)
+@pytest.mark.parametrize("blend", ["first", "last"])
+@pytest.mark.parametrize("blend_init", [None, -7])
+def test_the_first_or_the_last_window_over_a_pixel_is_kept(
+    window: TensorWindow, shape: Shape, blend: Any, blend_init: int | None
+) -> None:
+    grid = WindowGrid(window, shape)
+    blender = Blender(grid, torch.float32, blend, blend_init)
+    start, extent = [1] * window.ndim, [6] * window.ndim
+    low, high = grid.box(start, [a + n for a, n in zip(start, extent, strict=True)])
+    target = np.full(extent, np.nan, dtype=np.float32)
+    blender.prepare(target, start)
+    expected = np.full(extent, 0 if blend_init is None else blend_init, dtype=np.float32)
+    covered = np.zeros(extent, dtype=bool)
+    for number, index in enumerate(itertools.product(*map(range, low, high)), 1):
+        begin = window.start(index)
+        blender.fold(target, start, np.full(window.size, number, dtype=np.float32), begin, index)
+        inside = np.zeros(extent, dtype=bool)
+        inside[
+            tuple(slice(max(a - s, 0), max(a + n - s, 0)) for a, n, s in zip(begin, window.size, start, strict=True))
+        ] = True
+        expected[inside if blend == "last" else inside & ~covered] = number
+        covered |= inside
+    assert (target == expected).all()
+
+
 def test_a_sum_keeps_negative_zero_and_nan_payloads() -> None:
     blender = Blender(WindowGrid(TensorWindow((2,), stride=1), (3,)), torch.float32, None, None)
     odd = np.array([0x80000000, 0x7FC12345], dtype=np.uint32).view(np.float32)
@@ -87,7 +113,7 @@ def folds(draw: st.DrawFn) -> tuple[WindowGrid, list[int], list[int]]:
 
 @given(
     folds(),
-    st.sampled_from([(None, None), (None, 0), (torch.maximum, -1), (halved, 0.25)]),
+    st.sampled_from([(None, None), (None, 0), (torch.maximum, -1), (halved, 0.25), ("first", None), ("last", -1)]),
     st.sampled_from([torch.float32, torch.bfloat16]),
     st.data(),
 )

@@ -16,7 +16,15 @@ import torch
 
 from infinite_tensor import InfiniteTensor, TensorWindow, ValidationError
 from infinite_tensor.tilestore.stored_definition import definition_of
-from infinite_tensor.values.definition import blend_of, differences, json_scalar, json_value, scalar_from_json
+from infinite_tensor.values.definition import (
+    blend_name,
+    blend_of,
+    differences,
+    json_scalar,
+    json_value,
+    resolved_blend,
+    scalar_from_json,
+)
 from infinite_tensor.values.fingerprint import fingerprint
 
 WINDOW = TensorWindow((4,))
@@ -124,6 +132,25 @@ def test_only_blends_of_torch_come_back_from_their_name() -> None:
     assert blend_of("torch._VariableFunctionsClass.maximum") is torch.maximum
     with pytest.raises(ValidationError, match=r"os\.system"):
         blend_of("os.system")(torch.zeros(1), torch.zeros(1))  # type: ignore[misc, operator]
+
+
+def test_a_name_of_a_blend_is_the_blend_itself() -> None:
+    assert resolved_blend("max") is torch.maximum
+    assert resolved_blend("min") is torch.minimum
+    assert resolved_blend("first") == blend_name("first") == blend_of("first") == "first"
+    assert resolved_blend("last") == blend_name("last") == blend_of("last") == "last"
+    assert resolved_blend(torch.fmax) is torch.fmax
+    assert resolved_blend(None) is None
+
+
+@pytest.mark.parametrize("given", ["sum", "Max", "", "first ", "torch.maximum", "a" * 10_000, "\ud800", 3, ["max"]])
+def test_a_blend_of_another_name_is_refused(given: object) -> None:
+    with pytest.raises(
+        ValidationError,
+        match=r"blend must be one of 'max', 'min', 'first', 'last', 'mean', 'linear', 'hann', 'gaussian', a Weigh",
+    ) as caught:
+        resolved_blend(given)
+    assert len(str(caught.value)) < 400
 
 
 # Fingerprints.

@@ -100,7 +100,7 @@ def test_each_padded_window_covers_the_window_and_its_margin(window: TensorWindo
 def test_a_margin_of_nothing_changes_nothing() -> None:
     window = TensorWindow((4, 6), 3, 1)
     assert window.padded(0) == window.padded((0, 0)) == window
-    assert window.padded(np.int64(0)) == window
+    assert window.padded(np.int64(0)) == window  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

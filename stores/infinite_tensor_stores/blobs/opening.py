@@ -16,7 +16,6 @@ from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.geometry.window import LARGEST, as_index
 from infinite_tensor.tilestore.layout import LARGEST_TILE_BYTES
 from infinite_tensor.values.checks import checked_dtype
-from infinite_tensor.values.definition import dtype_of
 from infinite_tensor_stores.blobs.header import DOCUMENT, Header, is_blob
 from infinite_tensor_stores.blobs.location import Document, Location, Right
 from infinite_tensor_stores.blobs.rows import Rows
@@ -35,9 +34,7 @@ class Wanted:
     def __init__(self, dtype: Any = None, shape: Any = None, block_size: Any = None, compressors: Any = "auto") -> None:
         if dtype is not None and not isinstance(dtype, torch.dtype | str):
             raise TypeError(f"dtype must be a torch.dtype or its name, got {dtype!r}")
-        self.dtype = dtype_of(dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
-        if self.dtype is not None:
-            checked_dtype(self.dtype)
+        self.dtype = None if dtype is None else checked_dtype(dtype)
         self.shape = None if shape is None else _row_shape(shape)
         self.block_size = positive("block_size", block_size)
         self.compressors = compressors
