@@ -15,7 +15,7 @@ from infinite_tensor.filling.plan import FillPlan
 from infinite_tensor.filling.progress import FillReport, Watcher, checked_progress
 from infinite_tensor.geometry.regions import Selection
 from infinite_tensor.geometry.window import as_index
-from infinite_tensor.values.checks import checked_workers
+from infinite_tensor.values.checks import checked_bytes, checked_workers
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -44,7 +44,7 @@ class Fillable(ABC):
     def _tensors(self) -> Sequence[NodeHolder]:
         """The tensor, or those of the group."""
 
-    def plan(self, region: object, *, max_memory: int | None = None) -> FillPlan:
+    def plan(self, region: object, *, max_memory: int | str | None = None) -> FillPlan:
         """What `fill` would cost; computes nothing.
 
         Where nothing is stored yet, that is arithmetic, however large the region.
@@ -53,7 +53,7 @@ class Fillable(ABC):
         ----------
         region
             As a read takes it.
-        max_memory : int, optional
+        max_memory : int or str, optional
             As for `fill`.
 
         Returns
@@ -75,7 +75,7 @@ class Fillable(ABC):
         region: object,
         *,
         workers: int | None = None,
-        max_memory: int | None = None,
+        max_memory: int | str | None = None,
         client: Client | None = None,
         progress: bool | str | Watcher = True,
         shard: tuple[int, int] | None = None,
@@ -94,9 +94,9 @@ class Fillable(ABC):
         workers : int, optional
             On how many threads windows are computed, by an ``f`` that may run on several at a time. Default: what the
             store of each tensor says.
-        max_memory : int, optional
-            The most memory to hold, in bytes, beside what ``f`` itself takes: caches of the stores included. Default:
-            512 MiB beside the caches.
+        max_memory : int or str, optional
+            The most memory to hold, in bytes or as ``"400MB"``, beside what ``f`` itself takes: caches of the stores
+            included. Default: 512 MiB beside the caches.
         client : distributed.Client, optional
             A Dask cluster to spread the work over. Every tensor with a `tensor_id` must be in a store that its workers
             can open: Zarr, at a path or URL that all of them reach.
@@ -173,7 +173,7 @@ class Fillable(ABC):
         return invalidate([(node_of(tensor), selection) for tensor, selection in requests], dependants=dependants)
 
 
-def plan_together(requests: Requests, *, max_memory: int | None = None) -> FillPlan:
+def plan_together(requests: Requests, *, max_memory: int | str | None = None) -> FillPlan:
     """What `fill_together` would cost; computes nothing. A tensor upstream of several of them counts once.
 
     Raises
@@ -187,7 +187,7 @@ def plan_together(requests: Requests, *, max_memory: int | None = None) -> FillP
 def fill_together(
     requests: Requests,
     workers: int | None = None,
-    max_memory: int | None = None,
+    max_memory: int | str | None = None,
     client: Client | None = None,
     progress: bool | str | Watcher = True,
     shard: tuple[int, int] | None = None,
@@ -224,9 +224,7 @@ def fill_together(
 
 
 def _job(requests: Requests, max_memory: object, shard: object) -> Job:
-    most = None if max_memory is None else as_index(max_memory)
-    if max_memory is not None and (most is None or most < 1):
-        raise ValidationError(f"max_memory must be a positive number of bytes or None, got {max_memory!r}")
+    most = checked_bytes("max_memory", max_memory)
     return prepare([(node_of(tensor), selection) for tensor, selection in requests], most, _checked_shard(shard))
 
 

@@ -22,6 +22,7 @@ from infinite_tensor.geometry.window import (
     as_index,
     followed,
 )
+from infinite_tensor.support.sizes import bytes_in
 from infinite_tensor.values.definition import DTYPES, ArgDefinition, Padding, dtype_of, json_scalar, scalar_from_json
 
 
@@ -274,6 +275,17 @@ def move_target(
         for arg in (*args, kwargs.get("tensor"))
     )
     return moved.device if names_device else device, checked_dtype(moved.dtype)
+
+
+def checked_bytes(name: str, value: object) -> int | None:
+    """`value` as a number of bytes: an int, a str such as ``"400MB"``, or None for none; else ValidationError."""
+    number = bytes_in(value) if isinstance(value, str) else as_index(value)
+    if value is not None and (number is None or number < 1):
+        raise ValidationError(
+            f"{name} must be a positive number of bytes, such as 400_000_000, '400MB' or '1.5 GiB', or None, "
+            f"got {value!r:.200}"
+        )
+    return number
 
 
 def checked_workers(value: object) -> int:

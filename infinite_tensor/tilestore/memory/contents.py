@@ -23,6 +23,7 @@ from infinite_tensor.tilestore.memory.kept_windows import KeptWindows
 from infinite_tensor.tilestore.memory.window_cache import Row, fold_rows, rows_in
 from infinite_tensor.tilestore.messages import check_same, unknown_tensor, warn_of_changes
 from infinite_tensor.tilestore.store import TileStore
+from infinite_tensor.values.checks import checked_bytes
 from infinite_tensor.values.spec import TensorSpec
 
 
@@ -227,8 +228,8 @@ class MemoryTileStore(TileStore):
 
     Parameters
     ----------
-    cache_size_bytes : int, optional
-        Limit in bytes for all windows together. None: no limit.
+    cache_size_bytes : int or str, optional
+        Limit for all windows together, in bytes or as ``"400MB"``. None: no limit.
     cache_size_windows : int, optional
         Limit in windows. None: no limit.
     workers : int
@@ -238,10 +239,10 @@ class MemoryTileStore(TileStore):
     contents: MemoryContents
 
     def __init__(
-        self, cache_size_bytes: int | None = None, cache_size_windows: int | None = None, *, workers: int = 1
+        self, cache_size_bytes: int | str | None = None, cache_size_windows: int | None = None, *, workers: int = 1
     ) -> None:
         limits = (
-            check_limit("cache_size_bytes", cache_size_bytes),
+            checked_bytes("cache_size_bytes", cache_size_bytes),
             check_limit("cache_size_windows", cache_size_windows),
         )
         super().__init__(MemoryContents(*limits), workers=workers)
@@ -252,8 +253,8 @@ class MemoryTileStore(TileStore):
         return self.contents.kept.windows.max_bytes
 
     @cache_size_bytes.setter
-    def cache_size_bytes(self, value: int | None) -> None:
-        self.contents.kept.limit(check_limit("cache_size_bytes", value), self.cache_size_windows)
+    def cache_size_bytes(self, value: int | str | None) -> None:
+        self.contents.kept.limit(checked_bytes("cache_size_bytes", value), self.cache_size_windows)
 
     @property
     def cache_size_windows(self) -> int | None:

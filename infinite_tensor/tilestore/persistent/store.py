@@ -16,6 +16,7 @@ from infinite_tensor.tilestore.persistent.backend import DOCUMENT_METHODS, Backe
 from infinite_tensor.tilestore.persistent.contents import PersistentContents
 from infinite_tensor.tilestore.persistent.storage import Storage
 from infinite_tensor.tilestore.store import TileStore
+from infinite_tensor.values.checks import checked_bytes
 
 _OF_DEFINITIONS = ("_read_definition", "_write_definition", "_delete_tensor")
 
@@ -29,8 +30,8 @@ class PersistentTileStore(TileStore, Backend):
         Extent of a tile in pixels: an int for every unbounded dimension, one int per unbounded dimension
         (finite ones stay whole), or one int per dimension. A tensor that is stored with another one is a
         ValidationError. Default: 512 for new tensors, what they are stored with for others.
-    cache_size_bytes : int or None
-        Limit of the cache of tiles in memory, in bytes.
+    cache_size_bytes : int, str or None
+        Limit of the cache of tiles in memory, in bytes or as ``"400MB"``.
     cache_size_tiles : int or None
         Limit of the cache in tiles.
     flush_interval : float
@@ -46,7 +47,7 @@ class PersistentTileStore(TileStore, Backend):
     def __init__(
         self,
         tile_size: int | Sequence[int] | None = None,
-        cache_size_bytes: int | None = 100 * 2**20,
+        cache_size_bytes: int | str | None = 100 * 2**20,
         cache_size_tiles: int | None = None,
         *,
         flush_interval: float = 30.0,
@@ -60,7 +61,7 @@ class PersistentTileStore(TileStore, Backend):
                 f"{type(self).__name__} keeps no definitions: it needs the methods {', '.join(missing)}, or, to keep "
                 f"documents, {documents}, see infinite_tensor.tilestore.persistent.backend"
             )
-        limits = check_limit("cache_size_bytes", cache_size_bytes), check_limit("cache_size_tiles", cache_size_tiles)
+        limits = checked_bytes("cache_size_bytes", cache_size_bytes), check_limit("cache_size_tiles", cache_size_tiles)
         if isinstance(flush_interval, bool) or not isinstance(flush_interval, int | float) or flush_interval < 0:
             raise ValidationError(f"flush_interval must be a number of seconds from 0, got {flush_interval!r}")
         contents = PersistentContents(Storage(self), tile_size, LRU(*limits), flush_interval, read_only=read_only)

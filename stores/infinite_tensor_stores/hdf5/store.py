@@ -59,8 +59,8 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
     tile_size : int or tuple of int, optional
         Extent of a tile, which is a chunk; see `PersistentTileStore`. Default: 512 for new tensors, what they are
         stored with for others.
-    cache_size_bytes : int or None
-        Limit of the cache of tiles in memory, in bytes.
+    cache_size_bytes : int, str or None
+        Limit of the cache of tiles in memory, in bytes or as ``"400MB"``.
     cache_size_tiles : int or None
         Limit of the cache in tiles.
     flush_interval : float
@@ -94,7 +94,7 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
         compression: Any = "gzip",
         compression_opts: Any = 4,
         tile_size: int | Sequence[int] | None = None,
-        cache_size_bytes: int | None = 100 * 2**20,
+        cache_size_bytes: int | str | None = 100 * 2**20,
         cache_size_tiles: int | None = None,
         *,
         flush_interval: float = 30.0,

@@ -71,8 +71,8 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
         How new tensors are compressed: Zstandard and Blosc, one or several of them, or gzip alone; None does not
         compress. A CRC-32C always follows. Earlier versions took any codec: a tensor of another one opens where that is
         named here, since damage may make it take any amount of memory.
-    cache_size_bytes : int or None
-        Limit of the cache of tiles in memory, in bytes.
+    cache_size_bytes : int, str or None
+        Limit of the cache of tiles in memory, in bytes or as ``"400MB"``.
     cache_size_tiles : int or None
         Limit of the cache in tiles.
     flush_interval : float
@@ -101,7 +101,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
         timeout: float = DEFAULT_TIMEOUT,
         concurrency: int = DEFAULT_CONCURRENCY,
         compressors: Any = "auto",
-        cache_size_bytes: int | None = 100 * 2**20,
+        cache_size_bytes: int | str | None = 100 * 2**20,
         cache_size_tiles: int | None = None,
         flush_interval: float = 30.0,
         workers: int = 1,

@@ -1,0 +1,27 @@
+"""Sizes in bytes, as users write them."""
+
+from __future__ import annotations
+
+import re
+
+_PREFIXES = ("K", "M", "G", "T", "P", "E")
+_UNITS = (
+    {"B": 1}
+    | {f"{prefix}B": 1000**power for power, prefix in enumerate(_PREFIXES, 1)}
+    | {f"{prefix}IB": 1024**power for power, prefix in enumerate(_PREFIXES, 1)}
+)
+_SIZE = re.compile(r"(\d{1,30})(?:\.(\d{1,30}))? ?([a-z]+)", re.ASCII | re.IGNORECASE)
+
+
+def bytes_in(text: str) -> int | None:
+    """The bytes that a text such as ``"400MB"`` stands for, less a fraction of one; None where it is no size.
+
+    ``"MB"`` is 10^6 bytes and ``"MiB"`` 2^20; capitals do not matter.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or match[3].upper() not in _UNITS:
+        return None
+    decimals = match[2] or ""
+    # Without floats, which would round.
+    number: int = int(match[1] + decimals) * _UNITS[match[3].upper()] // 10 ** len(decimals)
+    return number
