@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -81,8 +82,9 @@ class InfiniteTensor(Fillable):
         Element type, or its name; any of bool, the integers, the floats and the complex types.
     device : torch.device or str
         Where `f` returns its windows and reads return their results.
-    tile_store : TileStore, optional
-        Where windows are kept. Default: a fresh `MemoryTileStore` without limits.
+    tile_store : TileStore, str or path, optional
+        Where windows are kept. A path or an fsspec URL is a store as `open_store` opens it, which all tensors of this
+        process share that name it. Default: a fresh `MemoryTileStore` without limits.
     tensor_id : str, optional
         The name under which the store finds the tensor again. Default: a random one.
     batch_size : int or tuple of int, optional
@@ -129,7 +131,7 @@ class InfiniteTensor(Fillable):
         args_windows: Sequence[TensorWindow] | None = None,
         dtype: torch.dtype | str = torch.float32,
         device: torch.device | str = "cpu",
-        tile_store: TileStore | None = None,
+        tile_store: TileStore | str | os.PathLike[str] | None = None,
         tensor_id: str | uuid.UUID | None = None,
         batch_size: int | tuple[int, ...] | None = None,
         blend: Blend | str | None = None,
@@ -138,10 +140,10 @@ class InfiniteTensor(Fillable):
         edge: str | Sequence[str | None] = "drop",
         args_padding: object = None,
     ) -> None:
-        store, batching = _checked_store(tile_store), Batching.of(batch_size)
+        batching = Batching.of(batch_size)
         shared, args = _shared(f, args, args_windows, args_padding, device, tensor_id, version)
         spec = shared.spec(Output(shape, dtype, output_window, blend, blend_init, edge))
-        (stored,) = _in_store([spec], store, shared, args, named=tensor_id is not None)
+        (stored,) = _in_store([spec], tile_store, shared, args, named=tensor_id is not None)
         (node,) = Computation.registered([stored], f, batching, map(node_of, args)).nodes
         self._bind(node, args)
 
@@ -158,7 +160,7 @@ class InfiniteTensor(Fillable):
         args: Sequence[InfiniteTensor | SupportsAsTensor] | None = None,
         args_windows: Sequence[TensorWindow] | None = None,
         device: torch.device | str = "cpu",
-        tile_store: TileStore | None = None,
+        tile_store: TileStore | str | os.PathLike[str] | None = None,
         tensor_id: str | uuid.UUID | None = None,
         batch_size: int | tuple[int, ...] | None = None,
         version: object = None,
@@ -206,10 +208,10 @@ class InfiniteTensor(Fillable):
         >>> world["sea"][0:3, 0]
         tensor([ True,  True, False])
         """
-        store, batching = _checked_store(tile_store), Batching.of(batch_size)
+        batching = Batching.of(batch_size)
         shared, args = _shared(f, args, args_windows, args_padding, device, tensor_id, version)
         specs = shared.specs(outputs)
-        stored = _in_store(specs.values(), store, shared, args, named=tensor_id is not None)
+        stored = _in_store(specs.values(), tile_store, shared, args, named=tensor_id is not None)
         tensors = tensors_of(stored, f, batching, args, cls)
         # Groups are made of tensors.
         from infinite_tensor.groups.group import group_of_outputs  # noqa: PLC0415
@@ -522,8 +524,13 @@ def _as_target(arg: Any) -> Any:
 
 
 def _checked_store(store: object) -> TileStore:
+    if isinstance(store, str | os.PathLike):
+        # Stores that are not memory stand on tensors.
+        from infinite_tensor_stores import shared_store  # noqa: PLC0415
+
+        return shared_store(store)
     if store is not None and not isinstance(store, TileStore):
-        raise ValidationError(f"tile_store must be a TileStore, got {store!r}")
+        raise ValidationError(f"tile_store must be a TileStore, a path or a URL, got {store!r}")
     return MemoryTileStore() if store is None else store
 
 
@@ -553,13 +560,15 @@ def _shared(
 
 
 def _in_store(
-    specs: Collection[TensorSpec], store: TileStore, shared: Shared, args: Sequence[InfiniteTensor], *, named: bool
+    specs: Collection[TensorSpec], given: object, shared: Shared, args: Sequence[InfiniteTensor], *, named: bool
 ) -> list[TensorInStore]:
-    """Tensors for a store, whose args are known to have the pixels that they read, as far as that is known now."""
+    """Tensors for the store that is given, whose args have the pixels that they read, as far as that is known now."""
     for spec in specs:
         check_windows(spec.tensor_id, spec.grid)
         check_args(spec.tensor_id, spec.grid, args, shared.args)
         warn_of_uncovered(spec)
+    # Last: a path becomes a folder.
+    store = _checked_store(given)
     return [TensorInStore(spec, store, named) for spec in specs]
 
 

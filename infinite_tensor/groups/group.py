@@ -101,7 +101,7 @@ class TensorGroup(Fillable):
         td: TensorDictBase,
         *,
         version: object = None,
-        tile_store: TileStore | None = None,
+        tile_store: TileStore | str | os.PathLike[str] | None = None,
         tensor_id: str | None = None,
     ) -> Self:
         """A group that reads from a TensorDict, in memory or in one of its stored forms, block by block.
@@ -114,8 +114,8 @@ class TensorGroup(Fillable):
         version : JSON value, optional
             Your word for its content. Stored and compared by tensors that are computed from it. Without one, a
             memory-mapped or HDF5 file with another size or time is a FunctionChangedWarning for what is stored.
-        tile_store : TileStore, optional
-            Where blocks that were read are kept. Default: up to 64 MiB of them, in memory.
+        tile_store : TileStore, str or path, optional
+            Where blocks that were read are kept; as for `InfiniteTensor`. Default: up to 64 MiB of them, in memory.
         tensor_id : str, optional
             The tensors get the ids ``tensor_id/key``. Default: they have none.
 

@@ -87,7 +87,10 @@ _CACHE_BYTES = 2**26
 
 
 def tensors_of(
-    td: TensorDictBase, version: object, tile_store: TileStore | None, tensor_id: str | None
+    td: TensorDictBase,
+    version: object,
+    tile_store: TileStore | str | os.PathLike[str] | None,
+    tensor_id: str | None,
 ) -> dict[Key, InfiniteTensor]:
     """The tensors of a TensorDict by their keys; `TensorGroup.from_tensordict` says what the arguments are."""
     package = import_tensordict()
@@ -107,7 +110,13 @@ def tensors_of(
     return {key: _tensor(td, key, version, store, tensor_id) for key in keys}
 
 
-def _tensor(td: TensorDictBase, key: Key, version: object, store: TileStore, tensor_id: str | None) -> InfiniteTensor:
+def _tensor(
+    td: TensorDictBase,
+    key: Key,
+    version: object,
+    store: TileStore | str | os.PathLike[str],
+    tensor_id: str | None,
+) -> InfiniteTensor:
     shape = tuple(td.get_item_shape(key))
     if not shape or not all(extent > 0 for extent in shape):
         raise ValidationError(

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from typing import Any
+from weakref import WeakValueDictionary
 
 from zarr.abc.store import Store
 
 from infinite_tensor.errors import ValidationError
-from infinite_tensor.tilestore.persistent import PersistentTileStore
 from infinite_tensor_stores.hdf5.store import HDF5TileStore
-from infinite_tensor_stores.targets import local_path
+from infinite_tensor_stores.targets import absolute, local_path
 from infinite_tensor_stores.zarr.store import ZarrTileStore
 
 __all__ = ["HDF5TileStore", "ZarrTileStore", "open_store"]
 
+_shared: WeakValueDictionary[str, HDF5TileStore | ZarrTileStore] = WeakValueDictionary()
+"""What `shared_store` has opened, by its place."""
 
-def open_store(target: str | os.PathLike[str] | Store, **options: Any) -> PersistentTileStore:
+
+def open_store(target: str | os.PathLike[str] | Store, **options: Any) -> HDF5TileStore | ZarrTileStore:
     """The persistent store that lives at `target`.
 
     Parameters
@@ -36,3 +40,13 @@ def open_store(target: str | os.PathLike[str] | Store, **options: Any) -> Persis
     if not isinstance(target, Store) and os.fspath(target).lower().endswith((".h5", ".hdf5", ".hdf")):
         return HDF5TileStore(local_path(os.fspath(target)), **options)
     return ZarrTileStore(target, **options)
+
+
+def shared_store(target: str | os.PathLike[str]) -> HDF5TileStore | ZarrTileStore:
+    """What `open_store` opens at a path or URL: the same object for all who name it while one of them uses it."""
+    place = os.fspath(absolute(target))
+    store = _shared.get(place)
+    # Where all have dropped it, the writer may still store what was pending; it would not be told of more.
+    if store is None or store.closed or gc.is_finalized(store) or store._vanished:  # noqa: SLF001  (of our own stores)
+        store = _shared[place] = open_store(target)
+    return store

@@ -106,6 +106,11 @@ class HandleStore(PersistentTileStore, Generic[Handle]):
         self._handles: dict[str, Handle] = {}
         super().__init__(*args, **options)
 
+    @property
+    @abstractmethod
+    def _vanished(self) -> bool:
+        """Whether its place has been deleted since it was opened. The store is open."""
+
     @abstractmethod
     def _handle_of(self, definition: Mapping[str, Any]) -> Handle:
         """The tensor of an intact definition; ValueError or OSError where that is not what is stored."""

@@ -41,7 +41,7 @@ def base() -> InfiniteTensor:
         ({"tensor_id": ""}, "non-empty str"),
         ({"tensor_id": 7}, "non-empty str, got 7"),
         ({"tensor_id": "\ud800"}, "not valid Unicode"),
-        ({"tile_store": "store.zarr"}, "tile_store must be a TileStore"),
+        ({"tile_store": b"store.zarr"}, "tile_store must be a TileStore"),
         ({"args": 3}, "args must be a tuple or list"),
         ({"args": [torch.zeros(4, 4)], "args_windows": [WINDOW]}, r"args\[0\] must be an InfiniteTensor"),
         ({"args": [base()]}, "1 args, 0 windows"),

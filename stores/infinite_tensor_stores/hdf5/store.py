@@ -158,11 +158,14 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
         file.check_process(self)
         return file
 
+    @property
+    def _vanished(self) -> bool:
+        return self._opened_file().vanished
+
     def _file_there(self) -> SharedFile:
-        file = self._opened_file()
-        if file.vanished:
+        if self._vanished:
             raise vanished(self)
-        return file
+        return self._opened_file()
 
     def _flush_backend(self) -> None:
         if self._file is not None:

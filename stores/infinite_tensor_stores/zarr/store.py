@@ -163,6 +163,10 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
     def _resume(self) -> None:
         self._root.open("a" if self.mode in ("w", "w-") else self.mode)
 
+    @property
+    def _vanished(self) -> bool:
+        return self._objects.get([DOCUMENT]) == [None]
+
     # Documents: the attributes of Zarr groups. A group of tensors is one without arrays.
 
     def _read_documents(self, names: Sequence[str]) -> list[dict[str, Any] | ValueError | None]:
@@ -277,7 +281,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
         return TensorInfo(tensor_id, definition, complete, begun, stored, place.array)
 
     def _collect_garbage(self) -> Garbage:
-        if self._objects.get([DOCUMENT]) == [None]:
+        if self._vanished:
             raise vanished(self)
         sweep = Sweep(self._objects, self._root, self._documents.find)
         collected = sweep.run()

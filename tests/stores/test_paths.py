@@ -1,0 +1,232 @@
+"""A path or a URL in place of a store: `tile_store="world.zarr"`."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import torch
+
+import infinite_tensor_stores
+from infinite_tensor import (
+    HDF5TileStore,
+    InfiniteTensor,
+    MemoryTileStore,
+    Output,
+    StoreError,
+    TensorGroup,
+    TensorWindow,
+    ValidationError,
+    ZarrTileStore,
+    open_store,
+)
+from tests.support.counting import Counted
+from tests.support.interpreters import run
+
+WINDOW = TensorWindow((4, 4))
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    yield
+    close_all()
+
+
+@pytest.fixture(params=["world.zarr", "world.h5", "memory://test-paths"])
+def place(request: pytest.FixtureRequest) -> Iterator[str]:
+    yield request.param
+    close_all()
+    files = fsspec.filesystem("memory")
+    if files.exists("test-paths"):
+        files.rm("test-paths", recursive=True)
+
+
+def close_all() -> None:
+    """Close what is open before its place is deleted."""
+    for store in list(infinite_tensor_stores._shared.values()):
+        store.close()
+
+
+def tensor(place: Any, f: Any = None, tensor_id: str = "t", **options: Any) -> InfiniteTensor:
+    return InfiniteTensor((None, None), f or Counted(), WINDOW, tile_store=place, tensor_id=tensor_id, **options)
+
+
+def test_a_place_becomes_the_store_that_open_store_opens(place: str) -> None:
+    store = tensor(place).tile_store
+    assert isinstance(store, HDF5TileStore if place.endswith(".h5") else ZarrTileStore)
+    with open_store(place) as same:
+        assert same.address == store.address
+        assert not store.read_only
+
+
+def test_what_was_computed_is_there_for_the_next_one(place: str) -> None:
+    f = Counted()
+    t = tensor(place, f)
+    region = t[0:8, 0:8]
+    t.tile_store.close()
+    again = Counted()
+    assert torch.equal(tensor(place, again)[0:8, 0:8], region)
+    assert again.calls == []
+
+
+def test_tensors_at_one_place_share_a_store(place: str) -> None:
+    one = tensor(place)
+    two = tensor(place, tensor_id="u", args=[one], args_windows=[WINDOW], f=lambda _ctx, region: region + 1)
+    assert one.tile_store is two.tile_store
+    assert torch.equal(two[0:4, 0:4], one[0:4, 0:4] + 1)
+    # Also where one is built again.
+    assert tensor(place).tile_store is one.tile_store
+    assert one.tile_store.tensor_ids() == ["t", "u"]
+
+
+def test_a_path_in_other_words_is_the_same_place(tmp_path: Path) -> None:
+    store = tensor("world.zarr").tile_store
+    for same in (Path("world.zarr"), tmp_path / "world.zarr", f"file://{tmp_path}/world.zarr", "./world.zarr"):
+        assert tensor(same).tile_store is store
+    (tmp_path / "elsewhere").mkdir()
+    os.chdir("elsewhere")
+    assert tensor("world.zarr").tile_store is not store
+    assert (tmp_path / "elsewhere" / "world.zarr").is_dir()
+
+
+def test_a_store_that_was_closed_is_opened_anew(place: str) -> None:
+    t = tensor(place)
+    before = t[0:4, 0:4]
+    t.tile_store.close()
+    again = tensor(place)
+    assert again.tile_store is not t.tile_store
+    assert torch.equal(again[0:4, 0:4], before)
+
+
+def test_a_place_that_was_deleted_is_created_again(place: str) -> None:
+    t = tensor(place)
+    t[0:4, 0:4]
+    t.tile_store.flush()
+    if place.startswith("memory"):
+        fsspec.filesystem("memory").rm("test-paths", recursive=True)
+    elif place.endswith(".h5"):
+        Path(place).unlink()
+    else:
+        shutil.rmtree(place)
+    f = Counted()
+    again = tensor(place, f)
+    again[0:4, 0:4]
+    again.tile_store.flush()
+    assert f.calls == [(0, 0)]
+
+
+def test_what_was_pending_in_a_store_that_all_have_dropped_is_stored(place: str) -> None:
+    f = Counted()
+    writers = []
+    for rows in (slice(0, 4), slice(4, 8)):
+        # A part of a tile: pending until a flush. The second one comes while the first may still be on its way.
+        t = tensor(place, f)
+        t[rows, 0:4]
+        writers.append(t.tile_store.contents.tiles._writer)  # type: ignore[attr-defined]
+        del t
+        gc.collect()
+    for writer in writers:
+        writer.drain()
+    assert tensor(place, f)[0:8, 0:4].shape == (8, 4)
+    assert f.calls == [(0, 0), (1, 0)]
+
+
+@pytest.mark.parametrize("name", ["world.zarr", "world.h5"])
+def test_what_is_pending_is_flushed_at_exit(name: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, torch\n"
+        "from infinite_tensor import InfiniteTensor, TensorWindow\n"
+        "def f(ctx):\n"
+        "    print('computed', ctx)\n"
+        "    return torch.full((4, 4), float(sum(ctx)))\n"
+        "t = InfiniteTensor((None, None), f, TensorWindow((4, 4)), tile_store=sys.argv[1], tensor_id='t')\n"
+        "u = InfiniteTensor((None, None), lambda c, r: r, TensorWindow((4, 4)), args=[t],\n"
+        "                   args_windows=[TensorWindow((4, 4))], tile_store=sys.argv[1], tensor_id='u')\n"
+        "assert t.tile_store is u.tile_store\n"
+        "print(u[0:8, 0:4].sum().item())\n"
+    )
+    first, second = (run(script, name, cwd=tmp_path) for _ in range(2))
+    assert (first.returncode, first.stderr) == (second.returncode, second.stderr) == (0, "")
+    assert first.stdout.splitlines() == ["computed (0, 0)", "computed (1, 0)", "16.0"]
+    assert second.stdout.splitlines() == ["16.0"]
+
+
+def test_threads_that_begin_at_one_place_all_get_right_pixels(place: str) -> None:
+    found: list[torch.Tensor] = []
+    barrier = threading.Barrier(4)
+
+    def begin() -> None:
+        barrier.wait()
+        found.append(tensor(place)[0:8, 0:8])
+
+    threads = [threading.Thread(target=begin) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    assert all(torch.equal(region, found[0]) for region in found)
+
+
+def test_a_group_of_outputs_takes_a_place(place: str) -> None:
+    made = InfiniteTensor.from_multi(
+        lambda _ctx: {"a": torch.ones(4, 4), "b": torch.zeros(4, 4)},
+        {"a": Output((None, None), "float32", WINDOW), "b": Output((None, None), "float32", WINDOW)},
+        tile_store=place,
+        tensor_id="world",
+    )
+    assert made["a"].tile_store is made["b"].tile_store is tensor(place).tile_store
+    assert made["a"].tile_store.tensor_ids() == ["t", "world/a", "world/b"]
+    made["a"][0:4, 0:4]
+
+
+def test_a_tensordict_takes_a_place(place: str) -> None:
+    tensordict = pytest.importorskip("tensordict")
+    td = tensordict.TensorDict({"a": torch.arange(6.0), "b": torch.ones(6)}, [6])
+    group = TensorGroup.from_tensordict(td, tile_store=place, tensor_id="td")
+    assert group["a"].tile_store is group["b"].tile_store
+    assert group["a"][0:6].tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_tensor_at_a_place_is_pickled_as_any_other() -> None:
+    t = tensor("world.zarr", Counted())
+    region = t[0:4, 0:4]
+    t.tile_store.flush()
+    again = pickle.loads(pickle.dumps(t))  # noqa: S301  (ours)
+    assert torch.equal(again[0:4, 0:4], region)
+    assert again.tile_store.address == t.tile_store.address
+
+
+def test_nothing_is_created_for_a_tensor_that_cannot_be(tmp_path: Path) -> None:
+    changes: list[dict[str, Any]] = [{"blend": "sum"}, {"dtype": "float"}, {"args": [3]}, {"batch_size": 0}]
+    for change in [*changes, {"tensor_id": ""}]:
+        with pytest.raises(ValidationError):
+            tensor("world.zarr", **{"tensor_id": "t", **change})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_place_is_refused(tmp_path: Path) -> None:
+    for given in (7, b"world.zarr", [tmp_path], ZarrTileStore):
+        with pytest.raises(ValidationError, match="tile_store must be a TileStore, a path or a URL, got"):
+            tensor(given)
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "to-you.txt").write_text("Hello")
+    with pytest.raises(StoreError):
+        tensor(tmp_path / "letters")
+    with pytest.raises(ValidationError, match="pathlib makes one slash of two"):
+        tensor(Path("s3://bucket/world.zarr"))
+
+
+def test_a_store_stays_a_store() -> None:
+    store = MemoryTileStore()
+    assert tensor(store).tile_store is store
