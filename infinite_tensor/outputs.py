@@ -31,6 +31,7 @@ from infinite_tensor.values.definition import (
     json_value,
     resolved_blend,
 )
+from infinite_tensor.values.dims import checked_dims
 from infinite_tensor.values.fingerprint import fingerprint
 from infinite_tensor.values.spec import TensorSpec
 from infinite_tensor.values.weights import check_mean
@@ -54,6 +55,8 @@ class Output:
         As for `InfiniteTensor`.
     edge : "drop" or "clip", or a sequence of them, optional
         As for `InfiniteTensor`.
+    dims : tuple of str, optional
+        As for `InfiniteTensor`.
     """
 
     shape: Sequence[int | None]
@@ -62,6 +65,7 @@ class Output:
     blend: Blend | str | None = None
     blend_init: Number | None = None
     edge: str | Sequence[str | None] = "drop"
+    dims: Sequence[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -121,6 +125,7 @@ class Shared:
             functions=functions_of(self.fingerprint, blend, self.upstream),
             edge=edge,
             output=key or None,
+            dims=checked_dims(output.dims, len(shape)),
         )
         tensor_id = checked_id("/".join((self.tensor_id, *key)))
         return TensorSpec(tensor_id, definition, self.device, blend, output.blend_init)

@@ -22,7 +22,7 @@ from infinite_tensor.geometry.window import Shape, TensorWindow
 from infinite_tensor.outputs import Output, Shared
 from infinite_tensor.support.nested import show
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
-from infinite_tensor.tilestore.messages import warn_of_uncovered
+from infinite_tensor.tilestore.messages import mismatch, warn_of_uncovered
 from infinite_tensor.values.blend import check_blend
 from infinite_tensor.values.checks import (
     check_args,
@@ -42,6 +42,7 @@ from infinite_tensor.values.definition import (
     Number,
     Padding,
 )
+from infinite_tensor.values.dims import contradict, names_of
 from infinite_tensor.values.spec import TensorSpec
 
 if TYPE_CHECKING:
@@ -109,6 +110,9 @@ class InfiniteTensor(Fillable):
     version : JSON value, optional
         Anything that identifies what `f` computes: a number, a seed, the `digest` of a network, or a dict of settings.
         It is stored, and compared when the tensor is built again.
+    dims : tuple of str, optional
+        Names of the dimensions, such as ``("c", "y", "x")``, for messages and for other programs that open what is
+        stored. They are stored when the tensor is created; later they may be left out, and other ones are an error.
 
     Raises
     ------
@@ -139,12 +143,14 @@ class InfiniteTensor(Fillable):
         version: object = None,
         edge: str | Sequence[str | None] = "drop",
         args_padding: object = None,
+        dims: Sequence[str] | None = None,
     ) -> None:
         batching = Batching.of(batch_size)
         shared, args = _shared(f, args, args_windows, args_padding, device, tensor_id, version)
-        spec = shared.spec(Output(shape, dtype, output_window, blend, blend_init, edge))
+        spec = shared.spec(Output(shape, dtype, output_window, blend, blend_init, edge, dims))
         (stored,) = _in_store([spec], tile_store, shared, args, named=tensor_id is not None)
         (node,) = Computation.registered([stored], f, batching, map(node_of, args)).nodes
+        _check_dims(spec, node)
         self._bind(node, args)
 
     def _bind(self, node: Node, args: tuple[InfiniteTensor, ...]) -> None:
@@ -213,6 +219,8 @@ class InfiniteTensor(Fillable):
         specs = shared.specs(outputs)
         stored = _in_store(specs.values(), tile_store, shared, args, named=tensor_id is not None)
         tensors = tensors_of(stored, f, batching, args, cls)
+        for spec, tensor in zip(specs.values(), tensors, strict=True):
+            _check_dims(spec, node_of(tensor))
         # Groups are made of tensors.
         from infinite_tensor.groups.group import group_of_outputs  # noqa: PLC0415
 
@@ -226,6 +234,11 @@ class InfiniteTensor(Fillable):
     def shape(self) -> Shape:
         """Extent per dimension, None for an unbounded one."""
         return self._spec.shape
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """Names of the dimensions; one without a name is ``dim_0``, ``dim_1``, ... by its number."""
+        return names_of(self._spec.definition.dims, self.ndim)
 
     @property
     def ndim(self) -> int:
@@ -372,7 +385,7 @@ class InfiniteTensor(Fillable):
         """
         workers = None if workers is None else checked_workers(workers)
         regions = indices if isinstance(indices, list) else [indices]
-        request = self._node, [parse(region, self.shape) for region in regions]
+        request = self._node, [parse(region, self.shape, self._spec.labels) for region in regions]
         read_together = compiled.read_together if torch.compiler.is_compiling() else assemble.read_together
         (found,) = read_together([request], workers)
         return found if isinstance(indices, list) else found[0]
@@ -394,7 +407,9 @@ class InfiniteTensor(Fillable):
             the regions in progress need is held; of tensors upstream, what their stores keep.
         """
         workers = None if workers is None else checked_workers(workers)
-        return assemble.stream(self._node, (parse(region, self.shape) for region in regions), workers)
+        return assemble.stream(
+            self._node, (parse(region, self.shape, self._spec.labels) for region in regions), workers
+        )
 
     def coverage(self, region: object, state: str | None = None) -> torch.Tensor:
         """Which tiles of a region need no computation: a bool tensor with an entry for each tile that it touches.
@@ -410,10 +425,10 @@ class InfiniteTensor(Fillable):
             a fill computes them. "uncovered": no window covers the tile, so that nothing is ever stored of it.
             Default: all but the missing ones.
         """
-        return coverage(self._node, parse(region, self.shape), state)
+        return coverage(self._node, parse(region, self.shape, self._spec.labels), state)
 
     def _requests(self, region: object) -> list[tuple[InfiniteTensor, Selection]]:
-        return [(self, parse(region, self.shape))]
+        return [(self, parse(region, self.shape, self._spec.labels))]
 
     def _tensors(self) -> list[InfiniteTensor]:
         return [self]
@@ -465,7 +480,10 @@ class InfiniteTensor(Fillable):
         self.tile_store.flush()
 
     def __repr__(self) -> str:
-        parts = [f"shape={self.shape}", f"dtype={self.dtype}"]
+        parts = [f"shape={self.shape}"]
+        if self._spec.definition.dims is not None:
+            parts.append(f"dims={self.dims}")
+        parts.append(f"dtype={self.dtype}")
         if self.device.type != "cpu":
             parts.append(f"device={str(self.device)!r}")
         parts += [f"tensor_id={self.tensor_id!r}", f"output_window={self.output_window!r}"]
@@ -478,13 +496,22 @@ class InfiniteTensor(Fillable):
     def __len__(self) -> int:
         extent = self.shape[0]
         if extent is None:
-            raise TypeError("this InfiniteTensor has no len(): dimension 0 is unbounded; see t.shape, or read a region")
+            raise TypeError(
+                f"this InfiniteTensor has no len(): dimension {self._label(0)} is unbounded; see t.shape, or read a "
+                "region"
+            )
         return extent
+
+    def _label(self, d: int) -> str:
+        labels = self._spec.labels
+        return str(d) if labels is None else labels[d]
 
     def _check_finite(self, action: str) -> None:
         for d, extent in enumerate(self.shape):
             if extent is None:
-                raise TypeError(f"cannot {action} an InfiniteTensor: dimension {d} is unbounded; read a region of it")
+                raise TypeError(
+                    f"cannot {action} an InfiniteTensor: dimension {self._label(d)} is unbounded; read a region of it"
+                )
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         self._check_finite("iterate over")
@@ -570,6 +597,14 @@ def _in_store(
     # Last: a path becomes a folder.
     store = _checked_store(given)
     return [TensorInStore(spec, store, named) for spec in specs]
+
+
+def _check_dims(given: TensorSpec, node: Node) -> None:
+    """ValidationError if the names of dimensions that are stored are not those that a user gives."""
+    wanted = given.definition.dims
+    names = names_of(node.spec.definition.dims, len(given.shape))
+    if wanted is not None and contradict(names, wanted):
+        raise mismatch(given.tensor_id, [f"dims: stored {list(names)}, given {list(wanted)}"], node.store)
 
 
 def as_tensors(args: Sequence[Any]) -> tuple[Any, ...]:

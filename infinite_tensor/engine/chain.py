@@ -107,7 +107,7 @@ class Computation:
     ) -> Computation:
         """The computation of tensors that are made known to their stores; `args` may be none where `f` is None."""
         for tensor in tensors:
-            tensor.contents.register(tensor.spec)
+            tensor.spec = tensor.contents.register(tensor.spec)
         first = tensors[0].spec
         read = [(arg.window, arg.padding) for arg in first.definition.args]
         inputs = tuple(Input(node, *how) for node, how in zip(args, read, strict=False))

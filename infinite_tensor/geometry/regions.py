@@ -82,8 +82,10 @@ def _flip(thinned: torch.Tensor, dims: list[int]) -> torch.Tensor:
     return thinned.flip(dims)
 
 
-def parse(indices: object, shape: Shape) -> Selection:
+def parse(indices: object, shape: Shape, labels: Sequence[object] | None = None) -> Selection:
     """The selection that ``tensor[indices]`` means on a tensor of `shape`; a selection of such a tensor is one already.
+
+    `labels` are what messages call the dimensions. Default: their numbers.
 
     Raises
     ------
@@ -95,15 +97,15 @@ def parse(indices: object, shape: Shape) -> Selection:
         return indices
     entries = _expand(indices if isinstance(indices, tuple) else (indices,), shape)
     starts, stops, steps, squeezed = [], [], [], []
-    for d, (entry, extent) in enumerate(zip(entries, shape, strict=True)):
+    for d, (entry, extent, label) in enumerate(zip(entries, shape, labels or range(len(shape)), strict=True)):
         if isinstance(entry, slice):
-            start, stop, step = _box_of_slice(entry, d, extent)
+            start, stop, step = _box_of_slice(entry, label, extent)
         else:
-            start = _coordinate(entry, d, extent)
+            start = _coordinate(entry, label, extent)
             stop, step = start + 1, 1
             squeezed.append(d)
         if extent is None and start < stop:
-            _check_limit(start, stop, d)
+            _check_limit(start, stop, label)
         starts.append(start)
         stops.append(stop)
         steps.append(step)
@@ -123,20 +125,21 @@ def _expand(indices: Sequence[object], shape: Shape) -> list[object]:
     return [*indices[:at], *[slice(None)] * missing, *indices[at + 1 :]]
 
 
-def _box_of_slice(entry: slice, d: int, extent: int | None) -> tuple[int, int, int]:
+def _box_of_slice(entry: slice, label: object, extent: int | None) -> tuple[int, int, int]:
     """The smallest interval that holds the slice's pixels, and its step."""
     if extent is None and entry.step is None and type(entry.start) is type(entry.stop) is int:
         # Most reads are of this kind.
         return (entry.start, entry.stop, 1) if entry.start < entry.stop else (0, 0, 1)
-    start, stop, step = (_slice_part(part, entry, d) for part in (entry.start, entry.stop, entry.step))
+    start, stop, step = (_slice_part(part, entry, label) for part in (entry.start, entry.stop, entry.step))
     step = 1 if step is None else step
     if step == 0:
-        raise RegionError(f"dimension {d}: slice step cannot be zero, got {_show_one(entry)}")
+        raise RegionError(f"dimension {label}: slice step cannot be zero, got {_show_one(entry)}")
     if extent is not None:
         pixels = range(*slice(start, stop, step).indices(extent))
     elif start is None or stop is None:
         raise RegionError(
-            f"dimension {d} is unbounded: a slice over it needs a start and a stop, as in 0:512, got {_show_one(entry)}"
+            f"dimension {label} is unbounded: a slice over it needs a start and a stop, as in 0:512, "
+            f"got {_show_one(entry)}"
         )
     else:
         pixels = range(start, stop, step)
@@ -145,30 +148,32 @@ def _box_of_slice(entry: slice, d: int, extent: int | None) -> tuple[int, int, i
     return min(pixels[0], pixels[-1]), max(pixels[0], pixels[-1]) + 1, step
 
 
-def _slice_part(part: object, entry: slice, d: int) -> int | None:
+def _slice_part(part: object, entry: slice, label: object) -> int | None:
     number = None if part is None else as_index(part)
     if part is not None and number is None:
-        raise RegionError(f"dimension {d}: a slice takes ints, got {_show_one(entry)}")
+        raise RegionError(f"dimension {label}: a slice takes ints, got {_show_one(entry)}")
     return number
 
 
-def _coordinate(entry: object, d: int, extent: int | None) -> int:
+def _coordinate(entry: object, label: object, extent: int | None) -> int:
     number = as_index(entry)
     if number is None:
         many = isinstance(entry, list)
         hint = "; one region is expected: call this for each, or read a list with tensor[[...]]" if many else ""
-        raise RegionError(f"dimension {d}: cannot index with {type(entry).__name__} {entry!r:.200}; {_SUPPORTED}{hint}")
+        raise RegionError(
+            f"dimension {label}: cannot index with {type(entry).__name__} {entry!r:.200}; {_SUPPORTED}{hint}"
+        )
     if extent is None:
         return number
     if not -extent <= number < extent:
-        raise RegionError(f"index {number} is out of range for dimension {d} with size {extent}")
+        raise RegionError(f"index {number} is out of range for dimension {label} with size {extent}")
     return number % extent
 
 
-def _check_limit(start: int, stop: int, d: int) -> None:
+def _check_limit(start: int, stop: int, label: object) -> None:
     if start < -COORDINATE_LIMIT or stop > COORDINATE_LIMIT:
         raise RegionError(
-            f"dimension {d}: pixels {start}..{stop - 1} reach beyond the limit of 2**51: coordinates go from "
+            f"dimension {label}: pixels {start}..{stop - 1} reach beyond the limit of 2**51: coordinates go from "
             f"-{COORDINATE_LIMIT} to {COORDINATE_LIMIT - 1}"
         )
 

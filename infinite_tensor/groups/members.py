@@ -64,7 +64,7 @@ class GroupMember:
             steps[own] = region.steps[d]
             if d in region.squeezed:
                 squeezed.append(own)
-        box = parse(tuple(entries), self.tensor.shape)
+        box = parse(tuple(entries), self.tensor.shape, node_of(self.tensor).spec.labels)
         return box._replace(steps=tuple(steps), squeezed=tuple(sorted(squeezed)))
 
     def _pixels(self, d: int, region: Selection) -> slice:

@@ -45,6 +45,17 @@ class DefinitionTests(BackendTests):
         assert {key: stored[key] for key in given} == given
         assert (stored["tensor_id"], stored["tile_size"]) == ("t", [TILE, TILE])
 
+    def test_names_of_dimensions_are_kept(self, location: Any) -> None:
+        """They stand in the definition; without any, nothing of them does."""
+        with self._open(location) as store:
+            tensor_on(store, Ramp(), dims=("y", "x"))
+            tensor_on(store, Ramp(), name="plain")
+        with self._open(location) as store:
+            assert store.open("t").dims == tensor_on(store, Ramp()).dims == ("y", "x")
+            assert "dims" not in store.tensor_definition("plain")
+            with pytest.raises(ValidationError, match=r"dims: stored \['y', 'x'\], given \['x', 'y'\]"):
+                tensor_on(store, Ramp(), dims=("x", "y"))
+
     def test_an_unknown_tensor_has_no_definition(self, location: Any) -> None:
         """It is None, not an error."""
         with self._open(location) as store:

@@ -146,8 +146,8 @@ class Contents(ABC):
     # Reads.
 
     @abstractmethod
-    def register(self, spec: TensorSpec) -> None:
-        """Make a tensor known.
+    def register(self, spec: TensorSpec) -> TensorSpec:
+        """Make a tensor known; returns it with the names of dimensions that are stored.
 
         Raises
         ------

@@ -166,6 +166,8 @@ def mismatch(tensor_id: str, lines: Sequence[str], store: object, changed_args: 
         )
     if any(line.startswith("tile_size:") for line in lines):
         advice += " Without a tile_size, a stored tensor keeps the one it has."
+    if any(line.startswith("dims:") for line in lines):
+        advice += " Without dims, a stored tensor keeps the names it has."
     return ValidationError(
         f"{store!r} already holds a tensor {tensor_id!r} with another definition:{listed}\n{stale}"
         "Give the new tensor another tensor_id, or delete the stored one with "

@@ -27,6 +27,7 @@ from infinite_tensor.values.definition import (
     json_value,
     scalar_from_json,
 )
+from infinite_tensor.values.dims import checked_dims
 from infinite_tensor.values.spec import TensorSpec
 from infinite_tensor.values.weights import check_mean
 
@@ -137,6 +138,7 @@ def definition_of(fields: Mapping[str, Any]) -> Definition:
         functions=functions,
         edge=edge,
         output=_output(fields.get("output")),
+        dims=checked_dims(fields.get("dims"), len(shape)),
     )
 
 

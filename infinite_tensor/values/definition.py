@@ -18,6 +18,7 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window import Edge, Shape, TensorWindow
 from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.nested import Key
+from infinite_tensor.values.dims import Dims
 from infinite_tensor.values.fingerprint import PYTHON, combined, differ, fingerprint
 from infinite_tensor.values.weights import KINDS, UnknownWeights, WeightedMean, mean_from_json, mean_to_json
 
@@ -116,6 +117,8 @@ class Definition:
     """What happens to windows that reach past finite dimensions; None where all are dropped."""
     output: Key | None = None
     """Under which keys an ``f`` that computes several tensors returns this one."""
+    dims: Dims = None
+    """The names of its dimensions, which values do not depend on."""
 
     def values(self) -> dict[str, Json]:
         """The part that decides values, as JSON."""
@@ -142,7 +145,8 @@ class Definition:
         stored = self.values()
         for entry, arg in zip(stored["args"], self.args, strict=True):  # type: ignore[arg-type]
             entry["tensor_id"] = arg.tensor_id  # type: ignore[index, call-overload]
-        return stored | {"functions": dict(self.functions)}
+        stored["functions"] = dict(self.functions)
+        return stored if self.dims is None else stored | {"dims": list(self.dims)}
 
 
 def differences(stored: Mapping[str, Json], given: Mapping[str, Json]) -> list[str]:

@@ -14,6 +14,7 @@ from infinite_tensor.support.allocation import as_array
 from infinite_tensor.support.forks import cached_property
 from infinite_tensor.values.blend import Blender
 from infinite_tensor.values.definition import Blend, Definition, Number, json_scalar
+from infinite_tensor.values.dims import Dims, labels_of
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,17 @@ class TensorSpec:
     def blender(self) -> Blender:
         """Folds windows into blocks of pixels."""
         return Blender(self.grid, self.dtype, self.blend, self.blend_init)
+
+    @property
+    def labels(self) -> tuple[str, ...] | None:
+        """What messages call each dimension; None where that is its number alone."""
+        return labels_of(self.definition.dims)
+
+    def with_dims(self, dims: Dims) -> TensorSpec:
+        """The same tensor with these names of dimensions; the same object where it has them."""
+        if self.definition.dims == dims:
+            return self
+        return replace(self, definition=replace(self.definition, dims=dims))
 
     def moved(self, device: torch.device, dtype: torch.dtype) -> TensorSpec:
         """The same tensor on another device, in another dtype."""

@@ -50,8 +50,9 @@ def image(ctx: tuple[int, ...]) -> torch.Tensor:
     "region",
     [sl[0, 1, 2], sl[..., -5:9], sl[:, ::-1, 9:-5:-2], sl[1:, -1, 3], sl[-1, ..., 4:4]],
 )
-def test_compiled_code_reads_what_is_read_without(region: Any) -> None:
-    tensor = InfiniteTensor((2, 3, None), image, TensorWindow((2, 3, 4)), dtype=torch.int64)
+@pytest.mark.parametrize("dims", [None, ("c", "y", "x")])
+def test_compiled_code_reads_what_is_read_without(region: Any, dims: Any) -> None:
+    tensor = InfiniteTensor((2, 3, None), image, TensorWindow((2, 3, 4)), dtype=torch.int64, dims=dims)
     got = compiled(lambda: tensor[region] * 2)()
     assert torch.equal(got, tensor[region] * 2)
     assert (got.dtype, got.shape) == (torch.int64, tensor[region].shape)

@@ -24,6 +24,7 @@ from infinite_tensor.tilestore.memory.window_cache import Row, fold_rows, rows_i
 from infinite_tensor.tilestore.messages import check_same, unknown_tensor, warn_of_changes
 from infinite_tensor.tilestore.store import TileStore
 from infinite_tensor.values.checks import checked_bytes
+from infinite_tensor.values.dims import joined_dims
 from infinite_tensor.values.spec import TensorSpec
 
 
@@ -61,12 +62,13 @@ class MemoryContents(Contents):
         return f"MemoryTileStore({', '.join(f'{name}={limit}' for name, limit in limits if limit is not None)})"
 
     @store_method
-    def register(self, spec: TensorSpec) -> None:
+    def register(self, spec: TensorSpec) -> TensorSpec:
         """Make a tensor known; one of the same id and definition shares its windows."""
         with self.lock:
             self.check_open()
             known = self._known(spec)
             warn_of_changes(spec.tensor_id, known.definition.functions, spec.definition.functions, self)
+            return spec.with_dims(joined_dims(known.definition.dims, spec.definition.dims))
 
     def access(self, spec: TensorSpec) -> Access:
         """Begin a read of a tensor."""

@@ -29,6 +29,7 @@ from infinite_tensor.tilestore.persistent.cache import TileCache
 from infinite_tensor.tilestore.persistent.registry import Registry
 from infinite_tensor.tilestore.persistent.storage import Storage
 from infinite_tensor.tilestore.persistent.transfer import Entry, Key
+from infinite_tensor.values.dims import joined_dims
 from infinite_tensor.values.spec import TensorSpec
 
 _TILES_AT_ONCE = 64
@@ -89,13 +90,14 @@ class PersistentContents(Contents):
         self.closed = self._released = False
 
     @store_method
-    def register(self, spec: TensorSpec) -> None:
+    def register(self, spec: TensorSpec) -> TensorSpec:
         """Find the tensor in storage, or create it there."""
         self.flush_if_requested()
         with self.lock:
             self.check_open()
             record = self.registry.record_of(spec)
             warn_of_changes(spec.tensor_id, record.functions, spec.definition.functions, self)
+            return spec.with_dims(joined_dims(record.spec.definition.dims, spec.definition.dims))
 
     def with_tile_size(self, spec: TensorSpec) -> TensorSpec:
         """`spec` with the tile size that it was given, here or by this store."""

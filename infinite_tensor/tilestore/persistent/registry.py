@@ -66,7 +66,7 @@ class Registry:
             raise mismatch(spec.tensor_id, [f"tile_size: stored {list(tile)}, given {list(given)}"], self._storage)
         if isinstance(record.spec.blend, UNKNOWN):
             # Opened for reading before; now there is the blend to continue with.
-            record.spec = spec
+            record.spec = spec.with_dims(record.spec.definition.dims)
         return record
 
     def given_tile(self, spec: TensorSpec) -> Index | None:
@@ -125,7 +125,7 @@ class Registry:
         found = StoredTensor.of(self._storage, tensor_id, stored)
         layout = TileLayout(spec.shape, _checked_tile(self._storage, spec, given, found), spec.dtype)
         self._storage.bind(tensor_id, stored)
-        return Record(spec, layout, found.definition.functions)
+        return Record(spec.with_dims(found.definition.dims), layout, found.definition.functions)
 
 
 def _new_definition(spec: TensorSpec, layout: TileLayout) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from infinite_tensor.geometry.points import COORDINATE_LIMIT, Index
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.persistent.documents import layout_of, name_of
 from infinite_tensor.values.definition import Definition, Json, json_scalar, scalar_from_json
+from infinite_tensor.values.dims import names_of
 from infinite_tensor_stores.dtypes import stored_dtype, to_stored
 from infinite_tensor_stores.files import parsed
 
@@ -195,6 +196,7 @@ def array_document(definition: Mapping[str, Any]) -> dict[str, Any]:
         "fill_value": _fill_value(tensor),
         "codecs": definition.get("codecs"),
         "attributes": {ATTRIBUTE: {"origin": list(middle)}},
+        "dimension_names": list(names_of(tensor.dims, len(layout.shape))),
     }
 
 

@@ -1,0 +1,79 @@
+"""Names of dimensions: not part of what a pixel is, and so free to be given later, but never to be contradicted."""
+
+from __future__ import annotations
+
+import re
+from typing import TypeAlias
+
+from infinite_tensor.errors import ValidationError
+
+Dims: TypeAlias = "tuple[str, ...] | None"
+"""The name of each dimension, a default one where it has none; None where no dimension has a name."""
+
+_LONGEST = 100
+_DEFAULT = re.compile(r"dim_\d+", re.ASCII)
+
+
+def default_name(d: int) -> str:
+    """What a dimension without a name is called."""
+    return f"dim_{d}"
+
+
+def names_of(dims: Dims, ndim: int) -> tuple[str, ...]:
+    """A name for each dimension."""
+    return tuple(map(default_name, range(ndim))) if dims is None else dims
+
+
+def labels_of(dims: Dims) -> tuple[str, ...] | None:
+    """What messages call each dimension: its number, with its name if it has one."""
+    if dims is None:
+        return None
+    return tuple(f"{d} ({name!r})" if name != default_name(d) else str(d) for d, name in enumerate(dims))
+
+
+def checked_dims(dims: object, ndim: int) -> Dims:
+    """`dims`, if they are names of so many dimensions.
+
+    Raises
+    ------
+    ValidationError
+        If there is not one for each, or one is no printable str of 1 to 100 characters, is there twice, or is the
+        default name of another dimension.
+    """
+    if dims is None:
+        return None
+    if not isinstance(dims, tuple | list) or len(dims) != ndim:
+        raise ValidationError(f"dims must be a tuple of {ndim} str, one per dimension, or None, got {dims!r:.200}")
+    for d, name in enumerate(dims):
+        if not isinstance(name, str) or not 0 < len(name) <= _LONGEST or not name.isprintable():
+            raise ValidationError(
+                f"dims must hold names, which are printable str of 1 to {_LONGEST} characters, got {name!r:.200} for "
+                f"dimension {d}"
+            )
+        if _DEFAULT.fullmatch(name) and name != default_name(d):
+            raise ValidationError(
+                f"dims: {name!r} for dimension {d} is what another dimension is called by default; give another name, "
+                f"or {default_name(d)!r} for none"
+            )
+        if name in dims[:d]:
+            raise ValidationError(f"dims must hold a different name for each dimension, got {dims!r:.200}")
+    names = tuple(map(str, dims))
+    return None if names == names_of(None, ndim) else names
+
+
+def joined_dims(stored: Dims, given: Dims) -> Dims:
+    """The names of a stored tensor, and those given for dimensions that have none there.
+
+    The stored ones alone, where one that is given contradicts them.
+    """
+    if stored is None or given is None:
+        return stored or given
+    joined = tuple(
+        [new if old == default_name(d) else old for d, (old, new) in enumerate(zip(stored, given, strict=True))]
+    )
+    return stored if contradict(joined, given) or len(set(joined)) < len(joined) else joined
+
+
+def contradict(names: tuple[str, ...], given: tuple[str, ...]) -> bool:
+    """Whether a name that is given for a dimension is not the one in `names`."""
+    return any(new not in (default_name(d), name) for d, (name, new) in enumerate(zip(names, given, strict=True)))

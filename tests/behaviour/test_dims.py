@@ -1,0 +1,323 @@
+"""Names of dimensions: stored with a tensor, and told in messages."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import zarr
+
+from infinite_tensor import (
+    HDF5TileStore,
+    InfiniteTensor,
+    MemoryTileStore,
+    Output,
+    RegionError,
+    StoreError,
+    TensorWindow,
+    TileStore,
+    ValidationError,
+    ZarrTileStore,
+)
+from infinite_tensor.groups import TensorGroup
+from tests.support.interpreters import run
+from tests.support.sqlite_store import SQLiteTileStore
+
+WINDOW = TensorWindow((3, 4, 4))
+ROW = TensorWindow((3, 4, 4), dimension_map=(None, None, 0))
+NAMES = ("c", "y", "x")
+DEFAULT = ("dim_0", "dim_1", "dim_2")
+
+STORES: dict[str, Callable[[Path], TileStore]] = {
+    "memory": lambda _path: MemoryTileStore(),
+    "zarr": lambda path: ZarrTileStore(path / "s.zarr", tile_size=8),
+    "hdf5": lambda path: HDF5TileStore(path / "s.h5", tile_size=8),
+    "sqlite": lambda path: SQLiteTileStore(path / "s.db", tile_size=8),
+}
+
+
+@pytest.fixture(params=STORES)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TileStore]:
+    """A store of each kind, one of a third party among them."""
+    with STORES[request.param](tmp_path) as opened:
+        yield opened
+
+
+def reopened(store: TileStore) -> TileStore:
+    """The same store, as another run finds it; one in memory stays as it is."""
+    if isinstance(store, MemoryTileStore):
+        return store
+    store.close()
+    return store.__enter__()
+
+
+def image(_ctx: tuple[int, ...]) -> torch.Tensor:
+    return torch.ones(3, 4, 4)
+
+
+def tensor(store: TileStore | None = None, dims: Any = None, **options: Any) -> InfiniteTensor:
+    options = {"tensor_id": "t", **options}
+    return InfiniteTensor((3, None, None), image, WINDOW, tile_store=store, dims=dims, **options)
+
+
+def test_a_dimension_without_a_name_is_called_by_its_number() -> None:
+    assert tensor().dims == DEFAULT
+    assert tensor(dims=DEFAULT).dims == DEFAULT
+    assert tensor(dims=NAMES).dims == NAMES
+    assert tensor(dims=list(NAMES)).dims == NAMES
+    assert tensor(dims=("c", "dim_1", "x")).dims == ("c", "dim_1", "x")
+    assert tensor(dims=(np.str_("c"), "y", "x")).dims == NAMES
+
+
+@pytest.mark.parametrize(
+    ("dims", "said"),
+    [
+        ("cyx", "dims must be a tuple of 3 str, one per dimension, or None, got 'cyx'"),
+        (("y", "x"), "dims must be a tuple of 3 str"),
+        ((), "dims must be a tuple of 3 str"),
+        ({"c", "y", "x"}, "dims must be a tuple of 3 str"),
+        (3, "dims must be a tuple of 3 str"),
+        (("c", "y", None), "printable str of 1 to 100 characters, got None for dimension 2"),
+        (("c", "", "x"), "got '' for dimension 1"),
+        (("c", "y\0", "x"), "got 'y.x00' for dimension 1"),
+        (("c", "y\n", "x"), "printable"),
+        (("c", "\ud800", "x"), "printable"),
+        (("c", "y" * 10_000, "x"), "of 1 to 100 characters"),
+        (("c", b"y", "x"), "printable"),
+        (("c", "x", "x"), "dims must hold a different name for each dimension"),
+        (("dim_1", "y", "x"), "'dim_1' for dimension 0 is what another dimension is called by default"),
+        (("c", "dim_7", "x"), "'dim_7' for dimension 1 is what another"),
+        (("dim_" + "9" * 90, "y", "x"), "is what another"),
+    ],
+)
+def test_what_are_no_names_is_refused(dims: Any, said: str) -> None:
+    with pytest.raises(ValidationError, match=said) as caught:
+        tensor(dims=dims)
+    assert len(str(caught.value)) < 500
+
+
+def test_names_are_no_part_of_what_a_tensor_is(store: TileStore) -> None:
+    assert tensor(dims=NAMES)._spec.definition.digest == tensor()._spec.definition.digest
+    above = [
+        InfiniteTensor((None,), lambda _ctx, _region: torch.ones(4), TensorWindow((4,)), [tensor(dims=dims)], [ROW])
+        for dims in (None, NAMES)
+    ]
+    assert above[0]._spec.definition.digest == above[1]._spec.definition.digest
+    assert "dims" not in tensor(store).to_json()
+    assert "dims" not in store.tensor_definition("t")
+
+
+def test_stored_names_come_back(store: TileStore) -> None:
+    t = tensor(store, NAMES)
+    t[:, 0:4, 0:4]
+    assert store.tensor_definition("t")["dims"] == list(NAMES)
+    assert t.to_json()["dims"] == list(NAMES)
+    data = pickle.dumps(t)
+    reopened(store)
+    assert store.open("t").dims == NAMES
+    assert store.open("t", image).dims == NAMES
+    assert tensor(store).dims == NAMES
+    assert tensor(store, NAMES).dims == NAMES
+    assert tensor(store, DEFAULT).dims == NAMES
+    store.close()
+    again = pickle.loads(data)  # noqa: S301  (ours)
+    assert again.dims == NAMES
+    again.tile_store.close()
+    store.__enter__()
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_other_names_than_the_stored_ones_are_an_error_with_both(store: TileStore, again: bool) -> None:
+    tensor(store, NAMES)
+    if again:
+        reopened(store)
+    with pytest.raises(ValidationError, match=r"dims: stored \['c', 'y', 'x'\], given \['c', 'x', 'y'\]") as caught:
+        tensor(store, ("c", "x", "y"))
+    assert "Without dims, a stored tensor keeps the names it has." in str(caught.value)
+    # Nothing has changed.
+    assert tensor(store).dims == store.open("t").dims == NAMES
+
+
+def test_names_may_be_given_to_a_tensor_that_is_stored_without(store: TileStore) -> None:
+    plain = tensor(store)
+    definition = store.tensor_definition("t")
+    reopened(store)
+    named = tensor(store, NAMES)
+    assert named.dims == NAMES
+    assert torch.equal(named[:, 0:4, 0:4], torch.ones(3, 4, 4))
+    # They are names of this object: what is stored stays as it is.
+    assert store.tensor_definition("t") == definition
+    assert store.open("t").dims == plain.dims == tensor(store).dims == DEFAULT
+    assert tensor(store, ("band", "row", "column")).dims == ("band", "row", "column")
+
+
+def test_a_dimension_that_is_stored_without_a_name_may_be_given_one(store: TileStore) -> None:
+    tensor(store, ("c", "dim_1", "dim_2"))
+    reopened(store)
+    assert store.open("t").dims == ("c", "dim_1", "dim_2")
+    assert tensor(store, ("dim_0", "y", "x")).dims == NAMES
+    for wrong in (("b", "y", "x"), ("dim_0", "c", "x")):
+        with pytest.raises(ValidationError, match=r"dims: stored \['c', 'dim_1', 'dim_2'\], given"):
+            tensor(store, wrong)
+
+
+def test_a_tensor_that_is_cleared_may_get_other_names(store: TileStore) -> None:
+    old = tensor(store, NAMES)
+    old[:, 0:4, 0:4]
+    store.clear_tensor("t")
+    new = tensor(store, ("band", "row", "column"))
+    assert new.dims == ("band", "row", "column")
+    assert store.tensor_definition("t")["dims"] == ["band", "row", "column"]
+    # The same pixels, by whatever names.
+    assert torch.equal(old[:, 0:4, 0:4], new[:, 0:4, 0:4])
+
+
+def test_outputs_of_one_f_have_names_of_their_own(store: TileStore) -> None:
+    def outputs(dims: Any) -> dict[str, Output]:
+        plane = TensorWindow((4, 4))
+        return {
+            "rgb": Output((3, None, None), "float32", TensorWindow((3, 4, 4), dimension_map=(None, 0, 1)), dims=dims),
+            "mask": Output((None, None), "bool", plane, dims=("y", "x")),
+            "other": Output((None, None), "bool", plane),
+        }
+
+    def f(_ctx: tuple[int, ...]) -> dict[str, torch.Tensor]:
+        plane = torch.ones(4, 4, dtype=torch.bool)
+        return {"rgb": torch.ones(3, 4, 4), "mask": plane, "other": plane}
+
+    InfiniteTensor.from_multi(f, outputs(NAMES), tile_store=store, tensor_id="world")
+    reopened(store)
+    made = InfiniteTensor.from_multi(f, outputs(None), tile_store=store, tensor_id="world")
+    assert [made[name].dims for name in ("rgb", "mask", "other")] == [NAMES, ("y", "x"), ("dim_0", "dim_1")]
+    with pytest.raises(ValidationError, match=r"tensor 'world/rgb'(?s:.*)dims: stored \['c', 'y', 'x'\], given"):
+        InfiniteTensor.from_multi(f, outputs(("b", "y", "x")), tile_store=store, tensor_id="world")
+    with pytest.raises(ValidationError, match="output 'rgb': dims must be a tuple of 3 str"):
+        InfiniteTensor.from_multi(f, outputs(("y", "x")), tile_store=store, tensor_id="world")
+
+
+def test_a_saved_group_opens_with_the_names(store: TileStore) -> None:
+    TensorGroup({"a": tensor(store, NAMES)}).save(store, "g")
+    reopened(store)
+    assert store.open_group("g")["a"].dims == NAMES
+
+
+def test_a_tensor_keeps_its_names_when_it_is_moved() -> None:
+    t = tensor(dims=NAMES)
+    t.to(torch.float64)
+    assert (t.dims, t.dtype) == (NAMES, torch.float64)
+    assert t.tile_store.tensor_definition("t")["dims"] == list(NAMES)
+
+
+def test_a_repr_shows_names_that_were_given() -> None:
+    assert repr(tensor(dims=NAMES)).startswith("InfiniteTensor(shape=(3, None, None), dims=('c', 'y', 'x'), dtype=")
+    assert "dims" not in repr(tensor())
+
+
+def test_messages_tell_the_name_of_a_dimension() -> None:
+    t, plain = tensor(dims=NAMES), tensor()
+    cases: list[tuple[Callable[[InfiniteTensor], object], str]] = [
+        (lambda t: t[:, 0:, 0], "dimension 1{} is unbounded: a slice over it needs a start and a stop"),
+        (lambda t: t[5, 0, 0], "index 5 is out of range for dimension 0{} with size 3"),
+        (lambda t: t[0, 0:8:0, 0], "dimension 1{}: slice step cannot be zero"),
+        (lambda t: t[0, 0, "a":"b"], "dimension 2{}: a slice takes ints"),
+        (lambda t: t[0, 0, 1.5], "dimension 2{}: cannot index with float 1.5"),
+        (lambda t: t[0, 0, 2**60], "dimension 2{}: pixels"),
+        (lambda t: t.fill(slice(None)), "dimension 1{} is unbounded"),
+        (lambda t: t.plan(slice(None)), "dimension 1{} is unbounded"),
+        (lambda t: t.coverage(slice(None)), "dimension 1{} is unbounded"),
+        (lambda t: list(t.iter_regions([slice(None)])), "dimension 1{} is unbounded"),
+        (lambda t: TensorGroup({"a": t})["a"][5], "dimension 0{} with size 3"),
+        (list, "dimension 1{} is unbounded"),
+        (np.asarray, "dimension 1{} is unbounded"),
+        (lambda t: 1 in t, "dimension 1{} is unbounded"),
+    ]
+    for use, said in cases:
+        for each, names in ((t, NAMES), (plain, None)):
+            with pytest.raises((RegionError, TypeError)) as caught:
+                use(each)
+            d = int(said.split("dimension ")[1][0])
+            assert said.format("" if names is None else f" ({names[d]!r})") in str(caught.value)
+    with pytest.raises(TypeError, match=r"dimension 0 \('y'\) is unbounded"):
+        len(InfiniteTensor((None,), lambda _ctx: torch.ones(4), TensorWindow((4,)), dims=("y",)))
+    partly = tensor(dims=("c", "dim_1", "x"))
+    with pytest.raises(RegionError, match="dimension 1 is unbounded"):
+        partly[:, 0:]
+
+
+# The array of complete tiles.
+
+
+def array_of(path: Path) -> Path:
+    (found,) = (path / "s.zarr" / "t-t").glob("tiles-*")
+    return found
+
+
+@pytest.mark.parametrize(("dims", "written"), [(NAMES, NAMES), (None, DEFAULT), (("c", "dim_1", "x"),) * 2])
+def test_the_array_tells_the_names_to_other_programs(dims: Any, written: Any, tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path / "s.zarr", tile_size=4) as store:
+        tensor(store, dims)[:, 0:4, 0:4]
+    array = zarr.open_array(array_of(tmp_path), mode="r")
+    assert array.metadata.dimension_names == written  # type: ignore[union-attr]
+    with ZarrTileStore(tmp_path / "s.zarr", mode="r") as store:
+        assert store.verify("t") == []
+
+
+@pytest.mark.parametrize("names", [None, [None, None, None], ["a", "y", "x"], ["c", "x", "y"], list(DEFAULT)])
+def test_names_in_the_array_that_are_not_those_of_the_tensor_are_damage(names: Any, tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path / "s.zarr", tile_size=4) as store:
+        tensor(store, NAMES)
+    path = array_of(tmp_path) / "zarr.json"
+    before = path.read_bytes()
+    document = json.loads(before)
+    if names is None:
+        del document["dimension_names"]
+    else:
+        document["dimension_names"] = names
+    path.write_text(json.dumps(document))
+    with ZarrTileStore(tmp_path / "s.zarr") as store:
+        (damage,) = store.verify("t", repair=True)
+        assert damage.kind == "array"
+        assert "dimension_names" in damage.reason
+        assert path.read_bytes() == before
+        assert store.verify("t") == []
+        assert store.open("t").dims == NAMES
+
+
+@pytest.mark.parametrize("names", [None, ["a", "y", "x"], list(DEFAULT)])
+def test_names_that_others_gave_to_the_array_of_a_tensor_without_stay(names: Any, tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path / "s.zarr", tile_size=4) as store:
+        tensor(store)
+    path = array_of(tmp_path) / "zarr.json"
+    document = json.loads(path.read_text())
+    # As earlier versions wrote it.
+    del document["dimension_names"]
+    path.write_text(json.dumps(document | ({} if names is None else {"dimension_names": names})))
+    before = path.read_bytes()
+    with ZarrTileStore(tmp_path / "s.zarr") as store:
+        assert store.verify("t", repair=True) == []
+        assert tensor(store).dims == DEFAULT
+    assert path.read_bytes() == before
+
+
+def test_damaged_names_are_a_damaged_definition(tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path / "s.zarr", tile_size=4) as store:
+        tensor(store, NAMES)
+    path = tmp_path / "s.zarr" / "t-t" / "zarr.json"
+    path.write_text(path.read_text().replace('"y"', '"z"'))
+    with ZarrTileStore(tmp_path / "s.zarr") as store:
+        assert [damage.kind for damage in store.verify("t")] == ["definition"]
+        with pytest.raises(StoreError, match="'t'"):
+            tensor(store)
+
+
+def test_another_process_finds_the_names(tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path / "s.zarr", tile_size=4) as store:
+        tensor(store, NAMES)[:, 0:4, 0:4]
+    code = "import sys, infinite_tensor as it; print(it.open_store(sys.argv[1], mode='r').open('t').dims)"
+    assert run("-c", code, tmp_path / "s.zarr").stdout == f"{NAMES}\n"
