@@ -50,9 +50,7 @@ class BlurredPlane:
         self.calls = 0
         margin = len(self.kernel) // 2
         self.window = TensorWindow((3, SIDE, SIDE))
-        self.padded = TensorWindow(
-            (3, SIDE + 2 * margin, SIDE + 2 * margin), stride=self.window.size, offset=(0, -margin, -margin)
-        )
+        self.padded = self.window.padded((0, margin, margin))
         digest = hashlib.sha256(image.numpy().tobytes()).hexdigest()
         self.plane = InfiniteTensor(
             (3, None, None),

@@ -167,6 +167,18 @@ def test_a_dimension_that_is_stored_without_a_name_may_be_given_one(store: TileS
             tensor(store, wrong)
 
 
+def test_stored_names_win_over_those_of_a_pickle(store: TileStore) -> None:
+    tensor(store)
+    data = pickle.dumps(tensor(store, NAMES))
+    store.clear_tensor("t")
+    tensor(store, ("band", "row", "column"))
+    store.flush()
+    again = pickle.loads(data)  # noqa: S301  (ours)
+    # A memory store is pickled without what it holds.
+    assert again.dims == (NAMES if isinstance(store, MemoryTileStore) else ("band", "row", "column"))
+    again.tile_store.close()
+
+
 def test_a_tensor_that_is_cleared_may_get_other_names(store: TileStore) -> None:
     old = tensor(store, NAMES)
     old[:, 0:4, 0:4]
