@@ -221,7 +221,9 @@ def _arg_starts(computation: Computation, at: int, upstream: Input, windows: Int
         low = first * window.stride[d] + window.offset[d]
         high = last * window.stride[d] + window.offset[d] + window.size[d]
         if extent is not None and (low < 0 or high > extent) and d not in upstream.reads.padded:
-            raise outside_arg(computation.names, at, upstream.node.spec.tensor_id, d, low, high, extent)
+            spec = upstream.node.spec
+            label = str(d) if spec.labels is None else spec.labels[d]
+            raise outside_arg(computation.names, at, spec.tensor_id, label, low, high, extent)
         if max(-low, high) > _REACH:
             raise RegionError(
                 f"args_windows[{at}] of tensor {computation.names} reaches pixels {low} .. {high - 1} in dimension "

@@ -24,6 +24,7 @@ from infinite_tensor.geometry.window import (
 )
 from infinite_tensor.support.sizes import bytes_in
 from infinite_tensor.values.definition import DTYPES, ArgDefinition, Padding, dtype_of, json_scalar, scalar_from_json
+from infinite_tensor.values.dims import label_of
 
 
 def check_callable(f: object) -> None:
@@ -242,13 +243,13 @@ def _check_known_extents(tensor_id: str, grid: WindowGrid, at: int, arg: Any, de
         low = first * window.stride[d] + window.offset[d]
         high = last * window.stride[d] + window.offset[d] + window.size[d]
         if low < 0 or high > extent:
-            raise outside_arg(repr(tensor_id), at, arg.tensor_id, d, low, high, extent)
+            raise outside_arg(repr(tensor_id), at, arg.tensor_id, label_of(d, arg.dims[d]), low, high, extent)
 
 
-def outside_arg(names: str, at: int, arg_id: str, d: int, low: int, high: int, extent: int) -> RegionError:
+def outside_arg(names: str, at: int, arg_id: str, label: str, low: int, high: int, extent: int) -> RegionError:
     """The error for an arg window that leaves a finite dimension of its arg."""
     return RegionError(
-        f"args_windows[{at}] of tensor {names} reads pixels [{low}, {high}) in dimension {d} of {arg_id!r}, "
+        f"args_windows[{at}] of tensor {names} reads pixels [{low}, {high}) in dimension {label} of {arg_id!r}, "
         f"which ends at [0, {extent}); change the window, or say by args_padding what stands beyond: {_PADDINGS}"
     )
 

@@ -24,11 +24,9 @@ def names_of(dims: Dims, ndim: int) -> tuple[str, ...]:
     return tuple(map(default_name, range(ndim))) if dims is None else dims
 
 
-def labels_of(dims: Dims) -> tuple[str, ...] | None:
-    """What messages call each dimension: its number, with its name if it has one."""
-    if dims is None:
-        return None
-    return tuple(f"{d} ({name!r})" if name != default_name(d) else str(d) for d, name in enumerate(dims))
+def label_of(d: int, name: str) -> str:
+    """What messages call a dimension: its number, with its name if it has one."""
+    return f"{d} ({name!r})" if name != default_name(d) else str(d)
 
 
 def checked_dims(dims: object, ndim: int) -> Dims:

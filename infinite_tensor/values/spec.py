@@ -14,7 +14,7 @@ from infinite_tensor.support.allocation import as_array
 from infinite_tensor.support.forks import cached_property
 from infinite_tensor.values.blend import Blender
 from infinite_tensor.values.definition import Blend, Definition, Number, json_scalar
-from infinite_tensor.values.dims import Dims, labels_of
+from infinite_tensor.values.dims import Dims, label_of
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,8 @@ class TensorSpec:
     @property
     def labels(self) -> tuple[str, ...] | None:
         """What messages call each dimension; None where that is its number alone."""
-        return labels_of(self.definition.dims)
+        dims = self.definition.dims
+        return None if dims is None else tuple([label_of(d, name) for d, name in enumerate(dims)])
 
     def with_dims(self, dims: Dims) -> TensorSpec:
         """The same tensor with these names of dimensions; the same object where it has them."""

@@ -262,6 +262,23 @@ def test_messages_tell_the_name_of_a_dimension() -> None:
         partly[:, 0:]
 
 
+@pytest.mark.parametrize(("dims", "named"), [(NAMES, r"dimension 0 \('c'\)"), (None, "dimension 0")])
+def test_an_arg_window_that_leaves_the_arg_tells_the_name_of_the_dimension(dims: Any, named: str) -> None:
+    t = tensor(dims=dims)
+
+    def reader(shape: tuple[int | None, ...], size: tuple[int, ...], arg_window: TensorWindow) -> InfiniteTensor:
+        return InfiniteTensor(
+            shape, lambda _ctx, _region: torch.ones(size), TensorWindow(size), args=[t], args_windows=[arg_window]
+        )
+
+    # Known when it is built, and only when it is read.
+    with pytest.raises(RegionError, match=rf"in {named} of 't', which ends at \[0, 3\)"):
+        reader((8,), (4,), TensorWindow((4, 4, 4), dimension_map=(None, None, 0)))
+    diagonal = reader((None,), (1,), TensorWindow((1, 4, 4), dimension_map=(0, 0, None)))
+    with pytest.raises(RegionError, match=rf"in {named} of 't', which ends at \[0, 3\)"):
+        diagonal[3]
+
+
 # The array of complete tiles.
 
 
