@@ -184,9 +184,10 @@ def _named(boxes: Sequence[Box], inventories: dict[Node, Inventory]) -> list[Dem
         windows = reduce(joined, [computation.own(own) for own in missing.values()])
         if len(windows):
             for upstream in computation.inputs:
-                regions.setdefault(upstream.node, []).append(
-                    upstream.reads.regions(starts_of(upstream.window, windows))
-                )
+                read = upstream.reads.regions(starts_of(upstream.window, windows))
+                # Where all is constant, no pixel is.
+                if len(read[0]):
+                    regions.setdefault(upstream.node, []).append(read)
         before, runs = windows[:0], len(windows)
         for node in computation.nodes:
             if node in inventories:

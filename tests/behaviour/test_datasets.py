@@ -57,7 +57,8 @@ class TestGrid:
     @given(st.data())
     def test_it_is_the_list_of_all_patches_that_a_loop_finds(self, data: st.DataObject) -> None:
         shape = data.draw(st.lists(st.none() | st.integers(6, 12), min_size=1, max_size=3).map(tuple))
-        t = InfiniteTensor(shape, lambda _ctx: torch.zeros([2] * len(shape)), TensorWindow((2,) * len(shape)))
+        window = TensorWindow((2,) * len(shape))
+        t = InfiniteTensor(shape, lambda _ctx: torch.zeros([2] * len(shape)), window, edge="clip")
         low = [data.draw(st.integers(0 if extent else -20, 5)) for extent in shape]
         high = [data.draw(st.integers(a + 1, extent or 20)) for a, extent in zip(low, shape, strict=True)]
         size = tuple(data.draw(st.integers(1, b - a)) for a, b in zip(low, high, strict=True))

@@ -169,6 +169,7 @@ def test_a_limit_that_is_set_later_holds_for_what_is_there() -> None:
         ((None, None), TensorWindow((2, 2**30), dimension_map=(0, None))),
     ],
 )
+@pytest.mark.filterwarnings("ignore::infinite_tensor.UncoveredPixelsWarning")
 def test_blended_tiles_are_small_whatever_the_windows(shape: tuple[int | None, ...], window: TensorWindow) -> None:
     def f(ctx: tuple[int, ...]) -> torch.Tensor:
         raise AssertionError(ctx)

@@ -174,6 +174,17 @@ def test_what_is_constant_needs_no_pixel() -> None:
     assert arg.f.calls == []  # type: ignore[union-attr]
 
 
+def test_a_plan_needs_nothing_of_what_is_constant_beside_what_is_stored() -> None:
+    below = source(torch.arange(4.0), (1,))
+    middle = InfiniteTensor((4,), lambda _ctx, r: r, TensorWindow((1,)), [below], [TensorWindow((1,))])
+    far = TensorWindow((4,), stride=(4,), offset=(100,))
+    t = InfiniteTensor((None,), lambda _ctx, r: r, TensorWindow((4,)), [middle], [far], args_padding="constant")
+    t[0:4]
+    assert {tensor.tensor_id: tensor.windows for tensor in t.plan(sl[0:8]).tensors if tensor.windows} == {
+        t.tensor_id: 1
+    }
+
+
 def test_a_periodic_image_under_an_endless_canvas() -> None:
     arg = source(torch.arange(5.0), (5,))
     t = InfiniteTensor((None,), lambda _ctx, r: r, TensorWindow((3,)), [arg], [TensorWindow((3,))], args_padding="wrap")

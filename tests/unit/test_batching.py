@@ -94,7 +94,7 @@ def test_a_million_windows_are_split_in_little_time_and_memory(sizes: tuple[int,
         begin = time.process_time()
         assert sum(Batching.of(sizes).split(count)) == count
         seconds.append(time.process_time() - begin)
-    assert min(seconds) < 0.05
+    assert min(seconds) < 0.2
 
 
 def test_sizes_far_larger_than_a_table_take_no_more_memory() -> None:
