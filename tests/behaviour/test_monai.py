@@ -1,0 +1,57 @@
+"""A Gaussian weighted mean beside MONAI's sliding windows, bit for bit: ``pip install ".[monai]"`` to run this."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+
+from infinite_tensor import InfiniteTensor, TensorWindow
+from tests.support.reference import Index
+
+inferers = pytest.importorskip("monai.inferers", reason="needs the extra monai")
+
+_CASES = [
+    (random.Random(seed).choice([16, 24, 32]), random.Random(seed).choice([0.25, 0.5, 0.75]), seed)  # noqa: S311
+    for seed in range(10)
+]
+
+
+def padded_extent(extent: int, size: int, stride: int) -> int:
+    """The least extent that windows fill: MONAI would move its last window back into the image."""
+    return max(0, math.ceil((extent - size) / stride)) * stride + size
+
+
+@pytest.mark.parametrize(("size", "overlap", "seed"), _CASES)
+def test_it_gives_the_bits_of_monai(size: int, overlap: float, seed: int) -> None:
+    torch.manual_seed(seed)
+    chosen = random.Random(100 + seed)  # noqa: S311
+    height, width = chosen.randint(5, 90), chosen.randint(5, 90)
+    stride = max(1, int(size * (1 - overlap)))
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 4, 3, padding=1), torch.nn.Tanh(), torch.nn.Conv2d(4, 2, 3, padding=1)
+    ).requires_grad_(requires_grad=False)
+    image = torch.randn(1, height, width)
+
+    more = [padded_extent(extent, size, stride) - extent for extent in (width, height)]
+    larger = torch.nn.functional.pad(image, (0, more[0], 0, more[1]))
+    expected = inferers.sliding_window_inference(larger[None], size, 1, net, overlap=overlap, mode="gaussian")[0]
+
+    def f(_ctx: Index, region: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = net(region[None])[0]
+        return result
+
+    source = InfiniteTensor((1, height, width), lambda _ctx: image, TensorWindow((1, height, width)))
+    predicted = InfiniteTensor(
+        (2, height, width),
+        f,
+        TensorWindow((2, size, size), stride=(2, stride, stride)),
+        args=[source],
+        args_windows=[TensorWindow((1, size, size), stride=(1, stride, stride), dimension_map=(None, 1, 2))],
+        args_padding="constant",
+        blend="gaussian",
+        edge="clip",
+    )
+    assert torch.equal(predicted[...], expected[:, :height, :width])
