@@ -54,7 +54,7 @@ def base() -> InfiniteTensor:
         ),
         ({"batch_size": 0}, "batch_size must be a positive int"),
         ({"batch_size": (2, 4)}, "contain 1"),
-        ({"blend": 3}, "blend must be callable"),
+        ({"blend": 3}, "blend must be one of .* a function of two tensors"),
         ({"blend": "sum"}, "one of 'max', 'min', 'first', 'last'"),
         ({"blend": lambda a, b: (a + b).double()}, "blend must map"),
         ({"blend": lambda a, _b: a.sum()}, "blend must map"),
