@@ -16,7 +16,7 @@ from infinite_tensor.geometry.window import TensorWindow, coordinates_of
 from infinite_tensor.support.forks import cached_property
 from infinite_tensor.tilestore.contents import Contents
 from infinite_tensor.tilestore.store import TileStore
-from infinite_tensor.values.definition import Padding
+from infinite_tensor.values.definition import Padding, modes_of
 from infinite_tensor.values.spec import TensorSpec
 
 
@@ -218,8 +218,7 @@ class Input:
     @cached_property
     def reads(self) -> ArgReads:
         """Which pixels are read."""
-        modes = None if self.padding is None else [each.mode for each in self.padding]
-        return ArgReads(self.window, self.node.spec.shape, modes)
+        return ArgReads(self.window, self.node.spec.shape, modes_of(self.padding))
 
 
 def resolved(nodes: Sequence[Node]) -> list[Node]:

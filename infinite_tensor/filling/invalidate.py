@@ -26,7 +26,7 @@ from infinite_tensor.support.tables import Tabular, count_of
 from infinite_tensor.tilestore.contents import Contents
 from infinite_tensor.tilestore.dependants import sources_first
 from infinite_tensor.tilestore.inventory import Dropped
-from infinite_tensor.values.definition import Padding
+from infinite_tensor.values.definition import Padding, modes_of
 from infinite_tensor.values.spec import TensorSpec
 
 
@@ -231,10 +231,7 @@ class _Family:
         """The tensors that read one, each with how it does."""
         self._search(self.tensors[key].store)
         shape = self.tensors[key].spec.shape
-        return [
-            (reader, ArgReads(window, shape, None if padding is None else [each.mode for each in padding]))
-            for reader, window, padding in self._readers[key]
-        ]
+        return [(reader, ArgReads(window, shape, modes_of(padding))) for reader, window, padding in self._readers[key]]
 
     def _search(self, store: Contents) -> None:
         """Find out what else a store holds."""

@@ -54,9 +54,7 @@ class ArgReads:
 
         One box for each window; more where it goes around an end, none where all is constant.
         """
-        return self._inside(starts, starts + self._size)
-
-    def _inside(self, starts: IntArray, stops: IntArray) -> tuple[IntArray, IntArray]:
+        stops = starts + self._size
         for d, (extent, mode) in self.padded.items():
             if not len(starts) or (starts[:, d].min() >= 0 and stops[:, d].max() <= extent):
                 continue

@@ -78,6 +78,11 @@ class Padding(NamedTuple):
         return self.mode if self.value is None else [self.mode, json_number(self.value)]
 
 
+def modes_of(padding: tuple[Padding, ...] | None) -> list[str] | None:
+    """The modes of an arg's padding, per dimension; None where it has none."""
+    return None if padding is None else [each.mode for each in padding]
+
+
 @dataclass(frozen=True)
 class ArgDefinition:
     """One upstream tensor: the window through which it is read, and what it is.
