@@ -27,6 +27,7 @@ from infinite_tensor import (
 )
 from infinite_tensor.groups import TensorGroup
 from tests.support.interpreters import run
+from tests.support.reopening import reopened
 from tests.support.sqlite_store import SQLiteTileStore
 
 WINDOW = TensorWindow((3, 4, 4))
@@ -47,14 +48,6 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TileStore]
     """A store of each kind, one of a third party among them."""
     with STORES[request.param](tmp_path) as opened:
         yield opened
-
-
-def reopened(store: TileStore) -> TileStore:
-    """The same store, as another run finds it; one in memory stays as it is."""
-    if isinstance(store, MemoryTileStore):
-        return store
-    store.close()
-    return store.__enter__()
 
 
 def image(_ctx: tuple[int, ...]) -> torch.Tensor:

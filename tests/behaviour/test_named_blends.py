@@ -24,6 +24,7 @@ from infinite_tensor import (
 )
 from infinite_tensor.values.definition import DTYPES
 from tests.support.reference import Reference, Stage, same_bits
+from tests.support.reopening import reopened
 
 WINDOW = TensorWindow((5, 6), stride=(2, 4), offset=(-1, 3))
 GAPS = TensorWindow((3, 4), stride=(2, 6))
@@ -60,14 +61,6 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TileStore]
     """A store of each kind."""
     with STORES[request.param](tmp_path) as opened:
         yield opened
-
-
-def reopened(store: TileStore) -> TileStore:
-    """The same store, as another run finds it; one in memory stays as it is."""
-    if isinstance(store, MemoryTileStore):
-        return store
-    store.close()
-    return store.__enter__()
 
 
 def expected(window: TensorWindow, dtype: torch.dtype, blend: Any, blend_init: float | None) -> torch.Tensor:
