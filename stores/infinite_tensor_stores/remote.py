@@ -62,6 +62,10 @@ class MaskedFileSystem:
     async def disconnect(self) -> None:
         """Close connections that nobody else uses; the next request opens new ones."""
 
+    async def create(self, path: str, data: bytes) -> None:
+        """Write a file; FileExistsError if there is one."""
+        await self._pipe_file(path, data, mode="create")
+
     async def hide(self, request: Awaitable[Any]) -> Any:
         """The answer to a request. An error shows no credential, nor has it one that does as its cause or context."""
         try:
@@ -81,6 +85,15 @@ class MaskedFileSystem:
         return lambda *args, **kwargs: self.hide(found(*args, **kwargs))
 
 
+class FilesInMemory(MaskedFileSystem):
+    """Fsspec's memory of this process, which looks for a file first and writes it then, on a thread of its own."""
+
+    async def create(self, path: str, data: bytes) -> None:
+        """Write a file; FileExistsError if there is one."""
+        # On the thread of the event loop nobody comes in between.
+        self.files.sync_fs.pipe_file(path, data, mode="create")
+
+
 class RemoteStore(FsspecStore):
     """What `FsspecStore` does, without showing a credential."""
 
@@ -98,7 +111,7 @@ class RemoteStore(FsspecStore):
         """Write an object unless there is one; whether it was written."""
         self._check_writable()
         with suppress(FileExistsError):
-            await self.fs._pipe_file(f"{self.path}/{key}", data, mode="create")  # noqa: SLF001  (so fsspec names it)
+            await self.fs.create(f"{self.path}/{key}", data)
             return True
         return False
 

@@ -18,13 +18,14 @@ from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.geometry.window import as_index
 from infinite_tensor.tilestore.persistent import FORMAT
 from infinite_tensor_stores.files import FileStore
-from infinite_tensor_stores.remote import Mask, MaskedFileSystem, RemoteStore, without_logins
+from infinite_tensor_stores.remote import FilesInMemory, Mask, MaskedFileSystem, RemoteStore, without_logins
 
 DEFAULT_TIMEOUT = 15.0
 MOST_CONCURRENT = 256
 MODES = ("r", "r+", "a", "w", "w-")
 
 _S3 = ("s3://", "s3a://")
+_MEMORY = "memory"
 
 
 def check_mode(mode: object, modes: Sequence[str] = MODES) -> str:
@@ -177,7 +178,7 @@ def zarr_store(
 def is_in_memory(store: Store) -> bool:
     """Whether no other process can see what a store holds."""
     inner = innermost(store)
-    return "memory" in inner.fs.protocol if isinstance(inner, RemoteStore) else isinstance(inner, MemoryStore)
+    return _MEMORY in inner.fs.protocol if isinstance(inner, RemoteStore) else isinstance(inner, MemoryStore)
 
 
 def innermost(store: Store) -> Store:
@@ -210,7 +211,8 @@ def _remote(store: FsspecStore, mask: Mask, timeout: float) -> Store:
         from infinite_tensor_stores.s3 import S3Requests, S3Store  # noqa: PLC0415
 
         return S3Store(S3Requests(store.fs, store.path, mask, timeout), store.read_only, path)
-    return RemoteStore(MaskedFileSystem(_of_this_process(store.fs), mask), store.read_only, path)
+    kind = FilesInMemory if _MEMORY in store.fs.protocol else MaskedFileSystem
+    return RemoteStore(kind(_of_this_process(store.fs), mask), store.read_only, path)
 
 
 def _of_this_process(fs: AsyncFileSystem) -> AsyncFileSystem:

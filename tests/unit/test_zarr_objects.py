@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from typing import Any
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from zarr.core.sync import sync
 from zarr.storage import MemoryStore
 
+from infinite_tensor_stores.targets import zarr_store
 from infinite_tensor_stores.zarr.objects import Objects, concurrently
 
 
@@ -92,3 +96,20 @@ def test_an_object_that_is_there_is_not_created_but_recognised() -> None:
     assert not sync(objects.create("a", b"yours"))
     assert sync(objects.create("a", b"mine"))
     assert objects.get(["a"]) == [b"mine"]
+
+
+def test_of_two_that_create_an_object_in_memory_at_once_one_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fsspec looks for a file first and writes it then."""
+    looks = MemoryFileSystem.exists
+
+    def exists(files: MemoryFileSystem, path: str, **options: Any) -> bool:
+        found: bool = looks(files, path, **options)
+        time.sleep(0.01)
+        return found
+
+    monkeypatch.setattr(MemoryFileSystem, "exists", exists)
+    objects = Objects(lambda: zarr_store("memory://two/create", {}, read_only=False))
+    for key in map(str, range(5)):
+        created = objects.each(lambda number, key=key: objects.create(key, b"%d" % number), range(2))  # type: ignore[misc]
+        (found,) = objects.get([key])
+        assert created == [found == b"0", found == b"1"]
