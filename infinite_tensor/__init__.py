@@ -24,7 +24,7 @@ from infinite_tensor.errors import (
     UncoveredPixelsWarning,
     ValidationError,
 )
-from infinite_tensor.filling import FillPlan, FillReport, Progress
+from infinite_tensor.filling import FillPlan, FillReport, Mask, Progress
 from infinite_tensor.geometry.regions import sl
 from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.outputs import Output
@@ -76,6 +76,7 @@ __all__ = [
     "InfiniteBuffer",
     "InfiniteTensor",
     "InfiniteTensorError",
+    "Mask",
     "MemoryTileStore",
     "OutOfMemoryError",
     "Output",

@@ -15,9 +15,11 @@ from infinite_tensor.engine import assemble, compiled
 from infinite_tensor.engine.batching import Batching
 from infinite_tensor.engine.chain import Computation, Node, TensorInStore, node_of
 from infinite_tensor.errors import ValidationError
-from infinite_tensor.filling.fill import coverage
+from infinite_tensor.filling.fill import Request, coverage
 from infinite_tensor.filling.fillable import Fillable
-from infinite_tensor.geometry.regions import Selection, parse
+from infinite_tensor.filling.mask import placed
+from infinite_tensor.filling.stored_only import StoredOnly
+from infinite_tensor.geometry.regions import parse
 from infinite_tensor.geometry.window import Shape, TensorWindow
 from infinite_tensor.outputs import Output, Shared
 from infinite_tensor.support.nested import show
@@ -411,7 +413,7 @@ class InfiniteTensor(Fillable):
             self._node, (parse(region, self.shape, self._spec.labels) for region in regions), workers
         )
 
-    def coverage(self, region: object, state: str | None = None) -> torch.Tensor:
+    def coverage(self, region: object, state: str | None = None, where: object = None) -> torch.Tensor:
         """Which tiles of a region need no computation: a bool tensor with an entry for each tile that it touches.
 
         In memory a tile is a block of about 256 KiB.
@@ -420,15 +422,38 @@ class InfiniteTensor(Fillable):
         ----------
         region
             As a read takes it.
-        state : {"stored", "missing", "uncovered"}, optional
+        state : {"stored", "missing", "uncovered", "skipped"}, optional
             Show the tiles in one state instead. "stored": all windows over the tile are there. "missing": some are not;
             a fill computes them. "uncovered": no window covers the tile, so that nothing is ever stored of it.
-            Default: all but the missing ones.
+            "skipped": the mask leaves the tile out, and it is not stored. Default: all but the missing ones.
+        where : optional
+            The mask of a `fill`, which computes what is missing and not skipped.
         """
-        return coverage(self._node, parse(region, self.shape, self._spec.labels), state)
+        (request,) = self._requests(region, where)
+        return coverage(request, state)
 
-    def _requests(self, region: object) -> list[tuple[InfiniteTensor, Selection]]:
-        return [(self, parse(region, self.shape, self._spec.labels))]
+    def stored_only(self, fill_value: Number = 0) -> StoredOnly:
+        """A view of what is stored, which never computes.
+
+        Parameters
+        ----------
+        fill_value : number
+            What stands where a tile is missing.
+
+        Returns
+        -------
+        StoredOnly
+            It is read as the tensor is.
+
+        Raises
+        ------
+        ValidationError
+            If the dtype of the tensor has no such value.
+        """
+        return StoredOnly(self._node, fill_value)
+
+    def _requests(self, region: object, where: object = None) -> list[Request]:
+        return [Request(self, parse(region, self.shape, self._spec.labels), placed(where, self.ndim))]
 
     def _tensors(self) -> list[InfiniteTensor]:
         return [self]

@@ -57,16 +57,17 @@ def fill_on_cluster(
     _check_shared(job)
     # What is known here of tiles in progress will be out of date.
     _forget(job.chain)
-    needs, _ = demands(job.boxes)
+    needs, _ = demands(job.targets)
     # Of a tensor in memory, the task that needs a window computes it.
     stored = [demand for demand in reversed(needs) if demand.node.store.shared]
     total, in_tasks = (sum(demand.missing for demand in of) for of in (needs, stored))
-    with Tally(total, progress, max(1, in_tasks)) as tally, _Tasks(client, tensors, workers, tally) as tasks:
+    with Tally(total, progress, in_tasks) as tally, _Tasks(client, tensors, workers, tally) as tasks:
         for demand in stored:
             tasks.carry_out(compute, demand.node, parts_of(demand, tasks.threads), len)
-        for node, start, stop in job.boxes:
-            parted = node.contents.unfinished(node.spec, start, stop)
-            tasks.carry_out(complete, node, _batches(parted), lambda _tiles: 0)
+        for target in job.targets:
+            parted = target.node.contents.unfinished(target.node.spec, target.start, target.stop)
+            wanted = [tile for tile in parted if target.wanted is None or tile in target.wanted]
+            tasks.carry_out(complete, target.node, _batches(wanted), lambda _tiles: 0)
         return FillReport(tuple(tasks.reports()), tally.seconds)
 
 
@@ -121,7 +122,7 @@ class _Tasks:
             submit()
             for future in running:
                 self._note(future.result())
-                self._tally.pass_steps(expected.pop(future.key))
+                self._tally.pass_parts(expected.pop(future.key))
                 submit()
         except BaseException:
             self._client.cancel(list(running.futures), force=True)
@@ -163,7 +164,7 @@ def _pickled(tensors: Sequence[object]) -> bytes:
 
 
 def _check_shared(job: Job) -> None:
-    filled = {node for node, _, _ in job.boxes}
+    filled = {target.node for target in job.targets}
     for node in job.chain:
         kept = node.contents.outlives_process or node in filled
         if kept and not node.store.shared:

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from infinite_tensor.engine.chain import Node
 from infinite_tensor.engine.lifetimes import Lifetimes, NumberedRegions
+from infinite_tensor.filling.mask import Target
 from infinite_tensor.geometry.points import Index, with_entry
 from infinite_tensor.tilestore.layout import TileLayout
 
@@ -41,8 +42,8 @@ class Bands:
 
     Attributes
     ----------
-    start, stop : tuple of int
-        The region in pixels.
+    target : Target
+        The region.
     origin : tuple of int
         The first pixel of the tile that holds the first one of the region.
     along : int
@@ -51,8 +52,7 @@ class Bands:
         Extent of a step per dimension in pixels, from the origin on; the last of each dimension may be smaller.
     """
 
-    start: Index
-    stop: Index
+    target: Target
     origin: Index
     along: int
     extents: Index
@@ -60,7 +60,7 @@ class Bands:
     @property
     def steps(self) -> int:
         """How many steps there are in all bands."""
-        return math.prod(len(self._bounds(d)) for d in range(len(self.start)))
+        return math.prod(len(self._bounds(d)) for d in range(len(self.origin)))
 
     @property
     def band_count(self) -> int:
@@ -70,7 +70,7 @@ class Bands:
     def __iter__(self) -> Iterator[NumberedRegions]:
         """The bands in lexicographic order, each as the regions of its steps."""
         steps = np.array(self._bounds(self.along), dtype=np.int64)
-        whole = list(zip(self.start, self.stop, strict=True))
+        whole = list(zip(self.target.start, self.target.stop, strict=True))
         bounds = [self._bounds(d) if d != self.along else [whole[d]] for d in range(len(whole))]
         for band in itertools.product(*bounds):
             starts, stops = (
@@ -81,27 +81,26 @@ class Bands:
 
     def _bounds(self, d: int) -> list[tuple[int, int]]:
         """The region along one dimension, in steps."""
-        cuts = range(self.origin[d] + self.extents[d], self.stop[d], self.extents[d])
-        return list(itertools.pairwise([self.start[d], *cuts, self.stop[d]]))
+        cuts = range(self.origin[d] + self.extents[d], self.target.stop[d], self.extents[d])
+        return list(itertools.pairwise([self.target.start[d], *cuts, self.target.stop[d]]))
 
 
-def cut_into_bands(
-    root: Node, start: Sequence[int], stop: Sequence[int], most_bytes: int, least_bands: int = 1
-) -> Bands:
+def cut_into_bands(target: Target, most_bytes: int, least_bands: int = 1) -> Bands:
     """Cut a region at the borders of tiles, into at least so many bands.
 
     If that can be, the `held_bytes` of a band are at most `most_bytes`.
     """
+    root = target.node
     tile = root.contents.layout(root.spec).tile_shape
-    origin = tuple(a // n * n for a, n in zip(start, tile, strict=True))
-    widths = [b - a for a, b in zip(origin, stop, strict=True)]
+    origin = tuple(a // n * n for a, n in zip(target.start, tile, strict=True))
+    widths = [b - a for a, b in zip(origin, target.stop, strict=True)]
     along = max(range(len(tile)), key=lambda d: -(-widths[d] // tile[d]))
     step = [n if d != along else min(n, tile[d]) for d, n in enumerate(widths)]
     while True:
         thick = max(1, _STEP_BYTES // (math.prod(step) * root.spec.dtype.itemsize))
         fits = False
         while thick and not fits:
-            found = Bands(tuple(start), tuple(stop), origin, along, with_entry(step, along, thick * tile[along]))
+            found = Bands(target, origin, along, with_entry(step, along, thick * tile[along]))
             fits = held_bytes({root: found}) <= most_bytes
             thick //= 2
         wide = [d for d in range(len(tile)) if d != along and step[d] > tile[d]]

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from infinite_tensor.engine.chain import Computation, Node, chain_of, resolved
+from infinite_tensor.engine.chain import Computation, Node, NodeHolder, chain_of, node_of, resolved
 from infinite_tensor.engine.claims import CLAIMS
 from infinite_tensor.engine.lifetimes import NumberedRegions
 from infinite_tensor.engine.reads import Views
 from infinite_tensor.engine.run import run_steps
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.cutting import Bands, cut_into_bands, held_bytes, shard_of, side_by_side
-from infinite_tensor.filling.plan import Box, FillPlan, demands, estimated, fill_plan, uncovered_tiles
+from infinite_tensor.filling.mask import PlacedMask, Target
+from infinite_tensor.filling.plan import (
+    SKIPPED,
+    FillPlan,
+    LeftOut,
+    demands,
+    estimated,
+    fill_plan,
+    left_out,
+    tile_states,
+)
 from infinite_tensor.filling.progress import FillReport, Tally, TensorReport, Watcher
 from infinite_tensor.geometry.points import Index, is_empty
 from infinite_tensor.geometry.regions import Selection
@@ -48,22 +61,18 @@ class Job:
     peak_memory: int
 
     @property
-    def boxes(self) -> list[Box]:
+    def targets(self) -> list[Target]:
         """The regions. A tensor comes after those that it reads."""
-        return [(node, bands.start, bands.stop) for each in self.passes for node, bands in each.items()]
+        return [bands.target for each in self.passes for bands in each.values()]
 
     @property
     def chain(self) -> list[Node]:
         """The tensors that are filled and all upstream, each after those that it reads."""
-        return chain_of([node for node, _, _ in self.boxes])
+        return chain_of([target.node for target in self.targets])
 
-    @property
-    def uncovered(self) -> dict[str, int]:
-        """How many tiles of the regions no window covers, per tensor that is filled."""
-        return {
-            node.spec.tensor_id: uncovered_tiles(node, [Intervals.of_box(start, stop)])
-            for node, start, stop in self.boxes
-        }
+    def left_out(self) -> dict[str, LeftOut]:
+        """How many tiles of the regions are not stored, per tensor that is filled."""
+        return {target.node.spec.tensor_id: left_out(target) for target in self.targets}
 
     @property
     def stores(self) -> list[TileStore]:
@@ -72,39 +81,40 @@ class Job:
 
     def plan(self) -> FillPlan:
         """What it costs, beside what is stored."""
-        needs, exact = demands(self.boxes)
-        return fill_plan(self.boxes, needs, self.peak_memory, exact=exact)
+        needs, exact = demands(self.targets)
+        masked = {target.node.spec.tensor_id: left_out(target) for target in self.targets if target.wanted is not None}
+        return fill_plan(self.targets, needs, masked, self.peak_memory, exact=exact)
 
 
-def prepare(
-    targets: Sequence[tuple[Node, Selection]], max_memory: int | None, shard: tuple[int, int] | None = None
-) -> Job:
+class Request(NamedTuple):
+    """What is to be filled of a tensor: a region, or what a mask takes of it."""
+
+    tensor: NodeHolder
+    selection: Selection
+    where: PlacedMask | None = None
+
+
+def prepare(requests: Sequence[Request], max_memory: int | None, shard: tuple[int, int] | None = None) -> Job:
     """What it takes to fill regions of some tensors, or a shard of them.
 
     Raises
     ------
     ValidationError
-        If it cannot be done within `max_memory`.
+        If it cannot be done within `max_memory`, or a mask does not cover a region.
     """
-    nodes = resolved([node for node, _ in targets])
+    nodes = resolved([node_of(request.tensor) for request in requests])
     order = chain_of(nodes)
-    boxes: list[Box] = []
-    selections = [selection for _, selection in targets]
-    for node, selection in sorted(zip(nodes, selections, strict=True), key=lambda target: order.index(target[0])):
-        start, stop = _to_fill(node, selection)
-        if shard is not None:
-            start, stop = shard_of(node.contents.layout(node.spec), start, stop, *shard)
-        if not is_empty(start, stop):
-            boxes.append((node, start, stop))
-    passes = [found for family in _families(boxes) for found in _passes(family, max_memory)]
+    wanted = sorted(zip(nodes, requests, strict=True), key=lambda each: order.index(each[0]))
+    targets = [target for each in wanted if (target := _to_fill(*each, shard)) is not None]
+    passes = [found for family in _families(targets) for found in _passes(family, max_memory)]
     return Job(tuple(cuts for cuts, _ in passes), max((most for _, most in passes), default=0))
 
 
-def _families(boxes: Sequence[Box]) -> list[list[Box]]:
+def _families(targets: Sequence[Target]) -> list[list[Target]]:
     """Regions, those together whose tensors share some upstream, or read each other."""
-    families: list[tuple[set[Computation], list[Box]]] = []
-    for box in boxes:
-        chain, together, apart = {node.computation for node in chain_of([box[0]])}, [box], []
+    families: list[tuple[set[Computation], list[Target]]] = []
+    for target in targets:
+        chain, together, apart = {node.computation for node in chain_of([target.node])}, [target], []
         for family in families:
             if chain.isdisjoint(family[0]):
                 apart.append(family)
@@ -114,32 +124,33 @@ def _families(boxes: Sequence[Box]) -> list[list[Box]]:
     return [together for _, together in families]
 
 
-def _passes(boxes: Sequence[Box], max_memory: int | None) -> list[tuple[dict[Node, Bands], int]]:
+def _passes(targets: Sequence[Target], max_memory: int | None) -> list[tuple[dict[Node, Bands], int]]:
     """How regions are worked through: side by side where memory allows it. And how much memory each pass takes."""
-    nodes = [node for node, _, _ in boxes]
+    nodes = [target.node for target in targets]
     limits = [store.contents.cache_limit for store in _stores_of(chain_of(nodes))]
     caches = sum(_LENT if limit is None else limit for limit in limits)
     held = _DEFAULT_HELD if max_memory is None else max_memory - caches - _OVERHEAD
     if len(set(nodes)) == len(nodes):
-        cuts = _cut(boxes, held // len(boxes))
+        cuts = _cut(targets, held // len(targets))
         even = len({bands.band_count for bands in cuts.values()}) == 1
         needed = held_bytes(cuts) if even else 0
-        if len(boxes) == 1 and max_memory is not None and needed > held:
+        if len(targets) == 1 and max_memory is not None and needed > held:
             raise ValidationError(
                 f"max_memory is {bytes_of(max_memory)}, but the caches of the stores may take {bytes_of(caches)}, a "
                 f"step {bytes_of(needed)}, and what waits to be written {bytes_of(_OVERHEAD)}: allow that much, or "
                 "give smaller tiles or a smaller cache_size_bytes"
             )
-        if len(boxes) == 1 or (even and needed <= held):
+        if len(targets) == 1 or (even and needed <= held):
             return [(cuts, needed + caches + _OVERHEAD)]
-    return [found for box in boxes for found in _passes([box], max_memory)]
+    return [found for target in targets for found in _passes([target], max_memory)]
 
 
-def _cut(boxes: Sequence[Box], most_bytes: int) -> dict[Node, Bands]:
+def _cut(targets: Sequence[Target], most_bytes: int) -> dict[Node, Bands]:
     """Regions of different tensors, cut into as many bands each, if that can be."""
-    cuts = {box[0]: cut_into_bands(*box, most_bytes) for box in boxes}
+    cuts = {target.node: cut_into_bands(target, most_bytes) for target in targets}
     most = max(bands.band_count for bands in cuts.values())
-    return cuts | {box[0]: cut_into_bands(*box, most_bytes, most) for box in boxes if cuts[box[0]].band_count < most}
+    fewer = [bands.target for bands in cuts.values() if bands.band_count < most]
+    return cuts | {target.node: cut_into_bands(target, most_bytes, most) for target in fewer}
 
 
 def _stores_of(nodes: Sequence[Node]) -> list[TileStore]:
@@ -147,35 +158,52 @@ def _stores_of(nodes: Sequence[Node]) -> list[TileStore]:
     return list({id(node.store): node.store for node in nodes}.values())
 
 
-def is_filled(node: Node, selection: Selection) -> bool:
+def is_filled(request: Request) -> bool:
     """Whether no window is missing that a fill would compute."""
-    start, stop = _to_fill(node, selection)
-    if is_empty(start, stop):
+    target = _to_fill(node_of(request.tensor), request)
+    if target is None:
         return True
-    inventory, grid = node.contents.inventory(node.spec, start, stop), node.spec.grid
-    if inventory.empty:
-        return IndexProduct.touching(grid, Intervals.of_box(start, stop)).count == 0
-    return not len(inventory.missing(grid, np.array([start]), np.array([stop])))
+    node, grid = target.node, target.node.spec.grid
+    inventory = node.contents.inventory(node.spec, target.start, target.stop)
+    if inventory.empty and target.wanted is None:
+        return IndexProduct.touching(grid, Intervals.of_box(target.start, target.stop)).count == 0
+    return not len(inventory.missing(grid, *target.all_regions))
 
 
-def coverage(node: Node, selection: Selection, state: object) -> torch.Tensor:
+def coverage(request: Request, state: object) -> torch.Tensor:
     """Which tiles are in a state, for each tile that a region touches; see `InfiniteTensor.coverage`."""
-    if state is not None and (not isinstance(state, str) or state not in TILE_STATES):
-        raise ValidationError(f"state must be None or one of {', '.join(map(repr, TILE_STATES))}, got {state!r:.200}")
-    start, stop = selection.start, selection.stop
-    if is_empty(start, stop):
+    node, start = node_of(request.tensor), request.selection.start
+    states = TILE_STATES if request.where is None else (*TILE_STATES, SKIPPED)
+    if state is not None and (not isinstance(state, str) or state not in states):
+        hint = "; which tiles are skipped a mask says, give where=..." if state == SKIPPED else ""
+        raise ValidationError(f"state must be None or one of {', '.join(map(repr, states))}, got {state!r:.200}{hint}")
+    target = _masked(node, request, start, request.selection.stop)
+    if target is None:
         return torch.ones([0] * len(start), dtype=torch.bool, device="cpu")
-    inventory = node.contents.inventory(node.spec, start, stop)
-    states = inventory.states(node.spec.grid, *inventory.layout.box(start, stop))
-    return torch.from_numpy(states != "missing" if state is None else states == state)
+    found = tile_states(target)
+    return torch.from_numpy(found != "missing" if state is None else found == state)
 
 
-def _to_fill(node: Node, selection: Selection) -> tuple[Index, Index]:
+def _to_fill(node: Node, request: Request, shard: tuple[int, int] | None = None) -> Target | None:
     """The pixels of all tiles that hold a region; in memory, where windows are kept, those of the region."""
-    start, stop = selection.start, selection.stop
-    if is_empty(start, stop) or not node.contents.outlives_process:
-        return start, stop
-    return node.contents.layout(node.spec).whole(start, stop)
+    start, stop = request.selection.start, request.selection.stop
+    if is_empty(start, stop):
+        return None
+    layout = node.contents.layout(node.spec)
+    if node.contents.outlives_process:
+        start, stop = layout.whole(start, stop)
+    return _masked(node, request, *((start, stop) if shard is None else shard_of(layout, start, stop, *shard)))
+
+
+def _masked(node: Node, request: Request, start: Index, stop: Index) -> Target | None:
+    """Some pixels of the tiles that hold a region, where there are any, with what the mask takes of the region."""
+    if is_empty(start, stop):
+        return None
+    if request.where is None:
+        return Target(node, start, stop)
+    # Whole tiles reach past the region, and so past its mask.
+    inside = tuple(map(max, start, request.selection.start)), tuple(map(min, stop, request.selection.stop))
+    return Target(node, start, stop, request.where.tiles(node.contents.layout(node.spec), *inside))
 
 
 def fill(job: Job, workers: int | None, progress: bool | str | Watcher) -> FillReport:
@@ -186,8 +214,10 @@ def fill(job: Job, workers: int | None, progress: bool | str | Watcher) -> FillR
     nodes = job.chain
     before = {node: node.contents.written(node.spec.tensor_id) for node in nodes}
     # What is stored shows as it is met: to look for it beforehand would take a listing.
-    total = estimated(job.boxes).windows
-    with Tally(total, progress, sum(bands.steps for each in job.passes for bands in each.values())) as tally:
+    targets = job.targets
+    wanted, whole = (sum(each) for each in zip(*[(t.tile_count, t.box_count) for t in targets], strict=True))
+    total = estimated(targets).windows * wanted // whole
+    with Tally(total, progress, wanted) as tally:
         try:
             lent = Mark()
             with lent.running:
@@ -208,41 +238,77 @@ def fill(job: Job, workers: int | None, progress: bool | str | Watcher) -> FillR
 
 def _fill(cuts: Mapping[Node, Bands], tally: Tally, workers: int | None) -> None:
     for bands in side_by_side(cuts):
-        rest = _renumbered({node: _unfinished(node, band) for node, band in bands.items()})
-        count = sum(len(band.numbers) for band in rest.values())
-        tally.pass_steps(sum(len(band.numbers) for band in bands.values()) - count)
-        if count:
-            call = store_call()
-            with call.running, Views(CLAIMS.reader(workers, tally.count)) as views:
-                call.begin(*[node.contents for node in rest], reads=True)
-                steps = [range(at, at + 1) for at in range(count)]
-                run_steps(rest, steps, views, lambda _: tally.pass_steps(1))
+        wanted = {node: _wanted(cuts[node].target, band) for node, band in bands.items()}
+        rest, steps = _renumbered({node: _unfinished(node, band) for node, band in wanted.items()})
+        tally.pass_parts(sum(_tile_counts(wanted)) - sum(_tile_counts(rest)))
+        if steps:
+            _fill_steps(rest, steps, tally, workers)
+
+
+def _fill_steps(
+    regions: Mapping[Node, NumberedRegions], steps: Sequence[range], tally: Tally, workers: int | None
+) -> None:
+    tiles = _tile_counts(regions)
+    call = store_call()
+    with call.running, Views(CLAIMS.reader(workers, tally.count)) as views:
+        call.begin(*[node.contents for node in regions], reads=True)
+        run_steps(regions, steps, views, lambda number: tally.pass_parts(tiles[number]))
+
+
+def _wanted(target: Target, band: NumberedRegions) -> NumberedRegions:
+    """What is wanted of the steps of a band: of one step maybe several regions, which have its number."""
+    if target.wanted is None:
+        return band
+    regions = itertools.starmap(target.regions, zip(band.starts.tolist(), band.stops.tolist(), strict=True))
+    starts, stops = zip(*regions, strict=True)
+    return NumberedRegions(band.numbers.repeat(list(map(len, starts))), np.concatenate(starts), np.concatenate(stops))
 
 
 def _unfinished(node: Node, band: NumberedRegions) -> NumberedRegions:
-    """The steps of a band from where it is not complete on, without those that are."""
+    """The regions of a band from where it is not complete on, without those that are."""
     # Where nothing is stored, to ask for each tile would only cost time.
-    if not node.contents.is_complete(node.spec, band.starts[0].tolist(), band.stops[0].tolist()):
+    regions = zip(band.starts.tolist(), band.stops.tolist(), strict=True)
+    if not any(node.contents.is_complete(node.spec, *first) for first in itertools.islice(regions, 1)):
         return band
-    rest = zip(band.starts[1:].tolist(), band.stops[1:].tolist(), strict=True)
-    kept = [number for number, step in enumerate(rest, 1) if not node.contents.is_complete(node.spec, *step)]
+    kept = [number for number, region in enumerate(regions, 1) if not node.contents.is_complete(node.spec, *region)]
     return NumberedRegions(band.numbers[kept], band.starts[kept], band.stops[kept])
 
 
-def _renumbered(bands: Mapping[Node, NumberedRegions]) -> dict[Node, NumberedRegions]:
-    """The bands that have steps, numbered without gaps."""
-    numbers = np.sort(np.concatenate([band.numbers for band in bands.values()]))
-    return {
-        node: NumberedRegions(np.searchsorted(numbers, band.numbers), band.starts, band.stops)
-        for node, band in bands.items()
-        if len(band.numbers)
-    }
+def _renumbered(bands: Mapping[Node, NumberedRegions]) -> tuple[dict[Node, NumberedRegions], list[range]]:
+    """The bands that have regions, each with a number of its own, without gaps; and the numbers of each step."""
+    of_each = [band.numbers for band in bands.values()]
+    steps = np.concatenate(of_each)
+    order = np.argsort(steps, kind="stable")
+    own = np.split(np.argsort(order, kind="stable"), np.cumsum([len(numbers) for numbers in of_each])[:-1])
+    ends = [*(np.flatnonzero(np.diff(steps[order])) + 1).tolist(), len(steps)] if len(steps) else []
+    return (
+        {
+            node: NumberedRegions(numbers, band.starts, band.stops)
+            for (node, band), numbers in zip(bands.items(), own, strict=True)
+            if len(numbers)
+        },
+        list(itertools.starmap(range, itertools.pairwise([0, *ends]))),
+    )
+
+
+def _tile_counts(bands: Mapping[Node, NumberedRegions]) -> list[int]:
+    """How many tiles each region has, by its number where it has one of its own."""
+    counts = [
+        (node.contents.layout(node.spec).grid.boxes(band.starts, band.stops), band) for node, band in bands.items()
+    ]
+    counted = [
+        (number, math.prod(extents))
+        for (low, high), band in counts
+        for number, extents in zip(band.numbers.tolist(), (high - low).tolist(), strict=True)
+    ]
+    return [count for _, count in sorted(counted)]
 
 
 def writable(job: Job) -> Job:
     """What is left to fill where some stores are read-only; ValidationError where one of these lacks something."""
-    for node, start, stop in job.boxes:
-        if node.contents.read_only and not node.contents.is_complete(node.spec, start, stop):
+    for target in job.targets:
+        node, regions = target.node, zip(*target.all_regions, strict=True)
+        if node.contents.read_only and not all(node.contents.is_complete(node.spec, *each) for each in regions):
             raise ValidationError(
                 f"{node.store!r} is read-only, and lacks some of tensor {node.spec.tensor_id!r}: open it with mode='a' "
                 "or 'r+' to fill a tensor"
@@ -253,7 +319,7 @@ def writable(job: Job) -> Job:
 
 def _lend(job: Job, mark: Mark) -> None:
     """Give stores that have no limit one for the time of a fill, but for those in memory that are filled."""
-    filled = {id(node.store) for node, _, _ in job.boxes}
+    filled = {id(target.node.store) for target in job.targets}
     for store in job.stores:
         if id(store) not in filled or store.contents.outlives_process:
             store.contents.lend(mark, _LENT)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
-from infinite_tensor.engine.chain import NodeHolder, node_of
+from infinite_tensor.engine.chain import Node, NodeHolder, node_of
 from infinite_tensor.errors import ValidationError
-from infinite_tensor.filling.fill import Job, fill, is_filled, prepare, writable
+from infinite_tensor.filling.fill import Job, Request, fill, is_filled, prepare, writable
 from infinite_tensor.filling.invalidate import Invalidation, invalidate
-from infinite_tensor.filling.plan import FillPlan
+from infinite_tensor.filling.plan import NOTHING_LEFT_OUT, FillPlan
 from infinite_tensor.filling.progress import FillReport, Watcher, checked_progress
 from infinite_tensor.geometry.regions import Selection
 from infinite_tensor.geometry.window import as_index
@@ -26,9 +26,6 @@ _INTERRUPTED = (
 )
 
 
-Requests: TypeAlias = "Sequence[tuple[NodeHolder, Selection]]"
-
-
 class Fillable(ABC):
     """What a region costs, computing it ahead of reads, how far that has come, and dropping it.
 
@@ -37,15 +34,15 @@ class Fillable(ABC):
     """
 
     @abstractmethod
-    def _requests(self, region: object) -> Requests:
-        """What a region is of each tensor; RegionError if it is none."""
+    def _requests(self, region: object, where: object = None) -> Sequence[Request]:
+        """What a region is of each tensor, with a mask; RegionError if it is none."""
 
     @abstractmethod
     def _tensors(self) -> Sequence[NodeHolder]:
         """The tensor, or those of the group."""
 
-    def plan(self, region: object, *, max_memory: int | str | None = None) -> FillPlan:
-        """What `fill` would cost; computes nothing.
+    def plan(self, region: object, *, max_memory: int | str | None = None, where: object = None) -> FillPlan:
+        """What `fill` would cost; computes nothing, but for a mask that is an `InfiniteTensor`.
 
         Where nothing is stored yet, that is arithmetic, however large the region.
 
@@ -53,7 +50,7 @@ class Fillable(ABC):
         ----------
         region
             As a read takes it.
-        max_memory : int or str, optional
+        max_memory, where : optional
             As for `fill`.
 
         Returns
@@ -66,9 +63,9 @@ class Fillable(ABC):
         RegionError
             (an IndexError) If `region` is no region of the tensor or the group.
         ValidationError
-            If the region cannot be filled within `max_memory`.
+            If the region cannot be filled within `max_memory`, or a mask does not cover it.
         """
-        return plan_together(self._requests(region), max_memory=max_memory)
+        return plan_together(self._requests(region, where), max_memory=max_memory)
 
     def fill(
         self,
@@ -79,8 +76,9 @@ class Fillable(ABC):
         client: Client | None = None,
         progress: bool | str | Watcher = True,
         shard: tuple[int, int] | None = None,
+        where: object = None,
     ) -> FillReport:
-        """Compute and store every tile that a region touches.
+        """Compute and store every tile that a region touches, or those of them that a mask takes.
 
         Works in steps, and holds what the next steps need of the tensors upstream, so that little is computed twice,
         whatever their stores keep. Tensors of a group that share some upstream are filled side by side where memory
@@ -105,6 +103,11 @@ class Fillable(ABC):
             callable is given a `Progress`, about ten times a second at most.
         shard : tuple of int, optional
             ``(rank, world_size)``: fill one of `world_size` shards of the region; other processes fill the others.
+        where : Mask, array, tensor, InfiniteTensor or callable, optional
+            Which pixels are wanted. What is no `Mask` stands for one with as many pixels as the tensor or the group,
+            that begins at pixel 0. A tile that holds a wanted pixel of the region is computed whole; the others are
+            skipped, and nothing remembers that: a later fill without a mask computes them, and so does a read. Of
+            the tensors upstream, what the wanted tiles need is computed.
 
         Returns
         -------
@@ -116,17 +119,18 @@ class Fillable(ABC):
         RegionError
             (an IndexError) If `region` is no region of the tensor or the group.
         ValidationError
-            If an argument does not fit, the store is read-only, or `max_memory` is too little.
+            If an argument does not fit, the store is read-only, `max_memory` is too little, or a mask does not cover
+            the region.
         StoreError
             If something cannot be stored. It stays in memory; a flush tries again.
         KeyboardInterrupt
             After a Ctrl-C, with a note that says how to continue.
         """
-        return fill_together(self._requests(region), workers, max_memory, client, progress, shard)
+        return fill_together(self._requests(region, where), workers, max_memory, client, progress, shard)
 
-    def is_filled(self, region: object) -> bool:
+    def is_filled(self, region: object, where: object = None) -> bool:
         """Whether a `fill` of a region would compute nothing."""
-        return all(is_filled(node_of(tensor), selection) for tensor, selection in self._requests(region))
+        return all(map(is_filled, self._requests(region, where)))
 
     def invalidate(self, region: object = None, dependants: bool = True) -> Invalidation:
         """Drop stored windows that are wrong, because what ``f`` reads from elsewhere has changed, say.
@@ -169,11 +173,13 @@ class Fillable(ABC):
         StoreError
             If a store is closed, or something could not be stored or deleted; call it again.
         """
-        requests = [(tensor, None) for tensor in self._tensors()] if region is None else self._requests(region)
-        return invalidate([(node_of(tensor), selection) for tensor, selection in requests], dependants=dependants)
+        parts: list[tuple[Node, Selection | None]] = [(node_of(tensor), None) for tensor in self._tensors()]
+        if region is not None:
+            parts = [(node_of(request.tensor), request.selection) for request in self._requests(region)]
+        return invalidate(parts, dependants=dependants)
 
 
-def plan_together(requests: Requests, *, max_memory: int | str | None = None) -> FillPlan:
+def plan_together(requests: Sequence[Request], *, max_memory: int | str | None = None) -> FillPlan:
     """What `fill_together` would cost; computes nothing. A tensor upstream of several of them counts once.
 
     Raises
@@ -185,7 +191,7 @@ def plan_together(requests: Requests, *, max_memory: int | str | None = None) ->
 
 
 def fill_together(
-    requests: Requests,
+    requests: Sequence[Request],
     workers: int | None = None,
     max_memory: int | str | None = None,
     client: Client | None = None,
@@ -212,20 +218,22 @@ def fill_together(
             # What only a cluster needs.
             from infinite_tensor.filling.cluster import fill_on_cluster  # noqa: PLC0415
 
-            report = fill_on_cluster([tensor for tensor, _ in requests], job, client, workers, progress)
+            report = fill_on_cluster([request.tensor for request in requests], job, client, workers, progress)
         else:
             report = fill(job, workers, progress)
     except KeyboardInterrupt as interrupt:
         interrupt.add_note(_INTERRUPTED)
         raise
-    uncovered = job.uncovered
-    tensors = [replace(tensor, uncovered=uncovered.get(tensor.tensor_id, 0)) for tensor in report.tensors]
+    left_out = job.left_out()
+    tensors = [
+        replace(tensor, **left_out.get(tensor.tensor_id, NOTHING_LEFT_OUT)._asdict()) for tensor in report.tensors
+    ]
     return replace(report, tensors=tuple(tensors))
 
 
-def _job(requests: Requests, max_memory: object, shard: object) -> Job:
+def _job(requests: Sequence[Request], max_memory: object, shard: object) -> Job:
     most = checked_bytes("max_memory", max_memory)
-    return prepare([(node_of(tensor), selection) for tensor, selection in requests], most, _checked_shard(shard))
+    return prepare(requests, most, _checked_shard(shard))
 
 
 def _checked_shard(shard: object) -> tuple[int, int] | None:

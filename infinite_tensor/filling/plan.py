@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from infinite_tensor.engine.chain import Computation, Node, consumers_first
+from infinite_tensor.filling.mask import Target
 from infinite_tensor.geometry.points import Index, IntArray, as_tuples, joined, unique_points
 from infinite_tensor.geometry.window import starts_of
 from infinite_tensor.geometry.window_sets import IndexProduct, Intervals, WindowSet, separable
@@ -17,12 +19,13 @@ from infinite_tensor.support.tables import Tabular, bytes_of, count_if_any, coun
 from infinite_tensor.tilestore.inventory import Inventory, TileCounts, windows_over_tiles
 from infinite_tensor.tilestore.layout import TileLayout
 
+StateArray: TypeAlias = npt.NDArray[np.str_]
+
+SKIPPED = "skipped"
+"""A mask leaves the tile out, and it is not stored."""
+
 _MOST_NAMED = 2**21
 """More windows of one tensor are counted only, as if nothing of them were stored."""
-
-
-Box: TypeAlias = tuple[Node, Index, Index]
-"""Pixels of a tensor: the first, and the one after the last, per dimension."""
 
 
 @dataclass(frozen=True)
@@ -87,11 +90,11 @@ class Estimate:
         return sum(demand.missing for demand in self.demands)
 
 
-def estimated(boxes: Sequence[Box]) -> Estimate:
-    """What some pixels take, by arithmetic alone."""
+def estimated(targets: Sequence[Target]) -> Estimate:
+    """What some pixels take, by arithmetic alone, which sees no mask."""
     intervals: dict[Node, list[Intervals]] = {}
-    for root, start, stop in boxes:
-        intervals.setdefault(root, []).append(Intervals.of_box(start, stop))
+    for target in targets:
+        intervals.setdefault(target.node, []).append(Intervals.of_box(target.start, target.stop))
     found: list[Demand] = []
     exact = True
     for computation, nodes in consumers_first(list(intervals)).items():
@@ -151,15 +154,16 @@ def uncovered_tiles(node: Node, intervals: Sequence[Intervals]) -> int:
     return tiles.count() - covered.count() if tiles.countable and covered.countable else 0
 
 
-def demands(boxes: Sequence[Box]) -> tuple[list[Demand], bool]:
+def demands(targets: Sequence[Target]) -> tuple[list[Demand], bool]:
     """What some pixels take, beside what is stored, consumers first; whether it is exact."""
-    estimate = estimated(boxes)
+    estimate = estimated(targets)
     inventories = {node: node.contents.inventory(node.spec, *box) for node, box in estimate.boxes.items()}
-    if estimate.exact and all(inventory.empty for inventory in inventories.values()):
-        return estimate.demands, True
-    if any(demand.needed > _MOST_NAMED for demand in estimate.demands):
-        return estimate.demands, False
-    return _named(boxes, inventories), True
+    if all(target.wanted is None for target in targets):
+        if estimate.exact and all(inventory.empty for inventory in inventories.values()):
+            return estimate.demands, True
+        if any(demand.needed > _MOST_NAMED for demand in estimate.demands):
+            return estimate.demands, False
+    return _named(targets, inventories), True
 
 
 def _hull(intervals: Sequence[Intervals]) -> tuple[list[int], list[int]]:
@@ -167,11 +171,11 @@ def _hull(intervals: Sequence[Intervals]) -> tuple[list[int], list[int]]:
     return np.min(starts, axis=0).tolist(), np.max(stops, axis=0).tolist()
 
 
-def _named(boxes: Sequence[Box], inventories: dict[Node, Inventory]) -> list[Demand]:
+def _named(targets: Sequence[Target], inventories: dict[Node, Inventory]) -> list[Demand]:
     """Window by window, which is exact whatever is stored."""
     regions: dict[Node, list[tuple[IntArray, IntArray]]] = {}
-    for root, start, stop in boxes:
-        regions.setdefault(root, []).append((np.array([start]), np.array([stop])))
+    for target in targets:
+        regions.setdefault(target.node, []).append(target.all_regions)
     found: list[Demand] = []
     for computation, nodes in consumers_first(list(regions)).items():
         missing = {
@@ -264,6 +268,8 @@ class TensorPlan:
         Tiles that hold what is needed, by what is stored of them now: complete, partial, missing.
     uncovered : int
         How many more tiles there are that no window covers: nothing is stored of them.
+    skipped : int
+        Tiles of the region that the mask leaves out, and that are not stored.
     bytes_read : int
         Complete tiles that are read, in bytes, not compressed.
     bytes_written : int
@@ -279,6 +285,7 @@ class TensorPlan:
     calls: int
     tiles: TileCounts
     uncovered: int
+    skipped: int
     bytes_read: int
     bytes_written: int
     amplification: float
@@ -341,6 +348,7 @@ class FillPlan(Tabular):
         "partial",
         "missing",
         "uncovered",
+        "skipped",
         "read",
         "written",
         "per window",
@@ -373,13 +381,14 @@ class FillPlan(Tabular):
                 *map(count_of, (tensor.needed, tensor.stored, tensor.windows, tensor.calls)),
                 *map(count_of, tensor.tiles),
                 count_if_any(tensor.uncovered),
+                count_if_any(tensor.skipped),
                 bytes_of(tensor.bytes_read),
                 bytes_of(tensor.bytes_written),
                 f"{tensor.amplification:.2f}",
             ]
             for tensor in self.tensors
         ]
-        total = ["all", "", "", count_of(self.windows), count_of(self.calls), "", "", "", ""]
+        total = ["all", "", "", count_of(self.windows), count_of(self.calls), "", "", "", "", ""]
         return [*rows, [*total, bytes_of(self.bytes_read), bytes_of(self.bytes_written), ""]]
 
     @property
@@ -390,25 +399,62 @@ class FillPlan(Tabular):
         return f"fill {filled or 'nothing'}, about {bytes_of(self.peak_memory)} of memory{bound}"
 
 
-def fill_plan(boxes: Sequence[Box], demands: Sequence[Demand], peak_memory: int, *, exact: bool) -> FillPlan:
-    """The cost of filling some pixels, which take these demands, consumers first."""
-    roots = {node for node, _, _ in boxes}
+def fill_plan(
+    targets: Sequence[Target],
+    demands: Sequence[Demand],
+    left_out: Mapping[str, LeftOut],
+    peak_memory: int,
+    *,
+    exact: bool,
+) -> FillPlan:
+    """The cost of filling some pixels, which take these demands, consumers first, and leave some tiles out."""
+    roots = {target.node for target in targets}
     of_root = max((demand.needed for demand in demands if demand.node in roots), default=0)
-    regions = [FilledRegion(node.spec.tensor_id, start, stop) for node, start, stop in boxes]
-    tensors = [_tensor_plan(demand, of_root) for demand in reversed(demands)]
+    regions = [FilledRegion(target.node.spec.tensor_id, target.start, target.stop) for target in targets]
+    tensors = [_tensor_plan(demand, of_root, left_out) for demand in reversed(demands)]
     return FillPlan(tuple(regions), tuple(tensors), peak_memory, exact)
 
 
-def _tensor_plan(demand: Demand, of_root: int) -> TensorPlan:
+def _tensor_plan(demand: Demand, of_root: int, left_out: Mapping[str, LeftOut]) -> TensorPlan:
     node, tile_bytes = demand.node, demand.layout.tile_bytes if demand.node.contents.outlives_process else 0
+    uncovered, skipped = left_out.get(node.spec.tensor_id, (demand.uncovered, 0))
     return TensorPlan(
         node.spec.tensor_id,
         demand.needed,
         demand.needed - demand.missing,
         node.computation.batching.calls(demand.runs),
         demand.tiles,
-        demand.uncovered,
+        uncovered,
+        skipped,
         demand.tiles.complete * tile_bytes,
         demand.written * tile_bytes,
         demand.needed / of_root if of_root else 0.0,
     )
+
+
+class LeftOut(NamedTuple):
+    """Tiles of a region that a fill does not store: those that no window covers, and those that its mask leaves out."""
+
+    uncovered: int
+    skipped: int
+
+
+NOTHING_LEFT_OUT = LeftOut(0, 0)
+
+
+def tile_states(target: Target) -> StateArray:
+    """For each tile of a region, the one of `TILE_STATES` that it is in, or "skipped"."""
+    node, start, stop = target.node, target.start, target.stop
+    inventory = node.contents.inventory(node.spec, start, stop)
+    states = inventory.states(node.spec.grid, *inventory.layout.box(start, stop))
+    if target.wanted is not None:
+        states[(states == "missing") & ~target.wanted.wanted] = SKIPPED
+    return states
+
+
+def left_out(target: Target) -> LeftOut:
+    """How many tiles a fill of a region does not store."""
+    if target.wanted is None:
+        return LeftOut(uncovered_tiles(target.node, [Intervals.of_box(target.start, target.stop)]), 0)
+    states = tile_states(target)
+    return LeftOut(*(int(np.count_nonzero(states == state)) for state in ("uncovered", SKIPPED)))

@@ -49,13 +49,13 @@ class Tally(AbstractContextManager["Tally"]):
     progress : bool, "always" or callable
         True shows a bar where standard error is a terminal, or in a notebook; "always" anywhere; False nowhere; a
         callable is called with a `Progress`, by one thread at a time, about ten times a second at most.
-    steps : int
-        How many steps the work has.
+    parts : int
+        How many parts the work has that take about as many windows each.
     """
 
-    def __init__(self, total: int, progress: bool | str | Watcher, steps: int = 1) -> None:
+    def __init__(self, total: int, progress: bool | str | Watcher, parts: int = 1) -> None:
         self.total = self._most = total
-        self._steps = self._left = steps
+        self._parts = self._left = max(1, parts)
         self.windows: Counter[Node] = Counter()
         self._begun = time.monotonic()
         self._told = -1.0
@@ -82,11 +82,11 @@ class Tally(AbstractContextManager["Tally"]):
             if self._watcher is not None and self.seconds - self._told >= _TELL_SECONDS:
                 self._tell()
 
-    def pass_steps(self, count: int) -> None:
-        """So many steps are done: what they have not computed was stored, and is not expected any more."""
+    def pass_parts(self, count: int) -> None:
+        """So many parts are done: what they have not computed was stored, and is not expected any more."""
         with self._lock:
             self._left -= count
-            self.total = self.windows.total() + self._most * self._left // self._steps
+            self.total = self.windows.total() + self._most * self._left // self._parts
             if self._bar is not None:
                 self._bar.total = self.total
 
@@ -139,6 +139,8 @@ class TensorReport:
         All that was stored, in bytes, not compressed.
     uncovered : int
         Tiles of the region that no window covers: nothing is stored of them.
+    skipped : int
+        Tiles of the region that the mask leaves out, and that are not stored.
     """
 
     tensor_id: str
@@ -146,6 +148,7 @@ class TensorReport:
     tiles: int
     bytes: int
     uncovered: int = 0
+    skipped: int = 0
 
 
 @dataclass(frozen=True)
@@ -163,7 +166,7 @@ class FillReport(Tabular):
     tensors: tuple[TensorReport, ...]
     seconds: float
 
-    _HEADINGS: ClassVar = ("tensor", "windows", "tiles", "stored", "uncovered")
+    _HEADINGS: ClassVar = ("tensor", "windows", "tiles", "stored", "uncovered", "skipped")
 
     @property
     def windows(self) -> int:
@@ -181,6 +184,11 @@ class FillReport(Tabular):
         return sum(tensor.uncovered for tensor in self.tensors)
 
     @property
+    def skipped(self) -> int:
+        """Tiles that the mask leaves out and that are not stored, of all tensors that were filled."""
+        return sum(tensor.skipped for tensor in self.tensors)
+
+    @property
     def bytes(self) -> int:
         """All that was stored, in bytes, not compressed."""
         return sum(tensor.bytes for tensor in self.tensors)
@@ -190,9 +198,9 @@ class FillReport(Tabular):
         return f"filled in {self.seconds:.1f} s"
 
     def _rows(self) -> list[list[str]]:
-        rows = [
-            [t.tensor_id, count_of(t.windows), count_of(t.tiles), bytes_of(t.bytes), count_if_any(t.uncovered)]
-            for t in self.tensors
-        ]
-        total = [count_of(self.windows), count_of(self.tiles), bytes_of(self.bytes), count_if_any(self.uncovered)]
-        return [*rows, ["all", *total]]
+        return [*([t.tensor_id, *_cells(t)] for t in self.tensors), ["all", *_cells(self)]]
+
+
+def _cells(figures: TensorReport | FillReport) -> list[str]:
+    counts = count_of(figures.windows), count_of(figures.tiles), bytes_of(figures.bytes)
+    return [*counts, count_if_any(figures.uncovered), count_if_any(figures.skipped)]

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import torch
 
-from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import ValidationError
-from infinite_tensor.filling.fill import coverage
+from infinite_tensor.filling.fill import Request, coverage
 from infinite_tensor.filling.fillable import Fillable
+from infinite_tensor.filling.mask import placed
 from infinite_tensor.geometry.regions import Selection, parse
 from infinite_tensor.geometry.window import Shape
 from infinite_tensor.groups.export import save_tensordict
@@ -407,26 +407,30 @@ class TensorGroup(Fillable):
             raise
         return self
 
-    def coverage(self, region: object, state: str | None = None) -> dict[str, Any]:
+    def coverage(self, region: object, state: str | None = None, where: object = None) -> dict[str, Any]:
         """What `InfiniteTensor.coverage` returns of each tensor, nested as the group is.
 
         Tensors may have tiles of different sizes, so it is no TensorDict.
         """
-        parts = self._parts(region).items()
-        return nested((key, coverage(node_of(tensor), part, state)) for key, (tensor, part) in parts)
+        requests = zip(self._members, self._requests(region, where), strict=True)
+        return nested((key, coverage(request, state)) for key, request in requests)
 
     def clear_cache(self) -> None:
         """Drop from memory what can be had again, of all tensors, after storing what is pending."""
         for member in self._members.values():
             member.tensor.clear_cache()
 
-    def _parts(self, region: object) -> dict[Key, tuple[InfiniteTensor, Selection]]:
-        """Each tensor with what a region is of it."""
+    def _requests(self, region: object, where: object = None) -> list[Request]:
         selection = parse(region, self.shape)._replace(steps=(1,) * self.ndim)
-        return {key: (member.tensor, member.selection(selection)) for key, member in self._members.items()}
-
-    def _requests(self, region: object) -> list[tuple[InfiniteTensor, Selection]]:
-        return list(self._parts(region).values())
+        mask = placed(where, self.ndim)
+        return [
+            Request(
+                member.tensor,
+                member.selection(selection),
+                None if mask is None else mask.on_member(member.dims, member.scale),
+            )
+            for member in self._members.values()
+        ]
 
     def _tensors(self) -> list[InfiniteTensor]:
         return [member.tensor for member in self._members.values()]

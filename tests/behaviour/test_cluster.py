@@ -22,6 +22,7 @@ from infinite_tensor import (
     sl,
 )
 from infinite_tensor.filling import plan
+from infinite_tensor.filling.fill import Request
 from infinite_tensor.filling.fillable import fill_together, plan_together
 from infinite_tensor.geometry.regions import parse
 from tests.support.clusters import chain, cluster, computed, meeting, more_workers, one_worker_killed
@@ -97,8 +98,8 @@ def test_an_f_with_several_outputs_is_run_once_for_all_of_them(client: Client, t
 
     with ZarrTileStore(tmp_path / "store", tile_size=64) as store:
         world = InfiniteTensor.from_multi(paint, outputs, tile_store=store, tensor_id="world")
-        requests = [(world["rgb"], parse(sl[:, 0:100, 0:100], (2, None, None)))]
-        requests.append((world["mask"], parse(sl[0:100, 30:130], (None, None))))
+        requests = [Request(world["rgb"], parse(sl[:, 0:100, 0:100], (2, None, None)))]
+        requests.append(Request(world["mask"], parse(sl[0:100, 30:130], (None, None))))
         plan = plan_together(requests)
         report = fill_together(requests, client=client, progress=False)
         (calls,) = computed(tmp_path, 1)

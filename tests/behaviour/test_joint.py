@@ -33,7 +33,9 @@ from infinite_tensor import (
 )
 from infinite_tensor.engine.assemble import read_together
 from infinite_tensor.engine.chain import node_of
+from infinite_tensor.filling.fill import Request
 from infinite_tensor.filling.fillable import fill_together, plan_together
+from infinite_tensor.filling.mask import Target
 from infinite_tensor.filling.plan import demands
 from infinite_tensor.geometry.regions import parse
 from infinite_tensor.tilestore.contents import Access
@@ -459,7 +461,7 @@ def test_a_plan_tells_what_a_fill_does_for_each_output(store: TileStore) -> None
     assert mask.is_filled(sl[0:30, 0:30])
     assert mask.plan(sl[0:30, 0:30]).windows == 0
     f.calls.clear()
-    requests = [(t, parse(region, t.shape)) for t, region in ((rgb, sl[:, 0:30, 0:40]), (code, sl[0:16, 0:16]))]
+    requests = [Request(t, parse(region, t.shape)) for t, region in ((rgb, sl[:, 0:30, 0:40]), (code, sl[0:16, 0:16]))]
     planned = plan_together(requests)
     assert planned.windows == fill_together(requests, progress=False).windows
     assert set(f.counts.values()) == {1}
@@ -486,8 +488,8 @@ def test_what_is_to_be_computed_is_told_once_for_all_outputs(tmp_path: Path, sto
         if stored:
             mask[0:4, 0:4]
             store.flush()
-        boxes = [(node_of(mask), (0, 0), (32, 32)), (node_of(rgb), (0, 0, 0), (3, 32, 32))]
-        found, exact = demands(boxes)
+        targets = [Target(node_of(mask), (0, 0), (32, 32)), Target(node_of(rgb), (0, 0, 0), (3, 32, 32))]
+        found, exact = demands(targets)
         counts = [len(demand.windows) if stored else sum(part.count for part in demand.windows) for demand in found]
         # The image has windows that reach in from above and from the left.
         assert exact

@@ -5,11 +5,13 @@ How many cases run is said in `tests/conftest.py`.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import tempfile
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,10 @@ from infinite_tensor import (
     FillReport,
     HDF5TileStore,
     InfiniteTensor,
+    Mask,
     MemoryTileStore,
     Output,
+    TensorWindow,
     TileStore,
     ZarrTileStore,
 )
@@ -35,13 +39,15 @@ from infinite_tensor.engine import assemble
 from infinite_tensor.engine.assemble import read_together
 from infinite_tensor.engine.chain import node_of
 from infinite_tensor.filling import cutting, fill
+from infinite_tensor.filling.fill import Request
 from infinite_tensor.filling.fillable import fill_together, plan_together
 from infinite_tensor.geometry.regions import parse
 from infinite_tensor.tilestore import blended
+from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.values import averaging
 from tests.support.dict_store import DictTileStore
-from tests.support.pipelines import Action, Fill, Forget, Pipeline, Read, Selection, Together, pipelines
-from tests.support.reference import Box, Index, Reference, Stage, TooManyWindows
+from tests.support.pipelines import Action, Fill, Forget, Pipeline, Read, Selection, Together, box_of, pipelines
+from tests.support.reference import Box, Index, Reference, Stage, TooManyWindows, Where, windows_over
 
 pytestmark = pytest.mark.filterwarnings("ignore::infinite_tensor.UncoveredPixelsWarning")
 
@@ -248,24 +254,70 @@ class History:
 
     def fill(self, action: Fill) -> None:
         tensor, region = self.tensors[action.stage], action.selection.expression
+        parts, where = [(action.stage, action.selection)], given_as(action)
         self._check_fill(
-            [(action.stage, action.selection)],
-            lambda: tensor.plan(region),
-            lambda: tensor.fill(region, progress=False),
+            parts,
+            lambda: tensor.plan(region, where=where),
+            lambda: tensor.fill(region, progress=False, where=where),
+            action.where,
         )
-        if not self.bounded and self._fits([(action.stage, action.selection)]) is not None:
-            assert tensor.is_filled(region)
+        if not self.bounded and self._fits(parts, action.where) is not None:
+            assert tensor.is_filled(region, where)
+            self._check_states(action)
+
+    def _check_states(self, action: Fill) -> None:
+        """What coverage, a plan, a report and a view of what is stored tell of a region that has been filled."""
+        box, tensor, region = box_of(action.selection), self.tensors[action.stage], action.selection.expression
+        if box is None:
+            return
+        where, layout = given_as(action), self.store_of(action.stage).contents.layout(tensor._spec)
+        parts = dict(parts_of(layout, box))
+        states = {tile: self._state(action, tile, part) for tile, part in parts.items()}
+        names = ["stored", "missing", "uncovered", *(["skipped"] if action.where is not None else [])]
+        for name in names:
+            found = tensor.coverage(region, name, where)
+            assert found.flatten().tolist() == [state == name for state in states.values()], name
+        for told in (tensor.plan(region, where=where), tensor.fill(region, progress=False, where=where)):
+            (skipped,) = (each.skipped for each in told.tensors if each.tensor_id == tensor.tensor_id)
+            assert skipped == list(states.values()).count("skipped")
+        hidden = [parts[tile] for tile, state in states.items() if state in ("missing", "skipped")]
+        self._check_view(action, hidden)
+
+    def _state(self, action: Fill, tile: Index, part: Box) -> str:
+        """The state of a tile, of which a region has a part."""
+        stage = self.pipeline.stages[action.stage]
+        layout = self.store_of(action.stage).contents.layout(self.tensors[action.stage]._spec)
+        windows = windows_over(stage.shape, stage.window, (layout.start(tile), layout.stop(tile)), stage.edge)
+        missing = set(windows) - self.known[action.stage]
+        if not missing:
+            return "stored" if windows else "uncovered"
+        return "missing" if action.where is None or action.where.takes(part) else "skipped"
+
+    def _check_view(self, action: Fill, hidden: Sequence[Box]) -> None:
+        """What is stored of a region that has been filled: all but some parts."""
+        tensor, stage = self.tensors[action.stage], action.stage
+        before = [function.calls.total() for function in self.functions]
+        value = tensor.dtype is torch.bool or 5
+        result = tensor.stored_only(value)[action.selection.expression]
+        assert before == [function.calls.total() for function in self.functions]
+        with contextlib.suppress(TooManyWindows):
+            self.reference.missing(boxes_of([(stage, action.selection)]), [set()] * len(self.known), MOST_WINDOWS)
+            self._check_values(stage, action.selection, result, dict.fromkeys(hidden, value))
 
     def fill_together(self, parts: Sequence[tuple[int, Selection]]) -> None:
-        requests = [(self.tensors[n], parse(selection.expression, self.tensors[n].shape)) for n, selection in parts]
+        requests = [
+            Request(self.tensors[n], parse(selection.expression, self.tensors[n].shape)) for n, selection in parts
+        ]
         self._check_fill(parts, lambda: plan_together(requests), lambda: fill_together(requests, progress=False))
 
-    def _fits(self, parts: Sequence[tuple[int, Selection]]) -> list[set[Index]] | None:
+    def _fits(self, parts: Sequence[tuple[int, Selection]], where: Where | None = None) -> list[set[Index]] | None:
         """The windows that a fill computes of each stage; None for too many."""
         boxes = boxes_of(parts)
         for stage in boxes:
+            layout = self.store_of(stage).contents.layout(self.tensors[stage]._spec)
+            if where is not None:
+                boxes[stage] = [part for box in boxes[stage] for _, part in parts_of(layout, box) if where.takes(part)]
             if self.store_of(stage).contents.outlives_process:
-                layout = self.store_of(stage).contents.layout(self.tensors[stage]._spec)
                 boxes[stage] = [layout.whole(*box) for box in boxes[stage]]
         try:
             return self.reference.missing(boxes, self.known, MOST_WINDOWS)
@@ -277,8 +329,9 @@ class History:
         parts: Sequence[tuple[int, Selection]],
         plan: Callable[[], FillPlan],
         fill: Callable[[], FillReport],
+        where: Where | None = None,
     ) -> None:
-        expected = self._fits(parts)
+        expected = self._fits(parts, where)
         if expected is None:
             return
         planned = {part.tensor_id: part.windows for part in plan().tensors}
@@ -306,7 +359,10 @@ class History:
                 assert set(made) <= wanted, f"stage {number}"
                 assert not once or made <= Counter(wanted), f"stage {number}"
 
-    def _check_values(self, number: int, selection: Selection, result: torch.Tensor) -> None:
+    def _check_values(
+        self, number: int, selection: Selection, result: torch.Tensor, instead: Mapping[Box, int] | None = None
+    ) -> None:
+        """The bits of a result: those of the reference, with a value instead in some boxes."""
         stage = self.pipeline.stages[number]
         lengths = [1 if isinstance(pixels, int) else len(pixels) for pixels in selection.pixels]
         kept = [n for n, pixels in zip(lengths, selection.pixels, strict=True) if not isinstance(pixels, int)]
@@ -316,19 +372,14 @@ class History:
         if box is None:
             return
         values, copied = self.reference.region(number, box)
+        for part, value in (instead or {}).items():
+            inside = tuple(slice(a - low, b - low) for a, b, low in zip(*part, box[0], strict=True))
+            values[inside], copied[inside] = value, True
         ranges = [range(p, p + 1) if isinstance(p, int) else p for p in selection.pixels]
         picked = np.ix_(*([p - low for p in pixels] for pixels, low in zip(ranges, box[0], strict=True)))
         mask = torch.from_numpy(copied.numpy()[picked])
         expected = settled_bits(stage, values, copied)[picked]
         np.testing.assert_array_equal(settled_bits(stage, result.reshape(lengths), mask), expected)
-
-
-def box_of(selection: Selection) -> Box | None:
-    """The box that a selection spans, None for an empty one."""
-    ranges = [range(p, p + 1) if isinstance(p, int) else p for p in selection.pixels]
-    if not all(ranges):
-        return None
-    return tuple(min(r) for r in ranges), tuple(max(r) + 1 for r in ranges)
 
 
 def boxes_of(parts: Iterable[tuple[int, Selection]]) -> dict[int, list[Box]]:
@@ -339,6 +390,28 @@ def boxes_of(parts: Iterable[tuple[int, Selection]]) -> dict[int, list[Box]]:
         if box is not None:
             boxes.setdefault(stage, []).append(box)
     return boxes
+
+
+def parts_of(layout: TileLayout, box: Box) -> Iterator[tuple[Index, Box]]:
+    """The tiles that hold a box, in lexicographic order, each with what it holds of it."""
+    for tile in itertools.product(*map(range, *layout.box(*box))):
+        starts, stops = zip(box, (layout.start(tile), layout.stop(tile)), strict=True)
+        yield tile, (tuple(map(max, *starts)), tuple(map(min, *stops)))
+
+
+def given_as(action: Fill) -> object:
+    """The mask of a fill as the library is given it."""
+    if action.where is None:
+        return None
+    values: Any = action.where.values
+    if action.kind == "tensor":
+        values = torch.from_numpy(values).to(torch.float32)
+    elif action.kind == "callable":
+        values = action.where.values.__getitem__
+    elif action.kind == "infinite":
+        pixels = torch.from_numpy(values)
+        values = InfiniteTensor(values.shape, lambda _: pixels, TensorWindow(values.shape), dtype=torch.bool)
+    return Mask(values, action.where.scale, action.where.origin, action.where.dims)
 
 
 def _results(tensor: InfiniteTensor, how: str, expressions: list[object]) -> list[torch.Tensor]:

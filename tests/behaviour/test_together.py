@@ -16,6 +16,7 @@ from infinite_tensor import InfiniteTensor, MemoryTileStore, TensorWindow, TileS
 from infinite_tensor.engine.assemble import read_together
 from infinite_tensor.engine.chain import node_of
 from infinite_tensor.engine.lifetimes import Lifetimes, NumberedRegions
+from infinite_tensor.filling.fill import Request
 from infinite_tensor.filling.fillable import fill_together, plan_together
 from infinite_tensor.geometry.regions import Selection, parse
 from infinite_tensor.tilestore.contents import Access
@@ -204,7 +205,10 @@ def test_two_threads_that_read_tensors_with_one_source_compute_each_window_once(
 def test_what_is_upstream_of_several_tensors_is_planned_and_filled_once(tmp_path: Path) -> None:
     with ZarrTileStore(tmp_path, tile_size=16, cache_size_bytes=1) as store:
         fork = Fork(store)
-        requests = [(fork.right, parse(sl[0:20, 0:20], (None, None))), (fork.left, parse(sl[0:60, 0:60], (None, None)))]
+        requests = [
+            Request(fork.right, parse(sl[0:20, 0:20], (None, None))),
+            Request(fork.left, parse(sl[0:60, 0:60], (None, None))),
+        ]
         plan = plan_together(requests)
         report = fill_together(requests, progress=False)
         planned = {tensor.tensor_id: tensor.windows for tensor in plan.tensors}
@@ -221,8 +225,8 @@ def test_a_tensor_is_filled_after_those_that_it_reads(tmp_path: Path) -> None:
     with ZarrTileStore(tmp_path, tile_size=16, cache_size_bytes=1) as store:
         fork = Fork(store)
         requests = [
-            (fork.left, parse(sl[0:60, 0:60], (None, None))),
-            (fork.source, parse(sl[0:80, 0:80], (None, None))),
+            Request(fork.left, parse(sl[0:60, 0:60], (None, None))),
+            Request(fork.source, parse(sl[0:80, 0:80], (None, None))),
         ]
         assert [region.tensor_id for region in plan_together(requests).regions] == ["source", "left"]
         fill_together(requests, progress=False)
@@ -232,7 +236,7 @@ def test_a_tensor_is_filled_after_those_that_it_reads(tmp_path: Path) -> None:
 
 def test_tensors_in_memory_that_are_filled_stay_there_while_others_are() -> None:
     fork = Fork(MemoryTileStore(), MemoryTileStore())
-    requests = [(t, parse(sl[0:64, 0:64], (None, None))) for t in (fork.left, fork.right)]
+    requests = [Request(t, parse(sl[0:64, 0:64], (None, None))) for t in (fork.left, fork.right)]
     fill_together(requests, progress=False)
     calls = fork.calls[1:]
     fork.left[0:64, 0:64], fork.right[0:64, 0:64]
@@ -241,7 +245,7 @@ def test_tensors_in_memory_that_are_filled_stay_there_while_others_are() -> None
 
 def test_nothing_to_fill_is_no_error_and_computes_nothing() -> None:
     fork = Fork(MemoryTileStore())
-    requests = [(fork.left, parse(sl[0:0, 0:4], (None, None)))]
+    requests = [Request(fork.left, parse(sl[0:0, 0:4], (None, None)))]
     plan = plan_together(requests)
     assert (plan.regions, plan.tensors, plan.windows) == ((), (), 0)
     assert "nothing" in str(plan)
@@ -250,7 +254,7 @@ def test_nothing_to_fill_is_no_error_and_computes_nothing() -> None:
 
 def test_a_plan_for_several_tensors_names_each_region() -> None:
     fork = Fork(MemoryTileStore())
-    plan = plan_together([(t, parse(sl[0:8, 0:4], (None, None))) for t in (fork.left, fork.right)])
+    plan = plan_together([Request(t, parse(sl[0:8, 0:4], (None, None))) for t in (fork.left, fork.right)])
     assert "left [0:8, 0:4], right [0:8, 0:4]" in str(plan)
 
 
@@ -259,7 +263,7 @@ def test_all_that_are_filled_must_be_in_stores_that_can_be_written(tmp_path: Pat
         Fork(store).left[0:4, 0:4]
     with ZarrTileStore(tmp_path, mode="r", tile_size=16) as stored:
         fork = Fork(stored, MemoryTileStore())
-        requests = [(t, parse(sl[0:8, 0:4], (None, None))) for t in (fork.left, fork.source)]
+        requests = [Request(t, parse(sl[0:8, 0:4], (None, None))) for t in (fork.left, fork.source)]
         with pytest.raises(ValidationError, match="read-only"):
             fill_together(requests, progress=False)
         assert fork.calls == [0, 0, 0]

@@ -38,7 +38,8 @@ from infinite_tensor import InfiniteTensor, TensorWindow, TileStore, ZarrTileSto
 from infinite_tensor.engine.chain import node_of
 from infinite_tensor.filling.cluster import _extents
 from infinite_tensor.filling.cutting import shard_of_tiles
-from infinite_tensor.filling.fill import prepare
+from infinite_tensor.filling.fill import Request, prepare
+from infinite_tensor.filling.mask import Target
 from infinite_tensor.filling.plan import FillPlan, TensorPlan, demands
 from infinite_tensor.geometry.regions import parse
 from infinite_tensor.tilestore.persistent.writer import _BATCH_BYTES, _BATCH_JOBS
@@ -281,13 +282,13 @@ class _Model:
     def _shard(self, tensors: Sequence[InfiniteTensor], rank: int) -> Prediction:
         """One process."""
         root = node_of(tensors[-1])
-        requests = [(root, parse(_square(self.work.side), (None, None)))]
+        requests = [Request(tensors[-1], parse(_square(self.work.side), (None, None)))]
         (cuts,) = prepare(requests, None, (rank, self.fleet.processes)).passes
         cut = cuts[root]
-        along, widths = cut.along, [b - a for a, b in zip(cut.start, cut.stop, strict=True)]
+        start, stop = cut.target.start, list(cut.target.stop)
+        along, widths = cut.along, [b - a for a, b in zip(start, stop, strict=True)]
         bands = max(1.0, widths[1 - along] / cut.extents[1 - along])
         steps = bands * max(1.0, widths[along] / cut.extents[along])
-        start, stop = cut.start, list(cut.stop)
         shard = tensors[-1].plan(_region(start, stop))
         stop[1 - along] = min(stop[1 - along], start[1 - along] + cut.extents[1 - along])
         band = tensors[-1].plan(_region(start, stop))
@@ -322,7 +323,7 @@ class _Model:
     def cluster(self, tensors: Sequence[InfiniteTensor]) -> Prediction:
         """All processes work on one tensor at a time."""
         total = Prediction()
-        for demand in reversed(demands([(node_of(tensors[-1]), (0, 0), (self.work.side,) * 2)])[0]):
+        for demand in reversed(demands([Target(node_of(tensors[-1]), (0, 0), (self.work.side,) * 2)])[0]):
             if not demand.node.store.contents.outlives_process:
                 continue
             extents = _extents(demand, self.fleet.processes * self.fleet.threads).tolist()

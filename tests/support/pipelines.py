@@ -6,15 +6,17 @@ import math
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cache
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
 import torch
 from hypothesis import strategies as st
 
 from infinite_tensor import TensorWindow, WeightedMean
 from infinite_tensor.values.definition import DTYPES
-from tests.support.reference import Index, Padding, Stage, exists, follows
+from tests.support.reference import Box, Index, Padding, Stage, Where, exists, follows
 
 Blend: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | WeightedMean | Literal["first", "last"]
 
@@ -61,10 +63,12 @@ class Forget:
 
 @dataclass(frozen=True)
 class Fill:
-    """Plan a region of a stage, and fill it."""
+    """Plan a region of a stage, and fill it, or what a mask takes of it, which is given as `kind` says."""
 
     stage: int
     selection: Selection
+    where: Where | None = None
+    kind: str = ""
 
 
 @dataclass(frozen=True)
@@ -389,6 +393,32 @@ def _selections(draw: st.DrawFn, shape: tuple[int | None, ...], base: int) -> Se
     return Selection(expression, tuple(pixels))
 
 
+def box_of(selection: Selection) -> Box | None:
+    """The box that a selection spans, None for an empty one."""
+    ranges = [range(p, p + 1) if isinstance(p, int) else p for p in selection.pixels]
+    if not all(ranges):
+        return None
+    return tuple(min(r) for r in ranges), tuple(max(r) + 1 for r in ranges)
+
+
+@st.composite
+def _masks(draw: st.DrawFn, selection: Selection) -> Where:
+    """A mask that covers a selection, and maybe some more."""
+    low, high = box_of(selection) or ((), ())
+    some = st.permutations(range(len(low))).flatmap(lambda dims: st.integers(1, len(dims)).map(lambda n: dims[:n]))
+    dims = tuple(draw(some))
+    scales = st.sampled_from([Fraction(n) for n in (1, 1, 2, 3, 8)] + [Fraction(3, 2), Fraction(1, 2), Fraction(1, 3)])
+    scale = tuple(draw(scales) for _ in dims)
+    before = (Fraction(draw(st.sampled_from([0, 0, 1, 2, 7])), draw(st.integers(1, 3))) for _ in dims)
+    origin = tuple(low[d] - margin for d, margin in zip(dims, before, strict=True))
+    shape = [
+        math.ceil((high[d] - begin) / factor) + draw(st.integers(0, 1))
+        for d, factor, begin in zip(dims, scale, origin, strict=True)
+    ]
+    numbers = np.random.default_rng(draw(st.integers(0, 2**16))).random(shape)
+    return Where(numbers < draw(st.sampled_from([0.02, 0.2, 0.8])), scale, origin, dims)
+
+
 @st.composite
 def _actions(draw: st.DrawFn, stages: Sequence[Stage], base: int) -> Action:
     last = len(stages) - 1
@@ -399,7 +429,11 @@ def _actions(draw: st.DrawFn, stages: Sequence[Stage], base: int) -> Action:
     if kind == "forget":
         return Forget(stage, draw(st.sampled_from(["clear_cache", "clear_cache", "clear_tensor"])))
     if kind == "fill":
-        return Fill(stage, draw(_selections(stages[stage].shape, base)))
+        selection = draw(_selections(stages[stage].shape, base))
+        if box_of(selection) is None or draw(st.booleans()):
+            return Fill(stage, selection)
+        kind = draw(st.sampled_from(["array", "tensor", "callable", "infinite"]))
+        return Fill(stage, selection, draw(_masks(selection)), kind)
     if kind == "together":
         numbers = draw(st.lists(st.integers(0, last), min_size=2, max_size=4))
         parts = tuple((number, draw(_selections(stages[number].shape, base))) for number in numbers)

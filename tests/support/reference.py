@@ -10,10 +10,12 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cache
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from infinite_tensor import TensorWindow, WeightedMean
@@ -98,6 +100,25 @@ def boxes_of(pixels: Sequence[Pixels]) -> list[Box]:
         cuts = [0, *(n for n in range(1, len(inside)) if inside[n] > inside[n - 1] + 1), len(inside)]
         runs.append([(inside[a], inside[b - 1] + 1) for a, b in itertools.pairwise(cuts) if a < b])
     return [(tuple(low for low, _ in box), tuple(high for _, high in box)) for box in itertools.product(*runs)]
+
+
+@dataclass(frozen=True)
+class Where:
+    """A mask as a user says it: `values` lie over dimensions `dims` of a tensor, from pixel `origin` on."""
+
+    values: npt.NDArray[np.bool_]
+    scale: tuple[Fraction, ...]
+    origin: tuple[Fraction, ...]
+    dims: tuple[int, ...]
+
+    def takes(self, box: Box) -> bool:
+        """Whether something of a box of pixels is wanted."""
+        over = []
+        for d, count, scale, origin in zip(self.dims, self.values.shape, self.scale, self.origin, strict=True):
+            ends = [(origin + at * scale, origin + (at + 1) * scale) for at in range(count)]
+            low, high = box[0][d], box[1][d]
+            over.append([at for at, (begin, end) in enumerate(ends) if begin < high and low < end])
+        return bool(self.values[np.ix_(*over)].any())
 
 
 class TooManyWindows(Exception):  # noqa: N818  (no error: the read is left out)

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from infinite_tensor import InfiniteTensor, Output, TensorWindow, ZarrTileStore
 from infinite_tensor.engine.chain import chain_of, node_of
 from infinite_tensor.filling.cluster import compute, parts_of, spread
+from infinite_tensor.filling.mask import Target
 from infinite_tensor.filling.plan import Demand, demands
 from infinite_tensor.geometry.points import as_tuples
 
 
 def demand_of(t: InfiniteTensor, rows: int, columns: int) -> Demand:
-    return demands([(node_of(t), (0, 0), (rows, columns))])[0][0]
+    return demands([Target(node_of(t), (0, 0), (rows, columns))])[0][0]
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def test_windows_that_two_readers_need_are_in_one_task() -> None:
         args=[base, base],
         args_windows=[window, TensorWindow((4,), offset=64)],
     )
-    _, demand = demands([(node_of(t), (0,), (256,))])[0]
+    _, demand = demands([Target(node_of(t), (0,), (256,))])[0]
     assert len(demand.windows) == 2
     windows = [index for part in parts_of(demand, 2) for index in as_tuples(part)]
     assert len(windows) == len(set(windows)) == demand.missing == 80

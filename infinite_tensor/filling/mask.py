@@ -1,0 +1,334 @@
+"""Which pixels a fill is for: a mask, where it lies on a tensor, and the tiles that it takes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from infinite_tensor.engine.chain import Node
+from infinite_tensor.errors import ValidationError
+from infinite_tensor.geometry.points import Index, IntArray
+from infinite_tensor.geometry.window import as_index
+from infinite_tensor.tilestore.layout import TileLayout
+
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
+
+_PIECE = 2**22
+"""So many pixels of a mask are looked at at once, or those of one tile."""
+_ROUND = 2**16
+"""A float stands for the fraction with at most this denominator that it is nearest to, where there is one."""
+
+
+class Mask:
+    """The pixels that a fill is for, at a scale and an origin of its own: what `fill` takes as ``where``.
+
+    The unit is a stored tile. A tile is wanted where a pixel of the mask that is not 0 lies over it, as far as it is in
+    the region that is filled. It is computed whole then, so no value depends on a mask.
+
+    Parameters
+    ----------
+    values : torch.Tensor, numpy array, InfiniteTensor or callable
+        The mask; wanted is what is not 0. Anything that has a `shape` and is sliced will do, a zarr array or a memmap
+        too: the parts that lie over the region are read, piece by piece. An `InfiniteTensor` computes them, for a
+        plan too. ``values(pixels) -> bool`` is asked once for each tile: `pixels` is a tuple of slices, one per
+        dimension of the mask and in its pixels, and the answer whether any of these is wanted, or an array of them.
+    scale : int, float, Fraction, or tuple of these
+        Pixels of the tensor along one pixel of the mask, of all dimensions or of each: 32 for a mask that was drawn on
+        an image 32 times smaller.
+    origin : int, float, Fraction, or tuple of these
+        Where in the tensor the first pixel of the mask begins, in pixels.
+    dims : tuple of int, optional
+        The dimensions of the tensor, or of the group, that those of the mask are. Along the others the mask is the
+        same everywhere. Default: the last ones; for a callable all.
+
+    Raises
+    ------
+    ValidationError
+        If an argument does not fit.
+
+    Examples
+    --------
+    >>> t = InfiniteTensor((None, None), lambda ctx: torch.ones(256, 256), TensorWindow((256, 256)))
+    >>> right = Mask([[0, 1], [0, 1]], scale=256)
+    >>> report = t.fill(sl[0:512, 0:512], where=right, progress=False)
+    >>> report.windows, report.skipped
+    (2, 2)
+    """
+
+    def __init__(self, values: Any, scale: object = 1, origin: object = 0, dims: Sequence[int] | None = None) -> None:
+        self.values: Any = np.asarray(values) if isinstance(values, list | tuple) else values
+        if not _is_sliced(self.values) and not callable(self.values):
+            raise ValidationError(
+                f"a mask must be a tensor, an array, an InfiniteTensor or a callable, got {values!r:.200}"
+            )
+        self.dims = None if dims is None else _checked_dims(dims)
+        self.scale = _fractions("scale", scale)
+        self.origin = _fractions("origin", origin)
+        if any(entry <= 0 for entry in (self.scale if isinstance(self.scale, tuple) else [self.scale])):
+            raise ValidationError(f"scale must be positive, got {scale!r}")
+
+
+def placed(where: object, ndim: int) -> PlacedMask | None:
+    """Where what a fill is given as ``where`` lies on a tensor or a group of `ndim` dimensions.
+
+    Raises
+    ------
+    ValidationError
+        If it is no mask, or their numbers of dimensions do not fit.
+    """
+    if where is None:
+        return None
+    mask = where if isinstance(where, Mask) else Mask(where)
+    sliced = _is_sliced(mask.values)
+    count = len(mask.values.shape) if sliced else len(mask.dims or range(ndim))
+    dims = range(ndim - count, ndim) if mask.dims is None else mask.dims
+    if len(dims) != count or count > ndim or not all(-ndim <= d < ndim for d in dims):
+        found = f"shape {tuple(mask.values.shape)}" if sliced else f"{len(dims)} dimensions"
+        named = "" if mask.dims is None else f", and dims={mask.dims}"
+        raise ValidationError(
+            f"a mask has one dimension for each of dims, which are among the {ndim} of what is filled; this has "
+            f"{found}{named}"
+        )
+    own = tuple(d % ndim for d in dims)
+    if len(set(own)) < count:
+        raise ValidationError(f"dims of a mask must differ, got {mask.dims}")
+    return PlacedMask(mask.values, own, _each("scale", mask.scale, count), _each("origin", mask.origin, count))
+
+
+@dataclass(frozen=True)
+class PlacedMask:
+    """A mask where it lies on a tensor.
+
+    Attributes
+    ----------
+    values : array or callable
+        What a `Mask` holds.
+    dims : tuple of int
+        The dimension of the tensor that each of its own is.
+    scale, origin : tuple of Fraction
+        Pixels of the tensor along one of the mask, and where that begins in it, per dimension of the mask.
+    """
+
+    values: Any
+    dims: Index
+    scale: tuple[Fraction, ...]
+    origin: tuple[Fraction, ...]
+
+    def on_member(self, dims: Sequence[int], scale: Sequence[Fraction]) -> PlacedMask:
+        """The mask of a group, on a tensor of it: its dimension ``dims[d]`` is `d` of the group, at this scale."""
+        factors = [scale[d] for d in self.dims]
+        return PlacedMask(
+            self.values,
+            tuple(dims[d] for d in self.dims),
+            tuple(a * b for a, b in zip(self.scale, factors, strict=True)),
+            tuple(a * b for a, b in zip(self.origin, factors, strict=True)),
+        )
+
+    def tiles(self, layout: TileLayout, start: Index, stop: Index) -> WantedTiles:
+        """Which tiles over the pixels ``[start, stop)``, of which there is at least one, are wanted.
+
+        Raises
+        ------
+        ValidationError
+            If the mask does not cover these pixels.
+        """
+        low, high = layout.box(start, stop)
+        ranges = []
+        extents = self.values.shape if _is_sliced(self.values) else (None,) * len(self.dims)
+        for d, extent, scale, origin in zip(self.dims, extents, self.scale, self.origin, strict=True):
+            size = layout.tile_shape[d]
+            tiles = [(max(i * size, start[d]), min((i + 1) * size, stop[d])) for i in range(low[d], high[d])]
+            pixels = [(math.floor((a - origin) / scale), math.ceil((b - origin) / scale)) for a, b in tiles]
+            if extent is not None and (pixels[0][0] < 0 or pixels[-1][1] > extent):
+                first, last = (float(origin + at * scale) for at in (0, extent))
+                raise ValidationError(
+                    f"the mask does not cover the region: along dimension {d} its {extent} pixels lie over {first:.10g}"
+                    f":{last:.10g}, and the region is {start[d]}:{stop[d]}; give a larger mask, another scale or "
+                    "origin, or a smaller region"
+                )
+            ranges.append(pixels)
+        any_in = _any_in_slices if _is_sliced(self.values) else _any_by_call
+        wanted, order = any_in(self.values, ranges), sorted(range(len(self.dims)), key=self.dims.__getitem__)
+        counts = [b - a for a, b in zip(low, high, strict=True)]
+        wanted = wanted.transpose(order).reshape([n if d in self.dims else 1 for d, n in enumerate(counts)])
+        return WantedTiles(layout, tuple(low), np.broadcast_to(wanted, counts))
+
+
+@dataclass(frozen=True)
+class WantedTiles:
+    """Which tiles of a box are wanted.
+
+    Attributes
+    ----------
+    layout : TileLayout
+        The tiles of the tensor.
+    low : tuple of int
+        The first tile of the box.
+    wanted : bool array
+        One entry per tile.
+    """
+
+    layout: TileLayout
+    low: Index
+    wanted: BoolArray
+
+    def __contains__(self, tile: Index) -> bool:
+        return bool(self.wanted[tuple(i - a for i, a in zip(tile, self.low, strict=True))])
+
+    def regions(self, start: Sequence[int], stop: Sequence[int]) -> tuple[IntArray, IntArray]:
+        """The wanted tiles that hold the pixels ``[start, stop)`` of the box, as bounds of regions of these.
+
+        No two of them share a tile; where all tiles are wanted, there is one.
+        """
+        low, high = self.layout.box(start, stop)
+        inside = tuple(slice(a - first, b - first) for a, b, first in zip(low, high, self.low, strict=True))
+        wanted = self.wanted[inside]
+        if wanted.all():
+            return np.array([start], dtype=np.int64), np.array([stop], dtype=np.int64)
+        # In runs along the longest dimension.
+        along = int(np.argmax(wanted.shape))
+        order = [*(d for d in range(wanted.ndim) if d != along), along]
+        steps = np.diff(wanted.transpose(order).astype(np.int8), prepend=0, append=0)
+        first, last = np.argwhere(steps > 0), np.argwhere(steps < 0)
+        last[:, :-1] += 1
+        # The dimensions back in their places.
+        places, size = np.argsort(order), np.array(self.layout.tile_shape, dtype=np.int64)
+        starts, stops = ((side[:, places] + low) * size for side in (first, last))
+        return np.maximum(starts, start), np.minimum(stops, stop)
+
+
+@dataclass(frozen=True)
+class Target:
+    """Pixels of a tensor that are to be filled.
+
+    Attributes
+    ----------
+    node : Node
+        The tensor.
+    start, stop : tuple of int
+        The first pixel, and the one after the last, per dimension.
+    wanted : WantedTiles or None
+        Which of the tiles that hold them are to be filled, None for all.
+    """
+
+    node: Node
+    start: Index
+    stop: Index
+    wanted: WantedTiles | None = None
+
+    def regions(self, start: Sequence[int], stop: Sequence[int]) -> tuple[IntArray, IntArray]:
+        """What is wanted of some of the pixels, ``[start, stop)``, as bounds of regions of whole tiles of them."""
+        if self.wanted is None:
+            return np.array([start], dtype=np.int64), np.array([stop], dtype=np.int64)
+        return self.wanted.regions(start, stop)
+
+    @property
+    def all_regions(self) -> tuple[IntArray, IntArray]:
+        """All that is wanted."""
+        return self.regions(self.start, self.stop)
+
+    @property
+    def tile_count(self) -> int:
+        """How many tiles are wanted."""
+        return self.box_count if self.wanted is None else int(np.count_nonzero(self.wanted.wanted))
+
+    @property
+    def box_count(self) -> int:
+        """How many tiles there are, wanted or not."""
+        low, high = self.node.contents.layout(self.node.spec).box(self.start, self.stop)
+        return math.prod(b - a for a, b in zip(low, high, strict=True))
+
+
+_Ranges: TypeAlias = Sequence[tuple[int, int]]
+"""Pixels ``[first, last)`` of a mask along one dimension, in order; neighbours may have one in common."""
+
+
+def _any_in_slices(values: Any, ranges: Sequence[_Ranges]) -> BoolArray:
+    """For each product of ranges, one per dimension, whether a pixel of a mask in it is wanted."""
+    longest = max(
+        (d for d, of_d in enumerate(ranges) if len(of_d) > 1),
+        key=lambda d: ranges[d][-1][1] - ranges[d][0][0],
+        default=None,
+    )
+    if longest is not None and math.prod(of_d[-1][1] - of_d[0][0] for of_d in ranges) > _PIECE:
+        half = len(ranges[longest]) // 2
+        halves = (ranges[longest][:half], ranges[longest][half:])
+        parts = [_any_in_slices(values, [*ranges[:longest], part, *ranges[longest + 1 :]]) for part in halves]
+        return np.concatenate(parts, axis=longest)
+    pixels = tuple(slice(of_d[0][0], of_d[-1][1]) for of_d in ranges)
+    wanted = _truth(values[pixels])
+    if wanted.shape != (shape := tuple(pixel.stop - pixel.start for pixel in pixels)):
+        raise ValidationError(f"the mask gave shape {wanted.shape} for {_text(pixels)}, and that is {shape}")
+    for d, of_d in enumerate(ranges):
+        before = np.zeros([n + (axis == d) for axis, n in enumerate(wanted.shape)], dtype=np.int64)
+        np.cumsum(wanted, axis=d, out=before[(slice(None),) * d + (slice(1, None),)])
+        first, last = (np.array(side, dtype=np.int64) - of_d[0][0] for side in zip(*of_d, strict=True))
+        wanted = before.take(last, axis=d) > before.take(first, axis=d)
+    return wanted
+
+
+def _any_by_call(values: Callable[..., Any], ranges: Sequence[_Ranges]) -> BoolArray:
+    """The same of a mask that is asked."""
+    asked = (tuple(itertools.starmap(slice, pixels)) for pixels in itertools.product(*ranges))
+    answers = [bool(_truth(values(pixels)).any()) for pixels in asked]
+    return np.array(answers, dtype=bool).reshape([len(of_d) for of_d in ranges])
+
+
+def _is_sliced(values: Any) -> bool:
+    return hasattr(values, "shape")
+
+
+def _checked_dims(given: object) -> Index:
+    numbers = [as_index(d) for d in given] if isinstance(given, list | tuple) else [None]
+    if None in numbers:
+        raise ValidationError(f"dims of a mask must be a tuple of ints, got {given!r:.200}")
+    return tuple(d for d in numbers if d is not None)
+
+
+def _fractions(name: str, given: object) -> Fraction | tuple[Fraction, ...]:
+    try:
+        return tuple(map(_fraction, given)) if isinstance(given, list | tuple) else _fraction(given)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValidationError(
+            f"{name} of a mask must be a finite number of pixels, or a tuple of one per dimension, got {given!r:.200}"
+        ) from error
+
+
+def _fraction(given: Any) -> Fraction:
+    if isinstance(given, str):
+        raise TypeError
+    number = float(given) if isinstance(given, np.floating) else given
+    exact = Fraction(number)
+    # 1/3 as a float is not a third, and means one.
+    near = exact.limit_denominator(_ROUND)
+    return near if isinstance(number, float) and float(near) == number else exact
+
+
+def _each(name: str, given: Fraction | tuple[Fraction, ...], count: int) -> tuple[Fraction, ...]:
+    entries = given if isinstance(given, tuple) else (given,) * count
+    if len(entries) != count:
+        raise ValidationError(f"{name} of a mask must have one entry per dimension of it ({count}), got {len(entries)}")
+    return entries
+
+
+def _truth(values: Any) -> BoolArray:
+    """Which of some values are not 0."""
+    if isinstance(values, torch.Tensor):
+        return (values != 0).numpy(force=True)
+    array = np.asarray(values)
+    if array.dtype.kind not in "biufc":
+        raise ValidationError(f"a mask must hold bools or numbers, got {values!r:.200}")
+    wanted: BoolArray = array != 0
+    return wanted
+
+
+def _text(pixels: Sequence[slice]) -> str:
+    return f"[{', '.join(f'{each.start}:{each.stop}' for each in pixels)}]"

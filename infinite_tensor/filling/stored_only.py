@@ -1,0 +1,136 @@
+"""What is stored of a tensor, and nothing else."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from infinite_tensor.engine.chain import Node
+from infinite_tensor.engine.claims import CLAIMS
+from infinite_tensor.engine.reads import Views
+from infinite_tensor.errors import ValidationError
+from infinite_tensor.geometry.regions import Selection, parse
+from infinite_tensor.geometry.window import Shape
+from infinite_tensor.support.allocation import IN_PARTS, new_result
+from infinite_tensor.support.interrupts import store_call
+from infinite_tensor.tilestore.contents import Access
+from infinite_tensor.values.definition import Number, json_scalar, scalar_from_json
+
+_AT_ONCE_BYTES = 2**24
+"""Tiles of about so many bytes are looked up at once."""
+
+
+class StoredOnly:
+    """What is stored of a tensor: a view that is read as the tensor is, and never computes.
+
+    A tile counts as a whole. Where `InfiniteTensor.coverage` tells that a tile needs no computation, its pixels are
+    what a read of the tensor returns; elsewhere they are `fill_value`, windows that are stored of such a tile or not.
+    What the tensor computes later, the view shows later.
+
+    Attributes
+    ----------
+    fill_value : number
+        What stands where a tile is missing.
+    """
+
+    def __init__(self, node: Node, fill_value: Number) -> None:
+        self._node = node
+        self.fill_value = fill_value
+        self._fill_value(node.spec.dtype)
+
+    def _fill_value(self, dtype: torch.dtype) -> Number:
+        value = bool(self.fill_value) if dtype is torch.bool else self.fill_value
+        found = scalar_from_json(json_scalar("fill_value", value, dtype))
+        if found is None:
+            raise ValidationError("fill_value must be a number, got None")
+        return found
+
+    @property
+    def shape(self) -> Shape:
+        """Extent per dimension, None for an unbounded one."""
+        return self._node.spec.shape
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Element type."""
+        return self._node.spec.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where results are."""
+        return self._node.spec.device
+
+    def __getitem__(self, indices: object) -> Any:
+        """What is stored of a region, or of each of a list of regions.
+
+        Parameters
+        ----------
+        indices
+            As `InfiniteTensor` takes them.
+
+        Returns
+        -------
+        torch.Tensor or list of torch.Tensor
+
+        Raises
+        ------
+        RegionError
+            (an IndexError) If `indices` is no region of the tensor.
+        """
+        regions = indices if isinstance(indices, list) else [indices]
+        selections = [parse(region, self.shape, self._node.spec.labels) for region in regions]
+        found = [selection.pick(self._read(selection)) for selection in selections]
+        return found if isinstance(indices, list) else found[0]
+
+    def __repr__(self) -> str:
+        return (
+            f"StoredOnly(shape={self.shape}, dtype={self.dtype}, tensor_id={self._node.spec.tensor_id!r}, "
+            f"fill_value={self.fill_value!r}, tile_store={self._node.store!r})"
+        )
+
+    @torch.inference_mode(mode=False)
+    def _read(self, selection: Selection) -> torch.Tensor:
+        call, contents = store_call(), self._node.contents
+        with call.running:
+            call.begin(contents, reads=True)
+            contents.flush_if_requested()
+            while True:
+                with Views(CLAIMS.reader(None)) as views:
+                    access = views.of(self._node)
+                    spec = self._node.spec
+                    box = new_result(selection.shape, spec.dtype, spec.device, IN_PARTS)
+                    try:
+                        if box.numel():
+                            box.fill_(self._fill_value(spec.dtype))
+                            self._copy(access, selection.start, box)
+                    except Exception:
+                        if not views.moved:
+                            raise
+                    # To another dtype or device, meanwhile.
+                    if not views.moved:
+                        return box
+
+    def _copy(self, access: Access, start: Sequence[int], out: torch.Tensor) -> None:
+        """Write the pixels from `start` on that lie in whole tiles into `out`."""
+        grid, layout = self._node.spec.grid, self._node.contents.layout(self._node.spec)
+        stop = list(map(operator.add, start, out.shape))
+        tiles = itertools.product(*map(range, *layout.box(start, stop)))
+        while some := list(itertools.islice(tiles, max(1, _AT_ONCE_BYTES // layout.tile_bytes))):
+            bounds = (np.array([side(tile) for tile in some], dtype=np.int64) for side in (layout.start, layout.stop))
+            missing = access.add(*bounds)
+            incomplete = set(layout.grid.indices(*grid.bounds(missing))) if len(missing) else set()
+            for tile in some:
+                if tile not in incomplete:
+                    begin, to = layout.part(tile, start, stop)
+                    access.read(begin, out[to])
+            access.keep(None)

@@ -1,0 +1,583 @@
+"""Filling what a mask takes of a region, and seeing what is stored and nothing else."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+import zarr
+from distributed import Client
+
+from infinite_tensor import (
+    DamagedDataWarning,
+    HDF5TileStore,
+    InfiniteTensor,
+    Mask,
+    MemoryTileStore,
+    Progress,
+    RegionError,
+    TensorGroup,
+    TensorWindow,
+    TileStore,
+    ValidationError,
+    ZarrTileStore,
+    sl,
+)
+from infinite_tensor.filling import mask as mask_module
+from tests.support.clusters import chain, cluster, computed
+from tests.support.counting import Constant, Counted
+from tests.support.reference import Index
+
+pytestmark = pytest.mark.filterwarnings("ignore::infinite_tensor.UncoveredPixelsWarning")
+
+TILE = 4
+WINDOW = TensorWindow((4, 4))
+HALO = TensorWindow((6, 6), stride=4, offset=-1)
+
+
+@pytest.fixture(params=["zarr", "hdf5"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> TileStore:
+    if request.param == "zarr":
+        return ZarrTileStore(tmp_path / "s.zarr", tile_size=TILE)
+    return HDF5TileStore(tmp_path / "s.h5", tile_size=TILE)
+
+
+def counted(store: TileStore, shape: Sequence[int | None] = (None, None)) -> tuple[InfiniteTensor, Counted]:
+    """A tensor whose windows are its tiles."""
+    f = Counted()
+    return InfiniteTensor(shape, f, WINDOW, tile_store=store, tensor_id="t"), f
+
+
+def box(rows: int, columns: int) -> tuple[slice, slice]:
+    return slice(0, rows), slice(0, columns)
+
+
+class TestWhichTiles:
+    def test_one_wanted_pixel_has_its_whole_tile_computed(self, store: TileStore) -> None:
+        t, f = counted(store)
+        wanted = torch.zeros(12, 12)
+        wanted[5, 11] = 1
+        report = t.fill(box(12, 12), where=wanted, progress=False)
+        assert f.calls == [(1, 2)]
+        assert (report.windows, report.tiles, report.skipped) == (1, 1, 8)
+        assert torch.equal(t[4:8, 8:12], Constant()((1, 2)))
+        assert f.calls == [(1, 2)]
+
+    def test_what_lies_beyond_the_region_is_not_wanted_for_itself(self, store: TileStore) -> None:
+        t, f = counted(store)
+        wanted = np.zeros((8, 8), dtype=bool)
+        wanted[3, 3] = wanted[0, 5] = True
+        t.fill(sl[0:3, 0:6], where=wanted, progress=False)
+        assert f.calls == [(0, 1)]
+
+    @pytest.mark.parametrize(
+        ("scale", "tiles"),
+        [(4, {(1, 0)}), (8, {(2, 0), (2, 1), (3, 0), (3, 1)}), (2, {(0, 0)}), ((8, 4), {(2, 0), (3, 0)})],
+    )
+    def test_a_scale_says_how_many_pixels_one_of_the_mask_stands_for(
+        self, store: TileStore, scale: object, tiles: set[Index]
+    ) -> None:
+        t, f = counted(store)
+        wanted = torch.zeros(8, 8, dtype=torch.bool)
+        wanted[1, 0] = True
+        t.fill(box(16, 16), where=Mask(wanted, scale), progress=False)
+        assert set(f.calls) == tiles
+
+    @pytest.mark.parametrize(
+        ("scale", "origin", "pixel", "tiles"),
+        [
+            (1, 0, 8, {2}),
+            (1, -1, 8, {1}),
+            (1, 3, 8, {2}),
+            (Fraction(3, 2), 0, 8, {3}),  # 12 to 13.5
+            (1.5, -0.5, 8, {2, 3}),  # 11.5 to 13
+            (1 / 3, 0, 12, {1}),  # 4 to 4.33
+            (4, 0.25, 8, {8, 9}),  # 32.25 to 36.25
+            (4, -0.25, 8, {7, 8}),  # 31.75 to 35.75
+            (np.float32(0.5), np.int64(4), 8, {2}),
+        ],
+    )
+    def test_a_pixel_of_the_mask_takes_every_tile_that_it_lies_over(
+        self, tmp_path: Path, scale: float, origin: float, pixel: int, tiles: set[int]
+    ) -> None:
+        f = Counted(lambda _ctx: torch.ones(4))
+        t = InfiniteTensor((None,), f, TensorWindow((4,)), tile_store=ZarrTileStore(tmp_path, tile_size=TILE))
+        where = Mask(lambda pixels: pixels[0].start <= pixel < pixels[0].stop, scale, origin)
+        t.fill(sl[0:48], where=where, progress=False)
+        assert {index for (index,) in f.calls} == tiles
+
+    def test_a_mask_lies_over_the_last_dimensions_or_those_that_are_named(self, tmp_path: Path) -> None:
+        wanted = torch.tensor([[0, 1], [0, 0]])
+        for shape, window, dims, expected in (
+            ((3, None, None), (3, 4, 4), None, {(0, 0, 1)}),
+            ((None, None, 3), (4, 4, 3), (0, 1), {(0, 1, 0)}),
+            ((None, None, 3), (4, 4, 3), (-2, -3), {(1, 0, 0)}),
+        ):
+            f = Counted(lambda _ctx, size=window: torch.ones(size))
+            store = ZarrTileStore(tmp_path / f"{dims}", tile_size=TILE)
+            t = InfiniteTensor(shape, f, TensorWindow(window), tile_store=store)
+            region = tuple(slice(0, 8) if extent is None else slice(None) for extent in shape)
+            t.fill(region, where=Mask(wanted, scale=4, dims=dims), progress=False)
+            assert set(f.calls) == expected
+
+    def test_negative_coordinates_are_reached_by_an_origin(self, store: TileStore) -> None:
+        t, f = counted(store)
+        t.fill(sl[-8:0, -4:0], where=Mask([[0], [1]], scale=4, origin=(-8, -4)), progress=False)
+        assert f.calls == [(-1, -1)]
+
+    def test_the_end_of_a_finite_dimension_may_cut_a_pixel_of_the_mask(self, store: TileStore) -> None:
+        t, f = counted(store, (8, 8))
+        t.fill(..., where=Mask([[0, 0], [0, 1]], scale=6), progress=False)
+        assert set(f.calls) == {(1, 1)}
+
+    def test_in_memory_a_tile_counts_as_far_as_it_lies_in_the_region(self) -> None:
+        f = Counted(lambda _ctx: torch.ones(256, 256))
+        t = InfiniteTensor((None, None), f, TensorWindow((256, 256)), tile_store=MemoryTileStore())
+        report = t.fill(box(512, 300), where=Mask([[0, 1], [0, 0]], scale=256), progress=False)
+        assert f.calls == [(0, 1)]
+        assert report.skipped == 3
+        assert t.coverage(box(512, 300), "skipped", Mask([[0, 1], [0, 0]], scale=256)).tolist() == [
+            [True, False],
+            [True, True],
+        ]
+
+
+def lazily(values: torch.Tensor) -> InfiniteTensor:
+    return InfiniteTensor(values.shape, lambda _: values, TensorWindow(values.shape), dtype=values.dtype)
+
+
+class TestKindsOfMasks:
+    WANTED = torch.tensor([[0, 3, 0], [0, 0, 0], [0, 0, 1]])
+
+    @pytest.mark.parametrize(
+        "kind", ["list", "numpy", "int8", "bfloat16", "lazy", "zarr", "hdf5", "memmap", "callable"]
+    )
+    def test_whatever_holds_it_a_mask_takes_the_same_tiles(self, kind: str, tmp_path: Path) -> None:
+        kinds: dict[str, Callable[[], Any]] = {
+            "list": self.WANTED.tolist,
+            "numpy": self.WANTED.numpy,
+            "int8": lambda: self.WANTED.to(torch.int8),
+            "bfloat16": lambda: self.WANTED.to(torch.bfloat16),
+            "lazy": lambda: lazily(self.WANTED),
+            "zarr": lambda: zarr.create_array(tmp_path / "mask", data=self.WANTED.numpy()),
+            "hdf5": lambda: h5py.File(tmp_path / "mask.h5", "w").create_dataset("mask", data=self.WANTED.numpy()),
+            "memmap": lambda: _memmap(tmp_path / "mask.npy", self.WANTED.numpy()),
+            "callable": lambda: lambda pixels: self.WANTED[pixels],
+        }
+        t, f = counted(ZarrTileStore(tmp_path / "store", tile_size=TILE))
+        t.fill(box(12, 12), where=Mask(kinds[kind](), scale=4), progress=False)
+        assert set(f.calls) == {(0, 1), (2, 2)}
+
+    def test_a_callable_is_asked_once_for_each_tile_with_what_it_is_in_the_region(self, tmp_path: Path) -> None:
+        asked: list[tuple[slice, ...]] = []
+
+        def wanted(pixels: tuple[slice, ...]) -> bool:
+            asked.append(pixels)
+            return bool(pixels[0].start == 4)
+
+        t, f = counted(ZarrTileStore(tmp_path, tile_size=TILE))
+        t.fill(sl[2:8, 0:5], where=wanted, progress=False)
+        rows, columns = [slice(2, 4), slice(4, 8)], [slice(0, 4), slice(4, 5)]
+        assert asked == list(itertools.product(rows, columns))
+        assert set(f.calls) == {(1, 0), (1, 1)}
+
+    def test_a_lazy_mask_may_be_unbounded_and_computes_what_lies_over_the_region(self, tmp_path: Path) -> None:
+        drawn = Counted(lambda ctx: torch.full((2, 2), ctx == (0, -1)))
+        wanted = InfiniteTensor((None, None), drawn, TensorWindow((2, 2)), dtype=torch.bool)
+        t, f = counted(ZarrTileStore(tmp_path, tile_size=TILE))
+        t.fill(sl[0:8, -8:8], where=Mask(wanted, scale=2), progress=False)
+        assert set(drawn.calls) == set(itertools.product(range(2), range(-2, 2)))
+        assert set(f.calls) == {(0, -1)}
+
+    def test_of_a_large_mask_pieces_are_read_that_lie_over_the_region(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(mask_module, "_PIECE", 64)
+        read: list[int] = []
+
+        class Huge:
+            shape = (10**6, 10**6)
+
+            def __getitem__(self, pixels: tuple[slice, ...]) -> np.ndarray[Any, Any]:
+                rows, columns = (np.arange(each.start, each.stop) for each in pixels)
+                read.append(len(rows) * len(columns))
+                wanted: np.ndarray[Any, Any] = np.logical_and.outer(rows == 1003, columns >= 1014)
+                return wanted
+
+        t, f = counted(ZarrTileStore(tmp_path, tile_size=TILE))
+        t.fill(sl[1000:1020, 1000:1020], where=Huge(), progress=False)
+        assert set(f.calls) == {(250, 253), (250, 254)}
+        assert sum(read) == 400
+        assert max(read) <= 64
+
+    @pytest.mark.parametrize(
+        ("where", "message"),
+        [
+            (3, "a mask must be a tensor, an array, an InfiniteTensor or a callable, got 3"),
+            ("mask.png", "a mask must be a tensor"),
+            (np.ones((2, 2, 2)), r"this has shape \(2, 2, 2\)"),
+            (Mask(np.ones((8, 8)), dims=(0,)), r"this has shape \(8, 8\), and dims=\(0,\)"),
+            (Mask(np.ones((8, 8)), dims=(0, 2)), r"among the 2 of what is filled"),
+            (Mask(np.ones((8, 8)), dims=(0, -2)), r"dims of a mask must differ, got \(0, -2\)"),
+            (Mask(np.ones((8, 8)), scale=(1, 1, 1)), r"scale of a mask must have one entry per dimension of it \(2\)"),
+            (Mask(np.ones((8, 8)), origin=(1,)), "origin of a mask must have one entry per dimension"),
+            (np.full((8, 8), "yes"), "a mask must hold bools or numbers"),
+            (lambda _: None, "a mask must hold bools or numbers, got None"),
+            (np.ones((8, 7)), "along dimension 1 its 7 pixels lie over 0:7, and the region is 0:8"),
+            (Mask(np.ones((9, 9)), origin=(0, 0.5)), "along dimension 1 its 9 pixels lie over 0.5:9.5"),
+            (Mask(np.ones((2, 2)), scale=(4, 3.5)), "along dimension 1 its 2 pixels lie over 0:7"),
+        ],
+    )
+    def test_a_mask_that_does_not_fit_is_refused_before_anything_is_computed(
+        self, tmp_path: Path, where: object, message: str
+    ) -> None:
+        t, f = counted(ZarrTileStore(tmp_path, tile_size=TILE))
+        calls: list[Callable[..., object]] = [t.fill, t.plan, t.is_filled, t.coverage]
+        for call in calls:
+            with pytest.raises(ValidationError, match=message):
+                call(box(8, 8), where=where)
+        assert not f.calls
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"scale": 0}, "scale must be positive, got 0"),
+            ({"scale": (4, -1)}, "scale must be positive"),
+            ({"scale": "4"}, "scale of a mask must be a finite number"),
+            ({"scale": math.nan}, "scale of a mask must be a finite number"),
+            ({"scale": None}, "scale of a mask must be a finite number"),
+            ({"origin": math.inf}, "origin of a mask must be a finite number"),
+            ({"dims": "yx"}, "dims of a mask must be a tuple of ints, got 'yx'"),
+            ({"dims": (0, 1.5)}, "dims of a mask must be a tuple of ints"),
+        ],
+    )
+    def test_bad_arguments_are_refused(self, options: dict[str, Any], message: str) -> None:
+        with pytest.raises(ValidationError, match=message):
+            Mask(np.ones((2, 2)), **options)
+
+    def test_a_source_that_gives_another_shape_than_was_asked_for_is_told(self, tmp_path: Path) -> None:
+        class Short:
+            shape = (8, 8)
+
+            def __getitem__(self, _pixels: object) -> torch.Tensor:
+                return torch.ones(3, 8)
+
+        t, _ = counted(ZarrTileStore(tmp_path, tile_size=TILE))
+        with pytest.raises(ValidationError, match=r"the mask gave shape \(3, 8\) for \[0:8, 0:8\]"):
+            t.fill(box(8, 8), where=Short(), progress=False)
+
+    def test_of_no_pixels_nothing_is_wanted(self, tmp_path: Path) -> None:
+        t, f = counted(ZarrTileStore(tmp_path, tile_size=TILE))
+        assert t.fill(sl[0:0, 0:8], where=np.ones((2, 2)), progress=False).windows == 0
+        assert t.is_filled(sl[0:0, 0:8], np.ones((2, 2)))
+        assert not f.calls
+
+
+def _memmap(path: Path, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    np.save(path, values)
+    return np.load(path, mmap_mode="r")  # type: ignore[no-any-return]
+
+
+CHECKS = Mask((np.indices((8, 8)).sum(axis=0) % 2 == 0), scale=4)
+"""Every other tile of 32x32 pixels."""
+
+
+def with_halo(store: TileStore) -> tuple[InfiniteTensor, list[Counted]]:
+    """A tensor that reads a border of one pixel around each window of another one."""
+    functions = [Counted(), Counted(lambda _ctx, region: region[1:-1, 1:-1] + region[2:, 2:])]
+    source = InfiniteTensor((None, None), functions[0], WINDOW, tile_store=store, tensor_id="source")
+    t = InfiniteTensor((None, None), functions[1], WINDOW, [source], [HALO], tile_store=store, tensor_id="t")
+    return t, functions
+
+
+class TestSkipped:
+    def test_it_is_a_state_of_its_own_in_coverage_plan_and_report(self, store: TileStore) -> None:
+        t, _ = counted(store, (16, 18))
+        where = Mask([[1, 0, 0], [0, 0, 0]], scale=8)
+        t[4:8, 4:8], t[12, 12]
+        region = sl[:, :]
+        plan, report = t.plan(region, where=where), t.fill(region, where=where, progress=False)
+        skipped = t.coverage(region, "skipped", where)
+        # Two columns of pixels lie in tiles that no window covers.
+        assert skipped.tolist() == [
+            [False, False, True, True, False],
+            [False, False, True, True, False],
+            [True, True, True, True, False],
+            [True, True, True, False, False],
+        ]
+        assert t.coverage(region, "uncovered", where)[:, 4].all()
+        assert torch.equal(t.coverage(region, "stored", where), ~skipped & ~t.coverage(region, "uncovered"))
+        assert not t.coverage(region, "missing", where).any()
+        assert t.coverage(region, where=where).all()
+        assert plan.tensors[-1].skipped == report.skipped == report.tensors[-1].skipped == 11
+        assert plan.tensors[-1].uncovered == report.uncovered == 4
+        assert plan.tensors[-1].tiles == (1, 0, 3)
+        assert "skipped" in str(plan)
+        assert "skipped" in str(report)
+        assert "skipped" not in str(t.plan(region))
+
+    def test_without_a_mask_nothing_is_skipped(self, store: TileStore) -> None:
+        t, _ = counted(store)
+        with pytest.raises(ValidationError, match=r"state must be None or one of 'stored', .* give where="):
+            t.coverage(box(8, 8), "skipped")
+        assert t.coverage(box(8, 8), "missing").all()
+
+    def test_a_later_fill_without_the_mask_computes_it(self, store: TileStore) -> None:
+        t, f = counted(store)
+        t.fill(box(32, 32), where=CHECKS, progress=False)
+        assert t.is_filled(box(32, 32), CHECKS)
+        assert not t.is_filled(box(32, 32))
+        assert t.fill(box(32, 32), progress=False).windows == 32
+        assert set(f.counts.values()) == {1}
+        assert t.plan(box(32, 32), where=CHECKS).tensors[0].skipped == 0
+
+    def test_reading_it_computes_it(self, store: TileStore) -> None:
+        t, f = counted(store)
+        t.fill(box(32, 32), where=CHECKS, progress=False)
+        before = len(f.calls)
+        assert torch.equal(t[0:4, 4:8], Constant()((0, 1)))
+        assert f.calls[before:] == [(0, 1)]
+
+    def test_a_second_fill_with_the_mask_computes_nothing(self, store: TileStore) -> None:
+        t, functions = with_halo(store)
+        first, second = (t.fill(box(32, 32), where=CHECKS, progress=False) for _ in range(2))
+        assert first.windows == sum(f.counts.total() for f in functions)
+        assert second.windows == 0
+
+    def test_no_value_depends_on_a_mask(self, store: TileStore, tmp_path: Path) -> None:
+        t, _ = with_halo(store)
+        t.fill(box(30, 30), where=CHECKS, progress=False)
+        plain, _ = with_halo(ZarrTileStore(tmp_path / "plain", tile_size=5))
+        assert torch.equal(t[box(40, 40)], plain[box(40, 40)])
+
+    def test_of_tensors_upstream_what_wanted_tiles_need_is_computed(self, store: TileStore) -> None:
+        t, (source, own) = with_halo(store)
+        where = Mask([[0, 1], [0, 0]], scale=16)
+        plan = t.plan(box(32, 32), where=where)
+        report = t.fill(box(32, 32), where=where, progress=False)
+        assert set(own.calls) == set(itertools.product(range(4), range(4, 8)))
+        assert set(source.calls) == set(itertools.product(range(-1, 5), range(3, 9)))
+        assert [tensor.windows for tensor in plan.tensors] == [tensor.windows for tensor in report.tensors] == [36, 16]
+        assert [tensor.skipped for tensor in report.tensors] == [0, 48]
+
+    def test_where_all_is_wanted_a_mask_changes_nothing(self, store: TileStore, tmp_path: Path) -> None:
+        t, functions = with_halo(store)
+        plain, expected = with_halo(ZarrTileStore(tmp_path / "plain", tile_size=TILE))
+        everything = np.ones((32, 32))
+        assert t.plan(box(32, 32), where=everything).tensors == plain.plan(box(32, 32)).tensors
+        t.fill(box(32, 32), where=everything, progress=False)
+        plain.fill(box(32, 32), progress=False)
+        assert [f.calls for f in functions] == [f.calls for f in expected]
+
+    def test_where_nothing_is_wanted_nothing_is_computed(self, store: TileStore) -> None:
+        t, functions = with_halo(store)
+        nothing = np.zeros((32, 32))
+        assert t.plan(box(32, 32), where=nothing).windows == 0
+        report = t.fill(box(32, 32), where=nothing, progress=False)
+        assert (report.windows, report.skipped) == (0, 64)
+        assert t.is_filled(box(32, 32), nothing)
+        assert not any(f.calls for f in functions)
+
+    def test_a_region_that_takes_many_steps_computes_nothing_twice(self, tmp_path: Path) -> None:
+        """However little the stores keep: what a step needs of a tensor upstream is held."""
+        functions = [Counted(lambda _ctx: torch.ones(64, 64)), Counted(lambda _ctx, region: region[1:-1, 1:-1])]
+        upstream = MemoryTileStore(cache_size_bytes=1)
+        source = InfiniteTensor((None, None), functions[0], TensorWindow((64, 64)), tile_store=upstream)
+        store = ZarrTileStore(tmp_path, tile_size=128, cache_size_bytes=1)
+        halo = TensorWindow((66, 66), stride=64, offset=-1)
+        t = InfiniteTensor((None, None), functions[1], TensorWindow((64, 64)), [source], [halo], tile_store=store)
+        wanted = np.random.default_rng(1).random((40, 40)) < 0.6
+        report = t.fill(box(5120, 5120), where=Mask(wanted, scale=128), progress=False)
+        assert report.skipped == np.count_nonzero(~wanted)
+        assert len(functions[1].calls) == 4 * np.count_nonzero(wanted)
+        assert [set(f.counts.values()) for f in functions] == [{1}, {1}]
+
+    def test_shards_fill_what_is_wanted_together(self, store: TileStore) -> None:
+        t, f = counted(store)
+        reports = [t.fill(box(32, 32), where=CHECKS, progress=False, shard=(rank, 3)) for rank in range(3)]
+        assert set(f.counts.values()) == {1}
+        assert len(f.calls) == 32
+        assert t.is_filled(box(32, 32), CHECKS)
+        # As each shard sees its own part alone.
+        assert sum(report.skipped for report in reports) == 32
+
+    def test_a_ctrl_c_loses_nothing(self, store: TileStore) -> None:
+        def interrupt(ctx: Index) -> None:
+            if ctx == (4, 4) and f.counts[ctx] == 1:
+                raise KeyboardInterrupt
+
+        f = Counted(told=interrupt)
+        t = InfiniteTensor((None, None), f, WINDOW, tile_store=store, tensor_id="t")
+        with pytest.raises(KeyboardInterrupt):
+            t.fill(box(32, 32), where=CHECKS, progress=False)
+        t.fill(box(32, 32), where=CHECKS, progress=False)
+        assert f.counts.total() == 33
+        assert t.is_filled(box(32, 32), CHECKS)
+
+    def test_progress_expects_what_is_wanted(self, tmp_path: Path) -> None:
+        told: list[Progress] = []
+        t, _ = counted(ZarrTileStore(tmp_path, tile_size=TILE))
+        t[0:4, 0:4]
+        t.fill(box(32, 32), where=CHECKS, progress=told.append)
+        assert (told[-1].done, told[-1].total) == (31, 31)
+        assert all(each.total <= 32 for each in told)
+
+    def test_a_read_only_store_need_hold_what_is_wanted_alone(self, tmp_path: Path) -> None:
+        with ZarrTileStore(tmp_path, tile_size=TILE) as store:
+            t, f = counted(store)
+            t.fill(box(32, 32), where=CHECKS, progress=False)
+        with ZarrTileStore(tmp_path, mode="r") as store:
+            t = InfiniteTensor((None, None), f, WINDOW, tile_store=store, tensor_id="t")
+            assert t.fill(box(32, 32), where=CHECKS, progress=False).windows == 0
+            with pytest.raises(ValidationError, match="is read-only, and lacks some of tensor 't'"):
+                t.fill(box(32, 32), progress=False)
+
+    def test_a_group_has_its_mask_at_the_scale_of_each_tensor(self, tmp_path: Path) -> None:
+        fine, coarse = Counted(), Counted()
+        store = ZarrTileStore(tmp_path, tile_size=TILE)
+        tensors = {
+            "fine": InfiniteTensor((None, None), fine, WINDOW, tile_store=store, tensor_id="fine"),
+            "coarse": InfiniteTensor((None, None), coarse, WINDOW, tile_store=store, tensor_id="coarse"),
+        }
+        group = TensorGroup(tensors, scale={"coarse": 0.5})
+        where = Mask([[0, 0], [1, 0]], scale=16, origin=(0, 8))
+        region = sl[0:32, 8:40]
+        report = group.fill(region, where=where, progress=False)
+        assert set(fine.calls) == set(itertools.product(range(4, 8), range(2, 6)))
+        assert set(coarse.calls) == set(itertools.product(range(2, 4), range(1, 3)))
+        assert {tensor.tensor_id: tensor.skipped for tensor in report.tensors} == {"fine": 48, "coarse": 12}
+        assert group.is_filled(region, where)
+        assert {key: int(found.sum()) for key, found in group.coverage(region, "skipped", where).items()} == {
+            "fine": 48,
+            "coarse": 12,
+        }
+        with pytest.raises(ValidationError, match="does not cover the region"):
+            group.plan(sl[0:32, 0:40], where=where)
+
+
+@pytest.fixture(scope="module")
+def client() -> Any:
+    with cluster() as client:
+        yield client
+
+
+def test_a_cluster_computes_what_is_wanted_and_no_more(client: Client, tmp_path: Path) -> None:
+    wanted = Mask(np.random.default_rng(2).random((4, 4)) < 0.4, scale=64)
+    with ZarrTileStore(tmp_path / "alone", tile_size=64) as store:
+        (tmp_path / "a").mkdir()
+        alone = chain(store, tmp_path / "a")
+        plan = alone.plan(box(256, 256), where=wanted)
+        alone.fill(box(256, 256), where=wanted, progress=False)
+        with ZarrTileStore(tmp_path / "store", tile_size=64) as other:
+            (tmp_path / "b").mkdir()
+            t = chain(other, tmp_path / "b")
+            report = t.fill(box(256, 256), where=wanted, client=client, progress=False)
+            assert report.windows == plan.windows
+            assert report.skipped == plan.tensors[-1].skipped > 0
+            assert computed(tmp_path / "b") == computed(tmp_path / "a")
+            for state in ("stored", "missing", "skipped"):
+                assert torch.equal(
+                    t.coverage(box(256, 256), state, wanted), alone.coverage(box(256, 256), state, wanted)
+                )
+            assert torch.equal(t.stored_only()[box(256, 256)], alone.stored_only()[box(256, 256)])
+
+
+class TestStoredOnly:
+    def test_it_shows_whole_tiles_and_computes_nothing(self, store: TileStore) -> None:
+        t, f = counted(store)
+        t.fill(box(32, 32), where=CHECKS, progress=False)
+        calls = list(f.calls)
+        view = t.stored_only(-1)
+        expected = torch.full((32, 32), -1.0)
+        for i, j in calls:
+            expected[4 * i : 4 * i + 4, 4 * j : 4 * j + 4] = Constant()((i, j))
+        assert torch.equal(view[box(32, 32)], expected)
+        assert torch.equal(
+            view[3, -4:40:5], torch.cat([torch.full((1,), -1.0), expected[3, 1::5], torch.full((1,), -1.0)])
+        )
+        assert [part.shape for part in view[[sl[0:2, 0:3], sl[5, 5]]]] == [(2, 3), ()]
+        assert f.calls == calls
+
+    def test_a_tile_of_which_some_windows_are_stored_is_missing(self, tmp_path: Path) -> None:
+        f = Counted(lambda _ctx: torch.ones(4, 4))
+        store = ZarrTileStore(tmp_path, tile_size=8)
+        t = InfiniteTensor((None, None), f, WINDOW, tile_store=store, tensor_id="t")
+        t[0:4, 0:8]
+        for how in (store.flush, t.clear_cache):
+            assert t.stored_only(7)[0:8, 0:8].eq(7).all()
+            how()
+        t[0:8, 0:8]
+        assert t.stored_only(7)[0:8, 0:8].eq(1).all()
+
+    def test_what_no_window_covers_is_what_a_read_returns(self, store: TileStore) -> None:
+        t, _ = counted(store, (6, 12))
+        view = t.stored_only(9)
+        assert view[4:, :].eq(0).all()
+        assert view[:4, :].eq(9).all()
+
+    def test_it_shows_later_what_is_stored_later(self, store: TileStore) -> None:
+        t, _ = counted(store)
+        view = t.stored_only(5)
+        assert view[4:8, 4:8].eq(5).all()
+        t[4:8, 4:8]
+        assert view[4:8, 4:8].eq(101).all()
+        t.invalidate(sl[4:8, 4:8])
+        assert view[4:8, 4:8].eq(5).all()
+
+    def test_it_needs_no_f(self, tmp_path: Path) -> None:
+        with ZarrTileStore(tmp_path, tile_size=TILE) as store:
+            counted(store)[0][4:8, 4:8]
+        with ZarrTileStore(tmp_path, mode="r") as store:
+            view = store.open("t").stored_only()
+            assert view[2:6, 4:8].tolist() == [[0.0] * 4] * 2 + [[101.0] * 4] * 2
+
+    def test_a_damaged_tile_is_missing(self, tmp_path: Path) -> None:
+        with ZarrTileStore(tmp_path, tile_size=TILE) as store:
+            counted(store)[0][0:4, 0:8]
+        *_, right = sorted(path for path in tmp_path.rglob("c/*/*") if path.is_file())
+        right.write_bytes(b"damaged")
+        with ZarrTileStore(tmp_path) as store:
+            t, f = counted(store)
+            with pytest.warns(DamagedDataWarning):
+                shown = t.stored_only(3)[0:4, 0:8]
+            assert shown.tolist() == [[0.0] * 4 + [3.0] * 4] * 4
+            assert not f.calls
+
+    def test_it_is_what_the_tensor_is(self) -> None:
+        t = InfiniteTensor(
+            (8, None), Counted(lambda _ctx: torch.ones(4, 4).half()), WINDOW, dtype="float16", tensor_id="t"
+        )
+        view = t.stored_only()
+        assert (view.shape, view.ndim, view.dtype, view.device, view.fill_value) == ((8, None), 2, t.dtype, t.device, 0)
+        assert repr(view).startswith("StoredOnly(shape=(8, None), dtype=torch.float16, tensor_id='t', fill_value=0, ")
+        with pytest.raises(RegionError):
+            view[9, 0]
+        t.to(torch.float32)
+        assert view[0:1, 0:1].dtype == torch.float32
+
+    @pytest.mark.parametrize(
+        ("dtype", "value"),
+        [("uint8", 256), ("uint8", 0.5), ("int16", math.nan), ("float32", 1j), ("float32", None), ("float32", "0")],
+    )
+    def test_a_value_that_the_dtype_does_not_have_is_refused(self, dtype: str, value: Any) -> None:
+        t = InfiniteTensor((None,), lambda _ctx: torch.ones(4), TensorWindow((4,)), dtype=dtype)
+        with pytest.raises(ValidationError, match="fill_value"):
+            t.stored_only(value)
+
+    @pytest.mark.parametrize(
+        ("dtype", "value"), [("bool", True), ("bool", 1), ("complex64", 1j), ("float32", math.nan)]
+    )
+    def test_other_values_are_shown(self, dtype: str, value: Any) -> None:
+        t = InfiniteTensor((None,), lambda _ctx: torch.ones(4), TensorWindow((4,)), dtype=dtype)
+        expected = torch.full((3,), value, dtype=t.dtype)
+        assert torch.equal(torch.view_as_real(t.stored_only(value)[0:3] + 0j), torch.view_as_real(expected + 0j)) or (
+            expected.isnan().all() and t.stored_only(value)[0:3].isnan().all()
+        )
