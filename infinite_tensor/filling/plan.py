@@ -107,10 +107,9 @@ def estimated(targets: Sequence[Target]) -> Estimate:
             exact &= separable(upstream.window)
             read = [upstream.reads.intervals(part) for part in runs.parts]
             intervals.setdefault(upstream.node, []).extend(pixels for pixels in read if pixels is not None)
-        if runs.parts:
-            counted, countable = _counted(computation, needs, runs, intervals)
-            found += counted
-            exact &= countable
+        counted, countable = _counted(computation, needs, runs, intervals)
+        found += counted
+        exact &= countable
     return Estimate(found, {node: _hull(parts) for node, parts in intervals.items() if parts}, exact)
 
 
@@ -127,6 +126,8 @@ def _counted(
         need = needs.get(node, WindowSet())
         if not intervals.get(node):
             intervals[node] = [Intervals.covered(grid, part) for part in made.parts]
+        if not intervals[node]:
+            continue
         either = WindowSet.all_of([*made.parts, *need.parts])
         tiles, uncovered = WindowSet.touching(layout.grid, intervals[node]), uncovered_tiles(node, intervals[node])
         fresh = [part for part in need.parts if not any(part.lies_in(other) for other in before)]

@@ -281,5 +281,6 @@ class TestStates:
 
     def test_nothing_is_filled_where_no_window_is(self, t: InfiniteTensor) -> None:
         assert t.is_filled(sl[5:20])
-        assert t.plan(sl[5:20]).windows == 0
+        (plan,) = t.plan(sl[5:20]).tensors
+        assert (plan.windows, tuple(plan.tiles), plan.uncovered) == (0, (0, 0, 0), 3)
         assert t.fill(sl[5:20], progress=False).uncovered == 3
