@@ -7,7 +7,6 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from infinite_tensor.engine.chain import Node
@@ -122,15 +121,11 @@ class StoredOnly:
 
     def _copy(self, access: Access, start: Sequence[int], out: torch.Tensor) -> None:
         """Write the pixels from `start` on that lie in whole tiles into `out`."""
-        grid, layout = self._node.spec.grid, self._node.contents.layout(self._node.spec)
+        layout = self._node.contents.layout(self._node.spec)
         stop = list(map(operator.add, start, out.shape))
         tiles = itertools.product(*map(range, *layout.box(start, stop)))
         while some := list(itertools.islice(tiles, max(1, _AT_ONCE_BYTES // layout.tile_bytes))):
-            bounds = (np.array([side(tile) for tile in some], dtype=np.int64) for side in (layout.start, layout.stop))
-            missing = access.add(*bounds)
-            incomplete = set(layout.grid.indices(*grid.bounds(missing))) if len(missing) else set()
-            for tile in some:
-                if tile not in incomplete:
-                    begin, to = layout.part(tile, start, stop)
-                    access.read(begin, out[to])
+            for tile in access.whole(some):
+                begin, to = layout.part(tile, start, stop)
+                access.read(begin, out[to])
             access.keep(None)

@@ -47,6 +47,13 @@ class Access(ABC):
         """
 
     @abstractmethod
+    def whole(self, tiles: Sequence[Index]) -> list[Index]:
+        """Look up what is stored of tiles, and say of which of them no window is missing: those may be read.
+
+        Unlike `add`, lists no windows: nothing is to be computed.
+        """
+
+    @abstractmethod
     def absent(self, windows: IntArray) -> npt.NDArray[np.bool_]:
         """Look again for windows that `add` reported: which are still not there.
 

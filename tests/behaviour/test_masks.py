@@ -517,6 +517,36 @@ class TestStoredOnly:
         t[0:8, 0:8]
         assert t.stored_only(7)[0:8, 0:8].eq(1).all()
 
+    @pytest.mark.parametrize("kind", ["zarr", "hdf5", "memory"])
+    def test_a_whole_tile_shows_beside_one_that_lacks_windows_over_both(self, kind: str, tmp_path: Path) -> None:
+        stores: dict[str, Callable[[], TileStore]] = {
+            "zarr": lambda: ZarrTileStore(tmp_path / "s.zarr", tile_size=64),
+            "hdf5": lambda: HDF5TileStore(tmp_path / "s.h5", tile_size=64),
+            "memory": MemoryTileStore,
+        }
+        f = Counted(lambda ctx: torch.full((48, 48), float(ctx[0] - ctx[1])))
+        window = TensorWindow((48, 48), stride=32, offset=-8)
+        t = InfiniteTensor((None, None), f, window, tile_store=stores[kind](), tensor_id="t")
+        region = box(1024, 1024)
+        read = t[region]
+        t.fill(region, progress=False)
+        t.invalidate(sl[200:300, 200:300])
+        whole = t.coverage(region, "stored")
+        assert whole.any()
+        assert not whole.all()
+        calls, tile = len(f.calls), 1024 // len(whole)
+        shown = whole.repeat_interleave(tile, 0).repeat_interleave(tile, 1)
+        assert torch.equal(t.stored_only(-7)[region], torch.where(shown, read, -7.0))
+        assert len(f.calls) == calls
+
+    @pytest.mark.parametrize("kind", ["zarr", "memory"])
+    def test_windows_that_are_missing_are_not_listed(self, kind: str, tmp_path: Path) -> None:
+        """There may be as many as pixels."""
+        store = ZarrTileStore(tmp_path, tile_size=512) if kind == "zarr" else MemoryTileStore()
+        window = TensorWindow((3, 3), stride=1)
+        t = InfiniteTensor((None, None), Counted(), window, dtype="uint8", tile_store=store, tensor_id="t")
+        assert t.stored_only(7)[box(4096, 4096)].eq(7).all()
+
     def test_what_no_window_covers_is_what_a_read_returns(self, store: TileStore) -> None:
         t, _ = counted(store, (6, 12))
         view = t.stored_only(9)

@@ -22,6 +22,9 @@ from infinite_tensor.tilestore.memory.kept_windows import Held, KeptWindows
 from infinite_tensor.tilestore.memory.window_cache import Row, fold_rows, rows_in
 from infinite_tensor.values.spec import TensorSpec
 
+_LOOKED_UP = 2**10
+"""So many windows of a tile are looked up at once: most often it lacks all of them, or none."""
+
 
 class MemoryAccess(Access):
     """Holds the windows of its regions by reference, whether or not the cache still does.
@@ -61,6 +64,25 @@ class MemoryAccess(Access):
         held.update(found)
         missing = [index for index in needed if index not in found]
         return np.array(missing, dtype=np.int64).reshape(len(missing), self._spec.grid.ndim)
+
+    def whole(self, tiles: Sequence[Index]) -> list[Index]:
+        """Look up the windows of tiles; see `Access.whole`."""
+        self._check_open()
+        return [tile for tile in tiles if self._take_whole(tile)]
+
+    def _take_whole(self, tile: Index) -> bool:
+        """Hold the windows over a tile, if all are there."""
+        box = self._spec.grid.box(self._layout.start(tile), self._layout.stop(tile))
+        windows = itertools.product(*map(range, *box))
+        taken: dict[Index, Row] = {}
+        while some := list(itertools.islice(windows, _LOOKED_UP)):
+            needed = [index for index in some if index not in self._held.rows]
+            found = self._kept.take(self._spec, needed)
+            if len(found) < len(needed):
+                return False
+            taken.update(found)
+        self._held.rows.update(taken)
+        return True
 
     def absent(self, windows: IntArray) -> npt.NDArray[np.bool_]:
         """Look in the cache again; see `Access.absent`."""

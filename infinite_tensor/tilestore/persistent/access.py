@@ -71,6 +71,18 @@ class TileAccess(Access):
             return None
         return NOTHING if entry.empty else entry
 
+    def whole(self, tiles: Sequence[Index]) -> list[Index]:
+        """Fetch tiles, of which only what is complete is of use; see `Access.whole`."""
+        self._fetch(tiles)
+        with self._cache.lock:
+            return [tile for tile in tiles if self._is_whole(tile)]
+
+    def _is_whole(self, tile: Index) -> bool:
+        known, layout = self._known(tile), self._record.layout
+        return known is None or all(
+            index in known for index in _box(*self._record.spec.grid.box(layout.start(tile), layout.stop(tile)))
+        )
+
     def absent(self, windows: IntArray) -> npt.NDArray[np.bool_]:
         """Look again at the tiles in progress, which all reads share; see `Access.absent`."""
         low, high = self._tiles_of(windows)

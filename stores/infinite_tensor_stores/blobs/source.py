@@ -13,7 +13,7 @@ import torch
 from infinite_tensor.engine.batching import Batching
 from infinite_tensor.engine.chain import TensorInStore
 from infinite_tensor.errors import StoreError, ValidationError
-from infinite_tensor.geometry.points import IntArray
+from infinite_tensor.geometry.points import Index, IntArray
 from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.geometry.window_sets import BoxUnion
 from infinite_tensor.support.allocation import Array
@@ -198,6 +198,10 @@ class BlobAccess(Access):
     def add(self, starts: IntArray, stops: IntArray) -> IntArray:  # noqa: ARG002
         """No window is missing."""
         return starts[:0]
+
+    def whole(self, tiles: Sequence[Index]) -> list[Index]:
+        """All of them are."""
+        return list(tiles)
 
     def absent(self, windows: IntArray) -> npt.NDArray[np.bool_]:
         """No window is missing."""
