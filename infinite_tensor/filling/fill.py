@@ -201,8 +201,11 @@ def _masked(node: Node, request: Request, start: Index, stop: Index) -> Target |
         return None
     if request.where is None:
         return Target(node, start, stop)
+    region = request.selection.start, request.selection.stop
+    # Of a shard too: those who fill the others would learn of it alone.
+    request.where.check_covers(*region)
     # Whole tiles reach past the region, and so past its mask.
-    inside = tuple(map(max, start, request.selection.start)), tuple(map(min, stop, request.selection.stop))
+    inside = tuple(map(max, start, region[0])), tuple(map(min, stop, region[1]))
     return Target(node, start, stop, request.where.tiles(node.contents.layout(node.spec), *inside))
 
 

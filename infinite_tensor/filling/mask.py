@@ -64,10 +64,18 @@ class Mask:
     """
 
     def __init__(self, values: Any, scale: object = 1, origin: object = 0, dims: Sequence[int] | None = None) -> None:
-        self.values: Any = np.asarray(values) if isinstance(values, list | tuple) else values
+        try:
+            self.values: Any = np.asarray(values) if isinstance(values, list | tuple) else values
+        except ValueError as error:
+            raise _no_numbers(values) from error
         if not _is_sliced(self.values) and not callable(self.values):
             raise ValidationError(
                 f"a mask must be a tensor, an array, an InfiniteTensor or a callable, got {values!r:.200}"
+            )
+        if isinstance(self.values, torch.Tensor) and (self.values.is_meta or self.values.layout is not torch.strided):
+            raise ValidationError(
+                f"a mask must be a dense tensor that holds its values, got layout {self.values.layout} on "
+                f"{self.values.device}; of a sparse one give t.to_dense()"
             )
         self.dims = None if dims is None else _checked_dims(dims)
         self.scale = _fractions("scale", scale)
@@ -132,29 +140,32 @@ class PlacedMask:
             tuple(a * b for a, b in zip(self.origin, factors, strict=True)),
         )
 
-    def tiles(self, layout: TileLayout, start: Index, stop: Index) -> WantedTiles:
-        """Which tiles over the pixels ``[start, stop)``, of which there is at least one, are wanted.
-
-        Raises
-        ------
-        ValidationError
-            If the mask does not cover these pixels.
-        """
-        low, high = layout.box(start, stop)
-        ranges = []
-        extents = self.values.shape if _is_sliced(self.values) else (None,) * len(self.dims)
-        for d, extent, scale, origin in zip(self.dims, extents, self.scale, self.origin, strict=True):
-            size = layout.tile_shape[d]
-            tiles = [(max(i * size, start[d]), min((i + 1) * size, stop[d])) for i in range(low[d], high[d])]
-            pixels = [(math.floor((a - origin) / scale), math.ceil((b - origin) / scale)) for a, b in tiles]
-            if extent is not None and (pixels[0][0] < 0 or pixels[-1][1] > extent):
-                first, last = (float(origin + at * scale) for at in (0, extent))
+    def check_covers(self, start: Index, stop: Index) -> None:
+        """ValidationError if the mask does not cover the pixels ``[start, stop)``, of which there is at least one."""
+        extents = self.values.shape if _is_sliced(self.values) else ()
+        for axis, (d, extent) in enumerate(zip(self.dims, extents, strict=False)):
+            first, last = self._pixels(axis, start[d], stop[d])
+            if extent is not None and (first < 0 or last > extent):
+                begin, end = (float(self.origin[axis] + at * self.scale[axis]) for at in (0, extent))
                 raise ValidationError(
-                    f"the mask does not cover the region: along dimension {d} its {extent} pixels lie over {first:.10g}"
-                    f":{last:.10g}, and the region is {start[d]}:{stop[d]}; give a larger mask, another scale or "
+                    f"the mask does not cover the region: along dimension {d} its {extent} pixels lie over {begin:.10g}"
+                    f":{end:.10g}, and the region is {start[d]}:{stop[d]}; give a larger mask, another scale or "
                     "origin, or a smaller region"
                 )
-            ranges.append(pixels)
+
+    def _pixels(self, axis: int, start: int, stop: int) -> tuple[int, int]:
+        """The pixels of the mask, along one of its dimensions, that lie over those of the tensor ``[start, stop)``."""
+        scale, origin = self.scale[axis], self.origin[axis]
+        return math.floor((start - origin) / scale), math.ceil((stop - origin) / scale)
+
+    def tiles(self, layout: TileLayout, start: Index, stop: Index) -> WantedTiles:
+        """Which tiles over the pixels ``[start, stop)`` are wanted; there is at least one pixel, and it covers all."""
+        low, high = layout.box(start, stop)
+        ranges = []
+        for axis, d in enumerate(self.dims):
+            size = layout.tile_shape[d]
+            tiles = [(max(i * size, start[d]), min((i + 1) * size, stop[d])) for i in range(low[d], high[d])]
+            ranges.append([self._pixels(axis, a, b) for a, b in tiles])
         any_in = _any_in_slices if _is_sliced(self.values) else _any_by_call
         wanted, order = any_in(self.values, ranges), sorted(range(len(self.dims)), key=self.dims.__getitem__)
         counts = [b - a for a, b in zip(low, high, strict=True)]
@@ -321,13 +332,18 @@ def _each(name: str, given: Fraction | tuple[Fraction, ...], count: int) -> tupl
 
 def _truth(values: Any) -> BoolArray:
     """Which of some values are not 0."""
-    if isinstance(values, torch.Tensor):
-        return (values != 0).numpy(force=True)
-    array = np.asarray(values)
+    try:
+        array = (values != 0).numpy(force=True) if isinstance(values, torch.Tensor) else np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise _no_numbers(values) from error
     if array.dtype.kind not in "biufc":
-        raise ValidationError(f"a mask must hold bools or numbers, got {values!r:.200}")
+        raise _no_numbers(values)
     wanted: BoolArray = array != 0
     return wanted
+
+
+def _no_numbers(values: Any) -> ValidationError:
+    return ValidationError(f"a mask must hold bools or numbers, got {values!r:.200}")
 
 
 def _text(pixels: Sequence[slice]) -> str:

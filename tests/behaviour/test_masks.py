@@ -231,6 +231,11 @@ class TestKindsOfMasks:
             (Mask(np.ones((8, 8)), origin=(1,)), "origin of a mask must have one entry per dimension"),
             (np.full((8, 8), "yes"), "a mask must hold bools or numbers"),
             (lambda _: None, "a mask must hold bools or numbers, got None"),
+            (lambda _: torch.ones(2, device="meta"), "a mask must hold bools or numbers, got tensor"),
+            ([[1, 1], [1]], r"a mask must hold bools or numbers, got \[\[1, 1\], \[1\]\]"),
+            (torch.ones(8, 8).to_sparse(), r"a mask must be a dense tensor .*to_dense\(\)"),
+            (torch.ones(8, 8, device="meta"), "a mask must be a dense tensor that holds its values"),
+            (TensorGroup({"t": lazily(torch.ones(8, 8))}, dims=(0, 1)), "a mask must hold bools or numbers"),
             (np.ones((8, 7)), "along dimension 1 its 7 pixels lie over 0:7, and the region is 0:8"),
             (Mask(np.ones((9, 9)), origin=(0, 0.5)), "along dimension 1 its 9 pixels lie over 0.5:9.5"),
             (Mask(np.ones((2, 2)), scale=(4, 3.5)), "along dimension 1 its 2 pixels lie over 0:7"),
@@ -408,6 +413,13 @@ class TestSkipped:
         assert t.is_filled(box(32, 32), CHECKS)
         # As each shard sees its own part alone.
         assert sum(report.skipped for report in reports) == 32
+
+    def test_every_shard_refuses_a_mask_that_does_not_cover_the_whole_region(self, store: TileStore) -> None:
+        t, f = counted(store)
+        for rank in range(4):
+            with pytest.raises(ValidationError, match=r"12 pixels lie over 0:12, and the region is 0:16"):
+                t.fill(box(16, 16), where=np.ones((16, 12)), progress=False, shard=(rank, 4))
+        assert not f.calls
 
     def test_a_ctrl_c_loses_nothing(self, store: TileStore) -> None:
         def interrupt(ctx: Index) -> None:
