@@ -29,7 +29,7 @@ from infinite_tensor.engine.reads import Views
 from infinite_tensor.engine.run import run
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.fill import Job
-from infinite_tensor.filling.plan import Demand, demands
+from infinite_tensor.filling.plan import NOTHING_LEFT_OUT, Demand, LeftOut, demands
 from infinite_tensor.filling.progress import FillReport, Tally, TensorReport, Watcher
 from infinite_tensor.geometry.points import Index, IntArray, as_tuples
 from infinite_tensor.geometry.window import WindowGrid, followed, starts_of
@@ -68,7 +68,8 @@ def fill_on_cluster(
             parted = target.node.contents.unfinished(target.node.spec, target.start, target.stop)
             wanted = [tile for tile in parted if target.wanted is None or tile in target.wanted]
             tasks.carry_out(complete, target.node, _batches(wanted), lambda _tiles: 0)
-        return FillReport(tuple(tasks.reports()), tally.seconds)
+        seconds = tally.seconds
+    return FillReport(tuple(tasks.reports(job.left_out())), seconds)
 
 
 class _Tasks:
@@ -142,11 +143,12 @@ class _Tasks:
         known = self._written.get(done.process, done.written)
         self._written[done.process] = [max(pair) for pair in zip(known, done.written, strict=True)]
 
-    def reports(self) -> Iterator[TensorReport]:
-        """What has been done so far, per tensor."""
+    def reports(self, left_out: Mapping[Node, LeftOut]) -> Iterator[TensorReport]:
+        """What has been done, per tensor, and what was left out."""
         for position, node in enumerate(self._chain):
             tiles, nbytes = (sum(written[position][at] for written in self._written.values()) for at in (0, 1))
-            yield TensorReport(node.spec.tensor_id, self._tally.windows[node], tiles, nbytes)
+            without = left_out.get(node, NOTHING_LEFT_OUT)
+            yield TensorReport(node.spec.tensor_id, self._tally.windows[node], tiles, nbytes, *without)
 
     def __enter__(self) -> Self:
         return self

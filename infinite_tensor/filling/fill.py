@@ -20,6 +20,7 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.cutting import Bands, cut_into_bands, held_bytes, shard_of, side_by_side
 from infinite_tensor.filling.mask import PlacedMask, Target
 from infinite_tensor.filling.plan import (
+    NOTHING_LEFT_OUT,
     SKIPPED,
     FillPlan,
     LeftOut,
@@ -70,9 +71,12 @@ class Job:
         """The tensors that are filled and all upstream, each after those that it reads."""
         return chain_of([target.node for target in self.targets])
 
-    def left_out(self) -> dict[str, LeftOut]:
+    def left_out(self) -> dict[Node, LeftOut]:
         """How many tiles of the regions are not stored, per tensor that is filled."""
-        return {target.node.spec.tensor_id: left_out(target) for target in self.targets}
+        targets: dict[Node, list[Target]] = {}
+        for target in self.targets:
+            targets.setdefault(target.node, []).append(target)
+        return {node: left_out(regions) for node, regions in targets.items()}
 
     @property
     def stores(self) -> list[TileStore]:
@@ -82,8 +86,8 @@ class Job:
     def plan(self) -> FillPlan:
         """What it costs, beside what is stored."""
         needs, exact = demands(self.targets)
-        masked = {target.node.spec.tensor_id: left_out(target) for target in self.targets if target.wanted is not None}
-        return fill_plan(self.targets, needs, masked, self.peak_memory, exact=exact)
+        masked = any(target.wanted is not None for target in self.targets)
+        return fill_plan(self.targets, needs, self.left_out() if masked else {}, self.peak_memory, exact=exact)
 
 
 class Request(NamedTuple):
@@ -230,12 +234,13 @@ def fill(job: Job, workers: int | None, progress: bool | str | Watcher) -> FillR
         finally:
             for store in job.stores:
                 store.flush()
-    reports = []
+    reports, left_out = [], job.left_out()
     for node in nodes:
         # A tensor that has been cleared meanwhile is counted from 0 again.
         counts = zip(node.contents.written(node.spec.tensor_id), before[node], strict=True)
         tiles, nbytes = (max(0, now - earlier) for now, earlier in counts)
-        reports.append(TensorReport(node.spec.tensor_id, tally.windows[node], tiles, nbytes))
+        without = left_out.get(node, NOTHING_LEFT_OUT)
+        reports.append(TensorReport(node.spec.tensor_id, tally.windows[node], tiles, nbytes, *without))
     return FillReport(tuple(reports), tally.seconds)
 
 

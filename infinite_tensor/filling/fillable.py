@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from infinite_tensor.engine.chain import Node, NodeHolder, node_of
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.fill import Job, Request, fill, is_filled, prepare, writable
 from infinite_tensor.filling.invalidate import Invalidation, invalidate
-from infinite_tensor.filling.plan import NOTHING_LEFT_OUT, FillPlan
+from infinite_tensor.filling.plan import FillPlan
 from infinite_tensor.filling.progress import FillReport, Watcher, checked_progress
 from infinite_tensor.geometry.regions import Selection
 from infinite_tensor.geometry.window import as_index
@@ -218,17 +217,11 @@ def fill_together(
             # What only a cluster needs.
             from infinite_tensor.filling.cluster import fill_on_cluster  # noqa: PLC0415
 
-            report = fill_on_cluster([request.tensor for request in requests], job, client, workers, progress)
-        else:
-            report = fill(job, workers, progress)
+            return fill_on_cluster([request.tensor for request in requests], job, client, workers, progress)
+        return fill(job, workers, progress)
     except KeyboardInterrupt as interrupt:
         interrupt.add_note(_INTERRUPTED)
         raise
-    left_out = job.left_out()
-    tensors = [
-        replace(tensor, **left_out.get(tensor.tensor_id, NOTHING_LEFT_OUT)._asdict()) for tensor in report.tensors
-    ]
-    return replace(report, tensors=tuple(tensors))
 
 
 def _job(requests: Sequence[Request], max_memory: object, shard: object) -> Job:

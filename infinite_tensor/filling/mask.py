@@ -194,6 +194,15 @@ class WantedTiles:
     def __contains__(self, tile: Index) -> bool:
         return bool(self.wanted[tuple(i - a for i, a in zip(tile, self.low, strict=True))])
 
+    def shared(self, other: WantedTiles) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+        """The tiles that are in both boxes, which are of one tensor: where they are in this one, and in the other."""
+        here, there = [], []
+        for a, n, b, m in zip(self.low, self.wanted.shape, other.low, other.wanted.shape, strict=True):
+            low, high = max(a, b), max(a, b, min(a + n, b + m))
+            here.append(slice(low - a, high - a))
+            there.append(slice(low - b, high - b))
+        return tuple(here), tuple(there)
+
     def regions(self, start: Sequence[int], stop: Sequence[int]) -> tuple[IntArray, IntArray]:
         """The wanted tiles that hold the pixels ``[start, stop)`` of the box, as bounds of regions of these.
 

@@ -403,7 +403,7 @@ class FillPlan(Tabular):
 def fill_plan(
     targets: Sequence[Target],
     demands: Sequence[Demand],
-    left_out: Mapping[str, LeftOut],
+    left_out: Mapping[Node, LeftOut],
     peak_memory: int,
     *,
     exact: bool,
@@ -416,9 +416,9 @@ def fill_plan(
     return FillPlan(tuple(regions), tuple(tensors), peak_memory, exact)
 
 
-def _tensor_plan(demand: Demand, of_root: int, left_out: Mapping[str, LeftOut]) -> TensorPlan:
+def _tensor_plan(demand: Demand, of_root: int, left_out: Mapping[Node, LeftOut]) -> TensorPlan:
     node, tile_bytes = demand.node, demand.layout.tile_bytes if demand.node.contents.outlives_process else 0
-    uncovered, skipped = left_out.get(node.spec.tensor_id, (demand.uncovered, 0))
+    uncovered, skipped = left_out.get(node, (demand.uncovered, 0))
     return TensorPlan(
         node.spec.tensor_id,
         demand.needed,
@@ -453,9 +453,20 @@ def tile_states(target: Target) -> StateArray:
     return states
 
 
-def left_out(target: Target) -> LeftOut:
-    """How many tiles a fill of a region does not store."""
-    if target.wanted is None:
-        return LeftOut(uncovered_tiles(target.node, [Intervals.of_box(target.start, target.stop)]), 0)
-    states = tile_states(target)
-    return LeftOut(*(int(np.count_nonzero(states == state)) for state in ("uncovered", SKIPPED)))
+def left_out(targets: Sequence[Target]) -> LeftOut:
+    """How many tiles of some regions of one tensor a fill does not store, each once."""
+    wanted = [target.wanted for target in targets if target.wanted is not None]
+    if len(wanted) < len(targets):
+        regions = [Intervals.of_box(target.start, target.stop) for target in targets]
+        return LeftOut(uncovered_tiles(targets[0].node, regions), 0)
+    uncovered = skipped = 0
+    for number, (target, own) in enumerate(zip(targets, wanted, strict=True)):
+        states = tile_states(target)
+        for other in wanted[number + 1 :]:
+            here, there = own.shared(other)
+            states[here][(states[here] == SKIPPED) & other.wanted[there]] = "missing"
+        for other in wanted[:number]:
+            states[own.shared(other)[0]] = "counted"
+        uncovered += int(np.count_nonzero(states == "uncovered"))
+        skipped += int(np.count_nonzero(states == SKIPPED))
+    return LeftOut(uncovered, skipped)

@@ -474,6 +474,27 @@ class TestSkipped:
         with pytest.raises(ValidationError, match="does not cover the region"):
             group.plan(sl[0:32, 0:40], where=where)
 
+    def test_tensors_of_one_id_in_two_stores_are_told_apart(self, tmp_path: Path) -> None:
+        stores = {str(size): ZarrTileStore(tmp_path / str(size), tile_size=size) for size in (4, 8)}
+        group = TensorGroup({key: counted(store)[0] for key, store in stores.items()})
+        where = Mask([[1, 0], [0, 0]], scale=8)
+        plan, report = group.plan(box(16, 16), where=where), group.fill(box(16, 16), where=where, progress=False)
+        skipped = [int(each.sum()) for each in group.coverage(box(16, 16), "skipped", where).values()]
+        assert skipped == [12, 3]
+        assert [tensor.skipped for tensor in plan.tensors] == skipped
+        assert [tensor.skipped for tensor in report.tensors] == skipped
+
+    def test_of_a_tensor_that_has_two_names_each_tile_counts_once(self, store: TileStore) -> None:
+        t, f = counted(store)
+        group = TensorGroup({"fine": t, "coarse": t}, scale={"coarse": 0.5})
+        # Tiles (0..1, 0..1) and (2..3, 2..3) are wanted of fine; of coarse, whose region is 12x8, (0, 0) and (1, 1).
+        plan = group.plan(box(24, 16), where=Mask(np.eye(3, 2), scale=8))
+        assert (plan.windows, plan.tensors[0].skipped) == (8, 24 - 8)
+        where = Mask([[1, 0], [0, 0]], scale=8)
+        report = group.fill(box(16, 16), where=where, progress=False)
+        assert set(f.calls) == set(itertools.product(range(2), range(2)))
+        assert (report.windows, report.skipped) == (4, 12)
+
 
 @pytest.fixture(scope="module")
 def client() -> Any:
