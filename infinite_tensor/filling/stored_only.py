@@ -21,7 +21,9 @@ from infinite_tensor.tilestore.contents import Access
 from infinite_tensor.values.definition import Number, json_scalar, scalar_from_json
 
 _AT_ONCE_BYTES = 2**24
-"""Tiles of about so many bytes are looked up at once."""
+"""Tiles of about so many bytes are looked up at once,"""
+_AT_ONCE = 2**12
+"""and no more than so many."""
 
 
 class StoredOnly:
@@ -124,7 +126,8 @@ class StoredOnly:
         layout = self._node.contents.layout(self._node.spec)
         stop = list(map(operator.add, start, out.shape))
         tiles = itertools.product(*map(range, *layout.box(start, stop)))
-        while some := list(itertools.islice(tiles, max(1, _AT_ONCE_BYTES // layout.tile_bytes))):
+        at_once = min(max(1, _AT_ONCE_BYTES // layout.tile_bytes), _AT_ONCE)
+        while some := list(itertools.islice(tiles, at_once)):
             for tile in access.whole(some):
                 begin, to = layout.part(tile, start, stop)
                 access.read(begin, out[to])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import tracemalloc
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -34,6 +35,7 @@ from infinite_tensor import (
 from infinite_tensor.filling import mask as mask_module
 from tests.support.clusters import chain, cluster, computed
 from tests.support.counting import Constant, Counted
+from tests.support.dict_store import DictTileStore
 from tests.support.reference import Index
 
 pytestmark = pytest.mark.filterwarnings("ignore::infinite_tensor.UncoveredPixelsWarning")
@@ -594,6 +596,31 @@ class TestStoredOnly:
         assert view[4:8, 4:8].eq(101).all()
         t.invalidate(sl[4:8, 4:8])
         assert view[4:8, 4:8].eq(5).all()
+
+    def test_it_shows_what_other_processes_store_later(self, tmp_path: Path) -> None:
+        """Whatever of it was looked at before: nothing of a tile, or some of its windows."""
+        here, there = (ZarrTileStore(tmp_path, tile_size=8) for _ in range(2))
+        t, other = counted(here)[0], counted(there)[0]
+        other[0:4, 0:4]
+        there.flush()
+        view = t.stored_only(-1)
+        assert view[0:8, 0:16].eq(-1).all()
+        other.fill(box(8, 16), progress=False)
+        assert torch.equal(view[0:8, 0:16], other[0:8, 0:16])
+
+    def test_of_what_is_missing_nothing_stays_in_memory(self) -> None:
+        store = DictTileStore({}, tile_size=1, cache_size_bytes=1)
+        t = InfiniteTensor((None, None), Counted(), WINDOW, tile_store=store, tensor_id="t")
+        view = t.stored_only(-1)
+        view[0:2, 0:2]
+        tracemalloc.start()
+        try:
+            for row in range(0, 1000, 10):
+                view[row : row + 1, 0:20]
+            taken, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert taken < 2**18  # 2,000 tiles
 
     def test_it_needs_no_f(self, tmp_path: Path) -> None:
         with ZarrTileStore(tmp_path, tile_size=TILE) as store:

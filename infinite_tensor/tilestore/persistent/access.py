@@ -72,7 +72,8 @@ class TileAccess(Access):
         return NOTHING if entry.empty else entry
 
     def whole(self, tiles: Sequence[Index]) -> list[Index]:
-        """Fetch tiles, of which only what is complete is of use; see `Access.whole`."""
+        """Fetch tiles; see `Access.whole`."""
+        self._cache.look_again(self._record, [tile for tile in tiles if tile not in self._tiles])
         self._fetch(tiles)
         with self._cache.lock:
             return [tile for tile in tiles if self._is_whole(tile)]

@@ -182,9 +182,14 @@ class TileCache:
                 readers.discard(reader)
                 if not readers:
                     self._pins.pop(key, None)
-                if not current and not self._is_pinned(key):
+                if (not current or self._lacks_all(key)) and not self._is_pinned(key):
                     self.entries.pop(key)
             self.entries.evict(self._release)
+
+    def _lacks_all(self, key: Key) -> bool:
+        """Whether nothing is known of a tile that windows cover. It takes no bytes, so no limit would drop it."""
+        entry = self.entries.get(key)
+        return isinstance(entry, TileInProgress) and entry.empty and entry.total > 0
 
     def _is_pinned(self, key: Key) -> bool:
         """Whether a read holds a tile."""
@@ -292,6 +297,14 @@ class TileCache:
                 key[0].spec.tensor_id == tensor_id and isinstance(entry, TileInProgress) and self._is_idle(key, entry)
             )
         )
+
+    def look_again(self, record: Record, tiles: Iterable[Index]) -> None:
+        """Drop those of some tiles that are incomplete and can be read back: others may have stored more of them."""
+        with self.lock:
+            for key in [(record, tile) for tile in tiles]:
+                entry = self.entries.get(key)
+                if isinstance(entry, TileInProgress) and self._is_idle(key, entry):
+                    self.entries.pop(key)
 
     def _is_idle(self, key: Key, tile: TileInProgress) -> bool:
         return not tile.dirty and not self._is_pinned(key)
