@@ -31,7 +31,7 @@ class StoredOnly:
 
     A tile counts as a whole. Where `InfiniteTensor.coverage` tells that a tile needs no computation, its pixels are
     what a read of the tensor returns; elsewhere they are `fill_value`, windows that are stored of such a tile or not.
-    What the tensor computes later, the view shows later.
+    What the tensor computes later, here or in another process, the view shows later.
 
     Attributes
     ----------
