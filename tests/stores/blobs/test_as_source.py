@@ -64,6 +64,12 @@ def test_a_blob_is_a_legal_arg(place: Place) -> None:
     assert torch.equal(t.args[0][9, 1], numbered(1, 9)[0, 1])
 
 
+def test_all_of_a_blob_is_stored(folder: Place) -> None:
+    made(folder)
+    t = folder.open().as_tensor()
+    assert torch.equal(t.stored_only(-1)[2:9, 1], t[2:9, 1])
+
+
 def test_a_blob_that_is_given_twice_is_one_tensor(folder: Place) -> None:
     made(folder)
     blob, window = folder.open(), TensorWindow((1, 2, 3))
