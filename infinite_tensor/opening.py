@@ -27,6 +27,7 @@ from infinite_tensor.values.definition import (
     resolved_blend,
 )
 from infinite_tensor.values.fingerprint import fingerprint
+from infinite_tensor.values.weights import check_mean
 
 
 def open_tensor(
@@ -130,6 +131,7 @@ def _bind(
     if blend is not None:
         check_same(tensor_id, definition, replace(definition, blend=blend_name(blend)), store)
     if not isinstance(used, UNKNOWN):
+        check_mean(used, definition.output_window, definition.dtype, spec.blend_init)
         check_blend(used, definition.dtype, device)
     if args:
         check_args(tensor_id, spec.grid, args, definition.args)

@@ -278,6 +278,17 @@ def test_given_weights_are_needed_again_only_where_windows_must_be_blended(kind:
         assert same_bits(settled(t[region(box)]), pixels)
 
 
+def test_weights_that_do_not_fit_the_window_are_refused_on_reopening_too(tmp_path: Path) -> None:
+    weights = torch.linspace(1, 2, 12)
+    with STORES["zarr"](tmp_path) as store:
+        make("half", store, WeightedMean(weights))
+    with STORES["zarr"](tmp_path) as store:
+        # The digest of these is the same.
+        with pytest.raises(ValidationError, match=r"weights of shape \(1, 1, 12\) do not broadcast to windows of size"):
+            store.open("t", CASES_F["half"], blend=WeightedMean(weights[None, None]))
+        assert store.open("t", CASES_F["half"], blend=WeightedMean(weights[None]))[0, 0].isfinite()
+
+
 @pytest.mark.parametrize("kind", ["memory", "zarr"])
 def test_other_weights_under_the_same_id_are_refused_with_both(kind: str, tmp_path: Path) -> None:
     with STORES[kind](tmp_path) as store:
