@@ -12,13 +12,12 @@ import torch
 from infinite_tensor.engine.chain import Node
 from infinite_tensor.engine.claims import CLAIMS
 from infinite_tensor.engine.reads import Views
-from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.regions import Selection, parse
 from infinite_tensor.geometry.window import Shape
 from infinite_tensor.support.allocation import IN_PARTS, new_result
 from infinite_tensor.support.interrupts import store_call
 from infinite_tensor.tilestore.contents import Access
-from infinite_tensor.values.definition import Number, json_scalar, scalar_from_json
+from infinite_tensor.values.definition import Number, pixel_value
 
 _AT_ONCE_BYTES = 2**24
 """Tiles of about so many bytes are looked up at once,"""
@@ -42,14 +41,7 @@ class StoredOnly:
     def __init__(self, node: Node, fill_value: Number) -> None:
         self._node = node
         self.fill_value = fill_value
-        self._fill_value(node.spec.dtype)
-
-    def _fill_value(self, dtype: torch.dtype) -> Number:
-        value = bool(self.fill_value) if dtype is torch.bool else self.fill_value
-        found = scalar_from_json(json_scalar("fill_value", value, dtype))
-        if found is None:
-            raise ValidationError("fill_value must be a number, got None")
-        return found
+        pixel_value("fill_value", fill_value, node.spec.dtype)
 
     @property
     def shape(self) -> Shape:
@@ -112,7 +104,7 @@ class StoredOnly:
                     box = new_result(selection.shape, spec.dtype, spec.device, IN_PARTS)
                     try:
                         if box.numel():
-                            box.fill_(self._fill_value(spec.dtype))
+                            box.fill_(pixel_value("fill_value", self.fill_value, spec.dtype))
                             self._copy(access, selection.start, box)
                     except Exception:
                         if not views.moved:

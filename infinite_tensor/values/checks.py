@@ -23,7 +23,7 @@ from infinite_tensor.geometry.window import (
     followed,
 )
 from infinite_tensor.support.sizes import bytes_in
-from infinite_tensor.values.definition import DTYPES, ArgDefinition, Padding, dtype_of, json_scalar, scalar_from_json
+from infinite_tensor.values.definition import DTYPES, ArgDefinition, Padding, dtype_of, pixel_value
 from infinite_tensor.values.dims import label_of
 
 
@@ -203,7 +203,7 @@ def _padding(name: str, dtype: torch.dtype, given: object) -> Padding:
         raise ValidationError(f"{name} must be {_PADDINGS}, got {given!r:.200}")
     if mode != "constant":
         return Padding(mode)
-    return Padding(mode, scalar_from_json(json_scalar(name, bool(value) if dtype is torch.bool else value, dtype)))
+    return Padding(mode, pixel_value(name, value, dtype))
 
 
 def checked_windows(args: Sequence[Any], windows: Sequence[object]) -> tuple[TensorWindow, ...]:

@@ -228,21 +228,24 @@ def _json_number(number: float) -> Json:
     return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
 
 
-def json_scalar(name: str, value: object, dtype: torch.dtype) -> Json:
-    """A pixel value in its one JSON form for `dtype`: 1 and 1.0 are the same float32.
+def pixel_value(name: str, value: object, dtype: torch.dtype) -> Number:
+    """A number that a user gives for a pixel, as `dtype` holds it: 1 and 1.0 are the same float32.
 
     Raises
     ------
     ValidationError
-        If `value` is no number, or not one that `dtype` can hold.
+        If `value` is no number, or not one that `dtype` can hold. Fractions are rounded where `dtype` has any.
     """
-    if value is None:
-        return None
     if isinstance(value, np.generic):
         value = value.item()
     if not isinstance(value, int | float | complex) or (isinstance(value, bool) and dtype is not torch.bool):
-        raise ValidationError(f"{name} must be a number or None, got {value!r}")
-    return json_number(_as_dtype(name, value, dtype))
+        raise ValidationError(f"{name} must be a number, got {value!r:.200}")
+    return _as_dtype(name, value, dtype)
+
+
+def json_scalar(name: str, value: object, dtype: torch.dtype) -> Json:
+    """A `pixel_value` as JSON holds it, None for None; `scalar_from_json` reads it back."""
+    return None if value is None else json_number(pixel_value(name, value, dtype))
 
 
 def json_number(value: Number) -> Json:

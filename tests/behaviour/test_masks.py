@@ -655,7 +655,15 @@ class TestStoredOnly:
 
     @pytest.mark.parametrize(
         ("dtype", "value"),
-        [("uint8", 256), ("uint8", 0.5), ("int16", math.nan), ("float32", 1j), ("float32", None), ("float32", "0")],
+        [
+            ("uint8", 256),
+            ("uint8", 0.5),
+            ("bool", 7),
+            ("int16", math.nan),
+            ("float32", 1j),
+            ("float32", None),
+            ("float32", "0"),
+        ],
     )
     def test_a_value_that_the_dtype_does_not_have_is_refused(self, dtype: str, value: Any) -> None:
         t = InfiniteTensor((None,), lambda _ctx: torch.ones(4), TensorWindow((4,)), dtype=dtype)

@@ -335,16 +335,12 @@ class TestErrors:
         t = InfiniteTensor((4, None), lambda _ctx, r: r, window, [arg], [window], args_padding="edge")
         assert t.args_padding == (("edge", "error"),)
 
-    @pytest.mark.parametrize("value", [0.5, 300, -1])
-    def test_a_constant_must_fit_the_dtype(self, value: float) -> None:
-        arg = source(image((4,), torch.uint8))
-        with pytest.raises(ValidationError, match="does not fit"):
-            InfiniteTensor(
-                (4,),
-                lambda _ctx, r: r,
-                TensorWindow((4,)),
-                [arg],
-                [TensorWindow((4,))],
-                torch.uint8,
-                args_padding=("constant", value),
-            )
+    @pytest.mark.parametrize(
+        ("dtype", "value"),
+        [(torch.uint8, 0.5), (torch.uint8, 300), (torch.uint8, -1), (torch.bool, 7), (torch.bool, 0.5)],
+        ids=str,
+    )
+    def test_a_constant_must_fit_the_dtype(self, dtype: torch.dtype, value: float) -> None:
+        arg, window = source(image((4,), dtype)), TensorWindow((4,))
+        with pytest.raises(ValidationError, match=rf"args_padding\[0\] {value} does not fit {dtype}"):
+            InfiniteTensor((4,), lambda _ctx, r: r, window, [arg], [window], dtype, args_padding=("constant", value))
