@@ -44,7 +44,7 @@ from infinite_tensor.values.definition import (
     Number,
     Padding,
 )
-from infinite_tensor.values.dims import contradict, label_of, names_of
+from infinite_tensor.values.dims import contradict, names_of
 from infinite_tensor.values.spec import TensorSpec
 
 if TYPE_CHECKING:
@@ -522,8 +522,8 @@ class InfiniteTensor(Fillable):
         extent = self.shape[0]
         if extent is None:
             raise TypeError(
-                f"this InfiniteTensor has no len(): dimension {label_of(0, self.dims[0])} is unbounded; see "
-                "t.shape, or read a region"
+                f"this InfiniteTensor has no len(): dimension {self._spec.labels[0]} is unbounded; see t.shape, or "
+                "read a region"
             )
         return extent
 
@@ -531,8 +531,8 @@ class InfiniteTensor(Fillable):
         for d, extent in enumerate(self.shape):
             if extent is None:
                 raise TypeError(
-                    f"cannot {action} an InfiniteTensor: dimension {label_of(d, self.dims[d])} is unbounded; read a "
-                    "region of it"
+                    f"cannot {action} an InfiniteTensor: dimension {self._spec.labels[d]} is unbounded; read a region "
+                    "of it"
                 )
 
     def __iter__(self) -> Iterator[torch.Tensor]:

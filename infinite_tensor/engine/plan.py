@@ -222,8 +222,7 @@ def _arg_starts(computation: Computation, at: int, upstream: Input, windows: Int
         high = last * window.stride[d] + window.offset[d] + window.size[d]
         if extent is not None and (low < 0 or high > extent) and d not in upstream.reads.padded:
             spec = upstream.node.spec
-            label = str(d) if spec.labels is None else spec.labels[d]
-            raise outside_arg(computation.names, at, spec.tensor_id, label, low, high, extent)
+            raise outside_arg(computation.names, at, spec.tensor_id, spec.labels[d], low, high, extent)
         if max(-low, high) > _REACH:
             raise RegionError(
                 f"args_windows[{at}] of tensor {computation.names} reaches pixels {low} .. {high - 1} in dimension "

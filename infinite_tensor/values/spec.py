@@ -14,7 +14,7 @@ from infinite_tensor.support.allocation import as_array
 from infinite_tensor.support.forks import cached_property
 from infinite_tensor.values.blend import Blender
 from infinite_tensor.values.definition import Blend, Definition, Number, json_scalar
-from infinite_tensor.values.dims import Dims, label_of
+from infinite_tensor.values.dims import Dims, label_of, names_of
 
 
 @dataclass(frozen=True)
@@ -89,11 +89,10 @@ class TensorSpec:
         """Folds windows into blocks of pixels."""
         return Blender(self.grid, self.dtype, self.blend, self.blend_init)
 
-    @property
-    def labels(self) -> tuple[str, ...] | None:
-        """What messages call each dimension; None where that is its number alone."""
-        dims = self.definition.dims
-        return None if dims is None else tuple([label_of(d, name) for d, name in enumerate(dims)])
+    @cached_property
+    def labels(self) -> tuple[str, ...]:
+        """What messages call each dimension."""
+        return tuple([label_of(d, name) for d, name in enumerate(names_of(self.definition.dims, len(self.shape)))])
 
     def with_dims(self, dims: Dims) -> TensorSpec:
         """The same tensor with these names of dimensions; the same object where it has them."""
