@@ -299,9 +299,9 @@ class InfiniteTensor(Fillable):
 
     @property
     def blend(self) -> Blend | None:
-        """How overlapping windows are combined: a function, ``"first"``, ``"last"``, or None, which sums.
+        """How overlapping windows are combined: by a function, a `WeightedMean`, ``"first"``, ``"last"``; None sums.
 
-        ``"max"`` and ``"min"`` are the functions that they stand for.
+        Other names are what they stand for: ``"max"`` is `torch.maximum`, ``"hann"`` is ``WeightedMean("hann")``.
         """
         return self._spec.blend
 

@@ -29,7 +29,7 @@ class TensorSpec:
         What decides its values.
     device : torch.device
         Where ``f`` returns windows and where reads return regions.
-    blend : callable, "first", "last" or None
+    blend : callable, WeightedMean, "first", "last" or None
         What ``definition.blend`` names.
     blend_init : number or None
         What a pixel holds before its first window.
