@@ -613,7 +613,7 @@ def _in_store(
 ) -> list[TensorInStore]:
     """Tensors for the store that is given, whose args have the pixels that they read, as far as that is known now."""
     for spec in specs:
-        check_windows(spec.tensor_id, spec.grid)
+        check_windows(spec.tensor_id, spec.grid, spec.labels)
         check_args(spec.tensor_id, spec.grid, args, shared.args)
         warn_of_uncovered(spec)
     # Last: a path becomes a folder.

@@ -207,7 +207,7 @@ def _masked(node: Node, request: Request, start: Index, stop: Index) -> Target |
         return Target(node, start, stop)
     region = request.selection.start, request.selection.stop
     # Of a shard too: those who fill the others would learn of it alone.
-    request.where.check_covers(*region)
+    request.where.check_covers(*region, node.spec.labels)
     # Whole tiles reach past the region, and so past its mask.
     inside = tuple(map(max, start, region[0])), tuple(map(min, stop, region[1]))
     return Target(node, start, stop, request.where.tiles(node.contents.layout(node.spec), *inside))

@@ -140,17 +140,20 @@ class PlacedMask:
             tuple(a * b for a, b in zip(self.origin, factors, strict=True)),
         )
 
-    def check_covers(self, start: Index, stop: Index) -> None:
-        """ValidationError if the mask does not cover the pixels ``[start, stop)``, of which there is at least one."""
+    def check_covers(self, start: Index, stop: Index, labels: Sequence[str]) -> None:
+        """ValidationError if the mask does not cover the pixels ``[start, stop)``, of which there is at least one.
+
+        `labels` are what messages call the dimensions.
+        """
         extents = self.values.shape if _is_sliced(self.values) else ()
         for axis, (d, extent) in enumerate(zip(self.dims, extents, strict=False)):
             first, last = self._pixels(axis, start[d], stop[d])
             if extent is not None and (first < 0 or last > extent):
                 begin, end = (float(self.origin[axis] + at * self.scale[axis]) for at in (0, extent))
                 raise ValidationError(
-                    f"the mask does not cover the region: along dimension {d} its {extent} pixels lie over {begin:.10g}"
-                    f":{end:.10g}, and the region is {start[d]}:{stop[d]}; give a larger mask, another scale or "
-                    "origin, or a smaller region"
+                    f"the mask does not cover the region: along dimension {labels[d]} its {extent} pixels lie over "
+                    f"{begin:.10g}:{end:.10g}, and the region is {start[d]}:{stop[d]}; give a larger mask, another "
+                    "scale or origin, or a smaller region"
                 )
 
     def _pixels(self, axis: int, start: int, stop: int) -> tuple[int, int]:

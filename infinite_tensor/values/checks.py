@@ -99,8 +99,8 @@ def check_output_window(window: object, shape: Shape, edge: Edge | None) -> None
         )
 
 
-def check_windows(tensor_id: str, grid: WindowGrid) -> None:
-    """There is at least one window.
+def check_windows(tensor_id: str, grid: WindowGrid, labels: Sequence[str]) -> None:
+    """There is at least one window. `labels` are what messages call the dimensions.
 
     Raises
     ------
@@ -111,7 +111,9 @@ def check_windows(tensor_id: str, grid: WindowGrid) -> None:
         return
     window, shape = grid.window, grid.shape
     reasons = [
-        _no_window(d, k, grid) for d, k in enumerate(followed(window)) if shape[d] is not None and grid.alone(d).empty
+        _no_window(d, k, grid, labels[d])
+        for d, k in enumerate(followed(window))
+        if shape[d] is not None and grid.alone(d).empty
     ]
     clipped = WindowGrid(window, shape, ("clip",) * len(shape))
     advice = "" if clipped.empty else ', or edge="clip", which keeps of each window what lies inside'
@@ -122,15 +124,15 @@ def check_windows(tensor_id: str, grid: WindowGrid) -> None:
     )
 
 
-def _no_window(d: int, k: int | None, grid: WindowGrid) -> str:
+def _no_window(d: int, k: int | None, grid: WindowGrid, label: str) -> str:
     window, extent = grid.window, grid.shape[d]
     size, stride, offset = window.size[d], window.stride[d], window.offset[d]
     if k is None:
         return (
-            f"dimension_map keeps dimension {d} at [{offset}, {offset + size}), which must lie in [0, {extent}); give "
-            "offset one entry per dimension"
+            f"dimension_map keeps dimension {label} at [{offset}, {offset + size}), which must lie in [0, {extent}); "
+            "give offset one entry per dimension"
         )
-    return f"dimension {d} has {extent} pixels, and windows of {size} begin at multiples of {stride} plus {offset}"
+    return f"dimension {label} has {extent} pixels, and windows of {size} begin at multiples of {stride} plus {offset}"
 
 
 def check_args(tensor_id: str, grid: WindowGrid, args: Sequence[Any], definitions: Sequence[ArgDefinition]) -> None:
@@ -187,8 +189,8 @@ def _arg_padding(name: str, arg: Any, given: object) -> tuple[Padding, ...] | No
         if extent is None and padding.mode != "error":
             if not spread:
                 raise ValidationError(
-                    f"{name}[{d}]: dimension {d} of {arg.tensor_id!r} is unbounded, it has no end to pad; give None, "
-                    f"got {entry!r}"
+                    f"{name}[{d}]: dimension {label_of(d, arg.dims[d])} of {arg.tensor_id!r} is unbounded, it has no "
+                    f"end to pad; give None, got {entry!r}"
                 )
             padding = Padding("error")
         paddings.append(padding)

@@ -272,6 +272,21 @@ def test_an_arg_window_that_leaves_the_arg_tells_the_name_of_the_dimension(dims:
         diagonal[3]
 
 
+@pytest.mark.parametrize(("dims", "named"), [(("y", "x"), r"dimension 1 \('x'\)"), (None, "dimension 1")])
+def test_what_does_not_fit_a_dimension_tells_its_name(dims: Any, named: str) -> None:
+    plane, narrow = TensorWindow((4, 4)), InfiniteTensor((4, 3), image, TensorWindow((4, 3)), dims=dims)
+    with pytest.raises(ValidationError, match=rf"no window of .*: {named} has 3 pixels, and windows of 4 begin at"):
+        InfiniteTensor((4, 3), image, plane, dims=dims)
+    kept = TensorWindow((4, 4), dimension_map=(0, None))
+    with pytest.raises(ValidationError, match=rf"dimension_map keeps {named} at \[0, 4\), which must lie in \[0, 3\)"):
+        InfiniteTensor((4, 3), image, kept, dims=dims)
+    with pytest.raises(ValidationError, match=rf"the mask does not cover .*: along {named} its 2 pixels"):
+        narrow.plan(..., where=torch.ones(4, 2))
+    strip = InfiniteTensor((4, None), image, plane, dims=dims)
+    with pytest.raises(ValidationError, match=rf"args_padding\[0\]\[1\]: {named} of '.*' is unbounded"):
+        InfiniteTensor((4, None), image, plane, [strip], [plane], args_padding=[("edge", "edge")])
+
+
 # The array of complete tiles.
 
 
