@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 from uuid import UUID
 
 import numpy as np
@@ -154,7 +154,7 @@ def checked_paddings(args: Sequence[Any], given: object) -> tuple[tuple[Padding,
     ValidationError
         If it is neither a padding, nor one per arg, each for all of its dimensions or one per dimension.
     """
-    if given is None or isinstance(given, str) or _is_constant(given):
+    if _is_one_padding(given):
         given = [given] * len(args)
     if not isinstance(given, list | tuple) or len(given) != len(args):
         raise ValidationError(
@@ -166,7 +166,12 @@ def checked_paddings(args: Sequence[Any], given: object) -> tuple[tuple[Padding,
 _PADDINGS = ", ".join(f'"{mode}"' for mode in PADDINGS if mode != "constant") + ' or ("constant", value)'
 
 
-def _is_constant(given: object) -> bool:
+def _is_one_padding(given: object) -> bool:
+    """Whether it is meant for all that it may be spread over."""
+    return given is None or isinstance(given, str) or _is_constant(given)
+
+
+def _is_constant(given: object) -> TypeGuard[Sequence[Any]]:
     return (
         isinstance(given, list | tuple)
         and len(given) == 2
@@ -177,7 +182,7 @@ def _is_constant(given: object) -> bool:
 
 
 def _arg_padding(name: str, arg: Any, given: object) -> tuple[Padding, ...] | None:
-    spread = given is None or isinstance(given, str) or _is_constant(given)
+    spread = _is_one_padding(given)
     entries = [given] * len(arg.shape) if spread else given
     if not isinstance(entries, list | tuple) or len(entries) != len(arg.shape):
         raise ValidationError(
@@ -200,7 +205,7 @@ def _arg_padding(name: str, arg: Any, given: object) -> tuple[Padding, ...] | No
 def _padding(name: str, dtype: torch.dtype, given: object) -> Padding:
     if given is None:
         return Padding("error")
-    mode, value = given if isinstance(given, list | tuple) and _is_constant(given) else (given, 0)
+    mode, value = given if _is_constant(given) else (given, 0)
     if not isinstance(mode, str) or mode not in PADDINGS:
         raise ValidationError(f"{name} must be {_PADDINGS}, got {given!r:.200}")
     if mode != "constant":
