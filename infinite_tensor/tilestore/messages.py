@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from infinite_tensor.errors import (
     DamagedDataWarning,
@@ -15,7 +15,7 @@ from infinite_tensor.errors import (
     UncoveredPixelsWarning,
     ValidationError,
 )
-from infinite_tensor.geometry.window import WindowGrid
+from infinite_tensor.geometry.window import WindowGrid, followed
 from infinite_tensor.values.definition import Definition, changed_functions, differences
 from infinite_tensor.values.spec import TensorSpec
 
@@ -126,16 +126,28 @@ def warn_of_uncovered(spec: TensorSpec) -> None:
         return
     finite = [extent for extent in spec.shape if extent is not None]
     where = "" if len(finite) == len(spec.shape) else " for each position along the unbounded ones"
-    clipped = WindowGrid(spec.grid.window, spec.shape, ("clip",) * len(spec.shape)).uncovered
-    advice = "a stride of at most the size leaves no gaps"
-    if clipped < count:
-        advice = 'edge="clip" lets windows reach past the end' + (", and " + advice if clipped else "")
     warnings.warn(
         f"tensor {spec.tensor_id!r}: no window covers {count} of the {math.prod(finite)} pixels of its finite "
-        f"dimensions {tuple(finite)}{where}; they are {spec.blend_init or 0}. {advice}",
+        f"dimensions {tuple(finite)}{where}; they are {spec.blend_init or 0}. "
+        f"Give {', and '.join(_remedies(spec.grid))}",
         UncoveredPixelsWarning,
         stacklevel=_level_of_caller(),
     )
+
+
+def _remedies(grid: WindowGrid) -> Iterator[str]:
+    """What to give, so that windows cover more of what they leave uncovered, of which there is some."""
+    clipped = WindowGrid(grid.window, grid.shape, ("clip",) * len(grid.shape))
+    if clipped.uncovered < grid.uncovered:
+        yield 'edge="clip", which lets windows reach past the end'
+    gaps = [d for d, extent in enumerate(grid.shape) if extent is not None and clipped.alone(d).uncovered]
+    moved = [d for d in gaps if followed(grid.window)[d] is not None]
+    if moved:
+        yield "a stride of at most the size, which leaves no gaps"
+    if len(gaps) > len(moved):
+        yield "a size and an offset that span the dimensions which dimension_map keeps in place"
+    if clipped.uncovered and not gaps:
+        yield "another dimension_map, as windows that move along a diagonal pass the other pixels by"
 
 
 def _level_of_caller() -> int:

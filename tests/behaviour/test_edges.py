@@ -207,7 +207,7 @@ class TestUncoveredPixels:
         (warning,) = caught
         uncovered = 3 * (4000 * 6000 - (7 * 448 + 512) * (12 * 448 + 512))
         assert f"no window covers {uncovered} of the {3 * 4000 * 6000} pixels" in str(warning.message)
-        assert 'edge="clip"' in str(warning.message)
+        assert str(warning.message).endswith('they are 0. Give edge="clip", which lets windows reach past the end')
         assert warning.filename == __file__
 
     def test_clipped_windows_leave_none(self) -> None:
@@ -219,8 +219,22 @@ class TestUncoveredPixels:
 
     def test_gaps_need_another_stride(self) -> None:
         gaps = TensorWindow((2,), stride=3)
-        with pytest.warns(UncoveredPixelsWarning, match="no window covers 3 of the 9 pixels.* a stride of at most"):
+        with pytest.warns(UncoveredPixelsWarning, match="no window covers 3 of the 9 pixels.* Give a stride of"):
             InfiniteTensor((9,), numbered, gaps, edge="clip")
+
+    @pytest.mark.parametrize(
+        ("window", "remedy"),
+        [
+            (TensorWindow((4, 4), dimension_map=(None, 1)), "a size and an offset that span the dimensions which"),
+            (
+                TensorWindow((4, 4), dimension_map=(0, 0)),
+                "another dimension_map, as windows that move along a",
+            ),
+        ],
+    )
+    def test_what_stays_in_place_or_is_passed_by_needs_other_windows(self, window: TensorWindow, remedy: str) -> None:
+        with pytest.warns(UncoveredPixelsWarning, match=rf"they are 0\. Give {remedy}"):
+            InfiniteTensor((8, 8), numbered, window, edge="clip")
 
     def test_gaps_of_unbounded_dimensions_are_none(self) -> None:
         with warnings.catch_warnings(record=True) as caught:
