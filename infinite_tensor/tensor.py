@@ -414,7 +414,7 @@ class InfiniteTensor(Fillable):
         )
 
     def coverage(self, region: object, state: str | None = None, where: object = None) -> torch.Tensor:
-        """Which tiles of a region need no computation: a bool tensor with an entry for each tile that it touches.
+        """Which tiles of a region need no computation, as a bool for each tile that it touches.
 
         In memory a tile is a block of about 256 KiB.
 
@@ -428,6 +428,18 @@ class InfiniteTensor(Fillable):
             "skipped": the mask leaves the tile out, and it is not stored. Default: all but the missing ones.
         where : optional
             The mask of a `fill`, which computes what is missing and not skipped.
+
+        Returns
+        -------
+        torch.Tensor
+            Its shape has the number of tiles along each dimension.
+
+        Raises
+        ------
+        RegionError
+            (an IndexError) If `region` is no region of this tensor.
+        ValidationError
+            If `state` is none of these, or "skipped" without a mask, or the mask does not cover the region.
         """
         (request,) = self._requests(region, where)
         return coverage(request, state)

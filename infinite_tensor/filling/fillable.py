@@ -103,10 +103,10 @@ class Fillable(ABC):
         shard : tuple of int, optional
             ``(rank, world_size)``: fill one of `world_size` shards of the region; other processes fill the others.
         where : Mask, array, tensor, InfiniteTensor or callable, optional
-            Which pixels are wanted. What is no `Mask` stands for one with as many pixels as the tensor or the group,
-            that begins at pixel 0. A tile that holds a wanted pixel of the region is computed whole; the others are
-            skipped, and nothing remembers that: a later fill without a mask computes them, and so does a read. Of
-            the tensors upstream, what the wanted tiles need is computed.
+            Which pixels are wanted. Anything but a `Mask` stands for ``Mask(where)``: its pixels are those of the
+            tensor or the group, and begin at 0. A tile that holds a wanted pixel of the region is computed whole. The
+            others are skipped, and nothing remembers that: a later fill without a mask computes them, and so does a
+            read. Of the tensors upstream, what the wanted tiles need is computed.
 
         Returns
         -------
@@ -128,7 +128,22 @@ class Fillable(ABC):
         return fill_together(self._requests(region, where), workers, max_memory, client, progress, shard)
 
     def is_filled(self, region: object, where: object = None) -> bool:
-        """Whether a `fill` of a region would compute nothing."""
+        """Whether a `fill` of a region would compute nothing.
+
+        Parameters
+        ----------
+        region
+            As a read takes it.
+        where : optional
+            As for `fill`: only what the mask takes counts.
+
+        Raises
+        ------
+        RegionError
+            (an IndexError) If `region` is no region of the tensor or the group.
+        ValidationError
+            If a mask does not cover the region.
+        """
         return all(map(is_filled, self._requests(region, where)))
 
     def invalidate(self, region: object = None, dependants: bool = True) -> Invalidation:
