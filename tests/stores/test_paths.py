@@ -161,13 +161,16 @@ def test_what_is_pending_is_flushed_at_exit(name: str, tmp_path: Path) -> None:
     assert second.stdout.splitlines() == ["16.0"]
 
 
-def test_threads_that_begin_at_one_place_all_get_right_pixels(place: str) -> None:
+def test_threads_that_begin_at_one_place_share_a_store_and_compute_each_window_once(place: str) -> None:
+    f = Counted()
     found: list[torch.Tensor] = []
+    tensors: list[InfiniteTensor] = []
     barrier = threading.Barrier(4)
 
     def begin() -> None:
         barrier.wait()
-        found.append(tensor(place)[0:8, 0:8])
+        tensors.append(tensor(place, f))
+        found.append(tensors[-1][0:8, 0:8])
 
     threads = [threading.Thread(target=begin) for _ in range(4)]
     for thread in threads:
@@ -176,6 +179,8 @@ def test_threads_that_begin_at_one_place_all_get_right_pixels(place: str) -> Non
         thread.join()
     assert len(found) == 4
     assert all(torch.equal(region, found[0]) for region in found)
+    assert len({id(t.tile_store) for t in tensors}) == 1
+    assert sorted(f.calls) == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
 def test_a_group_of_outputs_takes_a_place(place: str) -> None:
