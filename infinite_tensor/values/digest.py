@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from itertools import chain
 
@@ -33,7 +33,8 @@ def digest(module: nn.Module) -> str:
     """SHA-256 of what a network is, as hexadecimal digits: other weights give another digest.
 
     Covered are, for each submodule, its class by name, its `extra_repr` and whether it is in training mode, and of each
-    parameter and buffer (also of those that are not in the ``state_dict``) its name, dtype, shape and bytes.
+    parameter and buffer (also of those that are not in the ``state_dict``) its name, dtype, shape and bytes. What a
+    submodule has in the ``state_dict`` beside these counts too: the packed weights of a quantized layer, say.
 
     It does not depend on the device, on strides, on `requires_grad`, or on the process. ``torch.compile``,
     ``DataParallel`` and ``DistributedDataParallel`` around a module or a submodule do not count.
@@ -52,7 +53,7 @@ def digest(module: nn.Module) -> str:
     ------
     ValidationError
         If `module` is no module, or a parameter or buffer has no values that can be read: it is on the device ``meta``,
-        or of a lazy module that has not been called yet.
+        or of a lazy module that has not been called yet; or a submodule does not tell what it is made of.
 
     Notes
     -----
@@ -87,8 +88,17 @@ class Digests:
 
     def of(self, module: nn.Module) -> str:
         """`digest` of one."""
-        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-            return sha256_of(_said(module, _Bytes(pool, self._known)))
+        try:
+            with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+                return sha256_of(_said(module, _Bytes(pool, self._known)))
+        except ValidationError:
+            raise
+        except Exception as error:
+            # Attributes and the state of a module may be computed by code of a user.
+            raise ValidationError(
+                f"digest: {name_of(type(module))} cannot be looked through: {type(error).__name__}: {error}; set "
+                "version= to something else that identifies the weights"
+            ) from error
 
 
 def bare(module: nn.Module) -> nn.Module:
@@ -134,9 +144,10 @@ def _said(module: nn.Module, bytes_of: _Bytes) -> Iterator[str]:
         yield from (name_of(type(net)), _extra(net), f"training={net.training}")
         # As torch has them: some networks have such methods of their own.
         parameters = nn.Module.named_parameters(net, recurse=False, remove_duplicate=False)
-        for name, tensor in chain(parameters, nn.Module.named_buffers(net, recurse=False, remove_duplicate=False)):
+        tensors = dict(chain(parameters, nn.Module.named_buffers(net, recurse=False, remove_duplicate=False)))
+        for name, value in chain(tensors.items(), _rest_of_state(net, tensors)):
             yield f"tensor {name}"
-            yield bytes_of.tensor(f"{path}.{name}", tensor)
+            yield from bytes_of.state(f"{path}.{name}", value)
         # Private to torch, but `named_children` leaves out a child that has two names.
         children = net._modules.items()  # noqa: SLF001
         rest += [(f"{path}.{name}", child) for name, child in reversed(children) if child is not None]
@@ -154,12 +165,36 @@ def _extra(module: nn.Module) -> str:
         return f"raises {name_of(type(error))}"
 
 
+def _rest_of_state(module: nn.Module, tensors: Collection[str]) -> Iterator[tuple[str, object]]:
+    """What a module has in its ``state_dict`` beside `tensors`, its parameters and buffers."""
+    kind = type(module)
+    own = (kind._save_to_state_dict, kind.get_extra_state)  # noqa: SLF001  (what modules override)
+    if own == (nn.Module._save_to_state_dict, nn.Module.get_extra_state) or hasattr(kind, "_digested"):  # noqa: SLF001
+        return
+    saved: dict[str, object] = {}
+    module._save_to_state_dict(saved, "", True)  # noqa: SLF001
+    yield from ((name, value) for name, value in saved.items() if name not in tensors)
+
+
 class _Bytes:
     """Says what tensors hold; what it has said of which is in `known`."""
 
     def __init__(self, pool: Executor, known: dict[int, tuple[torch.Tensor, str]]) -> None:
         self._pool = pool
         self._known = known
+
+    def state(self, name: str, value: object) -> Iterator[str]:
+        """What an entry of a ``state_dict`` is; of one that is neither a tensor nor plain, its class."""
+        if isinstance(value, torch.Tensor):
+            yield self.tensor(name, value)
+        elif isinstance(value, list | tuple | dict):
+            yield f"{type(value).__name__}[{len(value)}]"
+            for each in chain.from_iterable(value.items()) if isinstance(value, dict) else value:
+                yield from self.state(name, each)
+        elif value is None or isinstance(value, bool | int | float | complex | str | bytes | torch.dtype):
+            yield repr(value)
+        else:
+            yield name_of(type(value))
 
     def tensor(self, name: str, tensor: torch.Tensor) -> str:
         """Dtype, shape, and the digest of the bytes; ValidationError where there are none to be had."""

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.ao.quantization import DeQuantStub, QuantStub, convert, get_default_qconfig, prepare, quantize_dynamic
 from torch.nn.utils import parametrizations
 
 from infinite_tensor import InfiniteBuffer, InfiniteTensor, TensorWindow, ValidationError, digest
@@ -327,6 +328,76 @@ def test_what_has_no_values_is_refused(make: Callable[[], nn.Module], message: s
 def test_a_script_counts_by_its_weights() -> None:
     one, other, third = (torch.jit.script(filled(nn.Linear(2, 2), value)) for value in (0.5, 0.5, 0.25))
     assert digest(one) == digest(other) != digest(third)
+
+
+class Quantizable(nn.Module):
+    """A layer between what quantizes and what does the reverse."""
+
+    def __init__(self, layer: nn.Module, value: float) -> None:
+        super().__init__()
+        self.quantize, self.layer, self.dequantize = QuantStub(), filled(layer, 0.5), DeQuantStub()
+        with torch.no_grad():
+            layer.get_parameter("weight")[0].fill_(value)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.dequantize(self.layer(self.quantize(x)))  # type: ignore[no-any-return]
+
+
+def quantized(layer: Callable[[], nn.Module], value: float) -> nn.Module:
+    """A layer whose weights have the same scale, whatever the value up to 0.5."""
+    net = Quantizable(layer(), value).eval()
+    net.qconfig = get_default_qconfig("qnnpack")  # type: ignore[no-untyped-call]
+    prepared = prepare(net)  # type: ignore[no-untyped-call]
+    for at in (0.0, 1.0):
+        prepared(torch.full((1, 1, 4, 4), at))
+    return convert(prepared)  # type: ignore[no-any-return, no-untyped-call]
+
+
+QUANTIZED: dict[str, Callable[[float], nn.Module]] = {
+    "linear": lambda value: quantized(lambda: nn.Linear(4, 4), value),
+    "convolution": lambda value: quantized(lambda: nn.Conv2d(1, 4, 3, padding=1), value),
+    "linear, for each input": lambda value: quantize_dynamic(Quantizable(nn.Linear(4, 4), value), {nn.Linear}),  # type: ignore[no-untyped-call]
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", QUANTIZED)
+def test_the_packed_weights_of_a_quantized_layer_count(kind: str) -> None:
+    make = QUANTIZED[kind]
+    assert digest(make(0.25)) == digest(make(0.25)) != digest(make(0.125))
+
+
+class Stateful(nn.Module):
+    """Keeps something in the ``state_dict`` that is no tensor."""
+
+    def __init__(self, state: object) -> None:
+        super().__init__()
+        self.state = state
+
+    def get_extra_state(self) -> Any:
+        """What torch puts into the ``state_dict``."""
+        return self.state
+
+
+def test_extra_state_counts() -> None:
+    states = [None, 1, 1.0, "1", b"1", (1,), [1], {"a": 1}, {"a": torch.ones(2)}, {"a": torch.zeros(2)}, object()]
+    digests = [digest(Stateful(state)) for state in states]
+    assert len(set(digests)) == len(states)
+    assert digests[-1] == digest(Stateful(object()))
+
+
+class Raising(Stateful):
+    """Has no state."""
+
+    def get_extra_state(self) -> Any:
+        """Fail."""
+        raise LookupError("no state here")
+
+
+@pytest.mark.parametrize("make", [lambda: Raising(1), lambda: nn.Linear.__new__(nn.Linear)])
+def test_a_module_that_does_not_tell_what_it_is_made_of_is_refused(make: Callable[[], nn.Module]) -> None:
+    with pytest.raises(ValidationError, match=r"digest: \S*(Raising|Linear) cannot be looked through: .*set version="):
+        digest(make())
 
 
 FREE = {"weight_norm": "original0", "spectral_norm": "original", "orthogonal": "original"}
