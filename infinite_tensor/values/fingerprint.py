@@ -14,7 +14,7 @@ import types
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from hashlib import sha256
 from itertools import islice
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import nn
@@ -42,7 +42,7 @@ def fingerprint(function: Callable[..., Any]) -> str:
 
     Where these are 10,000 values or more, or one is an int that is too large to be written in decimal, only the
     nearest 10,000 count, at most 1,000 of each list, and the fingerprint is of a second scheme: ``2:`` stands before
-    the digits.
+    the digits. So it is where one fails when it is looked into, by the code of its class; that counts by its class.
 
     Networks count by their digest: those among the values above, among globals that are named, and in the attributes
     of objects among all these. A function with one has a fingerprint of a third scheme: ``3:``, the digits, and behind
@@ -91,7 +91,7 @@ def _looked_through(function: object, networks: Networks) -> tuple[str, str]:
     """The scheme and the digits of a fingerprint."""
     try:
         return "", sha256_of(_in_depth(function, _MOST_VALUES, networks)[0])
-    except (_TooManyValuesError, ValueError):
+    except Exception:  # noqa: BLE001  (too many values, or one that fails)
         return _SECOND, sha256_of(_in_breadth(function, networks))
 
 
@@ -191,20 +191,21 @@ def _in_breadth(function: object, networks: Networks) -> list[str]:
         while count < _MOST_VALUES:
             try:
                 step = steps.send(answer)
-            except (StopIteration, ValueError):
+            except Exception:  # noqa: BLE001  (its end, or it fails)
                 break
             answer = None
-            if isinstance(step, _Said):
+            # By type: a reference to an object that is gone fails when it is asked for its class.
+            if type(step) is _Said:
                 said.append(step)
-            elif isinstance(step, _Apart):
+            elif type(step) is _Apart:
                 answer, number = _apart(step.value, networks)
                 count += number
             else:
                 count += 1
                 try:
                     plain = _plain(step)
-                except ValueError:
-                    plain = hex(step) if isinstance(step, int) else name_of(type(step))
+                except Exception:  # noqa: BLE001  (too long, or it fails)
+                    plain = hex(cast("int", step)) if issubclass(type(step), int) else name_of(type(step))
                 if plain is None and id(step) not in places:
                     places[id(step)] = len(queue)
                     queue.append(step)
@@ -216,7 +217,7 @@ def _apart(value: object, networks: Networks) -> tuple[str, int]:
     """What there is to say of a value by itself, where it is not too much, and at how many values that takes a look."""
     try:
         said, count = _in_depth(value, _MOST_MEMBERS, networks)
-    except (_TooManyValuesError, ValueError):
+    except Exception:  # noqa: BLE001  (too many values, or one that fails)
         return name_of(type(value)), _MOST_MEMBERS
     return "".join(said), count
 

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ import torch
 
 from infinite_tensor import FunctionChangedWarning, InfiniteTensor, TensorWindow, TileStore, ZarrTileStore, no_digest
 from infinite_tensor.values.definition import changed_functions, functions_of
-from infinite_tensor.values.fingerprint import PYTHON, fingerprint
+from infinite_tensor.values.fingerprint import PYTHON, differ, fingerprint
+from tests.support.networks import Net
 from tests.unit.fingerprinted import FUNCTIONS, closure, deep, halved, looked_up, square
 
 HERE = Path(__file__).parent
@@ -97,6 +99,32 @@ class Endless:
         return ctx
 
 
+class Unlisted(list[int]):
+    """A list that fails when it is looked into."""
+
+    def __iter__(self) -> Iterator[int]:
+        raise OSError("it was on a disk that is gone")
+
+
+class Unwritten(int):
+    """A number that fails when it is written."""
+
+    def __repr__(self) -> str:
+        raise LookupError("no name for it")
+
+
+class Lazy:
+    """An object that loads what it is asked for, and fails."""
+
+    def __getattr__(self, name: str) -> object:
+        raise OSError(f"cannot load {name}")
+
+
+def dead() -> object:
+    """What stands for an object that is gone."""
+    return weakref.proxy(Endless())
+
+
 MANY: dict[str, Callable[[], Callable[..., Any]]] = {
     "a set that holds the function": looped_set,
     "a default of a set of sets": lambda: closure({frozenset({(i, j) for j in range(90)}) for i in range(300)}),
@@ -113,6 +141,10 @@ MANY: dict[str, Callable[[], Callable[..., Any]]] = {
     "partials deep": lambda: deep(10**4, lambda inner: functools.partial(closure, inner)),
     "wrapped without end": Endless,
     "an int of 5,000 digits": lambda: closure(10**5000),
+    "a list that fails": lambda: closure(Unlisted([1])),
+    "a number that fails": lambda: closure([Unwritten(1), {Unwritten(2)}]),
+    "an object that fails": lambda: closure(Lazy()),
+    "a reference to nothing": lambda: closure([dead(), {"it": dead()}]),
 }
 
 
@@ -124,6 +156,12 @@ def fingerprint_of(name: str) -> str:
 @pytest.mark.parametrize("name", MANY)
 def test_whatever_a_function_holds_it_has_a_fingerprint(name: str) -> None:
     assert fingerprint_of(name) == fingerprint(MANY[name]())
+
+
+def test_a_value_that_fails_hides_nothing_beside_it() -> None:
+    for fails in (Unlisted([1]), Unwritten(1), Lazy(), dead()):
+        assert fingerprint(closure([fails, 1])) != fingerprint(closure([fails, 2]))
+        assert differ(fingerprint(closure([fails, Net(0.5)])), fingerprint(closure([fails, Net(0.25)])))
 
 
 def of_sets(x: list[str], names: frozenset[str] = frozenset({"a", "b", "c"})) -> list[str]:
