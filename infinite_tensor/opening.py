@@ -11,6 +11,7 @@ import torch
 from infinite_tensor.engine.batching import Batching
 from infinite_tensor.engine.chain import TensorInStore, node_of
 from infinite_tensor.errors import StoreError, ValidationError
+from infinite_tensor.support.given import quoted
 from infinite_tensor.support.nested import show
 from infinite_tensor.tensor import InfiniteTensor, SupportsAsTensor, arg_definitions, as_tensors, tensors_of
 from infinite_tensor.tilestore import TileStore
@@ -41,7 +42,7 @@ def open_tensor(
 ) -> InfiniteTensor:
     """`TileStore.open`; see there."""
     if f is not None and not callable(f):
-        raise ValidationError(f"f must be callable or None, got {f!r}")
+        raise ValidationError(f"f must be callable or None, got {quoted(f)}")
     tensor_id = checked_id(tensor_id)
     stored = _stored(store, tensor_id)
     definition = stored.definition
@@ -69,7 +70,7 @@ def _check_given(store: TileStore, tensor_id: str, definition: Definition, args:
     """The args that a user gives to a reopened tensor are what it was computed from."""
     if len(args) != len(definition.args) or not all(isinstance(arg, InfiniteTensor) for arg in args):
         raise ValidationError(
-            f"tensor {tensor_id!r} takes {len(definition.args)} InfiniteTensors as args, got {args!r}"
+            f"tensor {tensor_id!r} takes {len(definition.args)} InfiniteTensors as args, got {quoted(args)}"
         )
     windows, paddings = [arg.window for arg in definition.args], [arg.padding for arg in definition.args]
     check_same(tensor_id, definition, replace(definition, args=arg_definitions(args, windows, paddings)), store)

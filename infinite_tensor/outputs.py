@@ -11,6 +11,7 @@ import torch
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window import TensorWindow, checked_edge, coordinates_of, followed
 from infinite_tensor.support.forks import cached_property
+from infinite_tensor.support.given import quoted
 from infinite_tensor.support.nested import Key, leaves, show
 from infinite_tensor.values.blend import check_blend
 from infinite_tensor.values.checks import (
@@ -156,7 +157,7 @@ class Shared:
 
 def _declared(outputs: object) -> dict[Key, Output]:
     if not isinstance(outputs, Mapping):
-        raise ValidationError(f"outputs must be a dict of Output, got {outputs!r}")
+        raise ValidationError(f"outputs must be a dict of Output, got {quoted(outputs)}")
     declared = dict(leaves(outputs))
     if not declared:
         raise ValidationError("outputs must hold at least one Output, got an empty dict")
@@ -164,9 +165,9 @@ def _declared(outputs: object) -> dict[Key, Output]:
         if not all(isinstance(part, str) and part for part in key):
             raise ValidationError(f"the keys of outputs must be non-empty str, got {show(key)}")
         if not isinstance(output, Output):
-            raise ValidationError(f"output {show(key)} must be an Output, got {output!r}")
+            raise ValidationError(f"output {show(key)} must be an Output, got {quoted(output)}")
         if not isinstance(output.window, TensorWindow):
-            raise ValidationError(f"output {show(key)}: window must be a TensorWindow, got {output.window!r}")
+            raise ValidationError(f"output {show(key)}: window must be a TensorWindow, got {quoted(output.window)}")
     return declared
 
 

@@ -22,6 +22,7 @@ from infinite_tensor.filling.stored_only import StoredOnly
 from infinite_tensor.geometry.regions import parse
 from infinite_tensor.geometry.window import Shape, TensorWindow
 from infinite_tensor.outputs import Output, Shared
+from infinite_tensor.support.given import members, quoted
 from infinite_tensor.support.nested import show
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
 from infinite_tensor.tilestore.messages import mismatch, warn_of_uncovered
@@ -462,7 +463,7 @@ class InfiniteTensor(Fillable):
         ValidationError
             If the dtype of the tensor has no such value.
         """
-        return StoredOnly(self._node, fill_value)
+        return StoredOnly(self, fill_value)
 
     def _requests(self, region: object, where: object = None) -> list[Request]:
         return [Request(self, parse(region, self.shape, self._spec.labels), placed(where, self.ndim))]
@@ -591,7 +592,7 @@ def _checked_store(store: object) -> TileStore:
 
         return shared_store(store)
     if store is not None and not isinstance(store, TileStore):
-        raise ValidationError(f"tile_store must be a TileStore, a path or a URL, got {store!r}")
+        raise ValidationError(f"tile_store must be a TileStore, a path or a URL, got {quoted(store)}")
     return MemoryTileStore() if store is None else store
 
 
@@ -607,13 +608,15 @@ def _shared(
     """What a user declares of an ``f``, checked, and the args."""
     check_callable(f)
     for name, value in (("args", args), ("args_windows", windows)):
-        if value is not None and not isinstance(value, list | tuple):
-            raise ValidationError(f"{name} must be a tuple or list, got {value!r}")
-    tensors = as_tensors(args or ())
+        if value is not None and members(value) is None:
+            raise ValidationError(f"{name} must be a tuple or list, got {quoted(value)}")
+    tensors = as_tensors(members(args) or ())
     for at, arg in enumerate(tensors):
         if not isinstance(arg, InfiniteTensor):
-            raise ValidationError(f"args[{at}] must be an InfiniteTensor or a TensorBlob, got {arg!r}")
-    definitions = arg_definitions(tensors, checked_windows(tensors, windows or ()), checked_paddings(tensors, padding))
+            raise ValidationError(f"args[{at}] must be an InfiniteTensor or a TensorBlob, got {quoted(arg)}")
+    definitions = arg_definitions(
+        tensors, checked_windows(tensors, members(windows) or ()), checked_paddings(tensors, padding)
+    )
     upstream = tuple(node_of(arg).spec.definition.functions for arg in tensors)
     # By default a name that no other tensor has.
     name = checked_id(uuid.uuid4() if tensor_id is None else tensor_id)
@@ -646,8 +649,9 @@ def as_tensors(args: Sequence[Any]) -> tuple[Any, ...]:
     made: dict[int, Any] = {}
     for arg in args:
         if id(arg) not in made:
-            as_tensor = None if isinstance(arg, InfiniteTensor) else getattr(arg, "as_tensor", None)
-            made[id(arg)] = arg if as_tensor is None else as_tensor()
+            # Of its class: an object may compute its attributes.
+            as_tensor = None if isinstance(arg, InfiniteTensor) else getattr(type(arg), "as_tensor", None)
+            made[id(arg)] = arg if as_tensor is None else as_tensor(arg)
     return tuple(made[id(arg)] for arg in args)
 
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window import as_index
+from infinite_tensor.support.given import members, quoted
 
 Times: TypeAlias = tuple[int, ...]
 """How often each of some sizes is called for, the largest first."""
@@ -39,17 +40,19 @@ class Batching:
         """
         if given is None:
             return cls(None, (1,))
-        if isinstance(given, tuple | list):
-            sizes = [as_index(size) for size in given]
+        listed = members(given)
+        if listed is not None:
+            sizes = [as_index(size) for size in listed]
             allowed = sorted({size for size in sizes if size is not None and size > 0})
             if len(allowed) != len({*sizes}) or None in sizes or 1 not in allowed:
                 raise ValidationError(
-                    f"batch_size as a tuple must hold positive ints and contain 1, as in (1, 4, 16), got {given!r}"
+                    "batch_size as a tuple must hold positive ints and contain 1, as in (1, 4, 16), "
+                    f"got {quoted(given)}"
                 )
             return cls(tuple(allowed), tuple(allowed))
         size = as_index(given)
         if size is None or size < 1:
-            raise ValidationError(f"batch_size must be a positive int, a tuple of them or None, got {given!r}")
+            raise ValidationError(f"batch_size must be a positive int, a tuple of them or None, got {quoted(given)}")
         return cls(size, (size,))
 
     @property

@@ -34,6 +34,7 @@ from infinite_tensor.filling.progress import FillReport, Tally, TensorReport, Wa
 from infinite_tensor.geometry.points import Index, is_empty
 from infinite_tensor.geometry.regions import Selection
 from infinite_tensor.geometry.window_sets import IndexProduct, Intervals
+from infinite_tensor.support.given import quoted, word
 from infinite_tensor.support.interrupts import Mark, store_call
 from infinite_tensor.support.tables import bytes_of
 from infinite_tensor.tilestore.inventory import TILE_STATES
@@ -178,14 +179,15 @@ def coverage(request: Request, state: object) -> torch.Tensor:
     """Which tiles are in a state, for each tile that a region touches; see `InfiniteTensor.coverage`."""
     node, start = node_of(request.tensor), request.selection.start
     states = TILE_STATES if request.where is None else (*TILE_STATES, SKIPPED)
-    if state is not None and (not isinstance(state, str) or state not in states):
-        hint = "; which tiles are skipped a mask says, give where=..." if state == SKIPPED else ""
-        raise ValidationError(f"state must be None or one of {', '.join(map(repr, states))}, got {state!r:.200}{hint}")
+    named = word(state)
+    if state is not None and named not in states:
+        hint = "; which tiles are skipped a mask says, give where=..." if named == SKIPPED else ""
+        raise ValidationError(f"state must be None or one of {', '.join(map(repr, states))}, got {quoted(state)}{hint}")
     target = _masked(node, request, start, request.selection.stop)
     if target is None:
         return torch.ones([0] * len(start), dtype=torch.bool, device="cpu")
     found = tile_states(target)
-    return torch.from_numpy(found != "missing" if state is None else found == state)
+    return torch.from_numpy(found != "missing" if named is None else found == named)
 
 
 def _to_fill(node: Node, request: Request, shard: tuple[int, int] | None = None) -> Target | None:

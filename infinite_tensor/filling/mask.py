@@ -16,7 +16,8 @@ import torch
 from infinite_tensor.engine.chain import Node
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.points import Index, IntArray
-from infinite_tensor.geometry.window import as_index
+from infinite_tensor.geometry.window import LARGEST, as_index
+from infinite_tensor.support.given import members, number, quoted
 from infinite_tensor.tilestore.layout import TileLayout
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
@@ -64,24 +65,18 @@ class Mask:
     """
 
     def __init__(self, values: Any, scale: object = 1, origin: object = 0, dims: Sequence[int] | None = None) -> None:
-        try:
-            self.values: Any = np.asarray(values) if isinstance(values, list | tuple) else values
-        except ValueError as error:
-            raise _no_numbers(values) from error
+        self.values: Any = _array(values) if isinstance(values, list | tuple) else values
         if not _is_sliced(self.values) and not callable(self.values):
             raise ValidationError(
-                f"a mask must be a tensor, an array, an InfiniteTensor or a callable, got {values!r:.200}"
+                f"a mask must be a tensor, an array, an InfiniteTensor or a callable, got {quoted(values)}; an array "
+                "has one dimension or more"
             )
-        if isinstance(self.values, torch.Tensor) and (self.values.is_meta or self.values.layout is not torch.strided):
-            raise ValidationError(
-                f"a mask must be a dense tensor that holds its values, got layout {self.values.layout} on "
-                f"{self.values.device}; of a sparse one give t.to_dense()"
-            )
+        _check_dense(self.values)
         self.dims = None if dims is None else _checked_dims(dims)
         self.scale = _fractions("scale", scale)
         self.origin = _fractions("origin", origin)
         if any(entry <= 0 for entry in (self.scale if isinstance(self.scale, tuple) else [self.scale])):
-            raise ValidationError(f"scale must be positive, got {scale!r}")
+            raise ValidationError(f"scale must be positive, got {quoted(scale)}")
 
 
 def placed(where: object, ndim: int) -> PlacedMask | None:
@@ -100,14 +95,14 @@ def placed(where: object, ndim: int) -> PlacedMask | None:
     dims = range(ndim - count, ndim) if mask.dims is None else mask.dims
     if len(dims) != count or count > ndim or not all(-ndim <= d < ndim for d in dims):
         found = f"shape {tuple(mask.values.shape)}" if sliced else f"{len(dims)} dimensions"
-        named = "" if mask.dims is None else f", and dims={mask.dims}"
+        named = "" if mask.dims is None else f", and dims={quoted(mask.dims)}"
         raise ValidationError(
             f"a mask has one dimension for each of dims, which are among the {ndim} of what is filled; this has "
             f"{found}{named}"
         )
     own = tuple(d % ndim for d in dims)
     if len(set(own)) < count:
-        raise ValidationError(f"dims of a mask must differ, got {mask.dims}")
+        raise ValidationError(f"dims of a mask must differ, got {quoted(mask.dims)}")
     return PlacedMask(mask.values, own, _each("scale", mask.scale, count), _each("origin", mask.origin, count))
 
 
@@ -306,33 +301,42 @@ def _any_by_call(values: Callable[..., Any], ranges: Sequence[_Ranges]) -> BoolA
 
 
 def _is_sliced(values: Any) -> bool:
-    return hasattr(values, "shape")
+    """Whether it has a shape of ints, at least one, and can be sliced."""
+    try:
+        extents = [extent is None or as_index(extent) is not None for extent in values.shape]
+        return hasattr(type(values), "__getitem__") and bool(extents) and all(extents)
+    except Exception:  # noqa: BLE001  (each kind of array fails in its own way)
+        return False
 
 
 def _checked_dims(given: object) -> Index:
-    numbers = [as_index(d) for d in given] if isinstance(given, list | tuple) else [None]
+    numbers = [as_index(d) for d in members(given) or [None]]
     if None in numbers:
-        raise ValidationError(f"dims of a mask must be a tuple of ints, got {given!r:.200}")
+        raise ValidationError(f"dims of a mask must be a tuple of ints, got {quoted(given)}")
     return tuple(d for d in numbers if d is not None)
 
 
 def _fractions(name: str, given: object) -> Fraction | tuple[Fraction, ...]:
+    entries = members(given)
     try:
-        return tuple(map(_fraction, given)) if isinstance(given, list | tuple) else _fraction(given)
+        return _fraction(given) if entries is None else tuple(map(_fraction, entries))
     except (TypeError, ValueError, OverflowError) as error:
         raise ValidationError(
-            f"{name} of a mask must be a finite number of pixels, or a tuple of one per dimension, got {given!r:.200}"
+            f"{name} of a mask must be a finite number of pixels up to 2**53, or a tuple of one per dimension, "
+            f"got {quoted(given)}"
         ) from error
 
 
 def _fraction(given: Any) -> Fraction:
     if isinstance(given, str):
         raise TypeError
-    number = float(given) if isinstance(given, np.floating) else given
-    exact = Fraction(number)
+    plain = number(given)
+    exact = Fraction(given if plain is None else plain)  # type: ignore[arg-type]
+    if abs(exact) > LARGEST:
+        raise OverflowError
     # 1/3 as a float is not a third, and means one.
     near = exact.limit_denominator(_ROUND)
-    return near if isinstance(number, float) and float(near) == number else exact
+    return near if isinstance(plain, float) and float(near) == plain else exact
 
 
 def _each(name: str, given: Fraction | tuple[Fraction, ...], count: int) -> tuple[Fraction, ...]:
@@ -344,18 +348,29 @@ def _each(name: str, given: Fraction | tuple[Fraction, ...], count: int) -> tupl
 
 def _truth(values: Any) -> BoolArray:
     """Which of some values are not 0."""
-    try:
-        array = (values != 0).numpy(force=True) if isinstance(values, torch.Tensor) else np.asarray(values)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise _no_numbers(values) from error
+    if isinstance(values, torch.Tensor):
+        _check_dense(values)
+        return (values != 0).numpy(force=True)
+    array = _array(values)
     if array.dtype.kind not in "biufc":
-        raise _no_numbers(values)
+        raise ValidationError(f"a mask must hold bools or numbers, got {quoted(values)}")
     wanted: BoolArray = array != 0
     return wanted
 
 
-def _no_numbers(values: Any) -> ValidationError:
-    return ValidationError(f"a mask must hold bools or numbers, got {values!r:.200}")
+def _check_dense(values: object) -> None:
+    if isinstance(values, torch.Tensor) and (values.layout is not torch.strided or values.is_meta):
+        raise ValidationError(
+            f"a mask must be a dense tensor that holds its values, got layout {values.layout} on {values.device}; of a "
+            "sparse one give t.to_dense()"
+        )
+
+
+def _array(values: Any) -> npt.NDArray[Any]:
+    try:
+        return np.asarray(values)
+    except Exception as error:
+        raise ValidationError(f"a mask must hold bools or numbers, got {quoted(values)}: {error!s:.200}") from error
 
 
 def _text(pixels: Sequence[slice]) -> str:

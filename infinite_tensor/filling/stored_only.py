@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from infinite_tensor.engine.chain import Node
+from infinite_tensor.engine.chain import Node, NodeHolder, node_of
 from infinite_tensor.engine.claims import CLAIMS
 from infinite_tensor.engine.reads import Views
 from infinite_tensor.geometry.regions import Selection, parse
@@ -38,10 +38,14 @@ class StoredOnly:
         What stands where a tile is missing.
     """
 
-    def __init__(self, node: Node, fill_value: Number) -> None:
-        self._node = node
+    def __init__(self, tensor: NodeHolder, fill_value: Number) -> None:
+        self._tensor = tensor
         self.fill_value = fill_value
-        pixel_value("fill_value", fill_value, node.spec.dtype)
+        pixel_value("fill_value", fill_value, self.dtype)
+
+    @property
+    def _node(self) -> Node:
+        return node_of(self._tensor)
 
     @property
     def shape(self) -> Shape:

@@ -31,6 +31,7 @@ from infinite_tensor.geometry.points import (
     unique_points,
 )
 from infinite_tensor.support.forks import cached_property
+from infinite_tensor.support.given import members, quoted, word
 
 Shape: TypeAlias = tuple[int | None, ...]
 
@@ -54,11 +55,11 @@ def as_index(value: object) -> int | None:
     """The exact integer that `value` stands for (anything with ``__index__`` but no bool), or None."""
     if type(value) is int:
         return value
-    if isinstance(value, bool) or getattr(value, "ndim", 0) != 0 or "bool" in str(getattr(value, "dtype", "")):
-        return None
     try:
+        if isinstance(value, bool) or getattr(value, "ndim", 0) != 0 or "bool" in str(getattr(value, "dtype", "")):
+            return None
         return operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
+    except Exception:  # noqa: BLE001  (it is none, or its class fails)
         return None
 
 
@@ -67,17 +68,18 @@ def _integers(name: str, value: object, dims: int | None, minimum: int | None) -
     single = as_index(value)
     if single is not None and dims is not None:
         value = (single,) * dims
-    if not isinstance(value, Sequence) or isinstance(value, str):
-        raise ValidationError(f"{name} must be a tuple of ints, got {value!r}")
-    numbers = [as_index(item) for item in value]
+    entries = members(value)
+    if entries is None:
+        raise ValidationError(f"{name} must be a tuple of ints, got {quoted(value)}")
+    numbers = [as_index(item) for item in entries]
     if dims is not None and len(numbers) != dims:
-        raise ValidationError(f"{name} must have one entry per entry of size ({dims}), got {value!r}")
+        raise ValidationError(f"{name} must have one entry per entry of size ({dims}), got {quoted(value)}")
     for number in numbers:
         if number is not None and abs(number) > LARGEST:
-            raise ValidationError(f"{name} must stay within 2**53, got {value!r}")
+            raise ValidationError(f"{name} must stay within 2**53, got {quoted(value)}")
         if number is None or (minimum is not None and number < minimum):
             kind = {None: "ints", 0: "ints from 0 on", 1: "positive ints"}[minimum]
-            raise ValidationError(f"{name} must hold {kind} only, got {value!r}")
+            raise ValidationError(f"{name} must hold {kind} only, got {quoted(value)}")
     return tuple(number for number in numbers if number is not None)
 
 
@@ -209,7 +211,8 @@ class TensorWindow:
         for d, (k, n) in enumerate(zip(follows, margins, strict=True)):
             if k is None and n:
                 raise ValidationError(
-                    f"margin {margin!r}: dimension {d} of {self!r} stays in place and cannot have one; give 0 for it"
+                    f"margin {quoted(margin)}: dimension {d} of {self!r} stays in place and cannot have one; give 0 "
+                    "for it"
                 )
         return TensorWindow(
             [size + 2 * n for size, n in zip(self.size, margins, strict=True)],
@@ -246,14 +249,17 @@ class TensorWindow:
 
 
 def _checked_map(dimension_map: Sequence[int | None], dims: int) -> tuple[int | None, ...]:
-    if not isinstance(dimension_map, Sequence) or len(dimension_map) != dims:
-        raise ValidationError(f"dimension_map must have one entry per entry of size ({dims}), got {dimension_map!r}")
+    given = members(dimension_map)
+    if given is None or len(given) != dims:
+        raise ValidationError(
+            f"dimension_map must have one entry per entry of size ({dims}), got {quoted(dimension_map)}"
+        )
     entries: list[int | None] = []
-    for entry in dimension_map:
+    for entry in given:
         number = None if entry is None else as_index(entry)
         if entry is not None and (number is None or number < 0):
             raise ValidationError(
-                f"dimension_map must hold window coordinates (ints from 0) or None, got {dimension_map!r}"
+                f"dimension_map must hold window coordinates (ints from 0) or None, got {quoted(dimension_map)}"
             )
         entries.append(number)
     return tuple(entries)
@@ -267,13 +273,11 @@ def checked_edge(edge: object, shape: Shape) -> Edge | None:
     ValidationError
         If it is neither one of `EDGES` nor one of them, or None, per dimension.
     """
-    entries = [edge] * len(shape) if isinstance(edge, str) else edge
-    known = isinstance(entries, list | tuple) and all(
-        entry is None or (isinstance(entry, str) and entry in EDGES) for entry in entries
-    )
-    if not isinstance(entries, list | tuple) or not known or len(entries) != len(shape):
+    given = (edge,) * len(shape) if isinstance(edge, str) else members(edge)
+    entries = [None if entry is None else word(entry) or "" for entry in given or ()]
+    if given is None or len(entries) != len(shape) or not {*entries} <= {*EDGES, None}:
         raise ValidationError(
-            f'edge must be "drop" or "clip", or one of them per dimension ({len(shape)}), got {edge!r:.200}'
+            f'edge must be "drop" or "clip", or one of them per dimension ({len(shape)}), got {quoted(edge)}'
         )
     clipped = [
         "clip" if entry == "clip" and extent is not None else "drop"

@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window import as_index
+from infinite_tensor.support.given import quoted
 from infinite_tensor.support.interrupts import Mark
 
 K = TypeVar("K", bound=Hashable)
@@ -134,5 +135,5 @@ def check_limit(name: str, value: object) -> int | None:
     """`value` as a cache limit: a positive int, or None for no limit; else ValidationError."""
     number = as_index(value)
     if value is not None and (number is None or number < 1):
-        raise ValidationError(f"{name} must be a positive int, or None for no limit, got {value!r}")
+        raise ValidationError(f"{name} must be a positive int, or None for no limit, got {quoted(value)}")
     return number

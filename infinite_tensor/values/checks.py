@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeGuard
+from typing import Any
 from uuid import UUID
 
-import numpy as np
 import torch
 
 from infinite_tensor.errors import RegionError, ValidationError
@@ -22,6 +21,7 @@ from infinite_tensor.geometry.window import (
     as_index,
     followed,
 )
+from infinite_tensor.support.given import members, number, quoted, word
 from infinite_tensor.support.sizes import bytes_in
 from infinite_tensor.values.definition import DTYPES, ArgDefinition, Padding, dtype_of, pixel_value
 from infinite_tensor.values.dims import label_of
@@ -31,60 +31,63 @@ def check_callable(f: object) -> None:
     """`f` can be called."""
     if not callable(f):
         raise ValidationError(
-            f"f must be callable, got {f!r}; give a function f(ctx, *regions) that returns a tensor, or read what is "
-            "stored without f by store.open(tensor_id)"
+            f"f must be callable, got {quoted(f)}; give a function f(ctx, *regions) that returns a tensor, or read "
+            "what is stored without f by store.open(tensor_id)"
         )
 
 
 def checked_shape(shape: object) -> Shape:
     """`shape` as a tuple of positive ints and None."""
-    if not isinstance(shape, Sequence) or isinstance(shape, str) or not shape:
+    given = members(shape)
+    if not given:
         raise ValidationError(
-            f"shape must be a tuple of positive ints and None, with at least one entry, got {shape!r}"
+            f"shape must be a tuple of positive ints and None, with at least one entry, got {quoted(shape)}"
         )
-    extents = [None if extent is None else as_index(extent) for extent in shape]
-    for given, extent in zip(shape, extents, strict=True):
-        if given is not None and (extent is None or not 1 <= extent <= LARGEST):
-            raise ValidationError(f"shape must hold positive ints up to 2**53 and None only, got {shape!r}")
+    extents = [None if extent is None else as_index(extent) for extent in given]
+    for entry, extent in zip(given, extents, strict=True):
+        if entry is not None and (extent is None or not 1 <= extent <= LARGEST):
+            raise ValidationError(f"shape must hold positive ints up to 2**53 and None only, got {quoted(shape)}")
     return tuple(extents)
 
 
 def checked_dtype(dtype: object) -> torch.dtype:
     """`dtype`, if it is one that every store can hold; a str names it, with or without ``torch.``."""
-    if isinstance(dtype, str):
-        return dtype_of(dtype.removeprefix("torch."))
+    name = word(dtype)
+    if name is not None:
+        return dtype_of(name.removeprefix("torch."))
     if not isinstance(dtype, torch.dtype) or dtype not in DTYPES:
-        raise ValidationError(f"dtype must be one of {', '.join(map(str, DTYPES))}, got {dtype!r}")
+        raise ValidationError(f"dtype must be one of {', '.join(map(str, DTYPES))}, got {quoted(dtype)}")
     return dtype
 
 
 def checked_device(device: object) -> torch.device:
     """`device` as torch places tensors on it: ``cuda`` becomes ``cuda:0``."""
     if not isinstance(device, torch.device | str | int) or isinstance(device, bool):
-        raise ValidationError(f"device must be a torch.device or a str, got {device!r}")
+        raise ValidationError(f"device must be a torch.device or a str, got {quoted(device)}")
     try:
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError, TypeError, ValueError) as error:
-        raise ValidationError(f"device {device!r} cannot be used: {error}") from error
+        raise ValidationError(f"device {quoted(device)} cannot be used: {error}") from error
 
 
 def checked_id(given: object, name: str = "tensor_id") -> str:
     """An id, if it is a str that can be stored; a UUID stands for its str. `name` is the argument, for messages."""
     if isinstance(given, UUID):
         return str(given)
-    if not isinstance(given, str) or not given:
-        raise ValidationError(f"{name} must be a non-empty str, got {given!r}")
+    text = word(given)
+    if not text:
+        raise ValidationError(f"{name} must be a non-empty str, got {quoted(given)}")
     try:
-        given.encode()
+        text.encode()
     except UnicodeEncodeError as error:
-        raise ValidationError(f"{name} {given!r} is not valid Unicode: {error}") from error
-    return given
+        raise ValidationError(f"{name} {quoted(given)} is not valid Unicode: {error}") from error
+    return text
 
 
 def check_output_window(window: object, shape: Shape, edge: Edge | None) -> None:
     """The output window has one entry per dimension, follows coordinates that exist, and overlaps within reason."""
     if not isinstance(window, TensorWindow):
-        raise ValidationError(f"output_window must be a TensorWindow, got {window!r}")
+        raise ValidationError(f"output_window must be a TensorWindow, got {quoted(window)}")
     if window.ndim != len(shape):
         raise ValidationError(
             f"output_window has {window.ndim} dimensions, but the shape {shape} has {len(shape)}; give a TensorWindow "
@@ -154,13 +157,13 @@ def checked_paddings(args: Sequence[Any], given: object) -> tuple[tuple[Padding,
     ValidationError
         If it is neither a padding, nor one per arg, each for all of its dimensions or one per dimension.
     """
-    if _is_one_padding(given):
-        given = [given] * len(args)
-    if not isinstance(given, list | tuple) or len(given) != len(args):
+    entries = (given,) * len(args) if _is_one_padding(given) else members(given)
+    if entries is None or len(entries) != len(args):
         raise ValidationError(
-            f"args_padding must be {_PADDINGS}, or a sequence with one entry per arg ({len(args)}), got {given!r:.200}"
+            f"args_padding must be {_PADDINGS}, or a list with one entry per arg ({len(args)}), which may be a tuple "
+            f"with one per dimension of it, got {quoted(given)}"
         )
-    return tuple(_arg_padding(f"args_padding[{at}]", *each) for at, each in enumerate(zip(args, given, strict=True)))
+    return tuple(_arg_padding(f"args_padding[{at}]", *each) for at, each in enumerate(zip(args, entries, strict=True)))
 
 
 _PADDINGS = ", ".join(f'"{mode}"' for mode in PADDINGS if mode != "constant") + ' or ("constant", value)'
@@ -168,25 +171,21 @@ _PADDINGS = ", ".join(f'"{mode}"' for mode in PADDINGS if mode != "constant") + 
 
 def _is_one_padding(given: object) -> bool:
     """Whether it is meant for all that it may be spread over."""
-    return given is None or isinstance(given, str) or _is_constant(given)
+    return given is None or isinstance(given, str) or _constant(given) is not None
 
 
-def _is_constant(given: object) -> TypeGuard[Sequence[Any]]:
-    return (
-        isinstance(given, list | tuple)
-        and len(given) == 2
-        and isinstance(given[0], str)
-        and given[0] == "constant"
-        and isinstance(given[1], int | float | complex | np.generic)
-    )
+def _constant(given: object) -> complex | None:
+    """The value in ``("constant", value)``; None for everything else."""
+    entries = members(given)
+    return number(entries[1]) if entries is not None and len(entries) == 2 and word(entries[0]) == "constant" else None
 
 
 def _arg_padding(name: str, arg: Any, given: object) -> tuple[Padding, ...] | None:
     spread = _is_one_padding(given)
-    entries = [given] * len(arg.shape) if spread else given
-    if not isinstance(entries, list | tuple) or len(entries) != len(arg.shape):
+    entries = (given,) * len(arg.shape) if spread else members(given)
+    if entries is None or len(entries) != len(arg.shape):
         raise ValidationError(
-            f"{name} must be {_PADDINGS}, or one of these per dimension ({len(arg.shape)}), got {given!r:.200}"
+            f"{name} must be {_PADDINGS}, or one of these per dimension ({len(arg.shape)}), got {quoted(given)}"
         )
     paddings = []
     for d, (entry, extent) in enumerate(zip(entries, arg.shape, strict=True)):
@@ -195,7 +194,7 @@ def _arg_padding(name: str, arg: Any, given: object) -> tuple[Padding, ...] | No
             if not spread:
                 raise ValidationError(
                     f"{name}[{d}]: dimension {label_of(d, arg.dims[d])} of {arg.tensor_id!r} is unbounded, it has no "
-                    f"end to pad; give None, got {entry!r}"
+                    f"end to pad; give None, got {quoted(entry)}"
                 )
             padding = Padding("error")
         paddings.append(padding)
@@ -205,12 +204,13 @@ def _arg_padding(name: str, arg: Any, given: object) -> tuple[Padding, ...] | No
 def _padding(name: str, dtype: torch.dtype, given: object) -> Padding:
     if given is None:
         return Padding("error")
-    mode, value = given if _is_constant(given) else (given, 0)
-    if not isinstance(mode, str) or mode not in PADDINGS:
-        raise ValidationError(f"{name} must be {_PADDINGS}, got {given!r:.200}")
+    value = _constant(given)
+    mode = word(given) if value is None else "constant"
+    if mode not in PADDINGS:
+        raise ValidationError(f"{name} must be {_PADDINGS}, got {quoted(given)}")
     if mode != "constant":
         return Padding(mode)
-    return Padding(mode, pixel_value(name, value, dtype))
+    return Padding(mode, pixel_value(name, 0 if value is None else value, dtype))
 
 
 def checked_windows(args: Sequence[Any], windows: Sequence[object]) -> tuple[TensorWindow, ...]:
@@ -222,7 +222,7 @@ def checked_windows(args: Sequence[Any], windows: Sequence[object]) -> tuple[Ten
     checked = []
     for at, (arg, window) in enumerate(zip(args, windows, strict=True)):
         if not isinstance(window, TensorWindow):
-            raise ValidationError(f"args_windows[{at}] must be a TensorWindow, got {window!r}")
+            raise ValidationError(f"args_windows[{at}] must be a TensorWindow, got {quoted(window)}")
         if window.ndim != len(arg.shape):
             raise ValidationError(f"args_windows[{at}] has {window.ndim} dimensions, args[{at}] has shape {arg.shape}")
         checked.append(window)
@@ -287,18 +287,19 @@ def move_target(
 
 def checked_bytes(name: str, value: object) -> int | None:
     """`value` as a number of bytes: an int, a str such as ``"400MB"``, or None for none; else ValidationError."""
-    number = bytes_in(value) if isinstance(value, str) else as_index(value)
-    if value is not None and (number is None or number < 1):
+    text = word(value)
+    size = as_index(value) if text is None else bytes_in(text)
+    if value is not None and (size is None or size < 1):
         raise ValidationError(
             f"{name} must be a positive number of bytes, such as 400_000_000, '400MB' or '1.5 GiB', or None, "
-            f"got {value!r:.200}"
+            f"got {quoted(value)}"
         )
-    return number
+    return size
 
 
 def checked_workers(value: object) -> int:
     """`value` as a number of threads; ValidationError if it is no positive int."""
-    number = as_index(value)
-    if number is None or number < 1:
-        raise ValidationError(f"workers must be a positive int, got {value!r}")
-    return number
+    count = as_index(value)
+    if count is None or count < 1:
+        raise ValidationError(f"workers must be a positive int, got {quoted(value)}")
+    return count

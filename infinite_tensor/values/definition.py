@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-import numpy as np
 import torch
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window import Edge, Shape, TensorWindow
 from infinite_tensor.support.forks import cached_property
+from infinite_tensor.support.given import members, number, quoted, word
 from infinite_tensor.support.nested import Key
 from infinite_tensor.values.dims import Dims
 from infinite_tensor.values.fingerprint import PYTHON, combined, differ, fingerprint
@@ -55,7 +55,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 def dtype_of(name: object) -> torch.dtype:
     """``torch.float32`` for ``"float32"``; ValidationError for what is no name of a supported dtype."""
     if not isinstance(name, str) or name not in _DTYPE_NAMES:
-        raise ValidationError(f"unknown dtype {name!r}; supported are {', '.join(_DTYPE_NAMES)}")
+        raise ValidationError(f"unknown dtype {quoted(name)}; supported are {', '.join(_DTYPE_NAMES)}")
     return _DTYPE_NAMES[name]
 
 
@@ -201,22 +201,32 @@ def json_value(name: str, value: object, deepest: int = DEEPEST_JSON) -> Json:
     ValidationError
         If JSON has no form for it, it lies more than `deepest` levels deep, or an int has over 4000 digits.
     """
-    if value is None or isinstance(value, bool | str):
+    if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, str):
+        return word(value)
     if isinstance(value, int | float):
-        if isinstance(value, int) and abs(value) > _LARGEST_INT:
-            raise ValidationError(f"{name} must hold ints of up to 4000 digits")
-        return _json_number(value)
+        return _json_number(_of_few_digits(name, number(value)))
     if not isinstance(value, list | tuple | Mapping):
-        raise ValidationError(f"{name} must be a JSON value (None, bool, number, str, list, dict), got {value!r}")
+        raise ValidationError(f"{name} must be a JSON value (None, bool, number, str, list, dict), got {quoted(value)}")
     if not deepest:
         raise ValidationError(f"{name:.80} lies too deep: lists and dicts may nest {DEEPEST_JSON} levels")
     if not isinstance(value, Mapping):
-        return [json_value(f"{name}[{i}]", item, deepest - 1) for i, item in enumerate(value)]
+        items = members(value)
+        if items is None:
+            raise ValidationError(f"{name} must be a JSON value, and the members of {quoted(value)} cannot be read")
+        return [json_value(f"{name}[{i}]", item, deepest - 1) for i, item in enumerate(items)]
     for key in value:
         if not isinstance(key, str):
-            raise ValidationError(f"{name} must have str keys, as in JSON, got {key!r}")
+            raise ValidationError(f"{name} must have str keys, as in JSON, got {quoted(key)}")
     return {key: json_value(f"{name}.{key}", item, deepest - 1) for key, item in value.items()}
+
+
+def _of_few_digits(name: str, value: Any) -> float:
+    if isinstance(value, int) and abs(value) > _LARGEST_INT:
+        raise ValidationError(f"{name} must hold ints of up to 4000 digits")
+    found: float = value
+    return found
 
 
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -236,11 +246,10 @@ def pixel_value(name: str, value: object, dtype: torch.dtype) -> Number:
     ValidationError
         If `value` is no number, or not one that `dtype` can hold. Fractions are rounded where `dtype` has any.
     """
-    if isinstance(value, np.generic):
-        value = value.item()
-    if not isinstance(value, int | float | complex) or (isinstance(value, bool) and dtype is not torch.bool):
-        raise ValidationError(f"{name} must be a number, got {value!r:.200}")
-    return _as_dtype(name, value, dtype)
+    plain = number(value)
+    if plain is None or (isinstance(plain, bool) and dtype is not torch.bool):
+        raise ValidationError(f"{name} must be a number, got {quoted(value)}")
+    return _as_dtype(name, plain, dtype)
 
 
 def json_scalar(name: str, value: object, dtype: torch.dtype) -> Json:
@@ -259,13 +268,13 @@ def _as_dtype(name: str, value: Number, dtype: torch.dtype) -> Number:
     try:
         held: Number = torch.tensor(value, dtype=dtype, device="cpu").item()
     except (RuntimeError, OverflowError, TypeError, ValueError) as error:
-        raise ValidationError(f"{name} {value!r} does not fit {dtype}: {error}") from error
+        raise ValidationError(f"{name} {quoted(value)} does not fit {dtype}: {error}") from error
     if dtype.is_floating_point or dtype.is_complex:
         exact = cmath.isfinite(held) or not cmath.isfinite(value)
     else:
         exact = held == value
     if not exact or (isinstance(value, complex) and not dtype.is_complex):
-        raise ValidationError(f"{name} {value!r} does not fit {dtype}, which would hold {held!r}")
+        raise ValidationError(f"{name} {quoted(value)} does not fit {dtype}, which would hold {held!r}")
     return held
 
 
@@ -298,13 +307,14 @@ _NAMED: Mapping[str, Blend] = {
 
 def resolved_blend(given: object) -> Blend | None:
     """The blend that a user gives, perhaps by its name; ValidationError for what is none."""
-    if isinstance(given, str) and given in _NAMED:
-        return _NAMED[given]
+    name = word(given)
+    if name is not None and name in _NAMED:
+        return _NAMED[name]
     if given is not None and not isinstance(given, WeightedMean) and not callable(given):
         names = ", ".join(map(repr, _NAMED))
         raise ValidationError(
             f"blend must be one of {names}, a WeightedMean, a function of two tensors, or None, which is the sum, "
-            f"got {given!r:.200}"
+            f"got {quoted(given)}"
         )
     return given
 

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from infinite_tensor.errors import ValidationError
+from infinite_tensor.support.given import quoted
 
 _LEAF = 1 << 22
 """Bytes of a tensor that are hashed by themselves, so that threads share the work."""
@@ -76,7 +77,7 @@ def digest(module: nn.Module) -> str:
     True
     """
     if not isinstance(module, nn.Module):
-        raise ValidationError(f"digest takes a torch.nn.Module, got {module!r:.200}; give the network itself")
+        raise ValidationError(f"digest takes a torch.nn.Module, got {quoted(module)}; give the network itself")
     return Digests().of(module)
 
 

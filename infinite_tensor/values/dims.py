@@ -6,6 +6,7 @@ import re
 from typing import TypeAlias
 
 from infinite_tensor.errors import ValidationError
+from infinite_tensor.support.given import members, quoted, word
 
 Dims: TypeAlias = "tuple[str, ...] | None"
 """The name of each dimension, a default one where it has none; None where no dimension has a name."""
@@ -40,22 +41,23 @@ def checked_dims(dims: object, ndim: int) -> Dims:
     """
     if dims is None:
         return None
-    if not isinstance(dims, tuple | list) or len(dims) != ndim:
-        raise ValidationError(f"dims must be a tuple of {ndim} str, one per dimension, or None, got {dims!r:.200}")
-    for d, name in enumerate(dims):
-        if not isinstance(name, str) or not 0 < len(name) <= _LONGEST or not name.isprintable():
+    given = members(dims)
+    if given is None or len(given) != ndim:
+        raise ValidationError(f"dims must be a tuple of {ndim} str, one per dimension, or None, got {quoted(dims)}")
+    names = tuple(word(name) or "" for name in given)
+    for d, name in enumerate(names):
+        if not 0 < len(name) <= _LONGEST or not name.isprintable():
             raise ValidationError(
-                f"dims must hold names, which are printable str of 1 to {_LONGEST} characters, got {name!r:.200} for "
-                f"dimension {d}"
+                f"dims must hold names, which are printable str of 1 to {_LONGEST} characters, "
+                f"got {quoted(given[d])} for dimension {d}"
             )
         if _DEFAULT.fullmatch(name) and name != default_name(d):
             raise ValidationError(
                 f"dims: {name!r} for dimension {d} is what another dimension is called by default; give another name, "
                 f"or {default_name(d)!r} for none"
             )
-        if name in dims[:d]:
-            raise ValidationError(f"dims must hold a different name for each dimension, got {dims!r:.200}")
-    names = tuple(map(str, dims))
+        if name in names[:d]:
+            raise ValidationError(f"dims must hold a different name for each dimension, got {quoted(dims)}")
     return None if names == names_of(None, ndim) else names
 
 

@@ -14,6 +14,7 @@ import torch
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window import TensorWindow, followed
+from infinite_tensor.support.given import members, number, quoted
 
 _Profile: TypeAlias = npt.NDArray[np.float32]
 
@@ -69,7 +70,9 @@ class WeightedMean:
         else:
             self._given = _checked_weights(weights)
         if self._kind != "gaussian" and self._sigma_scale != _SIGMA_SCALE:
-            raise ValidationError(f"sigma_scale is for 'gaussian' weights only, got {sigma_scale!r}; leave it out")
+            raise ValidationError(
+                f"sigma_scale is for 'gaussian' weights only, got {quoted(sigma_scale)}; leave it out"
+            )
 
     @property
     def weights(self) -> str | torch.Tensor:
@@ -133,11 +136,11 @@ def mean_from_json(stored: object) -> WeightedMean:
     ValidationError for what it cannot have described.
     """
     if not isinstance(stored, Mapping) or not isinstance(stored.get("weights"), str):
-        raise ValidationError(f"blend must be a name, a weighted mean or None, got {stored!r:.200}")
+        raise ValidationError(f"blend must be a name, a weighted mean or None, got {quoted(stored)}")
     name, scale = stored["weights"], stored.get("sigma_scale", _SIGMA_SCALE)
     mean = UnknownWeights(name) if _DIGEST.fullmatch(name) else WeightedMean(name, scale)
     if mean_to_json(mean) != stored:
-        raise ValidationError(f"blend must be a weighted mean, got {stored!r:.200}")
+        raise ValidationError(f"blend must be a weighted mean, got {quoted(stored)}")
     return mean
 
 
@@ -185,7 +188,7 @@ def check_mean(blend: object, window: TensorWindow, dtype: torch.dtype, blend_in
     if blend_init is not None:
         raise ValidationError(
             f"blend {blend!r} takes no blend_init: it begins with the first window, and what no window covers is 0; "
-            f"got {blend_init!r}, leave it out"
+            f"got {quoted(blend_init)}, leave it out"
         )
 
 
@@ -193,7 +196,7 @@ def _check_window(mean: WeightedMean, window: TensorWindow) -> None:
     scale, size = mean.sigma_scale, window.size
     if isinstance(scale, tuple) and len(scale) != len(size):
         raise ValidationError(
-            f"sigma_scale must be a number or one per dimension of the window ({len(size)}), got {scale!r}"
+            f"sigma_scale must be a number or one per dimension of the window ({len(size)}), got {quoted(scale)}"
         )
     weights = None if isinstance(mean, UnknownWeights) else mean.weights
     if isinstance(weights, torch.Tensor):
@@ -261,29 +264,28 @@ KINDS = tuple(_PROFILES)
 """The kinds of weights that have a name."""
 
 
-def _checked_kind(kind: str) -> str:
+def _checked_kind(given: str) -> str:
+    kind = str.__str__(given)
     if kind not in _PROFILES:
         raise ValidationError(
-            f"weights must be one of {', '.join(map(repr, KINDS))}, or a tensor of weights, got {kind!r:.200}"
+            f"weights must be one of {', '.join(map(repr, KINDS))}, or a tensor of weights, got {quoted(kind)}"
         )
     return kind
 
 
 def _checked_scale(scale: object) -> float | tuple[float, ...]:
-    if isinstance(scale, Sequence) and not isinstance(scale, str) and scale:
-        return tuple(map(_checked_number, scale))
-    return _checked_number(scale)
+    scales = members(scale)
+    return tuple(map(_checked_number, scales)) if scales else _checked_number(scale)
 
 
 def _checked_number(scale: Any) -> float:
     least, most = _SIGMA_SCALES
-    if isinstance(scale, np.generic):
-        scale = scale.item()
-    if not isinstance(scale, int | float) or isinstance(scale, bool) or not least <= scale <= most:
+    plain = number(scale)
+    if not isinstance(plain, int | float) or isinstance(plain, bool) or not least <= plain <= most:
         raise ValidationError(
-            f"sigma_scale must be a number between {least} and {most:.0f}, or one per dimension, got {scale!r:.200}"
+            f"sigma_scale must be a number between {least} and {most:.0f}, or one per dimension, got {quoted(scale)}"
         )
-    return float(scale)
+    return float(plain)
 
 
 def _checked_weights(weights: Any) -> torch.Tensor:
@@ -294,10 +296,10 @@ def _checked_weights(weights: Any) -> torch.Tensor:
             raise TypeError(f"{tensor.dtype} in layout {tensor.layout}")
         single = tensor.dtype.is_floating_point and tensor.dtype.itemsize <= torch.float32.itemsize
         held = tensor.detach().to("cpu", torch.float32 if single else torch.float64, copy=True).contiguous()
-    except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
+    except Exception as error:
         raise ValidationError(
             f"weights must be one of {', '.join(map(repr, KINDS))}, or a tensor or array of real numbers, "
-            f"got {weights!r:.200}: {error}"
+            f"got {quoted(weights)}: {error}"
         ) from error
     if not held.numel():
         raise ValidationError(f"weights must hold at least one number, got shape {tuple(held.shape)}")

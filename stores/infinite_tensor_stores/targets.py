@@ -16,6 +16,7 @@ from zarr.storage import FsspecStore, LocalStore, MemoryStore, WrapperStore
 
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.geometry.window import as_index
+from infinite_tensor.support.given import quoted
 from infinite_tensor.tilestore.persistent import FORMAT
 from infinite_tensor_stores.files import FileStore
 from infinite_tensor_stores.remote import FilesInMemory, Mask, MaskedFileSystem, RemoteStore, without_logins
@@ -31,7 +32,7 @@ _MEMORY = "memory"
 def check_mode(mode: object, modes: Sequence[str] = MODES) -> str:
     """`mode`, if it is one of `modes`."""
     if mode not in modes:
-        raise ValidationError(f"mode must be one of {', '.join(modes)}, got {mode!r}")
+        raise ValidationError(f"mode must be one of {', '.join(modes)}, got {quoted(mode)}")
     return str(mode)
 
 
@@ -98,13 +99,30 @@ def local_path(target: str) -> Path:
         raise ValidationError(f"{target!r} names a user who has no home directory here; give the whole path") from error
 
 
+def text_of(target: str | os.PathLike[str]) -> str:
+    """A path or a URL as a str.
+
+    Raises
+    ------
+    ValidationError
+        If it is an empty one, or an object that stands for none.
+    """
+    try:
+        text = os.fspath(target)
+    except Exception as error:
+        raise ValidationError(f"target must be a path or a URL, and {quoted(target)} is none: {error}") from error
+    if not isinstance(text, str) or not text:
+        raise ValidationError(f"target must be a path or a URL as a str, got {quoted(text)}; '.' is the current folder")
+    return text
+
+
 def absolute(target: Any) -> Any:
     """`target` as it means the same place from whatever folder: a local one as an absolute path, any other as it is."""
     if type(target) is LocalStore:
         return LocalStore(target.root.expanduser().absolute(), read_only=target.read_only)
-    if not isinstance(target, str | os.PathLike) or not _is_local(os.fspath(target)):
+    if not isinstance(target, str | os.PathLike) or not _is_local(text_of(target)):
         return target
-    path = local_path(os.fspath(target)).absolute()
+    path = local_path(text_of(target)).absolute()
     return str(path) if isinstance(target, str) else path
 
 
@@ -116,7 +134,7 @@ def check_timeout(timeout: object) -> float:
     """`timeout`, if it is a number of seconds to wait."""
     number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
     if not number or not 0 < timeout < float("inf"):  # type: ignore[operator]
-        raise ValidationError(f"timeout must be a number of seconds above 0, got {timeout!r}")
+        raise ValidationError(f"timeout must be a number of seconds above 0, got {quoted(timeout)}")
     return float(timeout)  # type: ignore[arg-type]
 
 
@@ -124,7 +142,7 @@ def check_concurrency(concurrency: object) -> int:
     """`concurrency`, if it is a number of requests that can be under way at a time."""
     number = as_index(concurrency)
     if number is None or not 1 <= number <= MOST_CONCURRENT:
-        raise ValidationError(f"concurrency must be an int from 1 to {MOST_CONCURRENT}, got {concurrency!r}")
+        raise ValidationError(f"concurrency must be an int from 1 to {MOST_CONCURRENT}, got {quoted(concurrency)}")
     return number
 
 
@@ -167,8 +185,8 @@ def zarr_store(
             return _remote(store, Mask(store.path, store.fs.storage_options), timeout)
         return store
     if not isinstance(target, str | os.PathLike):
-        raise ValidationError(f"target must be a path, an fsspec URL or a zarr Store, got {target!r}")
-    url = os.fspath(target)
+        raise ValidationError(f"target must be a path, an fsspec URL or a zarr Store, got {quoted(target)}")
+    url = text_of(target)
     if _is_local(url):
         # It creates files exclusively, which zarr's fsspec store over file:// cannot.
         return FileStore(local_path(url).absolute(), read_only=read_only)

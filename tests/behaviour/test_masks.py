@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import pickle
 import tracemalloc
 from collections.abc import Callable, Sequence
 from fractions import Fraction
@@ -233,7 +234,7 @@ class TestKindsOfMasks:
             (Mask(np.ones((8, 8)), origin=(1,)), "origin of a mask must have one entry per dimension"),
             (np.full((8, 8), "yes"), "a mask must hold bools or numbers"),
             (lambda _: None, "a mask must hold bools or numbers, got None"),
-            (lambda _: torch.ones(2, device="meta"), "a mask must hold bools or numbers, got tensor"),
+            (lambda _: torch.ones(2, device="meta"), "a mask must be a dense tensor that holds its values"),
             ([[1, 1], [1]], r"a mask must hold bools or numbers, got \[\[1, 1\], \[1\]\]"),
             (torch.ones(8, 8).to_sparse(), r"a mask must be a dense tensor .*to_dense\(\)"),
             (torch.ones(8, 8, device="meta"), "a mask must be a dense tensor that holds its values"),
@@ -628,6 +629,21 @@ class TestStoredOnly:
         with ZarrTileStore(tmp_path, mode="r") as store:
             view = store.open("t").stored_only()
             assert view[2:6, 4:8].tolist() == [[0.0] * 4] * 2 + [[101.0] * 4] * 2
+
+    def test_another_process_may_be_handed_it(self, tmp_path: Path) -> None:
+        with ZarrTileStore(tmp_path, tile_size=TILE) as store:
+            t = InfiniteTensor((None, None), Constant(), WINDOW, tile_store=store, tensor_id="t")
+            t[4:8, 4:8]
+            store.flush()
+            view = pickle.loads(pickle.dumps(t.stored_only(7)))  # noqa: S301  (our own)
+            assert torch.equal(view[2:6, 4:8], t.stored_only(7)[2:6, 4:8])
+
+    @pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
+    @pytest.mark.parametrize("value", ["black", None, [0], torch.tensor(1.0)])
+    def test_what_is_no_number_is_refused(self, value: Any, dtype: torch.dtype) -> None:
+        t = InfiniteTensor((None, None), Constant(), WINDOW, dtype=dtype)
+        with pytest.raises(ValidationError, match="fill_value must be a number, got"):
+            t.stored_only(value)
 
     def test_a_damaged_tile_is_missing(self, tmp_path: Path) -> None:
         with ZarrTileStore(tmp_path, tile_size=TILE) as store:

@@ -1,0 +1,271 @@
+"""Whatever is given for an argument, it works, or is a ValidationError that shows it, and nothing is left behind."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from infinite_tensor import (
+    InfiniteTensor,
+    Mask,
+    MemoryTileStore,
+    Output,
+    TensorWindow,
+    ValidationError,
+    WeightedMean,
+    digest,
+    open_store,
+    sl,
+)
+
+WINDOW = TensorWindow((4, 4), stride=(2, 2))
+HALO = TensorWindow((6, 6), stride=(2, 2), offset=(-1, -1))
+
+
+class FailsToShow:
+    """An object without a repr."""
+
+    def __repr__(self) -> str:
+        raise OSError("no repr")
+
+
+class FailsToCount(list[Any]):
+    """A list without a length."""
+
+    def __len__(self) -> int:
+        raise OSError("no length")
+
+
+class FailsToList(list[Any]):
+    """A list without members."""
+
+    def __iter__(self) -> Iterator[Any]:
+        raise OSError("no members")
+
+
+class FailsToCompare(str):
+    """A str that is equal to nothing."""
+
+    __slots__ = ()
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        raise OSError("no equality")
+
+
+class FailsToOrder(float):
+    """A float that is above and below nothing."""
+
+    __slots__ = ()
+
+    def __le__(self, other: object) -> bool:
+        raise OSError("no order")
+
+    __lt__ = __ge__ = __gt__ = __le__
+
+
+class FailsToIndex:
+    """What seems to be an int."""
+
+    def __index__(self) -> int:
+        raise OSError("no index")
+
+
+class FailsToTell:
+    """An object that computes its attributes."""
+
+    def __getattr__(self, name: str) -> object:
+        raise OSError(f"no {name}")
+
+
+class FailsToBeAPath:
+    """What seems to be a path."""
+
+    def __fspath__(self) -> str:
+        raise OSError("no path")
+
+
+class IsBytes:
+    """A path that is no str."""
+
+    def __fspath__(self) -> bytes:
+        return b"store.zarr"
+
+
+class HasShape:
+    """What seems to be an array."""
+
+    def __init__(self, shape: object) -> None:
+        self.shape = shape
+
+
+class Word(str, enum.Enum):  # noqa: UP042  (str of a StrEnum is its value; of this it is "Word.CLIP")
+    """What a program may have its words in."""
+
+    CLIP = "clip"
+    HANN = "hann"
+    Y = "y"
+
+
+def nested(depth: int) -> list[Any]:
+    inner: list[Any] = []
+    for _ in range(depth):
+        inner = [inner]
+    return inner
+
+
+def in_itself() -> list[Any]:
+    found: list[Any] = []
+    found.append(found)
+    return found
+
+
+HOSTILE: dict[str, Any] = {
+    "nothing": "",
+    "no members": (),
+    "not a number": math.nan,
+    "infinity": -math.inf,
+    "an int of 5,000 digits": 10**5000,
+    "an int of 400 digits": 10**400,
+    "bytes": b"clip",
+    "text": "\N{GRINNING FACE}" * 1000,
+    "half a character": "\ud800",
+    "a null": "a\0b",
+    "a mapping": {"a": 1},
+    "a set": {1},
+    "an object": object(),
+    "an iterator": iter("ab"),
+    "a list of 10,000": list(range(10_000)),
+    "lists 50,000 deep": nested(50_000),
+    "a list in itself": in_itself(),
+    "a ragged list": [1, [2, 3]],
+    "a decimal": Decimal("sNaN"),
+    "a scalar of numpy": np.float64("nan"),
+    "a str of numpy": np.str_("abc"),
+    "a dtype of numpy": np.dtype("float32"),
+    "an array": np.array([1, 2]),
+    "an array of objects": np.array([object()]),
+    "a tensor": torch.tensor([1, 2]),
+    "a scalar of torch": torch.tensor(math.nan),
+    "a tensor without values": torch.empty(16, 16, device="meta"),
+    "a sparse tensor": torch.eye(16).to_sparse(),
+    "fails to show": FailsToShow(),
+    "fails to count": FailsToCount([1, 2]),
+    "fails to list": FailsToList([1, 2]),
+    "fails to compare": FailsToCompare("abc"),
+    "fails to order": FailsToOrder(-1.0),
+    "fails to index": FailsToIndex(),
+    "fails to tell": FailsToTell(),
+    "fails to be a path": FailsToBeAPath(),
+    "is bytes": IsBytes(),
+    "a shape of text": HasShape((None, "a")),
+    "a shape alone": HasShape((16, 16)),
+    "a shape of one int": HasShape(16),
+}
+
+
+@pytest.fixture(scope="module")
+def filled() -> InfiniteTensor:
+    return InfiniteTensor((16, 16), lambda _ctx: torch.ones(4, 4), TensorWindow((4, 4)))
+
+
+def made(place: Path, **options: Any) -> InfiniteTensor:
+    source = InfiniteTensor((16, 16), lambda _ctx: torch.ones(16, 16), TensorWindow((16, 16)))
+    arguments: dict[str, Any] = {"tile_store": place / "s.zarr", "args": [source], "args_windows": [HALO]}
+    arguments |= {"args_padding": "edge"} | options
+    return InfiniteTensor((16, 16), lambda _ctx, region: region[1:5, 1:5], WINDOW, **arguments)
+
+
+def outputs(place: Path, output: Any) -> object:
+    return InfiniteTensor.from_multi(lambda _ctx: {}, output, tile_store=place / "s.zarr")
+
+
+PLAIN = sl[0:8, 0:8]
+ARGUMENTS: dict[str, Callable[[Path, InfiniteTensor, Any], object]] = {
+    "edge": lambda place, _t, value: made(place, edge=value),
+    "edge of a dimension": lambda place, _t, value: made(place, edge=("clip", value)),
+    "edge of windows": lambda _place, _t, value: list(WINDOW.intersecting_windows([slice(0, 8)] * 2, (16, 16), value)),
+    "padding": lambda place, _t, value: made(place, args_padding=value),
+    "padding of an arg": lambda place, _t, value: made(place, args_padding=[value]),
+    "padding of a dimension": lambda place, _t, value: made(place, args_padding=[("wrap", value)]),
+    "constant": lambda place, _t, value: made(place, args_padding=("constant", value)),
+    "blend": lambda place, _t, value: made(place, blend=value),
+    "blend_init": lambda place, _t, value: made(place, blend_init=value),
+    "weights": lambda place, _t, value: made(place, blend=WeightedMean(value)),
+    "sigma_scale": lambda place, _t, value: made(place, blend=WeightedMean("gaussian", value)),
+    "sigma_scale of a dimension": lambda place, _t, value: made(place, blend=WeightedMean("gaussian", (1, value))),
+    "dims": lambda place, _t, value: made(place, dims=value),
+    "name of a dimension": lambda place, _t, value: made(place, dims=("y", value)),
+    "dtype": lambda place, _t, value: made(place, dtype=value),
+    "version": lambda place, _t, value: made(place, version=[value]),
+    "shape": lambda place, _t, value: InfiniteTensor(value, torch.ones, WINDOW, tile_store=place / "s.zarr"),
+    "args": lambda place, _t, value: made(place, args=[value]),
+    "args_windows": lambda place, _t, value: made(place, args_windows=value),
+    "an output": lambda place, _t, value: outputs(place, {"a": value}),
+    "edge of an output": lambda place, _t, value: outputs(place, {"a": Output((16, 16), "int8", WINDOW, edge=value)}),
+    "size of a window": lambda _place, _t, value: TensorWindow(value),
+    "dimension_map": lambda _place, _t, value: TensorWindow((4, 4), dimension_map=value),
+    "margin": lambda _place, _t, value: WINDOW.padded(value),
+    "margin of a dimension": lambda _place, _t, value: WINDOW.padded((1, value)),
+    "max_memory": lambda _place, t, value: t.plan(PLAIN, max_memory=value),
+    "cache of bytes": lambda _place, _t, value: MemoryTileStore(value),
+    "cache of windows": lambda _place, _t, value: MemoryTileStore(cache_size_windows=value),
+    "where": lambda _place, t, value: t.plan(PLAIN, where=value),
+    "scale": lambda _place, t, value: t.plan(PLAIN, where=Mask(torch.ones(16, 16), scale=value)),
+    "origin": lambda _place, t, value: t.plan(PLAIN, where=Mask(torch.ones(16, 16), origin=value)),
+    "dims of a mask": lambda _place, t, value: t.plan(PLAIN, where=Mask(torch.ones(16), dims=value)),
+    "answer of a mask": lambda _place, t, value: t.plan(PLAIN, where=Mask(lambda _pixels: value)),
+    "state": lambda _place, t, value: t.coverage(PLAIN, value),
+    "fill_value": lambda _place, t, value: t.stored_only(value),
+    "module": lambda _place, _t, value: digest(value),
+}
+
+
+def error_of(use: Callable[[], object]) -> Exception | None:
+    try:
+        use()
+    except Exception as error:  # noqa: BLE001
+        return error
+    return None
+
+
+@pytest.mark.parametrize("argument", ARGUMENTS)
+def test_an_argument_is_refused_by_what_it_is(argument: str, filled: InfiniteTensor, tmp_path: Path) -> None:
+    use, refused = ARGUMENTS[argument], 0
+    for name, value in HOSTILE.items():
+        place = tmp_path / name
+        place.mkdir()
+        error = error_of(lambda value=value, place=place: use(place, filled, value))  # type: ignore[misc]
+        if error is not None:
+            assert isinstance(error, ValidationError), f"{name}: {type(error).__name__}: {error}"
+            assert len(str(error)) < 1500, name
+            assert not [*place.iterdir()], name
+            refused += 1
+    assert refused > len(HOSTILE) / 3
+
+
+@pytest.mark.parametrize("name", ["nothing", "bytes", "an object", "fails to show", "fails to be a path", "is bytes"])
+def test_a_place_is_refused_by_what_it_is(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValidationError, match=r"tile_store must be|target must be"):
+        made(tmp_path, tile_store=HOSTILE[name])
+    with pytest.raises(ValidationError, match="target must be"):
+        open_store(HOSTILE[name])
+    assert not [*tmp_path.iterdir()]
+
+
+def test_members_of_enums_are_the_words_that_they_are(tmp_path: Path) -> None:
+    t = made(tmp_path, dims=(Word.Y, "x"), edge=Word.CLIP, blend=Word.HANN, tensor_id="t")
+    assert (t.dims, t.edge, t.blend) == (("y", "x"), ("clip", "clip"), WeightedMean("hann"))
+    assert repr(WeightedMean(Word.HANN)) == "WeightedMean('hann')"
+    t.tile_store.close()
+    with open_store(tmp_path / "s.zarr") as store:
+        assert store.open("t").dims == ("y", "x")
