@@ -28,7 +28,7 @@ from infinite_tensor.values.definition import (
     resolved_blend,
 )
 from infinite_tensor.values.fingerprint import fingerprint
-from infinite_tensor.values.weights import check_mean
+from infinite_tensor.values.weights import WeightedMean, check_mean
 
 
 def open_tensor(
@@ -128,7 +128,8 @@ def _bind(
     spec, definition = stored.spec(tensor_id), stored.definition
     used = spec.blend if blend is None else blend
     if f is not None and isinstance(used, UNKNOWN):
-        raise ValidationError(f"tensor {tensor_id!r} is blended by {used.name!r}; give it as blend=...")
+        given = "WeightedMean(weights)" if isinstance(used, WeightedMean) else "..."
+        raise ValidationError(f"tensor {tensor_id!r} is blended by {used.name!r}; give it as blend={given}")
     if blend is not None:
         check_same(tensor_id, definition, replace(definition, blend=blend_name(blend)), store)
     if not isinstance(used, UNKNOWN):

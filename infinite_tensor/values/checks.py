@@ -135,7 +135,12 @@ def _no_window(d: int, k: int | None, grid: WindowGrid, label: str) -> str:
             f"dimension_map keeps dimension {label} at [{offset}, {offset + size}), which must lie in [0, {extent}); "
             "give offset one entry per dimension"
         )
-    return f"dimension {label} has {extent} pixels, and windows of {size} begin at multiples of {stride} plus {offset}"
+    told = f"dimension {label} has {extent} pixels, and windows of {size} begin at multiples of {stride}"
+    if not offset:
+        return told
+    told = f"{told} plus {offset}"
+    # As where an int was meant for the other dimensions.
+    return f"{told}; give stride and offset one entry per dimension" if size <= (extent or 0) else told
 
 
 def check_args(tensor_id: str, grid: WindowGrid, args: Sequence[Any], definitions: Sequence[ArgDefinition]) -> None:

@@ -192,20 +192,28 @@ class S3Requests(MaskedFileSystem):
     def _explained(self, error: Exception) -> OSError:
         """The builtin error that says what `error` does, of the kinds in `_MAY_PASS` if it may."""
         if isinstance(error, boto.ClientError):
-            code = error.response.get("Error", {}).get("Code")
-            status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-            if status == 429 or status >= 500 or code in _CODES_THAT_PASS:
-                return ConnectionError(str(error))
-            if code == "NoSuchBucket":
-                return OSError(f"there is no bucket {self._bucket!r}; create it, or correct the URL")
-            if code == "PreconditionFailed":
-                return FileExistsError(str(error))
-            found: OSError = translate_boto_error(error)
-            return found
+            return self._answered(error)
+        if isinstance(error, boto.NoCredentialsError):
+            return OSError(
+                f"{error}; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give ZarrTileStore(storage_options=...)"
+            )
         if isinstance(error, TimeoutError | boto.ReadTimeoutError):
             return TimeoutError(f"no answer for {self._patience:.3g} s")
         passes = isinstance(error, _BROKEN) and not isinstance(error, boto.SSLError)
         return ConnectionError(str(error)) if passes else OSError(str(error))
+
+    def _answered(self, error: Any) -> OSError:
+        """The same for what S3 has answered."""
+        code = error.response.get("Error", {}).get("Code")
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        if status == 429 or status >= 500 or code in _CODES_THAT_PASS:
+            return ConnectionError(str(error))
+        if code == "NoSuchBucket":
+            return OSError(f"there is no bucket {self._bucket!r}; create it, or correct the URL")
+        if code == "PreconditionFailed":
+            return FileExistsError(str(error))
+        found: OSError = translate_boto_error(error)
+        return found
 
 
 class _Upload(io.BytesIO):

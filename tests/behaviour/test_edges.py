@@ -172,7 +172,7 @@ class TestNoWindow:
             (
                 (3, None, None),
                 TensorWindow((3, 64, 64), stride=32, offset=-16),
-                "dimension 0 has 3 pixels, and windows of 3 begin at multiples of 32 plus -16",
+                "dimension 0 has 3 .* multiples of 32 plus -16; give stride and offset one entry per dimension",
             ),
             (
                 (3, None, None),
