@@ -128,6 +128,12 @@ def in_itself() -> list[Any]:
     return found
 
 
+def mapped_in_itself() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    found["a"] = found
+    return found
+
+
 HOSTILE: dict[str, Any] = {
     "nothing": "",
     "no members": (),
@@ -140,6 +146,7 @@ HOSTILE: dict[str, Any] = {
     "half a character": "\ud800",
     "a null": "a\0b",
     "a mapping": {"a": 1},
+    "a mapping in itself": mapped_in_itself(),
     "a set": {1},
     "an object": object(),
     "an iterator": iter("ab"),
