@@ -7,6 +7,7 @@ import math
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -150,7 +151,20 @@ def test_where_nothing_is_clipped_nothing_is_stored_of_it(tmp_path: Path) -> Non
         assert "edge" not in store.tensor_definition("t")
 
 
-@pytest.mark.parametrize("edge", ["wrap", "", None, 3, ["clip"], ["clip", "clip", "clip"], ["clip", {}], ["clip", 1]])
+@pytest.mark.parametrize(
+    "edge",
+    [
+        "wrap",
+        "",
+        None,
+        3,
+        ["clip"],
+        ["clip", "clip", "clip"],
+        ["clip", {}],
+        ["clip", 1],
+        ["clip", np.array(["clip", "drop"])],
+    ],
+)
 def test_another_edge_is_refused(edge: object) -> None:
     with pytest.raises(ValidationError, match=r'edge must be "drop" or "clip", or one of them per dimension \(2\)'):
         InfiniteTensor((5, 6), numbered, SQUARE, edge=edge)  # type: ignore[arg-type]
@@ -180,6 +194,11 @@ class TestNoWindow:
                 r"dimension_map keeps dimension 0 at \[-16, -13\), which must lie in \[0, 3\); give offset one entry",
             ),
             ((5, 5), TensorWindow((5, 5), 1, (0, -5), (0, 0)), "none lies inside along all dimensions"),
+            (
+                (3, None),
+                TensorWindow((3, 4), offset=(-3, 0), dimension_map=(None, 1)),
+                r"dimension_map keeps dimension 0 at \[-3, 0\), which must lie in \[0, 3\)",
+            ),
         ],
     )
     def test_it_is_an_error(self, shape: tuple[int | None, ...], window: TensorWindow, told: str) -> None:
@@ -192,6 +211,12 @@ class TestNoWindow:
         with pytest.raises(ValidationError) as caught:
             InfiniteTensor((3, None), numbered, TensorWindow((3, 4), offset=-16, dimension_map=(None, 1)))
         assert "clip" not in str(caught.value)
+
+    def test_only_dimensions_that_have_no_window_are_named(self) -> None:
+        kept = TensorWindow((3, 64), offset=(3, 0), dimension_map=(None, 1))
+        with pytest.raises(ValidationError, match=r"dimension_map keeps dimension 0 at \[3, 6\)") as caught:
+            InfiniteTensor((3, 50), numbered, kept, edge="clip")
+        assert "dimension 1" not in str(caught.value)
 
     def test_what_was_stored_so_before_is_still_read(self) -> None:
         stored = InfiniteTensor((50, 50), numbered, TensorWindow((4, 4)), edge="clip").to_json()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 
 from infinite_tensor import TensorWindow, ValidationError
 from infinite_tensor.geometry.points import points_of_boxes, unique_points
-from infinite_tensor.geometry.window import WindowGrid, as_index
+from infinite_tensor.geometry.window import WindowGrid, as_index, checked_edge
+from tests.support.reference import Index, box_at, windows_over
 
 
 def test_stride_defaults_to_size_and_offset_to_zero() -> None:
@@ -162,6 +164,44 @@ def test_many_boxes_give_what_one_box_gives() -> None:
         one = [range(a, b) for a, b in zip(*grid.box(starts[n].tolist(), stops[n].tolist()), strict=True)]
         many = [range(a, b) for a, b in zip(low[n].tolist(), high[n].tolist(), strict=True)]
         assert list(itertools.product(*one)) == list(itertools.product(*many))
+
+
+def finite_grids(ndim: int) -> Iterator[tuple[WindowGrid, list[Index]]]:
+    """Windows of all kinds on small finite tensors, with the indices of those that are found by looking at each."""
+    rng = np.random.default_rng(ndim)
+    for _ in range(200):
+        shape = tuple(rng.integers(1, 8, ndim).tolist())
+        size, stride, offset = (rng.integers(low, 6, ndim).tolist() for low in (1, 1, -6))
+        follows = [None if k == ndim else k for k in rng.integers(0, ndim + 1, ndim).tolist()]
+        window, edge = TensorWindow(size, stride, offset, follows), rng.choice(["drop", "clip"], ndim).tolist()
+        windows = windows_over(shape, window, ((0,) * ndim, shape), edge)
+        yield WindowGrid(window, shape, checked_edge(edge, shape)), windows
+
+
+@pytest.mark.parametrize("ndim", [1, 2, 3])
+def test_there_are_just_the_windows_that_shape_and_edge_allow(ndim: int) -> None:
+    for grid, windows in finite_grids(ndim):
+        low, high = grid.box((0,) * ndim, [extent or 0 for extent in grid.shape])
+        assert list(itertools.product(*map(range, low, high))) == windows
+        assert grid.empty == (not windows)
+
+
+@pytest.mark.parametrize("ndim", [1, 2, 3])
+def test_windows_cover_what_lies_in_the_tensor_and_the_rest_is_counted(ndim: int) -> None:
+    for grid, windows in finite_grids(ndim):
+        covered = np.zeros([extent or 0 for extent in grid.shape], dtype=bool)
+        for index in windows:
+            start, stop = box_at(grid.window, index)
+            inside = [max(0, a) for a in start], list(map(min, stop, covered.shape))
+            assert [side.tolist() for side in grid.bounds(np.array([index]))] == [[inside[0]], [inside[1]]]
+            assert tuple(map(list, grid.inside(start, stop))) == inside
+            covered[tuple(map(slice, *inside))] = True
+        assert grid.uncovered == np.count_nonzero(~covered)
+
+
+def test_along_a_diagonal_that_clips_more_windows_than_can_be_counted_all_counts_as_covered() -> None:
+    window = TensorWindow((2, 2**18), stride=1, dimension_map=(0, 0))
+    assert WindowGrid(window, (2**19, 2**17), ("clip", "clip")).uncovered == 0
 
 
 @pytest.mark.parametrize(
