@@ -334,8 +334,11 @@ _MOST_CLIPPED = 2**16
 
 
 def _just_enough(size: int, stride: int, offset: int, extent: int) -> tuple[int, int]:
-    """The first and the last window that it takes to cover ``[0, extent)``: more would lie farther outside."""
-    first = max(-offset // stride, -((offset + size - 1) // stride))
+    """The first and the last window that it takes to cover ``[0, extent)``: more would lie farther outside.
+
+    Where windows leave gaps, either may lie outside too.
+    """
+    first = -offset // stride
     return first, max(first, -((size + offset - extent) // stride))
 
 
@@ -357,7 +360,7 @@ def _covered(dims: Sequence[tuple[int, int, int, int]], first: int, last: int) -
         return math.prod(max(0, min(stop, extent) - max(start, 0)) for stop, start, extent in ends)
 
     clipped = [*range(first, low), *range(high + 1, last + 1)]
-    pairs = [*range(first, min(low, last)), *range(max(high, low), last)]
+    pairs = [*range(first, min(low, last)), *range(high, last)]
     inner = (high - low + 1) * shared(low, low) - max(0, high - low) * shared(low, low + 1)
     return inner + sum(shared(i, i) for i in clipped) - sum(shared(i, i + 1) for i in pairs)
 
@@ -512,10 +515,10 @@ class WindowGrid:
         """
         pixels = 1
         moved: dict[int, list[tuple[int, int, int, int]]] = {}
-        for d, (k, size, stride, offset, extent) in enumerate(self._dimensions):
+        for k, size, stride, offset, extent in self._dimensions:
             if extent is not None:
                 pixels *= extent
-                moved.setdefault(-1 - d if k is None else k, []).append((size, stride, offset, extent))
+                moved.setdefault(-1 if k is None else k, []).append((size, stride, offset, extent))
         if self.empty:
             return pixels
         counts = (_covered(dims, *((self.first[k], self.last[k]) if k >= 0 else (0, 0))) for k, dims in moved.items())
