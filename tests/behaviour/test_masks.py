@@ -34,6 +34,7 @@ from infinite_tensor import (
     sl,
 )
 from infinite_tensor.filling import mask as mask_module
+from infinite_tensor.filling import stored_only as stored_only_module
 from tests.support.clusters import chain, cluster, computed
 from tests.support.counting import Constant, Counted
 from tests.support.dict_store import DictTileStore
@@ -103,6 +104,8 @@ class TestWhichTiles:
             (Fraction(3, 2), 0, 8, {3}),  # 12 to 13.5
             (1.5, -0.5, 8, {2, 3}),  # 11.5 to 13
             (1 / 3, 0, 12, {1}),  # 4 to 4.33
+            (1e-6, 0, 5_000_000, {1}),  # 5 to 5.000001
+            (Fraction(1, 10**6), 0, 5_000_000, {1}),
             (4, 0.25, 8, {8, 9}),  # 32.25 to 36.25
             (4, -0.25, 8, {7, 8}),  # 31.75 to 35.75
             (np.float32(0.5), np.int64(4), 8, {2}),
@@ -152,13 +155,22 @@ class TestWhichTiles:
             [True, True],
         ]
 
+    def test_in_memory_no_window_beyond_the_region_is_computed(self) -> None:
+        f = Counted(lambda _ctx: torch.ones(64, 64))
+        t = InfiniteTensor((None, None), f, TensorWindow((64, 64)), tile_store=MemoryTileStore())
+        assert t.coverage(sl[0:64, 192:576]).shape == (1, 3)
+        where = Mask([1, 1, 1, 1, 0, 0, 0, 0, 1], scale=64)
+        t.fill(sl[0:64, 192:576], where=where, progress=False)
+        assert set(f.calls) == {(0, 3), (0, 8)}
+        assert t.is_filled(sl[0:64, 192:576], where)
+
 
 def lazily(values: torch.Tensor) -> InfiniteTensor:
     return InfiniteTensor(values.shape, lambda _: values, TensorWindow(values.shape), dtype=values.dtype)
 
 
 class TestKindsOfMasks:
-    WANTED = torch.tensor([[0, 3, 0], [0, 0, 0], [0, 0, 1]])
+    WANTED = torch.tensor([[0, 3, 0], [0, 0, 0], [0, 0, -1]])
 
     @pytest.mark.parametrize(
         "kind", ["list", "numpy", "int8", "bfloat16", "lazy", "zarr", "hdf5", "memmap", "callable"]
@@ -192,6 +204,25 @@ class TestKindsOfMasks:
         assert asked == list(itertools.product(rows, columns))
         assert set(f.calls) == {(1, 0), (1, 1)}
 
+    def test_a_callable_of_some_dimensions_is_asked_of_these_alone(self, tmp_path: Path) -> None:
+        asked: list[tuple[slice, ...]] = []
+
+        def wanted(pixels: tuple[slice, ...]) -> bool:
+            asked.append(pixels)
+            return bool(pixels[0].start == 4)
+
+        t, f = counted(ZarrTileStore(tmp_path, tile_size=TILE))
+        t.fill(box(8, 12), where=Mask(wanted, dims=(1,)), progress=False)
+        assert asked == [(slice(0, 4),), (slice(4, 8),), (slice(8, 12),)]
+        assert set(f.calls) == {(0, 1), (1, 1)}
+
+    def test_of_the_pixels_that_a_callable_answers_with_one_is_enough(self, tmp_path: Path) -> None:
+        wanted = torch.zeros(8, 8)
+        wanted[2, 5] = 1
+        t, f = counted(ZarrTileStore(tmp_path, tile_size=TILE))
+        t.fill(box(8, 8), where=lambda pixels: wanted[pixels], progress=False)
+        assert f.calls == [(0, 1)]
+
     def test_a_lazy_mask_may_be_unbounded_and_computes_what_lies_over_the_region(self, tmp_path: Path) -> None:
         drawn = Counted(lambda ctx: torch.full((2, 2), ctx == (0, -1)))
         wanted = InfiniteTensor((None, None), drawn, TensorWindow((2, 2)), dtype=torch.bool)
@@ -220,6 +251,22 @@ class TestKindsOfMasks:
         assert set(f.calls) == {(250, 253), (250, 254)}
         assert sum(read) == 400
         assert max(read) <= 64
+
+    def test_of_a_fine_mask_a_tile_is_read_at_a_time(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(mask_module, "_PIECE", 64)
+        read: list[tuple[int, ...]] = []
+
+        class Fine:
+            shape = (160, 80)
+
+            def __getitem__(self, pixels: tuple[slice, ...]) -> torch.Tensor:
+                read.append(tuple(each.stop - each.start for each in pixels))
+                return torch.ones(read[-1])
+
+        t, f = counted(ZarrTileStore(tmp_path, tile_size=TILE))
+        t.fill(box(4, 8), where=Mask(Fine(), scale=(Fraction(1, 40), Fraction(1, 10))), progress=False)
+        assert read == [(160, 40), (160, 40)]
+        assert set(f.calls) == {(0, 0), (0, 1)}
 
     @pytest.mark.parametrize(
         ("where", "message"),
@@ -498,6 +545,23 @@ class TestSkipped:
         assert set(f.calls) == set(itertools.product(range(2), range(2)))
         assert (report.windows, report.skipped) == (4, 12)
 
+    def test_the_mask_of_a_group_follows_the_dimensions_that_its_tensors_share(self, tmp_path: Path) -> None:
+        def made(shape: Sequence[int | None], size: Index, name: str) -> tuple[InfiniteTensor, Counted]:
+            f = Counted(Constant(size))
+            store = ZarrTileStore(tmp_path / name, tile_size=TILE)
+            return InfiniteTensor(shape, f, TensorWindow(size), tile_store=store), f
+
+        for where, of_bands, of_turned in (
+            (Mask([[0, 1], [0, 0]], scale=4), {(0, 0, 1)}, {(1, 0), (1, 1)}),
+            (Mask([0, 1], scale=4, dims=(1,)), {(0, 0, 1), (0, 1, 1)}, {(1, 0), (1, 1), (1, 2), (1, 3)}),
+        ):
+            bands, band_calls = made((3, None, None), (3, 4, 4), f"bands {where.dims}")
+            turned, turned_calls = made((None, None), (4, 4), f"turned {where.dims}")
+            group = TensorGroup({"bands": bands, "turned": turned}, dims={"turned": (1, 0)}, scale={"turned": (2, 1)})
+            group.fill(box(8, 8), where=where, progress=False)
+            assert set(band_calls.calls) == of_bands
+            assert set(turned_calls.calls) == of_turned
+
 
 @pytest.fixture(scope="module")
 def client() -> Any:
@@ -540,7 +604,27 @@ class TestStoredOnly:
             view[3, -4:40:5], torch.cat([torch.full((1,), -1.0), expected[3, 1::5], torch.full((1,), -1.0)])
         )
         assert [part.shape for part in view[[sl[0:2, 0:3], sl[5, 5]]]] == [(2, 3), ()]
+        assert [part.shape for part in view[[sl[0:2, 0:3]]]] == [(2, 3)]
+        assert view[0:0, 0:3].shape == (0, 3)
         assert f.calls == calls
+
+    def test_tiles_that_are_looked_up_one_by_one_are_shown_together(
+        self, store: TileStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(stored_only_module, "_AT_ONCE_BYTES", 1)
+        t, _ = counted(store)
+        t.fill(box(8, 8), where=Mask([[1, 0], [0, 1]], scale=4), progress=False)
+        shown = t.stored_only(-1)[box(8, 8)]
+        assert shown[::4, ::4].tolist() == [[0, -1], [-1, 101]]
+
+    def test_what_is_shown_is_the_readers_own_in_inference_mode_too(self, store: TileStore) -> None:
+        t, _ = counted(store)
+        t[0:4, 0:4]
+        with torch.inference_mode():
+            shown = t.stored_only()[0:4, 0:4]
+        assert not shown.is_inference()
+        shown += 7
+        assert t.stored_only()[0:4, 0:4].eq(0).all()
 
     def test_a_tile_of_which_some_windows_are_stored_is_missing(self, tmp_path: Path) -> None:
         f = Counted(lambda _ctx: torch.ones(4, 4))
@@ -659,12 +743,17 @@ class TestStoredOnly:
 
     def test_it_is_what_the_tensor_is(self) -> None:
         t = InfiniteTensor(
-            (8, None), Counted(lambda _ctx: torch.ones(4, 4).half()), WINDOW, dtype="float16", tensor_id="t"
+            (8, None),
+            Counted(lambda _ctx: torch.ones(4, 4).half()),
+            WINDOW,
+            dtype="float16",
+            tensor_id="t",
+            dims=("y", "x"),
         )
         view = t.stored_only()
         assert (view.shape, view.ndim, view.dtype, view.device, view.fill_value) == ((8, None), 2, t.dtype, t.device, 0)
         assert repr(view).startswith("StoredOnly(shape=(8, None), dtype=torch.float16, tensor_id='t', fill_value=0, ")
-        with pytest.raises(RegionError):
+        with pytest.raises(RegionError, match=r"dimension 0 \('y'\)"):
             view[9, 0]
         t.to(torch.float32)
         assert view[0:1, 0:1].dtype == torch.float32

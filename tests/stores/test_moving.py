@@ -23,6 +23,7 @@ from infinite_tensor import (
 from infinite_tensor.engine.assemble import read_together
 from infinite_tensor.engine.chain import node_of
 from infinite_tensor.geometry.regions import parse
+from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.memory.contents import MemoryContents
 from infinite_tensor.values.spec import TensorSpec
 from tests.support.counting import Counted
@@ -194,6 +195,31 @@ def test_a_read_of_a_tensor_that_is_moved_in_between_gives_what_it_has_become(dt
     found = t[2:12]
     assert found.dtype == t.dtype == dtypes[1]
     assert found.tolist() == [0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
+
+
+class MovedOnceOpen(MovedInBetween):
+    """Somebody else moves a tensor after a read has begun to look at what is stored of it."""
+
+    def layout(self, spec: TensorSpec) -> TileLayout:
+        move, self.move = self.move, lambda: None
+        with ThreadPoolExecutor(1) as other:
+            other.submit(move).result()
+        return super().layout(spec)
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.float64), (torch.float32, torch.int16)])
+def test_what_is_stored_of_a_tensor_that_is_moved_in_between_is_shown_as_it_has_become(
+    dtypes: tuple[torch.dtype, ...],
+) -> None:
+    contents = MovedOnceOpen()
+    t = InfiniteTensor(
+        (8,), lambda ctx: torch.full((4,), float(ctx[0])), TensorWindow((4,)), tile_store=TileStore(contents)
+    )
+    t[...]
+    contents.move = lambda: t.to(dtypes[1])
+    found = t.stored_only(9)[...]
+    assert found.dtype == t.dtype == dtypes[1]
+    assert found.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
 
 
 def test_a_read_of_a_tensor_that_is_moved_while_f_runs_begins_again() -> None:
