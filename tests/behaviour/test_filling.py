@@ -409,6 +409,10 @@ class TestCoverage:
         assert opened.coverage(sl[0:64, 0:128]).tolist() == [[True, False]]
         assert not opened.is_filled(sl[0:64, 0:128])
 
+    def test_of_a_tensor_of_which_nothing_is_stored_no_window_is_looked_at(self, store: ZarrTileStore) -> None:
+        t, _ = chain(store, depth=1)
+        assert not t.is_filled(sl[0 : 10**9, 0 : 10**9])
+
     def test_where_no_window_is_nothing_is_missing(self, tmp_path: Path) -> None:
         t = InfiniteTensor(
             (None,),

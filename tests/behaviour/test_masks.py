@@ -331,8 +331,11 @@ class TestKindsOfMasks:
 
     def test_of_no_pixels_nothing_is_wanted(self, tmp_path: Path) -> None:
         t, f = counted(ZarrTileStore(tmp_path, tile_size=TILE))
-        assert t.fill(sl[0:0, 0:8], where=np.ones((2, 2)), progress=False).windows == 0
-        assert t.is_filled(sl[0:0, 0:8], np.ones((2, 2)))
+        for region in (sl[0:0, 0:8], sl[3:3, 0:8]):
+            for where in (np.ones((2, 2)), None):
+                assert t.fill(region, where=where, progress=False).windows == 0
+                assert t.is_filled(region, where)
+                assert t.coverage(region, where=where).shape == (0, 0)
         assert not f.calls
 
 
@@ -406,6 +409,27 @@ class TestSkipped:
         first, second = (t.fill(box(32, 32), where=CHECKS, progress=False) for _ in range(2))
         assert first.windows == sum(f.counts.total() for f in functions)
         assert second.windows == 0
+
+    @pytest.mark.parametrize("stored", [[(0, 0)], [(2, 0), (0, 2)], [(0, 0), (4, 0), (0, 4)], [(7, 7)]], ids=str)
+    def test_whatever_is_stored_before_the_rest_is_computed(self, store: TileStore, stored: list[Index]) -> None:
+        t, f = counted(store)
+        for i, j in stored:
+            t[4 * i, 4 * j]
+        assert t.fill(box(32, 32), where=CHECKS, progress=False).windows == 32 - len(stored)
+        assert t.is_filled(box(32, 32), CHECKS)
+        assert set(f.counts.values()) == {1}
+
+    def test_wanted_tiles_that_lie_apart_share_a_batch(self, store: TileStore) -> None:
+        batches: list[int] = []
+
+        def f(windows: list[Index]) -> list[torch.Tensor]:
+            batches.append(len(windows))
+            return list(map(Constant(), windows))
+
+        t = InfiniteTensor((None, None), f, WINDOW, tile_store=store, tensor_id="t", batch_size=8)
+        plan = t.plan(box(32, 32), where=CHECKS)
+        t.fill(box(32, 32), where=CHECKS, progress=False)
+        assert (batches, plan.calls) == ([8] * 4, 4)
 
     def test_no_value_depends_on_a_mask(self, store: TileStore, tmp_path: Path) -> None:
         t, _ = with_halo(store)
