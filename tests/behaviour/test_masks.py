@@ -523,8 +523,11 @@ class TestSkipped:
         with ZarrTileStore(tmp_path, mode="r") as store:
             t = InfiniteTensor((None, None), f, WINDOW, tile_store=store, tensor_id="t")
             assert t.fill(box(32, 32), where=CHECKS, progress=False).windows == 0
-            with pytest.raises(ValidationError, match="is read-only, and lacks some of tensor 't'"):
-                t.fill(box(32, 32), progress=False)
+            stored_and_not = np.zeros((8, 8))
+            stored_and_not[0, 0] = stored_and_not[7, 0] = 1
+            for where in (None, Mask(stored_and_not, scale=4)):
+                with pytest.raises(ValidationError, match="is read-only, and lacks some of tensor 't'"):
+                    t.fill(box(32, 32), where=where, progress=False)
 
     def test_a_group_has_its_mask_at_the_scale_of_each_tensor(self, tmp_path: Path) -> None:
         fine, coarse = Counted(), Counted()
