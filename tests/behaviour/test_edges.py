@@ -323,3 +323,19 @@ class TestStates:
         (plan,) = t.plan(sl[5:20]).tensors
         assert (plan.windows, tuple(plan.tiles), plan.uncovered) == (0, (0, 0, 0), 3)
         assert t.fill(sl[5:20], progress=False).uncovered == 3
+
+    def test_nothing_is_filled_beyond_the_last_window(self, tmp_path: Path) -> None:
+        store = ZarrTileStore(tmp_path / "tail.zarr", tile_size=2)
+        with pytest.warns(UncoveredPixelsWarning):
+            t = InfiniteTensor((10,), lambda _ctx: torch.ones(4), TensorWindow((4,)), tile_store=store)
+        assert t.plan(sl[8:10]).windows == 0
+        assert t.fill(sl[8:10], progress=False).uncovered == 1
+
+    def test_a_tile_is_uncovered_that_windows_miss_along_one_dimension(self, tmp_path: Path) -> None:
+        store = ZarrTileStore(tmp_path / "rows.zarr", tile_size=(4, 4))
+        with pytest.warns(UncoveredPixelsWarning):
+            t = InfiniteTensor((6, None), numbered, TensorWindow((4, 4)), tile_store=store)
+        for expected in ((0, 0, 2), (1, 0, 1)):
+            (plan,) = t.plan(sl[:, 0:8]).tensors
+            assert (tuple(plan.tiles), plan.uncovered) == (expected, 2)
+            t[0:4, 0:4]
