@@ -251,8 +251,7 @@ def _fill(cuts: Mapping[Node, Bands], tally: Tally, workers: int | None) -> None
         wanted = {node: _wanted(cuts[node].target, band) for node, band in bands.items()}
         rest, steps = _renumbered({node: _unfinished(node, band) for node, band in wanted.items()})
         tally.pass_parts(sum(_tile_counts(wanted)) - sum(_tile_counts(rest)))
-        if steps:
-            _fill_steps(rest, steps, tally, workers)
+        _fill_steps(rest, steps, tally, workers)
 
 
 def _fill_steps(
@@ -290,7 +289,7 @@ def _renumbered(bands: Mapping[Node, NumberedRegions]) -> tuple[dict[Node, Numbe
     steps = np.concatenate(of_each)
     order = np.argsort(steps, kind="stable")
     own = np.split(np.argsort(order, kind="stable"), np.cumsum([len(numbers) for numbers in of_each])[:-1])
-    ends = [*(np.flatnonzero(np.diff(steps[order])) + 1).tolist(), len(steps)] if len(steps) else []
+    ends = [*(np.flatnonzero(np.diff(steps[order])) + 1).tolist(), len(steps)]
     return (
         {
             node: NumberedRegions(numbers, band.starts, band.stops)

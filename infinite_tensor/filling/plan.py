@@ -187,12 +187,11 @@ def _named(targets: Sequence[Target], inventories: dict[Node, Inventory]) -> lis
         if not missing:
             continue
         windows = reduce(joined, [computation.own(own) for own in missing.values()])
-        if len(windows):
-            for upstream in computation.inputs:
-                read = upstream.reads.regions(starts_of(upstream.window, windows))
-                # Where all is constant, no pixel is.
-                if len(read[0]):
-                    regions.setdefault(upstream.node, []).append(read)
+        for upstream in computation.inputs:
+            read = upstream.reads.regions(starts_of(upstream.window, windows))
+            # Where nothing is computed, or all is constant, no pixel is.
+            if len(read[0]):
+                regions.setdefault(upstream.node, []).append(read)
         before, runs = windows[:0], len(windows)
         for node in computation.nodes:
             if node in inventories:
