@@ -66,6 +66,9 @@ def test_a_dimension_without_a_name_is_called_by_its_number() -> None:
     assert tensor(dims=list(NAMES)).dims == NAMES
     assert tensor(dims=("c", "dim_1", "x")).dims == ("c", "dim_1", "x")
     assert tensor(dims=(np.str_("c"), "y", "x")).dims == NAMES
+    assert tensor(dims=("c", "y" * 100, "x")).dims == ("c", "y" * 100, "x")
+    for name in ("dim_1st", "dim_\N{ARABIC-INDIC DIGIT THREE}"):
+        assert tensor(dims=("c", name, "x")).dims == ("c", name, "x")
 
 
 @pytest.mark.parametrize(
@@ -73,6 +76,7 @@ def test_a_dimension_without_a_name_is_called_by_its_number() -> None:
     [
         ("cyx", "dims must be a tuple of 3 str, one per dimension, or None, got 'cyx'"),
         (("y", "x"), "dims must be a tuple of 3 str"),
+        ((*NAMES, "t"), "dims must be a tuple of 3 str"),
         ((), "dims must be a tuple of 3 str"),
         ({"c", "y", "x"}, "dims must be a tuple of 3 str"),
         (3, "dims must be a tuple of 3 str"),
@@ -81,6 +85,7 @@ def test_a_dimension_without_a_name_is_called_by_its_number() -> None:
         (("c", "y\0", "x"), "got 'y.x00' for dimension 1"),
         (("c", "y\n", "x"), "printable"),
         (("c", "\ud800", "x"), "printable"),
+        (("c", "y" * 101, "x"), "of 1 to 100 characters"),
         (("c", "y" * 10_000, "x"), "of 1 to 100 characters"),
         (("c", b"y", "x"), "printable"),
         (("c", "x", "x"), "dims must hold a different name for each dimension"),
@@ -102,6 +107,7 @@ def test_names_are_no_part_of_what_a_tensor_is(store: TileStore) -> None:
         for dims in (None, NAMES)
     ]
     assert above[0]._spec.definition.digest == above[1]._spec.definition.digest
+    assert "dims" not in tensor(dims=DEFAULT).to_json()
     assert "dims" not in tensor(store).to_json()
     assert "dims" not in store.tensor_definition("t")
 
@@ -220,7 +226,8 @@ def test_a_tensor_keeps_its_names_when_it_is_moved() -> None:
 
 
 def test_a_repr_shows_names_that_were_given() -> None:
-    assert repr(tensor(dims=NAMES)).startswith("InfiniteTensor(shape=(3, None, None), dims=('c', 'y', 'x'), dtype=")
+    for dims in (NAMES, (np.str_("c"), "y", "x")):
+        assert repr(tensor(dims=dims)).startswith("InfiniteTensor(shape=(3, None, None), dims=('c', 'y', 'x'), dtype=")
     assert "dims" not in repr(tensor())
 
 
