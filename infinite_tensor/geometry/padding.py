@@ -160,9 +160,9 @@ def _images(mode: str, extent: int, starts: IntArray, stops: IntArray) -> list[t
     low, high = np.minimum(first, last), np.maximum(first, last)
     if mode != "edge":
         # A mirror within the interval is the lowest or the highest pixel of it.
-        period, upper = (2 * extent, extent) if mode == "symmetric" else (max(1, 2 * extent - 2), extent - 1)
-        low[(stops - 1) // period > (starts - 1) // period] = 0
-        high[(stops - 1 - upper) // period > (starts - 1 - upper) // period] = extent - 1
+        period = 2 * extent if mode == "symmetric" else max(1, 2 * extent - 2)
+        low[(stops - 1) // period > starts // period] = 0
+        high[(stops - extent) // period > (starts - extent + 1) // period] = extent - 1
     return [(low, high + 1)]
 
 
@@ -180,7 +180,7 @@ def _reach(grid: WindowGrid, window: TensorWindow, d: int) -> tuple[int, int]:
     k = followed(window)[d]
     first, last = (0, 0) if k is None else (grid.first[k], grid.last[k])
     low, high = (i * window.stride[d] + window.offset[d] for i in (first, last))
-    return max(low, -FARTHEST), min(high + window.size[d], FARTHEST)
+    return low, high + window.size[d]
 
 
 def _outside(mode: str, extent: int, low: int, high: int, reach: tuple[int, int]) -> Sequence[tuple[int, int]]:
@@ -193,7 +193,7 @@ def _outside(mode: str, extent: int, low: int, high: int, reach: tuple[int, int]
     mirrored = {"wrap": [], "symmetric": [(2 * extent - high, 2 * extent - low)]}.get(
         mode, [(2 * extent - 1 - high, 2 * extent - 1 - low)]
     )
-    first, last = (reach[0] - 2 * extent) // period, reach[1] // period + 1
+    first, last = reach[0] // period, reach[1] // period
     if last - first > _MOST_IMAGES:
         return [(-FARTHEST, FARTHEST)]
     return [(a + i * period, b + i * period) for i in range(first, last + 1) for a, b in [(low, high), *mirrored]]
