@@ -5,13 +5,18 @@ one after the other, with a flush behind each, and two blobs of `ROWS`: one as i
 Zstandard. They were written when a chunk of Zstandard carried a stamp that bound it to its place, and when definitions
 were restored from copies.
 
+Of a later version are a second folder and a second file, ``later``, of the tensors of `LATER`; what the then newest
+version wrote is still read.
+
 Each of the tensors has tiles that are complete, and tiles of which some windows are there:
 
 - ``noise`` has windows that overlap, and a version; in Zarr, ``bare``, ``blosc``, ``gzip`` and ``bz2`` are the same
   with other codecs, the last of which must be named to open the tensor;
 - ``top`` is computed from ``noise``, is of bfloat16, and blended by name from a `blend_init`;
 - ``strip`` has a finite dimension;
-- ``both/height`` and ``both/sea`` are outputs of one f.
+- ``both/height`` and ``both/sea`` are outputs of one f;
+- ``hann`` and ``given`` are weighted means, whose partial tiles hold sums that are not divided;
+- ``image`` is clipped at its ends, and ``padded`` reads beyond them, is clipped as well, and has names of dimensions.
 
 ``noise`` and ``top`` are saved as the group ``world``. A fingerprint of each f is stored, so to edit one of these here,
 its docstring included, is a `FunctionChangedWarning`.
@@ -30,7 +35,16 @@ import pytest
 import torch
 from zarr.codecs.numcodecs import BZ2
 
-from infinite_tensor import HDF5TileStore, InfiniteTensor, Output, TensorBlob, TensorGroup, TensorWindow, ZarrTileStore
+from infinite_tensor import (
+    HDF5TileStore,
+    InfiniteTensor,
+    Output,
+    TensorBlob,
+    TensorGroup,
+    TensorWindow,
+    WeightedMean,
+    ZarrTileStore,
+)
 from infinite_tensor.tilestore.persistent import PersistentTileStore
 from tests.support.reference import Box, Index, Reference, Stage, region
 
@@ -61,11 +75,32 @@ def both(ctx: Index) -> dict[str, torch.Tensor]:
     return {"height": height, "sea": height < 0}
 
 
+def hann(ctx: Index) -> torch.Tensor:
+    CALLS["hann", ctx] += 1
+    return (torch.arange(36.0).reshape(6, 6) * 7 % 13 - 3 * ctx[0] + ctx[1]).to(torch.bfloat16)
+
+
+def given(ctx: Index) -> torch.Tensor:
+    CALLS["given", ctx] += 1
+    return torch.complex(torch.arange(5.0) / 7 + ctx[0], torch.arange(5.0) * ctx[0] / 3)
+
+
+def image(ctx: Index) -> torch.Tensor:
+    CALLS["image", ctx] += 1
+    return torch.arange(16.0).reshape(4, 4) / 3 + 5 * ctx[0] - ctx[1]
+
+
+def padded(ctx: Index, below: torch.Tensor) -> torch.Tensor:
+    CALLS["padded", ctx] += 1
+    return below[1:5, 1:5] - below[2:, 2:] / 3 + ctx[1]
+
+
 SQUARE = TensorWindow((6, 6), stride=4)
 AROUND = TensorWindow((6, 6), stride=3, offset=-1)
 SMALL = TensorWindow((4, 4), stride=3)
 ROWED = TensorWindow((2, 5), stride=(1, 4))
 LINE = TensorWindow((5,), stride=4)
+WEIGHTS = WeightedMean([1, 2, 3.5, 2, 0.3])
 
 PLANE, ROW = (None, None), (None,)
 
@@ -79,9 +114,26 @@ STAGES: dict[str, Stage] = {
     "blosc": Stage(PLANE, torch.float32, SQUARE, partial(noise, "blosc")),
     "gzip": Stage(PLANE, torch.float32, SQUARE, partial(noise, "gzip")),
     "bz2": Stage(PLANE, torch.float32, SQUARE, partial(noise, "bz2")),
+    "hann": Stage(PLANE, torch.bfloat16, SQUARE, hann, blend=WeightedMean("hann")),
+    "given": Stage(ROW, torch.complex64, LINE, given, blend=WEIGHTS),
+    "image": Stage((7, 14), torch.float32, SMALL, image, edge=("clip", "clip")),
+    "padded": Stage(
+        (7, 14),
+        torch.float32,
+        SMALL,
+        padded,
+        ((11, AROUND),),
+        WeightedMean("linear"),
+        edge=("clip", "clip"),
+        paddings=(("reflect", ("constant", 2.5)),),
+    ),
 }
 
 CODECS = ("bare", "blosc", "gzip", "bz2")
+LATER = ("hann", "given", "image", "padded")
+
+ASKED: dict[str, dict[str, Any]] = {"given": {"blend": WEIGHTS}}
+"""What must be given to open a tensor, besides its id."""
 
 READS: dict[str, tuple[Box, ...]] = {
     **dict.fromkeys(("noise", *CODECS), (((0, -8), (11, 1)), ((3, 20), (4, 21)))),
@@ -89,14 +141,20 @@ READS: dict[str, tuple[Box, ...]] = {
     "strip": (((0, 0), (3, 17)), ((0, 17), (3, 18))),
     "both/height": (((-8,), (2,)),),
     "both/sea": (((2,), (9,)),),
+    "hann": (((0, -8), (11, 1)), ((3, 20), (4, 21))),
+    "given": (((-8,), (2,)), ((9,), (10,))),
+    "image": (((0, 0), (7, 3)),),
+    "padded": (((0, 0), (7, 8)),),
 }
 """What was read of each tensor, and so stored."""
 
 MORE: dict[str, Box] = {
-    **dict.fromkeys(("noise", "top", *CODECS), ((-9, -20), (18, 28))),
+    **dict.fromkeys(("noise", "top", "hann", *CODECS), ((-9, -20), (18, 28))),
     "strip": ((0, -11), (3, 30)),
     "both/height": ((-30,), (30,)),
     "both/sea": ((-30,), (30,)),
+    "given": ((-30,), (30,)),
+    **dict.fromkeys(("image", "padded"), ((0, 0), (7, 14))),
 }
 """What is filled now."""
 
@@ -130,6 +188,21 @@ def build_with(name: str, store: PersistentTileStore) -> dict[str, InfiniteTenso
     return {name: InfiniteTensor(PLANE, f, SQUARE, tile_store=store, tensor_id=name, version=3)}
 
 
+def build_later(store: PersistentTileStore) -> dict[str, InfiniteTensor]:
+    """The tensors of `LATER`."""
+    place: dict[str, Any] = {"tile_store": store}
+    base = InfiniteTensor((7, 14), image, SMALL, edge="clip", tensor_id="image", **place)
+    options: dict[str, Any] = {"blend": "linear", "edge": "clip", "args_padding": [("reflect", ("constant", 2.5))]}
+    return {
+        "hann": InfiniteTensor(PLANE, hann, SQUARE, dtype=torch.bfloat16, blend="hann", tensor_id="hann", **place),
+        "given": InfiniteTensor(ROW, given, LINE, dtype=torch.complex64, blend=WEIGHTS, tensor_id="given", **place),
+        "image": base,
+        "padded": InfiniteTensor(
+            (7, 14), padded, SMALL, [base], [AROUND], dims=("y", "x"), tensor_id="padded", **options, **place
+        ),
+    }
+
+
 def reopened(store: PersistentTileStore) -> dict[str, InfiniteTensor]:
     """All tensors that may be opened by their ids alone, to compute what is missing; outputs are made again."""
     base = store.open("noise", partial(noise, "noise"))
@@ -139,6 +212,12 @@ def reopened(store: PersistentTileStore) -> dict[str, InfiniteTensor]:
 
 def reopened_with(name: str, store: PersistentTileStore) -> dict[str, InfiniteTensor]:
     return {name: store.open(name, partial(noise, name))}
+
+
+def reopened_later(store: PersistentTileStore) -> dict[str, InfiniteTensor]:
+    weighed, base = store.open("given", given, **ASKED["given"]), store.open("image", image)
+    above = store.open("padded", padded, [base])
+    return {"hann": store.open("hann", hann), "given": weighed, "image": base, "padded": above}
 
 
 REFERENCE = Reference(list(STAGES.values()))
@@ -168,10 +247,20 @@ def hdf5_at(path: Path, **options: Any) -> HDF5TileStore:
     return HDF5TileStore(path / "store.h5", tile_size=8, **options)
 
 
-UNNAMED = [name for name in STAGES if name not in CODECS]
+def later_zarr_at(path: Path, **options: Any) -> ZarrTileStore:
+    return ZarrTileStore(path / "later.zarr", tile_size=8, **options)
+
+
+def later_hdf5_at(path: Path, **options: Any) -> HDF5TileStore:
+    return HDF5TileStore(path / "later.h5", tile_size=8, **options)
+
+
+UNNAMED = [name for name in STAGES if name not in (*CODECS, *LATER)]
 KINDS = [
     pytest.param(hdf5_at, UNNAMED, build, reopened, id="hdf5"),
     pytest.param(zarr_at, UNNAMED, build, reopened, id="zarr"),
+    pytest.param(later_hdf5_at, LATER, build_later, reopened_later, id="later hdf5"),
+    pytest.param(later_zarr_at, LATER, build_later, reopened_later, id="later zarr"),
     *(
         pytest.param(
             bz2_at if name == "bz2" else zarr_at,
@@ -188,7 +277,7 @@ KINDS = [
 
 @pytest.fixture
 def copied(tmp_path: Path) -> Path:
-    for path in HERE.glob("store.*"):
+    for path in (*HERE.glob("store.*"), *HERE.glob("later.*")):
         (shutil.copytree if path.is_dir() else shutil.copy)(path, tmp_path / path.name)
     for path in HERE.glob("*.blob"):
         shutil.copytree(path, tmp_path / path.name)
@@ -208,7 +297,7 @@ def test_what_is_stored_is_read_without_f(
             assert info.tiles_complete
             assert info.tiles_partial
             for box in READS[name]:
-                assert torch.equal(store.open(name)[region(box)], value(name, box))
+                assert torch.equal(store.open(name, **ASKED.get(name, {}))[region(box)], value(name, box))
 
 
 @pytest.mark.parametrize(("at", "names", "built", "opened"), KINDS)
@@ -232,6 +321,20 @@ def test_the_rest_is_filled_and_no_stored_window_is_computed_again(
         for name in names:
             assert store.verify(name) == []
             assert torch.equal(store.open(name)[region(MORE[name])], value(name, MORE[name]))
+
+
+@pytest.mark.parametrize(("at", "names", "built"), [kind.values[:3] for kind in KINDS if kind.id not in CODECS])
+def test_definitions_are_written_as_they_were(
+    copied: Path, tmp_path: Path, at: Callable[..., PersistentTileStore], names: Sequence[str], built: Build
+) -> None:
+    (tmp_path / "now").mkdir()
+    with at(copied, mode="r") as before, at(tmp_path / "now") as now:
+        built(now)
+        for name in names:
+            stored, written = before.tensor_definition(name), now.tensor_definition(name)
+            for own in ("incarnation", "digest", "functions"):
+                del stored[own], written[own]
+            assert written == stored
 
 
 @pytest.mark.parametrize("at", [hdf5_at, zarr_at], ids=["hdf5", "zarr"])
