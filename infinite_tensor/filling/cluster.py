@@ -57,7 +57,7 @@ def fill_on_cluster(
     _check_shared(job)
     # What is known here of tiles in progress will be out of date.
     _forget(job.chain)
-    needs, _ = demands(job.targets)
+    needs, _ = demands(job.targets, named=any(target.wanted is not None for target in job.targets))
     # Of a tensor in memory, the task that needs a window computes it.
     stored = [demand for demand in reversed(needs) if demand.node.store.shared]
     total, in_tasks = (sum(demand.missing for demand in of) for of in (needs, stored))

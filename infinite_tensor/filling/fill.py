@@ -28,6 +28,7 @@ from infinite_tensor.filling.plan import (
     estimated,
     fill_plan,
     left_out,
+    share_of,
     tile_states,
 )
 from infinite_tensor.filling.progress import FillReport, Tally, TensorReport, Watcher
@@ -170,8 +171,9 @@ def is_filled(request: Request) -> bool:
         return True
     node, grid = target.node, target.node.spec.grid
     inventory = node.contents.inventory(node.spec, target.start, target.stop)
-    if inventory.empty and target.wanted is None:
-        return IndexProduct.touching(grid, Intervals.of_box(target.start, target.stop)).count == 0
+    if inventory.empty:
+        regions = itertools.starmap(Intervals.of_box, zip(*target.all_regions, strict=True))
+        return not any(IndexProduct.touching(grid, region).count for region in regions)
     return not len(inventory.missing(grid, *target.all_regions))
 
 
@@ -224,9 +226,8 @@ def fill(job: Job, workers: int | None, progress: bool | str | Watcher) -> FillR
     before = {node: node.contents.written(node.spec.tensor_id) for node in nodes}
     # What is stored shows as it is met: to look for it beforehand would take a listing.
     targets = job.targets
-    wanted, whole = (sum(each) for each in zip(*[(t.tile_count, t.box_count) for t in targets], strict=True))
-    total = estimated(targets).windows * wanted // whole
-    with Tally(total, progress, wanted) as tally:
+    total = int(estimated(targets).windows * share_of(targets))
+    with Tally(total, progress, sum(target.tile_count for target in targets)) as tally:
         try:
             lent = Mark()
             with lent.running:

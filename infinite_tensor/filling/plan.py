@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import reduce
 from typing import ClassVar, NamedTuple, TypeAlias
 
@@ -155,16 +156,24 @@ def uncovered_tiles(node: Node, intervals: Sequence[Intervals]) -> int:
     return tiles.count() - covered.count() if tiles.countable and covered.countable else 0
 
 
-def demands(targets: Sequence[Target]) -> tuple[list[Demand], bool]:
-    """What some pixels take, beside what is stored, consumers first; whether it is exact."""
+def demands(targets: Sequence[Target], *, named: bool = False) -> tuple[list[Demand], bool]:
+    """What some pixels take, beside what is stored, consumers first; whether it is exact.
+
+    Where it is not, it is what they take without masks and with nothing stored; never so if `named`.
+    """
     estimate = estimated(targets)
     inventories = {node: node.contents.inventory(node.spec, *box) for node, box in estimate.boxes.items()}
-    if all(target.wanted is None for target in targets):
-        if estimate.exact and all(inventory.empty for inventory in inventories.values()):
-            return estimate.demands, True
-        if any(demand.needed > _MOST_NAMED for demand in estimate.demands):
-            return estimate.demands, False
+    plain = all(target.wanted is None for target in targets)
+    if plain and estimate.exact and all(inventory.empty for inventory in inventories.values()):
+        return estimate.demands, True
+    if not named and any(demand.needed * share_of(targets) > _MOST_NAMED for demand in estimate.demands):
+        return estimate.demands, False
     return _named(targets, inventories), True
+
+
+def share_of(targets: Sequence[Target]) -> Fraction:
+    """Which part of the tiles of some regions is wanted."""
+    return Fraction(sum(target.tile_count for target in targets), sum(target.box_count for target in targets) or 1)
 
 
 def _hull(intervals: Sequence[Intervals]) -> tuple[list[int], list[int]]:

@@ -34,6 +34,7 @@ from infinite_tensor import (
     sl,
 )
 from infinite_tensor.filling import mask as mask_module
+from infinite_tensor.filling import plan as plan_module
 from infinite_tensor.filling import stored_only as stored_only_module
 from tests.support.clusters import chain, cluster, computed
 from tests.support.counting import Constant, Counted
@@ -446,6 +447,15 @@ class TestSkipped:
         assert set(source.calls) == set(itertools.product(range(-1, 5), range(3, 9)))
         assert [tensor.windows for tensor in plan.tensors] == [tensor.windows for tensor in report.tensors] == [36, 16]
         assert [tensor.skipped for tensor in report.tensors] == [0, 48]
+
+    def test_a_plan_of_more_windows_than_it_can_look_at_is_a_bound(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        t, _ = counted(ZarrTileStore(tmp_path, tile_size=TILE))
+        for most, found in ((32, (32, 32, True)), (31, (64, 32, False))):
+            monkeypatch.setattr(plan_module, "_MOST_NAMED", most)
+            plan = t.plan(box(32, 32), where=CHECKS)
+            assert (plan.windows, plan.tensors[0].skipped, plan.exact) == found
 
     def test_where_all_is_wanted_a_mask_changes_nothing(self, store: TileStore, tmp_path: Path) -> None:
         t, functions = with_halo(store)
