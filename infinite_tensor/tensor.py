@@ -639,8 +639,7 @@ def _in_store(
 def _check_dims(given: TensorSpec, node: Node) -> None:
     """ValidationError if the names of dimensions that are stored are not those that a user gives."""
     wanted = given.definition.dims
-    names = names_of(node.spec.definition.dims, len(given.shape))
-    if wanted is not None and contradict(names, wanted):
+    if wanted is not None and contradict(names := names_of(node.spec.definition.dims, len(given.shape)), wanted):
         raise mismatch(given.tensor_id, [f"dims: stored {list(names)}, given {list(wanted)}"], node.store)
 
 

@@ -47,6 +47,9 @@ def number(value: Any) -> complex | None:
 
 def members(value: object) -> tuple[Any, ...] | None:
     """The members of a list, a tuple, or another sequence that is no text; None for everything else."""
+    # What is given nearly always; to ask whether it is a Sequence takes longer.
+    if type(value) is tuple:
+        return value
     if not isinstance(value, Sequence) or isinstance(value, str | bytes | bytearray):
         return None
     try:

@@ -70,6 +70,8 @@ def combined(fingerprints: Sequence[Mapping[str, str]]) -> str:
 
 def differ(one: str, other: str) -> bool:
     """Whether two fingerprints tell of different functions, by the highest scheme that both have; False without one."""
+    if one == other:
+        return False
     others = dict(_schemes(other))
     return next((digits != others[scheme] for scheme, digits in _schemes(one) if scheme in others), False)
 
