@@ -11,9 +11,6 @@ _MOST = 200
 """Characters that messages show of a value."""
 
 
-_PLAIN = (int, float, bool)
-
-
 def quoted(value: object) -> str:
     """A value for messages: the beginning of its repr, or its class where it has none."""
     try:
@@ -30,9 +27,8 @@ def word(value: object) -> str | None:
 
 def number(value: Any) -> complex | None:
     """A number as one of Python, also of a scalar of numpy; None for everything else, a bool included if it is one."""
-    if type(value) in _PLAIN:
-        found: complex = value
-        return found
+    if type(value) is int or type(value) is float:
+        return value
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, bool):

@@ -170,6 +170,17 @@ def lazily(values: torch.Tensor) -> InfiniteTensor:
     return InfiniteTensor(values.shape, lambda _: values, TensorWindow(values.shape), dtype=values.dtype)
 
 
+class Asked:
+    """A mask that takes what begins at 4, and notes what it is asked for."""
+
+    def __init__(self) -> None:
+        self.pixels: list[tuple[slice, ...]] = []
+
+    def __call__(self, pixels: tuple[slice, ...]) -> bool:
+        self.pixels.append(pixels)
+        return bool(pixels[0].start == 4)
+
+
 class TestKindsOfMasks:
     WANTED = torch.tensor([[0, 3, 0], [0, 0, 0], [0, 0, -1]])
 
@@ -193,28 +204,18 @@ class TestKindsOfMasks:
         assert set(f.calls) == {(0, 1), (2, 2)}
 
     def test_a_callable_is_asked_once_for_each_tile_with_what_it_is_in_the_region(self, tmp_path: Path) -> None:
-        asked: list[tuple[slice, ...]] = []
-
-        def wanted(pixels: tuple[slice, ...]) -> bool:
-            asked.append(pixels)
-            return bool(pixels[0].start == 4)
-
+        wanted = Asked()
         t, f = counted(ZarrTileStore(tmp_path, tile_size=TILE))
         t.fill(sl[2:8, 0:5], where=wanted, progress=False)
         rows, columns = [slice(2, 4), slice(4, 8)], [slice(0, 4), slice(4, 5)]
-        assert asked == list(itertools.product(rows, columns))
+        assert wanted.pixels == list(itertools.product(rows, columns))
         assert set(f.calls) == {(1, 0), (1, 1)}
 
     def test_a_callable_of_some_dimensions_is_asked_of_these_alone(self, tmp_path: Path) -> None:
-        asked: list[tuple[slice, ...]] = []
-
-        def wanted(pixels: tuple[slice, ...]) -> bool:
-            asked.append(pixels)
-            return bool(pixels[0].start == 4)
-
+        wanted = Asked()
         t, f = counted(ZarrTileStore(tmp_path, tile_size=TILE))
         t.fill(box(8, 12), where=Mask(wanted, dims=(1,)), progress=False)
-        assert asked == [(slice(0, 4),), (slice(4, 8),), (slice(8, 12),)]
+        assert wanted.pixels == [(slice(0, 4),), (slice(4, 8),), (slice(8, 12),)]
         assert set(f.calls) == {(0, 1), (1, 1)}
 
     def test_of_the_pixels_that_a_callable_answers_with_one_is_enough(self, tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
+from contextlib import suppress
+from threading import Barrier, BrokenBarrierError
 from typing import Any
 
 import pytest
@@ -100,16 +101,19 @@ def test_an_object_that_is_there_is_not_created_but_recognised() -> None:
 
 def test_of_two_that_create_an_object_in_memory_at_once_one_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fsspec looks for a file first and writes it then."""
-    looks = MemoryFileSystem.exists
+    looks, both = MemoryFileSystem.exists, Barrier(2)
 
     def exists(files: MemoryFileSystem, path: str, **options: Any) -> bool:
         found: bool = looks(files, path, **options)
-        time.sleep(0.01)
+        # Nobody writes before the other has looked, if that comes at all.
+        with suppress(BrokenBarrierError):
+            both.wait(0.05)
         return found
 
     monkeypatch.setattr(MemoryFileSystem, "exists", exists)
     objects = Objects(lambda: zarr_store("memory://two/create", {}, read_only=False))
     for key in map(str, range(5)):
+        both.reset()
         created = objects.each(lambda number, key=key: objects.create(key, b"%d" % number), range(2))  # type: ignore[misc]
         (found,) = objects.get([key])
         assert created == [found == b"0", found == b"1"]
