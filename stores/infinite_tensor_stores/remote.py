@@ -28,7 +28,7 @@ def without_logins(text: str) -> str:
     return _QUERY.sub(rf"\1\2{_HIDDEN}", _LOGIN.sub(f"{_HIDDEN}@", text))
 
 
-class Mask:
+class LoginMask:
     """Hides the credentials in a URL and in options, in texts and in errors.
 
     Every text in the options is one, however they are nested, but for the few that only say where the storage is.
@@ -55,7 +55,7 @@ class Mask:
 class MaskedFileSystem:
     """A file system of fsspec whose requests raise no error that `mask` would hide."""
 
-    def __init__(self, files: Any, mask: Mask) -> None:
+    def __init__(self, files: Any, mask: LoginMask) -> None:
         self.files = files
         self.mask = mask
 

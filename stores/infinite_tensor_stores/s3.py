@@ -23,7 +23,7 @@ from zarr.core.sync import loop
 
 from infinite_tensor_stores.files import Unreadable
 from infinite_tensor_stores.loop import sync
-from infinite_tensor_stores.remote import Mask, MaskedFileSystem, RemoteStore
+from infinite_tensor_stores.remote import LoginMask, MaskedFileSystem, RemoteStore
 
 _SETTINGS = {
     # Enough for what many threads ask for at a time, so that no request waits for another's connection.
@@ -92,7 +92,7 @@ class S3Requests(MaskedFileSystem):
     an answer can come within `timeout` seconds; each time it is given up when nothing moves for a third of that.
     """
 
-    def __init__(self, files: S3FileSystem, path: str, mask: Mask, timeout: float) -> None:
+    def __init__(self, files: S3FileSystem, path: str, mask: LoginMask, timeout: float) -> None:
         super().__init__(_like(files, timeout), mask)
         self._bucket, root, _ = files.split_path(path)
         self.root = f"{root}/" if root else ""

@@ -19,7 +19,7 @@ from infinite_tensor.geometry.window import as_index
 from infinite_tensor.support.given import quoted
 from infinite_tensor.tilestore.persistent import FORMAT
 from infinite_tensor_stores.files import FileStore
-from infinite_tensor_stores.remote import FilesInMemory, Mask, MaskedFileSystem, RemoteStore, without_logins
+from infinite_tensor_stores.remote import FilesInMemory, LoginMask, MaskedFileSystem, RemoteStore, without_logins
 
 DEFAULT_TIMEOUT = 15.0
 MOST_CONCURRENT = 256
@@ -182,7 +182,7 @@ def zarr_store(
         if type(store) is LocalStore:
             return FileStore(store.root.absolute(), read_only=store.read_only)
         if type(store) is FsspecStore:
-            return _remote(store, Mask(store.path, store.fs.storage_options), timeout)
+            return _remote(store, LoginMask(store.path, store.fs.storage_options), timeout)
         return store
     if not isinstance(target, str | os.PathLike):
         raise ValidationError(f"target must be a path, an fsspec URL or a zarr Store, got {quoted(target)}")
@@ -207,7 +207,7 @@ def innermost(store: Store) -> Store:
 
 
 def _of_url(url: str, storage_options: dict[str, Any], read_only: bool, timeout: float) -> Store:
-    mask = Mask(url, storage_options)
+    mask = LoginMask(url, storage_options)
     # A cached listing would hide what another process has written.
     options = {"use_listings_cache": False, **storage_options}
     try:
@@ -220,7 +220,7 @@ def _of_url(url: str, storage_options: dict[str, Any], read_only: bool, timeout:
     raise StoreError(f"cannot open {shown(url)}: {type(failure).__name__}: {failure}") from failure
 
 
-def _remote(store: FsspecStore, mask: Mask, timeout: float) -> Store:
+def _remote(store: FsspecStore, mask: LoginMask, timeout: float) -> Store:
     """`store` without showing a credential, and on S3 straight on its requests."""
     # Zarr puts the key of an object behind a path without the slash at its end, and lists what is behind it as it is.
     path = store.path.rstrip("/")

@@ -11,7 +11,7 @@ from fsspec.asyn import AsyncFileSystem
 from zarr.core.buffer import default_buffer_prototype
 
 from infinite_tensor_stores.loop import sync
-from infinite_tensor_stores.remote import Mask, MaskedFileSystem, RemoteStore
+from infinite_tensor_stores.remote import LoginMask, MaskedFileSystem, RemoteStore
 from infinite_tensor_stores.targets import shown
 
 SECRETS = ("hunter2secret", "AKIAEXAMPLE99", "abc/def+ghi==", "tokentoken")
@@ -53,7 +53,7 @@ def test_a_url_is_shown_without_its_login_and_its_query(url: str, expected: str)
     ],
 )
 def test_texts_in_options_are_hidden_however_they_are_nested(options: dict[str, object]) -> None:
-    mask = Mask("s3://bucket/x", options)
+    mask = LoginMask("s3://bucket/x", options)
     text = mask.text(f"refused: {', '.join(SECRETS)}, abc%2Fdef%2Bghi%3D%3D, {'hunter2secret'!r}")
     held = [secret for secret in SECRETS if secret in repr(options)]
     assert held
@@ -62,7 +62,7 @@ def test_texts_in_options_are_hidden_however_they_are_nested(options: dict[str, 
 
 
 def test_what_says_only_where_a_storage_is_is_shown() -> None:
-    mask = Mask(
+    mask = LoginMask(
         "s3://bucket/x", {"endpoint_url": "http://127.0.0.1:9000", "client_kwargs": {"region_name": "eu-west-1"}}
     )
     said = "Could not connect to http://127.0.0.1:9000/bucket/x in eu-west-1"
@@ -70,19 +70,19 @@ def test_what_says_only_where_a_storage_is_is_shown() -> None:
 
 
 def test_a_short_text_is_hidden_only_where_it_stands_alone() -> None:
-    mask = Mask("s3://bucket/x", {"key": "S3", "secret": "at"})
+    mask = LoginMask("s3://bucket/x", {"key": "S3", "secret": "at"})
     assert mask.text("S3 says that key S3 at: 'at' is wrong") == "*** says that key *** ***: '***' is wrong"
 
 
 def test_credentials_of_the_url_are_hidden_apart_from_it() -> None:
-    mask = Mask("https://me:hunter2secret@host/x?Signature=abc%2Fdef%2Bghi%3D%3D&t=tokentoken")
+    mask = LoginMask("https://me:hunter2secret@host/x?Signature=abc%2Fdef%2Bghi%3D%3D&t=tokentoken")
     for secret in ("hunter2secret", "abc/def+ghi==", "abc%2Fdef%2Bghi%3D%3D", "tokentoken"):
         assert mask.text(f"what about {secret}?") == "what about ***?"
 
 
 @pytest.mark.parametrize("end", ["#access=hunter2secret&t=tokentoken", "#hunter2secret", "?hunter2secret"])
 def test_what_a_url_ends_in_is_hidden_apart_from_it(end: str) -> None:
-    mask = Mask(f"https://host/x{end}")
+    mask = LoginMask(f"https://host/x{end}")
     for secret in ("hunter2secret", "tokentoken"):
         if secret in end:
             assert mask.text(f"what about {secret}?") == "what about ***?"
@@ -90,12 +90,12 @@ def test_what_a_url_ends_in_is_hidden_apart_from_it(end: str) -> None:
 
 def test_an_error_that_shows_nothing_is_left_as_it_is() -> None:
     error = PermissionError("no")
-    assert Mask("s3://b/x", {"secret": "hunter2secret"}).error(error) is error
+    assert LoginMask("s3://b/x", {"secret": "hunter2secret"}).error(error) is error
 
 
 @pytest.mark.parametrize("kind", [PermissionError, FileNotFoundError, TimeoutError, ConnectionResetError])
 def test_an_error_is_replaced_by_one_of_its_kind(kind: type[OSError]) -> None:
-    shown_error = Mask("s3://b/x", {"secret": "hunter2secret"}).error(kind("hunter2secret is wrong"))
+    shown_error = LoginMask("s3://b/x", {"secret": "hunter2secret"}).error(kind("hunter2secret is wrong"))
     assert isinstance(shown_error, kind.__mro__[1] if kind is ConnectionResetError else kind)
     assert str(shown_error) == f"{kind.__name__}: *** is wrong"
 
@@ -118,7 +118,7 @@ def test_a_credential_in_a_cause_a_context_or_a_note_is_found() -> None:
         error.add_note("hunter2secret")
         raise error
 
-    mask = Mask("s3://b/x", {"secret": "hunter2secret"})
+    mask = LoginMask("s3://b/x", {"secret": "hunter2secret"})
     for fail in (caused, in_context, noted):
         with pytest.raises(OSError, match=r"caused|in context|noted") as told:
             fail()
@@ -162,7 +162,7 @@ async def listed(entries: AsyncIterator[Any]) -> list[Any]:
     ],
 )
 def test_nothing_that_a_store_is_asked_shows_a_credential(ask: Callable[[RemoteStore], Any]) -> None:
-    mask = Mask("refusing://x", {"password": "hunter2secret"})
+    mask = LoginMask("refusing://x", {"password": "hunter2secret"})
     store = RemoteStore(MaskedFileSystem(RefusingFileSystem(asynchronous=True), mask), path="x")
     with pytest.raises(PermissionError) as told:
         sync(ask, store)
