@@ -31,7 +31,9 @@ from infinite_tensor.outputs import Output
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import Damage, Garbage, MemoryTileStore, TensorInfo, TileStore
 from infinite_tensor.values.digest import digest
+from infinite_tensor.values.fingerprint import digests
 from infinite_tensor.values.networks import no_digest
+from infinite_tensor.values.reduction import Reduction
 from infinite_tensor.values.weights import WeightedMean
 
 if TYPE_CHECKING:
@@ -82,6 +84,7 @@ __all__ = [
     "Output",
     "PatchDataset",
     "Progress",
+    "Reduction",
     "RegionError",
     "ShapeMismatchError",
     "StoreError",
@@ -97,6 +100,7 @@ __all__ = [
     "WeightedMean",
     "ZarrTileStore",
     "digest",
+    "digests",
     "no_digest",
     "open_store",
     "sl",

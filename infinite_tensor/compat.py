@@ -15,7 +15,8 @@ import torch
 
 from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import ValidationError
-from infinite_tensor.geometry.window import TensorWindow, as_index
+from infinite_tensor.geometry.window import TensorWindow
+from infinite_tensor.support.given import as_index
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
 from infinite_tensor.tilestore.persistent import PersistentTileStore

@@ -13,10 +13,11 @@ from torch.utils.data import Dataset, get_worker_info
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.regions import Selection, parse
-from infinite_tensor.geometry.window import Shape, as_index
+from infinite_tensor.geometry.window import Shape
 from infinite_tensor.groups import TensorGroup
 from infinite_tensor.support.exit import flush_at_termination
 from infinite_tensor.support.forks import cached_property
+from infinite_tensor.support.given import array_advice, as_index
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore.layout import sizes_of
 
@@ -265,9 +266,11 @@ def _leaves(sources: object) -> list[Source]:
         leaves = list(sources.values())
     else:
         leaves = list(sources) if isinstance(sources, list | tuple) else [sources]
-    if not leaves or not all(isinstance(leaf, Source) for leaf in leaves):
+    others = [leaf for leaf in leaves if not isinstance(leaf, Source)]
+    if others or not leaves:
         raise ValidationError(
             f"t must be an InfiniteTensor or TensorGroup, or a list, tuple or dict of some, got {sources!r}"
+            f"{''.join(map(array_advice, others[:1]))}"
         )
     return leaves
 

@@ -11,7 +11,7 @@ import torch
 from infinite_tensor.engine.batching import Batching
 from infinite_tensor.engine.chain import TensorInStore, node_of
 from infinite_tensor.errors import StoreError, ValidationError
-from infinite_tensor.support.given import quoted
+from infinite_tensor.support.given import array_advice, quoted
 from infinite_tensor.support.nested import show
 from infinite_tensor.tensor import InfiniteTensor, SupportsAsTensor, arg_definitions, as_tensors, tensors_of
 from infinite_tensor.tilestore import TileStore
@@ -28,7 +28,14 @@ from infinite_tensor.values.definition import (
     resolved_blend,
 )
 from infinite_tensor.values.fingerprint import fingerprint
-from infinite_tensor.values.weights import WeightedMean, check_mean
+from infinite_tensor.values.reduction import (
+    Reduction,
+    UnknownReduction,
+    check_gathered_mean,
+    check_reduction,
+    reduction_to_json,
+)
+from infinite_tensor.values.weights import WeightedMean
 
 
 def open_tensor(
@@ -39,10 +46,13 @@ def open_tensor(
     blend: Blend | str | None,
     batch_size: int | tuple[int, ...] | None,
     device: torch.device | str,
+    reduce: Reduction | None,
 ) -> InfiniteTensor:
     """`TileStore.open`; see there."""
     if f is not None and not callable(f):
         raise ValidationError(f"f must be callable or None, got {quoted(f)}")
+    if reduce is not None and not isinstance(reduce, Reduction):
+        raise ValidationError(f"reduce must be a Reduction or None, got {quoted(reduce)}")
     tensor_id = checked_id(tensor_id)
     stored = _stored(store, tensor_id)
     definition = stored.definition
@@ -59,7 +69,8 @@ def open_tensor(
             f"tensor {tensor_id!r} is computed from {[arg.tensor_id for arg in definition.args]} "
             f"(None: an unnamed tensor), which {store!r} does not hold; give them as args=..."
         )
-    return _bind(store, tensor_id, stored, f, upstream, resolved_blend(blend), batch_size, checked_device(device))
+    found, where = resolved_blend(blend), checked_device(device)
+    return _bind(store, tensor_id, stored, f, upstream, found, batch_size, where, reduce)
 
 
 def _stored(store: TileStore, tensor_id: str) -> StoredTensor:
@@ -68,9 +79,11 @@ def _stored(store: TileStore, tensor_id: str) -> StoredTensor:
 
 def _check_given(store: TileStore, tensor_id: str, definition: Definition, args: tuple[InfiniteTensor, ...]) -> None:
     """The args that a user gives to a reopened tensor are what it was computed from."""
-    if len(args) != len(definition.args) or not all(isinstance(arg, InfiniteTensor) for arg in args):
+    others = [arg for arg in args if not isinstance(arg, InfiniteTensor)]
+    if others or len(args) != len(definition.args):
+        advice = "".join(map(array_advice, others[:1]))
         raise ValidationError(
-            f"tensor {tensor_id!r} takes {len(definition.args)} InfiniteTensors as args, got {quoted(args)}"
+            f"tensor {tensor_id!r} takes {len(definition.args)} InfiniteTensors as args, got {quoted(args)}{advice}"
         )
     windows, paddings = [arg.window for arg in definition.args], [arg.padding for arg in definition.args]
     check_same(tensor_id, definition, replace(definition, args=arg_definitions(args, windows, paddings)), store)
@@ -97,7 +110,7 @@ def _open_args(store: TileStore, tensor_id: str, stored: StoredTensor) -> tuple[
         path.pop()
         if not path:
             return args
-        opened[name] = _bind(store, name, found[name], None, args, None, None, torch.device("cpu"))
+        opened[name] = _bind(store, name, found[name], None, args, None, None, torch.device("cpu"), None)
 
 
 def _held_args(store: TileStore, found: dict[str, StoredTensor], name: str) -> list[str]:
@@ -124,6 +137,7 @@ def _bind(
     blend: Blend | None,
     batch_size: int | tuple[int, ...] | None,
     device: torch.device,
+    reduce: Reduction | None,
 ) -> InfiniteTensor:
     spec, definition = stored.spec(tensor_id), stored.definition
     used = spec.blend if blend is None else blend
@@ -132,15 +146,24 @@ def _bind(
         raise ValidationError(f"tensor {tensor_id!r} is blended by {used.name!r}; give it as blend={given}")
     if blend is not None:
         check_same(tensor_id, definition, replace(definition, blend=blend_name(blend)), store)
+    reduction = spec.reduction if reduce is None else reduce
+    if f is not None and isinstance(reduction, UnknownReduction):
+        raise ValidationError(
+            f"tensor {tensor_id!r} is reduced by {reduction.name!r}; give it as reduce=Reduction(...)"
+        )
+    if reduce is not None:
+        check_same(tensor_id, definition, replace(definition, reduction=reduction_to_json(reduce)), store)
+        check_reduction(reduce, definition.shape, definition.output_window, definition.dtype, device)
     if not isinstance(used, UNKNOWN):
-        check_mean(used, definition.output_window, definition.dtype, spec.blend_init)
-        check_blend(used, definition.dtype, device)
+        check_gathered_mean(reduction, used, definition.output_window, definition.dtype, spec.blend_init)
+        check_blend(used, definition.gathered.dtype, device)
     if args:
         check_args(tensor_id, spec.grid, args, definition.args)
     if f is not None:
-        functions = functions_of(fingerprint(f), blend, tuple(node_of(arg).spec.definition.functions for arg in args))
-        definition = replace(definition, functions=functions)
-    own = TensorInStore(replace(spec, definition=definition, device=device, blend=used), store, named=True)
+        upstream = tuple(node_of(arg).spec.definition.functions for arg in args)
+        definition = replace(definition, functions=functions_of(fingerprint(f), blend, upstream, reduce))
+    opened = replace(spec, definition=definition, device=device, blend=used, reduction=reduction)
+    own = TensorInStore(opened, store, named=True)
     (tensor,) = tensors_of([own], f, Batching.of(batch_size), args)
     return tensor
 

@@ -17,7 +17,6 @@ from infinite_tensor.values.blend import check_blend
 from infinite_tensor.values.checks import (
     check_followed,
     check_output_window,
-    checked_dtype,
     checked_id,
     checked_shape,
 )
@@ -33,9 +32,10 @@ from infinite_tensor.values.definition import (
     resolved_blend,
 )
 from infinite_tensor.values.dims import checked_dims
+from infinite_tensor.values.dtypes import checked_dtype
 from infinite_tensor.values.fingerprint import fingerprint
+from infinite_tensor.values.reduction import Reduction, check_gathered_mean, check_reduction, reduction_to_json
 from infinite_tensor.values.spec import TensorSpec
-from infinite_tensor.values.weights import check_mean
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,8 @@ class Output:
         As for `InfiniteTensor`.
     dims : tuple of str, optional
         As for `InfiniteTensor`.
+    reduce : Reduction, optional
+        As for `InfiniteTensor`.
     """
 
     shape: Sequence[int | None]
@@ -67,6 +69,7 @@ class Output:
     blend_init: Number | None = None
     edge: str | Sequence[str | None] = "drop"
     dims: Sequence[str] | None = None
+    reduce: Reduction | None = None
 
 
 @dataclass(frozen=True)
@@ -112,24 +115,28 @@ class Shared:
         shape, dtype = checked_shape(output.shape), checked_dtype(output.dtype)
         edge = checked_edge(output.edge, shape)
         check_output_window(output.window, shape, edge)
-        blend = resolved_blend(output.blend)
-        check_mean(blend, output.window, dtype, output.blend_init)
-        check_blend(blend, dtype, self.device)
+        blend, reduction = resolved_blend(output.blend), output.reduce
+        if reduction is not None:
+            check_reduction(reduction, shape, output.window, dtype, self.device)
+        gathered_dtype = dtype if reduction is None else reduction.dtype
+        check_gathered_mean(reduction, blend, output.window, dtype, output.blend_init)
+        check_blend(blend, gathered_dtype, self.device)
         definition = Definition(
             shape=shape,
             dtype=dtype,
             output_window=output.window,
             args=self.args,
             blend=blend_name(blend),
-            blend_init=json_scalar("blend_init", output.blend_init, dtype),
+            blend_init=json_scalar("blend_init", output.blend_init, gathered_dtype),
             version=json_value("version", self.version),
-            functions=functions_of(self.fingerprint, blend, self.upstream),
+            functions=functions_of(self.fingerprint, blend, self.upstream, reduction),
             edge=edge,
             output=key or None,
             dims=checked_dims(output.dims, len(shape)),
+            reduction=None if reduction is None else reduction_to_json(reduction),
         )
         tensor_id = checked_id("/".join((self.tensor_id, *key)))
-        return TensorSpec(tensor_id, definition, self.device, blend, output.blend_init)
+        return TensorSpec(tensor_id, definition, self.device, blend, output.blend_init, reduction=reduction)
 
     def specs(self, outputs: object) -> dict[Key, TensorSpec]:
         """The tensor of each of several outputs.

@@ -22,7 +22,7 @@ from infinite_tensor.filling.stored_only import StoredOnly
 from infinite_tensor.geometry.regions import parse
 from infinite_tensor.geometry.window import Shape, TensorWindow
 from infinite_tensor.outputs import Output, Shared
-from infinite_tensor.support.given import members, quoted
+from infinite_tensor.support.given import array_advice, members, quoted
 from infinite_tensor.support.nested import show
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
 from infinite_tensor.tilestore.messages import mismatch, warn_of_uncovered
@@ -46,6 +46,7 @@ from infinite_tensor.values.definition import (
     Padding,
 )
 from infinite_tensor.values.dims import contradict, names_of
+from infinite_tensor.values.reduction import Reduction, check_reduction
 from infinite_tensor.values.spec import TensorSpec
 
 if TYPE_CHECKING:
@@ -116,6 +117,9 @@ class InfiniteTensor(Fillable):
     dims : tuple of str, optional
         Names of the dimensions, such as ``("c", "y", "x")``, for messages and for other programs that open what is
         stored. They are stored when the tensor is created; later they may be left out, and other ones are an error.
+    reduce : Reduction, optional
+        What is stored of each pixel, where that is less than its windows hold: the label of the highest of a hundred
+        scores, say. `f` then returns the windows that a `Reduction` describes.
 
     Raises
     ------
@@ -147,10 +151,11 @@ class InfiniteTensor(Fillable):
         edge: str | Sequence[str | None] = "drop",
         args_padding: object = None,
         dims: Sequence[str] | None = None,
+        reduce: Reduction | None = None,
     ) -> None:
         batching = Batching.of(batch_size)
         shared, args = _shared(f, args, args_windows, args_padding, device, tensor_id, version)
-        spec = shared.spec(Output(shape, dtype, output_window, blend, blend_init, edge, dims))
+        spec = shared.spec(Output(shape, dtype, output_window, blend, blend_init, edge, dims, reduce))
         (stored,) = _in_store([spec], tile_store, shared, args, named=tensor_id is not None)
         (node,) = Computation.registered([stored], f, batching, map(node_of, args)).nodes
         _check_dims(spec, node)
@@ -310,6 +315,11 @@ class InfiniteTensor(Fillable):
     def blend_init(self) -> Number | None:
         """What a pixel holds before its first window; None is 0."""
         return self._spec.blend_init
+
+    @property
+    def reduce(self) -> Reduction | None:
+        """What is stored of blended pixels; None where that is all of them."""
+        return self._spec.reduction
 
     @property
     def version(self) -> Json:
@@ -487,7 +497,10 @@ class InfiniteTensor(Fillable):
         kwargs = {name: _as_target(arg) for name, arg in kwargs.items()}
         device, dtype = move_target(self.device, self.dtype, args, kwargs)
         if (device, dtype) != (self.device, self.dtype):
-            check_blend(self.blend, dtype, device)
+            if self.reduce is None:
+                check_blend(self.blend, dtype, device)
+            else:
+                check_reduction(self.reduce, self.shape, self.output_window, dtype, device)
             contents = self.tile_store.contents
             # No read begins in between, which would ask the store for what the tensor was.
             with contents.lock:
@@ -495,6 +508,61 @@ class InfiniteTensor(Fillable):
                 contents.migrate(self._spec, moved)
                 self._node.tensor.spec = moved
         return self
+
+    def map(
+        self,
+        fn: Callable[..., torch.Tensor],
+        *,
+        halo: object = 0,
+        window: object = None,
+        scale: object = 1,
+        channels: object = None,
+        dims: Sequence[str | int] | None = None,
+        padding: object = "reflect",
+        batch_size: int | tuple[int, ...] | None = None,
+        dtype: torch.dtype | str | None = None,
+        device: torch.device | str | None = None,
+        store: TileStore | str | os.PathLike[str] | None = None,
+        tensor_id: str | None = None,
+        version: object = None,
+    ) -> InfiniteTensor:
+        """A tensor whose windows are `fn` of regions of this one: `infinite_tensor.map` of one input.
+
+        Parameters
+        ----------
+        fn : callable
+            ``fn(region) -> tensor``, or a network.
+        halo, window, scale, channels, dims, padding, batch_size, dtype, device, store, tensor_id, version
+            As for `infinite_tensor.map`.
+
+        Returns
+        -------
+        InfiniteTensor
+
+        Raises
+        ------
+        ValidationError
+            If an argument does not fit, or the store holds another tensor under `tensor_id`.
+        """
+        # It makes tensors.
+        from infinite_tensor.pipelines.map import map  # noqa: A004, PLC0415
+
+        return map(
+            fn,
+            self,
+            halo=halo,
+            window=window,
+            scale=scale,
+            channels=channels,
+            dims=dims,
+            padding=padding,
+            batch_size=batch_size,
+            dtype=dtype,
+            device=device,
+            store=store,
+            tensor_id=tensor_id,
+            version=version,
+        )
 
     def clear_cache(self) -> None:
         """Drop from memory what can be had again, after storing what is pending."""
@@ -613,7 +681,9 @@ def _shared(
     tensors = as_tensors(members(args) or ())
     for at, arg in enumerate(tensors):
         if not isinstance(arg, InfiniteTensor):
-            raise ValidationError(f"args[{at}] must be an InfiniteTensor or a TensorBlob, got {quoted(arg)}")
+            raise ValidationError(
+                f"args[{at}] must be an InfiniteTensor or a TensorBlob, got {quoted(arg)}{array_advice(arg)}"
+            )
     definitions = arg_definitions(
         tensors, checked_windows(tensors, members(windows) or ()), checked_paddings(tensors, padding)
     )

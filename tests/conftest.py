@@ -33,8 +33,10 @@ _PACKAGES = _S3_PACKAGES | {
     "matplotlib",
     "PIL",
     "pytest_benchmark",
+    "rasterio",
     "tensordict",
     "tensorstore",
+    "xarray",
 }
 """What the extras install, by the names under which it is imported."""
 _MISSING = re.compile(r"No module named '(\w+)")

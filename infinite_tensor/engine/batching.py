@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from infinite_tensor.errors import ValidationError
-from infinite_tensor.geometry.window import as_index
-from infinite_tensor.support.given import members, quoted
+from infinite_tensor.support.given import as_index, members, quoted
 
 Times: TypeAlias = tuple[int, ...]
 """How often each of some sizes is called for, the largest first."""

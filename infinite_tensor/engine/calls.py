@@ -24,6 +24,7 @@ from infinite_tensor.support.allocation import Array, as_array, new_block
 from infinite_tensor.support.interrupts import running_f
 from infinite_tensor.support.nested import Key, leaves, show
 from infinite_tensor.tilestore.contents import Contents
+from infinite_tensor.values.fingerprint import unwrapped
 from infinite_tensor.values.spec import TensorSpec
 
 _BLOCK_BYTES = 2**21
@@ -44,7 +45,7 @@ class Calls:
             for upstream, (access, starts) in zip(computation.inputs, claim.workload.sources, strict=True)
         ]
         self._batched = computation.batching.given is not None
-        self._checks = [_Check(tensor.spec) for tensor in computation.tensors]
+        self._checks = [_Check(tensor.spec.gathered) for tensor in computation.tensors]
         self._check = self._checks[0].array_of
         self._keys = [check.key for check in self._checks if check.key is not None]
 
@@ -215,6 +216,7 @@ def _as_list(returned: object, count: int) -> Sequence[object]:
 
 def _source_of(f: Callable[..., Any]) -> str:
     """Where a function is defined, for messages."""
+    f = unwrapped(f)
     while isinstance(f, partial):
         f = f.func
     code = getattr(f, "__code__", None)
@@ -242,7 +244,11 @@ class Deposits:
         self._stores = claim.reader.stores
         self._flush_requests = -1
         self.begun = CLAIMS.begun_by(claim, self._thread)
-        self._specs = [result.node.spec for result in claim.workload.results]
+        self._specs = [result.node.spec.gathered for result in claim.workload.results]
+        self._largest = max([math.prod(spec.grid.window.size) * spec.dtype.itemsize for spec in self._specs])
+        # There is nothing to gather, and to copy them would take as long as to blend them.
+        keeps = any(result.access.keeps_outputs for result in claim.workload.results)
+        self._straight = not keeps and 2 * self._largest > _BLOCK_BYTES
         self._first: Array = ()
         self._others: list[Array] = []
         self._begin = self._end = self._length = 0
@@ -250,7 +256,10 @@ class Deposits:
         self._sent = time.monotonic()
 
     def put(self, position: int, window: Array, *others: Array) -> None:
-        """Copy the windows at this position of the claim, one for each tensor."""
+        """Take in the windows at this position of the claim, one for each tensor, which are not kept by reference."""
+        if self._straight:
+            self._deposit([position], [each[None] for each in (window, *others)])
+            return
         end = self._end
         if end == self._length:
             self.send()
@@ -265,8 +274,7 @@ class Deposits:
         self._positions.append(position)
 
     def _allocate(self) -> None:
-        largest = max([math.prod(spec.grid.window.size) * spec.dtype.itemsize for spec in self._specs])
-        self._length = max(1, min(len(self._claim.indices), _BLOCK_BYTES // max(1, largest)))
+        self._length = max(1, min(len(self._claim.indices), _BLOCK_BYTES // max(1, self._largest)))
         self._first, *self._others = [
             as_array(new_block((self._length, *spec.grid.window.size), spec.dtype, spec.device, "give smaller windows"))
             for spec in self._specs
@@ -286,18 +294,22 @@ class Deposits:
 
     def send(self) -> None:
         """Store what has been gathered."""
-        positions, begin, notice = self._positions, self._begin, self._claim.reader.notice
+        positions, begin = self._positions, self._begin
         self._positions, self._begin = [], self._end
         if positions:
-            try:
-                for result, block in zip(self._claim.workload.results, (self._first, *self._others), strict=True):
-                    count = result.deposit(positions, block[begin : self._end])
-                    if notice is not None:
-                        notice(result.node, count)
-            finally:
-                # Stored or not, nobody is at them any more.
-                CLAIMS.end(self._claim, self.begun, len(positions))
+            self._deposit(positions, [block[begin : self._end] for block in (self._first, *self._others)])
         self._sent = time.monotonic()
+
+    def _deposit(self, positions: Sequence[int], blocks: Sequence[Array]) -> None:
+        notice = self._claim.reader.notice
+        try:
+            for result, block in zip(self._claim.workload.results, blocks, strict=True):
+                count = result.deposit(positions, block)
+                if notice is not None:
+                    notice(result.node, count)
+        finally:
+            # Stored or not, nobody is at them any more.
+            CLAIMS.end(self._claim, self.begun, len(positions))
 
     def __enter__(self) -> Self:
         self._claim.senders[self._thread] = weakref.WeakMethod(self.send)

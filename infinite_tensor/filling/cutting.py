@@ -97,7 +97,7 @@ def cut_into_bands(target: Target, most_bytes: int, least_bands: int = 1) -> Ban
     along = max(range(len(tile)), key=lambda d: -(-widths[d] // tile[d]))
     step = [n if d != along else min(n, tile[d]) for d, n in enumerate(widths)]
     while True:
-        thick = max(1, _STEP_BYTES // (math.prod(step) * root.spec.dtype.itemsize))
+        thick = max(1, int(_STEP_BYTES / (math.prod(step) * root.spec.gathered_bytes)))
         fits = False
         while thick and not fits:
             found = Bands(target, origin, along, with_entry(step, along, thick * tile[along]))

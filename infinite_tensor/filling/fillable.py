@@ -13,7 +13,7 @@ from infinite_tensor.filling.invalidate import Invalidation, invalidate
 from infinite_tensor.filling.plan import FillPlan
 from infinite_tensor.filling.progress import FillReport, Watcher, checked_progress
 from infinite_tensor.geometry.regions import Selection
-from infinite_tensor.geometry.window import as_index
+from infinite_tensor.support.given import as_index
 from infinite_tensor.values.checks import checked_bytes, checked_workers
 
 if TYPE_CHECKING:

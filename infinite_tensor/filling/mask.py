@@ -16,8 +16,8 @@ import torch
 from infinite_tensor.engine.chain import Node
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.points import Index, IntArray
-from infinite_tensor.geometry.window import LARGEST, as_index
-from infinite_tensor.support.given import members, number, quoted
+from infinite_tensor.geometry.window import LARGEST
+from infinite_tensor.support.given import as_index, members, number, quoted
 from infinite_tensor.tilestore.layout import TileLayout
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]

@@ -9,8 +9,9 @@ import torch
 
 from infinite_tensor.errors import RegionError
 from infinite_tensor.geometry.points import COORDINATE_LIMIT, Index
-from infinite_tensor.geometry.window import Shape, as_index
+from infinite_tensor.geometry.window import Shape
 from infinite_tensor.support.allocation import IN_PARTS, is_lack_of_memory, out_of_memory
+from infinite_tensor.support.given import as_index
 
 _SUPPORTED = "supported are ints, slices and Ellipsis"
 

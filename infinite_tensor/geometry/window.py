@@ -31,7 +31,7 @@ from infinite_tensor.geometry.points import (
     unique_points,
 )
 from infinite_tensor.support.forks import cached_property
-from infinite_tensor.support.given import members, quoted, word
+from infinite_tensor.support.given import as_index, members, quoted, word
 
 Shape: TypeAlias = tuple[int | None, ...]
 
@@ -49,18 +49,6 @@ MOST_DIMENSIONS = 32
 
 MOST_OVERLAP = 2**17
 """Windows over one pixel: all of them must be there before it is complete."""
-
-
-def as_index(value: object) -> int | None:
-    """The exact integer that `value` stands for (anything with ``__index__`` but no bool), or None."""
-    if type(value) is int:
-        return value
-    try:
-        if isinstance(value, bool) or getattr(value, "ndim", 0) != 0 or "bool" in str(getattr(value, "dtype", "")):
-            return None
-        return operator.index(value)  # type: ignore[arg-type]
-    except Exception:  # noqa: BLE001  (it is none, or its class fails)
-        return None
 
 
 def _integers(name: str, value: object, dims: int | None, minimum: int | None) -> Index:

@@ -15,12 +15,10 @@ from infinite_tensor.engine.assemble import read_together
 from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import RegionError, ValidationError
 from infinite_tensor.geometry.regions import Selection, parse
-from infinite_tensor.geometry.window import Shape, as_index, coordinates_of, followed
+from infinite_tensor.geometry.window import Shape, coordinates_of, followed
+from infinite_tensor.support.given import array_advice, as_index, as_ratio
 from infinite_tensor.support.nested import Key, chosen, show
 from infinite_tensor.tensor import InfiniteTensor, as_tensors
-
-_FINEST = 2**31
-"""Numerators and denominators of scales stay below it."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +120,9 @@ def members_of(
         (tensor,) = as_tensors([value.tensor if isinstance(value, GroupMember) else value])
         tensors[key] = tensor
         if not isinstance(tensor, InfiniteTensor):
-            raise ValidationError(f"{show(key)} must be an InfiniteTensor, or a mapping of them, got {tensor!r}")
+            raise ValidationError(
+                f"{show(key)} must be an InfiniteTensor, or a mapping of them, got {tensor!r}{array_advice(tensor)}"
+            )
         if isinstance(value, GroupMember) and wanted[key] is None:
             wanted[key] = value.dims
     shared = {
@@ -253,27 +253,10 @@ def _checked_dims(key: Key, tensor: InfiniteTensor, given: object) -> tuple[int,
 
 def _checked_scale(key: Key, given: Any, count: int) -> tuple[Fraction, ...]:
     entries = list(given) if isinstance(given, tuple | list) else [given] * count
-    scales = [_fraction(entry) for entry in entries]
+    scales = [as_ratio(entry) for entry in entries]
     if len(scales) != count or None in scales:
         raise ValidationError(
             f"scale of {show(key)} must be a positive number of its pixels along one pixel of the group, such as "
             f"Fraction(1, 8), 0.125 or 2, or a tuple of {count} of them, got {given!r}"
         )
     return tuple(scale for scale in scales if scale is not None)
-
-
-def _fraction(entry: object) -> Fraction | None:
-    """The number as a ratio; None unless it is one of small positive ints."""
-    whole = as_index(entry)
-    if whole is not None:
-        exact = Fraction(whole)
-    elif isinstance(entry, Fraction):
-        exact = entry
-    elif isinstance(entry, float) and 0 < entry < _FINEST:
-        # 1/3 as a float is not a third, and means one.
-        exact = Fraction(entry).limit_denominator(2**16)
-        if float(exact) != entry:
-            return None
-    else:
-        return None
-    return exact if exact > 0 and max(exact.numerator, exact.denominator) < _FINEST else None

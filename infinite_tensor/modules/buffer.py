@@ -13,6 +13,7 @@ from torch import nn
 
 from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import FunctionChangedWarning, ValidationError
+from infinite_tensor.support.given import array_advice
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore.stored_definition import StoredTensor
 from infinite_tensor.values.definition import Definition, changed_functions, differences
@@ -64,7 +65,9 @@ class InfiniteBuffer(nn.Module):
     def __init__(self, tensor: InfiniteTensor | None = None) -> None:
         super().__init__()
         if tensor is not None and not isinstance(tensor, InfiniteTensor):
-            raise TypeError(f"tensor must be an InfiniteTensor, got {type(tensor).__name__} {tensor!r:.80}")
+            raise TypeError(
+                f"tensor must be an InfiniteTensor, got {type(tensor).__name__} {tensor!r:.80}{array_advice(tensor)}"
+            )
         self._tensor = tensor
         self._device = torch.get_default_device() if tensor is None else tensor.device
         if tensor is None and self._device.type == "meta":

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 _MOST = 200
 """Characters that messages show of a value."""
+
+_LARGEST = 2**31
+"""Numerators and denominators of ratios stay below it."""
 
 
 def quoted(value: object) -> str:
@@ -39,6 +44,42 @@ def number(value: Any) -> complex | None:
     if isinstance(value, float):
         return float.__pos__(value)
     return complex.__pos__(value) if isinstance(value, complex) else None
+
+
+def as_index(value: object) -> int | None:
+    """The exact integer that `value` stands for (anything with ``__index__`` but no bool), or None."""
+    if type(value) is int:
+        return value
+    try:
+        if isinstance(value, bool) or getattr(value, "ndim", 0) != 0 or "bool" in str(getattr(value, "dtype", "")):
+            return None
+        return operator.index(value)  # type: ignore[arg-type]
+    except Exception:  # noqa: BLE001  (it is none, or its class fails)
+        return None
+
+
+def as_ratio(value: object) -> Fraction | None:
+    """The ratio of small positive ints that a number stands for; None for everything else."""
+    whole, plain = as_index(value), number(value)
+    if whole is not None:
+        exact = Fraction(whole)
+    elif isinstance(value, Fraction):
+        exact = value
+    elif isinstance(plain, float) and 0 < plain < _LARGEST:
+        # 1/3 as a float is not a third, and means one.
+        exact = Fraction(plain).limit_denominator(2**16)
+        if float(exact) != plain:
+            return None
+    else:
+        return None
+    return exact if exact > 0 and max(exact.numerator, exact.denominator) < _LARGEST else None
+
+
+def array_advice(value: object) -> str:
+    """What a message adds about an array that is given in place of an InfiniteTensor; nothing about other things."""
+    # Of its class: an object may compute its attributes.
+    is_array = all(hasattr(type(value), part) for part in ("shape", "dtype", "__getitem__"))
+    return "; give from_array(a), which makes a tensor of an array" if is_array else ""
 
 
 def members(value: object) -> tuple[Any, ...] | None:

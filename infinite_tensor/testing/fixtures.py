@@ -15,7 +15,7 @@ from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore
 from infinite_tensor.tilestore.persistent import PartialTile, PersistentTileStore
 from infinite_tensor.tilestore.persistent.backend import offers
-from infinite_tensor.values.definition import DTYPES, dtype_name
+from infinite_tensor.values.dtypes import DTYPES, dtype_name
 
 TILE = 5
 WINDOW = TensorWindow((4, 4), stride=3)

@@ -29,7 +29,14 @@ class Access(ABC):
     A read adds the regions it wants, deposits the windows that were missing, and then reads the regions.
     What an access holds it holds by itself, so the limits of the store's cache never get in the way of a
     read that is in progress. Several threads of a read may use it at a time, but for `add`, `keep` and `close`.
+
+    Attributes
+    ----------
+    keeps_outputs : bool
+        Whether the arrays that `deposit` is given must stay as they are. Otherwise they may be used again after it.
     """
+
+    keeps_outputs = True
 
     @abstractmethod
     def add(self, starts: IntArray, stops: IntArray) -> IntArray:

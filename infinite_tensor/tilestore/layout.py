@@ -11,8 +11,11 @@ import torch
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.points import COORDINATE_LIMIT, Index
-from infinite_tensor.geometry.window import Shape, TensorWindow, WindowGrid, as_index
+from infinite_tensor.geometry.window import Shape, TensorWindow, WindowGrid
 from infinite_tensor.support.allocation import Array
+from infinite_tensor.support.forks import cached_property
+from infinite_tensor.support.given import as_index
+from infinite_tensor.values.reduction import Reduction, gathered_shape
 from infinite_tensor.values.spec import TensorSpec
 
 
@@ -87,6 +90,11 @@ class Record:
     layout: TileLayout
     functions: Mapping[str, str]
 
+    @cached_property
+    def gathered(self) -> TileLayout:
+        """The same tiles of the tensor that windows are gathered in; of most tensors that is themselves."""
+        return self.layout if self.spec.reduction is None else gathered_layout(self.spec.reduction, self.layout)
+
 
 class TileLayout:
     """The tiles of one tensor: tile ``i`` covers ``[i*size, (i+1)*size)`` per dimension.
@@ -148,6 +156,25 @@ class TileLayout:
         """Copy the pixels of `tiles` into `target`, which begins at pixel `start` and which they cover."""
         for tile, block in tiles.items():
             copy_shared(block, self.start(tile), target, start)
+
+
+def layout_of(shape: Shape, tile: Index, dtype: torch.dtype, reduction: Reduction | None) -> TileLayout:
+    """The tiles of a tensor; ValidationError if they are too large, or its reduction needs others."""
+    layout = TileLayout(shape, tile, dtype)
+    if reduction is not None:
+        if reduction.out_channels not in (None, tile[0]):
+            raise ValidationError(
+                f"a tile of {tile} would hold some of the {reduction.out_channels} values that the reduction gives for "
+                "a pixel, and must hold all of them"
+            )
+        gathered_layout(reduction, layout)
+    return layout
+
+
+def gathered_layout(reduction: Reduction, layout: TileLayout) -> TileLayout:
+    """The same tiles of the tensor that windows are gathered in, before a reduction."""
+    shape, tile = (gathered_shape(reduction, extents) for extents in (layout.shape, layout.tile_shape))
+    return TileLayout(shape, tuple([n for n in tile if n is not None]), reduction.dtype)
 
 
 def copy_shared(source: Array, source_start: Sequence[int], target: Array, target_start: Sequence[int]) -> None:

@@ -7,8 +7,7 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeVar
 
 from infinite_tensor.errors import ValidationError
-from infinite_tensor.geometry.window import as_index
-from infinite_tensor.support.given import quoted
+from infinite_tensor.support.given import as_index, quoted
 from infinite_tensor.support.interrupts import Mark
 
 K = TypeVar("K", bound=Hashable)

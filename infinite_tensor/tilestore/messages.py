@@ -19,7 +19,12 @@ from infinite_tensor.geometry.window import WindowGrid, followed
 from infinite_tensor.values.definition import Definition, changed_functions, differences
 from infinite_tensor.values.spec import TensorSpec
 
-_FUNCTIONS = {"f": "f", "blend": "The blend", "upstream": "A function upstream"}
+_FUNCTIONS = {
+    "f": "f",
+    "blend": "The blend",
+    "reduce": "The function of the reduction",
+    "upstream": "A function upstream",
+}
 _MOST_NAMED = 5
 _TOLD = 5
 """Failures that one error tells in full; there may be one for each of thousands of batches."""
@@ -128,7 +133,7 @@ def warn_of_uncovered(spec: TensorSpec) -> None:
     where = "" if len(finite) == len(spec.shape) else " for each position along the unbounded ones"
     warnings.warn(
         f"tensor {spec.tensor_id!r}: no window covers {count} of the {math.prod(finite)} pixels of its finite "
-        f"dimensions {tuple(finite)}{where}; they are {spec.blend_init or 0}. "
+        f"dimensions {tuple(finite)}{where}; they are {spec.definition.fill or 0}. "
         f"Give {', and '.join(_remedies(spec.grid))}",
         UncoveredPixelsWarning,
         stacklevel=_level_of_caller(),

@@ -17,10 +17,12 @@ from safetensors import SafetensorError
 
 from infinite_tensor.errors import StoreError
 from infinite_tensor.geometry.points import Index
-from infinite_tensor.support.allocation import Array, as_array, as_tensor, copied
-from infinite_tensor.tilestore.layout import Record
+from infinite_tensor.support.allocation import Array, as_array, as_tensor, copied, new_block
+from infinite_tensor.tilestore.layout import Record, TileLayout, copy_shared
 from infinite_tensor.tilestore.messages import warn_of_damage
-from infinite_tensor.values.definition import dtype_name, dtype_of
+from infinite_tensor.values.blend import Blender
+from infinite_tensor.values.dtypes import dtype_name, dtype_of
+from infinite_tensor.values.reduction import Reducer
 
 
 class DamagedPartialError(ValueError):
@@ -146,19 +148,24 @@ class TileInProgress:
     """A tile that windows are being blended into.
 
     Windows arrive in any order. The longest run of first ones is blended at once, the others wait as
-    loose pieces, so every pixel is blended in lexicographic order and heavy overlap takes little memory.
+    loose pieces, so every pixel is blended in lexicographic order and heavy overlap takes little memory. Of a
+    tensor with a reduction it is a tile of the tensor that windows are gathered in, until it is complete.
     Not safe for threads: the store holds a lock.
     """
 
     def __init__(self, record: Record, tile: Index) -> None:
         self.tile = tile
-        self.start = record.layout.start(tile)
         self.logged = False
         self._record = record
+        self._is_reduced = record.spec.reduction is not None
+        self._grid = record.spec.gathered.grid
+        self._layout = layout = record.gathered
+        tile = self._lifted(tile)
+        self._start = layout.start(tile)
         # Pixels of the tile beyond the end of the tensor stay blank, wherever windows reach.
-        self._stop = record.layout.stop(tile)
-        self._inside = tuple(map(slice, map(operator.sub, self._stop, self.start)))
-        low, high = record.spec.grid.box(self.start, self._stop)
+        self._stop = layout.stop(tile)
+        self._inside = tuple(map(slice, map(operator.sub, self._stop, self._start)))
+        low, high = self._grid.box(self._start, self._stop)
         self._low = low
         self._widths = list(map(operator.sub, high, low))
         self.total: int = math.prod(self._widths)
@@ -197,18 +204,36 @@ class TileInProgress:
 
     def __contains__(self, index: Index) -> bool:
         """Whether window `index` is known."""
-        rank = self._rank(index)
+        rank = self._rank(self._lifted(index))
         return rank < self._prefix_length or rank in self._pieces
 
     def known(self) -> frozenset[Index]:
         """The windows that are known."""
-        return frozenset(map(self._index, (*range(self._prefix_length), *self._pieces)))
+        return frozenset(map(self._lowered, map(self._index, (*range(self._prefix_length), *self._pieces))))
+
+    # Asked of the record each time: a tensor that was opened without its functions may be given them later.
+    @property
+    def _blender(self) -> Blender:
+        return self._record.spec.gathered.blender
+
+    @property
+    def _reducer(self) -> Reducer:
+        reducer = self._record.spec.reducer
+        assert reducer is not None
+        return reducer
+
+    def _lifted(self, index: Index) -> Index:
+        return self._reducer.lifted(index) if self._is_reduced else index
+
+    def _lowered(self, index: Index) -> Index:
+        return self._reducer.lowered(index) if self._is_reduced else index
 
     def add_row(self, index: Index, windows: Array) -> None:
         """Take in what lies in this tile of windows that follow each other, from `index` on, along the last coordinate.
 
         All of them touch the tile.
         """
+        index = self._lifted(index)
         rank = self._rank(index)
         known = max(0, min(self._prefix_length - rank, len(windows)))
         rank, index, windows = rank + known, (*index[:-1], index[-1] + known), windows[known:]
@@ -217,7 +242,7 @@ class TileInProgress:
         # Only where nothing comes in between are all windows known afterwards that were known before.
         forgotten, self._forgotten = self._forgotten, True
         if rank == self._prefix_length and self._pieces.keys().isdisjoint(range(rank, rank + len(windows))):
-            self._blend_in(len(windows), self._record.spec.blender.fold_row, windows, index)
+            self._blend_in(len(windows), self._blender.fold_row, windows, index)
         else:
             for number, window in enumerate(windows, rank):
                 if number not in self._pieces:
@@ -235,7 +260,7 @@ class TileInProgress:
             for rank in [rank for rank in self._pieces if rank < self._prefix_length]:
                 self._piece_bytes -= self._pieces.pop(rank).nbytes
         for index, piece in partial.pieces.items():
-            rank = self._rank(index)
+            rank = self._rank(self._lifted(index))
             self._stored_pieces.add(rank)
             if rank >= self._prefix_length and rank not in self._pieces:
                 self._keep(rank, as_array(piece))
@@ -243,26 +268,32 @@ class TileInProgress:
 
     def read(self, target: Array, low: Sequence[int]) -> None:
         """Blend the pixels from `low` on, all of whose windows are known, into `target`."""
+        if self.pixels is not None:
+            copy_shared(self.pixels, self._record.layout.start(self.tile), target, low)
+        elif not self._is_reduced:
+            self._read(target, low)
+        else:
+            begin, shape = self._reducer.over(low, target.shape)
+            values = as_array(torch.empty(shape, dtype=self._layout.dtype, device="cpu"))
+            self._read(values, begin)
+            self._reducer.reduce(values, low, target)
+
+    def _read(self, target: Array, low: Sequence[int]) -> None:
+        """Blend what is gathered from `low` on into `target`."""
         high = [a + n for a, n in zip(low, target.shape, strict=True)]
         if self._forgotten:
             self._check_known(low, high)
-        inside = tuple([slice(a - s, b - s) for a, b, s in zip(low, high, self.start, strict=True)])
-        if self.pixels is not None:
-            target[...] = self.pixels[inside]
-            return
-        blender = self._record.spec.blender
-        block = blender.begun(target)
+        block = self._blender.begun(target)
         if self._prefix is not None:
-            block[...] = self._prefix[inside]
+            copy_shared(self._prefix, self._start, block, low)
         else:
-            blender.prepare(block, low)
+            self._blender.prepare(block, low)
         if self._pieces:
-            box = self._record.spec.grid.box(low, high)
-            for index in itertools.product(*map(range, *box)):
+            for index in itertools.product(*map(range, *self._grid.box(low, high))):
                 piece = self._pieces.get(self._rank(index))
                 if piece is not None:
-                    blender.fold(block, low, piece, self._piece_start(index), index)
-        blender.finish(block, low, target)
+                    self._blender.fold(block, low, piece, self._piece_start(index), index)
+        self._blender.finish(block, low, target)
 
     def finished(self) -> torch.Tensor:
         """The tile, complete."""
@@ -276,7 +307,7 @@ class TileInProgress:
         grown = self._prefix_length > self._stored_prefix
         if not ranks and not grown:
             return None
-        pieces = {self._index(rank): as_tensor(self._pieces[rank]) for rank in sorted(ranks)}
+        pieces = {self._lowered(self._index(rank)): as_tensor(self._pieces[rank]) for rank in sorted(ranks)}
         prefix = as_tensor(copied(self._prefix)) if grown and self._prefix is not None else None
         return PartialTile(prefix, self._prefix_length if grown else 0, pieces)
 
@@ -284,7 +315,7 @@ class TileInProgress:
         """What `unstored` returned has been stored."""
         self.logged = True
         self._stored_prefix = max(self._stored_prefix, partial.prefix_length)
-        self._stored_pieces.update(map(self._rank, partial.pieces))
+        self._stored_pieces.update(self._rank(self._lifted(index)) for index in partial.pieces)
 
     def _check_fits(self, partial: PartialTile) -> None:
         """A digest tells that a part is as it was written, not that it was this tile it was written for."""
@@ -292,9 +323,9 @@ class TileInProgress:
         if not 0 <= length <= self.total or (partial.prefix is None) is (length > 0):
             raise DamagedPartialError(f"a prefix of {length} windows, of the {self.total} that cover the tile")
         if partial.prefix is not None:
-            accumulator = self._record.spec.blender.accumulator
-            self._check_block("prefix", partial.prefix, accumulator, self._record.layout.tile_shape)
-        for index, piece in partial.pieces.items():
+            self._check_block("prefix", partial.prefix, self._blender.accumulator, self._layout.tile_shape)
+        for named, piece in partial.pieces.items():
+            index = self._lifted(named)
             inside = len(index) == len(self._low) and all(
                 0 <= i - low < width for i, low, width in zip(index, self._low, self._widths, strict=True)
             )
@@ -302,7 +333,7 @@ class TileInProgress:
                 raise DamagedPartialError(f"a piece of window {index}, which does not cover the tile")
             bounds = zip(self._piece_start(index), self._piece_stop(index), strict=True)
             shape = tuple([b - a for a, b in bounds])
-            self._check_block(f"piece of window {index}", piece, self._record.layout.dtype, shape)
+            self._check_block(f"piece of window {index}", piece, self._layout.dtype, shape)
 
     def _check_block(self, name: str, block: torch.Tensor, dtype: torch.dtype, shape: Index) -> None:
         if block.dtype != dtype or block.shape != shape:
@@ -323,17 +354,17 @@ class TileInProgress:
         return tuple(reversed(index))
 
     def _piece_start(self, index: Index) -> list[int]:
-        return [max(a, b) for a, b in zip(self.start, self._record.spec.grid.window.start(index), strict=True)]
+        return [max(a, b) for a, b in zip(self._start, self._grid.window.start(index), strict=True)]
 
     def _piece_stop(self, index: Index) -> list[int]:
-        window = self._record.spec.grid.window
+        window = self._grid.window
         return [min(a, b + n) for a, b, n in zip(self._stop, window.start(index), window.size, strict=True)]
 
     def _piece_of(self, window: Array, index: Index) -> Array:
         """A copy of what lies in this tile."""
-        window_start = self._record.spec.grid.window.start(index)
+        window_start = self._grid.window.start(index)
         inside = []
-        for a, b, c, n in zip(self.start, self._stop, window_start, window.shape, strict=True):
+        for a, b, c, n in zip(self._start, self._stop, window_start, window.shape, strict=True):
             inside.append(slice(max(a, c) - c, min(b, c + n) - c))
         return copied(window[tuple(inside)])
 
@@ -349,30 +380,44 @@ class TileInProgress:
         """
         tile, length = self._begun(), self._prefix_length
         self._prefix, self._prefix_length = None, 0
-        fold(tile[self._inside], self.start, *windows)
+        fold(tile[self._inside], self._start, *windows)
         self._begin_with(tile, length + count)
 
     def _begin_with(self, tile: Array, length: int) -> None:
         """Have the first windows be blended into `tile`, which is finished if they are all."""
         if length == self.total:
-            folded, blender, dtype = tile, self._record.spec.blender, self._record.layout.dtype
-            if blender.accumulator != dtype:
-                tile = as_array(self._allocated(dtype))
-            blender.finish(folded, self.start, tile)
+            tile = self._finished(tile)
         self._prefix, self._prefix_length = tile, length
+
+    def _finished(self, folded: Array) -> Array:
+        """The pixels of the tile, into which all windows have been folded."""
+        tile = folded
+        if self._blender.accumulator != self._layout.dtype:
+            tile = as_array(self._allocated(self._layout))
+        self._blender.finish(folded, self._start, tile)
+        if not self._is_reduced:
+            return tile
+        layout = self._record.layout
+        start, pixels = layout.start(self.tile), as_array(self._allocated(layout))
+        inside = tuple(map(slice, map(operator.sub, layout.stop(self.tile), start)))
+        pixels[...] = 0
+        self._reducer.reduce(tile[self._inside], start, pixels[inside])
+        return pixels
 
     def _begun(self) -> Array:
         """The tile with its first windows; a blank one where it has none."""
         if self._prefix is not None:
             return self._prefix
-        blender = self._record.spec.blender
-        tile = as_array(self._allocated(blender.accumulator))
-        blender.blank(tile)
+        tile = as_array(self._allocated(self._layout, self._blender.accumulator))
+        self._blender.blank(tile)
         return tile
 
-    def _allocated(self, dtype: torch.dtype) -> torch.Tensor:
-        shape = self._record.layout.tile_shape
+    def _allocated(self, layout: TileLayout, dtype: torch.dtype | None = None) -> torch.Tensor:
+        shape, dtype = layout.tile_shape, dtype or layout.dtype
         try:
+            if layout is not self._record.layout:
+                # Dropped when the tile is complete, and then there for the next one.
+                return new_block(shape, dtype, torch.device("cpu"))
             return torch.empty(shape, dtype=dtype, device="cpu")
         except RuntimeError as error:
             raise StoreError(
@@ -381,8 +426,10 @@ class TileInProgress:
             ) from error
 
     def _check_known(self, low: Sequence[int], high: Sequence[int]) -> None:
-        box = self._record.spec.grid.box(low, high)
-        if not all(index in self for index in itertools.product(*map(range, *box))):
+        for index in itertools.product(*map(range, *self._grid.box(low, high))):
+            rank = self._rank(index)
+            if rank < self._prefix_length or rank in self._pieces:
+                continue
             raise StoreError(
                 f"tile {self.tile} of tensor {self._record.spec.tensor_id!r} was dropped while it was being read, as "
                 "another read was interrupted, or its blend raised, in the middle of a change; read again"
@@ -393,6 +440,6 @@ class TileInProgress:
         while self._prefix_length in self._pieces:
             piece, index = self._pieces.pop(self._prefix_length), self._index(self._prefix_length)
             self._piece_bytes -= piece.nbytes
-            self._blend_in(1, self._record.spec.blender.fold, piece, self._piece_start(index), index)
+            self._blend_in(1, self._blender.fold, piece, self._piece_start(index), index)
         if not self._pieces:
             self._piece_bytes = 0

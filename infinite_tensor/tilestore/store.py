@@ -16,6 +16,7 @@ from infinite_tensor.tilestore.inventory import Damage, Garbage, TensorInfo
 from infinite_tensor.tilestore.messages import warn_of_dependants
 from infinite_tensor.values.checks import checked_workers
 from infinite_tensor.values.definition import Blend
+from infinite_tensor.values.reduction import Reduction
 
 if TYPE_CHECKING:
     from infinite_tensor.groups import TensorGroup
@@ -92,6 +93,7 @@ class TileStore:
         blend: Blend | str | None = None,
         batch_size: int | tuple[int, ...] | None = None,
         device: torch.device | str = "cpu",
+        reduce: Reduction | None = None,
     ) -> InfiniteTensor:
         """Reopen a tensor from its id alone.
 
@@ -111,6 +113,8 @@ class TileStore:
             `WeightedMean` of weights that were given.
         batch_size, device
             As for `InfiniteTensor`.
+        reduce : Reduction, optional
+            The reduction; needed to compute where its function is one that was given.
 
         Raises
         ------
@@ -122,7 +126,7 @@ class TileStore:
         # Tensors stand on stores.
         from infinite_tensor.opening import open_tensor  # noqa: PLC0415
 
-        return open_tensor(self, tensor_id, f, args, blend, batch_size, device)
+        return open_tensor(self, tensor_id, f, args, blend, batch_size, device, reduce)
 
     @store_method
     def clear_tensor(self, tensor_id: str, *, dependants: bool = False) -> None:

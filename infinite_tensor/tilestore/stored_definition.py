@@ -12,9 +12,10 @@ import torch
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.geometry.padding import PADDINGS
 from infinite_tensor.geometry.points import Index
-from infinite_tensor.geometry.window import Shape, TensorWindow, as_index, checked_edge
+from infinite_tensor.geometry.window import Shape, TensorWindow, checked_edge
+from infinite_tensor.support.given import as_index
 from infinite_tensor.support.nested import Key
-from infinite_tensor.tilestore.layout import TileLayout, tile_shape_of
+from infinite_tensor.tilestore.layout import layout_of, tile_shape_of
 from infinite_tensor.values.checks import check_followed, check_output_window, checked_id, checked_shape
 from infinite_tensor.values.definition import (
     DEEPEST_JSON,
@@ -22,14 +23,19 @@ from infinite_tensor.values.definition import (
     Definition,
     Padding,
     blend_of,
-    dtype_of,
     json_scalar,
     json_value,
     scalar_from_json,
 )
 from infinite_tensor.values.dims import checked_dims
+from infinite_tensor.values.dtypes import dtype_of
+from infinite_tensor.values.reduction import (
+    check_gathered_mean,
+    check_reduction,
+    reduction_from_json,
+    reduction_to_json,
+)
 from infinite_tensor.values.spec import TensorSpec
-from infinite_tensor.values.weights import check_mean
 
 T = TypeVar("T")
 
@@ -38,6 +44,9 @@ FORMAT = 1
 
 _FORMAT_OF_MEANS = 2
 """Version of a tensor that is blended by a weighted mean, whose partial tiles hold sums that are not divided yet."""
+
+_FORMAT_OF_REDUCTIONS = 3
+"""Version of a tensor with a reduction, whose partial tiles hold what its windows held before it."""
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -72,10 +81,10 @@ class StoredTensor:
         version = as_index(fields.get("format", FORMAT))
         if version is None or version < 1:
             raise ValidationError(f"format must be a positive int, got {fields['format']!r:.200}")
-        if version > _FORMAT_OF_MEANS:
+        if version > _FORMAT_OF_REDUCTIONS:
             raise StoreError(
-                f"it has format {version}, this version reads up to {_FORMAT_OF_MEANS}; open it with a later version "
-                "of this library"
+                f"it has format {version}, this version reads up to {_FORMAT_OF_REDUCTIONS}; open it with a later "
+                "version of this library"
             )
         definition = definition_of(fields)
         return cls(definition, _tile_size(definition, fields.get("tile_size")))
@@ -101,11 +110,14 @@ class StoredTensor:
         """The tensor of this id, on the CPU, with a blend that may be known by its name only."""
         definition = self.definition
         blend, blend_init = blend_of(definition.blend), scalar_from_json(definition.blend_init)
-        return TensorSpec(tensor_id, definition, torch.device("cpu"), blend, blend_init, self.tile_size)
+        reduction = None if definition.reduction is None else reduction_from_json(definition.reduction)
+        return TensorSpec(tensor_id, definition, torch.device("cpu"), blend, blend_init, self.tile_size, reduction)
 
 
 def format_of(definition: Definition) -> int:
     """The version of what is stored of a tensor."""
+    if definition.reduction is not None:
+        return _FORMAT_OF_REDUCTIONS
     return _FORMAT_OF_MEANS if isinstance(definition.blend, dict) else FORMAT
 
 
@@ -122,8 +134,11 @@ def definition_of(fields: Mapping[str, Any]) -> Definition:
     edge = fields.get("edge")
     edge = None if edge is None else checked_edge(_typed(list, "edge", edge), shape)
     check_output_window(window, shape, edge)
+    reduction = None if fields.get("reduce") is None else reduction_from_json(fields["reduce"])
+    if reduction is not None:
+        check_reduction(reduction, shape, window, dtype, torch.device("cpu"))
     blend, blend_init = _field(fields, "blend"), scalar_from_json(_field(fields, "blend_init"))
-    check_mean(blend_of(blend), window, dtype, blend_init)
+    check_gathered_mean(reduction, blend_of(blend), window, dtype, blend_init)
     functions = _typed(dict, "functions", _field(fields, "functions"))
     if not all(isinstance(digest, str) for digest in functions.values()):
         raise ValidationError(f"functions must hold digests, got {functions!r}")
@@ -133,12 +148,13 @@ def definition_of(fields: Mapping[str, Any]) -> Definition:
         output_window=window,
         args=tuple(_arg(at, arg, shape) for at, arg in enumerate(_typed(list, "args", _field(fields, "args")))),
         blend=blend,
-        blend_init=json_scalar("blend_init", blend_init, dtype),
+        blend_init=json_scalar("blend_init", blend_init, dtype if reduction is None else reduction.dtype),
         version=json_value("version", _field(fields, "version")),
         functions=functions,
         edge=edge,
         output=_output(fields.get("output")),
         dims=checked_dims(fields.get("dims"), len(shape)),
+        reduction=None if reduction is None else reduction_to_json(reduction),
     )
 
 
@@ -195,4 +211,5 @@ def _tile_size(definition: Definition, stored: object) -> Index | None:
         raise ValidationError(
             f"tile_size must be the extents of a tile of shape {definition.shape}, got {stored!r:.200}"
         )
-    return TileLayout(definition.shape, tile, definition.dtype).tile_shape
+    reduction = None if definition.reduction is None else reduction_from_json(definition.reduction)
+    return layout_of(definition.shape, tile, definition.dtype, reduction).tile_shape

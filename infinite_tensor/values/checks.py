@@ -18,13 +18,13 @@ from infinite_tensor.geometry.window import (
     Shape,
     TensorWindow,
     WindowGrid,
-    as_index,
     followed,
 )
-from infinite_tensor.support.given import members, number, quoted, word
+from infinite_tensor.support.given import as_index, members, number, quoted, word
 from infinite_tensor.support.sizes import bytes_in
-from infinite_tensor.values.definition import DTYPES, ArgDefinition, Padding, dtype_of, pixel_value
+from infinite_tensor.values.definition import ArgDefinition, Padding, pixel_value
 from infinite_tensor.values.dims import label_of
+from infinite_tensor.values.dtypes import checked_dtype
 
 
 def check_callable(f: object) -> None:
@@ -48,16 +48,6 @@ def checked_shape(shape: object) -> Shape:
         if entry is not None and (extent is None or not 1 <= extent <= LARGEST):
             raise ValidationError(f"shape must hold positive ints up to 2**53 and None only, got {quoted(shape)}")
     return tuple(extents)
-
-
-def checked_dtype(dtype: object) -> torch.dtype:
-    """`dtype`, if it is one that every store can hold; a str names it, with or without ``torch.``."""
-    name = word(dtype)
-    if name is not None:
-        return dtype_of(name.removeprefix("torch."))
-    if not isinstance(dtype, torch.dtype) or dtype not in DTYPES:
-        raise ValidationError(f"dtype must be one of {', '.join(map(str, DTYPES))}, got {quoted(dtype)}")
-    return dtype
 
 
 def checked_device(device: object) -> torch.device:

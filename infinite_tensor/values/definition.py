@@ -8,7 +8,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -19,44 +19,15 @@ from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.given import members, number, quoted, word
 from infinite_tensor.support.nested import Key
 from infinite_tensor.values.dims import Dims
-from infinite_tensor.values.fingerprint import PYTHON, combined, differ, fingerprint
+from infinite_tensor.values.dtypes import dtype_name
+from infinite_tensor.values.fingerprint import PYTHON, combined, differ, fingerprint, function_name, is_anonymous
+from infinite_tensor.values.reduction import Reduction, gathered_shape, gathered_window, reduction_from_json
 from infinite_tensor.values.weights import KINDS, UnknownWeights, WeightedMean, mean_from_json, mean_to_json
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 Number: TypeAlias = "bool | int | float | complex"
 Blend: TypeAlias = "Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | WeightedMean | Literal['first', 'last']"
 """A function of the pixels so far and those of the next window; weights; or which window over a pixel is to be kept."""
-
-DTYPES = (
-    torch.bool,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.uint16,
-    torch.uint32,
-    torch.uint64,
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-    torch.complex64,
-    torch.complex128,
-)
-_DTYPE_NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """``"float32"`` for ``torch.float32``."""
-    return str(dtype).removeprefix("torch.")
-
-
-def dtype_of(name: object) -> torch.dtype:
-    """``torch.float32`` for ``"float32"``; ValidationError for what is no name of a supported dtype."""
-    if not isinstance(name, str) or name not in _DTYPE_NAMES:
-        raise ValidationError(f"unknown dtype {quoted(name)}; supported are {', '.join(_DTYPE_NAMES)}")
-    return _DTYPE_NAMES[name]
 
 
 class Padding(NamedTuple):
@@ -124,6 +95,8 @@ class Definition:
     """Under which keys an ``f`` that computes several tensors returns this one."""
     dims: Dims = None
     """The names of its dimensions, which values do not depend on."""
+    reduction: Mapping[str, Json] | None = None
+    """What blended pixels are reduced by, before they are stored."""
 
     def values(self) -> dict[str, Json]:
         """The part that decides values, as JSON."""
@@ -138,7 +111,32 @@ class Definition:
         }
         # What is not given leaves no trace, so that what was stored before there was such a thing is still the same.
         given = {"edge": self.edge, "output": self.output}
-        return values | {name: list(value) for name, value in given.items() if value is not None}
+        values |= {name: list(value) for name, value in given.items() if value is not None}
+        return values if self.reduction is None else values | {"reduce": dict(self.reduction)}
+
+    @property
+    def fill(self) -> Json:
+        """What a pixel holds that no window covers, as JSON; None is 0."""
+        return self.blend_init if self.reduction is None else None
+
+    @cached_property
+    def gathered(self) -> Definition:
+        """The tensor that windows are gathered in, as ``f`` returns them: this one, or that which is reduced to it."""
+        if self.reduction is None:
+            return self
+        reduction = reduction_from_json(self.reduction)
+        edge = self.edge
+        if edge is not None and reduction.out_channels is None:
+            edge = ("drop", *edge)
+        return replace(
+            self,
+            shape=gathered_shape(reduction, self.shape),
+            dtype=reduction.dtype,
+            output_window=gathered_window(reduction, self.output_window),
+            edge=edge,
+            dims=None,
+            reduction=None,
+        )
 
     @cached_property
     def digest(self) -> str:
@@ -329,11 +327,7 @@ def blend_name(blend: Blend | None) -> Json:
         return blend
     if isinstance(blend, WeightedMean):
         return mean_to_json(blend)
-    name = getattr(blend, "__qualname__", type(blend).__qualname__)
-    if _is_anonymous(blend):
-        return "<anonymous>"
-    module = getattr(blend, "__module__", None) or getattr(blend, "__objclass__", type(blend)).__module__
-    return f"{module}.{name}"
+    return function_name(blend)
 
 
 _KNOWN: tuple[Blend, ...] = (
@@ -379,17 +373,20 @@ UNKNOWN = UnknownBlend, UnknownWeights
 """What stands for a blend of which only the name is known."""
 
 
-def _is_anonymous(function: object) -> bool:
-    return "<lambda>" in getattr(function, "__qualname__", "") or not hasattr(function, "__qualname__")
-
-
-def functions_of(of_f: str | None, blend: Blend | None, upstream: tuple[Mapping[str, str], ...]) -> dict[str, str]:
-    """The fingerprint of ``f``, with those of an anonymous `blend`, and of everything upstream."""
+def functions_of(
+    of_f: str | None,
+    blend: Blend | None,
+    upstream: tuple[Mapping[str, str], ...],
+    reduction: Reduction | None = None,
+) -> dict[str, str]:
+    """The fingerprint of ``f``, with those of an anonymous `blend`, a `reduction` and everything upstream."""
     found = {"python": PYTHON}
     if of_f is not None:
         found["f"] = of_f
-    if callable(blend) and _is_anonymous(blend):
+    if callable(blend) and is_anonymous(blend):
         found["blend"] = fingerprint(blend)
+    if reduction is not None and callable(reduction.function):
+        found["reduce"] = fingerprint(reduction.function)
     if upstream:
         found["upstream"] = combined(upstream)
     return found
@@ -401,7 +398,7 @@ def changed_functions(stored: Mapping[str, str], given: Mapping[str, str]) -> li
         return []
     return [
         name
-        for name in ("f", "blend", "upstream")
+        for name in ("f", "blend", "reduce", "upstream")
         if name in stored and name in given
         if differ(stored[name], given[name])
     ]

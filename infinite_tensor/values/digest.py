@@ -6,14 +6,20 @@ import hashlib
 import re
 from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import chain
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.support.given import quoted
+
+Values: TypeAlias = "torch.Tensor | np.ndarray[Any, Any] | np.generic"
+"""Numbers that a function may hold."""
 
 _LEAF = 1 << 22
 """Bytes of a tensor that are hashed by themselves, so that threads share the work."""
@@ -90,8 +96,8 @@ class Digests:
     def of(self, module: nn.Module) -> str:
         """`digest` of one."""
         try:
-            with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-                return sha256_of(_said(module, _Bytes(pool, self._known)))
+            with self._bytes() as bytes_of:
+                return sha256_of(_said(module, bytes_of))
         except ValidationError:
             raise
         except Exception as error:
@@ -100,6 +106,20 @@ class Digests:
                 f"digest: {name_of(type(module))} cannot be looked through: {type(error).__name__}: {error}; set "
                 "version= to something else that identifies the weights"
             ) from error
+
+    def of_values(self, values: Values) -> str:
+        """SHA-256 of dtype, shape and values; ValidationError where there are none to be had."""
+        if isinstance(values, torch.Tensor):
+            with self._bytes() as bytes_of:
+                return sha256_of([bytes_of.tensor(".a tensor", values)])
+        # Not as a tensor: some dtypes of numpy have no counterpart.
+        content = hashlib.sha256(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data).hexdigest()
+        return sha256_of([values.dtype.str, str(values.shape), content])
+
+    @contextmanager
+    def _bytes(self) -> Iterator[_Bytes]:
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            yield _Bytes(pool, self._known)
 
 
 def bare(module: nn.Module) -> nn.Module:

@@ -11,7 +11,7 @@ import functools
 import json
 import sys
 import types
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from itertools import islice
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -19,6 +19,8 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import torch
 from torch import nn
 
+from infinite_tensor.errors import ValidationError
+from infinite_tensor.support.given import quoted
 from infinite_tensor.values.digest import bare, name_of, sha256_of
 from infinite_tensor.values.networks import Networks
 
@@ -47,12 +49,81 @@ def fingerprint(function: Callable[..., Any]) -> str:
     Networks count by their digest: those among the values above, among globals that are named, and in the attributes
     of objects among all these. A function with one has a fingerprint of a third scheme: ``3:``, the digits, and behind
     another colon the fingerprint that it has without the weights. Networks without a digest count by their class.
+
+    What this library has put around a function does not count: its code changes with the version.
     """
-    networks = Networks()
+    function, networks = unwrapped(function), Networks()
     scheme, digits = _looked_through(function, networks)
     if not networks.found:
         return scheme + digits
     return f"{_THIRD}{digits}:{''.join(_looked_through(function, Networks(told=False)))}"
+
+
+def is_anonymous(function: object) -> bool:
+    """Whether the name of a function says nothing: it is a lambda, a partial, or an object that can be called."""
+    return "<lambda>" in getattr(function, "__qualname__", "") or not hasattr(function, "__qualname__")
+
+
+def function_name(function: Any) -> str:
+    """Module and qualified name of a function; of an anonymous one just that."""
+    if is_anonymous(function):
+        return "<anonymous>"
+    module = getattr(function, "__module__", None) or getattr(function, "__objclass__", type(function)).__module__
+    return f"{module}.{function.__qualname__}"
+
+
+def digests(function: Callable[..., Any]) -> list[str]:
+    """Digests of the networks, tensors and arrays that a function holds: other weights give other ones.
+
+    They are looked for where a fingerprint looks for networks: `function` itself, its closure, defaults, the arguments
+    of a `functools.partial`, globals that it names, the attributes of the object of a method, and the lists, tuples,
+    dicts and objects among these. A `numpy.memmap` and arrays of objects do not count.
+
+    Parameters
+    ----------
+    function : callable
+        A function, a network, or an object that can be called.
+
+    Returns
+    -------
+    list of str
+        64 hexadecimal digits for each, the same in every process; no entry in a `no_digest` block.
+
+    Raises
+    ------
+    ValidationError
+        If `function` is not callable, or one of these has no values that can be read, as for `digest`.
+
+    Examples
+    --------
+    >>> kernel = torch.ones(1, 1, 3, 3)
+    >>> def f(ctx):
+    ...     return torch.nn.functional.conv2d(torch.full((1, 4, 4), float(ctx[1])), kernel, padding=1)
+    >>> t = InfiniteTensor((1, 4, None), f, TensorWindow((1, 4, 4)), version=digests(f))
+    >>> len(digests(f))
+    1
+    """
+    if not callable(function):
+        raise ValidationError(f"digests takes a function, got {quoted(function)}; give one that can be called")
+    networks = Networks()
+    _looked_through(unwrapped(function), networks)
+    return networks.digests()
+
+
+def networks_in(functions: Iterable[object]) -> list[nn.Module]:
+    """The networks that functions hold, wherever `digests` looks for them, without a digest of any."""
+    networks = Networks(hashed=False)
+    for function in functions:
+        if callable(function):
+            _looked_through(unwrapped(function), networks)
+    return networks.met()
+
+
+def unwrapped(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function of a user that an object of this library calls, and has as ``__wrapped__``; another one itself."""
+    while name_of(type(function)).startswith("infinite_tensor.") and hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    return function
 
 
 def combined(fingerprints: Sequence[Mapping[str, str]]) -> str:

@@ -1,4 +1,4 @@
-"""Which networks a function holds, for its fingerprint."""
+"""Which networks a function holds, for its fingerprint, and which tensors and arrays, for `digests`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from itertools import islice
+from typing import TypeGuard
 
+import numpy as np
+import torch
 from torch import nn
 
 from infinite_tensor.errors import ValidationError
-from infinite_tensor.values.digest import Digests
+from infinite_tensor.values.digest import Digests, Values
 
 _MOST_LOOKS = 1000
 """At so many values that lie in one object."""
@@ -73,11 +76,14 @@ class Networks:
         Whether one has been told.
     """
 
-    def __init__(self, told: bool = True) -> None:
+    def __init__(self, told: bool = True, *, hashed: bool = True) -> None:
         self.found = False
-        self._told = told and _enabled.get()
+        # Networks are looked for in any case where they are not to be hashed.
+        self._told = told and (not hashed or _enabled.get())
+        self._hashed = hashed
         self._digests = Digests()
         self._known: dict[int, tuple[nn.Module, str | None]] = {}
+        self._values: dict[int, Values] = {}
         self._looks_left = _MOST_LOOKS_ALTOGETHER
 
     def digest_of(self, network: nn.Module) -> str | None:
@@ -86,7 +92,7 @@ class Networks:
             return None
         if id(network) not in self._known:
             try:
-                found = self._digests.of(network)
+                found = self._digests.of(network) if self._hashed else ""
             except ValidationError:
                 found = None
             # Keeping the network keeps its id from being given to another one.
@@ -95,8 +101,19 @@ class Networks:
         self.found |= found is not None
         return found
 
+    def met(self) -> list[nn.Module]:
+        """The networks that were met."""
+        return [network for network, _ in self._known.values()]
+
+    def digests(self) -> list[str]:
+        """Of the networks, tensors and arrays that were met, each once; ValidationError where one has none."""
+        networks = [self._digests.of(network) if found is None else found for network, found in self._known.values()]
+        return networks + [self._digests.of_values(values) for values in self._values.values()]
+
     def among(self, name: str, value: object) -> list[tuple[str, nn.Module]]:
         """The networks that are a value, or among what lies in it, with where each lies: those that have a digest.
+
+        Tensors and arrays that are met are kept for `digests`, and not told.
 
         Looked at are members of lists, tuples and dicts, and what functions, methods and objects hold; the nearest
         first, and not more than some.
@@ -112,6 +129,9 @@ class Networks:
                 if self.digest_of(each) is not None:
                     found.append((where, each))
                 continue
+            if _is_values(each):
+                self._values[id(each)] = each
+                continue
             for key, member in islice(_held(each), looks):
                 looks -= 1
                 self._looks_left -= 1
@@ -126,9 +146,16 @@ class Networks:
 def _is_empty(value: object) -> bool:
     """Whether no network lies in it; nothing is said of others."""
     kind = type(value)
-    if kind in _MEMBERS or isinstance(value, nn.Module | list | tuple | dict):
+    if kind in _MEMBERS or isinstance(value, nn.Module | list | tuple | dict) or _is_values(value):
         return False
     return issubclass(kind, type | types.ModuleType) or str(kind.__module__).partition(".")[0] in _NOT_LOOKED_INTO
+
+
+def _is_values(value: object) -> TypeGuard[Values]:
+    """Whether it is a tensor or an array that lies in memory: not a file, nor objects."""
+    if isinstance(value, np.ndarray | np.generic):
+        return not (isinstance(value, np.memmap) or value.dtype.hasobject)
+    return isinstance(value, torch.Tensor)
 
 
 def _held(value: object) -> Iterator[tuple[object, object]]:

@@ -15,6 +15,7 @@ from infinite_tensor.support.forks import cached_property
 from infinite_tensor.values.blend import Blender
 from infinite_tensor.values.definition import Blend, Definition, Number, json_scalar
 from infinite_tensor.values.dims import Dims, label_of, names_of
+from infinite_tensor.values.reduction import Reducer, Reduction, gathered_blend
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class TensorSpec:
         What a pixel holds before its first window.
     tile_size : tuple of int or None
         The tiles it must have, where it was stored before; None leaves that to the store.
+    reduction : Reduction or None
+        What ``definition.reduction`` names.
     """
 
     tensor_id: str
@@ -43,6 +46,7 @@ class TensorSpec:
     blend: Blend | None = None
     blend_init: Number | None = None
     tile_size: Index | None = None
+    reduction: Reduction | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the fields, without what has been worked out from them."""
@@ -85,6 +89,26 @@ class TensorSpec:
         return WindowGrid(self.definition.output_window, self.shape, self.definition.edge)
 
     @cached_property
+    def gathered(self) -> TensorSpec:
+        """The tensor that windows are gathered in, as ``f`` returns them: this one, or that which is reduced to it."""
+        if self.reduction is None:
+            return self
+        blend = gathered_blend(self.reduction, self.blend)
+        return TensorSpec(self.tensor_id, self.definition.gathered, self.device, blend, self.blend_init)
+
+    @cached_property
+    def reducer(self) -> Reducer | None:
+        """Makes pixels of what is gathered; None where they are that."""
+        return None if self.reduction is None else Reducer(self.reduction, self.dtype, self.grid)
+
+    @property
+    def gathered_bytes(self) -> float:
+        """What a pixel takes while it is gathered."""
+        if self.reduction is None:
+            return self.dtype.itemsize
+        return self.reduction.in_channels * self.reduction.dtype.itemsize / (self.reduction.out_channels or 1)
+
+    @cached_property
     def blender(self) -> Blender:
         """Folds windows into blocks of pixels."""
         return Blender(self.grid, self.dtype, self.blend, self.blend_init)
@@ -102,6 +126,7 @@ class TensorSpec:
 
     def moved(self, device: torch.device, dtype: torch.dtype) -> TensorSpec:
         """The same tensor on another device, in another dtype."""
-        blend_init = json_scalar("blend_init", self.blend_init, dtype)
-        definition = replace(self.definition, dtype=dtype, blend_init=blend_init)
+        definition = replace(self.definition, dtype=dtype)
+        if self.reduction is None:
+            definition = replace(definition, blend_init=json_scalar("blend_init", self.blend_init, dtype))
         return replace(self, device=device, definition=definition)

@@ -144,6 +144,12 @@ def mean_from_json(stored: object) -> WeightedMean:
     return mean
 
 
+def lifted(mean: WeightedMean) -> WeightedMean:
+    """The same mean of windows with one dimension more, in front, which does not slide."""
+    scale = mean.sigma_scale
+    return WeightedMean("gaussian", (scale[0], *scale)) if isinstance(scale, tuple) else mean
+
+
 def is_even(mean: WeightedMean) -> bool:
     """Whether a mean is known to have weights that are all 1."""
     return not isinstance(mean, UnknownWeights) and isinstance(mean.weights, str) and mean.weights == "mean"

@@ -15,8 +15,7 @@ from zarr.abc.store import Store
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, WrapperStore
 
 from infinite_tensor.errors import StoreError, ValidationError
-from infinite_tensor.geometry.window import as_index
-from infinite_tensor.support.given import quoted
+from infinite_tensor.support.given import as_index, quoted
 from infinite_tensor.tilestore.persistent import FORMAT
 from infinite_tensor_stores.files import FileStore
 from infinite_tensor_stores.remote import FilesInMemory, LoginMask, MaskedFileSystem, RemoteStore, without_logins

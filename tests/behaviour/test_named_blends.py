@@ -22,7 +22,7 @@ from infinite_tensor import (
     ValidationError,
     ZarrTileStore,
 )
-from infinite_tensor.values.definition import DTYPES
+from infinite_tensor.values.dtypes import DTYPES
 from tests.support.reference import Reference, Stage, same_bits
 from tests.support.reopening import reopened
 

@@ -23,7 +23,7 @@ from infinite_tensor import (
     ZarrTileStore,
     sl,
 )
-from infinite_tensor.values.definition import DTYPES, dtype_name
+from infinite_tensor.values.dtypes import DTYPES, dtype_name
 
 Index: TypeAlias = tuple[int, ...]
 Open: TypeAlias = Callable[..., TileStore]

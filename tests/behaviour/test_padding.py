@@ -27,7 +27,7 @@ from infinite_tensor import (
     sl,
 )
 from infinite_tensor.tilestore.stored_definition import definition_of
-from infinite_tensor.values.definition import DTYPES
+from infinite_tensor.values.dtypes import DTYPES
 from tests.support.counting import Counted
 from tests.support.reference import Index
 

@@ -73,7 +73,9 @@ class Recorded:
     def buffers(self) -> list[torch.Tensor]:
         """One per stage for each thread."""
         if not hasattr(self._of_thread, "buffers"):
-            self._of_thread.buffers = [torch.empty(stage.window.size, dtype=stage.dtype) for stage in self.stages]
+            self._of_thread.buffers = [
+                torch.empty(size, dtype=dtype) for size, dtype in (stage.returned for stage in self.stages)
+            ]
         buffers: list[torch.Tensor] = self._of_thread.buffers
         return buffers
 
@@ -149,7 +151,7 @@ class History:
         name, batch_size = f"stage {number}", self.pipeline.batch_sizes[number]
         if stage.beside is not None:
             outputs = {
-                str(n): Output(s.shape, s.dtype, s.window, s.blend, s.blend_init, s.edge or "drop")
+                str(n): Output(s.shape, s.dtype, s.window, s.blend, s.blend_init, s.edge or "drop", reduce=s.reduction)
                 for n, s in enumerate(function.stages)
             }
             made = InfiniteTensor.from_multi(
@@ -165,7 +167,7 @@ class History:
             return [made[str(n)] for n in range(len(outputs))]
         # What was cleared and not read since is not there to be opened.
         if opens and name in store.tensor_ids():
-            return [store.open(name, function, args, blend=stage.blend, batch_size=batch_size)]
+            return [store.open(name, function, args, blend=stage.blend, batch_size=batch_size, reduce=stage.reduction)]
         return [
             InfiniteTensor(
                 stage.shape,
@@ -181,6 +183,7 @@ class History:
                 blend_init=stage.blend_init,
                 edge=stage.edge or "drop",
                 args_padding=stage.paddings or None,
+                reduce=stage.reduction,
             )
         ]
 

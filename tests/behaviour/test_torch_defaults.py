@@ -27,7 +27,7 @@ from infinite_tensor import (
     ZarrTileStore,
     sl,
 )
-from infinite_tensor.values.definition import DTYPES
+from infinite_tensor.values.dtypes import DTYPES
 
 WINDOW = TensorWindow((4, 4), stride=(2, 2))
 

@@ -309,8 +309,8 @@ def test_only_a_mean_is_stored_in_a_format_that_older_versions_refuse() -> None:
     formats = {name: json.loads(storage[name, "definition"])["format"] for name in ("t", "sum")}
     assert formats == {"t": 2, "sum": 1}
     stored = json.loads(storage["t", "definition"])
-    storage["t", "definition"] = json.dumps(stored | {"format": 3})
-    with pytest.raises(StoreError, match="it has format 3, this version reads up to 2"):
+    storage["t", "definition"] = json.dumps(stored | {"format": 4})
+    with pytest.raises(StoreError, match="it has format 4, this version reads up to 3"):
         DictTileStore(storage).open("t")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
 from typing import Any, Literal, TypeAlias
@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from infinite_tensor import TensorWindow, WeightedMean
-from infinite_tensor.values.definition import DTYPES
+from infinite_tensor import Reduction, TensorWindow, WeightedMean
+from infinite_tensor.values.dtypes import DTYPES
 from tests.support.reference import Box, Index, Padding, Stage, Where, exists, follows
 
 Blend: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | WeightedMean | Literal["first", "last"]
@@ -332,7 +332,7 @@ def _blends_and_inits(draw: st.DrawFn, dtype: torch.dtype, window: TensorWindow)
 
 
 @st.composite
-def _stages(draw: st.DrawFn, before: Sequence[Stage]) -> list[Stage]:
+def _stages(draw: st.DrawFn, before: Sequence[Stage], *, reduced: bool) -> list[Stage]:
     """A stage, or a few that one ``f`` computes."""
     outputs = [draw(_outputs().filter(_has_windows))]
     followed = set(follows(outputs[0][1])) - {None}
@@ -350,12 +350,41 @@ def _stages(draw: st.DrawFn, before: Sequence[Stage]) -> list[Stage]:
     )
     stages = []
     for number, (shape, window, edge) in enumerate(outputs, len(before)):
-        dtype = draw(st.sampled_from(DTYPES))
-        f = WindowFunction(number, window.size, dtype)
-        blend, init = draw(_blends_and_inits(dtype, window))
+        gathered = dtype = draw(st.sampled_from(DTYPES))
+        reduction = draw(_reductions(dtype, shape, window)) if reduced and draw(st.integers(0, 3)) == 0 else None
+        if reduction is not None and reduction.function == "argmax":
+            dtype = draw(st.sampled_from([torch.uint8, torch.int32, torch.uint16]))
+        blend, init = draw(_blends_and_inits(gathered, window))
         together = len(before) if joint else None
-        stages.append(Stage(shape, dtype, window, f, windows, blend, init, together, edge, paddings))
+        stage = Stage(shape, dtype, window, _none, windows, blend, init, together, edge, paddings, reduction)
+        stages.append(replace(stage, f=WindowFunction(number, *stage.returned)))
     return stages
+
+
+def _none(*_: object) -> torch.Tensor:
+    raise AssertionError
+
+
+def one(values: torch.Tensor) -> torch.Tensor:
+    """A reduction of any dtype: the second value of each pixel, or the only one."""
+    return values[min(1, len(values) - 1)]
+
+
+def ends(values: torch.Tensor) -> torch.Tensor:
+    """A reduction to several values: the last of each pixel, then the first."""
+    return torch.stack([values[-1], values[0]])
+
+
+@st.composite
+def _reductions(draw: st.DrawFn, dtype: torch.dtype, shape: tuple[int | None, ...], window: TensorWindow) -> Reduction:
+    """What pixels of a stage may be reduced by, to several values where its first dimension can hold these."""
+    channels = draw(st.integers(1, 3))
+    alone = window.dimension_map is None or window.dimension_map[0] not in window.dimension_map[1:]
+    if alone and len(shape) > 1 and shape[0] == window.size[0] == 2 and not window.offset[0]:
+        return Reduction(ends, channels, 2, dtype)
+    if dtype.is_complex or draw(st.booleans()):
+        return Reduction(one, channels, dtype=dtype)
+    return Reduction("argmax", channels, dtype=dtype)
 
 
 @st.composite
@@ -452,11 +481,11 @@ def _tile_sizes(draw: st.DrawFn, stage: Stage) -> int | tuple[int, ...]:
 
 
 @st.composite
-def pipelines(draw: st.DrawFn) -> Pipeline:
+def pipelines(draw: st.DrawFn, *, reduced: bool = True) -> Pipeline:
     """Chains of one to four tensors with three to eight actions."""
     stages: list[Stage] = []
     for _ in range(draw(st.sampled_from([1, 1, 2, 2, 3, 4]))):
-        stages += draw(_stages(stages))
+        stages += draw(_stages(stages, reduced=reduced))
     # A chain would multiply coordinates that are far away to ones beyond the limit.
     base = draw(st.sampled_from([0, 0, 0, 8 - _LIMIT, _LIMIT - 8 - _READ[1], 10**6 + 3])) if len(stages) == 1 else 0
     shared = draw(st.booleans())

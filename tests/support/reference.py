@@ -1,7 +1,8 @@
 """The brute-force oracle: what a chain of tensors is, and which windows a read may compute.
 
 It shares no code with the library, and tries every candidate window instead of solving for the ones that
-matter. `TensorWindow` is used as a record of four tuples only, `WeightedMean` as one of what it was given.
+matter. `TensorWindow` is used as a record of four tuples only, `WeightedMean` and `Reduction` as ones of what they were
+given.
 """
 
 from __future__ import annotations
@@ -9,16 +10,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cache
+from functools import cache, partial
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from infinite_tensor import TensorWindow, WeightedMean
+from infinite_tensor import Reduction, TensorWindow, WeightedMean
 
 Index: TypeAlias = tuple[int, ...]
 Box: TypeAlias = tuple[Index, Index]
@@ -56,6 +57,15 @@ class Stage:
     beside: int | None = None
     edge: tuple[str, ...] | None = None
     paddings: tuple[Padding | None, ...] = ()
+    reduction: Reduction | None = None
+
+    @property
+    def returned(self) -> tuple[Index, torch.dtype]:
+        """The shape and dtype of what ``f`` returns."""
+        if self.reduction is None:
+            return self.window.size, self.dtype
+        size = self.window.size if self.reduction.out_channels is None else self.window.size[1:]
+        return (self.reduction.in_channels, *size), self.reduction.dtype
 
     @property
     def reads(self) -> list[Arg]:
@@ -286,40 +296,54 @@ class Reference:
     def region(self, number: int, box: Box) -> tuple[torch.Tensor, torch.Tensor]:
         """Pixels of a stage, and which of them are plain copies: of `blend_init`, 0, or of one window."""
         stage = self.stages[number]
-        if isinstance(stage.blend, WeightedMean):
-            pixels = self._mean(number, box, stage.blend)
-            return pixels, torch.zeros(pixels.shape, dtype=torch.bool)
-        shape = [high - low for low, high in zip(*box, strict=True)]
-        pixels = torch.full(shape, 0 if stage.blend_init is None else stage.blend_init, dtype=stage.dtype)
-        count = torch.zeros(shape, dtype=torch.int64)
-        for index in windows_over(stage.shape, stage.window, box, stage.edge):
-            to, of = shared_by(stage.window, index, box)
-            pixels[to] = _combined(stage, pixels[to], self.window(number, index)[of], count[to] == 0)
-            count[to] += 1
-        if stage.blend in ("first", "last"):
-            return pixels, count >= 0
-        return pixels, count <= (1 if stage.blend is None and stage.blend_init is None else 0)
+        if stage.reduction is not None:
+            return self._reduced(number, stage, stage.reduction, box)
+        return _blended(stage, box, partial(self.window, number))
 
-    def _mean(self, number: int, box: Box, mean: WeightedMean) -> torch.Tensor:
-        """Pixels of a stage that is blended by a weighted mean."""
-        stage = self.stages[number]
-        shape = [high - low for low, high in zip(*box, strict=True)]
-        if stage.dtype.is_complex:
-            shape.append(2)
-        dtype = torch.float64 if stage.dtype in (torch.float64, torch.complex128) else torch.float32
-        summed, divisor = (torch.zeros(shape, dtype=dtype) for _ in range(2))
-        weights = weights_of(mean, stage.window).to(dtype)
-        for index in windows_over(stage.shape, stage.window, box, stage.edge):
-            to, of = shared_by(stage.window, index, box)
-            values, factor = self.window(number, index)[of], weights[of]
-            if stage.dtype.is_complex:
-                values, factor = torch.view_as_real(values), factor.unsqueeze(-1)
-            products = values.to(dtype) * factor
-            # A sum of 0.0 and -0.0 is 0.0.
-            summed[to] = torch.where(divisor[to] == 0, products, summed[to] + products)
-            divisor[to] += factor
-        pixels = torch.where(divisor == 0, 0, summed / divisor)
-        return torch.view_as_complex(pixels) if stage.dtype.is_complex else pixels.to(stage.dtype)
+    def _reduced(self, number: int, stage: Stage, reduction: Reduction, box: Box) -> tuple[torch.Tensor, torch.Tensor]:
+        """Pixels of a stage that is reduced from channels, each of which is blended like a stage of its own."""
+        kept = 0 if reduction.out_channels is None else 1
+        blend, ones, zeros = stage.blend, (1,) * kept, (0,) * kept
+        if isinstance(blend, WeightedMean) and isinstance(blend.sigma_scale, tuple):
+            blend = WeightedMean("gaussian", (1.0,) * kept + blend.sigma_scale[kept:])
+        # A channel is one pixel long, where what is kept of all of them lies; so both have the same window indices.
+        window = replace(
+            stage.window,
+            size=ones + stage.window.size[kept:],
+            stride=ones + stage.window.stride[kept:],
+            offset=zeros + stage.window.offset[kept:],
+        )
+        plane = replace(
+            stage,
+            shape=ones + stage.shape[kept:],
+            dtype=reduction.dtype,
+            window=window,
+            blend=blend,
+            reduction=None,
+        )
+        inside = zeros + box[0][kept:], ones + box[1][kept:]
+
+        def channel(at: int, index: Index) -> torch.Tensor:
+            return self.window(number, index)[at].reshape(window.size)
+
+        channels, plain = zip(
+            *[_blended(plane, inside, partial(channel, at)) for at in range(reduction.in_channels)], strict=True
+        )
+        covered = torch.zeros(channels[0].shape, dtype=torch.bool)
+        for index in windows_over(plane.shape, plane.window, inside, plane.edge):
+            covered[shared_by(plane.window, index, inside)[0]] = True
+        values, alike = torch.stack(channels), torch.stack(plain).all(0) | ~covered
+        if kept:
+            values, alike, covered = values.squeeze(1), alike.squeeze(0), covered.squeeze(0)
+        if reduction.function == "argmax":
+            pixels = values.to(torch.float64).argmax(0).to(stage.dtype)
+        else:
+            assert callable(reduction.function)
+            pixels = reduction.function(values)
+        pixels = torch.where(covered, pixels, torch.zeros((), dtype=stage.dtype))
+        if kept:
+            return pixels[box[0][0] : box[1][0]], alike.expand(pixels.shape)[box[0][0] : box[1][0]]
+        return pixels, alike
 
     def missing(
         self, reads: Mapping[int, Iterable[Box]], known: Sequence[set[Index]], limit: int = 2**63
@@ -350,6 +374,44 @@ class Reference:
         ctxs = runs[number if stage.beside is None else stage.beside]
         windows = [(*ctx, *[0] * (len(stage.shape) - len(ctx))) for ctx in ctxs]
         return [index for index in windows if exists(stage.shape, stage.window, index, stage.edge)]
+
+
+def _blended(stage: Stage, box: Box, window_at: Callable[[Index], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pixels of a stage whose windows are given, and which of them are plain copies."""
+    if isinstance(stage.blend, WeightedMean):
+        pixels = _mean(stage, box, stage.blend, window_at)
+        return pixels, torch.zeros(pixels.shape, dtype=torch.bool)
+    shape = [high - low for low, high in zip(*box, strict=True)]
+    pixels = torch.full(shape, 0 if stage.blend_init is None else stage.blend_init, dtype=stage.dtype)
+    count = torch.zeros(shape, dtype=torch.int64)
+    for index in windows_over(stage.shape, stage.window, box, stage.edge):
+        to, of = shared_by(stage.window, index, box)
+        pixels[to] = _combined(stage, pixels[to], window_at(index)[of], count[to] == 0)
+        count[to] += 1
+    if stage.blend in ("first", "last"):
+        return pixels, count >= 0
+    return pixels, count <= (1 if stage.blend is None and stage.blend_init is None else 0)
+
+
+def _mean(stage: Stage, box: Box, mean: WeightedMean, window_at: Callable[[Index], torch.Tensor]) -> torch.Tensor:
+    """Pixels of a stage that is blended by a weighted mean."""
+    shape = [high - low for low, high in zip(*box, strict=True)]
+    if stage.dtype.is_complex:
+        shape.append(2)
+    dtype = torch.float64 if stage.dtype in (torch.float64, torch.complex128) else torch.float32
+    summed, divisor = (torch.zeros(shape, dtype=dtype) for _ in range(2))
+    weights = weights_of(mean, stage.window).to(dtype)
+    for index in windows_over(stage.shape, stage.window, box, stage.edge):
+        to, of = shared_by(stage.window, index, box)
+        values, factor = window_at(index)[of], weights[of]
+        if stage.dtype.is_complex:
+            values, factor = torch.view_as_real(values), factor.unsqueeze(-1)
+        products = values.to(dtype) * factor
+        # A sum of 0.0 and -0.0 is 0.0.
+        summed[to] = torch.where(divisor[to] == 0, products, summed[to] + products)
+        divisor[to] += factor
+    pixels = torch.where(divisor == 0, 0, summed / divisor)
+    return torch.view_as_complex(pixels) if stage.dtype.is_complex else pixels.to(stage.dtype)
 
 
 def _combined(stage: Stage, existing: torch.Tensor, incoming: torch.Tensor, first: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 from zarr.core.codec_pipeline import BatchedCodecPipeline
 from zarr.storage import MemoryStore
 
-from infinite_tensor.values.definition import DTYPES, dtype_name
+from infinite_tensor.values.dtypes import DTYPES, dtype_name
 from infinite_tensor_stores.dtypes import stored_dtype
 from infinite_tensor_stores.zarr import codec
 from infinite_tensor_stores.zarr.codec import ChunkCodec, codecs_of, content_size, on_threads

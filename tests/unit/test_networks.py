@@ -10,11 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from infinite_tensor import InfiniteTensor, Output, TensorWindow, no_digest
+from infinite_tensor import InfiniteTensor, Output, TensorWindow, ValidationError, digest, digests, no_digest
 from infinite_tensor.values.definition import functions_of
 from infinite_tensor.values.fingerprint import differ, fingerprint
 from tests.support.networks import Net, Painter, closing_over, filled, halved, with_net
@@ -286,6 +287,74 @@ def test_of_many_values_in_an_object_some_are_looked_at() -> None:
     watched = Watched([float(at) for at in range(10**5)])
     fingerprint(closure([Wrapping(watched) for _ in range(100)]))
     assert 1000 <= len(looks) <= 10_100
+
+
+# Digests for a version.
+
+
+@pytest.mark.parametrize("name", HOLDERS)
+def test_other_weights_give_other_digests(name: str) -> None:
+    found, same, other = (digests(HOLDERS[name](Net(value))) for value in (0.5, 0.5, 0.25))
+    assert found == same
+    assert digest(Net()) in found
+    assert digest(Net(0.25)) in other
+
+
+OF_VALUES = [name for name in HOLDERS if "method" not in name and name not in ("the network", "a closure on a set")]
+
+
+@pytest.mark.parametrize("make", [torch.tensor, np.array, np.int64], ids=["tensor", "array", "scalar"])
+@pytest.mark.parametrize("name", OF_VALUES)
+def test_other_tensors_and_arrays_give_other_digests(name: str, make: Callable[[int], Any]) -> None:
+    found, same, other = (digests(HOLDERS[name](make(value))) for value in (1, 1, 2))
+    assert found
+    assert found == same != other
+
+
+GLOBAL = torch.tensor(0)
+
+
+def test_a_tensor_that_is_a_global_name_gives_a_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for value in (1, 2):
+        monkeypatch.setitem(globals(), "GLOBAL", torch.tensor(value))
+        found.append(digests(lambda _ctx: GLOBAL))
+    assert found[0] != found[1]
+
+
+def test_dtype_and_shape_of_an_array_count() -> None:
+    arrays = [np.zeros(4, "i4"), np.zeros(4, "u4"), np.zeros((2, 2), "i4"), np.zeros(2, "datetime64[s]"), np.zeros(0)]
+    found = [tuple(digests(closure(array))) for array in arrays]
+    assert len({*found}) == len(arrays)
+    assert digests(closure(np.zeros((4, 2))[:, 0])) == digests(closure(np.zeros(4)))
+
+
+def test_files_and_arrays_of_objects_give_no_digest(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros(4))
+    assert digests(closure([np.load(tmp_path / "a.npy", mmap_mode="r"), np.array([object()])])) == []
+
+
+def test_tensors_do_not_count_in_fingerprints() -> None:
+    assert fingerprint(closure(torch.ones(2))) == fingerprint(closure(torch.zeros(2)))
+
+
+def test_what_is_held_twice_has_one_digest() -> None:
+    net, kernel = Net(), torch.ones(2)
+    assert len(digests(closure([net, kernel, Painter(net), {"kernel": kernel}]))) == 2
+
+
+@pytest.mark.parametrize("make", [lambda: Net().to("meta"), lambda: nn.LazyLinear(4), lambda: torch.ones(2).to("meta")])
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+def test_what_has_no_values_has_no_digest(make: Callable[[], Any]) -> None:
+    with pytest.raises(ValidationError, match="has no values; load the weights first"):
+        digests(closure([1, make()]))
+    with no_digest():
+        assert digests(closure([1, make()])) == []
+
+
+def test_only_what_can_be_called_has_digests() -> None:
+    with pytest.raises(ValidationError, match="digests takes a function, got 3; give one that can be called"):
+        digests(3)  # type: ignore[arg-type]
 
 
 # Upstream.

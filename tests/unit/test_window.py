@@ -11,7 +11,8 @@ import pytest
 
 from infinite_tensor import TensorWindow, ValidationError
 from infinite_tensor.geometry.points import points_of_boxes, unique_points
-from infinite_tensor.geometry.window import WindowGrid, as_index, checked_edge
+from infinite_tensor.geometry.window import WindowGrid, checked_edge
+from infinite_tensor.support.given import as_index
 from tests.support.reference import Index, box_at, windows_over
 
 

@@ -128,7 +128,7 @@ class MemoryContents(Contents):
             self.check_open()
             self._known(spec)
             converted = {
-                index: Row(index, as_array(as_tensor(row.window(index)).to(moved.device, moved.dtype)[None]))
+                index: Row(index, as_array(as_tensor(row.window(index)).to(moved.device, moved.gathered.dtype)[None]))
                 for index, row in self.kept.windows.of(spec.tensor_id).items()
             }
             self.kept.replace(moved, converted)

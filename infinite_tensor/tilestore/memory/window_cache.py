@@ -7,14 +7,20 @@ step on one mapping, so that an interrupt finds it done or not begun. Not safe f
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+import math
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from infinite_tensor.geometry.points import Index
-from infinite_tensor.support.allocation import Array, copied
+from infinite_tensor.support.allocation import Array, as_array, as_tensor, copied, new_block
 from infinite_tensor.support.interrupts import Mark
 from infinite_tensor.tilestore.lru import LRU
+from infinite_tensor.values.blend import Blender
 from infinite_tensor.values.spec import TensorSpec
+
+_GATHERED_BYTES = 2**24
+"""More values of pixels are not gathered at once, before a reduction."""
 
 
 class Row:
@@ -66,11 +72,47 @@ def rows_in(
 
 def fold_rows(spec: TensorSpec, rows: Sequence[tuple[Index, Array]], target: Array, start: Sequence[int]) -> None:
     """Blend all windows of a region, which begins at pixel `start`, into `target`."""
-    block = spec.blender.begun(target)
-    spec.blender.prepare(block, start)
+    reducer = spec.reducer
+    if reducer is None:
+        _fold(spec.blender, rows, target, start)
+        return
+    begin, shape = reducer.over(start, target.shape)
+    longest = max(range(len(start)), key=lambda d: target.shape[d])
+    if math.prod(shape) * spec.gathered.dtype.itemsize > _GATHERED_BYTES and target.shape[longest] > 1:
+        for part, at in _halves(target, start, longest):
+            stop = list(map(operator.add, at, part.shape))
+            fold_rows(spec, list(_rows_over(rows, *spec.grid.box(at, stop))), part, at)
+        return
+    values = as_array(new_block(shape, spec.gathered.dtype, as_tensor(target).device))
+    _fold(spec.gathered.blender, [(reducer.lifted(index), windows) for index, windows in rows], values, begin)
+    reducer.reduce(values, start, target)
+
+
+def _fold(blender: Blender, rows: Sequence[tuple[Index, Array]], target: Array, start: Sequence[int]) -> None:
+    block = blender.begun(target)
+    blender.prepare(block, start)
     for index, windows in rows:
-        spec.blender.fold_row(block, start, windows, index)
-    spec.blender.finish(block, start, target)
+        blender.fold_row(block, start, windows, index)
+    blender.finish(block, start, target)
+
+
+def _halves(target: Array, start: Sequence[int], d: int) -> Iterator[tuple[Array, Index]]:
+    """A block cut in two along a dimension, each part with its first pixel."""
+    middle = target.shape[d] // 2
+    for begin, end in ((0, middle), (middle, target.shape[d])):
+        part = target[(slice(None),) * d + (slice(begin, end),)]
+        yield part, tuple(a + begin * (at == d) for at, a in enumerate(start))
+
+
+def _rows_over(
+    rows: Iterable[tuple[Index, Array]], low: Sequence[int], high: Sequence[int]
+) -> Iterator[tuple[Index, Array]]:
+    """What rows hold of a box of windows."""
+    for index, windows in rows:
+        if all(a <= i < b for i, a, b in zip(index[:-1], low, high, strict=False)):
+            first = max(0, low[-1] - index[-1])
+            if len(part := windows[first : max(first, high[-1] - index[-1])]):
+                yield (*index[:-1], index[-1] + first), part
 
 
 class AllWindows:

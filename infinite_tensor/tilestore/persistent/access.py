@@ -41,6 +41,8 @@ class TileAccess(Access):
         The tensor.
     """
 
+    keeps_outputs = False
+
     def __init__(self, check_open: Callable[[], None], registry: Registry, cache: TileCache, record: Record) -> None:
         self._check_open = check_open
         self._registry = registry

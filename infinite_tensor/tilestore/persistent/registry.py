@@ -8,15 +8,19 @@ from typing import Any
 
 from infinite_tensor.errors import DamagedDataWarning, StoreError
 from infinite_tensor.geometry.points import Index
-from infinite_tensor.tilestore.layout import Record, TileLayout, tile_shape_of
+from infinite_tensor.geometry.window import followed
+from infinite_tensor.tilestore.layout import Record, TileLayout, layout_of, tile_shape_of
 from infinite_tensor.tilestore.messages import changed_args, check_same, mismatch, unknown_tensor
 from infinite_tensor.tilestore.persistent.storage import Storage
 from infinite_tensor.tilestore.stored_definition import StoredTensor, format_of
 from infinite_tensor.values.definition import UNKNOWN, differences
+from infinite_tensor.values.reduction import UnknownReduction
 from infinite_tensor.values.spec import TensorSpec
 
 _TILE_SIZE = 512
 """Of a new tensor, where none is given."""
+_GATHERED_TILE_SIZE = 128
+"""Of one with a reduction, of which tiles that are not complete take a multiple: about so much, in whole strides."""
 
 
 class Registry:
@@ -64,7 +68,7 @@ class Registry:
         tile, given = record.layout.tile_shape, self.given_tile(spec)
         if given not in (None, tile):
             raise mismatch(spec.tensor_id, [f"tile_size: stored {list(tile)}, given {list(given)}"], self._storage)
-        if isinstance(record.spec.blend, UNKNOWN):
+        if isinstance(record.spec.blend, UNKNOWN) or isinstance(record.spec.reduction, UnknownReduction):
             # Opened for reading before; now there is the blend to continue with.
             record.spec = spec.with_dims(record.spec.definition.dims)
         return record
@@ -73,7 +77,7 @@ class Registry:
         """The tile that a tensor is to have; None where nobody has said, so that it keeps the one it has."""
         for given in (spec.tile_size, self.tile_sizes.get(spec.tensor_id), self.tile_size):
             if given is not None:
-                return tile_shape_of(spec.shape, given)
+                return _tile_of(spec, given)
         return None
 
     def digest_of(self, tensor_id: str) -> str | None:
@@ -118,14 +122,32 @@ class Registry:
         tensor_id, given = spec.tensor_id, self.given_tile(spec)
         stored = self._storage.read_definition(tensor_id, "register")
         if stored is None:
-            layout = TileLayout(spec.shape, given or tile_shape_of(spec.shape, _TILE_SIZE), spec.dtype)
+            layout = layout_of(spec.shape, given or _usual_tile(spec), spec.dtype, spec.reduction)
             if self._read_only:
                 return Record(spec, layout, spec.definition.functions)
             stored = self._storage.create(tensor_id, _new_definition(spec, layout))
         found = StoredTensor.of(self._storage, tensor_id, stored)
-        layout = TileLayout(spec.shape, _checked_tile(self._storage, spec, given, found), spec.dtype)
+        tile = _checked_tile(self._storage, spec, given, found)
+        layout = layout_of(spec.shape, tile, spec.dtype, spec.reduction)
         self._storage.bind(tensor_id, stored)
         return Record(spec.with_dims(found.definition.dims), layout, found.definition.functions)
+
+
+def _usual_tile(spec: TensorSpec) -> Index:
+    """The tile of a new tensor. Where much more is gathered than stored, it is as small as windows are apart."""
+    if spec.reduction is None:
+        return _tile_of(spec, _TILE_SIZE)
+    window, sizes = spec.grid.window, []
+    for k, size, stride in zip(followed(window), window.size, window.stride, strict=True):
+        step = size if k is None else min(size, stride)
+        sizes.append(step * max(1, _GATHERED_TILE_SIZE // step))
+    return _tile_of(spec, sizes)
+
+
+def _tile_of(spec: TensorSpec, size: int | Sequence[int]) -> Index:
+    """The tile that a size means: with all values that a reduction gives for a pixel, which lie along the first one."""
+    tile, reduction = tile_shape_of(spec.shape, size), spec.reduction
+    return tile if reduction is None or reduction.out_channels is None else (reduction.out_channels, *tile[1:])
 
 
 def _new_definition(spec: TensorSpec, layout: TileLayout) -> dict[str, Any]:

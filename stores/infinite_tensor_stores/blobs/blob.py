@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from zarr.abc.store import Store
 
 from infinite_tensor.errors import BlobModeError, StoreError, ValidationError
-from infinite_tensor.geometry.window import as_index
+from infinite_tensor.support.given import as_index
 from infinite_tensor_stores.blobs.header import Header
 from infinite_tensor_stores.blobs.indexing import as_rows, rows_of, spread
 from infinite_tensor_stores.blobs.location import Location, location_of

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from infinite_tensor.errors import RegionError, ValidationError
-from infinite_tensor.geometry.window import as_index
+from infinite_tensor.support.given import as_index
 from infinite_tensor_stores.blobs.blocks import RowNumbers
 
 _SUPPORTED = "an index is an int, a slice, a list or tuple of ints, or a tensor or array of ints or bools"

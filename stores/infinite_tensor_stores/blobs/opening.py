@@ -13,9 +13,10 @@ from typing import Any
 import torch
 
 from infinite_tensor.errors import StoreError, ValidationError
-from infinite_tensor.geometry.window import LARGEST, as_index
+from infinite_tensor.geometry.window import LARGEST
+from infinite_tensor.support.given import as_index
 from infinite_tensor.tilestore.layout import LARGEST_TILE_BYTES
-from infinite_tensor.values.checks import checked_dtype
+from infinite_tensor.values.dtypes import checked_dtype
 from infinite_tensor_stores.blobs.header import DOCUMENT, Header, is_blob
 from infinite_tensor_stores.blobs.location import Document, Location, Right
 from infinite_tensor_stores.blobs.rows import Rows

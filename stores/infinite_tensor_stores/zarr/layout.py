@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 from infinite_tensor.geometry.points import COORDINATE_LIMIT, Index
-from infinite_tensor.tilestore.layout import TileLayout
+from infinite_tensor.tilestore.layout import TileLayout, gathered_layout
 from infinite_tensor.tilestore.persistent.documents import layout_of, name_of
 from infinite_tensor.values.definition import Definition, Json, json_scalar, scalar_from_json
 from infinite_tensor.values.dims import names_of
+from infinite_tensor.values.reduction import reduction_from_json
 from infinite_tensor_stores.dtypes import stored_dtype, to_stored
 from infinite_tensor_stores.files import parsed
 
@@ -117,7 +118,9 @@ def origin_of(shape: Sequence[int | None], tile: Sequence[int]) -> Index:
 
 
 def _largest_part(tensor: Definition, layout: TileLayout) -> int:
-    window, windows, piece = tensor.output_window, 1, layout.dtype.itemsize
+    if tensor.reduction is not None:
+        layout = gathered_layout(reduction_from_json(tensor.reduction), layout)
+    window, windows, piece = tensor.gathered.output_window, 1, layout.dtype.itemsize
     for size, stride, tile in zip(window.size, window.stride, layout.tile_shape, strict=True):
         windows *= (tile + size - 2) // stride + 1
         piece *= min(size, tile)
@@ -226,7 +229,7 @@ def _dumped(document: Mapping[str, Any]) -> bytes:
 
 
 def _fill_value(tensor: Definition) -> Json:
-    init = scalar_from_json(tensor.blend_init)
+    init = scalar_from_json(tensor.fill)
     fill = torch.tensor([0 if init is None else init], dtype=tensor.dtype, device="cpu")
     dtype = torch.uint16 if tensor.dtype is torch.bfloat16 else tensor.dtype
     return json_scalar("blend_init", to_stored(fill)[0].item(), dtype)

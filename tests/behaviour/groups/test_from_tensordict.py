@@ -22,7 +22,7 @@ from infinite_tensor import (
     ZarrTileStore,
     sl,
 )
-from infinite_tensor.values.definition import DTYPES
+from infinite_tensor.values.dtypes import DTYPES
 
 Stored: TypeAlias = Callable[[TensorDict], Any]
 ROWS = 700

@@ -58,7 +58,7 @@ class Model:
             return steady(ctx, *regions) + version
 
         blend = subtract if number % 2 else None
-        return replace(stage, dtype=torch.int64, f=f, blend=blend, blend_init=None)
+        return replace(stage, dtype=torch.int64, f=f, blend=blend, blend_init=None, reduction=None)
 
     def counting(self, number: int, ctx: Index, *regions: torch.Tensor) -> torch.Tensor:
         """The ``f`` of a stage as the library gets it."""

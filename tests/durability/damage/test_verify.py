@@ -276,11 +276,11 @@ def test_codecs_that_are_not_known_here_are_a_store_error_and_no_damage(tmp_path
 
 def test_a_tensor_of_a_later_format_is_neither_opened_nor_repaired_nor_swept(tmp_path: Path) -> None:
     filled(zarr_at(tmp_path))
-    rewritten(group_of(tmp_path), format=3, incarnation="another kind")
+    rewritten(group_of(tmp_path), format=4, incarnation="another kind")
     before = sorted(path for path in tmp_path.rglob("*") if path.is_file())
     with zarr_at(tmp_path) as store:
         for use in (lambda: store.open("t"), lambda: store.verify("t", repair=True)):
-            with pytest.raises(StoreError, match="format 3"):
+            with pytest.raises(StoreError, match="format 4"):
                 use()
         assert store.tensor_ids() == ["t"]
         assert store.gc().objects == 0
@@ -289,7 +289,7 @@ def test_a_tensor_of_a_later_format_is_neither_opened_nor_repaired_nor_swept(tmp
 
 def test_a_tensor_of_a_later_format_can_be_cleared(tmp_path: Path) -> None:
     filled(zarr_at(tmp_path))
-    rewritten(group_of(tmp_path), format=3)
+    rewritten(group_of(tmp_path), format=4)
     with zarr_at(tmp_path) as store:
         store.clear_tensor("t")
         assert store.tensor_ids() == []

@@ -13,7 +13,7 @@ import torch
 from hypothesis import strategies as st
 
 from infinite_tensor.tilestore.partial import PartialTile, _digest
-from infinite_tensor.values.definition import DTYPES, dtype_name
+from infinite_tensor.values.dtypes import DTYPES, dtype_name
 
 Path: TypeAlias = tuple[Any, ...]
 Change: TypeAlias = Callable[[Any], Any]

@@ -144,7 +144,7 @@ def test_a_dictionary_that_is_no_json_is_refused() -> None:
 
 
 def test_the_format_of_a_later_version_asks_for_an_upgrade_whatever_else_it_holds(storage: Storage) -> None:
-    storage["base", "definition"] = json.dumps({"format": 3, "form": "new"})
+    storage["base", "definition"] = json.dumps({"format": 4, "form": "new"})
     with pytest.raises(StoreError, match="open it with a later version"):
         opened(storage).open("base")
 

@@ -14,7 +14,7 @@ from zarr.codecs import GzipCodec
 from zarr.storage import LocalStore
 
 from infinite_tensor import BlobModeError, RegionError, StoreError, TensorBlob, ValidationError
-from infinite_tensor.values.definition import DTYPES
+from infinite_tensor.values.dtypes import DTYPES
 from tests.stores.blobs.conftest import Place
 from tests.stores.blobs.rows import SHAPE, made, numbered
 

@@ -1,0 +1,451 @@
+"""`Reduction`: what is stored of pixels that hold more values than are worth keeping.
+
+The windows of a tensor with a reduction are gathered as those of another tensor, which holds all values of a pixel
+along its first dimension; stored is what they become. So the incomplete tiles of a classification hold scores, and
+the complete ones labels.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from infinite_tensor.errors import ValidationError
+from infinite_tensor.geometry.points import Index
+from infinite_tensor.geometry.window import Shape, TensorWindow, WindowGrid, followed
+from infinite_tensor.support.allocation import Array, as_array, as_tensor
+from infinite_tensor.support.given import as_index, quoted, word
+from infinite_tensor.values.dtypes import checked_dtype, dtype_name
+from infinite_tensor.values.fingerprint import function_name
+from infinite_tensor.values.weights import WeightedMean, check_mean, lifted
+
+_Function = Callable[[torch.Tensor], torch.Tensor]
+
+_LANES = 64
+"""A multiple of what torch's vector loops take at a time; what they leave over may differ in the last bit."""
+_AT_ONCE = 2**14
+"""Values that are reduced at once: without torch's threads, which a forked process lacks, and in a fast cache."""
+
+
+def _softmax(values: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(values, 0)
+
+
+_ARGMAX = "argmax"
+_KEEPING: Mapping[str, _Function] = {"softmax": _softmax, "sigmoid": torch.sigmoid}
+"""Those with a name that return as many values as they are given."""
+_NAMES = (_ARGMAX, *_KEEPING)
+
+
+class Reduction:
+    """What is stored of each pixel: a function of all the values that its windows were blended to.
+
+    With ``reduce=Reduction(function, in_channels)``, ``f`` returns windows with `in_channels` values per pixel along
+    their first dimension: of shape ``(in_channels, *output_window.size)`` where a pixel becomes a single number, of
+    shape ``(in_channels, *output_window.size[1:])`` where it becomes `out_channels` of them, which lie along the
+    first dimension of the tensor. Windows are blended as they are; when all that cover a pixel are there, its values
+    are reduced. Stored are only the results, and the values of pixels of which some windows are still missing.
+
+    Parameters
+    ----------
+    function : str or callable
+        ``"argmax"``: the number of the largest value, the first one of equal ones. ``"softmax"`` or ``"sigmoid"``: as
+        many values as before. Or ``function(values) -> result``: `values` holds those of N pixels, shape
+        ``(in_channels, N)``, the result has shape ``(N,)`` or ``(out_channels, N)`` and the dtype of the tensor. It
+        must reduce each pixel by itself.
+    in_channels : int
+        How many values per pixel ``f`` returns.
+    out_channels : int, optional
+        How many values per pixel a callable returns. Default: a single one, along no dimension.
+    dtype : torch.dtype or str
+        What ``f`` returns, and windows are blended in.
+
+    Raises
+    ------
+    ValidationError
+        If an argument is none of these.
+
+    Notes
+    -----
+    Pixels that no window covers are 0.
+
+    Examples
+    --------
+    >>> from infinite_tensor import InfiniteTensor, TensorWindow
+    >>> def scores(ctx):
+    ...     return torch.stack([torch.zeros(2, 2), torch.full((2, 2), float(sum(ctx)))])
+    >>> window = TensorWindow((2, 2))
+    >>> labels = InfiniteTensor((None, None), scores, window, dtype="uint8", reduce=Reduction("argmax", 2))
+    >>> labels[-2:4, 0]
+    tensor([0, 0, 0, 0, 1, 1], dtype=torch.uint8)
+    """
+
+    def __init__(
+        self,
+        function: str | _Function,
+        in_channels: int,
+        out_channels: int | None = None,
+        dtype: torch.dtype | str = torch.float32,
+    ) -> None:
+        name = word(function)
+        if name not in _NAMES if name is not None else not callable(function):
+            names = ", ".join(map(repr, _NAMES))
+            raise ValidationError(f"a Reduction is one of {names}, or a function of a tensor, got {quoted(function)}")
+        self._function: Any = function if name is None else name
+        self._in_channels = _checked_channels("in_channels", in_channels)
+        self._out_channels = None if out_channels is None else _checked_channels("out_channels", out_channels)
+        self._dtype = checked_dtype(dtype)
+        if name is not None:
+            self._check_named(name)
+
+    def _check_named(self, name: str) -> None:
+        if self._out_channels is not None:
+            raise ValidationError(
+                f"out_channels is for functions that are given, got {self._out_channels} for {name!r}; leave it out"
+            )
+        if name in _KEEPING:
+            self._out_channels = self._in_channels
+            if not self._dtype.is_floating_point:
+                raise ValidationError(f"{name!r} reduces real floating values, got dtype={self._dtype}")
+        elif self._dtype.is_complex:
+            raise ValidationError(f"{name!r} reduces real values, got dtype={self._dtype}")
+
+    @property
+    def function(self) -> str | _Function:
+        """The function, or its name."""
+        function: str | _Function = self._function
+        return function
+
+    @property
+    def in_channels(self) -> int:
+        """How many values per pixel ``f`` returns."""
+        return self._in_channels
+
+    @property
+    def out_channels(self) -> int | None:
+        """How many values per pixel are stored; None for a single one, along no dimension."""
+        return self._out_channels
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What ``f`` returns."""
+        return self._dtype
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Reduction) and self._fields() == other._fields()
+
+    def __hash__(self) -> int:
+        return hash(self._fields())
+
+    def _fields(self) -> tuple[object, ...]:
+        return self._function, self._in_channels, self._out_channels, self._dtype
+
+    def __repr__(self) -> str:
+        name = self._function if isinstance(self._function, str) else None
+        parts = [repr(self._function) if name is None else repr(name), str(self._in_channels)]
+        if name is None and self._out_channels is not None:
+            parts.append(f"out_channels={self._out_channels}")
+        if self._dtype != torch.float32:
+            parts.append(f"dtype={self._dtype}")
+        return f"Reduction({', '.join(parts)})"
+
+
+class UnknownReduction(Reduction):
+    """Stands for a reduction by a function of which only the name is known."""
+
+    def __init__(self, name: str, in_channels: int, out_channels: int | None, dtype: torch.dtype) -> None:
+        super().__init__(_Unknown(name), in_channels, out_channels, dtype)
+        self.name = name
+
+
+class _Unknown:
+    """Stands for a function of which only the name is known."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self, _values: torch.Tensor) -> torch.Tensor:
+        raise ValidationError(
+            f"this needs the function {self._name!r} of a Reduction; give it to store.open(..., reduce=Reduction(...))"
+        )
+
+    def __repr__(self) -> str:
+        return f"<{self._name}, which is not known here>"
+
+
+def _checked_channels(name: str, given: object) -> int:
+    count = as_index(given)
+    if count is None or count < 1:
+        raise ValidationError(f"{name} must be a positive int, got {quoted(given)}")
+    return count
+
+
+def reduction_to_json(reduction: Reduction) -> dict[str, Any]:
+    """What a definition says of a reduction, by a name that stands for its function."""
+    if isinstance(reduction, UnknownReduction):
+        name = reduction.name
+    else:
+        name = reduction.function if isinstance(reduction.function, str) else function_name(reduction.function)
+    return {
+        "function": name,
+        "in_channels": reduction.in_channels,
+        "out_channels": reduction.out_channels,
+        "dtype": dtype_name(reduction.dtype),
+    }
+
+
+def reduction_from_json(stored: object) -> Reduction:
+    """The reduction that `reduction_to_json` described, of which a function that was given is not known.
+
+    ValidationError for what it cannot have described.
+    """
+    if not isinstance(stored, Mapping) or not isinstance(stored.get("function"), str):
+        raise ValidationError(f"reduce must describe a Reduction, got {quoted(stored)}")
+    name, channels, dtype = stored["function"], stored.get("in_channels"), checked_dtype(stored.get("dtype"))
+    if name in _NAMES:
+        found = Reduction(name, channels, None, dtype)  # type: ignore[arg-type]
+    else:
+        found = UnknownReduction(name, channels, stored.get("out_channels"), dtype)  # type: ignore[arg-type]
+    if reduction_to_json(found) != stored:
+        raise ValidationError(f"reduce must describe a Reduction, got {quoted(stored)}")
+    return found
+
+
+def check_reduction(
+    reduction: object, shape: Shape, window: TensorWindow, dtype: torch.dtype, device: torch.device
+) -> None:
+    """ValidationError where `reduction` is no Reduction, or does not fit the rest of a tensor.
+
+    A function that is given is tried once, on a few pixels.
+    """
+    if not isinstance(reduction, Reduction):
+        raise ValidationError(
+            f"reduce must be a Reduction, got {quoted(reduction)}; give Reduction('argmax', in_channels=10), say"
+        )
+    if reduction.function == _ARGMAX:
+        largest = -1 if dtype.is_floating_point or dtype.is_complex else 1 if dtype is torch.bool else _largest(dtype)
+        if largest < reduction.in_channels - 1:
+            raise ValidationError(
+                f"{reduction!r} gives ints up to {reduction.in_channels - 1}, which {dtype} does not hold; declare "
+                f"dtype={_labels_dtype(reduction.in_channels)}"
+            )
+    elif isinstance(reduction.function, str) and not dtype.is_floating_point:
+        raise ValidationError(
+            f"{reduction!r} gives fractions, which {dtype} does not hold; declare dtype=torch.float32"
+        )
+    if reduction.out_channels is not None:
+        _check_channels(reduction.out_channels, shape, window)
+    if callable(reduction.function) and not isinstance(reduction, UnknownReduction):
+        Reducer(reduction, dtype, WindowGrid(window, shape)).tried(device)
+
+
+def _largest(dtype: torch.dtype) -> int:
+    return int(torch.iinfo(dtype).max)
+
+
+def _labels_dtype(channels: int) -> torch.dtype:
+    """The smallest dtype for the numbers of channels."""
+    return next(each for each in (torch.uint8, torch.int16, torch.int32, torch.int64) if _largest(each) >= channels - 1)
+
+
+def _check_channels(channels: int, shape: Shape, window: TensorWindow) -> None:
+    follows, *others = followed(window)
+    alone = follows is None or follows not in others
+    if not (alone and shape[0] == window.size[0] == channels and window.offset[0] == 0):
+        raise ValidationError(
+            f"the reduction gives {channels} values per pixel, along the first dimension of the tensor: shape and "
+            f"output_window must begin with {channels}, the window without an offset there, got shape {shape} and "
+            f"{window!r}"
+        )
+
+
+def gathered_blend(reduction: Reduction | None, blend: Any) -> Any:
+    """The blend of the tensor that windows are gathered in."""
+    adds_dimension = reduction is not None and reduction.out_channels is None
+    return lifted(blend) if adds_dimension and isinstance(blend, WeightedMean) else blend
+
+
+def check_gathered_mean(
+    reduction: Reduction | None, blend: Any, window: TensorWindow, dtype: torch.dtype, blend_init: object
+) -> None:
+    """ValidationError where `blend` is a weighted mean that does not fit what is gathered of a tensor."""
+    if reduction is not None:
+        window, dtype = gathered_window(reduction, window), reduction.dtype
+    check_mean(gathered_blend(reduction, blend), window, dtype, blend_init)
+
+
+def gathered_shape(reduction: Reduction, shape: Shape) -> Shape:
+    """The shape of the tensor that windows are gathered in."""
+    return (reduction.in_channels, *(shape if reduction.out_channels is None else shape[1:]))
+
+
+def gathered_window(reduction: Reduction, window: TensorWindow) -> TensorWindow:
+    """The windows of the tensor that windows are gathered in: all channels, and the same pixels."""
+    channels, follows = reduction.in_channels, followed(window)
+    if reduction.out_channels is None:
+        moved = [None if k is None else k + 1 for k in follows]
+        return TensorWindow((channels, *window.size), (channels, *window.stride), (0, *window.offset), (None, *moved))
+    return TensorWindow((channels, *window.size[1:]), (channels, *window.stride[1:]), window.offset, follows)
+
+
+class Reducer:
+    """The arithmetic of one tensor's reduction.
+
+    Parameters
+    ----------
+    reduction : Reduction
+        The function.
+    dtype : torch.dtype
+        The dtype of the tensor.
+    grid : WindowGrid
+        Its windows.
+    """
+
+    def __init__(self, reduction: Reduction, dtype: torch.dtype, grid: WindowGrid) -> None:
+        self._reduction = reduction
+        self._dtype = dtype
+        self._grid = grid
+        self._adds_dimension = reduction.out_channels is None
+        self._pixels_at_once = max(1, _AT_ONCE // reduction.in_channels // _LANES) * _LANES
+
+    def lifted(self, index: Index) -> Index:
+        """The index, among what is gathered, of a window or tile of the tensor."""
+        return (0, *index) if self._adds_dimension else index
+
+    def lowered(self, index: Index) -> Index:
+        """Back from `lifted`."""
+        return index[1:] if self._adds_dimension else index
+
+    def over(self, start: Sequence[int], shape: Sequence[int]) -> tuple[list[int], list[int]]:
+        """The block of all values of the pixels of a block of the tensor: its start and its shape."""
+        pixels = 0 if self._adds_dimension else 1
+        return [0, *start[pixels:]], [self._reduction.in_channels, *shape[pixels:]]
+
+    def reduce(self, values: Array, start: Sequence[int], target: Array) -> None:
+        """Write what values become, of which `over` said where they lie, into `target`, which begins at `start`."""
+        channels, result = self._reduction.out_channels, target
+        if channels is not None and len(target) != channels:
+            result = _empty_like(target, (channels, *target.shape[1:]))
+        if self._reduction.function == _ARGMAX:
+            _argmax(values, result)
+        else:
+            for pixels in self._parts(values):
+                every = () if self._adds_dimension else (slice(None),)
+                self._put(values[(slice(None), *pixels)], result, (*every, *pixels))
+        if result is not target:
+            assert channels is not None
+            target[...] = result[start[0] : start[0] + len(target)]
+        self._blank_uncovered(start, target)
+
+    def _parts(self, values: Array) -> Iterator[tuple[slice, ...]]:
+        """Boxes of pixels, so few that they may be reduced at once."""
+        extents = list(values.shape[1:])
+        whole = tuple(slice(0, n) for n in extents)
+        if as_tensor(values).device.type != "cpu":
+            yield whole
+            return
+        step, room = [1] * len(extents), self._pixels_at_once
+        for d in reversed(range(len(extents))):
+            step[d] = min(extents[d], max(1, room))
+            room //= step[d]
+        for corner in itertools.product(*[range(0, n, by) for n, by in zip(extents, step, strict=True)]):
+            yield tuple(slice(a, min(a + by, n)) for a, by, n in zip(corner, step, extents, strict=True))
+
+    def _put(self, values: Array, result: Array, to: tuple[slice, ...]) -> None:
+        flat, count = _flattened(values), math.prod(values.shape[1:])
+        reduced = as_array(self._called(flat)[..., :count].contiguous())
+        target = result[to]
+        target[...] = reduced.reshape(target.shape)
+
+    def _called(self, values: torch.Tensor) -> torch.Tensor:
+        """What values of shape (in_channels, N) become."""
+        function, channels, count = self._reduction.function, self._reduction.out_channels, values.shape[1]
+        if isinstance(function, str):
+            return _KEEPING[function](values).to(self._dtype)
+        shape = (count,) if channels is None else (channels, count)
+        reduced = function(values)
+        if not isinstance(reduced, torch.Tensor) or reduced.shape != shape or reduced.dtype != self._dtype:
+            got = (
+                f"{reduced.dtype} of shape {tuple(reduced.shape)}"
+                if isinstance(reduced, torch.Tensor)
+                else repr(reduced)
+            )
+            raise ValidationError(
+                f"the function of a Reduction was given values of shape {tuple(values.shape)}, and must return "
+                f"{self._dtype} of shape {shape}, got {got:.200}"
+            )
+        return reduced.detach()
+
+    def tried(self, device: torch.device) -> None:
+        """ValidationError if the function fails on a few pixels, or returns something else than it must."""
+        given = torch.zeros(self._reduction.in_channels, _LANES, dtype=self._reduction.dtype, device=device)
+        try:
+            with torch.no_grad():
+                self._called(given)
+        except (RuntimeError, TypeError, IndexError) as error:
+            raise ValidationError(
+                f"the function of {self._reduction!r} does not work on values of shape {tuple(given.shape)}: {error}"
+            ) from error
+
+    def _blank_uncovered(self, start: Sequence[int], target: Array) -> None:
+        stop = list(map(operator.add, start, target.shape))
+        if self._grid.covers(start, stop):
+            return
+        covered, window = np.zeros(target.shape, dtype=bool), self._grid.window
+        for index in itertools.product(*map(range, *self._grid.box(start, stop))):
+            begin = list(map(operator.sub, window.start(index), start))
+            covered[tuple(slice(max(a, 0), max(a + n, 0)) for a, n in zip(begin, window.size, strict=True))] = True
+        if isinstance(target, np.ndarray):
+            target[~covered] = 0
+        else:
+            target[torch.from_numpy(~covered).to(target.device)] = 0
+
+
+def _argmax(values: Array, target: Array) -> None:
+    """Write the number of the largest value of each pixel, the first one of equal ones; NaN counts as the largest."""
+    if not isinstance(values, np.ndarray):
+        target[...] = as_array(values.argmax(0).to(as_tensor(target).dtype))
+        return
+    rows = max(1, _AT_ONCE * len(target) // target.size)
+    for begin in range(0, len(target), rows):
+        band = slice(begin, begin + rows)
+        target[band] = _numbers_of_largest(values[:, band])
+
+
+def _numbers_of_largest(values: Any) -> Any:
+    """`numpy.argmax` over the first dimension, in a tenth of its time: channel by channel, from a fast cache."""
+    largest = values[0].copy()
+    numbers = np.zeros(largest.shape, np.min_scalar_type(len(values) - 1))
+    greater, number = np.empty(largest.shape, bool), np.empty_like(numbers)
+    for channel in range(1, len(values)):
+        np.greater(values[channel], largest, out=greater)
+        np.maximum(largest, values[channel], out=largest)
+        # Numbers grow from channel to channel, so that the larger one is the later.
+        np.multiply(greater, numbers.dtype.type(channel), out=number)
+        np.maximum(numbers, number, out=numbers)
+    if values.dtype.kind == "f" and np.isnan(largest).any():
+        return values.argmax(0)
+    return numbers
+
+
+def _empty_like(target: Array, shape: Sequence[int]) -> Array:
+    like = as_tensor(target)
+    return as_array(torch.empty(shape, dtype=like.dtype, device=like.device))
+
+
+def _flattened(values: Array) -> torch.Tensor:
+    """A copy of values as (channels, N), filled up by its first pixel to a multiple of `_LANES`, on the CPU."""
+    channels, *extents = values.shape
+    count = math.prod(extents)
+    if as_tensor(values).device.type != "cpu":
+        return as_tensor(values).reshape(channels, count)
+    flat = _empty_like(values, (channels, -(-count // _LANES) * _LANES))
+    flat[:, :count].reshape(values.shape)[...] = values
+    flat[:, count:] = flat[:, :1]
+    return as_tensor(flat)

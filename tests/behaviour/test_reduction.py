@@ -1,0 +1,475 @@
+"""A reduction is applied to all values of a pixel once all its windows are there, in every store, after any history."""
+
+from __future__ import annotations
+
+import json
+import random
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from infinite_tensor import (
+    FunctionChangedWarning,
+    HDF5TileStore,
+    InfiniteTensor,
+    MemoryTileStore,
+    Output,
+    Reduction,
+    TensorWindow,
+    TileStore,
+    ValidationError,
+    WeightedMean,
+    ZarrTileStore,
+)
+from infinite_tensor.tilestore.stored_definition import StoredTensor
+from tests.support.dict_store import DictTileStore
+from tests.support.reference import Index, same_bits
+
+pytestmark = pytest.mark.filterwarnings("ignore::infinite_tensor.UncoveredPixelsWarning")
+
+CHANNELS = 5
+
+STORES: dict[str, Callable[[Path], TileStore]] = {
+    "memory": lambda _path: MemoryTileStore(),
+    "memory with a limit": lambda _path: MemoryTileStore(cache_size_windows=5),
+    "zarr": lambda path: ZarrTileStore(path / "s.zarr", tile_size=16, cache_size_tiles=1),
+    "zarr with small tiles": lambda path: ZarrTileStore(path / "s.zarr", tile_size=7, compressors=None),
+    "zarr with its own tiles": lambda path: ZarrTileStore(path / "s.zarr"),
+    "hdf5": lambda path: HDF5TileStore(path / "s.h5", tile_size=13, compression=None, cache_size_tiles=2),
+    "dictionary": lambda _path: DictTileStore({}, tile_size=10),
+}
+
+
+@dataclass(frozen=True)
+class Scores:
+    """An ``f`` of random values, with as many equal ones as argmax needs to show which of them it takes."""
+
+    size: Index
+    dtype: torch.dtype = torch.float32
+
+    def __call__(self, ctx: Index) -> torch.Tensor:
+        """The window at `ctx`, whose leading entries of 0 do not count: those are of dimensions without windows."""
+        place = [i for i in ctx if i] or [0]
+        random = torch.Generator().manual_seed(zlib.crc32(repr(place).encode()))
+        return torch.randint(-3, 4, self.size, generator=random).to(self.dtype)
+
+
+def second(values: torch.Tensor) -> torch.Tensor:
+    """The second largest value of each pixel."""
+    return values.topk(2, 0).values[1]
+
+
+def ends(values: torch.Tensor) -> torch.Tensor:
+    """The least and the largest value of each pixel."""
+    return torch.stack([values.amin(0), values.amax(0)])
+
+
+class Counted:
+    """An ``f`` that keeps the windows it is called for."""
+
+    def __init__(self, f: Callable[[Index], torch.Tensor]) -> None:
+        self.f = f
+        self.calls: list[Index] = []
+
+    def __call__(self, ctx: Index) -> torch.Tensor:
+        """The window at `ctx`."""
+        self.calls.append(ctx)
+        return self.f(ctx)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Pixels of a tensor, by the dimensions along which they lie."""
+
+    shape: tuple[int | None, ...]
+    window: TensorWindow
+    low: Index
+    high: Index
+    edge: str = "drop"
+
+    def with_channels(self, count: int) -> Case:
+        """The same pixels with some values each."""
+        window, mapped = self.window, self.window.dimension_map
+        follows = None if mapped is None else (None, *(None if k is None else k + 1 for k in mapped))
+        moved = TensorWindow((count, *window.size), (count, *window.stride), (0, *window.offset), follows)
+        return Case((count, *self.shape), moved, (0, *self.low), (count, *self.high), self.edge)
+
+    @property
+    def region(self) -> tuple[slice, ...]:
+        return tuple(map(slice, self.low, self.high))
+
+
+CASES = {
+    "overlapping": Case((None, None), TensorWindow((8, 12), (4, 6)), (-9, -20), (21, 17)),
+    "apart": Case((None, None), TensorWindow((4, 4)), (-9, -5), (11, 17)),
+    "much": Case((None,), TensorWindow((16,), 2), (-40,), (70,)),
+    "no divisor": Case((None, None), TensorWindow((7, 5), (3, 4), (2, -1)), (-11, 3), (14, 30)),
+    "with gaps": Case((None, None), TensorWindow((3, 6), (5, 2)), (-6, 0), (12, 20)),
+    "finite": Case((23, 40), TensorWindow((8, 8), 3), (0, 0), (23, 40)),
+    "clipped": Case((23, 40), TensorWindow((8, 9), (3, 4), (-2, 0)), (0, 0), (23, 40), "clip"),
+    "diagonal": Case((None, None), TensorWindow((6, 8), (2, 3), dimension_map=(0, 0)), (-3, -8), (13, 17)),
+    "kept": Case((9, None), TensorWindow((4, 8), 3, (2, 0), (None, 1)), (0, 0), (9, 31)),
+    "volume": Case((9, None, None), TensorWindow((4, 6, 6), (2, 3, 4)), (0, -3, 0), (9, 9, 12)),
+}
+
+
+def tensor(case: Case, dtype: Any, **options: Any) -> InfiniteTensor:
+    return InfiniteTensor(
+        case.shape, Scores((CHANNELS, *case.window.size)), case.window, dtype=dtype, edge=case.edge, **options
+    )
+
+
+def values_of(case: Case, blend: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """All values of the pixels of a case, and which of them some window covers."""
+    scores = Case.with_channels(case, CHANNELS)
+    whole = InfiniteTensor(scores.shape, Scores(scores.window.size), scores.window, edge=case.edge, blend=blend)
+    ones = InfiniteTensor(case.shape, lambda _ctx: torch.ones(case.window.size), case.window, edge=case.edge)
+    return whole[scores.region], ones[case.region] > 0
+
+
+def reads(case: Case) -> list[tuple[slice, ...]]:
+    """Parts of the region of a case, and at last all of it."""
+    chance = random.Random(3)  # noqa: S311  (no secret)
+    parts = []
+    for _ in range(6):
+        ends = [sorted(chance.sample(range(a, b + 1), 2)) for a, b in zip(case.low, case.high, strict=True)]
+        parts.append(tuple(slice(a, b) for a, b in ends))
+    return [*parts, case.region]
+
+
+def part_of(values: torch.Tensor, case: Case, region: tuple[slice, ...]) -> torch.Tensor:
+    """What lies in a region of values of a case, whose last dimensions are its pixels."""
+    for d, (r, a) in enumerate(zip(region, case.low, strict=True), -len(region)):
+        values = values.narrow(d, r.start - a, r.stop - r.start)
+    return values
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("make", STORES.values(), ids=STORES)
+def test_a_pixel_is_what_its_blended_values_are_reduced_to(
+    case: Case, make: Callable[[Path], TileStore], tmp_path: Path
+) -> None:
+    scales = (0.3, 0.2, 0.4)[: len(case.shape)]
+    # Each case and each store with another one.
+    number = [*CASES.values()].index(case) + [*STORES.values()].index(make)
+    blend = [None, "first", "hann", WeightedMean("gaussian", scales)][number % 4]
+    lifted = WeightedMean("gaussian", (9.0, *scales)) if isinstance(blend, WeightedMean) else blend
+    values, covered = values_of(case, lifted)
+    with make(tmp_path) as store:
+        labels = tensor(
+            case, "uint8", blend=blend, tile_store=store, tensor_id="labels", reduce=Reduction("argmax", CHANNELS)
+        )
+        other = tensor(
+            case, "float32", blend=blend, tile_store=store, tensor_id="second", reduce=Reduction(second, CHANNELS)
+        )
+        for region in reads(case):
+            of, inside = part_of(values, case, region), part_of(covered, case, region)
+            assert torch.equal(labels[region], torch.where(inside, of.argmax(0), 0).to(torch.uint8))
+            assert torch.equal(other[region], torch.where(inside, second(of), 0))
+
+
+@pytest.mark.parametrize("case", [CASES[name] for name in ("overlapping", "clipped", "with gaps", "volume")])
+@pytest.mark.parametrize("make", STORES.values(), ids=STORES)
+def test_a_pixel_may_become_several_values(case: Case, make: Callable[[Path], TileStore], tmp_path: Path) -> None:
+    values, covered = values_of(case, "hann")
+    two, kept = case.with_channels(2), case.with_channels(CHANNELS)
+    f = Scores((CHANNELS, *case.window.size))
+    with make(tmp_path) as store:
+        bounds = InfiniteTensor(
+            two.shape,
+            f,
+            two.window,
+            edge=case.edge,
+            blend="hann",
+            reduce=Reduction(ends, CHANNELS, 2),
+            tile_store=store,
+        )
+        shares = InfiniteTensor(
+            kept.shape, f, kept.window, edge=case.edge, blend="hann", reduce=Reduction("softmax", CHANNELS),
+            tile_store=store,
+        )  # fmt: skip
+        for region in reads(case):
+            of, inside = part_of(values, case, region), part_of(covered, case, region)
+            assert torch.equal(bounds[(slice(None), *region)], torch.where(inside, ends(of), 0))
+            assert torch.equal(bounds[(1, *region)], torch.where(inside, of.amax(0), 0))
+            torch.testing.assert_close(shares[(slice(None), *region)], torch.where(inside, of.softmax(0), 0))
+
+
+@pytest.mark.parametrize("name", ["softmax", "sigmoid"])
+def test_the_bits_of_a_pixel_depend_neither_on_the_store_nor_on_what_is_read_with_it(name: str, tmp_path: Path) -> None:
+    found = []
+    for make in (MemoryTileStore, lambda: ZarrTileStore(tmp_path / "s.zarr", tile_size=37)):
+        window = TensorWindow((CHANNELS, 16, 16), (CHANNELS, 8, 8))
+        t = InfiniteTensor(
+            (CHANNELS, None, None),
+            lambda ctx: Scores((CHANNELS, 16, 16))(ctx) * 0.37,
+            window,
+            blend="gaussian",
+            reduce=Reduction(name, CHANNELS),
+            tile_store=make(),
+        )
+        whole = t[:, -20:71, 3:90]
+        found.append(whole)
+        for y, x, n in ((-20, 3, 1), (-3, 17, 7), (20, 30, 33)):
+            assert same_bits(t[:, y : y + n, x : x + n], whole[:, y + 20 : y + 20 + n, x - 3 : x - 3 + n].contiguous())
+    assert same_bits(*found)
+
+
+def test_what_was_stored_is_found_again_and_nothing_is_computed_twice(tmp_path: Path) -> None:
+    case = CASES["overlapping"]
+    f = Counted(Scores((CHANNELS, *case.window.size)))
+
+    def labels(store: TileStore) -> InfiniteTensor:
+        return InfiniteTensor(
+            case.shape, f, case.window, dtype="uint8", blend="gaussian", tensor_id="labels", tile_store=store,
+            reduce=Reduction("argmax", CHANNELS),
+        )  # fmt: skip
+
+    with ZarrTileStore(tmp_path / "s.zarr", tile_size=16) as store:
+        # In the middle of tiles, so that most are incomplete: what is known of them are scores.
+        t = labels(store)
+        t[0:9, 0:9]
+        store.flush()
+        assert store.tensor_info("labels").tiles_partial
+    with ZarrTileStore(tmp_path / "s.zarr") as store:
+        found = labels(store)[case.region]
+    assert len(f.calls) == len(set(f.calls))
+    with ZarrTileStore(tmp_path / "s.zarr", mode="r") as store:
+        again = store.open("labels")
+        assert again.reduce == Reduction("argmax", CHANNELS)
+        assert torch.equal(again[case.region], found)
+
+
+def test_only_what_pixels_become_is_stored_of_complete_tiles(tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path / "s.zarr", tile_size=16, compressors=None) as store:
+        t = tensor(CASES["apart"], "uint8", tile_store=store, tensor_id="labels", reduce=Reduction("argmax", CHANNELS))
+        t.fill((slice(0, 64), slice(0, 64)), progress=False)
+        info = store.tensor_info("labels")
+        assert (info.tiles_complete, info.tiles_partial) == (16, 0)
+        array = next((tmp_path / "s.zarr").glob("t-labels/tiles-*/zarr.json"))
+        assert json.loads(array.read_text())["data_type"] == "uint8"
+        chunks = [path.stat().st_size for path in array.parent.glob("c/**/*") if path.is_file()]
+        assert len(chunks) == 16
+        # A checksum of four bytes each.
+        assert set(chunks) == {16 * 16 + 4}
+
+
+def test_a_reduction_has_a_format_that_older_versions_refuse(tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path / "s.zarr") as store:
+        tensor(CASES["apart"], "uint8", tile_store=store, tensor_id="a", reduce=Reduction("argmax", CHANNELS))
+        tensor(CASES["apart"], "float32", tile_store=store, tensor_id="b", reduce=Reduction(second, CHANNELS))
+        definitions = [store.tensor_info(name).definition for name in ("a", "b")]
+    assert [each["format"] for each in definitions] == [3, 3]
+    assert definitions[0]["reduce"] == {
+        "function": "argmax", "in_channels": CHANNELS, "out_channels": None, "dtype": "float32"
+    }  # fmt: skip
+    assert definitions[1]["reduce"]["function"] == f"{__name__}.second"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [None, Reduction("argmax", 6), Reduction("argmax", CHANNELS, dtype="float64"), Reduction(second, CHANNELS)],
+    ids=["none", "channels", "dtype", "function"],
+)
+def test_another_reduction_under_the_same_id_is_refused(other: Reduction | None, tmp_path: Path) -> None:
+    dtype = "uint8" if other is None or other.function == "argmax" else "float32"
+    with ZarrTileStore(tmp_path / "s.zarr") as store:
+        tensor(CASES["apart"], "uint8", tile_store=store, tensor_id="t", reduce=Reduction("argmax", CHANNELS))
+        with pytest.raises(ValidationError, match=r"reduce(\.\w+)?: stored .*argmax|reduce\.\w+: stored"):
+            tensor(CASES["apart"], dtype, tile_store=store, tensor_id="t", reduce=other)
+
+
+def test_a_function_that_changed_is_told(tmp_path: Path) -> None:
+    def made(largest: int) -> Reduction:
+        return Reduction(lambda values: values.topk(2, 0).values[largest], CHANNELS)
+
+    with ZarrTileStore(tmp_path / "s.zarr") as store:
+        tensor(CASES["apart"], "float32", tile_store=store, tensor_id="t", reduce=made(0))
+    with (
+        ZarrTileStore(tmp_path / "s.zarr") as store,
+        pytest.warns(FunctionChangedWarning, match="^The function of the reduction of"),
+    ):
+        tensor(CASES["apart"], "float32", tile_store=store, tensor_id="t", reduce=made(1))
+
+
+def test_a_tensor_that_a_function_reduced_is_read_without_it_and_computed_with_it(tmp_path: Path) -> None:
+    case = CASES["overlapping"]
+    f = Scores((CHANNELS, *case.window.size))
+    with ZarrTileStore(tmp_path / "s.zarr", tile_size=8) as store:
+        t = tensor(case, "float32", tile_store=store, tensor_id="t", reduce=Reduction(second, CHANNELS))
+        t[0:16, 0:16]
+        found = t[case.region]
+    with ZarrTileStore(tmp_path / "s.zarr") as store:
+        assert "second" in repr(store.open("t").reduce)
+        assert torch.equal(store.open("t")[0:8, 0:8], t_part(found, case, 8))
+        with pytest.raises(ValidationError, match=r"is reduced by '.*second'; give it as reduce=Reduction"):
+            store.open("t", f)
+        with pytest.raises(ValidationError, match=r"reduce\.function: stored"):
+            store.open("t", f, reduce=Reduction(ends, CHANNELS, 2))
+        with pytest.raises(ValidationError, match="reduce must be a Reduction or None, got 'second'"):
+            store.open("t", f, reduce="second")  # type: ignore[arg-type]
+        with pytest.raises(ValidationError, match=r"this needs the function '.*second'"):
+            store.open("t")[-9:21, -20:17]
+        again = store.open("t", f, reduce=Reduction(second, CHANNELS))
+        assert torch.equal(again[case.region], found)
+
+
+def t_part(found: torch.Tensor, case: Case, n: int) -> torch.Tensor:
+    return found[-case.low[0] : n - case.low[0], -case.low[1] : n - case.low[1]]
+
+
+def test_a_reduction_that_raises_leaves_what_was_computed(tmp_path: Path) -> None:
+    case, fails = CASES["apart"], [True]
+
+    def picky(values: torch.Tensor) -> torch.Tensor:
+        if fails and values.any():
+            raise ArithmeticError("not now")
+        return values[0]
+
+    for store in (MemoryTileStore(), ZarrTileStore(tmp_path / "s.zarr", tile_size=10)):
+        fails[:] = [True]
+        f = Counted(Scores((CHANNELS, *case.window.size)))
+        t = InfiniteTensor(case.shape, f, case.window, reduce=Reduction(picky, CHANNELS), tile_store=store)
+        with pytest.raises(ArithmeticError, match="not now"):
+            t[0:20, 0:20]
+        fails.clear()
+        scores = case.with_channels(CHANNELS)
+        whole = InfiniteTensor(scores.shape, Scores(scores.window.size), scores.window)
+        assert torch.equal(t[0:20, 0:20], whole[0, 0:20, 0:20])
+
+
+def test_outputs_of_one_f_may_be_reduced(tmp_path: Path) -> None:
+    case = CASES["overlapping"]
+
+    def f(ctx: Index) -> dict[str, torch.Tensor]:
+        scores = Scores((CHANNELS, *case.window.size))(ctx)
+        return {"label": scores, "scores": scores.sum(0)}
+
+    with ZarrTileStore(tmp_path / "s.zarr", tile_size=16) as store:
+        group = InfiniteTensor.from_multi(
+            f,
+            {
+                "label": Output((None, None), "uint8", case.window, "gaussian", reduce=Reduction("argmax", CHANNELS)),
+                "scores": Output((None, None), "float32", case.window),
+            },
+            tile_store=store,
+        )
+        values, _ = values_of(case, "gaussian")
+        assert torch.equal(group["label"][case.region], values.argmax(0).to(torch.uint8))
+        assert torch.equal(group["scores"][case.region], values_of(case, None)[0].sum(0))
+
+
+def test_what_reads_a_reduced_tensor_reads_what_it_became(tmp_path: Path) -> None:
+    case = CASES["overlapping"]
+    for store in (MemoryTileStore(), ZarrTileStore(tmp_path / "s.zarr", tile_size=9)):
+        labels = tensor(case, "uint8", blend="hann", tile_store=store, reduce=Reduction("argmax", CHANNELS))
+        halo = TensorWindow((10, 10)).padded(2)
+        ahead = InfiniteTensor(
+            case.shape, lambda _ctx, region: region[2:-2, 2:-2] + 10, TensorWindow((10, 10)), [labels], [halo], "uint8"
+        )
+        values, _ = values_of(case, "hann")
+        assert torch.equal(ahead[case.region], values.argmax(0).to(torch.uint8) + 10)
+
+
+@pytest.mark.parametrize("f", [lambda values: values, lambda values: values.sum(), lambda _values: 3], ids=str)
+def test_a_function_that_does_not_return_what_it_must_is_told_at_once(f: Any) -> None:
+    with pytest.raises(ValidationError, match=r"must return torch.float32 of shape \(64,\), got "):
+        tensor(CASES["apart"], "float32", reduce=Reduction(f, CHANNELS))
+
+
+def test_arguments_that_do_not_fit_are_told() -> None:
+    case = CASES["apart"]
+    wrong: dict[tuple[Any, ...], str] = {
+        ("median", 3): "one of 'argmax', 'softmax', 'sigmoid', or a function",
+        (None, 3): "or a function of a tensor, got None",
+        ("argmax", 0): "in_channels must be a positive int, got 0",
+        ("argmax", 2.5): "in_channels must be a positive int, got 2.5",
+        ("argmax", 3, 1): "out_channels is for functions that are given, got 1 for 'argmax'",
+        (second, 3, 0): "out_channels must be a positive int, got 0",
+        ("softmax", 3, None, torch.int32): "'softmax' reduces real floating values, got dtype=torch.int32",
+        ("argmax", 3, None, torch.complex64): "'argmax' reduces real values, got dtype=torch.complex64",
+        ("argmax", 3, None, "float8"): "unknown dtype 'float8'",
+    }
+    for arguments, message in wrong.items():
+        with pytest.raises(ValidationError, match=message.replace("(", r"\(")):
+            Reduction(*arguments)
+    with pytest.raises(ValidationError, match="reduce must be a Reduction, got 'argmax'; give"):
+        tensor(case, "uint8", reduce="argmax")
+    with pytest.raises(ValidationError, match=r"ints up to 299, which torch.uint8 does not hold; declare .*int16"):
+        tensor(case, "uint8", reduce=Reduction("argmax", 300))
+    with pytest.raises(ValidationError, match=r"ints up to 4, which torch.float32 does not hold"):
+        tensor(case, "float32", reduce=Reduction("argmax", CHANNELS))
+    with pytest.raises(ValidationError, match=r"gives fractions, which torch.uint8 does not hold"):
+        tensor(case, "uint8", reduce=Reduction("softmax", CHANNELS))
+    with pytest.raises(ValidationError, match=r"must begin with 5, .*got shape"):
+        tensor(case, "float32", reduce=Reduction("softmax", CHANNELS))
+    with pytest.raises(ValidationError, match=r"f returned shape \(4, 4\), but the output window has size \(5, 4, 4\)"):
+        InfiniteTensor(
+            case.shape, lambda _ctx: torch.zeros(4, 4), case.window, dtype="uint8", reduce=Reduction("argmax", CHANNELS)
+        )[0, 0]
+
+
+def test_tiles_hold_all_values_of_a_pixel(tmp_path: Path) -> None:
+    kept = CASES["apart"].with_channels(CHANNELS)
+    for size in ((2, 8, 8), (8, 8)):
+        with ZarrTileStore(tmp_path / "s.zarr", tile_size=size) as store:
+            InfiniteTensor(
+                kept.shape,
+                Scores(kept.window.size),
+                kept.window,
+                tile_store=store,
+                tensor_id="t",
+                reduce=Reduction("softmax", CHANNELS),
+            )
+            definition = store.tensor_info("t").definition
+    assert definition["tile_size"] == [CHANNELS, 8, 8]
+    with pytest.raises(ValidationError, match=r"a tile of \(2, 8, 8\) would hold some of the 5 values"):
+        StoredTensor.from_json(definition | {"tile_size": [2, 8, 8]})
+
+
+def test_a_large_region_is_reduced_in_parts() -> None:
+    """Gathered at once, the values of these pixels would take 4 GiB."""
+    channels, window = 64, TensorWindow((64, 64))
+    t = InfiniteTensor(
+        (None, None),
+        lambda ctx: torch.full((1, 64, 64), float(sum(ctx))).expand(channels, 64, 64),
+        window,
+        dtype="uint8",
+        reduce=Reduction("argmax", channels),
+        tile_store=MemoryTileStore(cache_size_bytes=2**24),
+    )
+    assert not t[0:4096, 0:64].any()
+
+
+@pytest.mark.parametrize(
+    "entry", [("function", 3), ("in_channels", -1), ("out_channels", 7), ("dtype", "str")], ids=str
+)
+def test_a_stored_definition_that_makes_no_sense_is_refused(entry: tuple[str, object]) -> None:
+    store = DictTileStore({}, tile_size=8)
+    tensor(CASES["apart"], "uint8", tile_store=store, tensor_id="t", reduce=Reduction("argmax", CHANNELS))
+    definition = store.tensor_info("t").definition
+    assert StoredTensor.from_json(definition).definition.to_json()["reduce"] == definition["reduce"]
+    with pytest.raises(ValidationError):
+        StoredTensor.from_json(definition | {"reduce": definition["reduce"] | dict([entry])})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int16", "uint8", "bool"])
+@pytest.mark.parametrize("channels", [1, 2, 7, 300])
+def test_the_first_of_equal_values_is_the_largest_and_nan_is_larger(dtype: str, channels: int) -> None:
+    of = getattr(torch, dtype)
+    values = torch.randint(0, 5, (channels, 40, 30), generator=torch.Generator().manual_seed(channels)).to(of)
+    if of.is_floating_point:
+        values[torch.rand(values.shape, generator=torch.Generator().manual_seed(1)) < 0.01] = torch.nan
+        values[values == 0] = -0.0
+        values[0, 3] = -torch.inf
+    t = InfiniteTensor(
+        (40, 30), lambda _ctx: values, TensorWindow((40, 30)), dtype="int32",
+        reduce=Reduction("argmax", channels, dtype=dtype),
+    )  # fmt: skip
+    expected = values.to(torch.float64).argmax(0).to(torch.int32)
+    assert torch.equal(t[...], expected)
