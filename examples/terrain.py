@@ -21,7 +21,15 @@ import torch
 from PIL import Image
 from torch.nn.functional import avg_pool2d
 
-from infinite_tensor import InfiniteTensor, RegionError, TensorWindow, TileStore, ValidationError, open_store
+from infinite_tensor import (
+    InfiniteTensor,
+    RegionError,
+    TensorWindow,
+    TileStore,
+    ValidationError,
+    cell_generator,
+    open_store,
+)
 
 SIDE = 64
 """Side of a window, in pixels of its layer."""
@@ -109,7 +117,7 @@ class World:
 
     def detail(self, pixel: int, ctx: tuple[int, ...]) -> torch.Tensor:
         """Random heights: always the same ones for one seed, layer and window."""
-        rng = np.random.default_rng(np.array((self.seed, pixel, *ctx), np.int64).view(np.uint32))
+        rng = cell_generator(self.seed, (pixel, *ctx))
         noise = torch.fft.rfft2(torch.from_numpy(rng.standard_normal((SIDE, SIDE), np.float32)))
         heights: torch.Tensor = torch.fft.irfft2(noise * amplitudes(pixel))
         return STEEPNESS * SIDE * pixel * PIXEL * heights
@@ -161,6 +169,8 @@ def arguments(description: str | None, name: str, size: int) -> argparse.Namespa
     args = parser.parse_args()
     if args.size < 1:
         parser.error("--size must be at least 1 pixel")
+    if args.seed < 0:
+        parser.error("--seed must be at least 0")
     return args
 
 

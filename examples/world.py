@@ -28,6 +28,7 @@ from infinite_tensor import (
     TensorWindow,
     TileStore,
     ValidationError,
+    cell_generator,
     open_store,
 )
 
@@ -139,7 +140,7 @@ class World:
     def noise(self, ctx: tuple[int, ...]) -> torch.Tensor:
         """One window of the coarse map, shape (2, 32, 32)."""
         self.calls += 1
-        rng = np.random.default_rng(np.array((self.seed, *ctx), np.int64).view(np.uint32))
+        rng = cell_generator(self.seed, ctx)
         return torch.from_numpy(rng.standard_normal((2, 32, 32), np.float32))
 
     def paint(self, painter: Painter, ctx: tuple[int, ...], noise: torch.Tensor) -> dict[str, object]:

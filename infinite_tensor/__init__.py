@@ -40,6 +40,10 @@ if TYPE_CHECKING:
     from infinite_tensor.datasets import GridDataset, PatchDataset
     from infinite_tensor.groups import TensorGroup
     from infinite_tensor.modules import InfiniteBuffer, VirtualTensor
+    from infinite_tensor.pipelines.map import map  # noqa: A004  (users write it with its package, or as t.map)
+    from infinite_tensor.pipelines.noise import cell_generator, noise
+    from infinite_tensor.pipelines.predict import predict
+    from infinite_tensor.pipelines.sources import from_array, from_image, from_raster
     from infinite_tensor_stores import HDF5TileStore, ZarrTileStore, open_store
     from infinite_tensor_stores.blobs import TensorBlob
 
@@ -54,10 +58,17 @@ _LAZY = {
     "InfiniteBuffer": "infinite_tensor.modules",
     "VirtualTensor": "infinite_tensor.modules",
     "TensorGroup": "infinite_tensor.groups",
+    "predict": "infinite_tensor.pipelines.predict",
+    "map": "infinite_tensor.pipelines.map",
     "HDF5TileStore": "infinite_tensor_stores",
     "TensorBlob": "infinite_tensor_stores.blobs",
     "ZarrTileStore": "infinite_tensor_stores",
+    "cell_generator": "infinite_tensor.pipelines.noise",
+    "noise": "infinite_tensor.pipelines.noise",
     "open_store": "infinite_tensor_stores",
+    "from_array": "infinite_tensor.pipelines.sources",
+    "from_image": "infinite_tensor.pipelines.sources",
+    "from_raster": "infinite_tensor.pipelines.sources",
 }
 """Imported when first used, so that `import infinite_tensor` is quick, and loads neither zarr nor h5py."""
 
@@ -99,10 +110,17 @@ __all__ = [
     "VirtualTensor",
     "WeightedMean",
     "ZarrTileStore",
+    "cell_generator",
     "digest",
     "digests",
+    "from_array",
+    "from_image",
+    "from_raster",
+    "map",
     "no_digest",
+    "noise",
     "open_store",
+    "predict",
     "sl",
 ]
 

@@ -15,6 +15,7 @@ DRAWING = Path(__file__).with_suffix(".svg")
 WIDTH, ROW, GAP, MARGIN = 900, 40, 8, 16
 LABELS = {
     "compat": "the spelling of version 0.2",
+    "pipelines": "a user's work in one call: sources, noise, map, predict",
     "testing": "for backends",
     "datasets": "for a DataLoader",
     "modules": "for a torch.nn.Module",

@@ -1,0 +1,275 @@
+"""`map`: a function over whole tensors, window by window; windows, halos and crops are worked out."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from infinite_tensor.errors import ShapeMismatchError, ValidationError
+from infinite_tensor.geometry.window import TensorWindow
+from infinite_tensor.pipelines.sliding import Along, output_of, paddings_of, sources_of
+from infinite_tensor.support.given import array_advice, quoted
+from infinite_tensor.tensor import InfiniteTensor
+from infinite_tensor.tilestore import MemoryTileStore, TileStore
+from infinite_tensor.values.fingerprint import digests
+from infinite_tensor.values.networks import no_digest
+
+_Sizes: TypeAlias = tuple[int, ...]
+
+
+def map(  # noqa: A001  (what it does to tensors is what the builtin does to iterables)
+    fn: Callable[..., torch.Tensor],
+    *inputs: Any,
+    halo: object = 0,
+    window: object = None,
+    scale: object = 1,
+    channels: object = None,
+    dims: Sequence[str | int] | None = None,
+    padding: object = "reflect",
+    batch_size: int | tuple[int, ...] | None = None,
+    dtype: torch.dtype | str | None = None,
+    device: torch.device | str | None = None,
+    store: TileStore | str | Any | None = None,
+    tensor_id: str | None = None,
+    version: object = None,
+) -> InfiniteTensor:
+    """A tensor whose windows are `fn` of the regions of other tensors: nothing is computed before it is read.
+
+    Windows slide over the unbounded dimensions, and over the finite ones that are not channels: dimensions with a name
+    slide unless that is c, channel, channels, band or bands. Without names, the first of several dimensions is channels
+    where it is the only finite one; a `window` with an entry for each slides over the last ones. In all other cases
+    `dims` must say it. A dimension that does not slide is given to `fn` whole.
+
+    With several inputs, windows slide over as many dimensions of each, and `halo`, `scale` and `padding` may be a tuple
+    with one entry per input. Any of these, and `window`, may be a tuple with one entry per dimension that slides.
+
+    Parameters
+    ----------
+    fn : callable
+        ``fn(*regions) -> tensor`` is given a region of each input, of the shape of the window with the halo around
+        it, and nothing else. What it returns has the size of the window in the output, or is larger by the halo, which
+        is cropped then. It must be deterministic, and runs under `torch.no_grad`. With a `batch_size` it is given
+        stacked regions, of shape ``(N, ...)``, and returns ``(N, ...)``. A `torch.nn.Module` is always given such a
+        batch, by default of one region, and must be in eval mode.
+    *inputs : InfiniteTensor
+        One or more. The output has the channels, dtype, device and names of dimensions of the first, and is finite
+        where one of them is.
+    halo : int
+        Pixels that `fn` is given around the window on each side, in pixels of the input.
+    window : int, optional
+        Pixels of the first input that one call computes, without the halo. Default: 65536 for one dimension, 256 for
+        two, 64 for three, 16 for more, and not more than the extent of a finite one.
+    scale : int, Fraction or float
+        Pixels of the output along one pixel of the input: 4 for a network that enlarges by 4, ``Fraction(1, 2)`` for
+        one that halves. Of a finite dimension that is not a multiple, the last pixel counts.
+    channels : int or (), optional
+        Extent of the channel dimension of the output: it stands where the first input has one, or else first, under the
+        name "c" if others have names. ``()`` for an output without. Default: the dimensions of the first input that do
+        not slide.
+    dims : tuple of str or int, optional
+        The dimensions over which windows slide, by name or number, the same for all inputs.
+    padding : str or ("constant", number)
+        What `fn` is given beyond the ends of finite dimensions, as `args_padding` of an `InfiniteTensor`.
+    batch_size : int or tuple of int, optional
+        Most windows in one call of `fn`; a tuple lists the sizes that are allowed, and contains 1.
+    dtype : torch.dtype or str, optional
+        What `fn` returns. Default: the dtype of the first input.
+    device : torch.device or str, optional
+        Where `fn` returns its results. Default: the device of the first input.
+    store : TileStore, str or path, optional
+        Where windows are kept, as `tile_store` of an `InfiniteTensor`. Default: in memory.
+    tensor_id : str, optional
+        The name under which the store finds the tensor again. Default in a store that is not memory: one that is made
+        of the name of `fn` and a digest of all that defines the tensor, the code of `fn`, numbers and str in the
+        attributes of its object and in globals that it names, and its weights included.
+    version : JSON value, optional
+        Anything else that identifies what `fn` computes, such as a file that it reads.
+
+    Returns
+    -------
+    InfiniteTensor
+        The `digests` of `fn` are part of its `version`: under the same `tensor_id`, other weights are a
+        ValidationError. In a `no_digest` block they are left out.
+
+    Raises
+    ------
+    ValidationError
+        If an argument does not fit, or the store holds another tensor under `tensor_id`.
+    ShapeMismatchError
+        (when read) If `fn` returns another size: the message tells the likely cause.
+
+    Examples
+    --------
+    >>> ramp = InfiniteTensor((None,), lambda ctx: torch.arange(8.0) + 8 * ctx[0], TensorWindow((8,)))
+    >>> def mean_of_three(x):
+    ...     return (x[:-2] + x[1:-1] + x[2:]) / 3
+    >>> ramp.map(mean_of_three, halo=1)[-2:2]
+    tensor([-2., -1.,  0.,  1.])
+    """
+    if not callable(fn):
+        raise ValidationError(f"fn must be callable, got {quoted(fn)}; give a function fn(*regions), or a network")
+    if isinstance(fn, nn.Module) and any(module.training for module in fn.modules()):
+        raise ValidationError(
+            f"the network {type(fn).__name__} is in training mode, in which its results may differ from call to call; "
+            "call its eval() first"
+        )
+    tensors = _tensors(inputs)
+    sources = sources_of(tensors, dims, window, halo, scale)
+    output = output_of(sources, window, channels)
+    weights = digests(fn)
+    if weights:
+        version = {"weights": weights} if version is None else {"weights": weights, "version": version}
+    named = any(along.name for along in output)
+    make = functools.partial(
+        InfiniteTensor,
+        [along.extent for along in output],
+        _Mapped(fn, output),
+        TensorWindow([along.size for along in output]),
+        args=tensors,
+        args_windows=[source.window(output) for source in sources],
+        dtype=tensors[0].dtype if dtype is None else dtype,
+        device=tensors[0].device if device is None else device,
+        batch_size=batch_size,
+        version=version,
+        edge="clip",
+        args_padding=paddings_of(sources, padding),
+        dims=[along.name or f"dim_{d}" for d, along in enumerate(output)] if named else None,
+    )
+    # They have been taken: they are in the version.
+    with no_digest():
+        if tensor_id is None and not (store is None or isinstance(store, MemoryTileStore)):
+            tensor_id = _derived_id(fn, make())
+        return make(tile_store=store, tensor_id=tensor_id)
+
+
+def _tensors(inputs: Sequence[Any]) -> list[InfiniteTensor]:
+    if not inputs:
+        raise ValidationError("map takes one tensor or more, got none; give them behind fn, as in map(fn, a, b)")
+    found: list[InfiniteTensor] = []
+    for at, each in enumerate(inputs):
+        as_tensor = None if isinstance(each, InfiniteTensor) else getattr(type(each), "as_tensor", None)
+        tensor = each if as_tensor is None else as_tensor(each)
+        if not isinstance(tensor, InfiniteTensor):
+            raise ValidationError(
+                f"input {at} must be an InfiniteTensor or a TensorBlob, got {quoted(each)}{array_advice(each)}"
+            )
+        found.append(tensor)
+    return found
+
+
+def _derived_id(fn: Callable[..., Any], made: InfiniteTensor) -> str:
+    """A name that another function, or the same one of other inputs, does not get."""
+    definition = {name: value for name, value in made.to_json().items() if name != "device"}
+    said = json.dumps([definition, list(_settings(fn))], sort_keys=True)
+    own = _innermost(fn)
+    name = getattr(own, "__name__", type(own).__name__)
+    return f"{name if name.isidentifier() else 'map'}-{hashlib.sha256(said.encode()).hexdigest()[:20]}"
+
+
+def _innermost(fn: Callable[..., Any]) -> Callable[..., Any]:
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return fn
+
+
+def _settings(fn: Callable[..., Any]) -> Iterator[tuple[str, str]]:
+    """Numbers and str that a function may read by name, which its fingerprint leaves out."""
+    fn = _innermost(fn)
+    owner, code = getattr(fn, "__self__", fn), getattr(fn, "__code__", None)
+    read: dict[str, object] = {}
+    if not isinstance(owner, types.FunctionType | types.ModuleType | type):
+        slots = [name for kind in type(owner).__mro__ for name in getattr(kind, "__slots__", ())]
+        read = {name: getattr(owner, name, None) for name in (*getattr(owner, "__dict__", ()), *slots)}
+    if code is not None:
+        read |= {f"global {name}": fn.__globals__.get(name) for name in code.co_names}
+    for name, value in sorted(read.items()):
+        if isinstance(value, bool | int | float | complex | str | bytes):
+            yield name, repr(value)
+
+
+class _Mapped:
+    """The ``f`` of a mapped tensor: gives regions to the function of a user, and crops what it returns."""
+
+    def __init__(self, fn: Callable[..., torch.Tensor], output: Sequence[Along]) -> None:
+        self.__wrapped__ = fn
+        self._output = output
+        self._size = tuple([along.size for along in output])
+
+    def __call__(self, ctx: object, *regions: Any) -> torch.Tensor:
+        """One window; those of a batch, stacked, where it is given lists."""
+        if isinstance(ctx, list):
+            return self._called([torch.stack(each) for each in regions], (len(ctx),))
+        if isinstance(self.__wrapped__, nn.Module):
+            return self._called([region.unsqueeze(0) for region in regions], (1,))[0]
+        return self._called(regions, ())
+
+    def _called(self, regions: Sequence[torch.Tensor], batch: _Sizes) -> torch.Tensor:
+        output = self.__wrapped__(*regions)
+        if not isinstance(output, torch.Tensor) or output.is_nested:
+            raise ValidationError(f"fn must return one dense tensor, got {type(output).__name__}: {output!r:.80}")
+        found = tuple(output.shape)
+        if found == (*batch, *self._size):
+            return output
+        crops = [along.crop(n) for along, n in zip(self._output, found[len(batch) :], strict=False)]
+        if len(found) != len(batch) + len(crops) or found[: len(batch)] != batch or None in crops:
+            raise ShapeMismatchError(_misfit(self._output, tuple(regions[0].shape), found, batch))
+        return output[(..., *crops)]
+
+
+def _misfit(output: Sequence[Along], given: _Sizes, found: _Sizes, batch: _Sizes) -> str:
+    """What is wrong with the shape that `fn` has returned, and why it may be."""
+    size = (*batch, *[along.size for along in output])
+    padded = (*batch, *[along.padded or along.size for along in output])
+    larger = f", or {padded}, of which the halo is cropped" if padded != size else ""
+    if len(found) == len(size) and found[: len(batch)] == batch:
+        causes = [cause for along, n in zip(output, found[len(batch) :], strict=True) for cause in _causes(along, n)]
+    else:
+        causes = [*_causes_of_dimensions(output, found, batch)]
+    told = "".join(f". {cause}" for cause in dict.fromkeys(causes))
+    return f"fn was given shape {given} and returned shape {found}; it must return {size}{larger}{told}"
+
+
+def _causes_of_dimensions(output: Sequence[Along], found: _Sizes, batch: _Sizes) -> Iterator[str]:
+    """Why there may be more or fewer dimensions, or other results than regions."""
+    channels = any(along.number is None for along in output)
+    missing = len(batch) + len(output) - len(found)
+    if missing == 0:
+        yield f"It was given {batch[0]} regions at once: return a result for each"
+    if missing == 1 and channels and found[: len(batch)] == batch:
+        yield "Perhaps there are no channels: give channels=()"
+    elif missing == 1 and batch:
+        yield f"It was given {batch[0]} regions at once: return a batch, with a result for each"
+    if missing == -1 and not batch and found[0] == 1:
+        yield "Perhaps fn expects a batch: give batch_size=1, or return the only result of it"
+    elif missing == -1 and not channels:
+        yield f"Perhaps there are channels: give channels={found[len(batch)]}"
+
+
+def _causes(along: Along, found: int) -> Iterator[str]:
+    """Why there may be so many pixels along a dimension; none where that is right."""
+    if along.crop(found) is not None:
+        return
+    if along.number is None:
+        yield f"Perhaps it has other channels: give channels={found}"
+        return
+    slide = along.slides[0]
+    side, padded = along.size / slide.scale, along.size + 2 * slide.margin
+    ratios = [found / (side + 2 * slide.halo), found / side]
+    ratio = next((each for each in ratios if each != slide.scale and 1 in (each.numerator, each.denominator)), None)
+    lost = (padded - found) / 2
+    if lost == 2 * slide.margin:
+        yield "Perhaps it is cropped twice: by fn, and by layers without padding, which need the halo for themselves"
+    elif lost == 0:
+        yield f"A halo of {slide.halo} is {slide.margin} pixels there, and cannot be cropped: return {along.size}"
+    elif ratio is not None:
+        shown = ratio.numerator if ratio.denominator == 1 else f"Fraction{ratio.numerator, ratio.denominator}"
+        yield f"Perhaps it has another resolution: give scale={shown}"
+    elif lost > 0 and (reach := lost / slide.scale).denominator == 1:
+        yield f"Perhaps it reads {reach} pixels around each: give halo={reach}, not {slide.halo}"

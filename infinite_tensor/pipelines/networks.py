@@ -1,0 +1,186 @@
+"""How a network is called: on its device, in eval mode, with batches of one size."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+from torch import nn
+
+from infinite_tensor.errors import ShapeMismatchError, ValidationError
+from infinite_tensor.support.forks import renew_in_children
+from infinite_tensor.support.given import quoted
+from infinite_tensor.values.fingerprint import networks_in
+
+Index: TypeAlias = tuple[int, ...]
+Outputs: TypeAlias = dict[str | None, torch.Tensor]
+"""What a network returned, by name; of one that returns a single tensor under None."""
+
+
+class _Evaluating:
+    """Networks that are in eval mode for as long as somebody calls them, on any number of threads."""
+
+    def __init__(self) -> None:
+        self._renew_after_fork()
+        renew_in_children(self)
+
+    def _renew_after_fork(self) -> None:
+        self._lock = threading.Lock()
+        # Modules may be parts of several networks. Other threads are not there in a child.
+        self._callers: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+        self._trained: WeakSet[nn.Module] = WeakSet()
+
+    @contextmanager
+    def __call__(self, networks: Sequence[nn.Module]) -> Iterator[None]:
+        modules = {module: None for network in networks for module in network.modules()}
+        with self._lock:
+            for module in modules:
+                self._callers[module] = self._callers.get(module, 0) + 1
+                if module.training:
+                    self._trained.add(module)
+                    module.training = False
+        try:
+            yield
+        finally:
+            with self._lock:
+                for module in modules:
+                    self._callers[module] -= 1
+                    if not self._callers[module]:
+                        del self._callers[module]
+                        module.training = module in self._trained
+                        self._trained.discard(module)
+
+
+evaluating = _Evaluating()
+"""``with evaluating(networks):`` has networks in eval mode; each module has its own mode again at the end."""
+
+
+class BatchedNetwork:
+    """The ``f`` of a prediction: calls a network with batches of regions, all of one size.
+
+    The last batch repeats its last region. Most networks round otherwise in batches of other sizes; so the bits of a
+    window do not depend on how many are missing when it is computed.
+
+    Parameters
+    ----------
+    net : callable
+        ``net(batch) -> output``: of shape (N, channels, *window) to one of shape (N, ...), or a dict or tuple of these.
+    preprocess : callable or None
+        Is given each batch, on the device, before `net`.
+    batch_size : int
+        N.
+    device : torch.device
+        Where batches go.
+    autocast : torch.dtype or None
+        What `torch.autocast` computes in.
+    channel_dim : int or None
+        Which dimension of a region holds the channels; None where there are none, and `net` is given one.
+    """
+
+    def __init__(
+        self,
+        net: Callable[..., Any],
+        preprocess: Callable[[torch.Tensor], torch.Tensor] | None,
+        batch_size: int,
+        device: torch.device,
+        autocast: torch.dtype | None,
+        channel_dim: int | None,
+    ) -> None:
+        # All that decides what it returns, for the fingerprint.
+        self.__wrapped__ = (net, preprocess, batch_size)
+        self.net = net
+        self.preprocess = preprocess
+        self.autocast = autocast
+        self._batch_size = batch_size
+        self._device = device
+        self._channel_dim = channel_dim
+        self._dtypes: Mapping[str | None, torch.dtype] = {}
+        self._kept: dict[Index, Outputs] = {}
+        self.networks = networks_in((net, preprocess))
+        self._dtype = _dtype_of(net)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but what is kept, which is for this process."""
+        return self.__dict__ | {"_kept": {}}
+
+    def returns(self, dtypes: Mapping[str | None, torch.dtype]) -> None:
+        """Have each output be given back in this dtype."""
+        self._dtypes = dtypes
+
+    def forget(self) -> None:
+        """Drop what is kept."""
+        self._kept = {}
+
+    def first(self, ctx: Index, region: torch.Tensor) -> Outputs:
+        """What the network returns for one region, which is kept for the call that asks for it."""
+        self._kept[ctx] = {name: output[:1].clone() for name, output in self._outputs([region]).items()}
+        return self._kept[ctx]
+
+    def __call__(self, ctxs: Sequence[Index], regions: Sequence[torch.Tensor]) -> Any:
+        """What the network returns for some regions, stacked."""
+        known = [self._kept.pop(ctx[: regions[0].ndim - (self._channel_dim is not None)], None) for ctx in ctxs]
+        missing = [region for region, kept in zip(regions, known, strict=True) if kept is None]
+        computed = self._outputs(missing) if missing else {}
+        found = {}
+        for name in computed or next(kept for kept in known if kept is not None):
+            rest = iter(computed[name].unsqueeze(1)) if computed else iter(())
+            parts = [next(rest) if kept is None else kept[name] for kept in known]
+            whole = computed[name][: len(missing)] if len(missing) == len(known) else torch.cat(parts)
+            found[name] = whole.to(self._dtypes.get(name, whole.dtype))
+        return found.get(None, found)
+
+    def _outputs(self, regions: Sequence[torch.Tensor]) -> Outputs:
+        """What the network returns for up to a batch of regions, on the CPU, for all of the batch."""
+        repeated = [*regions, *[regions[-1]] * (self._batch_size - len(regions))]
+        batch = torch.stack(repeated)
+        batch = batch.unsqueeze(1) if self._channel_dim is None else batch.movedim(1 + self._channel_dim, 1)
+        with evaluating(self.networks), torch.inference_mode(), self._autocasting():
+            batch = batch.to(self._device, non_blocking=True)
+            if not (batch.is_floating_point() or batch.is_complex()):
+                batch = batch.to(torch.float32)
+            if self.preprocess is not None:
+                batch = self.preprocess(batch)
+            if self._dtype is not None and self.autocast is None and batch.is_floating_point():
+                batch = batch.to(self._dtype)
+            returned = self.net(batch)
+        return {name: self._checked(name, output).cpu() for name, output in _named(returned).items()}
+
+    def _autocasting(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self.autocast is None else torch.autocast(self._device.type, self.autocast)
+
+    def _checked(self, name: str | None, output: object) -> torch.Tensor:
+        named = "" if name is None else f" for {name!r}"
+        if not isinstance(output, torch.Tensor):
+            raise ValidationError(
+                f"net must return a tensor, or a dict or tuple of tensors, got {quoted(output)}{named}; wrap it, as in "
+                "lambda batch: net(batch).logits"
+            )
+        if output.ndim < 2 or len(output) != self._batch_size:
+            raise ShapeMismatchError(
+                f"net was given a batch of {self._batch_size} and returned shape {tuple(output.shape)}{named}; it must "
+                "return a result for each, along the first dimension"
+            )
+        return output
+
+
+def device_of(net: object) -> torch.device:
+    """Where the parameters of the networks in a function are; the CPU where there are none."""
+    return next((each.device for network in networks_in((net,)) for each in network.parameters()), torch.device("cpu"))
+
+
+def _dtype_of(net: object) -> torch.dtype | None:
+    """What the parameters of the networks in a function are."""
+    parameters = (each for network in networks_in((net,)) for each in network.parameters())
+    return next((each.dtype for each in parameters if each.is_floating_point()), None)
+
+
+def _named(returned: object) -> dict[str | None, object]:
+    if isinstance(returned, Mapping):
+        return {str(name): output for name, output in returned.items()}
+    if isinstance(returned, tuple | list):
+        return {str(number): output for number, output in enumerate(returned)}
+    return {None: returned}

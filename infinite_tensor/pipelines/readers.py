@@ -1,0 +1,489 @@
+"""Reads parts of arrays of any library, of image files and of rasters, as torch tensors.
+
+A reader works on several threads, in forked children, and by its pickle, which refers to a file where there is one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import math
+import mmap
+import os
+import pickle
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from infinite_tensor.errors import StoreError, ValidationError
+from infinite_tensor.support.forks import renew_in_children
+from infinite_tensor.support.given import quoted
+
+Region: TypeAlias = tuple[slice, ...]
+
+_ALL_BYTES = 2**26
+"""A digest sees all of an array up to this size, and samples of a larger one."""
+_SAMPLES = 64
+_SAMPLE_BYTES = 2**12
+_STEP_BYTES = 2**22
+
+
+class Reader(ABC):
+    """Something finite that is read region by region.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        Its extents.
+    dtype : torch.dtype
+        Its element type.
+    device : torch.device
+        Where the tensors are that it returns.
+    chunks : tuple of int or None
+        The blocks that are read at once where it is kept.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device = torch.device("cpu")
+    chunks: tuple[int, ...] | None = None
+
+    def read(self, region: Region) -> torch.Tensor:
+        """One region, of slices with both ends; the tensor may be a view of the source itself.
+
+        Raises
+        ------
+        ValidationError
+            If the source returns something else than its shape and dtype say.
+        """
+        block, expected = self._read(region), tuple(each.stop - each.start for each in region)
+        if block.dtype != self.dtype or tuple(block.shape) != expected:
+            raise ValidationError(
+                f"{self!r} returned {block.dtype} of shape {tuple(block.shape)} for a region of shape {expected}, but "
+                f"was {self.dtype} of shape {self.shape} when the tensor was made; make the tensor again"
+            )
+        return block
+
+    @abstractmethod
+    def _read(self, region: Region) -> torch.Tensor: ...
+
+    def digest(self) -> str:
+        """SHA-256 of its values, as bytes in C order: of all up to 64 MiB, or of 64 samples.
+
+        A sample is a run of pixels of up to 4 KiB. They are spread evenly along each dimension; the first and the last
+        are at the two ends of the array.
+        """
+        sampled = math.prod(self.shape) * self.dtype.itemsize > _ALL_BYTES
+        digest = hashlib.sha256()
+        for region in (_samples if sampled else _steps)(self.shape, self.dtype.itemsize):
+            digest.update(_bytes_of(self.read(region)))
+        return digest.hexdigest()
+
+
+def _bytes_of(block: torch.Tensor) -> memoryview:
+    return block.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def _run(shape: Sequence[int], itemsize: int, nbytes: int) -> list[int]:
+    """The extents of a box of up to so many bytes, whose elements follow each other in C order."""
+    room, box = max(1, nbytes // itemsize), []
+    for extent in reversed(shape):
+        box.append(max(1, min(extent, room)))
+        room //= extent
+    return box[::-1]
+
+
+def _steps(shape: Sequence[int], itemsize: int) -> Iterator[Region]:
+    """All of an array, in C order."""
+    box = _run(shape, itemsize, _STEP_BYTES)
+    for start in itertools.product(*(range(0, extent, n) for extent, n in zip(shape, box, strict=True))):
+        yield tuple(slice(a, min(a + n, e)) for a, n, e in zip(start, box, shape, strict=True))
+
+
+def _samples(shape: Sequence[int], itemsize: int) -> Iterator[Region]:
+    """A few places of a large array: no two of them at the same level of a dimension that is long enough."""
+    box = _run(shape, itemsize, _SAMPLE_BYTES)
+    steps = _SAMPLES - 1
+    for i in range(_SAMPLES):
+        region = []
+        for d, (extent, n) in enumerate(zip(shape, box, strict=True)):
+            # Multiples of 38, near the golden ratio of 63, keep places apart in two dimensions and more.
+            at = i if i == steps else i * 38**d % steps
+            start = (at * (extent - n) + steps // 2) // steps
+            region.append(slice(start, start + n))
+        yield tuple(region)
+
+
+class ArrayReader(Reader):
+    """Reads from an array of some library.
+
+    Parameters
+    ----------
+    array : object
+        It has a shape, a dtype and slices.
+    """
+
+    def __init__(self, array: Any) -> None:
+        self._array = _prepared(array)
+        self.shape = tuple(int(extent) for extent in self._array.shape)
+        self.dtype = _torch_dtype(self._array.dtype)
+        if isinstance(self._array, torch.Tensor):
+            self.device = self._array.device
+        self.chunks = _chunks_of(self._array)
+        self._renew_after_fork()
+        renew_in_children(self)
+
+    def _renew_after_fork(self) -> None:
+        parallel = _library(self._array) in _PARALLEL
+        self._lock: contextlib.AbstractContextManager[Any] = contextlib.nullcontext() if parallel else threading.RLock()
+
+    def _read(self, region: Region) -> torch.Tensor:
+        with self._lock:
+            block = self._array[region]
+            if hasattr(block, "compute"):
+                # Dask's own threads would not exist in a forked child, and wait for each other in one of its workers.
+                block = block.compute(scheduler="synchronous")
+            return _as_tensor(block)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by reference to a file where the array lies in one, and the values otherwise."""
+        opened = _reference(self._array)
+        if opened is not None:
+            return _reopened, opened
+        return type(self), (_checked_pickle(self._array),)
+
+    def __repr__(self) -> str:
+        return f"source({type(self._array).__module__}.{type(self._array).__qualname__})"
+
+
+_PARALLEL = {"numpy", "torch", "zarr", "dask", "xarray", "tensorstore", "infinite_tensor"}
+"""Libraries whose arrays may be read on several threads at a time."""
+
+
+def _library(array: object) -> str:
+    return type(array).__module__.partition(".")[0]
+
+
+def _prepared(array: Any) -> Any:
+    """The object to take slices of; ValidationError where these are not the values of a tensor."""
+    if isinstance(array, torch.Tensor):
+        if array.is_meta or array.is_nested or array.is_quantized or array.layout is not torch.strided:
+            raise ValidationError(
+                f"a must be a dense tensor with values, got {array.dtype} of layout {array.layout} on {array.device}; "
+                "give a.to_dense(), or a.dequantize()"
+            )
+        return array.detach().resolve_conj().resolve_neg()
+    if isinstance(array, np.ma.MaskedArray):
+        raise ValidationError("a has a mask, for which there is no place in a tensor; give a.filled(value)")
+    if _library(array) == "xarray":
+        # Its slices come without coordinates.
+        return getattr(array, "variable", array)
+    if _library(array) == "tensorstore":
+        # Its slices are in coordinates of the domain.
+        return array.translate_to[(0,) * array.ndim]
+    return array.as_tensor() if hasattr(type(array), "as_tensor") else array
+
+
+_INSTEAD = {
+    "V": "give one of its fields, a['name']",
+    "M": "give a.view('int64')",
+    "m": "give a.view('int64')",
+    "f": "give a.astype('float64')",
+    "c": "give a.astype('complex128')",
+}
+"""What to do about numpy's kinds of dtypes that torch does not have."""
+
+
+def _torch_dtype(given: Any) -> torch.dtype:
+    if isinstance(given, torch.dtype):
+        return given
+    try:
+        dtype = np.dtype(getattr(given, "numpy_dtype", given))
+    except TypeError as error:
+        raise ValidationError(f"a has dtype {quoted(given)}, which torch does not have; convert it first") from error
+    found = getattr(torch, dtype.name, None)
+    if not isinstance(found, torch.dtype):
+        advice = _INSTEAD.get(dtype.kind, "convert it to numbers first")
+        raise ValidationError(f"a has dtype {quoted(dtype)}, which torch does not have; {advice}")
+    return found
+
+
+def _chunks_of(array: Any) -> tuple[int, ...] | None:
+    """The chunks in which an array is kept, in the words of its library."""
+    if _library(array) == "tensorstore":
+        chunks = array.chunk_layout.read_chunk.shape
+        return chunks if chunks and all(chunks) else None
+    chunks = getattr(array, "chunks", None)
+    if not isinstance(chunks, tuple) or len(chunks) != len(array.shape):
+        return None
+    return tuple(max(each) if isinstance(each, tuple) else int(each) for each in chunks)
+
+
+def _as_tensor(block: Any) -> torch.Tensor:
+    """What an array returned, as a tensor that may be a view of it."""
+    if isinstance(block, torch.Tensor):
+        return block
+    if isinstance(block, np.ma.MaskedArray):
+        raise ValidationError("the source returns values with a mask, for which there is no place in a tensor")
+    block = np.asarray(block)
+    if block.dtype.name == "bfloat16":
+        return _as_tensor(block.view(np.uint16)).view(torch.bfloat16)
+    if block.dtype == np.bool_:
+        # pillow has 255 for True, which torch does not.
+        block = block.view(np.uint8) != 0
+    block = block.astype(block.dtype.newbyteorder("="), copy=False)
+    if not block.flags.writeable or any(step < 0 or step % block.itemsize for step in block.strides):
+        # torch has no views of these.
+        block = block.copy()
+    return torch.from_numpy(block)
+
+
+# By reference: each function is pickled, with what it opens.
+
+
+def _reference(array: Any) -> tuple[Any, ...] | None:
+    """What opens an array again, and its arguments; None where it lies in no file."""
+    if isinstance(array, np.ndarray):
+        return _mapped(array)
+    if _library(array) == "h5py" and Path(array.file.filename).exists():
+        return _open_hdf5, str(Path(array.file.filename).absolute()), array.name
+    return None
+
+
+def _mapped(array: Any) -> tuple[Any, ...] | None:
+    base = array
+    while isinstance(base, np.ndarray):
+        # What was computed from a memmap is one without pages, and changes to a copy on write are in no file.
+        pages = getattr(base, "_mmap", None)
+        if isinstance(base, np.memmap) and pages is not None and base.filename is not None and base.mode != "c":
+            begin = base.offset - base.offset % mmap.ALLOCATIONGRANULARITY
+            first = np.frombuffer(pages, np.uint8).__array_interface__["data"][0]
+            offset = begin + array.__array_interface__["data"][0] - first
+            return _open_mapped, os.fspath(base.filename), array.shape, array.dtype, offset, array.strides
+        base = base.base
+    return None
+
+
+def _open_mapped(path: str, shape: Any, dtype: Any, offset: int, strides: Any) -> np.ndarray[Any, Any]:
+    return np.ndarray(shape, dtype, np.memmap(path, np.uint8, "r"), offset, strides)
+
+
+def _open_hdf5(path: str, name: str) -> Any:
+    import h5py  # noqa: PLC0415  (of an extra)
+
+    return h5py.File(path, "r")[name]
+
+
+def _reopened(function: Callable[..., Any], *args: Any) -> ArrayReader:
+    return ArrayReader(function(*args))
+
+
+def _checked_pickle(array: Any) -> Any:
+    """The array, in the form in which it takes least to pickle; PicklingError if it is known that it cannot be."""
+    if isinstance(array, torch.Tensor):
+        # All that a view is a part of would be pickled with it.
+        return array.clone() if array.untyped_storage().nbytes() > array.nbytes else array
+    if isinstance(array, np.ndarray):
+        return array
+    try:
+        array.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+    except Exception as error:
+        raise pickle.PicklingError(
+            f"a tensor over {quoted(array)} cannot be pickled: {error}; give from_array something that lies in a file, "
+            "such as a zarr.Array or a numpy.memmap"
+        ) from error
+    return array
+
+
+class ImageReader(Reader):
+    """Reads an image file, which is decoded whole when it is first read.
+
+    Parameters
+    ----------
+    path : path
+        Of the file.
+    name : str or None
+        Stands for the content; it is not looked at then.
+    """
+
+    def __init__(self, path: str, name: str | None = None) -> None:
+        self._path, self._digest = path, None if name else _file_digest(path)
+        with _opened_image(path) as image:
+            self.shape, self.dtype = _form_of(image, path)
+            # Some are decoded by now: the orientation of a PNG may stand at its end.
+            self._pixels = None if image.tile else _pixels_of(image)
+        self._renew_after_fork()
+        renew_in_children(self)
+
+    def _renew_after_fork(self) -> None:
+        self._lock = threading.RLock()
+
+    def _read(self, region: Region) -> torch.Tensor:
+        with self._lock:
+            if self._pixels is None:
+                self._pixels = self._decoded()
+        return self._pixels[region]
+
+    def _decoded(self) -> torch.Tensor:
+        if self._digest is not None and _file_digest(self._path) != self._digest:
+            raise StoreError(f"{self._path} has changed since a tensor was made of it; make it again")
+        with _opened_image(self._path) as image:
+            return _pixels_of(image)
+
+    def digest(self) -> str:
+        """That of the bytes of the file: nothing is decoded for it."""
+        assert self._digest is not None
+        return self._digest
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_lock"} | {"_pixels": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._renew_after_fork()
+        renew_in_children(self)
+
+    def __repr__(self) -> str:
+        return f"image({self._path!r})"
+
+
+def _file_digest(path: str) -> str:
+    try:
+        if not Path(path).stat().st_size:
+            raise StoreError(f"{path} is an empty file")
+        return ArrayReader(np.memmap(path, np.uint8, "r")).digest()
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error}") from error
+
+
+@contextlib.contextmanager
+def _opened_image(path: str) -> Iterator[Any]:
+    try:
+        from PIL import Image  # noqa: PLC0415  (of an extra)
+    except ImportError as error:
+        raise ImportError("from_image needs the package pillow: pip install pillow") from error
+    try:
+        with Image.open(path) as image:
+            yield image
+    except (OSError, Image.DecompressionBombError) as error:
+        raise StoreError(
+            f"{path} cannot be read as an image: {error}; from_raster reads large ones in parts"
+        ) from error
+
+
+_SHOWN_AS = {"P": "RGB", "PA": "RGBA", "CMYK": "RGB", "YCbCr": "RGB", "RGBX": "RGB", "La": "LA", "RGBa": "RGBA"}
+"""Modes of pillow whose numbers are no colours that a network knows, and what they are converted to."""
+
+_DTYPES = {"1": torch.bool, "I": torch.int32, "F": torch.float32}
+
+
+def _mode_of(image: Any) -> str:
+    if image.mode == "P" and "transparency" in image.info:
+        return "RGBA"
+    return str(_SHOWN_AS.get(image.mode, image.mode))
+
+
+def _pixels_of(image: Any) -> torch.Tensor:
+    from PIL import ImageOps  # noqa: PLC0415  (of an extra)
+
+    ImageOps.exif_transpose(image, in_place=True)
+    mode = _mode_of(image)
+    pixels = _as_tensor(np.asarray(image if mode == image.mode else image.convert(mode)))
+    return pixels.movedim(-1, 0) if pixels.ndim == 3 else pixels
+
+
+def _form_of(image: Any, path: str) -> tuple[tuple[int, ...], torch.dtype]:
+    """The shape and dtype that an image will have."""
+    mode, deep = _mode_of(image), image.mode.startswith("I;16")
+    if not deep and any(";16" in str(tile[3]) for tile in image.tile):
+        raise ValidationError(f"{path} has colours of 16 bits, which pillow cuts to 8; read it with from_raster(path)")
+    turned = image.getexif().get(0x0112, 1) >= 5
+    if turned and image.format == "TIFF":
+        # pillow turns these itself: which versions do that before an image is loaded differs.
+        image.load()
+        turned = False
+    width, height = image.size[::-1] if turned else image.size
+    bands = len(image.getbands()) if mode == image.mode else len(mode)
+    shape = (height, width) if bands == 1 else (bands, height, width)
+    return shape, torch.uint16 if deep else _DTYPES.get(mode, torch.uint8)
+
+
+_GDAL_CACHE_BYTES = 2**25
+"""GDAL would keep blocks in a twentieth of the machine's memory, beside those that the tensor keeps."""
+
+
+class RasterReader(Reader):
+    """Reads windows of a raster, on each thread and in each process from a handle of its own.
+
+    Parameters
+    ----------
+    path : str
+        A path, or whatever else rasterio opens.
+
+    Attributes
+    ----------
+    crs, transform, nodata
+        As rasterio has them.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._handles = threading.local()
+        raster = self._handle()
+        if len(set(raster.dtypes)) > 1:
+            raise ValidationError(
+                f"{path} has bands of different dtypes, {raster.dtypes}; give one file for each dtype"
+            )
+        self.shape = (raster.count, raster.height, raster.width)
+        if not raster.count:
+            raise ValidationError(f"{path} has no bands, but subdatasets: give one of {raster.subdatasets}")
+        self.dtype = _torch_dtype(raster.dtypes[0])
+        together = raster.interleaving is not None and raster.interleaving.value == "PIXEL"
+        self.chunks = (raster.count if together else 1, *raster.block_shapes[0])
+        self.crs, self.transform, self.nodata = raster.crs, raster.transform, raster.nodata
+
+    def _handle(self) -> Any:
+        handles, process = self._handles, os.getpid()
+        # A forked child shares the position in the file with its parent.
+        if getattr(handles, "process", None) != process:
+            handles.raster, handles.process = _opened_raster(self._path), process
+        return handles.raster
+
+    def _read(self, region: Region) -> torch.Tensor:
+        import rasterio  # noqa: PLC0415  (of an extra)
+        from rasterio.windows import Window  # noqa: PLC0415
+
+        bands, rows, columns = region
+        window = Window.from_slices(rows, columns)
+        try:
+            with rasterio.Env(GDAL_CACHEMAX=_GDAL_CACHE_BYTES):
+                return _as_tensor(self._handle().read(list(range(bands.start + 1, bands.stop + 1)), window=window))
+        except OSError as error:
+            raise StoreError(f"{self._path} cannot be read: {error}") from error
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_handles"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._handles = threading.local()
+
+    def __repr__(self) -> str:
+        return f"raster({self._path!r})"
+
+
+def _opened_raster(path: str) -> Any:
+    try:
+        import rasterio  # noqa: PLC0415  (of an extra)
+    except ImportError as error:
+        raise ImportError("from_raster needs the package rasterio: pip install rasterio") from error
+    try:
+        return rasterio.open(path)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be opened as a raster: {error}") from error

@@ -1,0 +1,351 @@
+"""How the windows of a tensor slide over its inputs: which dimensions, how far, with what around them.
+
+A `Slide` is one dimension over which windows slide, as one input has it; a `Along` is one dimension of the output, with
+what may be returned along it. The windows of all tensors follow from these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import TypeVar
+
+from infinite_tensor.errors import ValidationError
+from infinite_tensor.geometry.window import TensorWindow
+from infinite_tensor.support.given import as_index, as_ratio, members, number, quoted, word
+from infinite_tensor.tensor import InfiniteTensor
+
+_CHANNELS = frozenset({"c", "channel", "channels", "band", "bands"})
+"""Names of dimensions over which windows do not slide."""
+
+_WINDOWS = (65_536, 256, 64, 16)
+"""The side of a window that slides over one, two, three, or more dimensions."""
+
+_Number = TypeVar("_Number", int, float, Fraction)
+
+
+@dataclass(frozen=True)
+class Slide:
+    """A dimension over which windows slide, as one input has it.
+
+    Attributes
+    ----------
+    d : int
+        Its number there.
+    extent : int or None
+        Pixels of the input.
+    halo : int
+        Pixels of the input that are read around the window on each side.
+    scale : Fraction
+        Pixels of the output along one pixel of the input.
+    """
+
+    d: int
+    extent: int | None
+    halo: int
+    scale: Fraction
+
+    @property
+    def margin(self) -> Fraction:
+        """The halo in pixels of the output."""
+        return self.halo * self.scale
+
+
+@dataclass(frozen=True)
+class Along:
+    """One dimension of the output.
+
+    Attributes
+    ----------
+    extent : int or None
+        Its pixels.
+    size : int
+        The pixels of a window.
+    name : str or None
+        If a user has given one.
+    number : int or None
+        Which of the dimensions it is over which windows slide; None where it is kept whole.
+    slides : tuple of Slide
+        This dimension in each input; none where it is kept whole.
+    """
+
+    extent: int | None
+    size: int
+    name: str | None
+    number: int | None = None
+    slides: tuple[Slide, ...] = ()
+
+    @property
+    def padded(self) -> int | None:
+        """The pixels of a window with the halo of the first input, where that is known and whole."""
+        margin = self.slides[0].margin if self.slides else None
+        return None if margin is None or margin.denominator > 1 else self.size + 2 * int(margin)
+
+    def crop(self, found: int) -> slice | None:
+        """Where the window lies in so many pixels, if they are the window, or the window with the halo of an input."""
+        margin, odd = divmod(found - self.size, 2)
+        known = not odd and margin in (0, *[slide.margin for slide in self.slides])
+        return slice(margin, margin + self.size) if known else None
+
+
+@dataclass(frozen=True)
+class Source:
+    """An input, and how windows slide over it."""
+
+    tensor: InfiniteTensor
+    slides: tuple[Slide, ...]
+
+    def window(self, output: Sequence[Along]) -> TensorWindow:
+        """The region of it that a window of the output is computed from."""
+        size = [extent or 1 for extent in self.tensor.shape]
+        stride, offset = [*size], [0] * len(size)
+        follows: list[int | None] = [None] * len(size)
+        for at, along in enumerate(output):
+            if along.number is not None:
+                slide = self.slides[along.number]
+                stride[slide.d] = int(along.size / slide.scale)
+                size[slide.d] = stride[slide.d] + 2 * slide.halo
+                offset[slide.d], follows[slide.d] = -slide.halo, at
+        return TensorWindow(size, stride, offset, follows)
+
+    def padding(self, given: object) -> object:
+        """One entry per dimension, where there is one per dimension over which windows slide."""
+        entries = None if _is_one_padding(given) else members(given)
+        if entries is None or len(entries) != len(self.slides):
+            return given
+        along = dict(zip([slide.d for slide in self.slides], entries, strict=True))
+        return [along.get(d) for d in range(self.tensor.ndim)]
+
+
+def sources_of(
+    tensors: Sequence[InfiniteTensor], dims: object, window: object, halo: object, scale: object
+) -> list[Source]:
+    """How windows slide over each input: over as many dimensions of each, in the same order."""
+    entries = members(window)
+    count = None if entries is None else len(entries)
+    numbers = [_slid(at, tensor, dims, count) for at, tensor in enumerate(tensors)]
+    names = [[tensor.dims[d] for d in slid] for tensor, slid in zip(tensors, numbers, strict=True)]
+    for at, each in enumerate(names):
+        if len(each) != len(names[0]) or (each != names[0] and sorted(each) == sorted(names[0])):
+            raise ValidationError(
+                f"windows slide over dimensions {names[0]} of input 0 and {each} of input {at}: they must be as many, "
+                "in one order; give dims=... by their names, or by numbers, which may be negative"
+            )
+    halos, scales = (_of_inputs(*each, len(tensors)) for each in (("halo", halo), ("scale", scale)))
+    found = []
+    for tensor, slid, of_halo, of_scale in zip(tensors, numbers, halos, scales, strict=True):
+        around = of_dimensions("halo", of_halo, len(slid), _from_zero, "an int from 0 on")
+        ratios = of_dimensions("scale", of_scale, len(slid), as_ratio, "a positive int or a ratio such as 0.5")
+        slides = [Slide(d, tensor.shape[d], a, b) for d, a, b in zip(slid, around, ratios, strict=True)]
+        found.append(Source(tensor, tuple(slides)))
+    return found
+
+
+def names_of(tensor: InfiniteTensor) -> list[str | None]:
+    """What a user calls the dimensions of a tensor; None for those without a name."""
+    return [None if name == f"dim_{d}" else name for d, name in enumerate(tensor.dims)]
+
+
+def slid_dims(
+    shape: Sequence[int | None], names: Sequence[str | None], count: int | None, numbers: Sequence[int] | None = None
+) -> list[int]:
+    """The dimensions over which windows slide: those with these `numbers`, or all that are not channels.
+
+    Parameters
+    ----------
+    shape, names
+        Of a tensor.
+    count : int or None
+        How many there are, if that is known.
+    numbers : sequence of int, optional
+        Which they are, if that is known.
+
+    Raises
+    ------
+    ValueError
+        If it is not known, or cannot be. The message is the problem, and nothing else.
+    """
+    ndim = len(shape)
+    unbounded = [d for d, extent in enumerate(shape) if extent is None]
+    channels = [d for d, name in enumerate(names) if name is not None and name.lower() in _CHANNELS]
+    if numbers is not None:
+        found = [*numbers]
+    elif channels or None not in names:
+        found = [d for d in range(ndim) if d not in channels]
+    elif count is not None and (count == ndim or shape[-1] not in (3, 4)):
+        found = [*range(max(0, ndim - count), ndim)]
+    elif count is None and (len(unbounded) == ndim or ndim == 1 or unbounded == [*range(1, ndim)]):
+        found = unbounded or [0]
+    else:
+        raise ValueError("which of its dimensions are channels is not known")
+    called = [name or f"dim_{d}" for d, name in enumerate(names)]
+    kept = [called[d] for d in unbounded if d not in found]
+    if kept:
+        raise ValueError(f"dimension {kept[0]!r} is unbounded, and a window cannot hold all of it")
+    if not found or count not in (None, len(found)):
+        slid = [called[d] for d in found]
+        raise ValueError(f"windows slide over {slid}" + (f", and window has {count} entries" if count else ""))
+    return found
+
+
+def _slid(at: int, tensor: InfiniteTensor, dims: object, count: int | None) -> list[int]:
+    """The dimensions of an input over which windows slide; `count` of them, if that is given."""
+    try:
+        numbers = None if dims is None else _numbers(at, tensor, dims)
+        return slid_dims(tensor.shape, names_of(tensor), count, numbers)
+    except ValidationError:
+        raise
+    except ValueError as problem:
+        last = tuple(range(max(0, tensor.ndim - 2), tensor.ndim))
+        raise ValidationError(
+            f"input {at} has shape {tensor.shape} and dims {tensor.dims}: {problem}; give dims=..., the names or "
+            f"numbers of the dimensions over which windows slide, such as dims={last}. The others are given to fn whole"
+        ) from None
+
+
+def _numbers(at: int, tensor: InfiniteTensor, dims: object) -> list[int]:
+    """The dimensions of an input that `dims` names, in its order."""
+    numbers = []
+    for entry in members(dims) or ():
+        name, d = word(entry), as_index(entry)
+        if name in tensor.dims:
+            numbers.append(tensor.dims.index(name))
+        elif d is not None and -tensor.ndim <= d < tensor.ndim:
+            numbers.append(d % tensor.ndim)
+    if not numbers or len({*numbers}) < len(members(dims) or ()):
+        raise ValidationError(
+            f"dims must be a tuple of names or numbers of different dimensions, of which input {at} has {tensor.dims}, "
+            f"got {quoted(dims)}"
+        )
+    return numbers
+
+
+def _from_zero(value: object) -> int | None:
+    found = as_index(value)
+    return None if found is None or found < 0 else found
+
+
+def _of_inputs(name: str, given: object, count: int) -> Sequence[object]:
+    """One entry for each input, of which there are `count`."""
+    entries = None if count == 1 else members(given)
+    if entries is None:
+        return [given] * count
+    if len(entries) != count:
+        raise ValidationError(
+            f"{name} must be one for all {count} inputs, or a tuple of one for each, got {quoted(given)}"
+        )
+    return entries
+
+
+def of_dimensions(
+    name: str, given: object, count: int, read: Callable[[object], _Number | None], expected: str
+) -> list[_Number]:
+    """One entry for each dimension over which windows slide, of which there are `count`."""
+    entries = members(given)
+    found = [read(entry) for entry in ((given,) * count if entries is None else entries)]
+    known = [entry for entry in found if entry is not None]
+    if len(found) != count or len(known) != count:
+        raise ValidationError(
+            f"{name} must be {expected}, or a tuple of {count}, one for each dimension over which windows slide, got "
+            f"{quoted(given)}"
+        )
+    return known
+
+
+def paddings_of(sources: Sequence[Source], padding: object) -> object:
+    """The `args_padding` of the output."""
+    if _is_one_padding(padding):
+        return padding
+    entries = _of_inputs("padding", padding, len(sources))
+    return [source.padding(given) for source, given in zip(sources, entries, strict=True)]
+
+
+def _is_one_padding(given: object) -> bool:
+    entries = members(given)
+    return entries is None or (len(entries) == 2 and word(entries[0]) == "constant" and number(entries[1]) is not None)
+
+
+def output_of(sources: Sequence[Source], window: object, channels: object) -> list[Along]:
+    """The dimensions of the output: as those of the first input, but for the channels and the scale.
+
+    Raises
+    ------
+    ValidationError
+        If windows do not begin and end with whole pixels, inputs have different extents, or an argument does not fit.
+    """
+    first = sources[0].tensor
+    sizes = _window_sizes(sources, window)
+    numbers = {slide.d: j for j, slide in enumerate(sources[0].slides)}
+    output, kept = [], []
+    for d, extent in enumerate(first.shape):
+        name = names_of(first)[d]
+        if d in numbers:
+            j = numbers[d]
+            slides = tuple([source.slides[j] for source in sources])
+            output.append(Along(_extent(sources, j), sizes[j], name, j, slides))
+        else:
+            kept.append(d)
+            output.append(Along(extent, extent or 1, name))
+    return output if channels is None else _with_channels(output, kept, channels)
+
+
+def _with_channels(output: list[Along], kept: Sequence[int], channels: object) -> list[Along]:
+    """The dimensions of the output with so many channels, or without where they are ()."""
+    if members(channels) == ():
+        return [along for along in output if along.number is not None]
+    extent = as_index(channels)
+    if extent is None or extent < 1:
+        raise ValidationError(
+            f"channels must be a positive int, () for an output without channels, or None, got {quoted(channels)}"
+        )
+    if len(kept) > 1:
+        raise ValidationError(
+            f"channels={extent}: windows do not slide over dimensions {kept} of input 0, and which of them are the "
+            "channels is not known; return all of them from fn, or none, as channels=()"
+        )
+    if not kept:
+        names = {along.name for along in output} - {None}
+        return [Along(extent, extent, "c" if names and "c" not in names else None), *output]
+    return [replace(along, extent=extent, size=extent) if along.number is None else along for along in output]
+
+
+def _window_sizes(sources: Sequence[Source], window: object) -> list[int]:
+    """The size of a window of the output, along each dimension over which it slides."""
+    first = sources[0].slides
+    # Every so many pixels of the first input, whole pixels of the output and of all inputs end.
+    units = [
+        math.lcm(*[(slide.scale / source.slides[j].scale).denominator for source in sources], slide.scale.denominator)
+        for j, slide in enumerate(first)
+    ]
+    if window is None:
+        side = _WINDOWS[min(len(first), len(_WINDOWS)) - 1]
+        sides = [-(-min(side, slide.extent or side) // unit) * unit for slide, unit in zip(first, units, strict=True)]
+    else:
+        sides = of_dimensions("window", window, len(first), lambda n: _from_zero(n) or None, "a positive int")
+    for j, (side, unit) in enumerate(zip(sides, units, strict=True)):
+        if side % unit:
+            scales = ", ".join(str(source.slides[j].scale) for source in sources)
+            raise ValidationError(
+                f"a window of {side} pixels is not whole at scale {scales}: give window a multiple of {unit}, such as "
+                f"{-(-side // unit) * unit}"
+            )
+    return [int(side * slide.scale) for side, slide in zip(sides, first, strict=True)]
+
+
+def _extent(sources: Sequence[Source], j: int) -> int | None:
+    """The extent of the output along a dimension, in its pixels: None where no input has one."""
+    slides = [source.slides[j] for source in sources]
+    covered = [None if slide.extent is None else math.ceil(slide.extent * slide.scale) for slide in slides]
+    # A last pixel of a coarse input may reach beyond the end of a fine one.
+    found = min((pixels for pixels in covered if pixels is not None), default=None)
+    for at, (slide, pixels) in enumerate(zip(slides, covered, strict=True)):
+        if found is not None and pixels not in (None, found) and slide.extent != math.ceil(found / slide.scale):
+            name = sources[at].tensor.dims[slide.d]
+            raise ValidationError(
+                f"input {at} has {slide.extent} pixels in dimension {name!r}, which at scale {slide.scale} "
+                f"are {pixels} of the output, and input {covered.index(found)} has {found}; give scale=(...), pixels "
+                "of the output along one pixel of each input"
+            )
+    return found

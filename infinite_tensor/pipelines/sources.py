@@ -1,0 +1,300 @@
+"""Sources: tensors that read from an array, an image or a raster. They are finite, and stored nowhere."""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, SupportsIndex, TypeVar
+
+import torch
+
+from infinite_tensor.errors import ValidationError
+from infinite_tensor.geometry.window import TensorWindow
+from infinite_tensor.pipelines.readers import ArrayReader, ImageReader, RasterReader, Reader
+from infinite_tensor.support.given import as_index, members, quoted, word
+from infinite_tensor.tensor import InfiniteTensor
+from infinite_tensor.tilestore import MemoryTileStore
+
+_USEFUL_BYTES = 2**20
+"""Of a block: little enough for a patch of 64 pixels, and enough for the work that each block is."""
+_LARGEST_BYTES = 2**24
+_CACHE_BYTES = 2**27
+"""Of a source: two rows of blocks of a colour image of 40,000 pixels a row."""
+
+
+T = TypeVar("T", bound=InfiniteTensor)
+
+
+def from_array(
+    a: Any,
+    dims: Sequence[str] | None = None,
+    chunks: str | SupportsIndex | Sequence[SupportsIndex] = "auto",
+    name: str | None = None,
+) -> InfiniteTensor:
+    """A tensor that reads from an array: the slices that are needed, when they are needed.
+
+    Parameters
+    ----------
+    a : array
+        Anything with a shape, a dtype and slices: a `torch.Tensor`, numpy array or memmap, zarr.Array, h5py.Dataset,
+        Dask array, xarray.DataArray, TensorStore or `TensorBlob`. It must stay as it is while the tensor is used.
+    dims : tuple of str, optional
+        Names of the dimensions. Default: those of an xarray.DataArray, none for others.
+    chunks : "auto" or int or tuple of int
+        Extents of the blocks that are read at once, one for all dimensions or one for each. They are part of the
+        tensor's definition. Default: the chunks of the array, joined to blocks of up to 1 MiB, or cut to 16 MiB; of an
+        array without chunks, blocks of up to 1 MiB.
+    name : str, optional
+        Identifies the content, which is not looked at then: give other content another name. Default: a digest of the
+        content, of all of it up to 64 MiB, and of 64 samples of 4 KiB of a larger array.
+
+    Returns
+    -------
+    InfiniteTensor
+        Of the shape and dtype of `a`, with its values, on the device of a `torch.Tensor`. It keeps in memory what was
+        read last, up to 128 MiB; ``tensor.tile_store.cache_size_bytes = "1GB"`` makes that more.
+
+    Raises
+    ------
+    ValidationError
+        If an argument does not fit, or `a` has no elements, a mask, or a dtype that torch does not have.
+
+    Notes
+    -----
+    The tensor is pickled with the values, or with the path where `a` is a memmap or an h5py.Dataset. Arrays of other
+    libraries are pickled as these do it: a zarr.Array in a folder by its path, say.
+
+    Examples
+    --------
+    >>> image = from_array(torch.arange(12).reshape(3, 4), dims=("y", "x"))
+    >>> image[1, 1:3]
+    tensor([5, 6])
+    """
+    _check_array(a)
+    reader = ArrayReader(a)
+    if dims is None and isinstance(getattr(a, "dims", None), tuple):
+        dims = a.dims
+    return _source(InfiniteTensor, reader, dims, chunks, name)
+
+
+def from_image(
+    path: str | os.PathLike[str],
+    chunks: str | SupportsIndex | Sequence[SupportsIndex] = "auto",
+    name: str | None = None,
+) -> InfiniteTensor:
+    """A tensor of the pixels of an image file, with channels first.
+
+    The file is decoded whole when the tensor is first read, and its pixels stay in memory as long as the tensor does:
+    pillow does not read parts of images. `from_raster` does, and is for images that are too large.
+
+    Parameters
+    ----------
+    path : path
+        Any image that pillow opens; of several in one file the first. It takes the extra ``image``.
+    chunks : "auto" or int or tuple of int
+        As for `from_array`.
+    name : str, optional
+        As for `from_array`; the default is a digest of the file.
+
+    Returns
+    -------
+    InfiniteTensor
+        Of dims ``("c", "y", "x")``, or ``("y", "x")`` where there is one channel. It is turned as its EXIF orientation
+        says. Its dtype is that of the file: uint8, uint16, int32, float32 or bool. Palettes, CMYK and YCbCr become RGB,
+        transparency in a palette RGBA; other alpha channels stay as they are.
+
+    Raises
+    ------
+    ImportError
+        If pillow is missing.
+    StoreError
+        If the file cannot be read; later, if it has changed before it was decoded.
+    ValidationError
+        If an argument does not fit, or pillow would lose half of the bits of the file's colours.
+    """
+    reader = ImageReader(_checked_path(path), _checked_name(name))
+    return _source(InfiniteTensor, reader, ("c", "y", "x")[-len(reader.shape) :], chunks, name)
+
+
+class RasterTensor(InfiniteTensor):
+    """What `from_raster` returns: a tensor that knows where on Earth its pixels are."""
+
+    @property
+    def _raster(self) -> RasterReader:
+        assert isinstance(self.f, Blocks)
+        assert isinstance(self.f.reader, RasterReader)
+        return self.f.reader
+
+    @property
+    def crs(self) -> Any:
+        """The coordinate reference system, a `rasterio.crs.CRS`; None where the file has none."""
+        return self._raster.crs
+
+    @property
+    def transform(self) -> Any:
+        """From (column, row) to coordinates of `crs`, an `affine.Affine`; the identity where the file has none."""
+        return self._raster.transform
+
+    @property
+    def nodata(self) -> Any:
+        """The value of pixels without data, which are read as that value; None where the file names none."""
+        return self._raster.nodata
+
+
+def from_raster(
+    path: str | os.PathLike[str],
+    chunks: str | SupportsIndex | Sequence[SupportsIndex] = "auto",
+    name: str | None = None,
+) -> RasterTensor:
+    """A tensor of the bands of a raster, which is read block by block.
+
+    Parameters
+    ----------
+    path : path or str
+        Any raster that rasterio opens: a GeoTIFF, another large TIFF, a URL. It takes the extra ``raster``.
+    chunks : "auto" or int or tuple of int
+        As for `from_array`.
+    name : str, optional
+        As for `from_array`.
+
+    Returns
+    -------
+    RasterTensor
+        Of dims ``("band", "y", "x")``, with the values that are stored: no mask, scale or offset is applied. It has
+        attributes `crs`, `transform` and `nodata`.
+
+    Raises
+    ------
+    ImportError
+        If rasterio is missing.
+    StoreError
+        If the raster cannot be opened or read.
+    ValidationError
+        If an argument does not fit, or the bands have different dtypes, or one that torch does not have.
+    """
+    return _source(RasterTensor, RasterReader(_checked_path(path)), ("band", "y", "x"), chunks, name)
+
+
+class Blocks:
+    """The ``f`` of a source: block `ctx` of what a reader reads.
+
+    Parameters
+    ----------
+    reader : Reader
+        It knows where the values are.
+    size : tuple of int
+        Extents of a block.
+    """
+
+    def __init__(self, reader: Reader, size: tuple[int, ...]) -> None:
+        self.reader = reader
+        self.size = size
+
+    def __call__(self, ctx: tuple[int, ...]) -> torch.Tensor:
+        """One block; this is all that the fingerprint of a source sees of the code."""
+        return self.block(ctx)
+
+    def block(self, ctx: tuple[int, ...]) -> torch.Tensor:
+        """One block, of which what lies beyond the end of the array has no values."""
+        starts = map(operator.mul, ctx, self.size)
+        inside = self.reader.read(
+            tuple(
+                slice(start, min(start + n, extent))
+                for start, n, extent in zip(starts, self.size, self.reader.shape, strict=True)
+            )
+        )
+        if inside.shape == self.size:
+            return inside
+        whole = inside.new_empty(self.size)
+        whole[tuple(map(slice, inside.shape))] = inside
+        return whole
+
+
+def _source(kind: type[T], reader: Reader, dims: Sequence[str] | None, chunks: object, name: object) -> T:
+    if not reader.shape or not all(reader.shape):
+        advice = "an array of one element is a.reshape(1)" if not reader.shape else "a tensor has at least one element"
+        raise ValidationError(f"{reader!r} has shape {reader.shape}; {advice}")
+    size, known = _block_of(reader, chunks), _checked_name(name)
+    return kind(
+        reader.shape,
+        Blocks(reader, size),
+        TensorWindow(size),
+        dtype=reader.dtype,
+        device=reader.device,
+        tile_store=MemoryTileStore(_CACHE_BYTES),
+        version={"content": reader.digest()} if known is None else {"name": known},
+        edge="clip",
+        dims=dims,
+    )
+
+
+def _check_array(a: Any) -> None:
+    if isinstance(a, InfiniteTensor):
+        raise ValidationError("a is an InfiniteTensor already: use it as it is")
+    if isinstance(a, str | os.PathLike):
+        raise ValidationError(
+            f"a must be an array, got the path {quoted(a)}; give from_image(path) or from_raster(path), or open it: "
+            "from_array(numpy.load(path, mmap_mode='r')), say"
+        )
+    if not all(hasattr(a, part) for part in ("shape", "dtype", "__getitem__")):
+        raise ValidationError(
+            f"a must be an array, with a shape, a dtype and slices, got {quoted(a)}; give numpy.asarray(a), say"
+        )
+
+
+def _checked_path(path: object) -> str:
+    if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
+        raise ValidationError(f"path must be a str or a path, got {quoted(path)}; what is open already is an array")
+    text = os.fspath(path)
+    # Other processes may have another working directory; what is no file, a URL say, is left as it is.
+    return str(Path(text).absolute()) if os.path.exists(text) else text  # noqa: PTH110  (no name is too long for it)
+
+
+def _checked_name(name: object) -> str | None:
+    known = word(name)
+    if name is not None and not known:
+        raise ValidationError(
+            f"name must be a non-empty str, which stands for the content, or None, got {quoted(name)}"
+        )
+    return known
+
+
+def _block_of(reader: Reader, chunks: object) -> tuple[int, ...]:
+    """The extents of a block."""
+    shape = reader.shape
+    if word(chunks) == "auto":
+        find = _even_block if reader.chunks is None else _block_of_chunks
+        return find(shape, reader.chunks or (), reader.dtype.itemsize)
+    entries = members(chunks)
+    extents = [as_index(each) or 0 for each in ((chunks,) * len(shape) if entries is None else entries)]
+    if len(extents) != len(shape) or min(extents) < 1:
+        raise ValidationError(
+            f"chunks must be 'auto', a positive int, or one for each of {len(shape)} dimensions, got {quoted(chunks)}"
+        )
+    return tuple(map(min, extents, shape))
+
+
+def _even_block(shape: tuple[int, ...], _chunks: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """About as long in each dimension, so that patches of any form lie in few blocks."""
+    side = 1
+    while side < max(shape) and math.prod(min(n, 2 * side) for n in shape) * itemsize <= _USEFUL_BYTES:
+        side *= 2
+    return tuple(-(-n // -(-n // side)) for n in shape)
+
+
+def _block_of_chunks(shape: tuple[int, ...], chunks: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Whole chunks, unless one is very large."""
+    block = list(map(min, chunks, shape))
+    while math.prod(block) * itemsize > _LARGEST_BYTES:
+        d = block.index(max(block))
+        block[d] = -(-block[d] // 2)
+    while unlike := [d for d, n in enumerate(shape) if block[d] < n]:
+        d = min(unlike, key=block.__getitem__)
+        joined = [*block[:d], min(2 * block[d], shape[d]), *block[d + 1 :]]
+        if math.prod(joined) * itemsize > _USEFUL_BYTES:
+            break
+        block = joined
+    return tuple(block)

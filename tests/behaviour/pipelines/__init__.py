@@ -1,0 +1,1 @@
+"""Sources, noise, map and predict."""

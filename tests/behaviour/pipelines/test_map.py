@@ -1,0 +1,840 @@
+"""`map` equals its function applied once to the whole padded input, whatever windows it is computed in."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.functional import conv2d, interpolate
+
+import infinite_tensor
+from infinite_tensor import (
+    FunctionChangedWarning,
+    InfiniteTensor,
+    Mask,
+    MemoryTileStore,
+    ShapeMismatchError,
+    TensorBlob,
+    TensorGroup,
+    TensorWindow,
+    ValidationError,
+    ZarrTileStore,
+    no_digest,
+    sl,
+)
+from tests.behaviour.test_hostile_arguments import HOSTILE, error_of
+from tests.support.interpreters import run
+from tests.support.reference import Index
+
+PERIOD = 11
+"""Of what is unbounded here: it is finite numbers over and over again."""
+
+
+def numbers(shape: Sequence[int]) -> torch.Tensor:
+    """Small whole numbers, of which sums and products are exact."""
+    return torch.from_numpy(np.random.default_rng(len(shape)).integers(-9, 9, tuple(shape))).double()
+
+
+def source(values: torch.Tensor, unbounded: Sequence[int] = (), window: Index | None = None, **options: Any) -> Any:
+    """A tensor of these values, which repeat along some dimensions."""
+    shape = tuple(None if d in unbounded else n for d, n in enumerate(values.shape))
+    place = TensorWindow(window or tuple(values.shape))
+
+    def f(ctx: Index) -> torch.Tensor:
+        found = values
+        for d, bounds in enumerate(place.get_bounds(ctx)):
+            found = found.index_select(d, torch.arange(bounds.start, bounds.stop) % values.shape[d])
+        return found
+
+    return InfiniteTensor(shape, f, place, dtype=values.dtype, edge="clip", **options)
+
+
+@dataclass(frozen=True)
+class Resampled:
+    """Weighs the neighbours of each pixel, and changes the resolution; what it returns is cropped, or not.
+
+    Works on the last dimensions; `batched` and `channels` are the ones before them.
+    """
+
+    halo: Index
+    scale: tuple[Fraction, ...]
+    cropped: bool = True
+
+    def __call__(self, region: torch.Tensor) -> torch.Tensor:
+        for d, (halo, scale) in enumerate(zip(self.halo, self.scale, strict=True), -len(self.halo)):
+            if not self.cropped:
+                region = torch.nn.functional.pad(region, [0, 0] * (-1 - d) + [halo, halo])
+            weights = torch.arange(1.0, 2 * halo + 2, dtype=region.dtype)
+            region = (region.unfold(d, 2 * halo + 1, 1) * weights).sum(-1)
+            region = region.repeat_interleave(scale.numerator, d)
+            region = region.unfold(d, scale.denominator, scale.denominator).sum(-1)
+        return region
+
+    def of_whole(self, values: torch.Tensor, unbounded: Sequence[int], padding: str) -> torch.Tensor:
+        """What it makes of all of the values, padded as far as it reaches; of unbounded ones, of one period."""
+        array = values.numpy()
+        for j, d in enumerate(range(values.ndim - len(self.halo), values.ndim)):
+            extent = array.shape[d] * (2 * self.scale[j].denominator if d in unbounded else 1)
+            width = [(0, 0)] * array.ndim
+            width[d] = (self.halo[j], self.halo[j] + extent - array.shape[d] - extent % -self.scale[j].denominator)
+            array = np.pad(array, width, "wrap" if d in unbounded else padding)  # type: ignore[call-overload]
+        return Resampled(self.halo, self.scale)(torch.from_numpy(array))
+
+
+SCALES = [Fraction(1), Fraction(2), Fraction(3), Fraction(1, 2), Fraction(1, 3), Fraction(2, 3)]
+
+
+@st.composite
+def _cases(draw: st.DrawFn) -> tuple[torch.Tensor, list[int], Resampled, dict[str, Any]]:
+    ndim = draw(st.integers(1, 3))
+    channels = draw(st.integers(0, 2))
+    unbounded = [d for d in range(ndim) if draw(st.booleans())]
+    extents = [PERIOD if d in unbounded else draw(st.integers(1, 7)) for d in range(ndim)]
+    scale = tuple(draw(st.sampled_from(SCALES)) for _ in range(ndim))
+    halo = tuple(draw(st.integers(0, 3)) for _ in range(ndim))
+    whole = all((h * s).denominator == 1 for h, s in zip(halo, scale, strict=True))
+    values = numbers([channels, *extents] if channels else extents)
+    fn = Resampled(halo, scale, cropped=not whole or draw(st.booleans()))
+    options = {
+        "window": tuple(draw(st.integers(1, 4)) * s.denominator for s in scale),
+        "padding": draw(st.sampled_from(["reflect", "symmetric", "edge", "wrap", "constant"])),
+        "batch_size": draw(st.sampled_from([None, 1, 3])),
+        "dims": tuple(range(-ndim, 0)),
+    }
+    return values, [d + bool(channels) for d in unbounded], fn, options
+
+
+@given(_cases())
+def test_it_equals_the_function_of_the_whole(
+    case: tuple[torch.Tensor, list[int], Resampled, dict[str, Any]],
+) -> None:
+    values, unbounded, fn, options = case
+    t = source(values, unbounded).map(fn, halo=fn.halo, scale=fn.scale, **options)
+    expected = fn.of_whole(values, unbounded, options["padding"])
+    region = []
+    for d, (extent, there) in enumerate(zip(t.shape, expected.shape, strict=True)):
+        assert (extent is None) == (d in unbounded)
+        if extent is None:
+            # As far to the left as it is long: there it is the same again.
+            region.append(slice(-there, 0))
+        else:
+            expected = expected.narrow(d, 0, extent)
+            region.append(slice(0, extent))
+    assert torch.equal(t[tuple(region)], expected)
+
+
+@given(st.integers(1, 4), st.integers(0, 2), st.integers(0, 2), st.booleans(), st.booleans())
+def test_inputs_of_several_resolutions_lie_over_each_other(
+    sides: int, halo: int, around: int, unbounded: bool, coarse_first: bool
+) -> None:
+    fine, coarse = numbers((13, 8)), numbers((2, 5, 3))
+    if unbounded:
+        fine, coarse = numbers((12, 9)), numbers((2, 4, 3))
+    one, other = (
+        Resampled((halo, halo), (Fraction(1), Fraction(1))),
+        Resampled((around,) * 2, (Fraction(3), Fraction(3))),
+    )
+    inputs = [source(fine, (0, 1) if unbounded else ()), source(coarse, (1, 2) if unbounded else ())]
+    options: dict[str, Any] = {"halo": (halo, around), "scale": (1, 3), "dims": (-2, -1)}
+    if coarse_first:
+        inputs, options = inputs[::-1], {"halo": (around, halo), "scale": (3, 1), "dims": (-2, -1)}
+
+    def fn(*regions: torch.Tensor) -> torch.Tensor:
+        a, b = regions[::-1] if coarse_first else regions
+        return one(a) * 100 + other(b).sum(0)
+
+    window = sides if coarse_first else 3 * sides
+    t = infinite_tensor.map(fn, *inputs, window=window, channels=(), padding="edge", **options)
+    rows, columns = (12, 9) if unbounded else (13, 8)
+    expected = one.of_whole(fine, (), "wrap" if unbounded else "edge") * 100
+    expected = expected + other.of_whole(coarse, (), "wrap" if unbounded else "edge").sum(0)[:rows, :columns]
+    # A last coarse pixel reaches beyond the end.
+    assert t.shape == ((None, None) if unbounded else (13, 8))
+    assert torch.equal(t[0:rows, 0:columns], expected[:rows, :columns])
+
+
+# What a user writes.
+
+
+class Net(nn.Module):
+    """A convolution without padding behind one with it, as there are many; `gain` is all of its weights."""
+
+    def __init__(self, channels: int = 3, gain: float = 1.0) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, channels, 3, padding=1)
+        )
+        with torch.no_grad():
+            for at, parameter in enumerate(self.parameters()):
+                parameter.copy_(gain * torch.linspace(-1, 1 + at, parameter.numel()).reshape(parameter.shape))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert x.ndim == 4
+        assert not torch.is_grad_enabled()
+        return self.layers(x)  # type: ignore[no-any-return]
+
+
+PHOTO = numbers((3, 21, 34)).float()
+
+
+def photo(**options: Any) -> InfiniteTensor:
+    found: InfiniteTensor = source(PHOTO, dims=("c", "y", "x"), **options)
+    return found
+
+
+def padded(margin: int) -> torch.Tensor:
+    return torch.from_numpy(np.pad(PHOTO.numpy(), ((0, 0), (margin, margin), (margin, margin)), "reflect"))
+
+
+@pytest.mark.parametrize("batch_size", [None, 1, 4])
+def test_a_network_is_given_batches_and_what_it_returns_is_cropped(batch_size: int | None) -> None:
+    net = Net(channels=2).eval()
+    t = photo().map(net, halo=2, window=8, channels=2, batch_size=batch_size)
+    with torch.no_grad():
+        whole = net(padded(2)[None])[0][:, 2:-2, 2:-2]
+    assert (t.shape, t.dims, t.dtype) == ((2, 21, 34), ("c", "y", "x"), torch.float32)
+    assert torch.allclose(t[...], whole, rtol=1e-5, atol=1e-4)
+
+
+def test_super_resolution() -> None:
+    t = photo().map(lambda x: interpolate(x[None], scale_factor=4, mode="bilinear")[0], halo=1, scale=4, window=8)
+    whole = interpolate(padded(1)[None], scale_factor=4, mode="bilinear")[0][:, 4:-4, 4:-4]
+    assert torch.allclose(t[...], whole, atol=1e-5)
+
+
+@pytest.mark.parametrize("half", [0.5, Fraction(1, 2), np.float64(0.5)])
+def test_what_halves_keeps_a_last_pixel_that_is_there_in_part(half: Any) -> None:
+    t = photo().map(nn.AvgPool2d(2).eval(), scale=half)
+    assert t.shape == (3, 11, 17)
+    # 21 rows: beyond the last one is the one before it.
+    assert torch.equal(t[:, 10], (PHOTO[:, 20] + PHOTO[:, 19]).unfold(1, 2, 2).sum(-1) / 4)
+
+
+def test_a_signal_and_a_volume() -> None:
+    signal = source(numbers((50,)))
+    assert torch.equal(signal.map(lambda x: x[2:] - x[:-2], halo=1)[1:-1], numbers((50,))[2:] - numbers((50,))[:-2])
+    volume = source(numbers((4, 5, 6)), (0, 1, 2))
+    assert torch.equal(volume.map(torch.neg, halo=1)[0:4, 0:5, 0:6], -numbers((4, 5, 6)))
+
+
+@pytest.mark.parametrize(
+    ("channels", "fn", "shape", "dims"),
+    [
+        (None, torch.neg, (3, 21, 34), ("c", "y", "x")),
+        (1, lambda x: x[:1], (1, 21, 34), ("c", "y", "x")),
+        (5, lambda x: x[[0, 1, 2, 0, 1]], (5, 21, 34), ("c", "y", "x")),
+        ((), lambda x: x.mean(0), (21, 34), ("y", "x")),
+    ],
+)
+def test_channels(channels: Any, fn: Callable[..., torch.Tensor], shape: Index, dims: tuple[str, ...]) -> None:
+    t = photo().map(fn, channels=channels, window=8)
+    assert (t.shape, t.dims) == (shape, dims)
+    assert torch.equal(t[...], fn(PHOTO))
+
+
+def test_channels_of_a_tensor_without_come_first_and_others_stay_where_they_are() -> None:
+    heights = source(numbers((9, 9)), dims=("y", "x"))
+    t = heights.map(lambda x: torch.stack([x, -x]), channels=2)
+    assert (t.shape, t.dims) == ((2, 9, 9), ("c", "y", "x"))
+    assert t.map(torch.neg, halo=1).output_window.size == (2, 9, 9)
+    last = source(numbers((9, 9, 3)), dims=("y", "x", "band"))
+    t = last.map(lambda x: x[1:-1, 1:-1, :1], halo=1, channels=1, window=4)
+    assert (t.shape, t.dims) == ((9, 9, 1), ("y", "x", "band"))
+    assert torch.equal(t[...], numbers((9, 9, 3))[..., :1])
+
+
+def test_dtype_device_and_names_are_those_of_the_first_input() -> None:
+    t = photo().map(lambda x: x > 0, dtype="bool")
+    assert (t.dtype, str(t.device), t.dims) == (torch.bool, "cpu", ("c", "y", "x"))
+    other = source(torch.ones(21, 34, dtype=torch.int32), dims=("y", "x"))
+    t = infinite_tensor.map(lambda x, y: x * y, other, photo(), dtype=torch.float32, channels=3)
+    assert (t.dims, t.args_windows[1].dimension_map) == (("c", "y", "x"), (None, 1, 2))
+    assert torch.equal(t[...], PHOTO)
+
+
+def test_dimensions_correspond_by_name() -> None:
+    turned = source(PHOTO.permute(2, 0, 1).contiguous(), dims=("x", "c", "y"))
+    t = infinite_tensor.map(lambda x, y: x - y.permute(1, 2, 0), photo(), turned, dims=("y", "x"), window=(4, 8))
+    assert t[...].abs().max() == 0
+    with pytest.raises(ValidationError, match=r"over dimensions \['y', 'x'\] of input 0 and \['x', 'y'\] of input 1"):
+        infinite_tensor.map(lambda x, y: x - y, photo(), turned)
+
+
+def test_the_output_is_finite_where_an_input_is() -> None:
+    noise = source(numbers((3, 7, 5)), (1, 2), dims=("c", "y", "x"))
+    t = infinite_tensor.map(torch.add, noise, photo(), window=8, dtype=torch.float64)
+    assert t.shape == (3, 21, 34)
+    assert torch.equal(t[...], noise[:, 0:21, 0:34] + PHOTO)
+
+
+def test_a_blob_is_an_input(tmp_path: Path) -> None:
+    with TensorBlob.open(tmp_path / "rows", "w+", dtype="float32", shape=(4,)) as blob:
+        blob.write(torch.arange(40.0).reshape(10, 4))
+        t = infinite_tensor.map(lambda x: x.sum(1), blob, dims=(0,), channels=())
+        assert torch.equal(t[...], torch.arange(40.0).reshape(10, 4).sum(1))
+
+
+def test_padding_may_differ_along_dimensions_and_inputs() -> None:
+    t = photo().map(torch.clone, halo=2, padding=("edge", "wrap"))
+    assert t.args_padding == (("error", "edge", "wrap"),)
+    t = infinite_tensor.map(torch.add, photo(), photo(), halo=2, padding=["edge", ("constant", 1)])
+    assert t.args_padding == (("edge",) * 3, (("constant", 1.0),) * 3)
+    with pytest.raises(ValidationError, match="is unbounded, it has no end to pad; give None"):
+        source(PHOTO, (1,)).map(torch.clone, dims=(1, 2), padding=("edge", "wrap"))
+
+
+# Over which dimensions windows slide.
+
+
+@pytest.mark.parametrize(
+    ("shape", "dims", "options", "slides"),
+    [
+        ((None,), None, {}, (0,)),
+        ((9,), None, {}, (0,)),
+        ((None, None), None, {}, (0, 1)),
+        ((3, None, None), None, {}, (1, 2)),
+        ((8, 9, 9), None, {"window": (4, 4)}, (1, 2)),
+        ((3, 9), None, {"window": (2, 4)}, (0, 1)),
+        ((3, 9, 9), ("c", "y", "x"), {}, (1, 2)),
+        ((9, 9, 3), ("y", "x", "Channel"), {}, (0, 1)),
+        ((9, 9, 3), ("z", "y", "x"), {}, (0, 1, 2)),
+        ((9, 9, 3), None, {"dims": (0, 1)}, (0, 1)),
+        ((9, 9, 3), None, {"dims": (-3, -2)}, (0, 1)),
+        ((9, 9, 3), ("y", "x", "c"), {"dims": ("y",)}, (0,)),
+    ],
+)
+def test_which_dimensions_slide(
+    shape: Any, dims: tuple[str, ...] | None, options: dict[str, Any], slides: Index
+) -> None:
+    values = numbers([PERIOD if n is None else n for n in shape])
+    t = source(values, [d for d, n in enumerate(shape) if n is None], dims=dims)
+    (window,) = t.map(torch.neg, **{"window": 2, **options}).args_windows
+    assert tuple(d for d, k in enumerate(window.dimension_map or range(len(shape))) if k is not None) == slides
+
+
+UNKNOWN = (
+    "which of its dimensions are channels is not known; give dims=..., the names or numbers of the dimensions over"
+)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dims", "options", "message"),
+    [
+        ((9, 9), None, {}, r"input 0 has shape \(9, 9\) and dims \('dim_0', 'dim_1'\): " + UNKNOWN),
+        ((3, 9, 9), None, {"window": 4}, UNKNOWN + r" which windows slide, such as dims=\(1, 2\)"),
+        (
+            (9, None),
+            None,
+            {"window": 4, "dims": (0,)},
+            "dimension 'dim_1' is unbounded, and a window cannot hold all of it",
+        ),
+        ((None, 9), None, {}, UNKNOWN),
+        ((9, 9, 3), None, {"window": (4, 4)}, UNKNOWN),
+        ((3, 9, 9), ("c", "y", "x"), {"window": (4, 4, 4)}, r"over \['y', 'x'\], and window has 3 entries; give dims"),
+        ((3, 9), None, {"window": (4, 4, 4)}, "and window has 3 entries"),
+        ((3,), ("c",), {}, r"windows slide over \[\]; give dims"),
+        ((3, 9, 9), None, {"dims": (1, 1)}, r"dims must be a tuple of names or numbers of different dimensions"),
+        ((3, 9, 9), None, {"dims": ("y",)}, r"of which input 0 has \('dim_0', 'dim_1', 'dim_2'\), got \('y',\)"),
+        ((3, 9, 9), None, {"dims": (3,)}, r"got \(3,\)"),
+    ],
+)
+def test_a_guess_that_may_be_wrong_is_an_error_that_asks(
+    shape: Any, dims: tuple[str, ...] | None, options: dict[str, Any], message: str
+) -> None:
+    values = numbers([PERIOD if n is None else n for n in shape])
+    t = source(values, [d for d, n in enumerate(shape) if n is None], dims=dims)
+    with pytest.raises(ValidationError, match=message):
+        t.map(torch.neg, **options)
+
+
+def test_windows_are_of_a_sensible_size_by_default() -> None:
+    assert source(numbers((PERIOD,)), (0,)).map(torch.neg).output_window.size == (65_536,)
+    assert source(numbers((2, 3)), (0, 1)).map(torch.neg).output_window.size == (256, 256)
+    assert source(numbers((2, 3)), (0, 1)).map(torch.neg, scale=Fraction(1, 3)).output_window.size == (86, 86)
+    assert photo().map(torch.neg).output_window.size == (3, 21, 34)
+    assert photo().map(torch.neg, scale=0.5).output_window.size == (3, 11, 17)
+    assert source(numbers((2, 3, 4)), (0, 1, 2)).map(torch.neg).output_window.size == (64, 64, 64)
+
+
+# What does not fit.
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"window": 7, "scale": 0.5},
+            "a window of 7 pixels is not whole at scale 1/2: give window a multiple of 2, such as 8",
+        ),
+        ({"halo": -1}, "halo must be an int from 0 on, or a tuple of 2, one for each dimension over which"),
+        ({"halo": (1, 2, 3)}, r"got \(1, 2, 3\)"),
+        ({"scale": 0}, "scale must be a positive int or a ratio such as 0.5"),
+        ({"window": (0, 1)}, "window must be a positive int, or a tuple of 2"),
+        ({"channels": 0}, r"channels must be a positive int, \(\) for an output without channels, or None, got 0"),
+        ({"channels": 2, "dims": ("y",)}, r"channels=2: windows do not slide over dimensions \[0, 2\] of input 0"),
+    ],
+)
+def test_an_argument_that_does_not_fit(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        photo().map(torch.neg, **options)
+
+
+def test_inputs_that_do_not_fit() -> None:
+    with pytest.raises(ValidationError, match=r"map takes one tensor or more, got none"):
+        infinite_tensor.map(torch.neg)
+    with pytest.raises(ValidationError, match=r"input 1 must be an InfiniteTensor or a TensorBlob, got tensor"):
+        infinite_tensor.map(torch.add, photo(), PHOTO)
+    with pytest.raises(ValidationError, match="fn must be callable, got 3"):
+        photo().map(3)  # type: ignore[arg-type]
+    with pytest.raises(
+        ValidationError, match=r"halo must be one for all 2 inputs, or a tuple of one for each, got \(1,\)"
+    ):
+        infinite_tensor.map(torch.add, photo(), photo(), halo=(1,))
+    small = source(numbers((3, 5, 5)), dims=("c", "y", "x"))
+    message = (
+        "input 0 has 21 pixels in dimension 'y', which at scale 1 are 21 of the output, and input 1 has 20; "
+        r"give scale=\(\.\.\.\), pixels of the output along one pixel of each input"
+    )
+    with pytest.raises(ValidationError, match=message):
+        infinite_tensor.map(torch.add, photo(), small, scale=(1, 4))
+    with pytest.raises(
+        ValidationError, match="a window of 10 pixels is not whole at scale 1, 4: give window a multiple of 4"
+    ):
+        infinite_tensor.map(torch.add, source(PHOTO, (1, 2)), source(PHOTO, (1, 2)), scale=(1, 4), window=10)
+
+
+GIVEN = r"fn was given shape (3, 12, 12) and returned shape "
+EITHER = "; it must return (3, 8, 8), or (3, 12, 12), of which the halo is cropped"
+WRONG: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
+    "cropped twice": (
+        lambda x: x[:, 4:-4, 4:-4],
+        {},
+        GIVEN + f"(3, 4, 4){EITHER}. Perhaps it is cropped twice: by fn, and by layers without padding, which need the "
+        "halo for themselves",
+    ),
+    "halo too small": (
+        lambda x: x[:, 3:-3, 3:-3],
+        {"window": 16},
+        (
+            "fn was given shape (3, 20, 20) and returned shape (3, 14, 14); it must return (3, 16, 16), or "
+            "(3, 20, 20), of which the halo is cropped. Perhaps it reads 3 pixels around each: give halo=3, not 2"
+        ),
+    ),
+    "cropped by less": (
+        lambda x: x[:, 1:-1, 1:-1],
+        {},
+        GIVEN + f"(3, 10, 10){EITHER}. Perhaps it reads 1 pixels around each: give halo=1, not 2",
+    ),
+    "cropped on one side": (lambda x: x[:, 1:, 1:], {}, GIVEN + f"(3, 11, 11){EITHER}"),
+    "channels": (
+        lambda x: x[:1],
+        {},
+        GIVEN + f"(1, 12, 12){EITHER}. Perhaps it has other channels: give channels=1",
+    ),
+    "channels and size": (
+        lambda x: x[:1, 1:-1, 1:-1],
+        {},
+        GIVEN
+        + f"(1, 10, 10){EITHER}. Perhaps it has other channels: give channels=1. Perhaps it reads 1 pixels around "
+        "each: give halo=1, not 2",
+    ),
+    "no channels": (
+        lambda x: x[0],
+        {},
+        GIVEN + f"(12, 12){EITHER}. Perhaps there are no channels: give channels=()",
+    ),
+    "channels where there are none": (
+        lambda x: x,
+        {"channels": ()},
+        GIVEN + "(3, 12, 12); it must return (8, 8), or (12, 12), of which the halo is cropped. Perhaps there are "
+        "channels: give channels=3",
+    ),
+    "larger": (
+        lambda x: x.repeat_interleave(4, 1).repeat_interleave(4, 2),
+        {},
+        GIVEN + f"(3, 48, 48){EITHER}. Perhaps it has another resolution: give scale=4",
+    ),
+    "smaller": (
+        lambda x: x[:, ::2, ::2],
+        {},
+        GIVEN + f"(3, 6, 6){EITHER}. Perhaps it has another resolution: give scale=Fraction(1, 2)",
+    ),
+    "not larger": (
+        lambda x: x,
+        {"scale": 4},
+        GIVEN + "(3, 12, 12); it must return (3, 32, 32), or (3, 48, 48), of which the halo is cropped. Perhaps it has "
+        "another resolution: give scale=1",
+    ),
+    "half a pixel": (
+        lambda x: x[:, ::2, ::2],
+        {"scale": 0.5, "halo": 1},
+        (
+            "fn was given shape (3, 10, 10) and returned shape (3, 5, 5); it must return (3, 4, 4). A halo of 1 is 1/2 "
+            "pixels there, and cannot be cropped: return 4"
+        ),
+    ),
+    "a batch where there is none": (
+        lambda x: x[None],
+        {},
+        GIVEN
+        + f"(1, 3, 12, 12){EITHER}. Perhaps fn expects a batch: give batch_size=1, or return the only result of it",
+    ),
+    "no batch": (
+        lambda x: x[0],
+        {"batch_size": 2},
+        (
+            "fn was given shape (2, 3, 12, 12) and returned shape (3, 12, 12); it must return (2, 3, 8, 8), or "
+            "(2, 3, 12, 12), of which the halo is cropped. It was given 2 regions at once: return a batch, with a "
+            "result for each"
+        ),
+    ),
+    "another batch": (
+        lambda x: x[:1],
+        {"batch_size": 2},
+        (
+            "fn was given shape (2, 3, 12, 12) and returned shape (1, 3, 12, 12); it must return (2, 3, 8, 8), or "
+            "(2, 3, 12, 12), of which the halo is cropped. It was given 2 regions at once: return a result for each"
+        ),
+    ),
+    "nothing": (lambda _x: None, {}, "fn must return one dense tensor, got NoneType: None"),
+    "two": (lambda x: (x,), {"batch_size": 2}, "fn must return one dense tensor, got tuple: (tensor("),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_result_is_explained(name: str) -> None:
+    fn, options, message = WRONG[name]
+    t = source(PHOTO, (1, 2)).map(fn, **{"halo": 2, "window": 8, **options})
+    with pytest.raises(ValidationError) as caught:
+        t[(slice(0, 9), slice(0, 9))[-t.ndim :] if t.ndim == 2 else (slice(None), slice(0, 9), slice(0, 9))]
+    assert str(caught.value).startswith(message)
+    if "shape" in message:
+        assert isinstance(caught.value, ShapeMismatchError)
+        assert str(caught.value) == message
+    (note,) = caught.value.__notes__
+    assert f"by <lambda> defined in {__file__}:{fn.__code__.co_firstlineno}" in note
+
+
+def test_a_network_in_training_mode_is_refused() -> None:
+    with pytest.raises(ValidationError, match=r"the network Net is in training mode.*; call its eval\(\) first"):
+        photo().map(Net())
+    net = Net().eval()
+    net.layers[1].train()
+    with pytest.raises(ValidationError, match="in training mode"):
+        photo().map(net)
+
+
+ARGUMENTS: dict[str, Callable[[Path, InfiniteTensor, Any], object]] = {
+    "fn": lambda place, t, value: t.map(value, store=place / "s.zarr"),
+    "an input": lambda place, t, value: infinite_tensor.map(torch.add, t, value, store=place / "s.zarr"),
+    **{
+        name: lambda place, t, value, name=name: t.map(torch.neg, **{"store": place / "s.zarr", name: value})  # type: ignore[misc]
+        for name in ("halo", "window", "scale", "channels", "dims", "padding", "batch_size", "dtype", "device", "store")
+    },
+    "halo of a dimension": lambda place, t, value: t.map(torch.neg, halo=(1, value), store=place / "s.zarr"),
+    "version": lambda place, t, value: t.map(torch.neg, version=[value], store=place / "s.zarr"),
+}
+
+
+@pytest.mark.parametrize("argument", ARGUMENTS)
+def test_an_argument_is_refused_by_what_it_is(argument: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = 0
+    for name, value in HOSTILE.items():
+        place = tmp_path / name
+        place.mkdir()
+        monkeypatch.chdir(place)
+        if argument == "store" and isinstance(value, str):
+            continue
+        error = error_of(lambda value=value, place=place: ARGUMENTS[argument](place, photo(), value))  # type: ignore[misc]
+        if error is not None:
+            assert isinstance(error, ValidationError), f"{name}: {type(error).__name__}: {error}"
+            assert len(str(error)) < 1500, name
+            assert not [*place.iterdir()], name
+            refused += 1
+    assert refused > len(HOSTILE) / 3
+
+
+# Ids.
+
+
+def blurred(kernel: torch.Tensor, region: torch.Tensor) -> torch.Tensor:
+    return conv2d(region[:, None], kernel[None, None])[:, 0]
+
+
+@dataclass
+class Brighter:
+    """An object that is called, with settings, a table, and a method."""
+
+    by: float
+    table: torch.Tensor | None = None
+
+    def __call__(self, region: torch.Tensor) -> torch.Tensor:
+        return region * self.by
+
+    def method(self, region: torch.Tensor) -> torch.Tensor:
+        return self(region)
+
+
+def adding(n: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: x + n
+
+
+BY = 2.0
+
+
+def by_a_global(region: torch.Tensor) -> torch.Tensor:
+    return region * BY
+
+
+def id_of(store: ZarrTileStore, fn: Callable[..., Any], image: InfiniteTensor | None = None, **options: Any) -> str:
+    return (image or photo(tensor_id="photo")).map(fn, store=store, **options).tensor_id
+
+
+def test_the_id_is_made_of_all_that_defines_the_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ones = torch.ones(3, 3)
+    table = torch.zeros(2)
+    given: dict[str, Callable[[], str]] = {
+        "kernel": lambda: id_of(store, functools.partial(blurred, ones), halo=1),
+        "another kernel": lambda: id_of(store, functools.partial(blurred, 2 * ones), halo=1),
+        "halo": lambda: id_of(store, torch.neg),
+        "another halo": lambda: id_of(store, torch.neg, halo=1),
+        "window": lambda: id_of(store, torch.neg, window=4),
+        "padding": lambda: id_of(store, torch.neg, halo=1, padding="edge"),
+        "version": lambda: id_of(store, torch.neg, version=1),
+        "dtype": lambda: id_of(store, torch.neg, dtype="float64"),
+        "function": lambda: id_of(store, torch.abs),
+        "code": lambda: id_of(store, lambda x: x + 1),
+        "another code": lambda: id_of(store, lambda x: x + 2),
+        "closure": lambda: id_of(store, adding(1)),
+        "another closure": lambda: id_of(store, adding(2)),
+        "object": lambda: id_of(store, Brighter(1.0)),
+        "another object": lambda: id_of(store, Brighter(2.0)),
+        "another table": lambda: id_of(store, Brighter(1.0, table)),
+        "yet another table": lambda: id_of(store, Brighter(1.0, table + 1)),
+        "method": lambda: id_of(store, Brighter(1.0).method),
+        "another method": lambda: id_of(store, Brighter(2.0).method),
+        "network": lambda: id_of(store, Net().eval(), halo=2),
+        "another network": lambda: id_of(store, Net(gain=2.0).eval(), halo=2),
+        "a global": lambda: id_of(store, by_a_global),
+        "image": lambda: id_of(store, torch.neg, photo(tensor_id="another photo")),
+        "upstream": lambda: id_of(store, torch.neg, photo().map(torch.neg)),
+        "another upstream": lambda: id_of(store, torch.neg, photo().map(torch.abs)),
+    }
+    with ZarrTileStore(tmp_path / "s.zarr") as store:
+        ids = {name: make() for name, make in given.items()}
+        monkeypatch.setitem(globals(), "BY", 3.0)
+        ids["another global"] = given["a global"]()
+        monkeypatch.undo()
+        assert len({*ids.values()}) == len(ids)
+        assert {name: make() for name, make in given.items()} == {n: i for n, i in ids.items() if n in given}
+    names = [ids[name].rpartition("-")[0] for name in ("kernel", "halo", "code", "object", "network")]
+    assert names == ["blurred", "neg", "map", "Brighter", "Net"]
+
+
+def test_what_does_not_decide_values_is_no_part_of_the_id(tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path / "s.zarr") as store:
+        first = id_of(store, torch.neg)
+        assert id_of(store, torch.neg, batch_size=4) == first
+        assert id_of(store, torch.neg, device="meta") == first
+
+
+SCRIPT = """
+import functools, json, sys
+import torch
+from infinite_tensor import InfiniteTensor, TensorWindow
+calls = []
+def twice(kernel, region):
+    calls.append(1)
+    return torch.nn.functional.conv2d(region[None, None], kernel[None, None])[0, 0]
+ramp = InfiniteTensor((None, None), lambda ctx: torch.full((8, 8), float(sum(ctx))), TensorWindow((8, 8)))
+kernel = torch.full((3, 3), float(sys.argv[2]))
+t = ramp.map(functools.partial(twice, kernel), halo=1, window=8, store=sys.argv[1])
+t = t.map(lambda x: x + 1, window=8, store=sys.argv[1])
+print(json.dumps({"pixels": t[0:16, 0:16].tolist(), "calls": len(calls), "id": t.tensor_id}))
+"""
+
+
+def test_a_second_run_finds_what_the_first_one_stored(tmp_path: Path) -> None:
+    def ran(kernel: int) -> dict[str, Any]:
+        done = run("-c", SCRIPT, tmp_path / "s.zarr", kernel, cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (0, "")
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    first, second, other = ran(1), ran(1), ran(2)
+    assert (first["calls"], second["calls"], other["calls"]) == (4, 0, 4)
+    assert first["pixels"] == second["pixels"] != other["pixels"]
+    assert first["id"] == second["id"] != other["id"]
+    with ZarrTileStore(tmp_path / "s.zarr", mode="r") as store:
+        opened = store.open(first["id"])
+        assert opened[0:16, 0:16].tolist() == first["pixels"]
+        assert opened.args[0].output_window.size == (8, 8)
+
+
+@pytest.mark.parametrize("kind", [MemoryTileStore, ZarrTileStore])
+def test_other_weights_under_one_id_are_refused(kind: type, tmp_path: Path) -> None:
+    with MemoryTileStore() if kind is MemoryTileStore else ZarrTileStore(tmp_path / "s.zarr") as store:
+
+        def make(fn: Callable[..., Any], **options: Any) -> InfiniteTensor:
+            return photo().map(fn, halo=2, store=store, tensor_id="t", **options)
+
+        before = make(Net().eval())[...]
+        assert torch.equal(make(Net().eval())[...], before)
+        message = (
+            r"already holds a tensor 't' with another definition:\n  version\.weights: stored \['\w{64}'\], given "
+            r"\['\w{64}'\]\nGive the new tensor another tensor_id, or delete the stored one with store.clear_tensor"
+        )
+        with pytest.raises(ValidationError, match=message):
+            make(Net(gain=2.0).eval())
+        with no_digest(), pytest.raises(ValidationError, match="version: stored"):
+            make(Net().eval(), version="by hand")
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [
+        lambda net: lambda x: net(x) + 0,
+        lambda net: functools.partial(lambda inner, x: inner(x), net),
+        lambda net: Brighter(1.0, net).method,
+    ],
+    ids=["closure", "partial", "method"],
+)
+def test_weights_that_a_function_holds_are_part_of_the_definition(hold: Callable[[Any], Callable[..., Any]]) -> None:
+    store = MemoryTileStore()
+    t = photo().map(hold(Net().eval()), store=store, tensor_id="t", version={"seed": 1})
+    assert t.version == {"weights": infinite_tensor.digests(Net().eval()), "version": {"seed": 1}}
+    with pytest.raises(ValidationError, match=r"version\.weights: stored"):
+        photo().map(hold(Net(gain=2.0).eval()), store=store, tensor_id="t", version={"seed": 1})
+    with pytest.raises(ValidationError, match=r"version\.version\.seed: stored 1, given 2"):
+        photo().map(hold(Net().eval()), store=store, tensor_id="t", version={"seed": 2})
+
+
+def test_another_code_under_one_id_is_a_warning() -> None:
+    store = MemoryTileStore()
+    photo().map(lambda x: x + 1, store=store, tensor_id="t")
+    with pytest.warns(FunctionChangedWarning, match="f of tensor 't' is not the one"):
+        photo().map(lambda x: x + 2, store=store, tensor_id="t")
+
+
+def test_the_code_of_this_library_is_no_part_of_what_a_function_is() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    plain = InfiniteTensor((None,), fn, TensorWindow((4,)))
+    mapped = source(numbers((PERIOD,)), (0,)).map(fn)
+    assert mapped.to_json()["functions"]["f"] == plain.to_json()["functions"]["f"]  # type: ignore[index,call-overload]
+
+
+def test_in_memory_each_map_is_a_tensor_of_its_own() -> None:
+    store = MemoryTileStore()
+    one, other = (photo().map(Brighter(2.0), store=store) for _ in range(2))
+    assert one.tensor_id != other.tensor_id
+    assert one.tile_store is store
+
+
+# The life of such a tensor.
+
+
+class Counting:
+    """Counts its calls; at the top of the module, so that it can be pickled."""
+
+    def __init__(self) -> None:
+        self.calls: list[Index] = []
+
+    def __call__(self, region: torch.Tensor) -> torch.Tensor:
+        self.calls.append(tuple(region.shape))
+        return region[..., 1:-1, 1:-1] - region[..., 2:, 2:]
+
+
+def unlike_the_next(region: torch.Tensor) -> torch.Tensor:
+    return region[..., 1:-1, 1:-1] - region[..., 2:, 2:]
+
+
+def expected() -> torch.Tensor:
+    return unlike_the_next(padded(1))
+
+
+def test_nothing_is_computed_before_it_is_read_and_each_window_once() -> None:
+    fn = Counting()
+    t = photo().map(fn, halo=1, window=8)
+    assert fn.calls == []
+    t[:, 0:8, 0:9]
+    t[:, 0:8, 0:16]
+    assert fn.calls == [(3, 10, 10)] * 2
+    assert torch.equal(t[...], expected())
+    assert len(fn.calls) == 3 * 5
+
+
+def test_chains_threads_shards_and_masks(tmp_path: Path) -> None:
+    t = photo(tile_store=tmp_path / "s.zarr", tensor_id="photo").map(torch.neg, window=5).map(torch.neg, window=7)
+    t = t.map(unlike_the_next, halo=1, window=8, store=ZarrTileStore(tmp_path / "t.zarr", tile_size=8))
+    assert torch.equal(t.read(..., workers=2), expected())
+    other = photo().map(unlike_the_next, halo=1, window=8, store=ZarrTileStore(tmp_path / "u.zarr", tile_size=8))
+    for rank in range(2):
+        other.fill(sl[:, :, :], shard=(rank, 2), progress=False)
+    assert other.is_filled(sl[:, :, :])
+    assert torch.equal(other.stored_only()[...], expected())
+    masked = photo().map(unlike_the_next, halo=1, window=8, store=ZarrTileStore(tmp_path / "v.zarr", tile_size=8))
+    corner = torch.zeros(3, 5, dtype=torch.bool)
+    corner[0, 0] = True
+    assert masked.fill(sl[:, :, :], where=Mask(corner, scale=8), progress=False).tiles == 1
+    assert torch.equal(masked.stored_only()[:, :8, :8], expected()[:, :8, :8])
+
+
+def test_it_is_pickled_and_opened_by_its_id(tmp_path: Path) -> None:
+    store = ZarrTileStore(tmp_path / "s.zarr", tile_size=8)
+    t = photo().map(unlike_the_next, halo=1, window=8, store=store)
+    t[:, 0:8, 0:8]
+    store.flush()
+    opened = ZarrTileStore(tmp_path / "s.zarr").open(t.tensor_id)
+    assert (opened.shape, opened.dims, opened.args_windows) == (t.shape, t.dims, t.args_windows)
+    assert torch.equal(opened[:, 0:8, 0:8], expected()[:, 0:8, 0:8])
+    computing = ZarrTileStore(tmp_path / "s.zarr").open(t.tensor_id, f=t.f, args=t.args)
+    assert torch.equal(computing[...], expected())
+    top = source(torch.zeros(4, 4), (0, 1)).map(unlike_the_next, halo=1)
+    mapped = pickle.loads(pickle.dumps(top.f))  # noqa: S301
+    assert torch.equal(mapped((0, 0), torch.ones(258, 258)), torch.zeros(256, 256))
+
+
+def test_a_map_of_a_network_is_opened_with_its_f_and_hashed_once(tmp_path: Path) -> None:
+    hashed = []
+
+    class Told(Net):
+        def extra_repr(self) -> str:
+            hashed.append(self)
+            return ""
+
+    t = photo().map(Told().eval(), halo=2, window=8, store=ZarrTileStore(tmp_path / "s.zarr", tile_size=8))
+    assert len(hashed) == 1
+    before = t[...]
+    t.tile_store.flush()
+    # Without a FunctionChangedWarning.
+    opened = ZarrTileStore(tmp_path / "s.zarr").open(t.tensor_id, f=t.f, args=t.args)
+    assert torch.equal(opened[...], before)
+
+
+def test_members_of_a_group_are_mapped() -> None:
+    group = TensorGroup({"heights": source(numbers((9, 9)), (0, 1)), "mask": source(numbers((9, 9)), (0, 1))})
+    t = infinite_tensor.map(torch.mul, group["heights"], group["mask"], window=4)
+    assert torch.equal(TensorGroup({"product": t})[0:9, 0:9]["product"], numbers((9, 9)) ** 2)
+
+
+def test_an_input_smaller_than_the_halo() -> None:
+    small = source(numbers((2, 1)), dims=("y", "x"))
+    for padding, mode in itertools.product(["reflect", "symmetric", "wrap", "edge"], [(7, 5), (1, 9)]):
+        fn = Resampled(mode, (Fraction(1), Fraction(1)))
+        t = small.map(fn, halo=mode, padding=padding)
+        assert torch.equal(t[...], fn.of_whole(numbers((2, 1)), (), padding))

@@ -1,0 +1,491 @@
+"""`predict` equals the loop that one would write, at every border, after any interruption, for any network."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from infinite_tensor import (
+    FunctionChangedWarning,
+    HDF5TileStore,
+    InfiniteTensor,
+    Reduction,
+    ShapeMismatchError,
+    TensorGroup,
+    TensorWindow,
+    ValidationError,
+    ZarrTileStore,
+    predict,
+    sl,
+)
+
+Sizes = tuple[int, ...]
+
+
+class Net(nn.Module):
+    """A small network of two or three dimensions, which counts its calls and what it was given."""
+
+    def __init__(self, channels: int = 3, classes: int = 5, dims: int = 2, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        kind = {2: nn.Conv2d, 3: nn.Conv3d}[dims]
+        self.layer = kind(channels, classes, 3, padding=1)
+        self.batches: list[Sizes] = []
+        self.modes: list[bool] = []
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        """The scores."""
+        assert torch.is_inference_mode_enabled()
+        self.batches.append(tuple(batch.shape))
+        self.modes.append(self.training)
+        scores: torch.Tensor = self.layer(batch)
+        return scores
+
+
+def image(*shape: int, seed: int = 1) -> torch.Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def gaussian(size: Sequence[int], scale: float = 0.125) -> torch.Tensor:
+    weights = torch.ones(())
+    for n in size:
+        at = torch.arange(-(n - 1) / 2, (n - 1) / 2 + 1)
+        weights = weights.unsqueeze(-1) * torch.exp(at**2 / (-2 * (n * scale) ** 2))
+    return weights.clamp(min=max(weights.min().item(), 1e-3))
+
+
+def looped(
+    net: Callable[[torch.Tensor], torch.Tensor], picture: torch.Tensor, window: Sizes, stride: Sizes, batch: int
+) -> torch.Tensor:
+    """What a loop over windows makes of a picture, channels first: padded at its far ends, blended by a Gaussian."""
+    extents = picture.shape[1:]
+    counts = [max(0, math.ceil((e - n) / s)) + 1 for e, n, s in zip(extents, window, stride, strict=True)]
+    more = [(c - 1) * s + n - e for c, s, n, e in zip(counts, stride, window, extents, strict=True)]
+    padded = torch.from_numpy(np.pad(picture.numpy(), [(0, 0), *[(0, max(0, m)) for m in more]], mode="reflect"))
+    weights, summed, divisor = gaussian(window), None, torch.zeros(padded.shape[1:])
+    for index in itertools.product(*map(range, counts)):
+        place = tuple(slice(i * s, i * s + n) for i, s, n in zip(index, stride, window, strict=True))
+        with torch.inference_mode():
+            scores = net(padded[(slice(None), *place)].expand(batch, -1, *window).clone())[0].clone()
+        if summed is None:
+            summed = torch.zeros(len(scores), *padded.shape[1:])
+        fresh = divisor[place] == 0
+        summed[(slice(None), *place)] = torch.where(
+            fresh, scores * weights, summed[(slice(None), *place)] + scores * weights
+        )
+        divisor[place] += weights
+    assert summed is not None
+    return (summed / divisor)[(slice(None), *[slice(0, n) for n in extents])]
+
+
+@pytest.mark.parametrize(
+    ("shape", "window", "overlap", "stride"),
+    [
+        ((3, 70, 93), (32, 32), 0.5, (16, 16)),
+        ((3, 64, 64), (32, 32), 0.25, (24, 24)),
+        ((3, 20, 50), (32, 24), (0.25, 0.5), (24, 12)),
+        ((3, 5, 7), (16, 16), 0.25, (12, 12)),
+        ((1, 20, 31, 17), (12, 12, 12), 0.5, (6, 6, 6)),
+        ((3, 90, 40), (32, 32), 0.75, (8, 8)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("where", ["memory", "zarr", "hdf5"])
+def test_it_has_the_bits_of_the_loop(
+    shape: Sizes, window: Sizes, overlap: Any, stride: Sizes, where: str, tmp_path: Path
+) -> None:
+    net, picture = Net(shape[0], dims=len(window)).eval(), image(*shape)
+    target = {"memory": None, "zarr": tmp_path / "s.zarr", "hdf5": str(tmp_path / "s.h5")}[where]
+    found = predict(net, picture, target, window=window, overlap=overlap, progress=False)
+    assert isinstance(found, InfiniteTensor)
+    calls = len(net.batches)
+    assert torch.equal(found[...], looped(net, picture, window, stride, 4))
+    assert {batch[0] for batch in net.batches[:calls]} == {4}
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 4])
+def test_the_network_is_always_given_a_whole_batch(batch_size: int) -> None:
+    net = Net()
+    predict(net, image(3, 70, 70), window=(32, 32), overlap=0.5, batch_size=batch_size, progress=False)
+    assert set(net.batches) == {(batch_size, 3, 32, 32)}
+    # The first window by itself, then all others.
+    assert len(net.batches) <= 1 + math.ceil(16 / batch_size)
+
+
+def test_labels_are_those_of_the_largest_score(tmp_path: Path) -> None:
+    net, picture = Net(), image(3, 100, 70)
+    labels = predict(net, picture, tmp_path / "s.zarr", window=(32, 32), reduce="argmax", progress=False)
+    scores = looped(net.eval(), picture, (32, 32), (24, 24), 4)
+    assert isinstance(labels, InfiniteTensor)
+    assert (labels.shape, labels.dtype) == ((100, 70), torch.uint8)
+    assert torch.equal(labels[...], scores.argmax(0).to(torch.uint8))
+
+
+def margin(values: torch.Tensor) -> torch.Tensor:
+    largest: torch.Tensor = values.topk(2, 0).values
+    return largest[0] - largest[1]
+
+
+@pytest.mark.parametrize(
+    ("reduce", "dtype", "expected"),
+    [
+        ("softmax", None, lambda scores: scores.softmax(0)),
+        ("softmax", "float16", lambda scores: scores.softmax(0).half()),
+        ("sigmoid", None, torch.sigmoid),
+        (margin, None, margin),
+        (lambda values: values[1:3] > 0, None, lambda scores: scores[1:3] > 0),
+        ("argmax", "int64", lambda scores: scores.argmax(0)),
+        (Reduction(margin, 5), None, margin),
+        (None, "float64", lambda scores: scores.double()),
+    ],
+    ids=str,
+)
+def test_scores_become_what_is_asked_for(reduce: Any, dtype: Any, expected: Callable[..., torch.Tensor]) -> None:
+    net, picture = Net(), image(3, 50, 60)
+    found = predict(net, picture, window=(32, 32), overlap=0.5, reduce=reduce, dtype=dtype, progress=False)
+    assert isinstance(found, InfiniteTensor)
+    scores = expected(looped(net.eval(), picture, (32, 32), (16, 16), 4))
+    assert found.dtype == scores.dtype
+    torch.testing.assert_close(found[...], scores)
+
+
+def test_a_second_run_calls_nothing(tmp_path: Path) -> None:
+    picture = image(3, 60, 60)
+    first = predict(Net(), picture, tmp_path / "s.zarr", window=32, dims=("c", "y", "x"), progress=False)
+    again = Net()
+    found = predict(again, picture, tmp_path / "s.zarr", window=32, dims=("c", "y", "x"), progress=False)
+    assert not again.batches
+    assert torch.equal(found[...], first[...])
+
+
+@pytest.mark.parametrize("reduce", [None, "argmax"])
+@pytest.mark.parametrize("fails_at", [2, 5, 9])
+def test_after_an_interruption_only_what_is_missing_is_computed(
+    reduce: str | None, fails_at: int, tmp_path: Path
+) -> None:
+    picture, whole = image(3, 120, 90), Net()
+    expected = predict(whole, picture, window=(32, 32), overlap=0.5, reduce=reduce, batch_size=2, progress=False)
+
+    class Stops(Net):
+        def forward(self, batch: torch.Tensor) -> torch.Tensor:
+            if len(self.batches) == fails_at:
+                raise KeyboardInterrupt
+            return super().forward(batch)
+
+    options: dict[str, Any] = {
+        "window": (32, 32), "overlap": 0.5, "reduce": reduce, "batch_size": 2, "progress": False, "version": 1
+    }  # fmt: skip
+    stops = Stops()
+    with pytest.raises(KeyboardInterrupt):
+        predict(stops, picture, tmp_path / "s.zarr", **options)
+    assert stops.training
+    again = Stops()
+    again.batches += [(0,)] * 100
+    found = predict(again, picture, tmp_path / "s.zarr", **options)
+    # A batch was lost at most, and one may be half full at the end of each run.
+    assert len(again.batches) - 100 <= len(whole.batches) - fails_at + 3
+    assert torch.equal(found[...], expected[...])
+
+
+def test_a_network_runs_in_eval_mode_and_keeps_its_modes() -> None:
+    net = nn.Sequential(Net(), nn.Dropout(0.5), nn.BatchNorm2d(5).eval())
+    predict(net, image(3, 40, 40), window=(32, 32), progress=False)
+    assert [module.training for module in net.modules()] == [True, True, True, True, False]
+    counted = net[0]
+    assert isinstance(counted, Net)
+    assert set(counted.modes) == {False}
+
+
+def test_other_weights_are_refused_and_never_meet_old_pixels(tmp_path: Path) -> None:
+    picture = image(3, 40, 40)
+    options: dict[str, Any] = {"window": (32, 32), "progress": False}
+    predict(Net(seed=0), picture, tmp_path / "s.zarr", **options)
+    for net in (Net(seed=1), OTHER, OTHER.forward):
+        with pytest.raises(ValidationError, match=r"(?s)version\.net.*another tensor_id, or overwrite=True") as caught:
+            predict(net, picture, tmp_path / "s.zarr", **options)
+        assert "version.net" in str(caught.value)
+    with pytest.raises(ValidationError, match=r"(?s)output_window.*another tensor_id, or overwrite=True"):
+        predict(Net(seed=0), picture, tmp_path / "s.zarr", window=(24, 24), progress=False)
+    new = predict(Net(seed=1), picture, tmp_path / "s.zarr", overwrite=True, **options)
+    assert torch.equal(new[...], looped(Net(seed=1).eval(), picture, (32, 32), (24, 24), 4))
+
+
+OTHER = Net(seed=2)
+
+
+def test_what_a_preprocess_holds_counts_too(tmp_path: Path) -> None:
+    def shifted(by: float) -> Callable[[torch.Tensor], torch.Tensor]:
+        mean = torch.full((3, 1, 1), by)
+        return lambda batch: batch - mean
+
+    picture = image(3, 40, 40)
+    options: dict[str, Any] = {"window": (32, 32), "progress": False}
+    found = predict(Net(), picture, tmp_path / "s.zarr", preprocess=shifted(0.25), **options)
+    assert torch.equal(found[...], looped(lambda x: Net().eval()(x - 0.25), picture, (32, 32), (24, 24), 4))
+    predict(Net(), picture, tmp_path / "s.zarr", preprocess=shifted(0.25), **options)
+    for other in (shifted(0.5), None):
+        with pytest.raises(ValidationError, match="preprocess"):
+            predict(Net(), picture, tmp_path / "s.zarr", preprocess=other, **options)
+    with pytest.raises(ValidationError, match="autocast"):
+        predict(Net(), picture, tmp_path / "s.zarr", preprocess=shifted(0.25), autocast=torch.bfloat16, **options)
+
+
+def test_another_batch_size_is_told(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"window": (32, 32), "progress": False}
+    predict(Net(), image(3, 40, 40), tmp_path / "s.zarr", **options)
+    with pytest.warns(FunctionChangedWarning, match="prediction"):
+        predict(Net(), image(3, 40, 40), tmp_path / "s.zarr", batch_size=2, **options)
+
+
+def test_integers_become_float32_and_are_not_scaled() -> None:
+    picture = (image(3, 40, 40) * 255).to(torch.uint8)
+    found = predict(Net(), picture, window=(32, 32), progress=False)
+    assert torch.equal(found[...], looped(Net().eval(), picture.float(), (32, 32), (24, 24), 4))
+
+
+def test_channels_may_be_last_or_missing() -> None:
+    picture, net = image(3, 50, 40), Net()
+    first = predict(net, picture, window=(32, 32), progress=False)
+    last = predict(net, picture.permute(1, 2, 0), window=(32, 32), dims=("y", "x", "c"), progress=False)
+    assert torch.equal(first[...], last[...])
+    grey = predict(Net(1), picture[0], window=(32, 32), progress=False)
+    assert torch.equal(grey[...], looped(Net(1).eval(), picture[:1], (32, 32), (24, 24), 4))
+    flat = predict(lambda batch: batch.sum(1), picture, window=(32, 32), progress=False)
+    assert flat.shape == (50, 40)
+    torch.testing.assert_close(flat[...], picture.sum(0))
+
+
+@pytest.mark.parametrize("as_tuple", [False, True])
+def test_several_outputs_are_a_group(as_tuple: bool, tmp_path: Path) -> None:
+    scorer, picture = Net(), image(3, 60, 50)
+
+    def net(batch: torch.Tensor) -> Any:
+        scores = scorer(batch)
+        coarse = nn.functional.avg_pool2d(scores, 2)
+        return (scores, coarse) if as_tuple else OrderedDict(out=scores, coarse=coarse)
+
+    out, coarse = ("0", "1") if as_tuple else ("out", "coarse")
+    scorer.eval()
+    for _ in range(2):
+        found = predict(
+            net, picture, tmp_path / "s.zarr", window=(32, 32), overlap=0.5, reduce={out: "argmax"}, progress=False
+        )
+    assert isinstance(found, TensorGroup)
+    scores = looped(scorer, picture, (32, 32), (16, 16), 4)
+    assert torch.equal(found[out][...], scores.argmax(0).to(torch.uint8))
+    assert found[coarse].shape == (5, 30, 25)
+    with pytest.raises(ValidationError, match=r"reduce has entries for \['other'\]"):
+        predict(net, picture, window=(32, 32), reduce={"other": "argmax"}, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("layer", "scale", "shape"),
+    [
+        (nn.Upsample(scale_factor=2), 2, (3, 100, 82)),
+        (nn.AvgPool2d(4), 0.25, (3, 13, 11)),
+        (nn.AvgPool2d((2, 1)), (0.5, 1), (3, 25, 41)),
+    ],
+    ids=str,
+)
+def test_the_output_may_have_another_resolution(layer: nn.Module, scale: Any, shape: Sizes) -> None:
+    picture = image(3, 50, 41)
+    found = predict(layer, picture, window=(32, 32), overlap=0.5, blend="mean", progress=False)
+    assert found.shape == shape
+    inside = tuple(slice(0, n - 1) for n in shape[1:])
+    torch.testing.assert_close(found[(slice(None), *inside)], layer(picture[None])[(0, slice(None), *inside)])
+    again = predict(layer, picture, window=(32, 32), overlap=0.5, blend="mean", scale=scale, progress=False)
+    assert torch.equal(found[...], again[...])
+
+
+def test_what_does_not_fit_the_window_is_explained() -> None:
+    picture = image(3, 50, 50)
+    with pytest.raises(
+        ShapeMismatchError, match=r"windows of \(32, 32\) pixels and returned \(30, 30\): is it cropped"
+    ):
+        predict(nn.Conv2d(3, 2, 3), picture, window=(32, 32), progress=False)
+    with pytest.raises(ShapeMismatchError, match=r"which is not scale=2; crop or resize .*'64', '64'"):
+        predict(Net(), picture, window=(32, 32), scale=2, progress=False)
+    with pytest.raises(ShapeMismatchError, match=r"returned shape \(1, 3\) for a window"):
+        predict(lambda batch: batch.mean((2, 3)), picture, window=(32, 32), progress=False)
+    with pytest.raises(ShapeMismatchError, match=r"given a batch of 4 and returned shape \(3, 32, 32\)"):
+        predict(lambda batch: batch[0], picture, window=(32, 32), progress=False)
+    with pytest.raises(ValidationError, match=r"net must return a tensor, or a dict or tuple of tensors, got 'scores'"):
+        predict(lambda _batch: "scores", picture, window=(32, 32), progress=False)
+    with pytest.raises(ValidationError, match=r"windows are \(24, 24\) pixels apart, which is not whole at scale 1/16"):
+        predict(nn.AvgPool2d(16), picture, window=(32, 32), progress=False)
+    with pytest.raises(ValidationError, match="without any; leave it out"):
+        predict(lambda batch: batch[:, 0], picture, window=(32, 32), reduce="argmax", progress=False)
+    with pytest.raises(ValidationError, match=r"values of shape \(5, 64\), those of 64 pixels, .*got \(5,\)"):
+        predict(Net(), picture, window=(32, 32), reduce=lambda values: values.sum(1), progress=False)
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "message"),
+    [
+        ((50, 60, 3), {"window": (32, 32)}, "which of its dimensions are channels is not known; give dims="),
+        ((50, 60), {"window": 32}, "which of its dimensions are channels is not known"),
+        ((3, 3, 50, 60), {"window": (32, 32)}, "windows slide over 2 of them, and only one more can be channels"),
+        ((3, 50, 60), {"window": (32, 0)}, "window must be a positive int"),
+        ((3, 50, 60), {"window": (32, 32), "overlap": 1}, "overlap must be a number from 0 up to and without 1"),
+        ((3, 50, 60), {"window": (32, 32), "overlap": (0.5,)}, "or a tuple of 2, one for each dimension"),
+        ((3, 50, 60), {"window": (32, 32), "batch_size": 0}, "batch_size must be a positive int, got 0"),
+        ((3, 50, 60), {"window": (32, 32), "autocast": "half"}, "autocast must be True, a torch.dtype or None"),
+        ((3, 50, 60), {"window": (32, 32), "dims": ("y", "x")}, "dims must be a tuple of 3 str, one per dimension"),
+        (
+            (3, 50, 60),
+            {"window": (32, 32, 32), "dims": ("c", "y", "x")},
+            "and window has 3 entries; give dims=",
+        ),
+    ],
+    ids=str,
+)
+def test_arguments_that_do_not_fit_are_told(shape: Sizes, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        predict(Net(), torch.zeros(shape), progress=False, **options)
+    with pytest.raises(ValidationError, match="net must be callable, got None"):
+        predict(None, torch.zeros(shape), window=(32, 32))  # type: ignore[arg-type]
+
+
+def test_background_is_left_out(tmp_path: Path) -> None:
+    picture, net = image(3, 256, 256), Net()
+    left = torch.zeros(256, 256, dtype=torch.bool)
+    left[:, :100] = True
+    found = predict(net, picture, tmp_path / "s.zarr", window=(32, 32), reduce="argmax", where=left, progress=False)
+    assert isinstance(found, InfiniteTensor)
+    computed = len(net.batches)
+    whole = predict(Net(), picture, window=(32, 32), reduce="argmax", progress=False)
+    assert torch.equal(found.stored_only()[:, :100], whole[:, :100])
+    # The rest is there when it is read.
+    assert torch.equal(found[...], whole[...])
+    assert computed < 0.7 * len(net.batches)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_shards_make_one_prediction(count: int, tmp_path: Path) -> None:
+    picture = image(3, 300, 200)
+    options: dict[str, Any] = {"window": (32, 32), "reduce": "argmax", "progress": False}
+    whole = predict(Net(), picture, **options)
+    for rank in range(count):
+        predict(Net(), picture, tmp_path / "s.zarr", shard=(rank, count), **options)
+    last = Net()
+    found = predict(last, picture, tmp_path / "s.zarr", **options)
+    assert not last.batches
+    assert torch.equal(found[...], whole[...])
+
+
+def test_an_unbounded_source_needs_a_region() -> None:
+    ramp = InfiniteTensor(
+        (3, None, None), lambda ctx: torch.full((3, 16, 16), float(sum(ctx))), TensorWindow((3, 16, 16))
+    )
+    with pytest.raises(ValidationError, match=r"dimensions \['dim_1', 'dim_2'\] of the source are unbounded"):
+        predict(Net(), ramp, window=(32, 32), progress=False)
+    net = Net()
+    found = predict(net, ramp, window=(32, 32), region=sl[-64:64, 100:164], reduce="argmax", progress=False)
+    calls = len(net.batches)
+    assert found[-64:64, 100:164].shape == (128, 64)
+    assert len(net.batches) == calls
+
+
+@pytest.mark.parametrize(
+    "make", [lambda path: ZarrTileStore(path / "s.zarr"), lambda path: HDF5TileStore(path / "s.h5")]
+)
+def test_a_store_may_hold_several_predictions(make: Callable[[Path], Any], tmp_path: Path) -> None:
+    pictures = {name: image(3, 60, 60, seed=seed) for seed, name in enumerate(("one", "two"))}
+    with make(tmp_path) as store:
+        for name, picture in pictures.items():
+            predict(Net(), picture, store, window=(32, 32), tensor_id=name, progress=False)
+        assert store.tensor_ids() == ["one", "two"]
+        # The same name for another picture is refused, as one for other weights is.
+        with pytest.raises(ValidationError, match="another tensor_id, or overwrite=True"):
+            predict(Net(), pictures["two"], store, window=(32, 32), tensor_id="one", progress=False)
+
+
+def test_windows_are_computed_on_several_threads_alike() -> None:
+    picture = image(3, 200, 200)
+    options: dict[str, Any] = {"window": (32, 32), "reduce": "argmax", "progress": False}
+    net = Net()
+    found = predict(net, picture, workers=4, **options)
+    assert net.training
+    assert set(net.modes) == {False}
+    assert torch.equal(found[...], predict(Net(), picture, **options)[...])
+
+
+def test_networks_in_a_function_run_in_eval_mode_too(tmp_path: Path) -> None:
+    net, picture = nn.Sequential(Net(), nn.BatchNorm2d(5)), image(3, 40, 40)
+    mean = net[1].running_mean
+    assert isinstance(mean, torch.Tensor)
+    before = mean.clone()
+    for _ in range(2):
+        predict(lambda batch: net(batch) * 1, picture, tmp_path / "s.zarr", window=(32, 32), progress=False)
+    assert torch.equal(mean, before)
+    assert net.training
+    assert net[1].training
+
+
+def test_other_floats_are_converted_for_the_network() -> None:
+    picture = image(3, 40, 40)
+    found = predict(Net(), picture.double(), window=(32, 32), progress=False)
+    assert torch.equal(found[...], predict(Net(), picture, window=(32, 32), progress=False)[...])
+
+
+def test_overwrite_deletes_no_other_prediction_and_nothing_before_it_can_be_replaced(tmp_path: Path) -> None:
+    picture = image(3, 40, 40)
+    with ZarrTileStore(tmp_path / "s.zarr") as store:
+        for name in ("a/b", "a", "a"):
+            predict(Net(), picture, store, window=(32, 32), tensor_id=name, overwrite=name == "a", progress=False)
+        assert store.tensor_ids() == ["a", "a/b"]
+        kept = store.tensor_info("a").tiles_complete
+        wrong: list[dict[str, Any]] = [{"reduce": "argmx"}, {"blend": "gausian"}, {"region": sl[0:9, 0:9, 0:9]}]
+        for options in wrong:
+            with pytest.raises(ValidationError):
+                predict(
+                    Net(), picture, store, window=(32, 32), tensor_id="a", overwrite=True, progress=False, **options
+                )
+        with pytest.raises(ValidationError, match="give one of the two"):
+            predict(Net(), picture, store, window=(32, 32), tensor_id="a", overwrite=True, shard=(0, 2))
+        assert store.tensor_info("a").tiles_complete == kept > 0
+
+
+def test_something_else_under_the_id_is_told_with_what_differs(tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path / "s.zarr") as store:
+        InfiniteTensor(
+            (3, None), lambda _ctx: torch.ones(3, 4), TensorWindow((3, 4)), tile_store=store, tensor_id="prediction"
+        )
+        with pytest.raises(ValidationError, match=r"(?s)another definition.*overwrite=True"):
+            predict(Net(), image(3, 40, 40), store, window=(32, 32), progress=False)
+        with pytest.raises(ValidationError, match="got 'replicate'") as caught:
+            predict(Net(), image(3, 40, 40), store, window=(32, 32), padding="replicate", progress=False)
+        assert "overwrite" not in str(caught.value)
+
+
+def test_a_group_without_one_of_its_outputs_is_completed(tmp_path: Path) -> None:
+    scorer, picture = Net().eval(), image(3, 40, 40)
+
+    def net(batch: torch.Tensor) -> dict[str, torch.Tensor]:
+        scores = scorer(batch)
+        return {"scores": scores, "first": scores[:, 0]}
+
+    with ZarrTileStore(tmp_path / "s.zarr") as store:
+        predict(net, picture, store, window=(32, 32), progress=False)
+        store.clear_tensor("prediction/first")
+        found = predict(net, picture, store, window=(32, 32), progress=False)
+        assert isinstance(found, TensorGroup)
+        assert torch.equal(found["first"][...], found["scores"][0])
+
+
+def test_a_region_may_leave_out_its_last_entries() -> None:
+    net = Net()
+    picture = image(3, 40, 300)
+    labels = predict(net, picture, window=(16, 16), reduce="argmax", region=sl[0:5], progress=False)
+    calls = len(net.batches)
+    assert labels[0:5].shape == (5, 300)
+    assert len(net.batches) == calls > 5

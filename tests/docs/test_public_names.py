@@ -1,0 +1,81 @@
+"""What users depend on: every public name with its signature, and pipelines that are made of nothing else."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import infinite_tensor
+
+LISTED = Path(__file__).with_name("public_names.txt")
+PIPELINES = sorted((Path(infinite_tensor.__file__).parent / "pipelines").glob("*.py"))
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+def signature_of(name: str, found: object) -> str:
+    if not callable(found) or isinstance(found, property):
+        return name
+    try:
+        return name + _ADDRESS.sub("", str(inspect.signature(found)))
+    except (TypeError, ValueError):
+        return name
+
+
+def public_names() -> list[str]:
+    """Each public name, and behind a class its own public methods and attributes."""
+    lines = []
+    for name in sorted(infinite_tensor.__all__):
+        found = getattr(infinite_tensor, name)
+        lines.append(signature_of(name, found))
+        if isinstance(found, type) and not issubclass(found, BaseException):
+            members = {each: value for kind in reversed(found.__mro__) for each, value in vars(kind).items()}
+            # What a VirtualTensor has of a torch.Tensor changes with that.
+            of_torch = dir(torch.Tensor) if found is infinite_tensor.VirtualTensor else ()
+            ours = [
+                each
+                for each in sorted(members)
+                if not each.startswith("_") and is_ours(found, each) and each not in of_torch
+            ]
+            lines += [f"    {signature_of(each, getattr(found, each, None))}" for each in ours]
+    return lines
+
+
+def is_ours(kind: type, name: str) -> bool:
+    """Whether a member of a class is defined in this library, not in what it inherits from others."""
+    owner = next(each for each in kind.__mro__ if name in vars(each))
+    return owner.__module__.startswith("infinite_tensor")
+
+
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="other versions of Python write signatures otherwise")
+def test_public_names_and_signatures_are_those_that_are_listed() -> None:
+    listed = LISTED.read_text(encoding="utf-8").splitlines()
+    found = public_names()
+    gone, new = [line for line in listed if line not in found], [line for line in found if line not in listed]
+    assert (gone, new) == ([], []), (
+        "users depend on these: tell of the change in CHANGELOG.md, then write the list anew by "
+        "`python -m tests.docs.test_public_names`"
+    )
+    assert listed == found
+
+
+@pytest.mark.parametrize("path", PIPELINES, ids=lambda path: path.stem)
+def test_pipelines_are_made_of_public_names(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("infinite_tensor"):
+            module = str(node.module)
+            of_all = module.startswith(
+                ("infinite_tensor.support", "infinite_tensor.pipelines", "infinite_tensor.errors")
+            )
+            names = [] if of_all or module == "infinite_tensor_stores" else [alias.name for alias in node.names]
+            # What nobody else needs: the search that `digests` makes, without a digest.
+            assert set(names) - {"networks_in"} <= set(infinite_tensor.__all__), f"{path.name}: {names} of {module}"
+
+
+if __name__ == "__main__":
+    LISTED.write_text("".join(f"{line}\n" for line in public_names()), encoding="utf-8")
