@@ -332,7 +332,7 @@ def _blends_and_inits(draw: st.DrawFn, dtype: torch.dtype, window: TensorWindow)
 
 
 @st.composite
-def _stages(draw: st.DrawFn, before: Sequence[Stage], *, reduced: bool) -> list[Stage]:
+def _stages(draw: st.DrawFn, before: Sequence[Stage]) -> list[Stage]:
     """A stage, or a few that one ``f`` computes."""
     outputs = [draw(_outputs().filter(_has_windows))]
     followed = set(follows(outputs[0][1])) - {None}
@@ -351,7 +351,7 @@ def _stages(draw: st.DrawFn, before: Sequence[Stage], *, reduced: bool) -> list[
     stages = []
     for number, (shape, window, edge) in enumerate(outputs, len(before)):
         gathered = dtype = draw(st.sampled_from(DTYPES))
-        reduction = draw(_reductions(dtype, shape, window)) if reduced and draw(st.integers(0, 3)) == 0 else None
+        reduction = draw(_reductions(dtype, shape, window)) if draw(st.integers(0, 3)) == 0 else None
         if reduction is not None and reduction.function == "argmax":
             dtype = draw(st.sampled_from([torch.uint8, torch.int32, torch.uint16]))
         blend, init = draw(_blends_and_inits(gathered, window))
@@ -481,11 +481,11 @@ def _tile_sizes(draw: st.DrawFn, stage: Stage) -> int | tuple[int, ...]:
 
 
 @st.composite
-def pipelines(draw: st.DrawFn, *, reduced: bool = True) -> Pipeline:
+def pipelines(draw: st.DrawFn) -> Pipeline:
     """Chains of one to four tensors with three to eight actions."""
     stages: list[Stage] = []
     for _ in range(draw(st.sampled_from([1, 1, 2, 2, 3, 4]))):
-        stages += draw(_stages(stages, reduced=reduced))
+        stages += draw(_stages(stages))
     # A chain would multiply coordinates that are far away to ones beyond the limit.
     base = draw(st.sampled_from([0, 0, 0, 8 - _LIMIT, _LIMIT - 8 - _READ[1], 10**6 + 3])) if len(stages) == 1 else 0
     shared = draw(st.booleans())

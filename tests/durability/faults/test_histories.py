@@ -150,12 +150,12 @@ def _play(pipeline: Pipeline, storages: Sequence[Store], faults: Faults) -> None
             store.close()
 
 
-@given(pipelines(reduced=False), _faults)
+@given(pipelines(), _faults)
 def test_objects_in_memory(pipeline: Pipeline, faults: Faults) -> None:
     _play(pipeline, [MemoryStore() for _ in pipeline.stages], faults)
 
 
-@given(pipelines(reduced=False), _faults)
+@given(pipelines(), _faults)
 def test_files(pipeline: Pipeline, faults: Faults) -> None:
     with tempfile.TemporaryDirectory() as folder:
         _play(pipeline, [LocalStore(f"{folder}/{number}") for number, _ in enumerate(pipeline.stages)], faults)
