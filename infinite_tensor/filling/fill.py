@@ -42,8 +42,10 @@ from infinite_tensor.tilestore.inventory import TILE_STATES
 from infinite_tensor.tilestore.store import TileStore
 
 _DEFAULT_HELD = 2**29
-_LENT = 2**26
-"""What stores without a limit may keep."""
+_CACHE_BYTES = 2**26
+"""What a store without a limit may keep."""
+_CACHE_SHARE = 8
+"""Of `max_memory`, a store may keep one part of so many."""
 _OVERHEAD = 2**26
 """What waits to be written, and results that have not been handed to a store yet."""
 
@@ -58,10 +60,13 @@ class Job:
         The regions, which begin and end with tiles, each with its order. Those of one pass are filled side by side.
     peak_memory : int
         The most memory that it is expected to hold, in bytes.
+    max_memory : int or None
+        The most that it may hold.
     """
 
     passes: tuple[Mapping[Node, Bands], ...]
     peak_memory: int
+    max_memory: int | None
 
     @property
     def targets(self) -> list[Target]:
@@ -113,7 +118,7 @@ def prepare(requests: Sequence[Request], max_memory: int | None, shard: tuple[in
     wanted = sorted(zip(nodes, requests, strict=True), key=lambda each: order.index(each[0]))
     targets = [target for each in wanted if (target := _to_fill(*each, shard)) is not None]
     passes = [found for family in _families(targets) for found in _passes(family, max_memory)]
-    return Job(tuple(cuts for cuts, _ in passes), max((most for _, most in passes), default=0))
+    return Job(tuple(cuts for cuts, _ in passes), max((most for _, most in passes), default=0), max_memory)
 
 
 def _families(targets: Sequence[Target]) -> list[list[Target]]:
@@ -133,8 +138,7 @@ def _families(targets: Sequence[Target]) -> list[list[Target]]:
 def _passes(targets: Sequence[Target], max_memory: int | None) -> list[tuple[dict[Node, Bands], int]]:
     """How regions are worked through: side by side where memory allows it. And how much memory each pass takes."""
     nodes = [target.node for target in targets]
-    limits = [store.contents.cache_limit for store in _stores_of(chain_of(nodes))]
-    caches = sum(_LENT if limit is None else limit for limit in limits)
+    caches = sum(_kept_by(store, max_memory) for store in _stores_of(chain_of(nodes)))
     held = _DEFAULT_HELD if max_memory is None else max_memory - caches - _OVERHEAD
     if len(set(nodes)) == len(nodes):
         cuts = _cut(targets, held // len(targets))
@@ -144,7 +148,7 @@ def _passes(targets: Sequence[Target], max_memory: int | None) -> list[tuple[dic
             raise ValidationError(
                 f"max_memory is {bytes_of(max_memory)}, but the caches of the stores may take {bytes_of(caches)}, a "
                 f"step {bytes_of(needed)}, and what waits to be written {bytes_of(_OVERHEAD)}: allow that much, or "
-                "give smaller tiles or a smaller cache_size_bytes"
+                "give smaller tiles"
             )
         if len(targets) == 1 or (even and needed <= held):
             return [(cuts, needed + caches + _OVERHEAD)]
@@ -157,6 +161,15 @@ def _cut(targets: Sequence[Target], most_bytes: int) -> dict[Node, Bands]:
     most = max(bands.band_count for bands in cuts.values())
     fewer = [bands.target for bands in cuts.values() if bands.band_count < most]
     return cuts | {target.node: cut_into_bands(target, most_bytes, most) for target in fewer}
+
+
+def _kept_by(store: TileStore, max_memory: int | None) -> int:
+    """What a store may keep in memory during a fill, in bytes."""
+    limit = store.contents.cache_limit
+    if max_memory is None:
+        return _CACHE_BYTES if limit is None else limit
+    share = min(_CACHE_BYTES, max_memory // _CACHE_SHARE)
+    return share if limit is None else min(share, limit)
 
 
 def _stores_of(nodes: Sequence[Node]) -> list[TileStore]:
@@ -328,8 +341,8 @@ def writable(job: Job) -> Job:
 
 
 def _lend(job: Job, mark: Mark) -> None:
-    """Give stores that have no limit one for the time of a fill, but for those in memory that are filled."""
+    """Give stores that may keep more a limit for the time of a fill, but for those in memory that are filled."""
     filled = {id(target.node.store) for target in job.targets}
     for store in job.stores:
         if id(store) not in filled or store.contents.outlives_process:
-            store.contents.lend(mark, _LENT)
+            store.contents.lend(mark, _kept_by(store, job.max_memory))

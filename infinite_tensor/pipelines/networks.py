@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, TypeAlias
+from contextvars import copy_context
+from functools import partial
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -16,6 +19,8 @@ from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.support.given import quoted
 from infinite_tensor.values.fingerprint import networks_in
 
+P = ParamSpec("P")
+T = TypeVar("T")
 Index: TypeAlias = tuple[int, ...]
 Outputs: TypeAlias = dict[str | None, torch.Tensor]
 """What a network returned, by name; of one that returns a single tensor under None."""
@@ -57,6 +62,35 @@ class _Evaluating:
 
 evaluating = _Evaluating()
 """``with evaluating(networks):`` has networks in eval mode; each module has its own mode again at the end."""
+
+
+class _OwnThreads:
+    """Threads that only networks run on, one for each that calls them.
+
+    glibc gives each thread an arena of its own. Where other blocks, small and kept for long, come in between what a
+    network allocates and frees, the next batch does not fit into the holes, and the process grows with each.
+    """
+
+    def __init__(self) -> None:
+        self._renew_after_fork()
+        renew_in_children(self)
+
+    def _renew_after_fork(self) -> None:
+        # One is started where none is idle.
+        self._threads = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="infinite_tensor-network")
+
+    def __call__(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What a function returns on such a thread, or raises."""
+        call = self._threads.submit(copy_context().run, partial(function, *args, **kwargs))
+        try:
+            return call.result()
+        finally:
+            # After a Ctrl-C, networks must be in the modes that they had before the caller goes on.
+            wait([call])
+
+
+_MOST_THREADS = 2**10
+_on_own_thread = _OwnThreads()
 
 
 class BatchedNetwork:
@@ -117,11 +151,15 @@ class BatchedNetwork:
 
     def first(self, ctx: Index, region: torch.Tensor) -> Outputs:
         """What the network returns for one region, which is kept for the call that asks for it."""
-        self._kept[ctx] = {name: output[:1].clone() for name, output in self._outputs([region]).items()}
+        outputs = _on_own_thread(self._outputs, [region])
+        self._kept[ctx] = {name: output[:1].clone() for name, output in outputs.items()}
         return self._kept[ctx]
 
     def __call__(self, ctxs: Sequence[Index], regions: Sequence[torch.Tensor]) -> Any:
         """What the network returns for some regions, stacked."""
+        return _on_own_thread(self._stacked, ctxs, regions)
+
+    def _stacked(self, ctxs: Sequence[Index], regions: Sequence[torch.Tensor]) -> Any:
         known = [self._kept.pop(ctx[: regions[0].ndim - (self._channel_dim is not None)], None) for ctx in ctxs]
         missing = [region for region, kept in zip(regions, known, strict=True) if kept is None]
         computed = self._outputs(missing) if missing else {}

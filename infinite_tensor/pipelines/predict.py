@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import operator
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
@@ -19,8 +20,10 @@ from infinite_tensor.pipelines.networks import BatchedNetwork, Index, Outputs, d
 from infinite_tensor.pipelines.sliding import names_of, of_dimensions, slid_dims
 from infinite_tensor.pipelines.sources import from_array
 from infinite_tensor.support.given import as_index, as_ratio, members, number, quoted, word
+from infinite_tensor.support.tables import bytes_of
 from infinite_tensor.tensor import InfiniteTensor
-from infinite_tensor.tilestore import TileStore
+from infinite_tensor.tilestore import MemoryTileStore, TileStore
+from infinite_tensor.values.checks import checked_bytes
 from infinite_tensor.values.fingerprint import digests
 from infinite_tensor.values.networks import no_digest
 from infinite_tensor.values.reduction import Reduction
@@ -119,7 +122,10 @@ def predict(
         Anything else that identifies what is computed.
     overwrite : bool
         Delete what `target` has under `tensor_id`, once the first window has been computed.
-    max_memory, workers, shard, client, progress
+    max_memory : int or str, optional
+        The most memory that the process takes beside what it holds now and what `net` takes within, in bytes or as in
+        "2 GB". With less, the image is worked in narrower bands.
+    workers, shard, client, progress
         As for `InfiniteTensor.fill`.
 
     Returns
@@ -190,22 +196,23 @@ def predict(
                 for name, result in results.items()
             }
         )
-        made.fill(
-            _region_of(made, sliding, region),
-            workers=workers,
-            max_memory=max_memory,
-            client=client,
-            progress=progress,
-            shard=shard,
-            where=where,
-        )
+        with _beside_batches(max_memory, _batch_bytes(sliding, found, count), count) as most:
+            made.fill(
+                _region_of(made, sliding, region),
+                workers=workers,
+                max_memory=most,
+                client=client,
+                progress=progress,
+                shard=shard,
+                where=where,
+            )
         f.forget()
     return made
 
 
 _Sizes: TypeAlias = tuple[int, ...]
 _CACHE_BYTES = 2**25
-"""Of a store in memory, which holds all tiles a second time."""
+"""Of a source, of which nothing is read twice, and of a store in memory, which holds all tiles a second time."""
 
 
 @dataclass(frozen=True)
@@ -327,6 +334,11 @@ class Seen:
     channels: int | None
     size: _Sizes
     computed: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Of one window, in bytes."""
+        return (self.channels or 1) * math.prod(self.size) * self.computed.itemsize
 
     def as_given(self, reduce: object, dtype: Any, scale: tuple[Fraction, ...]) -> Result:
         """What becomes of it."""
@@ -543,6 +555,31 @@ def _seen(name: str | None, output: torch.Tensor, sliding: Sliding) -> Seen:
     return Seen(channels, tuple(output.shape[1 + dims :]), output.dtype)
 
 
+def _batch_bytes(sliding: Sliding, found: Mapping[str | None, Seen], batch_size: int) -> int:
+    """What a batch takes with what the network returns for it: on the device and the CPU, or in two dtypes."""
+    read = math.prod(sliding.window.size) * torch.float32.itemsize
+    return batch_size * (read + 2 * sum(each.nbytes for each in found.values()))
+
+
+@contextmanager
+def _beside_batches(max_memory: object, batches: int, batch_size: int) -> Iterator[int | None]:
+    """What batches leave of the memory; errors say what they take."""
+    most = checked_bytes("max_memory", max_memory)
+    if most is None:
+        yield None
+        return
+    takes = f"a batch of {batch_size} windows takes {bytes_of(batches)} with what net returns for it"
+    if most <= batches:
+        raise ValidationError(
+            f"max_memory is {bytes_of(most)}, but {takes}: allow more, or give a smaller batch_size or window"
+        )
+    try:
+        yield most - batches
+    except ValidationError as error:
+        error.add_note(f"max_memory is {bytes_of(most)}, of which {takes}")
+        raise
+
+
 def _check_region(sliding: Sliding, region: object) -> None:
     """ValidationError for none over a source without ends, and for one of more dimensions than windows have."""
     unbounded = [d for d, extent in zip(sliding.numbers, sliding.extents, strict=True) if extent is None]
@@ -573,7 +610,10 @@ def _tensor_of(source: Any, dims: Any) -> InfiniteTensor:
     if as_tensor is not None:
         found: InfiniteTensor = as_tensor(source)
         return found
-    return from_array(source, dims=dims)
+    made = from_array(source, dims=dims)
+    assert isinstance(made.tile_store, MemoryTileStore)
+    made.tile_store.cache_size_bytes = _CACHE_BYTES
+    return made
 
 
 def _names_of(source: InfiniteTensor, dims: object) -> list[str | None]:

@@ -22,7 +22,10 @@ IN_PARTS = "read it in parts with iter_regions, or store it with fill, which tak
 """What to do about a region that does not fit."""
 _AT_HAND_BYTES = 2**25
 """glibc keeps what is smaller at hand when it is freed, and gives what is larger back at once."""
-_LARGE_BYTES = 2**21
+_LARGE_BYTES = 2**20
+"""What is larger lies in large pages."""
+_BLOCK_BYTES = 2**16
+"""Blocks that are smaller lie where the allocator has room for them."""
 _KEPT_BYTES = 2**26
 """So much of what is freed waits to be used again."""
 
@@ -42,6 +45,8 @@ def new_result(shape: Sequence[int], dtype: torch.dtype, device: torch.device, a
 
 def new_block(shape: Sequence[int], dtype: torch.dtype, device: torch.device, advice: str = "") -> torch.Tensor:
     """A new tensor as of `new_result`, of which there will be many of one size, soon dropped."""
+    if _nbytes(shape, dtype) < _BLOCK_BYTES:
+        return new_tensor(shape, dtype, device, advice)
     return _on_pages(shape, dtype, device, _FREED.take, advice)
 
 
@@ -105,7 +110,7 @@ def _on_pages(
     advice: str,
 ) -> torch.Tensor:
     nbytes = _nbytes(shape, dtype)
-    if device.type != "cpu" or nbytes < _LARGE_BYTES // 2 or not hasattr(mmap, "MADV_HUGEPAGE"):
+    if device.type != "cpu" or not hasattr(mmap, "MADV_HUGEPAGE"):
         return new_tensor(shape, dtype, device, advice)
     try:
         buffer = pages(nbytes)
@@ -117,7 +122,8 @@ def _on_pages(
 
 def _mapped(nbytes: int) -> mmap.mmap:
     pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    pages.madvise(mmap.MADV_HUGEPAGE)
+    if nbytes >= _LARGE_BYTES:
+        pages.madvise(mmap.MADV_HUGEPAGE)
     return pages
 
 
@@ -145,5 +151,12 @@ def as_array(tensor: torch.Tensor) -> Array:
 
 
 def copied(array: Array) -> Array:
-    """A contiguous copy."""
-    return array.copy() if isinstance(array, np.ndarray) else array.clone(memory_format=torch.contiguous_format)
+    """A contiguous copy, in a block of `new_block`."""
+    if array.nbytes < _BLOCK_BYTES:
+        return array.copy() if isinstance(array, np.ndarray) else array.clone(memory_format=torch.contiguous_format)
+    tensor = as_tensor(array)
+    copy = new_block(tensor.shape, tensor.dtype, tensor.device)
+    if isinstance(array, np.ndarray):
+        as_array(copy)[...] = array
+        return as_array(copy)
+    return copy.copy_(tensor)

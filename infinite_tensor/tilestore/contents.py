@@ -188,7 +188,7 @@ class Contents(ABC):
 
     @abstractmethod
     def lend(self, mark: Mark, room: int) -> None:
-        """While `mark` is under way, a store without a limit keeps no more in memory than now and `room` bytes."""
+        """While `mark` is under way, keep no more in memory than now and `room` bytes, and than `cache_limit`."""
 
     def serve(self, spec: TensorSpec, start: Sequence[int], out: torch.Tensor) -> bool:  # noqa: ARG002
         """Write the pixels from `start` on into `out` if all of them are in memory; whether they are.

@@ -46,14 +46,15 @@ class LRU(Generic[K, V]):
 
     @property
     def most_bytes(self) -> int | None:
-        """`max_bytes`; where there is no limit at all, the least that has been lent; None for no limit."""
-        if self._lent and self.max_bytes is None and self.max_items is None:
-            self._lent = self._still_lent()
-            return min(self._lent.values(), default=None)
-        return self.max_bytes
+        """`max_bytes`, or the least that has been lent; None for no limit."""
+        if not self._lent:
+            return self.max_bytes
+        self._lent = self._still_lent()
+        limits = [*self._lent.values(), *([] if self.max_bytes is None else [self.max_bytes])]
+        return min(limits, default=None)
 
     def lend(self, mark: Mark, room: int) -> None:
-        """While `mark` is under way, values without a limit have one: what there is now and `room` bytes."""
+        """While `mark` is under way, keep no more than what there is now and `room` bytes."""
         self._lent = {**self._still_lent(), mark: self.total_bytes + room}
 
     def _still_lent(self) -> dict[Mark, int]:

@@ -415,10 +415,7 @@ class TileInProgress:
     def _allocated(self, layout: TileLayout, dtype: torch.dtype | None = None) -> torch.Tensor:
         shape, dtype = layout.tile_shape, dtype or layout.dtype
         try:
-            if layout is not self._record.layout:
-                # Dropped when the tile is complete, and then there for the next one.
-                return new_block(shape, dtype, torch.device("cpu"))
-            return torch.empty(shape, dtype=dtype, device="cpu")
+            return new_block(shape, dtype, torch.device("cpu"))
         except RuntimeError as error:
             raise StoreError(
                 f"no memory for tile {self.tile} of tensor {self._record.spec.tensor_id!r}, which has "

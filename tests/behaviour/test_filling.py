@@ -265,7 +265,7 @@ class TestFill:
         [
             ({"workers": 0}, "workers"),
             ({"max_memory": -1}, "max_memory must be a positive number of bytes"),
-            ({"max_memory": 10**6}, "max_memory is 977 KiB, but the caches of the stores may take 100 MiB"),
+            ({"max_memory": 10**6}, "max_memory is 977 KiB, but the caches of the stores may take 122 KiB"),
             ({"progress": "yes"}, "progress must be"),
             ({"shard": (2, 2)}, "shard must be"),
             ({"shard": 3}, "shard must be"),

@@ -83,7 +83,7 @@ class MemoryContents(Contents):
 
     @store_method
     def lend(self, mark: Mark, room: int) -> None:
-        """While `mark` is under way, keep no more than now and this much, if there is no limit."""
+        """While `mark` is under way, keep no more than now and this much."""
         kept = self.kept
         with self.lock:
             kept.windows = kept.windows.ordered(kept.windows.max_bytes, kept.windows.max_items)

@@ -216,7 +216,7 @@ class RecentWindows:
         return 0 if most is None else most - self.total_bytes
 
     def lend(self, mark: Mark, room: int) -> None:
-        """While `mark` is under way, windows without a limit have one: what there is now and `room` bytes."""
+        """While `mark` is under way, keep no more than what there is now and `room` bytes."""
         self._windows.lend(mark, room)
 
     def of(self, tensor_id: str) -> Mapping[Index, Row]:

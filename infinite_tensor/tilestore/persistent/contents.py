@@ -117,7 +117,7 @@ class PersistentContents(Contents):
 
     @store_method
     def lend(self, mark: Mark, room: int) -> None:
-        """While `mark` is under way, keep no more tiles than now and this much, if there is no limit."""
+        """While `mark` is under way, keep no more tiles than now and this much."""
         with self.tiles.lock:
             self.tiles.entries.lend(mark, room)
 

@@ -1,0 +1,70 @@
+"""What a prediction takes of memory: a strip across the image, and a few batches, however long the image is."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from infinite_tensor import ValidationError, predict
+from tests.support.interpreters import CONTEXT
+
+MIB = 2**20
+BATCH = 4
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss has other units")
+
+
+def growth(folder: Path, shape: tuple[int, int], window: int, classes: int, max_memory: int | None) -> int:
+    """By how much the most memory that this process has held grows while an image is worked through."""
+    net = torch.nn.Conv2d(3, classes, 1)
+    how: dict[str, Any] = {"overlap": 0.5, "batch_size": BATCH, "reduce": "argmax", "progress": False}
+    small = np.zeros((3, window, window), np.uint8)
+    predict(net, small, folder / "warm", window=(window, window), max_memory=max_memory, **how)
+    image = np.zeros((3, *shape), np.uint8)
+    image[...] = 1
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    predict(net, image, folder / "labels", window=(window, window), max_memory=max_memory, **how)
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+
+
+def held(
+    folder: Path, shape: tuple[int, int], window: int = 128, classes: int = 30, max_memory: int | None = None
+) -> int:
+    with ProcessPoolExecutor(1, CONTEXT) as child:
+        return child.submit(growth, folder, shape, window, classes, max_memory).result()
+
+
+def test_memory_does_not_grow_with_the_longer_side(tmp_path: Path) -> None:
+    # Labels, the image and holes; where tiles lie between other things, holes alone are 400 MiB.
+    assert held(tmp_path, (512, 16384)) < 250 * MIB
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("longer", [2048, 16384])
+def test_memory_is_a_strip_of_scores_and_a_few_batches(longer: int, tmp_path: Path) -> None:
+    window, shorter, classes = 256, 2048, 100
+    strip, batch = window * shorter * classes * 4, BATCH * window**2 * classes * 4
+    assert held(tmp_path, (shorter, longer), window, classes) < 1.3 * strip + 3 * batch
+
+
+def test_less_memory_makes_narrower_bands(tmp_path: Path) -> None:
+    most = 200 * MIB
+    assert held(tmp_path, (2048, 2048), 256, 30, most) < 1.2 * most
+
+
+def test_memory_that_is_not_enough_for_a_batch_is_refused() -> None:
+    with pytest.raises(ValidationError, match=r"max_memory is 1.0 MiB, but a batch of 4 windows takes 1.3 MiB with "):
+        predict(torch.nn.Conv2d(3, 5, 1), torch.zeros(3, 100, 100), window=(80, 80), max_memory="1 MiB")
+
+
+def test_memory_that_is_not_enough_for_a_step_is_refused() -> None:
+    with pytest.raises(ValidationError, match="what waits to be written") as caught:
+        predict(torch.nn.Conv2d(3, 5, 1), torch.zeros(3, 100, 100), window=(80, 80), max_memory="2 MiB")
+    assert caught.value.__notes__[-1].startswith("max_memory is 2.0 MiB, of which a batch of 4 windows takes 1.3 MiB")
