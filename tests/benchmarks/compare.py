@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     curves = [curve for curve in CURVES if curve.case in options.case]
     begun = time.monotonic()
     _say(f"environment of the peer: {options.environment}")
-    with Workers(environment.prepared(options.environment)) as workers:
+    with Workers(environment.prepared(options.environment, environment.of_peer())) as workers:
         values = measured(workers, turns(rows, curves), options.repeats)
     text = _text(rows, curves, values, options.repeats)
     _say(f"{time.monotonic() - begun:.0f} s in all")
@@ -76,7 +76,9 @@ def _cells(entry: Row | Curve) -> list[Measurement]:
 
 def _text(rows: Sequence[Row], curves: Sequence[Curve], values: report.Values, repeats: int) -> str:
     method = f"- The least of {repeats} or more repeats, taken by turns; one thread for torch everywhere"
-    parts = [f"{machine.header()}\n{method}"]
+    peer, floor = (requirement.replace("==", " ") for requirement in (environment.PEER, environment.TENSORSTORE))
+    others = f"- Peer: {peer}; the same versions of torch, numpy and h5py. Floor: {floor}"
+    parts = [f"{machine.header()}\n{others}\n{method}"]
     if rows:
         parts.append(report.table(rows, values))
     if curves:

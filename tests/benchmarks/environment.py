@@ -1,4 +1,4 @@
-"""The environment that the peer runs in: it has our package's name, so the two cannot share one."""
+"""Environments that others run in: the peer has our package's name, so the two cannot share one."""
 
 from __future__ import annotations
 
@@ -7,45 +7,67 @@ import shutil
 import subprocess
 import sys
 import venv
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
 PEER = "infinite-tensor==0.4.0"
 TENSORSTORE = "tensorstore==0.1.86"
 TENSORBLOB = "tensorblob==0.3.0"
-_SHARED = ("torch", "numpy", "h5py")
-"""Packages of which peer and we run the same version."""
+MONAI = "monai==1.6.1"
 
 _INSTALLED = "installed.txt"
 
 
-def default_folder() -> Path:
-    """Where the environment is kept if nobody says where."""
+def default_folder(name: str = "infinite-tensor-benchmarks") -> Path:
+    """Where an environment is kept if nobody says where."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "infinite-tensor-benchmarks"
+    return Path(cache) / name
 
 
-def requirements() -> list[str]:
-    """What is installed, as pip names it."""
+def of_peer() -> list[str]:
+    """What the environment of the peer holds, as pip names it."""
+    return [PEER, TENSORSTORE, TENSORBLOB, *_shared("torch", "numpy", "h5py")]
+
+
+def of_monai() -> list[str]:
+    """What the environment of MONAI holds."""
+    return [MONAI, *_shared("torch", "numpy", "zarr", "numcodecs")]
+
+
+def _shared(*names: str) -> list[str]:
+    """Packages of which others and we run the same version."""
     # A local version, as in 2.13.0+cpu, says how a wheel was built; pip takes the one that its index has.
-    shared = [f"{name}=={version(name).partition('+')[0]}" for name in _SHARED]
-    return [PEER, TENSORSTORE, TENSORBLOB, *shared]
+    return [f"{name}=={version(name).partition('+')[0]}" for name in names]
 
 
-def prepared(folder: Path) -> Path:
-    """The interpreter of the environment in `folder`, which is created again unless it holds what it should."""
-    folder = folder.absolute()
-    python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+def found(folder: Path, requirements: Sequence[str]) -> Path | None:
+    """The interpreter of the environment in `folder`; None unless it holds what it should."""
     stamp = folder / _INSTALLED
-    wanted = "\n".join([sys.version, *requirements()])
-    if stamp.exists() and stamp.read_text(encoding="utf-8") == wanted:
+    is_there = stamp.exists() and stamp.read_text(encoding="utf-8") == _stamp(requirements)
+    return _python(folder) if is_there else None
+
+
+def prepared(folder: Path, requirements: Sequence[str]) -> Path:
+    """The interpreter of the environment in `folder`, which is created again unless it holds what it should."""
+    python = found(folder, requirements)
+    if python is not None:
         return python
     if folder.exists() and not (folder / "pyvenv.cfg").exists():
         raise FileExistsError(f"{folder} is no virtual environment; name a folder that is one or does not exist")
     shutil.rmtree(folder, ignore_errors=True)
     venv.create(folder, with_pip=True)
-    command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *requirements()]
+    python = _python(folder)
+    command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *requirements]
     # What pip says goes where progress goes: standard output holds the table alone.
     subprocess.run(command, check=True, stdout=sys.stderr)
-    stamp.write_text(wanted, encoding="utf-8")
+    (folder / _INSTALLED).write_text(_stamp(requirements), encoding="utf-8")
     return python
+
+
+def _python(folder: Path) -> Path:
+    return folder.absolute() / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+
+
+def _stamp(requirements: Sequence[str]) -> str:
+    return "\n".join([sys.version, *requirements])

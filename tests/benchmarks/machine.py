@@ -8,22 +8,18 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from tests.benchmarks.environment import PEER, TENSORSTORE
-
 _PACKAGES = ("torch", "numpy", "zarr", "numcodecs", "zarrs", "h5py")
 
 
 def header() -> str:
     """A line of Markdown for each: date, machine, versions."""
     packages = [f"{name} {found}" for name in _PACKAGES if (found := _version(name))]
-    other = [requirement.replace("==", " ") for requirement in (PEER, TENSORSTORE)]
     return "\n".join(
         [
             f"- Date: {datetime.now(UTC).date()}",
             f"- Machine: {_processor()}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}",
             f"- Ours: infinite-tensor {_version('infinite-tensor')}, Python {platform.python_version()}, "
             + ", ".join(packages),
-            f"- Peer: {other[0]}; the same versions of torch, numpy and h5py. Floor: {other[1]}",
         ]
     )
 

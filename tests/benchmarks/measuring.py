@@ -15,6 +15,8 @@ from typing import Any, Self
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+PACKAGES = (ROOT, ROOT / "stores")
+"""Folders of the packages of this repository."""
 
 
 class Subject(StrEnum):
@@ -87,14 +89,18 @@ class Workers:
             worker.stop()
 
     def _started(self, subject: Subject) -> _Worker:
-        # The repository's own package must not come in the way of the peer's, which has the same name.
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        # torch.set_num_threads holds for the thread that calls it; a subject may run f on others.
-        environment |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         if subject in (Subject.PEER, Subject.TENSORSTORE):
-            return _Worker(self._python, environment, self._python.parents[1])
-        path = os.pathsep.join([str(ROOT), str(ROOT / "stores")])
-        return _Worker(Path(sys.executable), environment | {"PYTHONPATH": path}, ROOT)
+            return _Worker(self._python, variables(), self._python.parents[1])
+        return _Worker(Path(sys.executable), variables(*PACKAGES), ROOT)
+
+
+def variables(*folders: Path) -> dict[str, str]:
+    """The environment variables of a process that is measured: one thread, and packages from these folders first."""
+    # The repository's own package must not come in the way of the peer's, which has the same name.
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    path = {"PYTHONPATH": os.pathsep.join(map(str, folders))} if folders else {}
+    # torch.set_num_threads holds for the thread that calls it; a subject may run f on others.
+    return kept | path | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 class _Worker:

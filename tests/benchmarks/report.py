@@ -22,13 +22,13 @@ _STORES = {"memory": "memory", "zarr": "Zarr", "hdf5": "HDF5", "tensorblob": "te
 def table(rows: Sequence[Row], values: Values) -> str:
     """A line per row."""
     head = ("case", "peer", "ours", "floor", "to peer", "to floor", "target", "met")
-    return _markdown(head, [_cells(row, values) for row in rows])
+    return markdown(head, [_cells(row, values) for row in rows])
 
 
 def curve_table(curves: Sequence[Curve], values: Values) -> str:
     """A line per curve."""
     head = ("cost", "whose", "sizes", "at the smallest", "at the largest", "exponent", "target", "met")
-    return _markdown(head, [_curve_cells(curve, values) for curve in curves])
+    return markdown(head, [_curve_cells(curve, values) for curve in curves])
 
 
 def is_met(row: Row, values: Values) -> bool | None:
@@ -58,6 +58,28 @@ def write_into(path: Path, text: str) -> None:
     path.write_text(inserted(path.read_text(encoding="utf-8"), text), encoding="utf-8")
 
 
+def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A table."""
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *lines])
+
+
+def in_seconds(seconds: float) -> str:
+    """A time, in the unit that suits it."""
+    factor, unit = (1, "s") if seconds >= 1 else (10**3, "ms") if seconds >= 1e-3 else (10**6, "µs")
+    amount = seconds * factor
+    return f"{amount:.3g} {unit}" if amount < 100 else f"{amount:.0f} {unit}"
+
+
+def as_ratio(ratio: float) -> str:
+    """A ratio with as many digits as matter."""
+    return f"{ratio:.2g}" if ratio < 1 else f"{ratio:.2f}"
+
+
+def met(is_met: bool | None) -> str:
+    """Whether a target is reached; None where there is none."""
+    return {None: NOTHING, True: "yes", False: "**no**"}[is_met]
+
+
 def _cells(row: Row, values: Values) -> list[str]:
     ours = values[row.ours]
     return [
@@ -65,10 +87,10 @@ def _cells(row: Row, values: Values) -> list[str]:
         _value(row.peer, values, "" if row.peer is None else _STORES[row.peer.variant]),
         _value(row.ours, values, _STORES[row.ours.variant]),
         _value(row.floor, values, row.floor_name),
-        NOTHING if row.peer is None else _ratio(ours / values[row.peer]),
-        NOTHING if row.floor is None else _ratio(ours / values[row.floor]),
+        NOTHING if row.peer is None else as_ratio(ours / values[row.peer]),
+        NOTHING if row.floor is None else as_ratio(ours / values[row.floor]),
         _target(row.target) or NOTHING,
-        _met(is_met(row, values)),
+        met(is_met(row, values)),
     ]
 
 
@@ -81,11 +103,11 @@ def _curve_cells(curve: Curve, values: Values) -> list[str]:
         curve.what,
         f"{whose}, {_STORES[first.variant]}",
         f"{sizes[0]:,} to {sizes[-1]:,}",
-        _seconds(costs[0]),
-        _seconds(costs[-1]),
+        in_seconds(costs[0]),
+        in_seconds(costs[-1]),
         f"{found:.2f}",
         f"at most {FLAT}" if curve.flat else NOTHING,
-        _met(found <= FLAT if curve.flat else None),
+        met(found <= FLAT if curve.flat else None),
     ]
 
 
@@ -93,17 +115,7 @@ def _value(measurement: Measurement | None, values: Values, label: str) -> str:
     if measurement is None:
         return NOTHING
     value = values[measurement]
-    return f"{f'{value / 10**6:.0f} MB' if measurement.alone else _seconds(value)}, {label}"
-
-
-def _seconds(seconds: float) -> str:
-    factor, unit = (1, "s") if seconds >= 1 else (10**3, "ms") if seconds >= 1e-3 else (10**6, "µs")
-    amount = seconds * factor
-    return f"{amount:.3g} {unit}" if amount < 100 else f"{amount:.0f} {unit}"
-
-
-def _ratio(ratio: float) -> str:
-    return f"{ratio:.2g}" if ratio < 1 else f"{ratio:.2f}"
+    return f"{f'{value / 10**6:.0f} MB' if measurement.alone else in_seconds(value)}, {label}"
 
 
 def _target(target: Target) -> str:
@@ -119,11 +131,3 @@ def _target(target: Target) -> str:
 
 def _fraction(fraction: Fraction) -> str:
     return str(fraction) if fraction < 1 else f"{float(fraction):g}"
-
-
-def _met(met: bool | None) -> str:
-    return {None: NOTHING, True: "yes", False: "**no**"}[met]
-
-
-def _markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *lines])

@@ -110,7 +110,7 @@ def test_an_environment_that_runs_another_package_of_the_name_is_refused() -> No
 def test_a_folder_of_something_else_is_not_taken_for_the_environment(tmp_path: Path) -> None:
     (tmp_path / "precious").touch()
     with pytest.raises(FileExistsError, match="no virtual environment"):
-        environment.prepared(tmp_path)
+        environment.prepared(tmp_path, environment.of_peer())
     assert (tmp_path / "precious").exists()
 
 
