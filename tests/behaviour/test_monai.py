@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import random
 
 import pytest
 import torch
 
 from infinite_tensor import InfiniteTensor, TensorWindow
+from tests.support.monai import padded, slid
 from tests.support.reference import Index
-
-inferers = pytest.importorskip("monai.inferers", reason="needs the extra monai")
 
 _CASES = [
     (random.Random(seed).choice([16, 24, 32]), random.Random(seed).choice([0.25, 0.5, 0.75]), seed)  # noqa: S311
     for seed in range(10)
 ]
-
-
-def padded_extent(extent: int, size: int, stride: int) -> int:
-    """The least extent that windows fill: MONAI would move its last window back into the image."""
-    return max(0, math.ceil((extent - size) / stride)) * stride + size
 
 
 @pytest.mark.parametrize(("size", "overlap", "seed"), _CASES)
@@ -35,9 +28,8 @@ def test_it_gives_the_bits_of_monai(size: int, overlap: float, seed: int) -> Non
     ).requires_grad_(requires_grad=False)
     image = torch.randn(1, height, width)
 
-    more = [padded_extent(extent, size, stride) - extent for extent in (width, height)]
-    larger = torch.nn.functional.pad(image, (0, more[0], 0, more[1]))
-    expected = inferers.sliding_window_inference(larger[None], size, 1, net, overlap=overlap, mode="gaussian")[0]
+    larger = padded(image, (size, size), (stride, stride), "constant")
+    expected = slid(net, larger, (size, size), 1, overlap=overlap, mode="gaussian")
 
     def f(_ctx: Index, region: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = net(region[None])[0]

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,10 +24,12 @@ import infinite_tensor_stores
 ROOT = Path(__file__).parents[2]
 PAGES = [page for page in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))) if page.exists()]
 LANGUAGES = {"python", "pycon", "bash", "console", "text"}
+COMPARED = {"dask", "monai", "torchio"}
+"""Packages with which a page compares. A block that needs one begins with ``<!-- needs: monai -->``."""
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 _FENCE = re.compile(
-    r"(?:^<!-- not run: (?P<reason>[^\n]+) -->\n)?"
+    r"(?:^<!-- (?:not run: (?P<reason>[^\n]+)|needs: (?P<needs>\w+)) -->\n)?"
     r"^(?P<indent> *)```(?P<language>[^\n]*)\n(?P<code>.*?)^(?P=indent)```$",
     re.MULTILINE | re.DOTALL,
 )
@@ -35,13 +38,14 @@ _SNIPPET = re.compile(r'^--8<-- "(?P<path>[^"]+)"$', re.MULTILINE)
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced code block; `line` is the one of its opening fence, `reason` why it cannot run."""
+    """A fenced code block; `line` is the one of its opening fence, `reason` why it cannot run, `needs` a package."""
 
     page: Path
     line: int
     language: str
     code: str
     reason: str | None
+    needs: str | None
 
     def run(self, names: dict[str, Any]) -> None:
         if self.language == "python":
@@ -60,7 +64,7 @@ def blocks_of(page: Path) -> Iterator[Block]:
         code = _SNIPPET.sub(lambda snippet: (ROOT / snippet["path"]).read_text(encoding="utf-8"), found["code"])
         indent = len(found["indent"])
         code = "".join(row[indent:] if row.strip() else row for row in code.splitlines(keepends=True))
-        yield Block(page, line, found["language"].strip(), code, found["reason"])
+        yield Block(page, line, found["language"].strip(), code, found["reason"], found["needs"])
 
 
 def check(test: doctest.DocTest) -> None:
@@ -76,15 +80,21 @@ def test_blocks_of_a_page_run_in_order(page: Path, tmp_path: Path, monkeypatch: 
     # A module of that name, so that what a page defines can be pickled.
     module = ModuleType("__page__")
     monkeypatch.setitem(sys.modules, module.__name__, module)
+    missing = set()
     for block in blocks_of(page):
-        if block.reason is None:
+        if block.needs and find_spec(block.needs) is None:
+            missing.add(block.needs)
+        elif block.reason is None:
             block.run(module.__dict__)
+    if missing:
+        pytest.skip(f"has run, but for the blocks that need {', '.join(sorted(missing))}")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_fence_is_a_block_in_a_known_language(page: Path) -> None:
     blocks = list(blocks_of(page))
     assert {block.language for block in blocks} <= LANGUAGES
+    assert {block.needs for block in blocks} <= {None, *COMPARED}
     assert 2 * len(blocks) == len(re.findall(r"^ *(?:```|~~~)", page.read_text(encoding="utf-8"), re.MULTILINE))
 
 
