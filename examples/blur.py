@@ -4,14 +4,12 @@ The image is mirrored at its borders over and over, so that it fills a plane wit
 it, each of which is given its input with a halo as wide as the kernel reaches: so borders between windows do not show.
 All three tensors are kept in one store, where a later run finds them again.
 
-The default image is the portrait of Grace Hopper among matplotlib's sample data: a photograph of the US Navy,
-in the public domain.
+The default image is Grace Hopper, of matplotlib's sample data: a photograph of the US Navy, in the public domain.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import math
 import sys
 from pathlib import Path
@@ -22,28 +20,16 @@ from matplotlib.cbook import get_sample_data
 from PIL import Image, ImageOps
 from torch.nn.functional import conv2d
 
-from infinite_tensor import InfiniteTensor, TensorWindow, TileStore, ValidationError, open_store, sl
+from infinite_tensor import InfiniteTensor, TensorWindow, TileStore, ValidationError, from_array, open_store, sl
 
-SIDE = 128
-"""Side of a window, and of a tile in the store, in pixels."""
+SIDE = 128  # of a window, and of a tile in the store, in pixels
 
 
 def blurred_plane(image: torch.Tensor, sigma: float, store: TileStore) -> tuple[InfiniteTensor, InfiniteTensor]:
-    """The mirrored image, of shape (3, None, None), and what is left of it after two blurs."""
-    _, height, width = image.shape
-    window = TensorWindow((3, SIDE, SIDE))
-
-    def mirrored(ctx: tuple[int, ...]) -> torch.Tensor:
-        _, rows, columns = [torch.arange(at.start, at.stop) for at in window.get_bounds(ctx)]
-        # With three rows, those of the plane are ... 1 0 0 1 2 2 1 0 0 1 ...
-        rows, columns = rows % (2 * height), columns % (2 * width)
-        rows, columns = torch.minimum(rows, 2 * height - 1 - rows), torch.minimum(columns, 2 * width - 1 - columns)
-        return image[:, rows][:, :, columns]
-
-    # A store that holds another image will say so.
-    version = {"image": hashlib.sha256(image.numpy().tobytes()).hexdigest(), "shape": list(image.shape)}
-    plane = InfiniteTensor((3, None, None), mirrored, window, tile_store=store, tensor_id="plane", version=version)
-
+    """The mirrored image, of shape (3, None, None), from 0 to 1, and what is left of it after two blurs."""
+    args, window = [from_array(image)], TensorWindow((3, SIDE, SIDE))
+    mirrored = {"args": args, "args_windows": [window], "args_padding": "symmetric", "tile_store": store}
+    plane = InfiniteTensor((3, None, None), lambda _, pixels: pixels / 255, window, tensor_id="plane", **mirrored)
     # Three standard deviations on either side, in weights that sum to one.
     reach = math.ceil(3 * sigma)
     kernel = torch.exp(-0.5 * (torch.arange(-reach, reach + 1) / sigma) ** 2)
@@ -59,10 +45,9 @@ def blurred_plane(image: torch.Tensor, sigma: float, store: TileStore) -> tuple[
 
 
 def read_image(path: Path) -> torch.Tensor:
-    """The pixels of an image file, shape (3, height, width), from 0 to 1."""
+    """The pixels of an image file, shape (3, height, width), from 0 to 255."""
     with Image.open(path) as file:
-        pixels = np.array(ImageOps.exif_transpose(file).convert("RGB"))
-    return torch.from_numpy(pixels).permute(2, 0, 1).contiguous() / 255
+        return torch.from_numpy(np.array(ImageOps.exif_transpose(file).convert("RGB"))).permute(2, 0, 1)
 
 
 def main() -> None:
@@ -70,25 +55,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("image", nargs="?", type=Path, help="any image file (default: Grace Hopper)")
     parser.add_argument("--output", type=Path, default=Path("blur.png"), help="PNG to write (default: %(default)s)")
-    parser.add_argument(
-        "--store", default="blur.zarr", help="a path or URL of a Zarr store, or an .h5 file: %(default)s"
-    )
+    parser.add_argument("--store", default="blur.zarr", help="a path or URL of a Zarr store, or .h5 file: %(default)s")
     parser.add_argument("--sigma", type=float, default=4.0, help="of each blur, in pixels (default: %(default)s)")
     parser.add_argument("--size", type=int, help="side of the square to show, around the middle (default: the image)")
     args = parser.parse_args()
 
-    # Windows are small: more threads would cost more than they bring.
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # windows are small: more would cost more than they bring
     image = read_image(args.image or Path(get_sample_data("grace_hopper.jpg", asfileobj=False)))
     height, width = image.shape[1:]
     rows, columns = args.size or height, args.size or width
     top, left = (height - rows) // 2, (width - columns) // 2
     region = sl[:, top : top + rows, left : left + columns]
     with open_store(args.store, tile_size=SIDE) as store:
-        try:
-            plane, twice = blurred_plane(image, args.sigma, store)
-        except ValidationError as error:
-            sys.exit(f"{error}\n\nA store keeps one image and one sigma: give another --store, or delete this one.")
+        plane, twice = blurred_plane(image, args.sigma, store)
         report = twice.fill(region, progress=False)
         before, after = plane[region], twice[region]
 
@@ -102,5 +81,7 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
+    except ValidationError as error:
+        sys.exit(f"{error}\n\nA store keeps one image and one sigma: give another --store, or delete this one.")
     except (ImportError, OSError) as error:
         sys.exit(str(error))

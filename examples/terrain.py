@@ -1,156 +1,67 @@
 """Draw a place in a world without end: islands and mountains, the same ones whenever you come back.
 
-Heights are the sum of three layers of random detail, each four times finer than the one before. A layer is a
-tensor that reads the coarser one at its own resolution, so a picture costs the same at the origin and a billion
-pixels away. Windows overlap by half, and the default sum blends them. What a window read is weighted by squares
-that add up to one, the detail that it adds by their roots: so independent details vary as much between two
-windows as in the middle of one, and no seam shows.
+Heights are the sum of three octaves of noise, each four times finer than the one before. `map` gives each function what
+it needs around a window, and crops it again: ten pixels for the filter and enlargement of an octave, one for the hill
+shading. So no seam shows, and a picture costs the same at the origin and a billion pixels away. Heights and picture are
+kept in a store, where a later run finds them again.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-import time
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from PIL import Image
-from torch.nn.functional import avg_pool2d
+from torch.nn.functional import conv2d, interpolate
 
-from infinite_tensor import (
-    InfiniteTensor,
-    RegionError,
-    TensorWindow,
-    TileStore,
-    ValidationError,
-    cell_generator,
-    open_store,
+import infinite_tensor
+from infinite_tensor import InfiniteTensor, RegionError, TileStore, ValidationError, noise, open_store, sl
+
+PIXEL = 50.0  # metres, the unit of heights too
+HEIGHTS = (-3000, -1200, -250, 0, 1, 60, 400, 1000, 1700, 2300, 2700, 3600)
+COLOURS = (  # red, green and blue at these heights
+    (16, 26, 66, 118, 206, 128, 88, 122, 124, 140, 216, 236),
+    (36, 66, 128, 176, 194, 158, 132, 124, 106, 132, 222, 239),
+    (82, 126, 178, 204, 146, 86, 70, 78, 86, 126, 228, 242),
 )
 
-SIDE = 64
-"""Side of a window, in pixels of its layer."""
-LAYERS = (16, 4, 1)
-"""Side of a pixel of each layer, in pixels of the finest one."""
-FINER = 4
-"""How many pixels of a layer lie along one pixel of the coarser layer."""
-PIXEL = 50.0
-"""Side of a pixel of the finest layer, in metres, which is the unit of heights too."""
-STEEPNESS = 1.2
-"""Scales all heights; more makes the slopes steeper."""
 
-FADE = torch.sin(torch.pi / 2 * torch.hann_window(SIDE))
-FADE = torch.outer(FADE, FADE)
-"""From 0 at the border of a window to 1 in its middle; squared, overlapping windows add up to one."""
-
-SHADES = {
-    -3000: (16, 36, 82),
-    -1200: (26, 66, 126),
-    -250: (66, 128, 178),
-    0: (118, 176, 204),
-    1: (206, 194, 146),
-    60: (128, 158, 86),
-    400: (88, 132, 70),
-    1000: (122, 124, 78),
-    1700: (124, 106, 86),
-    2300: (140, 132, 126),
-    2700: (216, 222, 228),
-    3600: (236, 239, 242),
-}
-"""Red, green and blue by height; between them colours change gradually."""
+def terrain(seed: int, store: TileStore) -> tuple[InfiniteTensor, InfiniteTensor]:
+    """Heights in metres, of shape (None, None), and the picture of them, of shape (3, None, None)."""
+    octaves = [
+        noise((None, None), seed, size, "normal").map(partial(octave, size), halo=10, window=256 // size, scale=size)
+        for size in (16, 4, 1)
+    ]
+    heights = infinite_tensor.map(total, *octaves, store=store, tensor_id="heights", version={"seed": seed})
+    return heights, heights.map(shaded, halo=1, channels=3, dtype="uint8", store=store, tensor_id="picture")
 
 
-class World:
-    """Heights above the sea in metres, decided by a seed.
-
-    Parameters
-    ----------
-    seed : int
-        Which of all worlds.
-    store : TileStore
-        Where its layers are kept, as ``terrain-16``, ``terrain-4`` and ``terrain-1``.
-
-    Attributes
-    ----------
-    heights : InfiniteTensor
-        The finest layer, of shape (None, None): row, column.
-    calls : int
-        How often a window of any layer was computed.
-    """
-
-    def __init__(self, seed: int, store: TileStore) -> None:
-        self.seed = seed
-        self.calls = 0
-        window = TensorWindow((SIDE, SIDE), stride=SIDE // 2)
-        # The same place in pixels of the coarser layer, and what `enlarge` needs around it.
-        coarser = TensorWindow((SIDE // FINER + 3,) * 2, stride=SIDE // 2 // FINER, offset=-1)
-        layers: list[InfiniteTensor] = []
-        for pixel in LAYERS:
-            upstream = layers[-1:]
-            layer = InfiniteTensor(
-                (None, None),
-                partial(self.layer, pixel),
-                window,
-                args=upstream,
-                args_windows=[coarser] * len(upstream),
-                tile_store=store,
-                tensor_id=f"terrain-{pixel}",
-                # A store that holds a world of another seed will say so.
-                version={"seed": seed},
-            )
-            layers.append(layer)
-        self.heights = layers[-1]
-
-    def layer(self, pixel: int, ctx: tuple[int, ...], coarse: torch.Tensor | None = None) -> torch.Tensor:
-        """One window of the layer whose pixels have the side `pixel`, shape (SIDE, SIDE)."""
-        self.calls += 1
-        detail = FADE * self.detail(pixel, ctx)
-        if coarse is None:
-            return detail
-        base = enlarge(coarse)
-        # Mountains are rugged, lowlands and the bottom of the sea are smooth.
-        ruggedness = 0.1 + 1.6 * torch.sigmoid((base - 300) / 500)
-        return FADE**2 * base + ruggedness * detail
-
-    def detail(self, pixel: int, ctx: tuple[int, ...]) -> torch.Tensor:
-        """Random heights: always the same ones for one seed, layer and window."""
-        rng = cell_generator(self.seed, (pixel, *ctx))
-        noise = torch.fft.rfft2(torch.from_numpy(rng.standard_normal((SIDE, SIDE), np.float32)))
-        heights: torch.Tensor = torch.fft.irfft2(noise * amplitudes(pixel))
-        return STEEPNESS * SIDE * pixel * PIXEL * heights
+def octave(size: int, numbers: torch.Tensor) -> torch.Tensor:
+    """Hills of the finest resolution, from random numbers for pixels that are `size` times as long."""
+    line = torch.arange(-8, 9.0)
+    # The larger a hill, the higher, so that relief looks alike at every scale.
+    kernel = torch.log(8 / torch.hypot(line, line[:, None]).clamp(min=1)).clamp(min=0)
+    hills = conv2d(numbers[None, None], kernel[None, None], padding="same")
+    return 7 * size * interpolate(hills, scale_factor=size, mode="bicubic", antialias=True)[0, 0]
 
 
-def amplitudes(pixel: int) -> torch.Tensor:
-    """How strong each Fourier component of a window is, in the layer whose pixels have the side `pixel`."""
-    waves = torch.hypot(torch.fft.fftfreq(SIDE, 1 / SIDE)[:, None], torch.fft.rfftfreq(SIDE, 1 / SIDE))
-    # A finer layer holds the waves that are too short for this one.
-    shortest = 2 * FINER if pixel > 1 else SIDE
-    # The longer a wave, the higher, so that relief looks alike at every scale.
-    return torch.where((waves >= 2) & (waves < shortest), waves.clamp(min=1) ** -2, 0)
+def total(heights: torch.Tensor, *finer: torch.Tensor) -> torch.Tensor:
+    """The sum of all octaves: mountains are rugged, lowlands and the bottom of the sea are smooth."""
+    for hills in finer:
+        heights = heights + (0.1 + 1.6 * torch.sigmoid((heights - 300) / 500)) * hills
+    return heights
 
 
-def enlarge(coarse: torch.Tensor) -> torch.Tensor:
-    """The pixels of one finer window, interpolated by a cubic spline: square pixels, averaged three times."""
-    fine = coarse.repeat_interleave(FINER, 0).repeat_interleave(FINER, 1).unsqueeze(0)
-    for _ in range(3):
-        fine = avg_pool2d(fine, FINER, stride=1)
-    return fine[0, :SIDE, :SIDE]
-
-
-def draw(heights: torch.Tensor) -> npt.NDArray[np.uint8]:
-    """Colours by height, lit from the north-west; one pixel smaller on each side than `heights`."""
-    inner = heights[1:-1, 1:-1].numpy()
-    stops, colours = list(SHADES), np.array(list(SHADES.values()))
-    colour = np.stack([np.interp(inner, stops, colours[:, channel]) for channel in range(3)], axis=-1)
-    surface = heights.clamp(min=0)
-    south = (surface[2:, 1:-1] - surface[:-2, 1:-1]) / (2 * PIXEL)
-    east = (surface[1:-1, 2:] - surface[1:-1, :-2]) / (2 * PIXEL)
-    light = (1.3 + south + east) / torch.sqrt(1 + south**2 + east**2) / 1.3
-    shade = 0.35 + 0.65 * light.clamp(min=0).numpy()
-    return np.clip(colour * shade[..., None], 0, 255).astype(np.uint8)
+def shaded(heights: torch.Tensor) -> torch.Tensor:
+    """Colours by height, lit from the north-west: shape (3, height, width)."""
+    south, east = torch.gradient(heights.clamp(min=0), spacing=PIXEL)
+    light = 0.35 + 0.5 * ((1.3 + south + east) / torch.sqrt(1 + south**2 + east**2)).clamp(min=0)
+    colours = torch.from_numpy(np.stack([np.interp(heights.numpy(), HEIGHTS, band) for band in COLOURS]))
+    return (colours * light).clamp(max=255).byte()
 
 
 def arguments(description: str | None, name: str, size: int) -> argparse.Namespace:
@@ -175,24 +86,23 @@ def arguments(description: str | None, name: str, size: int) -> argparse.Namespa
 
 
 def main() -> None:
-    """Read a region of the world, draw it, and tell what it took."""
+    """Fill a region of the picture, write it, and tell what it took."""
     args = arguments(__doc__, "terrain", size=640)
     # Windows are small: more threads would cost more than they bring.
     torch.set_num_threads(1)
-    started = time.perf_counter()
+    place = sl[args.y : args.y + args.size, args.x : args.x + args.size]
     with open_store(args.store, tile_size=256) as store:
         try:
-            world = World(args.seed, store)
+            heights, picture = terrain(args.seed, store)
         except ValidationError as error:
             sys.exit(f"{error}\n\nA store keeps one world: give another --store, or delete this one.")
-        # A slope is told from the pixels on either side.
-        heights = world.heights[args.y - 1 : args.y + args.size + 1, args.x - 1 : args.x + args.size + 1]
-    seconds = time.perf_counter() - started
+        report = picture.fill((slice(None), *place), progress=False)
+        metres, pixels = heights[place], picture[(slice(None), *place)]
 
-    Image.fromarray(draw(heights)).save(args.output)
-    remark = "everything was in the store" if world.calls == 0 else "run it again, and there will be none"
-    print(f"{world.calls} calls of f in {seconds:.2f} s: {remark}")
-    print(f"wrote {args.output}: heights from {heights.min():.0f} to {heights.max():.0f} m")
+    Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(args.output)
+    remark = "run it again, and there will be none" if report.windows else "everything was in the store"
+    print(f"{report.windows} calls of f in {report.seconds:.2f} s: {remark}")
+    print(f"wrote {args.output}: heights from {metres.min():.0f} to {metres.max():.0f} m")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-from terrain import World, draw
+from terrain import shaded, terrain
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -82,7 +82,7 @@ def train(network: Denoiser, patches: PatchDataset, seconds: float) -> Iterator[
 
 def picture(parts: list[torch.Tensor]) -> Image.Image:
     """Several maps of one land, side by side."""
-    drawn = [draw(part) for part in parts]
+    drawn = [shaded(part)[:, 1:-1, 1:-1].permute(1, 2, 0).numpy() for part in parts]
     gap = np.full((drawn[0].shape[0], GAP, 3), 255, np.uint8)
     return Image.fromarray(np.hstack([drawn[0], *(each for part in drawn[1:] for each in (gap, part))]))
 
@@ -90,11 +90,10 @@ def picture(parts: list[torch.Tensor]) -> Image.Image:
 def fill(store: str, size: int) -> None:
     """Compute and store the land to learn from, and beside it the land to be tested on."""
     with ZarrTileStore(store, tile_size=256) as tiles:
-        world = World(0, tiles)
-        started = time.perf_counter()
-        for region in (sl[0:size, 0:size], around(UNSEEN)):
-            world.heights.fill(region)
-        print(f"{world.calls} calls of f in {time.perf_counter() - started:.2f} s to fill {store}")
+        heights, _picture = terrain(0, tiles)
+        reports = [heights.fill(region) for region in (sl[0:size, 0:size], around(UNSEEN))]
+    calls, seconds = sum(report.windows for report in reports), sum(report.seconds for report in reports)
+    print(f"{calls} calls of f in {seconds:.2f} s to fill {store}")
 
 
 def around(region: tuple[slice, ...]) -> tuple[slice, ...]:
@@ -130,7 +129,7 @@ def main() -> None:
     torch.manual_seed(0)
     fill(args.store, args.size)
 
-    heights = ZarrTileStore(args.store, mode="r").open("terrain-1")
+    heights = ZarrTileStore(args.store, mode="r").open("heights")
     patches = PatchDataset(heights, PATCH, sl[0 : args.size, 0 : args.size], length=10**7)
     network, errors, told = Denoiser(), list[float](), time.perf_counter()
     started = told

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import pytest
 import torch
 from PIL import Image
 
-from infinite_tensor import MemoryTileStore
+from infinite_tensor import MemoryTileStore, noise
 from tests.support.interpreters import run
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -76,8 +77,9 @@ def blurred(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def test_blur_computes_each_window_once_and_then_none(blurred: Runs) -> None:
-    # Two windows hold the picture; their margins need 3x4 of the blur before, and those 5x6 of the image.
-    assert [calls(printed) for printed in blurred.printed] == [2 + 12 + 30, 0]
+    # Two windows hold the picture; their margins need 3x4 of the blur before, and those 5x6 of the plane; the image is
+    # read at once.
+    assert [calls(printed) for printed in blurred.printed] == [2 + 12 + 30 + 1, 0]
 
 
 def test_blur_shows_the_image_beside_what_two_gaussians_make_of_it(blurred: Runs, photograph: Path) -> None:
@@ -143,7 +145,7 @@ def test_blur_refuses_a_store_that_holds_another_image(blurred: Runs, tmp_path: 
     store = next(path for path in blurred.folder.iterdir() if path.suffix in (".zarr", ".h5"))
     done = run(EXAMPLES / "blur.py", other, "--store", store, cwd=tmp_path)
     assert done.returncode == 1
-    assert re.search(r"version\.image: stored '\w{64}', given '\w{64}'", done.stderr)
+    assert re.search(r"args\[0\]\.digest: stored '\w{64}', given '\w{64}'", done.stderr)
     assert "give another --store" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "blur.png").exists()
@@ -198,15 +200,38 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.usefixtures("one_thread")
-def test_terrain_is_as_rough_at_the_borders_of_windows_as_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def terrain(one_thread: None, monkeypatch: pytest.MonkeyPatch) -> ModuleType:  # noqa: ARG001
     monkeypatch.syspath_prepend(EXAMPLES)
-    terrain = importlib.import_module("terrain")
-    step, rows, columns = terrain.SIDE // 2, 512, 1024
-    heights = terrain.World(0, MemoryTileStore()).heights[0:rows, -1 : columns + 1].double()
+    return importlib.import_module("terrain")
+
+
+def test_terrain_is_what_its_functions_make_of_all_of_it_at_once(terrain: ModuleType) -> None:
+    heights, picture = terrain.terrain(0, MemoryTileStore())
+    octaves = []
+    for size in (16, 4, 1):
+        # More around it than the filter reaches.
+        numbers = noise((None, None), 0, size, "normal")[-16 : 512 // size + 16, -16 : 512 // size + 16]
+        octaves.append(terrain.octave(size, numbers)[16 * size : -16 * size, 16 * size : -16 * size])
+    whole = terrain.total(*octaves)
+    torch.testing.assert_close(heights[0:512, 0:512], whole, rtol=0, atol=0.05)
+    shades = picture[:, 1:511, 1:511].int() - terrain.shaded(heights[0:512, 0:512])[:, 1:-1, 1:-1].int()
+    assert shades.abs().max() <= 1
+
+
+def test_terrain_is_as_rough_at_the_borders_of_coarse_pixels_as_anywhere(terrain: ModuleType) -> None:
+    rows, columns = 512, 1024
+    heights = terrain.terrain(0, MemoryTileStore())[0][0:rows, -1 : columns + 1].double()
     bends = heights[:, 2:] - 2 * heights[:, 1:-1] + heights[:, :-2]
-    by_column = bends.square().reshape(rows, columns // step, step).mean(dim=(0, 1))
-    assert by_column.max() / by_column.min() < 1.25
+    # The finest octave has the resolution of the picture, and cannot show any; the next is enlarged by four.
+    by_column = bends.square().reshape(rows, columns // 4, 4).mean(dim=(0, 1))
+    assert by_column.max() / by_column.min() < 1.15
+
+
+def test_terrain_is_lit_from_the_north_west(terrain: ModuleType) -> None:
+    down = torch.arange(0, 640.0, 20)
+    north_west, south_east = (terrain.shaded(100 + slope[:, None] + slope).sum() for slope in (down, down.flip(0)))
+    assert north_west > 1.5 * south_east
 
 
 @pytest.mark.parametrize("name", ["blur", "terrain"])

@@ -68,7 +68,7 @@ def test_the_network_learns(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.syspath_prepend(EXAMPLES)
     example = importlib.import_module("train")
     torch.manual_seed(0)
-    heights = ZarrTileStore(runs.folder / "train.zarr", mode="r").open("terrain-1")
+    heights = ZarrTileStore(runs.folder / "train.zarr", mode="r").open("heights")
     patches = PatchDataset(heights, 32, sl[0:SIZE, 0:SIZE], length=1000)
     training = example.train(example.Denoiser(), patches, math.inf)
     errors = [off for _, off in itertools.islice(training, 80)]
