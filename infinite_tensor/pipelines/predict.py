@@ -211,7 +211,7 @@ def predict(
 
 
 _Sizes: TypeAlias = tuple[int, ...]
-_CACHE_BYTES = 2**25
+_CACHE_BYTES = 2**24
 """Of a source, of which nothing is read twice, and of a store in memory, which holds all tiles a second time."""
 
 

@@ -26,7 +26,7 @@ _LARGE_BYTES = 2**20
 """What is larger lies in large pages."""
 _BLOCK_BYTES = 2**16
 """Blocks that are smaller lie where the allocator has room for them."""
-_KEPT_BYTES = 2**26
+_KEPT_BYTES = 2**25
 """So much of what is freed waits to be used again."""
 
 

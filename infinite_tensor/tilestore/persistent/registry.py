@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +21,8 @@ from infinite_tensor.values.spec import TensorSpec
 _TILE_SIZE = 512
 """Of a new tensor, where none is given."""
 _GATHERED_TILE_SIZE = 128
-"""Of one with a reduction, of which tiles that are not complete take a multiple: about so much, in whole strides."""
+_GATHERED_TILE_BYTES = 2**22
+"""Of one with a reduction, whose tiles take many times more while they are gathered: about so much, in strides."""
 
 
 class Registry:
@@ -134,13 +136,21 @@ class Registry:
 
 
 def _usual_tile(spec: TensorSpec) -> Index:
-    """The tile of a new tensor. Where much more is gathered than stored, it is as small as windows are apart."""
+    """The tile of a new tensor.
+
+    Where much more is gathered than stored, tiles are as small as windows are apart, as all of a strip are in memory. A
+    few are joined along the last dimensions, where they are still small.
+    """
     if spec.reduction is None:
         return _tile_of(spec, _TILE_SIZE)
-    window, sizes = spec.grid.window, []
-    for k, size, stride in zip(followed(window), window.size, window.stride, strict=True):
-        step = size if k is None else min(size, stride)
-        sizes.append(step * max(1, _GATHERED_TILE_SIZE // step))
+    window = spec.grid.window
+    sizes = [
+        size if k is None else min(size, stride)
+        for k, size, stride in zip(followed(window), window.size, window.stride, strict=True)
+    ]
+    for d in reversed(range(len(sizes))):
+        room = int(_GATHERED_TILE_BYTES / (math.prod(_tile_of(spec, sizes)) * spec.gathered_bytes))
+        sizes[d] *= max(1, min(room, _GATHERED_TILE_SIZE // sizes[d]))
     return _tile_of(spec, sizes)
 
 
