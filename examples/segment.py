@@ -167,7 +167,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--store", default="segment.zarr", help="a path or URL of a Zarr store, or an .h5 file: %(default)s"
     )
-    parser.add_argument("--size", type=int, default=8000, help="side of the square to segment, around the middle")
+    parser.add_argument(
+        "--size", type=int, default=8000, help="side of the square to segment, around the middle (default: everything)"
+    )
     parser.add_argument("--steps", type=int, default=200, help="how long to learn (default: %(default)s)")
     parser.add_argument("--only", choices=MARKS, help="leave out what looks from afar as if it were something else")
     return parser.parse_args()
