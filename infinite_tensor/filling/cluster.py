@@ -61,15 +61,17 @@ def fill_on_cluster(
     # Of a tensor in memory, the task that needs a window computes it.
     stored = [demand for demand in reversed(needs) if demand.node.store.shared]
     total, in_tasks = (sum(demand.missing for demand in of) for of in (needs, stored))
-    with Tally(total, progress, in_tasks) as tally, _Tasks(client, tensors, workers, tally) as tasks:
-        for demand in stored:
-            tasks.carry_out(compute, demand.node, parts_of(demand, tasks.threads), len)
-        for target in job.targets:
-            parted = target.node.contents.unfinished(target.node.spec, target.start, target.stop)
-            wanted = [tile for tile in parted if target.wanted is None or tile in target.wanted]
-            tasks.carry_out(complete, target.node, _batches(wanted), lambda _tiles: 0)
-        seconds = tally.seconds
-    return FillReport(tuple(tasks.reports(job.left_out())), seconds)
+    with Tally(total, progress, in_tasks) as tally:
+        with _Tasks(client, tensors, workers, tally) as tasks:
+            for demand in stored:
+                tasks.carry_out(compute, demand.node, parts_of(demand, tasks.threads), len)
+            for target in job.targets:
+                parted = target.node.contents.unfinished(target.node.spec, target.start, target.stop)
+                wanted = [tile for tile in parted if target.wanted is None or tile in target.wanted]
+                tasks.carry_out(complete, target.node, _batches(wanted), lambda _tiles: 0)
+        report = FillReport(tuple(tasks.reports(job.left_out())), tally.seconds)
+        tally.finish(report)
+    return report
 
 
 class _Tasks:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -235,8 +235,7 @@ def fill(job: Job, workers: int | None, progress: bool | str | Watcher) -> FillR
 
     A Ctrl-C, or an error of ``f``, ends it after what is done has been stored.
     """
-    nodes = job.chain
-    before = {node: node.contents.written(node.spec.tensor_id) for node in nodes}
+    before = {node: node.contents.written(node.spec.tensor_id) for node in job.chain}
     # What is stored shows as it is met: to look for it beforehand would take a listing.
     targets = job.targets
     total = int(estimated(targets).windows * share_of(targets))
@@ -250,14 +249,19 @@ def fill(job: Job, workers: int | None, progress: bool | str | Watcher) -> FillR
         finally:
             for store in job.stores:
                 store.flush()
-    reports, left_out = [], job.left_out()
-    for node in nodes:
+        report = FillReport(tuple(_reports(job, before, tally)), tally.seconds)
+        tally.finish(report)
+    return report
+
+
+def _reports(job: Job, before: Mapping[Node, tuple[int, int]], tally: Tally) -> Iterator[TensorReport]:
+    left_out = job.left_out()
+    for node, earlier in before.items():
         # A tensor that has been cleared meanwhile is counted from 0 again.
-        counts = zip(node.contents.written(node.spec.tensor_id), before[node], strict=True)
-        tiles, nbytes = (max(0, now - earlier) for now, earlier in counts)
+        written = zip(node.contents.written(node.spec.tensor_id), earlier, strict=True)
+        tiles, nbytes = (max(0, now - then) for now, then in written)
         without = left_out.get(node, NOTHING_LEFT_OUT)
-        reports.append(TensorReport(node.spec.tensor_id, tally.windows[node], tiles, nbytes, *without))
-    return FillReport(tuple(reports), tally.seconds)
+        yield TensorReport(node.spec.tensor_id, tally.windows[node], tiles, nbytes, *without)
 
 
 def _fill(cuts: Mapping[Node, Bands], tally: Tally, workers: int | None) -> None:

@@ -98,8 +98,9 @@ class Fillable(ABC):
             A Dask cluster to spread the work over. Every tensor with a `tensor_id` must be in a store that its workers
             can open: Zarr, at a path or URL that all of them reach.
         progress : bool, "always" or callable
-            True shows a bar where standard error is a terminal, or in a notebook; "always" shows it anywhere. A
-            callable is given a `Progress`, about ten times a second at most.
+            True shows a bar where standard error is a terminal, or in a notebook; "always" shows it anywhere. It ends
+            with how many tiles were stored, and how many a mask has left out. A callable is given a `Progress`, about
+            ten times a second at most; the last one has the report.
         shard : tuple of int, optional
             ``(rank, world_size)``: fill one of `world_size` shards of the region; other processes fill the others.
         where : Mask, array, tensor, InfiniteTensor or callable, optional
@@ -225,8 +226,6 @@ def fill_together(
     workers = None if workers is None else checked_workers(workers)
     job = writable(_job(requests, max_memory, shard))
     progress = checked_progress(progress)
-    if not job.passes:
-        return FillReport((), 0.0)
     try:
         if client is not None:
             # What only a cluster needs.

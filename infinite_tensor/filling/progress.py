@@ -29,11 +29,14 @@ class Progress:
         Windows that it is expected to compute in all: fewer as it meets what was stored before.
     seconds : float
         How long it has been at it.
+    report : FillReport or None
+        In the last call, at the end of a fill that was not interrupted: what it has done, and what a mask left out.
     """
 
     done: int
     total: int
     seconds: float
+    report: FillReport | None = None
 
 
 Watcher: TypeAlias = Callable[[Progress], object]
@@ -48,7 +51,7 @@ class Tally(AbstractContextManager["Tally"]):
         Windows to compute, if nothing turns out to be stored.
     progress : bool, "always" or callable
         True shows a bar where standard error is a terminal, or in a notebook; "always" anywhere; False nowhere; a
-        callable is called with a `Progress`, by one thread at a time, about ten times a second at most.
+        callable is called with a `Progress`, by one thread at a time, about ten times a second at most, and at the end.
     parts : int
         How many parts the work has that take about as many windows each.
     """
@@ -59,6 +62,7 @@ class Tally(AbstractContextManager["Tally"]):
         self.windows: Counter[Node] = Counter()
         self._begun = time.monotonic()
         self._told = -1.0
+        self._report: FillReport | None = None
         self._lock = threading.Lock()
         self._watcher = checked_progress(progress) if callable(progress) else None
         self._bar: Any = None
@@ -90,12 +94,18 @@ class Tally(AbstractContextManager["Tally"]):
             if self._bar is not None:
                 self._bar.total = self.total
 
+    def finish(self, report: FillReport) -> None:
+        """All is done: the last that is shown says so."""
+        self._report = report
+        if self._bar is not None:
+            self._bar.set_postfix_str(_tiles_of(report), refresh=False)
+
     def _tell(self) -> None:
         assert self._watcher is not None
         self._told = self.seconds
         # The user's: it may use any store.
         with running_f():
-            self._watcher(Progress(self.windows.total(), self.total, self._told))
+            self._watcher(Progress(self.windows.total(), self.total, self._told, self._report))
 
     def __enter__(self) -> Self:
         return self
@@ -204,3 +214,9 @@ class FillReport(Tabular):
 def _cells(figures: TensorReport | FillReport) -> list[str]:
     counts = count_of(figures.windows), count_of(figures.tiles), bytes_of(figures.bytes)
     return [*counts, count_if_any(figures.uncovered), count_if_any(figures.skipped)]
+
+
+def _tiles_of(report: FillReport) -> str:
+    """What became of the tiles, for the end of a bar."""
+    left_out = (report.uncovered, "uncovered"), (report.skipped, "skipped by the mask")
+    return ", ".join([f"{count_of(report.tiles)} tiles stored", *(f"{count_of(n)} {why}" for n, why in left_out if n)])

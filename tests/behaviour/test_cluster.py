@@ -231,9 +231,9 @@ def test_the_dashboard_goes_by_the_name_of_the_tensor(client: Client, tmp_path: 
 
 
 def test_progress_counts_what_the_workers_do(client: Client, tmp_path: Path) -> None:
-    told: list[int] = []
+    told: list[Progress] = []
     with ZarrTileStore(tmp_path / "store", tile_size=64) as store:
         t = chain(store, tmp_path)
         total = t.plan(REGION).windows
-        t.fill(REGION, client=client, progress=lambda progress: told.append(progress.done))
-    assert told[-1] == total
+        report = t.fill(REGION, client=client, progress=told.append)
+    assert (told[-1].done, told[-1].report) == (total, report)

@@ -21,6 +21,7 @@ from infinite_tensor import (
     HDF5TileStore,
     InfiniteTensor,
     MemoryTileStore,
+    Progress,
     RegionError,
     StoreError,
     TensorWindow,
@@ -371,6 +372,23 @@ class TestProgress:
         t.fill(sl[0:512, 0:128], progress=told.append)
         assert told[-1].done == told[-1].total == sum(made(functions)) - before
 
+    def test_the_last_that_is_told_has_the_report(self, store: ZarrTileStore) -> None:
+        t, _ = chain(store)
+        told: list[Progress] = []
+        report = t.fill(sl[0:128, 0:128], progress=told.append)
+        assert [p.report for p in told] == [*[None] * (len(told) - 1), report]
+        nothing = t.fill(sl[0:0, 0:128], progress=told.append)
+        assert (told[-1].report, nothing.tensors) == (nothing, ())
+
+    def test_a_fill_that_fails_tells_no_report(self, store: ZarrTileStore) -> None:
+        t, (f,) = chain(store, depth=1)
+        f.stop_at, f.error = 3, RuntimeError
+        told: list[Progress] = []
+        with pytest.raises(RuntimeError):
+            t.fill(sl[0:64, 0:64], progress=told.append)
+        assert told
+        assert all(p.report is None for p in told)
+
     def test_a_bar_is_silent_where_there_is_no_terminal(
         self, store: ZarrTileStore, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -386,7 +404,7 @@ class TestProgress:
         t, _ = chain(store, depth=1)
         t.fill(sl[0:64, 0:64], progress="always")
         assert "16/16" in shown.getvalue()
-        assert "window/s" in shown.getvalue()
+        assert "window/s, 1 tiles stored]" in shown.getvalue()
 
 
 class TestCoverage:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import math
 import pickle
+import sys
 import tracemalloc
 from collections.abc import Callable, Sequence
 from fractions import Fraction
@@ -526,6 +528,13 @@ class TestSkipped:
         t.fill(box(32, 32), where=CHECKS, progress=told.append)
         assert (told[-1].done, told[-1].total) == (31, 31)
         assert all(each.total <= 32 for each in told)
+
+    def test_a_bar_ends_with_what_the_mask_has_left_out(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        shown = io.StringIO()
+        monkeypatch.setattr(sys, "stderr", shown)
+        t, _ = counted(ZarrTileStore(tmp_path, tile_size=TILE))
+        t.fill(box(32, 32), where=CHECKS, progress="always")
+        assert shown.getvalue().rstrip().endswith("32 tiles stored, 32 skipped by the mask]")
 
     def test_a_read_only_store_need_hold_what_is_wanted_alone(self, tmp_path: Path) -> None:
         with ZarrTileStore(tmp_path, tile_size=TILE) as store:

@@ -18,6 +18,8 @@ from infinite_tensor import (
     FunctionChangedWarning,
     HDF5TileStore,
     InfiniteTensor,
+    Mask,
+    Progress,
     Reduction,
     ShapeMismatchError,
     TensorGroup,
@@ -27,6 +29,7 @@ from infinite_tensor import (
     predict,
     sl,
 )
+from infinite_tensor.filling.progress import TensorReport
 
 Sizes = tuple[int, ...]
 
@@ -367,6 +370,23 @@ def test_background_is_left_out(tmp_path: Path) -> None:
     # The rest is there when it is read.
     assert torch.equal(found[...], whole[...])
     assert computed < 0.7 * len(net.batches)
+
+
+def test_a_background_of_half_the_image_halves_the_calls_and_the_report_says_so(tmp_path: Path) -> None:
+    picture, wanted = image(3, 256, 1024), torch.zeros(4, 16)
+    wanted[:, :8] = 1
+    calls, done = [], list[TensorReport]()
+    for name, where in (("all", None), ("half", Mask(wanted, scale=64))):
+        net, told = Net(), list[Progress]()
+        with ZarrTileStore(tmp_path / f"{name}.zarr", tile_size=64) as store:
+            predict(net, picture, store, window=(32, 32), overlap=0.5, batch_size=1, where=where, progress=told.append)
+        calls.append(len(net.batches))
+        assert told[-1].report
+        # Before it stands the image, whose blocks are windows too.
+        done.append(told[-1].report.tensors[-1])
+    # 15 rows of windows, 16 pixels apart; those of one column in 32 lie across the border of the mask.
+    assert calls == [15 * 63, 15 * 32]
+    assert [(each.windows, each.tiles, each.skipped) for each in done] == [(945, 64, 0), (480, 32, 32)]
 
 
 @pytest.mark.parametrize("count", [2, 3])

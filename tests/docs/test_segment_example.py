@@ -1,0 +1,169 @@
+"""The example that segments a photograph, as a user runs it: on a part, and killed three times."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from matplotlib.cbook import get_sample_data
+from PIL import Image
+from torch.nn.functional import interpolate
+
+from infinite_tensor import ZarrTileStore, from_array, from_image
+from tests.docs.test_examples import EXAMPLES
+
+WINDOWS = 11 * 8
+"""Of 1024 pixels, 768 apart, over 8000 x 6000."""
+
+TOLD = """
+import functools, sys
+sys.path.insert(0, sys.argv.pop(1))
+import segment
+
+class Told(segment.Segmenter):
+    def forward(self, pixels):
+        scores = super().forward(pixels)
+        print("called", flush=True)
+        return scores
+
+segment.Segmenter = Told
+segment.predict = functools.partial(segment.predict, batch_size=1)
+segment.main()
+"""
+"""The example, with a network that tells of each window that it has computed."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How often a run has called the network, and how it ended."""
+
+    calls: int
+    code: int
+
+
+def run_until(calls: int | None, folder: Path, *arguments: object) -> Ran:
+    """Run the example, and kill it once the network has been called so often."""
+    command = [sys.executable, "-c", TOLD, EXAMPLES, "--steps", 10, *arguments]
+    counted = 0
+    with subprocess.Popen([*map(str, command)], cwd=folder, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        for line in process.stdout:
+            counted += line == "called\n"
+            if line == "called\n" and counted == calls:
+                os.kill(process.pid, signal.SIGKILL)
+    return Ran(counted, process.returncode)
+
+
+def missing(store: Path) -> int:
+    """How many windows a process that comes later does not find."""
+    with ZarrTileStore(store, mode="r") as opened:
+        return opened.open("prediction").plan(...).tensors[-1].windows
+
+
+def labels_in(store: Path) -> torch.Tensor:
+    with ZarrTileStore(store, mode="r") as opened:
+        stored: torch.Tensor = opened.open("prediction")[...]
+    return stored
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    return importlib.import_module("segment")
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """As the example itself: on one thread, the same bits are learnt each time."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def cells() -> torch.Tensor:
+    """The photograph in cells, about as the example has it."""
+    photograph = from_image(get_sample_data("grace_hopper.jpg", asfileobj=False))[:, :, 20:470]
+    found: torch.Tensor = interpolate(photograph[None].float(), (500, 375), mode="area")[0] / 255
+    return found
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Ran]]:
+    """Two on one store, of which the second draws another picture."""
+    folder = tmp_path_factory.mktemp("segment")
+    return folder, [run_until(None, folder, "--size", 1000, "--output", name) for name in ("first.png", "second.png")]
+
+
+def test_a_part_is_segmented_once(runs: tuple[Path, list[Ran]]) -> None:
+    # Four tiles of 768 x 768 pixels hold the part. Windows 3 to 5 from the top, 2 to 4 from the left touch these.
+    assert [(ran.calls, ran.code) for ran in runs[1]] == [(9, 0), (0, 0)]
+
+
+def test_the_picture_from_the_store_is_the_same(runs: tuple[Path, list[Ran]]) -> None:
+    first, second = [(runs[0] / name).read_bytes() for name in ("first.png", "second.png")]
+    assert first == second
+    with Image.open(runs[0] / "first.png") as picture:
+        assert picture.format == "PNG"
+        assert min(picture.size) > 300
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_the_network_learns_what_was_marked_in_the_same_way_each_time(example: ModuleType, cells: torch.Tensor) -> None:
+    nets = [example.train(cells, 50) for _ in range(2)]
+    for ours, others in zip(*[net.state_dict().values() for net in nets], strict=True):
+        assert torch.equal(ours, others)
+    with torch.no_grad():
+        found = nets[0].of_cells(cells[None])[0].argmax(dim=0)
+    for number, rectangles in enumerate(example.MARKS.values()):
+        marked = torch.cat([found[top:bottom, left:right].flatten() for top, left, bottom, right in rectangles])
+        assert (marked == number).float().mean() > 0.7
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_the_network_over_all_at_once_equals_map_with_a_halo_but_for_that_of_the_border(
+    example: ModuleType, cells: torch.Tensor
+) -> None:
+    net, image = example.train(cells, 10), interpolate(cells[None], (1280, 960))[0] * 255
+    # 15 cells, and one more since scores are enlarged.
+    halo = 16 * example.CELL
+    with torch.no_grad():
+        at_once = net(image[None])[0]
+    by_windows = from_array(image, dims=("c", "y", "x")).map(net, halo=halo, window=320, channels=len(example.MARKS))
+    assert (by_windows[...] - at_once)[:, halo:-halo, halo:-halo].abs().max() < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
+def test_three_kills_cost_no_more_than_the_windows_that_were_not_stored(tmp_path: Path) -> None:
+    killed, left = list[Ran](), [WINDOWS]
+    for calls in (41, 23, 17):
+        killed.append(run_until(calls, tmp_path))
+        left.append(missing(tmp_path / "segment.zarr"))
+    last, idle = run_until(None, tmp_path), run_until(None, tmp_path)
+    assert [ran.code for ran in (*killed, last, idle)] == [*[-signal.SIGKILL] * 3, 0, 0]
+
+    stored = sum(before - after for before, after in itertools.pairwise(left))
+    not_stored = sum(ran.calls for ran in killed) - stored
+    repeated = sum(ran.calls for ran in (*killed, last)) - WINDOWS
+    assert repeated <= not_stored
+    assert (last.calls, idle.calls) == (left[-1], 0)
+    # Otherwise nothing would be shown.
+    assert 0 < left[-1] < WINDOWS
+    assert left == sorted(left, reverse=True)
+
+    whole = run_until(None, tmp_path, "--store", "whole.zarr", "--output", "whole.png")
+    assert whole.calls == WINDOWS
+    assert torch.equal(labels_in(tmp_path / "segment.zarr"), labels_in(tmp_path / "whole.zarr"))
+    assert (tmp_path / "segment.png").read_bytes() == (tmp_path / "whole.png").read_bytes()
