@@ -16,10 +16,10 @@ import torch
 from infinite_tensor.engine.chain import Node, resolved
 from infinite_tensor.engine.claims import CLAIMS
 from infinite_tensor.engine.lifetimes import NumberedRegions
+from infinite_tensor.engine.loop import Loop, run_steps
 from infinite_tensor.engine.reads import Views
-from infinite_tensor.engine.run import run, run_steps
 from infinite_tensor.errors import StoreError
-from infinite_tensor.geometry.points import Index, joined
+from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.regions import Selection
 from infinite_tensor.geometry.window import TensorWindow, followed
 from infinite_tensor.support.allocation import IN_PARTS, new_result
@@ -190,11 +190,9 @@ class _Stream:
     def __init__(self, node: Node, workers: int | None) -> None:
         self._node = node
         self._views = Views(CLAIMS.reader(workers))
-        # Each with the number of windows that must be there for it.
-        self._waiting: deque[tuple[Selection, int]] = deque()
+        self._loop: Loop | None = None
+        self._waiting: deque[Selection] = deque()
         self._waiting_bytes = 0
-        self._pending = np.empty((0, len(node.spec.shape)), dtype=np.int64)
-        self._done = 0
 
     def add(self, selection: Selection) -> list[torch.Tensor]:
         """One more follows; what is ready now."""
@@ -202,22 +200,21 @@ class _Stream:
         with call.running:
             call.begin(self._node.contents, reads=True)
             self._node.contents.flush_if_requested()
-            missing = self._views.of(self._node).add(np.array([selection.start]), np.array([selection.stop]))
-            self._pending = joined(self._pending, missing)
-            self._waiting.append((selection, self._done + len(self._pending)))
-            self._waiting_bytes += math.prod(selection.shape) * self._node.spec.dtype.itemsize
+            if self._loop is None:
+                self._loop = Loop([self._node], self._views)
+            self._loop.add([(np.array([selection.start]), np.array([selection.stop]))])
+            self._waiting.append(selection)
+            self._waiting_bytes += self._bytes_of(selection)
             # Stored regions behind one window that does not fill a batch must not pile up.
             crowded = len(self._waiting) >= _MOST_WAITING or self._waiting_bytes >= _BLOCK_BYTES
-            self._compute(len(self._pending) if crowded else self._node.computation.batching.full(len(self._pending)))
-            return self._ready()
+            return self._computed(self._loop, to_the_end=crowded)
 
     def finish(self) -> list[torch.Tensor]:
         """None follows; what is left."""
         call = store_call()
         with call.running:
             call.begin(self._node.contents, reads=True)
-            self._compute(len(self._pending))
-            return self._ready()
+            return [] if self._loop is None else self._computed(self._loop, to_the_end=True)
 
     def close(self) -> None:
         """Release what is held."""
@@ -227,27 +224,26 @@ class _Stream:
             call.begin(self._node.contents)
             self._views.close()
 
-    def _compute(self, count: int) -> None:
-        """Run the next windows, which holds nothing of the tensors upstream between the batches."""
-        windows = self._pending[:count]
-        if len(windows):
-            with Views(self._views.reader) as views:
-                views.lend(self._node, self._views.of(self._node))
-                run({self._node: windows}, views)
-        self._pending, self._done = self._pending[count:], self._done + count
-
-    def _ready(self) -> list[torch.Tensor]:
-        """Read the leading selections whose windows are all done, and release what only they needed."""
-        if not self._waiting or self._waiting[0][1] > self._done:
-            return []
-        access, results = self._views.of(self._node), []
-        while self._waiting and self._waiting[0][1] <= self._done:
-            selection, _ = self._waiting.popleft()
+    def _computed(self, loop: Loop, *, to_the_end: bool) -> list[torch.Tensor]:
+        """Compute what fills batches, or all; read the selections that are ready, and release what only they needed."""
+        try:
+            ready = loop.compute(to_the_end=to_the_end)
+        finally:
+            # Of the tensors upstream nothing is held between batches.
+            self._views.close(1)
+        results = []
+        access = self._views.of(self._node)
+        for _ in ready:
+            selection = self._waiting.popleft()
             box = new_result(selection.shape, self._node.spec.dtype, self._node.spec.device, IN_PARTS)
             if box.numel():
                 access.read(selection.start, box)
             results.append(selection.pick(box))
-        starts = [selection.start for selection, _ in self._waiting]
-        access.keep([min(column) for column in zip(*starts, strict=True)] if starts else None)
-        self._waiting_bytes = sum(math.prod(s.shape) for s, _ in self._waiting) * self._node.spec.dtype.itemsize
+        if results:
+            starts = [selection.start for selection in self._waiting]
+            access.keep([min(column) for column in zip(*starts, strict=True)] if starts else None)
+            self._waiting_bytes = sum(map(self._bytes_of, self._waiting))
         return results
+
+    def _bytes_of(self, selection: Selection) -> int:
+        return math.prod(selection.shape) * self._node.spec.dtype.itemsize
