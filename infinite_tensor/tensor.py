@@ -12,13 +12,13 @@ import numpy.typing as npt
 import torch
 
 from infinite_tensor.engine import assemble, compiled
-from infinite_tensor.engine.batching import Batching
 from infinite_tensor.engine.chain import Computation, Node, TensorInStore, node_of
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.fill import Request, coverage
 from infinite_tensor.filling.fillable import Fillable
 from infinite_tensor.filling.mask import placed
 from infinite_tensor.filling.stored_only import StoredOnly
+from infinite_tensor.geometry.batching import Batching
 from infinite_tensor.geometry.regions import parse
 from infinite_tensor.geometry.window import Shape, TensorWindow
 from infinite_tensor.outputs import Output, Shared

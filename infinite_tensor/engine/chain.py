@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from infinite_tensor.engine.batching import Batching
+from infinite_tensor.geometry.batching import Batching
 from infinite_tensor.geometry.padding import ArgReads
 from infinite_tensor.geometry.points import IntArray
 from infinite_tensor.geometry.window import TensorWindow, coordinates_of
