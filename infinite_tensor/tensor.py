@@ -398,7 +398,8 @@ class InfiniteTensor(Fillable):
         """
         workers = None if workers is None else checked_workers(workers)
         regions = indices if isinstance(indices, list) else [indices]
-        request = self._node, [parse(region, self.shape, self._spec.labels) for region in regions]
+        spec = self._spec
+        request = self._node, [parse(region, spec.definition.shape, spec.labels) for region in regions]
         read_together = compiled.read_together if torch.compiler.is_compiling() else assemble.read_together
         (found,) = read_together([request], workers)
         return found if isinstance(indices, list) else found[0]

@@ -87,23 +87,50 @@ def _looked_up(requests: Sequence[tuple[Node, Sequence[Selection]]]) -> tuple[li
 def _compute(requests: Sequence[_Request], workers: int | None) -> bool:
     """Read what is not in memory. False where a tensor has been moved meanwhile, so that all must be read again."""
     nodes = resolved([node for node, _, _ in requests])
-    blocks = _side_by_side([(node, parts) for node, (_, _, parts) in zip(nodes, requests, strict=True)])
     with Views(CLAIMS.reader(workers)) as views:
         for node, (given, spec, _) in zip(nodes, requests, strict=True):
             views.of(node)
             if given.tensor.spec is not spec:
                 return False
-
-        def read_block(number: int) -> None:
-            block = blocks[number]
-            views.of(block.node).read(block.start, block.out)
-
+        parts = [(node, parts) for node, (_, _, parts) in zip(nodes, requests, strict=True)]
         try:
-            run_steps(_regions(blocks), _steps(blocks), views, read_block)
+            if sum([box.nbytes for _, own in parts for _, box in own]) <= _BLOCK_BYTES:
+                _read_at_once(parts, views)
+            else:
+                _read_in_steps(parts, views)
         except Exception:
             if not views.moved:
                 raise
         return not views.moved
+
+
+def _read_at_once(requests: Sequence[tuple[Node, _Parts]], views: Views) -> None:
+    """Read what is one step: nothing is released on the way, so no order matters."""
+    regions: dict[Node, tuple[list[Index], list[Index]]] = {}
+    for node, parts in requests:
+        starts, stops = regions.setdefault(node, ([], []))
+        starts += [selection.start for selection, _ in parts]
+        stops += [selection.stop for selection, _ in parts]
+    loop = Loop(regions, views)
+    loop.add(
+        [(np.array(starts, dtype=np.int64), np.array(stops, dtype=np.int64)) for starts, stops in regions.values()]
+    )
+    loop.compute(to_the_end=True)
+    for node, parts in requests:
+        access = views.of(node)
+        for selection, box in parts:
+            access.read(selection.start, box)
+
+
+def _read_in_steps(requests: Sequence[tuple[Node, _Parts]], views: Views) -> None:
+    """Read what is large in blocks, of all tensors at the same pace."""
+    blocks = _side_by_side(requests)
+
+    def read_block(number: int) -> None:
+        block = blocks[number]
+        views.of(block.node).read(block.start, block.out)
+
+    run_steps(_regions(blocks), _steps(blocks), views, read_block)
 
 
 def _side_by_side(requests: Sequence[tuple[Node, _Parts]]) -> list[_Block]:

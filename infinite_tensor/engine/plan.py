@@ -187,14 +187,15 @@ def _missing(node: Node, wanted: Mapping[Node, IntArray], workloads: Sequence[Wo
 def _result(node: Node, windows: IntArray, missing: IntArray | None, asked: IntArray | None, views: Views) -> Result:
     own = node.indices(windows)
     exists = None if len(node.computation.tensors) == 1 else node.spec.grid.exist(own)
-    return Result(node, views.of(node), own, exists, _among(own, missing), _among(own, asked))
+    needed = _among(own, missing)
+    return Result(node, views.of(node), own, exists, needed, needed if asked is missing else _among(own, asked))
 
 
 def _among(windows: IntArray, some: IntArray | None) -> Mask:
     """Which of the windows are among some of them."""
     among = np.zeros(len(windows), dtype=bool)
     if some is not None and len(some) == len(windows):
-        among[:] = True
+        among.fill(True)
     elif some is not None and len(some):
         known = set(as_tuples(some))
         among[:] = [index in known for index in as_tuples(windows)]

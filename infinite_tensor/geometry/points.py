@@ -53,6 +53,26 @@ def points_of_boxes(low: IntArray, high: IntArray) -> tuple[IntArray, IntArray]:
     return points, owner
 
 
+def points_of_box(low: Sequence[int], high: Sequence[int]) -> IntArray:
+    """All integer points of one half-open box, (P, ndim), in lexicographic order.
+
+    Raises
+    ------
+    ValidationError
+        If they are too many to work on.
+    """
+    widths = [max(0, b - a) for a, b in zip(low, high, strict=True)]
+    count = math.prod(widths)
+    check_count(count, MOST_AT_ONCE)
+    points = np.empty((count, len(widths)), dtype=np.int64)
+    after = count
+    for d, (a, width) in enumerate(zip(low, widths, strict=True)):
+        if count:
+            after //= width
+            points[:, d].reshape(-1, width, after)[...] = np.arange(a, a + width)[:, None]
+    return points
+
+
 def unique_rows(rows: IntArray) -> IntArray:
     """The distinct rows of an array, in lexicographic order.
 

@@ -27,6 +27,7 @@ from infinite_tensor.geometry.points import (
     as_tuples,
     check_count,
     is_empty,
+    points_of_box,
     points_of_boxes,
     unique_points,
 )
@@ -453,14 +454,15 @@ class WindowGrid:
 
     def points(self, starts: IntArray, stops: IntArray) -> IntArray:
         """`indices` as an array of shape (M, ndim)."""
-        points, _ = points_of_boxes(*self.boxes(starts, stops))
         if len(starts) == 1:
-            check_count(len(points), MOST_AT_ONCE)
-            return points
+            return points_of_box(*self.box(starts[0].tolist(), stops[0].tolist()))
+        points, _ = points_of_boxes(*self.boxes(starts, stops))
         return unique_points(points)
 
     def covers(self, start: Sequence[int], stop: Sequence[int]) -> bool:
         """Whether windows leave no pixel of the region uncovered. Where coordinates are shared, False is a maybe."""
+        if self._everywhere:
+            return True
         low, high = self.box(start, stop)
         if is_empty(low, high):
             return False
@@ -472,6 +474,13 @@ class WindowGrid:
             if begin > a or begin + (count - 1) * stride + size < b:
                 return False
         return True
+
+    @cached_property
+    def _everywhere(self) -> bool:
+        """Whether windows without end, side by side or over each other, cover all pixels that there are."""
+        return self._followed == tuple(range(self.ndim)) and all(
+            extent is None and stride <= size for _, size, stride, _, extent in self._dimensions
+        )
 
     def exist(self, indices: IntArray) -> npt.NDArray[np.bool_]:
         """Which of many windows exist, and are not farther out than any read reaches: (N, coordinates) in, (N,) out."""

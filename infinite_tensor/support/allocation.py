@@ -35,7 +35,7 @@ def new_result(shape: Sequence[int], dtype: torch.dtype, device: torch.device, a
     OutOfMemoryError
         If there is no room for it; `advice` ends the message, and says what to do.
     """
-    if _nbytes(shape, dtype) < _AT_HAND_BYTES:
+    if math.prod(shape) * dtype.itemsize < _AT_HAND_BYTES:
         return new_tensor(shape, dtype, device, advice)
     return _on_pages(shape, dtype, device, _mapped, advice)
 
@@ -62,7 +62,7 @@ def is_lack_of_memory(error: RuntimeError, device: torch.device) -> bool:
 
 def out_of_memory(shape: Sequence[int], dtype: torch.dtype, advice: str) -> OutOfMemoryError:
     """The error for a tensor that could not be allocated."""
-    size = f"{_nbytes(shape, dtype) / 2**30:,.1f} GiB"
+    size = f"{math.prod(shape) * dtype.itemsize / 2**30:,.1f} GiB"
     return OutOfMemoryError(
         f"a tensor of shape {tuple(shape)} and {dtype} takes {size}, which cannot be allocated{advice and '; '}{advice}"
     )
@@ -104,8 +104,8 @@ def _on_pages(
     pages: Callable[[int], mmap.mmap | memoryview],
     advice: str,
 ) -> torch.Tensor:
-    nbytes = _nbytes(shape, dtype)
-    if device.type != "cpu" or nbytes < _LARGE_BYTES // 2 or not hasattr(mmap, "MADV_HUGEPAGE"):
+    nbytes = math.prod(shape) * dtype.itemsize
+    if nbytes < _LARGE_BYTES // 2 or device.type != "cpu" or not hasattr(mmap, "MADV_HUGEPAGE"):
         return new_tensor(shape, dtype, device, advice)
     try:
         buffer = pages(nbytes)
@@ -119,10 +119,6 @@ def _mapped(nbytes: int) -> mmap.mmap:
     pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     pages.madvise(mmap.MADV_HUGEPAGE)
     return pages
-
-
-def _nbytes(shape: Sequence[int], dtype: torch.dtype) -> int:
-    return math.prod(shape) * dtype.itemsize
 
 
 Array: TypeAlias = Any
