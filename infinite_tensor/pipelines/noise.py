@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -31,8 +32,9 @@ _BITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64:
 _SIDE = 64
 _CELL = _SIDE**2
 """Pixels of a cell."""
-_WINDOW_CELLS = 64
-"""Of one window. What the engine does for each takes as long as to draw 20 cells or more."""
+_WINDOW_CELLS = 16
+"""Of one window: few, since small regions anywhere are what is read most, and as many as make reads of large ones fast.
+What the engine does for one takes about as long as to draw a cell."""
 _CACHE_BYTES = 2**25
 _SERIAL = 2048
 """Of more numbers at once, torch computes `erfinv` on several threads."""
@@ -197,6 +199,29 @@ def _words(numbers: Sequence[int]) -> npt.NDArray[np.uint64]:
     return np.array(numbers, dtype=np.uint64)
 
 
+_WORD = np.dtype("<u8")
+_HALVES = np.dtype("<i4"), np.dtype("<u4")
+_WHOLE = np.dtype("<i8"), _WORD
+
+
+class _Local(threading.local):
+    """A generator for each thread."""
+
+    def __init__(self) -> None:
+        self._generator = np.random.Philox(0)
+        self._state: Any = self._generator.state
+
+    def words(self, address: Address, count: int) -> npt.NDArray[np.uint64]:
+        """So many words from an address on."""
+        now = self._state["state"]
+        now["key"][:], now["counter"][:] = address
+        self._generator.state = self._state
+        return self._generator.random_raw(count).astype(_WORD, copy=False)
+
+
+_LOCAL = _Local()
+
+
 @dataclass(frozen=True)
 class _Draws:
     """Computes windows of noise.
@@ -242,17 +267,13 @@ class _Draws:
         cells = _cells_of(pixels)
         counts = cells.shape[: len(ctx)]
         words = _CELL * pixels.itemsize // 8
-        signed, unsigned = f"<i{pixels.itemsize}", f"<u{pixels.itemsize}"
-        generator = np.random.Philox(key=_words((self.seed, self.stream)))
-        state: Any = generator.state
-        *others, first = [index * count for index, count in zip(ctx, counts, strict=True)]
+        signed, unsigned = _HALVES if pixels.itemsize == 4 else _WHOLE
+        local = _LOCAL
+        *others, first = map(operator.mul, ctx, counts)
         for row in itertools.product(*map(range, counts[:-1])):
             place = [*map(operator.add, others, row), first]
-            key, counter = cell_address(self.seed, self.stream, place, words // 4)
-            state["state"]["key"][:], state["state"]["counter"][:] = key, counter
-            generator.state = state
             # Cells of a row follow each other.
-            drawn = generator.random_raw(words * counts[-1]).astype("<u8", copy=False)
+            drawn = local.words(cell_address(self.seed, self.stream, place, words // 4), words * counts[-1])
             upper = drawn.view(signed if self.normal else unsigned)
             upper >>= 8 * pixels.itemsize - bits
             # Signed numbers are converted several times as fast.
