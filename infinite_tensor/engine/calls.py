@@ -96,20 +96,18 @@ class Calls:
 
     def _checked_batch(self, positions: Sequence[int]) -> list[Sequence[Array]]:
         """What `f` returned for several windows, for each window and tensor."""
-        regions = [list(column) for column in zip(*map(self._regions, positions), strict=True)]
+        columns = zip(*map(self._regions, positions), strict=True) if self._sources else ()
+        regions = [list(column) for column in columns]
         with self._running_f:
             output = self._f([self._indices[position] for position in positions], *regions)
         if not self._keys:
-            return [(self._check(each),) for each in self._checks[0].windows_of(output, len(positions))]
+            return [(each,) for each in self._checks[0].arrays_of(output, len(positions))]
         if isinstance(output, Mapping):
             entries = _entries(output, self._keys)
-            columns = [
-                check.windows_of(entry, len(positions)) for check, entry in zip(self._checks, entries, strict=True)
+            arrays = [
+                check.arrays_of(entry, len(positions)) for check, entry in zip(self._checks, entries, strict=True)
             ]
-            return [
-                [check.array_of(entry) for check, entry in zip(self._checks, row, strict=True)]
-                for row in zip(*columns, strict=True)
-            ]
+            return list(zip(*arrays, strict=True))
         return [self._checked(each) for each in _as_list(output, len(positions))]
 
     def _regions(self, position: int) -> list[torch.Tensor]:
@@ -127,18 +125,27 @@ class _Check:
 
     def array_of(self, output: object) -> Array:
         """A view of it, or of what it stands for."""
+        array = self._array(output, self._size)
+        return self._slow(output) if array is None else array
+
+    def arrays_of(self, returned: object, count: int) -> Sequence[Array]:
+        """Views of what `f` returned for `count` windows, for each of them: from a list, or one stacked tensor."""
+        stacked = self._array(returned, (count, *self._size))
+        return [self.array_of(each) for each in self._windows_of(returned, count)] if stacked is None else stacked
+
+    def _array(self, output: object, shape: tuple[int, ...]) -> Array | None:
+        """A view of a tensor, if it is one of the shape that is declared and all else."""
         if self._dtype is not None and type(output) is torch.Tensor:
             try:
                 array = output.numpy()
             except (RuntimeError, TypeError):
                 # It needs a gradient, say, or is on another device.
-                return self._slow(output)
-            if array.dtype == self._dtype and array.shape == self._size:
+                return None
+            if array.dtype == self._dtype and array.shape == shape:
                 return array
-        return self._slow(output)
+        return None
 
-    def windows_of(self, returned: object, count: int) -> Sequence[object]:
-        """What `f` returned for `count` windows, for each of them: from a list, or one stacked tensor."""
+    def _windows_of(self, returned: object, count: int) -> Sequence[object]:
         if isinstance(returned, torch.Tensor) and not returned.is_nested:
             self._check_dense(returned)
             stacked = (count, *self._size)
