@@ -184,6 +184,9 @@ class Blender:
         """
         grid = self._grid
         count = len(row)
+        if count == 1 and self._copies:
+            self._copy(target, target_start, row[0], index)
+            return
         # The first window along a coordinate has other parts than those after it.
         singles = count if grid.row_dim is None or count == 1 else int(index[-1] == grid.first[-1])
         for i in range(singles):
@@ -191,6 +194,16 @@ class Blender:
             self.fold(target, target_start, row[i], grid.window.start(moved), moved)
         if singles < count:
             self._fold_row(target, target_start, row[singles:], (*index[:-1], index[-1] + singles))
+
+    def _copy(self, target: Array, target_start: Sequence[int], window: Array, index: Index) -> None:
+        """`fold` for one window of those that are alone over their pixels: what most reads come down to."""
+        to, of = [], []
+        for (k, size, stride, offset, _), a, n in zip(self._grid.dimensions, target_start, target.shape, strict=True):
+            begin = (offset if k is None else index[k] * stride + offset) - a
+            low, high = max(0, begin), min(n, begin + size)
+            to.append(slice(low, high))
+            of.append(slice(low - begin, high - begin))
+        target[tuple(to)] = window[tuple(of)]
 
     def _fold_row(self, target: Array, target_start: Sequence[int], row: Array, index: Index) -> None:
         axis = self._grid.row_dim
@@ -283,6 +296,11 @@ class Blender:
     def _alike(self) -> bool:
         """Whether the same happens to all pixels of a window."""
         return self._first is self._later or self._grid.overlap_free
+
+    @cached_property
+    def _copies(self) -> bool:
+        """Whether all pixels of every window are copied."""
+        return self._alike and self._first is _Action.COPY and not self._weighs
 
     @cached_property
     def _whole(self) -> list[_Part]:
