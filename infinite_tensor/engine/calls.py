@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import threading
@@ -125,25 +126,24 @@ class _Check:
 
     def array_of(self, output: object) -> Array:
         """A view of it, or of what it stands for."""
-        array = self._array(output, self._size)
-        return self._slow(output) if array is None else array
-
-    def arrays_of(self, returned: object, count: int) -> Sequence[Array]:
-        """Views of what `f` returned for `count` windows, for each of them: from a list, or one stacked tensor."""
-        stacked = self._array(returned, (count, *self._size))
-        return [self.array_of(each) for each in self._windows_of(returned, count)] if stacked is None else stacked
-
-    def _array(self, output: object, shape: tuple[int, ...]) -> Array | None:
-        """A view of a tensor, if it is one of the shape that is declared and all else."""
         if self._dtype is not None and type(output) is torch.Tensor:
             try:
                 array = output.numpy()
             except (RuntimeError, TypeError):
                 # It needs a gradient, say, or is on another device.
-                return None
-            if array.dtype == self._dtype and array.shape == shape:
+                return self._slow(output)
+            if array.dtype == self._dtype and array.shape == self._size:
                 return array
-        return None
+        return self._slow(output)
+
+    def arrays_of(self, returned: object, count: int) -> Sequence[Array]:
+        """Views of what `f` returned for `count` windows, for each of them: from a list, or one stacked tensor."""
+        if self._dtype is not None and type(returned) is torch.Tensor and returned.shape == (count, *self._size):
+            with contextlib.suppress(RuntimeError, TypeError):
+                stacked = returned.numpy()
+                if stacked.dtype == self._dtype:
+                    return list(stacked)
+        return [self.array_of(each) for each in self._windows_of(returned, count)]
 
     def _windows_of(self, returned: object, count: int) -> Sequence[object]:
         if isinstance(returned, torch.Tensor) and not returned.is_nested:

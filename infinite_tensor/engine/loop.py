@@ -182,7 +182,8 @@ def _run(
 
 def _await(workload: Workload, views: Views) -> None:
     """Return when windows that other reads set out to compute are there; computes what they leave to this one."""
-    while len((workload := workload.absent()).windows):
+    while (missing := (workload := workload.looked_up()).missing).any():
+        workload = workload.part(missing)
         mine, without_waiting = CLAIMS.take_or_wait(workload, views.reader)
         if mine:
             _run(workload.part(mine).wanted, views, without_waiting=without_waiting)

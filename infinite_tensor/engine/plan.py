@@ -115,17 +115,19 @@ class Workload:
         results = tuple(result.part(which) for result in self.results)
         return Workload(self.computation, self.windows[which], results, sources)
 
-    def needed(self, consumers: Sequence[Workload]) -> Workload:
-        """Without windows that are neither wanted for themselves nor read by some workloads."""
-        return self._with([result.needed(consumers) for result in self.results])
+    def looked_up(self, consumers: Sequence[Workload] | None = None) -> Workload:
+        """The same windows, of which fewer may be missing: looked up again, and only those that are still needed.
 
-    def absent(self) -> Workload:
-        """Looked up again: without windows that are there by now."""
-        return self._with([result.absent() for result in self.results])
+        That are those which are wanted for themselves or read by some workloads; all of them, if none are given.
+        """
+        needed = self.results if consumers is None else [result.needed(consumers) for result in self.results]
+        return replace(self, results=tuple([result.absent() for result in needed]))
 
-    def _with(self, results: Sequence[Result]) -> Workload:
-        missing = reduce(np.logical_or, [result.missing for result in results])
-        return replace(self, results=tuple(results)).part(missing)
+    @property
+    def missing(self) -> Mask:
+        """Which of the windows some tensor lacks."""
+        missing: Mask = reduce(np.logical_or, [result.missing for result in self.results])
+        return missing
 
     @property
     def wanted(self) -> dict[Node, IntArray]:

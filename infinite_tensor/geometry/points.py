@@ -25,6 +25,9 @@ COORDINATE_LIMIT = 2**51
 MOST_AT_ONCE = 2**23
 """Windows or tiles that are worked on at once; the indices of more would fill the memory."""
 
+_FEW = 16
+"""With fewer points, Python is faster than numpy."""
+
 MOST_PAIRS = 2**25
 """Windows, each counted once for every region that needs it: rows of arrays, which take less memory."""
 
@@ -140,8 +143,10 @@ def as_tuples(points: IntArray) -> list[Index]:
 
 def rows_of(points: IntArray) -> list[tuple[int, int]]:
     """Where rows begin and end among `points`: runs in which only the last coordinate grows, by one at a time."""
-    if len(points) < 2:
-        return [(0, len(points))] if len(points) else []
+    if len(points) < _FEW:
+        tuples = points.tolist()
+        breaks = [i for i in range(1, len(tuples)) if tuples[i] != [*tuples[i - 1][:-1], tuples[i - 1][-1] + 1]]
+        return list(itertools.pairwise([0, *breaks, len(tuples)])) if tuples else []
     steps = points[1:] - points[:-1]
     (breaks,) = ((steps[:, -1] != 1) | steps[:, :-1].any(axis=1)).nonzero()
     bounds = [0, *(breaks + 1).tolist(), len(points)]
