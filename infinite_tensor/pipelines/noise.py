@@ -21,7 +21,6 @@ import numpy.typing as npt
 import torch
 
 from infinite_tensor.errors import ValidationError
-from infinite_tensor.geometry.points import rows_of
 from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.support.allocation import new_block
 from infinite_tensor.support.given import as_index, members, quoted, word
@@ -255,8 +254,12 @@ class _Draws:
         computed = torch.float64 if self.dtype is torch.float64 else torch.float32
         bits = _BITS[computed if self.normal else self.dtype]
         drawn = new_block((len(contexts), *self.size), computed, torch.device("cpu"))
-        for begin, end in rows_of(np.array(contexts)):
-            self._draw(contexts[begin], bits, drawn.numpy()[begin:end])
+        pixels, begin = drawn.numpy(), 0
+        for end in range(1, len(contexts) + 1):
+            # Windows that follow each other are drawn at once.
+            if end == len(contexts) or contexts[end] != (*contexts[end - 1][:-1], contexts[end - 1][-1] + 1):
+                self._draw(contexts[begin], bits, pixels[begin:end])
+                begin = end
         (make_normal if self.normal else make_uniform)(drawn, bits)
         if self.dtype is computed:
             return drawn
