@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from infinite_tensor.engine.batching import Batching
 from infinite_tensor.engine.chain import TensorInStore, node_of
 from infinite_tensor.errors import StoreError, ValidationError
+from infinite_tensor.geometry.batching import Batching
 from infinite_tensor.support.given import array_advice, quoted
 from infinite_tensor.support.nested import show
 from infinite_tensor.tensor import InfiniteTensor, SupportsAsTensor, arg_definitions, as_tensors, tensors_of

@@ -12,13 +12,13 @@ import numpy.typing as npt
 import torch
 
 from infinite_tensor.engine import assemble, compiled
-from infinite_tensor.engine.batching import Batching
 from infinite_tensor.engine.chain import Computation, Node, TensorInStore, node_of
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.fill import Request, coverage
 from infinite_tensor.filling.fillable import Fillable
 from infinite_tensor.filling.mask import placed
 from infinite_tensor.filling.stored_only import StoredOnly
+from infinite_tensor.geometry.batching import Batching
 from infinite_tensor.geometry.regions import parse
 from infinite_tensor.geometry.window import Shape, TensorWindow
 from infinite_tensor.outputs import Output, Shared
@@ -398,7 +398,8 @@ class InfiniteTensor(Fillable):
         """
         workers = None if workers is None else checked_workers(workers)
         regions = indices if isinstance(indices, list) else [indices]
-        request = self._node, [parse(region, self.shape, self._spec.labels) for region in regions]
+        spec = self._spec
+        request = self._node, [parse(region, spec.definition.shape, spec.labels) for region in regions]
         read_together = compiled.read_together if torch.compiler.is_compiling() else assemble.read_together
         (found,) = read_together([request], workers)
         return found if isinstance(indices, list) else found[0]

@@ -16,10 +16,10 @@ import torch
 from infinite_tensor.engine.chain import Node, resolved
 from infinite_tensor.engine.claims import CLAIMS
 from infinite_tensor.engine.lifetimes import NumberedRegions
+from infinite_tensor.engine.loop import Loop, run_steps
 from infinite_tensor.engine.reads import Views
-from infinite_tensor.engine.run import run, run_steps
 from infinite_tensor.errors import StoreError
-from infinite_tensor.geometry.points import Index, joined
+from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.regions import Selection
 from infinite_tensor.geometry.window import TensorWindow, followed
 from infinite_tensor.support.allocation import IN_PARTS, new_result
@@ -87,23 +87,50 @@ def _looked_up(requests: Sequence[tuple[Node, Sequence[Selection]]]) -> tuple[li
 def _compute(requests: Sequence[_Request], workers: int | None) -> bool:
     """Read what is not in memory. False where a tensor has been moved meanwhile, so that all must be read again."""
     nodes = resolved([node for node, _, _ in requests])
-    blocks = _side_by_side([(node, parts) for node, (_, _, parts) in zip(nodes, requests, strict=True)])
     with Views(CLAIMS.reader(workers)) as views:
         for node, (given, spec, _) in zip(nodes, requests, strict=True):
             views.of(node)
             if given.tensor.spec is not spec:
                 return False
-
-        def read_block(number: int) -> None:
-            block = blocks[number]
-            views.of(block.node).read(block.start, block.out)
-
+        parts = [(node, parts) for node, (_, _, parts) in zip(nodes, requests, strict=True)]
         try:
-            run_steps(_regions(blocks), _steps(blocks), views, read_block)
+            if sum([box.nbytes for _, own in parts for _, box in own]) <= _BLOCK_BYTES:
+                _read_at_once(parts, views)
+            else:
+                _read_in_steps(parts, views)
         except Exception:
             if not views.moved:
                 raise
         return not views.moved
+
+
+def _read_at_once(requests: Sequence[tuple[Node, _Parts]], views: Views) -> None:
+    """Read what is one step: nothing is released on the way, so no order matters."""
+    regions: dict[Node, tuple[list[Index], list[Index]]] = {}
+    for node, parts in requests:
+        starts, stops = regions.setdefault(node, ([], []))
+        starts += [selection.start for selection, _ in parts]
+        stops += [selection.stop for selection, _ in parts]
+    loop = Loop(regions, views)
+    loop.add(
+        [(np.array(starts, dtype=np.int64), np.array(stops, dtype=np.int64)) for starts, stops in regions.values()]
+    )
+    loop.compute(to_the_end=True)
+    for node, parts in requests:
+        access = views.of(node)
+        for selection, box in parts:
+            access.read(selection.start, box)
+
+
+def _read_in_steps(requests: Sequence[tuple[Node, _Parts]], views: Views) -> None:
+    """Read what is large in blocks, of all tensors at the same pace."""
+    blocks = _side_by_side(requests)
+
+    def read_block(number: int) -> None:
+        block = blocks[number]
+        views.of(block.node).read(block.start, block.out)
+
+    run_steps(_regions(blocks), _steps(blocks), views, read_block)
 
 
 def _side_by_side(requests: Sequence[tuple[Node, _Parts]]) -> list[_Block]:
@@ -190,11 +217,9 @@ class _Stream:
     def __init__(self, node: Node, workers: int | None) -> None:
         self._node = node
         self._views = Views(CLAIMS.reader(workers))
-        # Each with the number of windows that must be there for it.
-        self._waiting: deque[tuple[Selection, int]] = deque()
+        self._loop: Loop | None = None
+        self._waiting: deque[Selection] = deque()
         self._waiting_bytes = 0
-        self._pending = np.empty((0, len(node.spec.shape)), dtype=np.int64)
-        self._done = 0
 
     def add(self, selection: Selection) -> list[torch.Tensor]:
         """One more follows; what is ready now."""
@@ -202,22 +227,21 @@ class _Stream:
         with call.running:
             call.begin(self._node.contents, reads=True)
             self._node.contents.flush_if_requested()
-            missing = self._views.of(self._node).add(np.array([selection.start]), np.array([selection.stop]))
-            self._pending = joined(self._pending, missing)
-            self._waiting.append((selection, self._done + len(self._pending)))
-            self._waiting_bytes += math.prod(selection.shape) * self._node.spec.dtype.itemsize
+            if self._loop is None:
+                self._loop = Loop([self._node], self._views)
+            self._loop.add([(np.array([selection.start]), np.array([selection.stop]))])
+            self._waiting.append(selection)
+            self._waiting_bytes += self._bytes_of(selection)
             # Stored regions behind one window that does not fill a batch must not pile up.
             crowded = len(self._waiting) >= _MOST_WAITING or self._waiting_bytes >= _BLOCK_BYTES
-            self._compute(len(self._pending) if crowded else self._node.computation.batching.full(len(self._pending)))
-            return self._ready()
+            return self._computed(self._loop, to_the_end=crowded)
 
     def finish(self) -> list[torch.Tensor]:
         """None follows; what is left."""
         call = store_call()
         with call.running:
             call.begin(self._node.contents, reads=True)
-            self._compute(len(self._pending))
-            return self._ready()
+            return [] if self._loop is None else self._computed(self._loop, to_the_end=True)
 
     def close(self) -> None:
         """Release what is held."""
@@ -227,27 +251,26 @@ class _Stream:
             call.begin(self._node.contents)
             self._views.close()
 
-    def _compute(self, count: int) -> None:
-        """Run the next windows, which holds nothing of the tensors upstream between the batches."""
-        windows = self._pending[:count]
-        if len(windows):
-            with Views(self._views.reader) as views:
-                views.lend(self._node, self._views.of(self._node))
-                run({self._node: windows}, views)
-        self._pending, self._done = self._pending[count:], self._done + count
-
-    def _ready(self) -> list[torch.Tensor]:
-        """Read the leading selections whose windows are all done, and release what only they needed."""
-        if not self._waiting or self._waiting[0][1] > self._done:
-            return []
-        access, results = self._views.of(self._node), []
-        while self._waiting and self._waiting[0][1] <= self._done:
-            selection, _ = self._waiting.popleft()
+    def _computed(self, loop: Loop, *, to_the_end: bool) -> list[torch.Tensor]:
+        """Compute what fills batches, or all; read the selections that are ready, and release what only they needed."""
+        try:
+            ready = loop.compute(to_the_end=to_the_end)
+        finally:
+            # Of the tensors upstream nothing is held between batches.
+            self._views.close(1)
+        results = []
+        access = self._views.of(self._node)
+        for _ in ready:
+            selection = self._waiting.popleft()
             box = new_result(selection.shape, self._node.spec.dtype, self._node.spec.device, IN_PARTS)
             if box.numel():
                 access.read(selection.start, box)
             results.append(selection.pick(box))
-        starts = [selection.start for selection, _ in self._waiting]
-        access.keep([min(column) for column in zip(*starts, strict=True)] if starts else None)
-        self._waiting_bytes = sum(math.prod(s.shape) for s, _ in self._waiting) * self._node.spec.dtype.itemsize
+        if results:
+            starts = [selection.start for selection in self._waiting]
+            access.keep([min(column) for column in zip(*starts, strict=True)] if starts else None)
+            self._waiting_bytes = sum(map(self._bytes_of, self._waiting))
         return results
+
+    def _bytes_of(self, selection: Selection) -> int:
+        return math.prod(selection.shape) * self._node.spec.dtype.itemsize

@@ -1,7 +1,9 @@
-"""Calling ``f``, checking what it returns, and handing that to the stores."""
+"""Calling ``f``: reading what it is given of its args, checking what it returns, and handing that to the stores."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
 import threading
 import time
@@ -10,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self
 
+import numpy as np
 import torch
 
-from infinite_tensor.engine.args import region_of
+from infinite_tensor.engine.chain import Input
 from infinite_tensor.engine.claims import CLAIMS, Claim
 from infinite_tensor.errors import (
     DeviceMismatchError,
@@ -20,13 +23,16 @@ from infinite_tensor.errors import (
     ShapeMismatchError,
     ValidationError,
 )
-from infinite_tensor.support.allocation import Array, as_array, new_block
+from infinite_tensor.geometry.padding import positions
+from infinite_tensor.geometry.points import IntArray
+from infinite_tensor.support.allocation import Array, as_array, as_tensor, new_block, new_tensor
 from infinite_tensor.support.interrupts import running_f
 from infinite_tensor.support.nested import Key, leaves, show
-from infinite_tensor.tilestore.contents import Contents
+from infinite_tensor.tilestore.contents import Access, Contents
 from infinite_tensor.values.fingerprint import unwrapped
 from infinite_tensor.values.spec import TensorSpec
 
+_SMALLER = "give args_windows a smaller size"
 _BLOCK_BYTES = 2**21
 _LATEST_SECONDS = 0.05
 
@@ -91,20 +97,18 @@ class Calls:
 
     def _checked_batch(self, positions: Sequence[int]) -> list[Sequence[Array]]:
         """What `f` returned for several windows, for each window and tensor."""
-        regions = [list(column) for column in zip(*map(self._regions, positions), strict=True)]
+        columns = zip(*map(self._regions, positions), strict=True) if self._sources else ()
+        regions = [list(column) for column in columns]
         with self._running_f:
             output = self._f([self._indices[position] for position in positions], *regions)
         if not self._keys:
-            return [(self._check(each),) for each in self._checks[0].windows_of(output, len(positions))]
+            return [(each,) for each in self._checks[0].arrays_of(output, len(positions))]
         if isinstance(output, Mapping):
             entries = _entries(output, self._keys)
-            columns = [
-                check.windows_of(entry, len(positions)) for check, entry in zip(self._checks, entries, strict=True)
+            arrays = [
+                check.arrays_of(entry, len(positions)) for check, entry in zip(self._checks, entries, strict=True)
             ]
-            return [
-                [check.array_of(entry) for check, entry in zip(self._checks, row, strict=True)]
-                for row in zip(*columns, strict=True)
-            ]
+            return list(zip(*arrays, strict=True))
         return [self._checked(each) for each in _as_list(output, len(positions))]
 
     def _regions(self, position: int) -> list[torch.Tensor]:
@@ -132,8 +136,16 @@ class _Check:
                 return array
         return self._slow(output)
 
-    def windows_of(self, returned: object, count: int) -> Sequence[object]:
-        """What `f` returned for `count` windows, for each of them: from a list, or one stacked tensor."""
+    def arrays_of(self, returned: object, count: int) -> Sequence[Array]:
+        """Views of what `f` returned for `count` windows, for each of them: from a list, or one stacked tensor."""
+        if self._dtype is not None and type(returned) is torch.Tensor and returned.shape == (count, *self._size):
+            with contextlib.suppress(RuntimeError, TypeError):
+                stacked = returned.numpy()
+                if stacked.dtype == self._dtype:
+                    return list(stacked)
+        return [self.array_of(each) for each in self._windows_of(returned, count)]
+
+    def _windows_of(self, returned: object, count: int) -> Sequence[object]:
         if isinstance(returned, torch.Tensor) and not returned.is_nested:
             self._check_dense(returned)
             stacked = (count, *self._size)
@@ -225,6 +237,64 @@ def _source_of(f: Callable[..., Any]) -> str:
 
 def _windows(count: int) -> str:
     return f"{count} window{'s' * (count > 1)}"
+
+
+def region_of(upstream: Input, access: Access, start: Sequence[int]) -> torch.Tensor:
+    """What a window reads of an arg, from pixel `start` on; nobody else has the tensor."""
+    if upstream.reads.padded and upstream.reads.leaves(start):
+        return _padded(upstream, access, start)
+    spec = upstream.node.spec
+    region = new_tensor(upstream.window.size, spec.dtype, spec.device, _SMALLER)
+    access.read(start, region)
+    return region
+
+
+def _padded(upstream: Input, access: Access, start: Sequence[int]) -> torch.Tensor:
+    spec, reads, size = upstream.node.spec, upstream.reads, upstream.window.size
+    parts = [reads.parts(d, first) for d, first in enumerate(start)]
+    if not all(parts):
+        # All of it is constant along some dimension.
+        return as_tensor(_with_constants(upstream, as_array(_new(size, upstream)), start))
+    inside = as_array(_new([sum(b - a for a, b in part) for part in parts], upstream))
+    for box in itertools.product(*map(_placed, parts)):
+        access.read([low for low, _ in box], as_tensor(inside)[tuple(to for _, to in box)])
+    for d, (extent, mode) in reads.padded.items():
+        if len(parts[d]) == 1:
+            index = positions(mode, extent, start[d], size[d])
+            inside = _taken(inside, d, np.maximum(index - parts[d][0][0], 0))
+    assert inside.shape == size
+    assert as_tensor(inside).dtype == spec.dtype
+    return as_tensor(_with_constants(upstream, inside, start))
+
+
+def _new(size: Sequence[int], upstream: Input) -> torch.Tensor:
+    return new_tensor(tuple(size), upstream.node.spec.dtype, upstream.node.spec.device, _SMALLER)
+
+
+def _placed(parts: Sequence[tuple[int, int]]) -> list[tuple[int, slice]]:
+    """Where intervals begin that are read, and where each goes: one after the other."""
+    ends = list(itertools.accumulate(b - a for a, b in parts))
+    return [(a, slice(end - (b - a), end)) for (a, b), end in zip(parts, ends, strict=True)]
+
+
+def _taken(block: Array, d: int, index: IntArray) -> Array:
+    """The entries of a block at some places along a dimension; a copy unless it is all of them in order."""
+    if len(index) == block.shape[d] and bool((index == np.arange(len(index))).all()):
+        return block
+    if isinstance(block, np.ndarray):
+        return np.take(block, index, axis=d)
+    return block.index_select(d, torch.from_numpy(index).to(block.device))
+
+
+def _with_constants(upstream: Input, region: Array, start: Sequence[int]) -> Array:
+    """Fill in what lies beyond the ends of constant dimensions; where two meet, the last dimension's value wins."""
+    assert upstream.padding is not None
+    for d, (extent, mode) in upstream.reads.padded.items():
+        if mode == "constant":
+            before, after = max(0, -start[d]), max(0, extent - start[d])
+            for outside in (slice(0, before), slice(after, None)):
+                region[(slice(None),) * d + (outside,)] = upstream.padding[d].value
+    return region
 
 
 class Deposits:

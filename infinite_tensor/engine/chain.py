@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from infinite_tensor.engine.batching import Batching
+from infinite_tensor.geometry.batching import Batching
 from infinite_tensor.geometry.padding import ArgReads
 from infinite_tensor.geometry.points import IntArray
 from infinite_tensor.geometry.window import TensorWindow, coordinates_of
@@ -278,8 +278,10 @@ def _upstream_first(roots: Iterable[Node], chosen: Mapping[Node, Node]) -> dict[
                 if len(computation.tensors) > 1:
                     found = [beside for beside in computation.nodes if beside not in entered]
                 entered.update(found)
-                stack.append((found, iter([upstream.node for upstream in computation.inputs])))
-                break
+                if computation.inputs:
+                    stack.append((found, iter([upstream.node for upstream in computation.inputs])))
+                    break
+                finished[computation] = found
         else:
             stack.pop()
             if nodes:

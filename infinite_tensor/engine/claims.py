@@ -325,8 +325,11 @@ class Claims:
         workloads: list[Workload] = []
         others: list[Workload] = []
         for each in plan:
-            workload = each.needed(workloads).absent()
-            holders = [(index, self._holder(workload.computation, index)) for index in as_tuples(workload.windows)]
+            workload = each.looked_up(workloads)
+            missing = workload.missing
+            holders = [
+                (index, self._holder(workload.computation, index)) for index in as_tuples(workload.windows[missing])
+            ]
             if without_waiting:
                 _check_needs(workload.computation, [index for index, _ in holders], callers)
                 self._hand_over({index: claim for index, claim in holders if claim and claim.has_left(index)})
@@ -335,11 +338,13 @@ class Claims:
                     (index, claim if claim and claim.maker(index) and claim.maker(index) not in waiting else None)
                     for index, claim in holders
                 ]
-            taken = np.array([claim is not None for _, claim in holders], dtype=bool)
+            taken = np.zeros(len(missing), dtype=bool)
+            taken[missing] = [claim is not None for _, claim in holders]
+            mine = missing & ~taken
             if taken.any():
                 others.append(workload.part(taken))
-            if not taken.all():
-                workloads.append(workload.part(~taken))
+            if mine.any():
+                workloads.append(workload.part(mine))
         return workloads, others
 
     def _take_over(self, holders: dict[Index, Claim], reader: Reader, callers: _Callers) -> list[Index]:

@@ -115,17 +115,19 @@ class Workload:
         results = tuple(result.part(which) for result in self.results)
         return Workload(self.computation, self.windows[which], results, sources)
 
-    def needed(self, consumers: Sequence[Workload]) -> Workload:
-        """Without windows that are neither wanted for themselves nor read by some workloads."""
-        return self._with([result.needed(consumers) for result in self.results])
+    def looked_up(self, consumers: Sequence[Workload] | None = None) -> Workload:
+        """The same windows, of which fewer may be missing: looked up again, and only those that are still needed.
 
-    def absent(self) -> Workload:
-        """Looked up again: without windows that are there by now."""
-        return self._with([result.absent() for result in self.results])
+        That are those which are wanted for themselves or read by some workloads; all of them, if none are given.
+        """
+        needed = self.results if consumers is None else [result.needed(consumers) for result in self.results]
+        return replace(self, results=tuple([result.absent() for result in needed]))
 
-    def _with(self, results: Sequence[Result]) -> Workload:
-        missing = reduce(np.logical_or, [result.missing for result in results])
-        return replace(self, results=tuple(results)).part(missing)
+    @property
+    def missing(self) -> Mask:
+        """Which of the windows some tensor lacks."""
+        missing: Mask = reduce(np.logical_or, [result.missing for result in self.results])
+        return missing
 
     @property
     def wanted(self) -> dict[Node, IntArray]:
@@ -187,14 +189,15 @@ def _missing(node: Node, wanted: Mapping[Node, IntArray], workloads: Sequence[Wo
 def _result(node: Node, windows: IntArray, missing: IntArray | None, asked: IntArray | None, views: Views) -> Result:
     own = node.indices(windows)
     exists = None if len(node.computation.tensors) == 1 else node.spec.grid.exist(own)
-    return Result(node, views.of(node), own, exists, _among(own, missing), _among(own, asked))
+    needed = _among(own, missing)
+    return Result(node, views.of(node), own, exists, needed, needed if asked is missing else _among(own, asked))
 
 
 def _among(windows: IntArray, some: IntArray | None) -> Mask:
     """Which of the windows are among some of them."""
     among = np.zeros(len(windows), dtype=bool)
     if some is not None and len(some) == len(windows):
-        among[:] = True
+        among.fill(True)
     elif some is not None and len(some):
         known = set(as_tuples(some))
         among[:] = [index in known for index in as_tuples(windows)]

@@ -122,10 +122,6 @@ class Views:
         """The tensors accessed so far."""
         return list(self._of.items())
 
-    def lend(self, node: Node, access: Access) -> None:
-        """Use an access that outlives this read."""
-        self._of[node] = access
-
     def __enter__(self) -> Self:
         return self
 
@@ -134,8 +130,9 @@ class Views:
     ) -> None:
         self.close()
 
-    def close(self) -> None:
-        """Close them, the last one first."""
-        self._of.clear()
-        while self._opened:
+    def close(self, first: int = 0) -> None:
+        """Close them, the last one first; all but the `first` ones, with which a read goes on."""
+        self._of = {node: access for node, _, access in self._opened[:first]}
+        self._drops = DROPPING.count
+        while len(self._opened) > first:
             self._opened.pop()[2].close()

@@ -25,8 +25,8 @@ import numpy as np
 
 from infinite_tensor.engine.chain import Node, chain_of, node_of
 from infinite_tensor.engine.claims import CLAIMS
+from infinite_tensor.engine.loop import run
 from infinite_tensor.engine.reads import Views
-from infinite_tensor.engine.run import run
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.fill import Job
 from infinite_tensor.filling.plan import NOTHING_LEFT_OUT, Demand, LeftOut, demands

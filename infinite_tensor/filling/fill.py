@@ -14,8 +14,8 @@ import torch
 from infinite_tensor.engine.chain import Computation, Node, NodeHolder, chain_of, node_of, resolved
 from infinite_tensor.engine.claims import CLAIMS
 from infinite_tensor.engine.lifetimes import NumberedRegions
+from infinite_tensor.engine.loop import run_steps
 from infinite_tensor.engine.reads import Views
-from infinite_tensor.engine.run import run_steps
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.cutting import Bands, cut_into_bands, held_bytes, shard_of, side_by_side
 from infinite_tensor.filling.mask import PlacedMask, Target

@@ -14,7 +14,8 @@ from infinite_tensor.filling.plan import FillPlan
 from infinite_tensor.filling.progress import FillReport, Watcher, checked_progress
 from infinite_tensor.geometry.regions import Selection
 from infinite_tensor.support.given import as_index
-from infinite_tensor.values.checks import checked_bytes, checked_workers
+from infinite_tensor.support.sizes import checked_bytes
+from infinite_tensor.values.checks import checked_workers
 
 if TYPE_CHECKING:
     from distributed import Client

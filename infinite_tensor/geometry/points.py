@@ -25,6 +25,9 @@ COORDINATE_LIMIT = 2**51
 MOST_AT_ONCE = 2**23
 """Windows or tiles that are worked on at once; the indices of more would fill the memory."""
 
+_FEW = 16
+"""With fewer points, Python is faster than numpy."""
+
 MOST_PAIRS = 2**25
 """Windows, each counted once for every region that needs it: rows of arrays, which take less memory."""
 
@@ -51,6 +54,26 @@ def points_of_boxes(low: IntArray, high: IntArray) -> tuple[IntArray, IntArray]:
         rank, points[:, d] = np.divmod(rank, widths[owner, d])
     points += low[owner]
     return points, owner
+
+
+def points_of_box(low: Sequence[int], high: Sequence[int]) -> IntArray:
+    """All integer points of one half-open box, (P, ndim), in lexicographic order.
+
+    Raises
+    ------
+    ValidationError
+        If they are too many to work on.
+    """
+    widths = [max(0, b - a) for a, b in zip(low, high, strict=True)]
+    count = math.prod(widths)
+    check_count(count, MOST_AT_ONCE)
+    points = np.empty((count, len(widths)), dtype=np.int64)
+    after = count
+    for d, (a, width) in enumerate(zip(low, widths, strict=True)):
+        if count:
+            after //= width
+            points[:, d].reshape(-1, width, after)[...] = np.arange(a, a + width)[:, None]
+    return points
 
 
 def unique_rows(rows: IntArray) -> IntArray:
@@ -120,8 +143,10 @@ def as_tuples(points: IntArray) -> list[Index]:
 
 def rows_of(points: IntArray) -> list[tuple[int, int]]:
     """Where rows begin and end among `points`: runs in which only the last coordinate grows, by one at a time."""
-    if len(points) < 2:
-        return [(0, len(points))] if len(points) else []
+    if len(points) < _FEW:
+        tuples = points.tolist()
+        breaks = [i for i in range(1, len(tuples)) if tuples[i] != [*tuples[i - 1][:-1], tuples[i - 1][-1] + 1]]
+        return list(itertools.pairwise([0, *breaks, len(tuples)])) if tuples else []
     steps = points[1:] - points[:-1]
     (breaks,) = ((steps[:, -1] != 1) | steps[:, :-1].any(axis=1)).nonzero()
     bounds = [0, *(breaks + 1).tolist(), len(points)]

@@ -105,8 +105,8 @@ def parse(indices: object, shape: Shape, labels: Sequence[object] | None = None)
             start = _coordinate(entry, label, extent)
             stop, step = start + 1, 1
             squeezed.append(d)
-        if extent is None and start < stop:
-            _check_limit(start, stop, label)
+        if extent is None and start < stop and (start < -COORDINATE_LIMIT or stop > COORDINATE_LIMIT):
+            raise _too_far(start, stop, label)
         starts.append(start)
         stops.append(stop)
         steps.append(step)
@@ -171,12 +171,11 @@ def _coordinate(entry: object, label: object, extent: int | None) -> int:
     return number % extent
 
 
-def _check_limit(start: int, stop: int, label: object) -> None:
-    if start < -COORDINATE_LIMIT or stop > COORDINATE_LIMIT:
-        raise RegionError(
-            f"dimension {label}: pixels {start}..{stop - 1} reach beyond the limit of 2**51: coordinates go from "
-            f"-{COORDINATE_LIMIT} to {COORDINATE_LIMIT - 1}"
-        )
+def _too_far(start: int, stop: int, label: object) -> RegionError:
+    return RegionError(
+        f"dimension {label}: pixels {start}..{stop - 1} reach beyond the limit of 2**51: coordinates go from "
+        f"-{COORDINATE_LIMIT} to {COORDINATE_LIMIT - 1}"
+    )
 
 
 def _show(indices: Sequence[object]) -> str:

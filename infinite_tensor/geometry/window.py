@@ -27,6 +27,7 @@ from infinite_tensor.geometry.points import (
     as_tuples,
     check_count,
     is_empty,
+    points_of_box,
     points_of_boxes,
     unique_points,
 )
@@ -367,6 +368,11 @@ class WindowGrid:
         Shape of the tensor.
     edge : tuple of str, optional
         Per dimension, what happens to windows that reach past a finite one. Default: they are dropped.
+
+    Attributes
+    ----------
+    dimensions : list of (int or None, int, int, int, int or None)
+        Per dimension the window coordinate that it follows, size, stride and offset of the window, and its extent.
     """
 
     def __init__(self, window: TensorWindow, shape: Shape, edge: Edge | None = None) -> None:
@@ -374,7 +380,7 @@ class WindowGrid:
         self.shape = shape
         self.ndim = window.ndim
         self._followed = followed(window)
-        self._dimensions = list(zip(self._followed, window.size, window.stride, window.offset, shape, strict=True))
+        self.dimensions = list(zip(self._followed, window.size, window.stride, window.offset, shape, strict=True))
         finite = {d: extent for d, extent in enumerate(shape) if extent is not None}
         self._clipped = {d: extent for d, extent in finite.items() if edge is not None and edge[d] == "clip"}
         self.first, self.last = self._extent()
@@ -382,11 +388,11 @@ class WindowGrid:
 
     def _extent(self) -> tuple[list[int], list[int]]:
         """The smallest and largest index per coordinate; no window exists where last < first."""
-        moving = {k for k, *_ in self._dimensions}
+        moving = {k for k, *_ in self.dimensions}
         first = [-UNBOUNDED if k in moving else 0 for k in range(self.ndim)]
         last = [UNBOUNDED if k in moving else 0 for k in range(self.ndim)]
         exists = True
-        for d, (k, size, stride, offset, extent) in enumerate(self._dimensions):
+        for d, (k, size, stride, offset, extent) in enumerate(self.dimensions):
             if extent is None:
                 continue
             # Windows that lie in the dimension with all of it, or with some of it.
@@ -398,7 +404,7 @@ class WindowGrid:
                 last[k] = min(last[k], (extent - least - offset) // stride)
         enough: dict[int, list[tuple[int, int]]] = {}
         for d, extent in self._clipped.items():
-            k, size, stride, offset, _ = self._dimensions[d]
+            k, size, stride, offset, _ = self.dimensions[d]
             if k is not None:
                 enough.setdefault(k, []).append(_just_enough(size, stride, offset, extent))
         for k, bounds in enough.items():
@@ -428,7 +434,7 @@ class WindowGrid:
     def box(self, start: Sequence[int], stop: Sequence[int]) -> tuple[list[int], list[int]]:
         """The box of windows that intersect the region ``[start, stop)``."""
         low, high = list(self.first), list(self._stop)
-        for (k, size, stride, offset, _), a, b in zip(self._dimensions, start, stop, strict=True):
+        for (k, size, stride, offset, _), a, b in zip(self.dimensions, start, stop, strict=True):
             if b <= a or (k is None and not (a < offset + size and offset < b)):
                 return low, list(low)
             if k is not None:
@@ -453,18 +459,19 @@ class WindowGrid:
 
     def points(self, starts: IntArray, stops: IntArray) -> IntArray:
         """`indices` as an array of shape (M, ndim)."""
-        points, _ = points_of_boxes(*self.boxes(starts, stops))
         if len(starts) == 1:
-            check_count(len(points), MOST_AT_ONCE)
-            return points
+            return points_of_box(*self.box(starts[0].tolist(), stops[0].tolist()))
+        points, _ = points_of_boxes(*self.boxes(starts, stops))
         return unique_points(points)
 
     def covers(self, start: Sequence[int], stop: Sequence[int]) -> bool:
         """Whether windows leave no pixel of the region uncovered. Where coordinates are shared, False is a maybe."""
+        if self._everywhere:
+            return True
         low, high = self.box(start, stop)
         if is_empty(low, high):
             return False
-        for (k, size, stride, offset, _), a, b in zip(self._dimensions, start, stop, strict=True):
+        for (k, size, stride, offset, _), a, b in zip(self.dimensions, start, stop, strict=True):
             c, count = (0, 1) if k is None else (low[k], high[k] - low[k])
             if count > 1 and (stride > size or self._followed.count(k) > 1):
                 return False
@@ -473,10 +480,17 @@ class WindowGrid:
                 return False
         return True
 
+    @cached_property
+    def _everywhere(self) -> bool:
+        """Whether windows without end, side by side or over each other, cover all pixels that there are."""
+        return self._followed == tuple(range(self.ndim)) and all(
+            extent is None and stride <= size for _, size, stride, _, extent in self.dimensions
+        )
+
     def exist(self, indices: IntArray) -> npt.NDArray[np.bool_]:
         """Which of many windows exist, and are not farther out than any read reaches: (N, coordinates) in, (N,) out."""
         exist = np.asarray(((indices >= self.first) & (indices <= self.last)).all(axis=1))
-        for k, size, stride, offset, _ in self._dimensions:
+        for k, size, stride, offset, _ in self.dimensions:
             if k is not None:
                 # The index is compared, as products with it could wrap around.
                 low = -((COORDINATE_LIMIT + offset + size - 1) // stride)
@@ -486,7 +500,7 @@ class WindowGrid:
 
     def alone(self, d: int) -> WindowGrid:
         """One dimension, as if it were the only one."""
-        k, size, stride, offset, extent = self._dimensions[d]
+        k, size, stride, offset, extent = self.dimensions[d]
         window = TensorWindow((size,), stride, offset, (None if k is None else 0,))
         return WindowGrid(window, (extent,), ("clip" if d in self._clipped else "drop",))
 
@@ -503,7 +517,7 @@ class WindowGrid:
         """
         pixels = 1
         moved: dict[int, list[tuple[int, int, int, int]]] = {}
-        for k, size, stride, offset, extent in self._dimensions:
+        for k, size, stride, offset, extent in self.dimensions:
             if extent is not None:
                 pixels *= extent
                 moved.setdefault(-1 if k is None else k, []).append((size, stride, offset, extent))
@@ -522,7 +536,7 @@ class WindowGrid:
     def overlap(self) -> int:
         """At most how many windows cover one pixel."""
         counts = [max(0, last - first + 1) for first, last in zip(self.first, self.last, strict=True)]
-        for k, size, stride, _, _ in self._dimensions:
+        for k, size, stride, _, _ in self.dimensions:
             if k is not None:
                 counts[k] = min(counts[k], -(-size // stride))
         return math.prod(counts)
@@ -530,6 +544,6 @@ class WindowGrid:
     @cached_property
     def overlap_free(self) -> bool:
         """Whether no pixel is covered by two windows."""
-        separated = {k for k, size, stride, _, _ in self._dimensions if k is not None and stride >= size}
+        separated = {k for k, size, stride, _, _ in self.dimensions if k is not None and stride >= size}
         moving = {k for k in range(self.ndim) if self.first[k] < self.last[k]}
         return moving <= separated

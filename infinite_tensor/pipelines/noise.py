@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -31,8 +32,9 @@ _BITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64:
 _SIDE = 64
 _CELL = _SIDE**2
 """Pixels of a cell."""
-_WINDOW_CELLS = 64
-"""Of one window. What the engine does for each takes as long as to draw 20 cells or more."""
+_WINDOW_CELLS = 8
+"""Of one window: few, since most reads are of small regions anywhere; so many that there are not too many windows."""
+_BATCH = 8
 _CACHE_BYTES = 2**25
 _SERIAL = 2048
 """Of more numbers at once, torch computes `erfinv` on several threads."""
@@ -125,6 +127,7 @@ def noise(
         version={"noise": "philox4x64-10", "kind": name, "seed": draws.seed, "stream": draws.stream},
         edge="clip",
         dims=dims,
+        batch_size=_BATCH,
     )
 
 
@@ -197,6 +200,29 @@ def _words(numbers: Sequence[int]) -> npt.NDArray[np.uint64]:
     return np.array(numbers, dtype=np.uint64)
 
 
+_WORD = np.dtype("<u8")
+_HALVES = np.dtype("<i4"), np.dtype("<u4")
+_WHOLE = np.dtype("<i8"), _WORD
+
+
+class _Local(threading.local):
+    """A generator for each thread."""
+
+    def __init__(self) -> None:
+        self._generator = np.random.Philox(0)
+        self._state: Any = self._generator.state
+
+    def words(self, address: Address, count: int) -> npt.NDArray[np.uint64]:
+        """So many words from an address on."""
+        now = self._state["state"]
+        now["key"][:], now["counter"][:] = address
+        self._generator.state = self._state
+        return self._generator.random_raw(count).astype(_WORD, copy=False)
+
+
+_LOCAL = _Local()
+
+
 @dataclass(frozen=True)
 class _Draws:
     """Computes windows of noise.
@@ -219,44 +245,48 @@ class _Draws:
     dtype: torch.dtype
     size: tuple[int, ...]
 
-    def __call__(self, ctx: Sequence[int]) -> torch.Tensor:
+    def __call__(self, contexts: Sequence[Sequence[int]]) -> torch.Tensor:
         # Stored tensors remember the code of this method, and warn where it is another one: it is to stay as it is.
-        return self.window(ctx)
+        return self.windows(contexts)
 
-    def window(self, ctx: Sequence[int]) -> torch.Tensor:
-        """The window at an index."""
+    def windows(self, contexts: Sequence[Sequence[int]]) -> torch.Tensor:
+        """The windows at some indices."""
         computed = torch.float64 if self.dtype is torch.float64 else torch.float32
         bits = _BITS[computed if self.normal else self.dtype]
-        drawn = new_block(self.size, computed, torch.device("cpu"))
-        self._draw(ctx, bits, drawn.numpy())
+        drawn = new_block((len(contexts), *self.size), computed, torch.device("cpu"))
+        pixels, begin = drawn.numpy(), 0
+        for end in range(1, len(contexts) + 1):
+            # Windows that follow each other are drawn at once.
+            if end == len(contexts) or contexts[end] != (*contexts[end - 1][:-1], contexts[end - 1][-1] + 1):
+                self._draw(contexts[begin], bits, pixels[begin:end])
+                begin = end
         (make_normal if self.normal else make_uniform)(drawn, bits)
         if self.dtype is computed:
             return drawn
-        window = new_block(self.size, self.dtype, torch.device("cpu"))
-        for part, target in zip(_parts(drawn), _parts(window), strict=True):
+        windows = new_block(drawn.shape, self.dtype, torch.device("cpu"))
+        for part, target in zip(_parts(drawn), _parts(windows), strict=True):
             target.copy_(part)
-        return window
+        return windows
 
     def _draw(self, ctx: Sequence[int], bits: int, pixels: npt.NDArray[Any]) -> None:
-        """Write the upper bits of the words of a window, as numbers that are signed for normal ones, as they are."""
+        """Write the upper bits of the words of a row of windows, signed for normal numbers, as they are."""
         cells = _cells_of(pixels)
-        counts = cells.shape[: len(ctx)]
+        counts = cells.shape[1 : len(ctx) + 1]
         words = _CELL * pixels.itemsize // 8
-        signed, unsigned = f"<i{pixels.itemsize}", f"<u{pixels.itemsize}"
-        generator = np.random.Philox(key=_words((self.seed, self.stream)))
-        state: Any = generator.state
-        *others, first = [index * count for index, count in zip(ctx, counts, strict=True)]
+        length = words * len(cells) * counts[-1]
+        signed, unsigned = _HALVES if pixels.itemsize == 4 else _WHOLE
+        local = _LOCAL
+        *others, first = map(operator.mul, ctx, counts)
         for row in itertools.product(*map(range, counts[:-1])):
             place = [*map(operator.add, others, row), first]
-            key, counter = cell_address(self.seed, self.stream, place, words // 4)
-            state["state"]["key"][:], state["state"]["counter"][:] = key, counter
-            generator.state = state
             # Cells of a row follow each other.
-            drawn = generator.random_raw(words * counts[-1]).astype("<u8", copy=False)
+            drawn = local.words(cell_address(self.seed, self.stream, place, words // 4), length)
             upper = drawn.view(signed if self.normal else unsigned)
             upper >>= 8 * pixels.itemsize - bits
             # Signed numbers are converted several times as fast.
-            np.copyto(cells[row], upper.view(signed).reshape(cells[row].shape), casting="unsafe")
+            at: tuple[Any, ...] = (slice(None), *row)
+            target = cells[at]
+            np.copyto(target, upper.view(signed).reshape(target.shape), casting="unsafe")
 
 
 def make_uniform(numbers: torch.Tensor, bits: int) -> None:
@@ -282,9 +312,9 @@ def _parts(window: torch.Tensor) -> Sequence[torch.Tensor]:
 
 
 def _cells_of(pixels: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """A view of a window with the index of a cell, then what is in it."""
-    if pixels.ndim == 1:
-        return pixels.reshape(-1, _CELL)
+    """A view of some windows with the number of one, the index of a cell in it, then what is in that."""
+    if pixels.ndim == 2:
+        return pixels.reshape(len(pixels), -1, _CELL)
     *others, rows, columns = pixels.shape
     return pixels.reshape(*others, rows // _SIDE, _SIDE, columns // _SIDE, _SIDE).swapaxes(-3, -2)
 
@@ -301,7 +331,8 @@ def _window_size(shape: object) -> tuple[int, ...]:
     for extent in extents[-3::-1]:
         others.append(_few(extent, 1, most))
         most //= others[-1]
-    return (*others[::-1], *[_SIDE * _few(extent, _SIDE, math.isqrt(most)) for extent in extents[-2:]])
+    rows = _few(extents[-2], _SIDE, math.isqrt(most))
+    return (*others[::-1], _SIDE * rows, _SIDE * _few(extents[-1], _SIDE, most // rows))
 
 
 def _few(extent: int | None, size: int, most: int) -> int:

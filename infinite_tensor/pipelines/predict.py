@@ -20,10 +20,10 @@ from infinite_tensor.pipelines.networks import BatchedNetwork, Index, Outputs, d
 from infinite_tensor.pipelines.sliding import names_of, of_dimensions, slid_dims
 from infinite_tensor.pipelines.sources import from_array
 from infinite_tensor.support.given import as_index, as_ratio, members, number, quoted, word
+from infinite_tensor.support.sizes import checked_bytes
 from infinite_tensor.support.tables import bytes_of
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
-from infinite_tensor.values.checks import checked_bytes
 from infinite_tensor.values.fingerprint import digests
 from infinite_tensor.values.networks import no_digest
 from infinite_tensor.values.reduction import Reduction

@@ -38,14 +38,14 @@ def new_result(shape: Sequence[int], dtype: torch.dtype, device: torch.device, a
     OutOfMemoryError
         If there is no room for it; `advice` ends the message, and says what to do.
     """
-    if _nbytes(shape, dtype) < _AT_HAND_BYTES:
+    if math.prod(shape) * dtype.itemsize < _AT_HAND_BYTES:
         return new_tensor(shape, dtype, device, advice)
     return _on_pages(shape, dtype, device, _mapped, advice)
 
 
 def new_block(shape: Sequence[int], dtype: torch.dtype, device: torch.device, advice: str = "") -> torch.Tensor:
     """A new tensor as of `new_result`, of which there will be many of one size, soon dropped."""
-    if _nbytes(shape, dtype) < _BLOCK_BYTES:
+    if math.prod(shape) * dtype.itemsize < _BLOCK_BYTES:
         return new_tensor(shape, dtype, device, advice)
     return _on_pages(shape, dtype, device, _FREED.take, advice)
 
@@ -67,7 +67,7 @@ def is_lack_of_memory(error: RuntimeError, device: torch.device) -> bool:
 
 def out_of_memory(shape: Sequence[int], dtype: torch.dtype, advice: str) -> OutOfMemoryError:
     """The error for a tensor that could not be allocated."""
-    size = f"{_nbytes(shape, dtype) / 2**30:,.1f} GiB"
+    size = f"{math.prod(shape) * dtype.itemsize / 2**30:,.1f} GiB"
     return OutOfMemoryError(
         f"a tensor of shape {tuple(shape)} and {dtype} takes {size}, which cannot be allocated{advice and '; '}{advice}"
     )
@@ -109,7 +109,7 @@ def _on_pages(
     pages: Callable[[int], mmap.mmap | memoryview],
     advice: str,
 ) -> torch.Tensor:
-    nbytes = _nbytes(shape, dtype)
+    nbytes = math.prod(shape) * dtype.itemsize
     if device.type != "cpu" or not hasattr(mmap, "MADV_HUGEPAGE"):
         return new_tensor(shape, dtype, device, advice)
     try:
@@ -125,10 +125,6 @@ def _mapped(nbytes: int) -> mmap.mmap:
     if nbytes >= _LARGE_BYTES:
         pages.madvise(mmap.MADV_HUGEPAGE)
     return pages
-
-
-def _nbytes(shape: Sequence[int], dtype: torch.dtype) -> int:
-    return math.prod(shape) * dtype.itemsize
 
 
 Array: TypeAlias = Any

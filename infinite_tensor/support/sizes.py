@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 
+from infinite_tensor.errors import ValidationError
+from infinite_tensor.support.given import as_index, quoted, word
+
 _PREFIXES = ("K", "M", "G", "T", "P", "E")
 _UNITS = (
     {"B": 1}
@@ -13,7 +16,7 @@ _UNITS = (
 _SIZE = re.compile(r"(\d{1,30})(?:\.(\d{1,30}))? ?([a-z]+)", re.ASCII | re.IGNORECASE)
 
 
-def bytes_in(text: str) -> int | None:
+def _bytes_in(text: str) -> int | None:
     """The bytes that a text such as ``"400MB"`` stands for, less a fraction of one; None where it is no size.
 
     ``"MB"`` is 10^6 bytes and ``"MiB"`` 2^20; capitals do not matter.
@@ -25,3 +28,15 @@ def bytes_in(text: str) -> int | None:
     # Without floats, which would round.
     number: int = int(match[1] + decimals) * _UNITS[match[3].upper()] // 10 ** len(decimals)
     return number
+
+
+def checked_bytes(name: str, value: object) -> int | None:
+    """`value` as a number of bytes: an int, a str such as ``"400MB"``, or None for none; else ValidationError."""
+    text = word(value)
+    size = as_index(value) if text is None else _bytes_in(text)
+    if value is not None and (size is None or size < 1):
+        raise ValidationError(
+            f"{name} must be a positive number of bytes, such as 400_000_000, '400MB' or '1.5 GiB', or None, "
+            f"got {quoted(value)}"
+        )
+    return size

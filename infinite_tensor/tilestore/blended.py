@@ -8,8 +8,6 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from infinite_tensor.geometry.points import Index, IntArray
 from infinite_tensor.geometry.window import followed
 from infinite_tensor.geometry.window_sets import BoxUnion
@@ -64,10 +62,12 @@ class BlendedForRead:
     def extend(self, starts: IntArray, stops: IntArray) -> None:
         """These regions will be read as well."""
         self.worthwhile |= len(starts) > _FEW_REGIONS
-        start, stop = starts.min(axis=0), stops.max(axis=0)
+        start, stop = starts[0].tolist(), stops[0].tolist()
+        if len(starts) > 1:
+            start, stop = starts.min(axis=0).tolist(), stops.max(axis=0).tolist()
         if self._bounds is not None:
-            start, stop = np.minimum(start, self._bounds[0]), np.maximum(stop, self._bounds[1])
-        bounds = start.tolist(), stop.tolist()
+            start, stop = list(map(min, start, self._bounds[0])), list(map(max, stop, self._bounds[1]))
+        bounds = start, stop
         if bounds != self._bounds:
             # What was cut to the old bounds may be too small now.
             self._bounds, self._tiles = bounds, {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeVar
@@ -9,6 +10,8 @@ from typing import Generic, TypeVar
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.support.given import as_index, quoted
 from infinite_tensor.support.interrupts import Mark
+
+_FEW = 4
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -111,13 +114,22 @@ class LRU(Generic[K, V]):
         ``release(key, value)`` is asked before; False keeps the value, which is asked for again at the next
         eviction. A value stays until `release` has returned.
         """
-        if not self._over():
-            return
-        for key, value in self.items():
-            if not self._over():
+        kept, some = 0, _FEW
+        while self._over():
+            # Not all that there are: most often the first one or two are let go.
+            keys = list(itertools.islice(self._entries, kept, kept + some))
+            if not keys:
                 return
-            if release(key, value):
-                self.pop(key)
+            some *= 2
+            for key in keys:
+                if not self._over():
+                    return
+                # A signal handler may have evicted it.
+                entry = self._entries.get(key)
+                if entry is not None and release(key, entry[0]):
+                    self.pop(key)
+                else:
+                    kept += 1
 
     def recount(self, keep: Callable[[V], bool] = lambda _value: True) -> None:
         """Drop what `keep` refuses, and add up sizes again, after a fork in the middle of a change."""

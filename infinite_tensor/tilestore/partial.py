@@ -15,7 +15,7 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
-from infinite_tensor.errors import StoreError
+from infinite_tensor.errors import OutOfMemoryError, StoreError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.support.allocation import Array, as_array, as_tensor, copied, new_block
 from infinite_tensor.tilestore.layout import Record, TileLayout, copy_shared
@@ -416,7 +416,7 @@ class TileInProgress:
         shape, dtype = layout.tile_shape, dtype or layout.dtype
         try:
             return new_block(shape, dtype, torch.device("cpu"))
-        except RuntimeError as error:
+        except OutOfMemoryError as error:
             raise StoreError(
                 f"no memory for tile {self.tile} of tensor {self._record.spec.tensor_id!r}, which has "
                 f"{math.prod(shape) * dtype.itemsize} bytes: {error}; a smaller tile_size needs less"

@@ -153,26 +153,29 @@ class Blender:
         `target_start` and `source_start` are the pixels at which the two blocks begin. Every earlier
         window that covers a pixel of both must have been folded into it before.
         """
-        low, high = [], []
+        low, high, to, of = [], [], [], []
         for a, n, b, m in zip(target_start, target.shape, source_start, source.shape, strict=True):
-            low.append(max(b, a))
-            high.append(min(a + n, b + m))
+            begin = max(a, b)
+            end = min(b + m, a + n)
+            low.append(begin)
+            high.append(end)
+            to.append(slice(begin - a, end - a))
+            of.append(slice(begin - b, end - b))
         parts = self._parts_of(index)
         # Where in a window something lies decides its weight only.
         origin = self._grid.window.start(index) if self._weighs else None
         if len(parts) == 1:
-            to, of = _slices(low, high, target_start), _slices(low, high, source_start)
             within = of if origin is None else _slices(low, high, origin)
-            self._put(parts[0].action, target, to, source[of], within)
+            self._put(parts[0].action, target, tuple(to), source[tuple(of)], within)
             return
         window_start = self._grid.window.start(index)
         for part in parts:
-            begin = [max(p, s + q) for p, s, q in zip(low, window_start, part.low, strict=True)]
-            end = [min(p, s + q) for p, s, q in zip(high, window_start, part.high, strict=True)]
-            if all(map(operator.lt, begin, end)):
-                to, of = _slices(begin, end, target_start), _slices(begin, end, source_start)
-                within = of if origin is None else _slices(begin, end, origin)
-                self._put(part.action, target, to, source[of], within)
+            first = [max(p, s + q) for p, s, q in zip(low, window_start, part.low, strict=True)]
+            last = [min(p, s + q) for p, s, q in zip(high, window_start, part.high, strict=True)]
+            if all(map(operator.lt, first, last)):
+                there, here = _slices(first, last, target_start), _slices(first, last, source_start)
+                within = here if origin is None else _slices(first, last, origin)
+                self._put(part.action, target, there, source[here], within)
 
     def fold_row(self, target: Array, target_start: Sequence[int], row: Array, index: Index) -> None:
         """`fold` for whole windows that follow each other along the last coordinate, at once.
@@ -181,6 +184,9 @@ class Blender:
         """
         grid = self._grid
         count = len(row)
+        if count == 1 and self._copies:
+            self._copy(target, target_start, row[0], index)
+            return
         # The first window along a coordinate has other parts than those after it.
         singles = count if grid.row_dim is None or count == 1 else int(index[-1] == grid.first[-1])
         for i in range(singles):
@@ -188,6 +194,16 @@ class Blender:
             self.fold(target, target_start, row[i], grid.window.start(moved), moved)
         if singles < count:
             self._fold_row(target, target_start, row[singles:], (*index[:-1], index[-1] + singles))
+
+    def _copy(self, target: Array, target_start: Sequence[int], window: Array, index: Index) -> None:
+        """`fold` for one window of those that are alone over their pixels: what most reads come down to."""
+        to, of = [], []
+        for (k, size, stride, offset, _), a, n in zip(self._grid.dimensions, target_start, target.shape, strict=True):
+            begin = (offset if k is None else index[k] * stride + offset) - a
+            low, high = max(0, begin), min(n, begin + size)
+            to.append(slice(low, high))
+            of.append(slice(low - begin, high - begin))
+        target[tuple(to)] = window[tuple(of)]
 
     def _fold_row(self, target: Array, target_start: Sequence[int], row: Array, index: Index) -> None:
         axis = self._grid.row_dim
@@ -269,12 +285,22 @@ class Blender:
 
     def _parts_of(self, index: Index) -> list[_Part]:
         """The parts of window `index`, and what is done with each; those that are seen first in it come first."""
-        if self._first is self._later or self._grid.overlap_free:
+        if self._alike:
             return self._whole
         inner = tuple(map(operator.gt, index, self._grid.first))
         if inner not in self._parts:
             self._parts[inner] = self._split(inner)
         return self._parts[inner]
+
+    @cached_property
+    def _alike(self) -> bool:
+        """Whether the same happens to all pixels of a window."""
+        return self._first is self._later or self._grid.overlap_free
+
+    @cached_property
+    def _copies(self) -> bool:
+        """Whether all pixels of every window are copied."""
+        return self._alike and self._first is _Action.COPY and not self._weighs
 
     @cached_property
     def _whole(self) -> list[_Part]:

@@ -21,7 +21,6 @@ from infinite_tensor.geometry.window import (
     followed,
 )
 from infinite_tensor.support.given import as_index, members, number, quoted, word
-from infinite_tensor.support.sizes import bytes_in
 from infinite_tensor.values.definition import ArgDefinition, Padding, pixel_value
 from infinite_tensor.values.dims import label_of
 from infinite_tensor.values.dtypes import checked_dtype
@@ -278,18 +277,6 @@ def move_target(
         for arg in (*args, kwargs.get("tensor"))
     )
     return moved.device if names_device else device, checked_dtype(moved.dtype)
-
-
-def checked_bytes(name: str, value: object) -> int | None:
-    """`value` as a number of bytes: an int, a str such as ``"400MB"``, or None for none; else ValidationError."""
-    text = word(value)
-    size = as_index(value) if text is None else bytes_in(text)
-    if value is not None and (size is None or size < 1):
-        raise ValidationError(
-            f"{name} must be a positive number of bytes, such as 400_000_000, '400MB' or '1.5 GiB', or None, "
-            f"got {quoted(value)}"
-        )
-    return size
 
 
 def checked_workers(value: object) -> int:

@@ -74,11 +74,18 @@ def test_of_two_limits_each_holds_until_it_is_left(store: TileStore, left_first:
         assert held(store) == 25
 
 
-def test_a_limit_of_the_user_is_the_one_that_counts(tmp_path: Path) -> None:
-    for store in (MemoryTileStore(8 * SIZE), ZarrTileStore(tmp_path, tile_size=256, cache_size_bytes=8 * SIZE)):
-        with store, lent(store, 2 * SIZE):
-            read(tensor(store), 0, 20)
-            assert held(store) == 8
+@pytest.mark.parametrize(("of_user", "of_fill", "kept"), [(8, 2, 2), (2, 8, 2), (8, 8, 8)])
+def test_of_the_limits_of_user_and_fill_the_smaller_counts(
+    of_user: int, of_fill: int, kept: int, tmp_path: Path
+) -> None:
+    limit = of_user * SIZE
+    for store in (MemoryTileStore(limit), ZarrTileStore(tmp_path, tile_size=256, cache_size_bytes=limit)):
+        with store:
+            with lent(store, of_fill * SIZE):
+                read(tensor(store), 0, 20)
+                assert held(store) == kept
+            read(tensor(store), 20, 20)
+            assert held(store) == of_user
 
 
 def test_a_limit_that_is_set_meanwhile_stays() -> None:

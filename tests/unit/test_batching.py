@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infinite_tensor import ValidationError
-from infinite_tensor.engine.batching import Batching
+from infinite_tensor.geometry.batching import Batching
 
 
 def test_an_int_gives_full_batches_and_a_rest() -> None:

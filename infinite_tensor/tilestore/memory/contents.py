@@ -14,6 +14,7 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window_sets import BoxUnion, pixels_of, tiles_of
 from infinite_tensor.support.allocation import as_array, as_tensor
 from infinite_tensor.support.interrupts import Mark, store_method
+from infinite_tensor.support.sizes import checked_bytes
 from infinite_tensor.tilestore.contents import Access, Contents
 from infinite_tensor.tilestore.inventory import Dropped, Inventory, TensorInfo
 from infinite_tensor.tilestore.layout import TileLayout
@@ -23,7 +24,6 @@ from infinite_tensor.tilestore.memory.kept_windows import KeptWindows
 from infinite_tensor.tilestore.memory.window_cache import Row, fold_rows, rows_in
 from infinite_tensor.tilestore.messages import check_same, unknown_tensor, warn_of_changes
 from infinite_tensor.tilestore.store import TileStore
-from infinite_tensor.values.checks import checked_bytes
 from infinite_tensor.values.dims import joined_dims
 from infinite_tensor.values.spec import TensorSpec
 

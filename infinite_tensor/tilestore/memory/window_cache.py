@@ -225,7 +225,8 @@ class RecentWindows:
 
     def finder(self, tensor_id: str) -> Callable[[Index], Row | None]:
         """What finds a row that holds a window of one tensor, or None."""
-        return lambda index: self._windows.get((tensor_id, index))
+        get = self._windows.get
+        return lambda index: get((tensor_id, index))
 
     def take(self, tensor_id: str, indices: Sequence[Index]) -> dict[Index, Row]:
         """Those of the windows that are here."""

@@ -10,13 +10,13 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.support.exit import flush_at_exit
 from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.support.interrupts import store_method
+from infinite_tensor.support.sizes import checked_bytes
 from infinite_tensor.tilestore.inventory import Damage, Garbage, TensorInfo
 from infinite_tensor.tilestore.lru import LRU, check_limit
 from infinite_tensor.tilestore.persistent.backend import DOCUMENT_METHODS, Backend, offers
 from infinite_tensor.tilestore.persistent.contents import PersistentContents
 from infinite_tensor.tilestore.persistent.storage import Storage
 from infinite_tensor.tilestore.store import TileStore
-from infinite_tensor.values.checks import checked_bytes
 
 _OF_DEFINITIONS = ("_read_definition", "_write_definition", "_delete_tensor")
 

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from infinite_tensor.engine.batching import Batching
 from infinite_tensor.engine.chain import TensorInStore
 from infinite_tensor.errors import StoreError, ValidationError
+from infinite_tensor.geometry.batching import Batching
 from infinite_tensor.geometry.points import Index, IntArray
 from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.geometry.window_sets import BoxUnion

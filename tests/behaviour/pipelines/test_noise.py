@@ -380,7 +380,7 @@ def test_what_is_stored_does_not_warn_of_changes_within_the_library(monkeypatch:
     f = noise((None, None), seed=3).f
     assert f is not None
     before = fingerprint(f)
-    monkeypatch.setattr(type(f), "window", lambda self, _ctx: torch.zeros(self.size))
+    monkeypatch.setattr(type(f), "windows", lambda self, contexts: torch.zeros(len(contexts), *self.size))
     assert fingerprint(f) == before
 
 
@@ -389,6 +389,12 @@ def test_nothing_but_a_few_windows_is_kept() -> None:
     for _ in t.iter_regions(sl[y : y + 512, 0:4096] for y in range(0, 4096, 512)):
         pass
     assert 0 < t.tile_store.tensor_info(t.tensor_id).bytes_stored <= 2**25
+
+
+def test_a_small_region_draws_no_more_than_it_touches_of_windows_of_eight_cells() -> None:
+    t = noise((None, None), seed=3)
+    t[1000:1064, 10**9 + 100 : 10**9 + 164]
+    assert t.tile_store.tensor_info(t.tensor_id).bytes_stored == 2 * 8 * 64 * 64 * 4
 
 
 @pytest.mark.parametrize("kind", KINDS)

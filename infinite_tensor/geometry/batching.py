@@ -65,7 +65,7 @@ class Batching:
 
     def calls(self, count: int) -> int:
         """The fewest calls that take `count` windows."""
-        return sum(self._times(count))
+        return sum(_fewest(self.sizes, count)) if isinstance(self.given, tuple) else -(-count // self.sizes[-1])
 
     def split(self, count: int) -> list[int]:
         """Sizes of the fewest calls that take `count` windows, large ones first, with as many of the largest as may be.
@@ -76,12 +76,9 @@ class Batching:
         if not isinstance(self.given, tuple):
             calls, rest = divmod(count, self.sizes[-1])
             return [self.sizes[-1]] * calls + ([rest] if rest else [])
-        return [size for size, times in zip(self.sizes[::-1], self._times(count), strict=True) for _ in range(times)]
-
-    def _times(self, count: int) -> Times:
-        if not isinstance(self.given, tuple):
-            return (-(-count // self.sizes[-1]),)
-        return _fewest(self.sizes, count)
+        return [
+            size for size, times in zip(self.sizes[::-1], _fewest(self.sizes, count), strict=True) for _ in range(times)
+        ]
 
 
 @lru_cache(maxsize=256)
