@@ -22,6 +22,7 @@ import torch
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window import TensorWindow
+from infinite_tensor.pipelines.normal import Floats, make_normal
 from infinite_tensor.support.allocation import new_block
 from infinite_tensor.support.given import as_index, members, quoted, word
 from infinite_tensor.tensor import InfiniteTensor
@@ -37,7 +38,7 @@ _WINDOW_CELLS = 8
 _BATCH = 8
 _CACHE_BYTES = 2**25
 _SERIAL = 2048
-"""Of more numbers at once, torch computes `erfinv` on several threads."""
+"""More numbers at once are copied by torch on several threads."""
 
 Address: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
 """A key and a counter, each as words, the lowest one first."""
@@ -104,9 +105,10 @@ def noise(
     the lower half first. A uniform number is ``k * 2**-p``, where ``k`` are the upper ``p`` bits: 53 for float64,
     24 for float32, 11 for float16, and 8 for bfloat16. It has the same bits on every machine.
 
-    A normal number is ``sqrt(2) * erfinv((k + 0.5) * 2**(1 - p))``, where ``k`` are the upper ``p`` bits as a signed
+    A normal number is the quantile of ``1/2 + (k + 1/2) * 2**-p``, where ``k`` are the upper ``p`` bits as a signed
     number: 53 for float64, and 24 for all others, which are computed in float32 and then rounded. It lies within 5.42
-    (8.3 for float64). `erfinv` is that of torch on the CPU; in another version of torch its last bit may differ.
+    (8.3 for float64). The quantile is that of Wichura, "The Percentage Points of the Normal Distribution", algorithm AS
+    241 (1988), by arithmetic that has the same bits on every machine; it is right but for the last two bits.
 
     Examples
     --------
@@ -260,7 +262,7 @@ class _Draws:
             if end == len(contexts) or contexts[end] != (*contexts[end - 1][:-1], contexts[end - 1][-1] + 1):
                 self._draw(contexts[begin], bits, pixels[begin:end])
                 begin = end
-        (make_normal if self.normal else make_uniform)(drawn, bits)
+        (to_normal if self.normal else to_uniform)(pixels.reshape(-1), bits)
         if self.dtype is computed:
             return drawn
         windows = new_block(drawn.shape, self.dtype, torch.device("cpu"))
@@ -289,21 +291,17 @@ class _Draws:
             np.copyto(target, upper.view(signed).reshape(target.shape), casting="unsafe")
 
 
-def make_uniform(numbers: torch.Tensor, bits: int) -> None:
-    """Turn the upper bits of words, as numbers from 0 on, into numbers from 0 to below 1. Exact on every machine."""
-    pixels = numbers.numpy()
-    pixels *= 2.0**-bits
+def to_uniform(numbers: Floats, bits: int) -> None:
+    """Turn the upper bits of words, as numbers from 0 on, into numbers from 0 to below 1. Nothing is rounded."""
+    numbers *= 2.0**-bits
 
 
-def make_normal(numbers: torch.Tensor, bits: int) -> None:
+def to_normal(numbers: Floats, bits: int) -> None:
     """Turn the upper bits of words, as signed numbers, into normal ones."""
-    pixels = numbers.numpy()
-    # Both ends are as far from -1 and 1, whose erfinv is infinite, and nothing is rounded yet.
-    pixels += 0.5
-    pixels *= 2.0 ** (1 - bits)
-    for part in _parts(numbers):
-        part.erfinv_()
-    pixels *= math.sqrt(2)
+    # Both ends are as far from -1/2 and 1/2, and nothing is rounded yet.
+    numbers += 0.5
+    numbers *= 2.0**-bits
+    make_normal(numbers)
 
 
 def _parts(window: torch.Tensor) -> Sequence[torch.Tensor]:
