@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import math
-import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from infinite_tensor.errors import ShapeMismatchError, ValidationError
-from infinite_tensor.geometry.window import TensorWindow
+from infinite_tensor.errors import ValidationError
 from infinite_tensor.outputs import Output
 from infinite_tensor.pipelines.networks import BatchedNetwork, Index, Outputs, device_of, evaluating
-from infinite_tensor.pipelines.sliding import names_of, of_dimensions, slid_dims
+from infinite_tensor.pipelines.patches import Sliding
+from infinite_tensor.pipelines.returned import Result, Returned, reduction_for, returned_before, returned_by
 from infinite_tensor.pipelines.sources import from_array
-from infinite_tensor.support.given import as_index, as_ratio, members, number, quoted, word
+from infinite_tensor.support.given import as_index, members, quoted, word
 from infinite_tensor.support.sizes import checked_bytes
 from infinite_tensor.support.tables import bytes_of
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
 from infinite_tensor.values.fingerprint import digests
 from infinite_tensor.values.networks import no_digest
-from infinite_tensor.values.reduction import Reduction
 from infinite_tensor.values.weights import WeightedMean
 
 if TYPE_CHECKING:
@@ -167,11 +163,11 @@ def predict(
         raise ValidationError("overwrite=True of a shard would delete what the other shards store: give one of the two")
     store = _opened(target)
     stored = _stored(store, tensor_id)
-    known = {} if overwrite else _described(tensor_id, stored, sliding)
+    known = {} if overwrite else returned_before(tensor_id, stored, sliding)
     with evaluating(f.networks):
         found = known or _first_window(f, sliding, region, padding)
         results = {
-            name: each.as_given(_for(name, reduce, found), dtype, sliding.scale_of(each, scale))
+            name: each.reduced_by(reduction_for(name, reduce, found), dtype, sliding.scale_of(each.size, scale))
             for name, each in found.items()
         }
         blended = _blend_of(blend, sigma_scale)
@@ -210,216 +206,8 @@ def predict(
     return made
 
 
-_Sizes: TypeAlias = tuple[int, ...]
 _CACHE_BYTES = 2**24
 """Of a source, of which nothing is read twice, and of a store in memory, which holds all tiles a second time."""
-
-
-@dataclass(frozen=True)
-class Sliding:
-    """How windows slide over a source.
-
-    Attributes
-    ----------
-    source : InfiniteTensor
-        What they slide over.
-    numbers : tuple of int
-        The dimensions along which they do.
-    names : tuple of (str or None)
-        What users call these.
-    channel_dim : int or None
-        The other dimension.
-    size, stride : tuple of int
-        Pixels of a window, and from one to the next.
-    """
-
-    source: InfiniteTensor
-    numbers: _Sizes
-    names: tuple[str | None, ...]
-    channel_dim: int | None
-    size: _Sizes
-    stride: _Sizes
-
-    @classmethod
-    def over(cls, source: InfiniteTensor, dims: object, window: object, overlap: object) -> Self:
-        """As the arguments of `predict` say; ValidationError for what does not fit."""
-        names, entries = _names_of(source, dims), members(window)
-        try:
-            numbers = slid_dims(source.shape, names, None if entries is None else len(entries))
-            if len(numbers) < source.ndim - 1:
-                raise ValueError(f"windows slide over {len(numbers)} of them, and only one more can be channels")
-        except ValueError as problem:
-            raise ValidationError(
-                f"the source has shape {source.shape} and dims {tuple(names)}: {problem}; give dims=('c', 'y', 'x'), "
-                "say, or dims=('y', 'x', 'c') for channels last, and a window with one entry for each of the others"
-            ) from None
-        rest = [d for d in range(source.ndim) if d not in numbers]
-        size = of_dimensions("window", window, len(numbers), _positive, "a positive int")
-        shared = of_dimensions("overlap", overlap, len(size), _share, "a number from 0 up to and without 1")
-        stride = tuple(max(1, int(n * (1 - share))) for n, share in zip(size, shared, strict=True))
-        named = tuple(names[d] for d in numbers)
-        return cls(source, tuple(numbers), named, rest[0] if rest else None, tuple(size), stride)
-
-    @property
-    def window(self) -> TensorWindow:
-        """What a window reads of the source."""
-        return self._window(self.size, self.stride, (0,) * len(self.size), tuple(range(len(self.size))))
-
-    def alone(self, start: Sequence[int]) -> TensorWindow:
-        """A single window, which begins at this pixel."""
-        return self._window(self.size, self.size, start, (None,) * len(self.size))
-
-    def _window(
-        self, size: Sequence[int], stride: Sequence[int], offset: Sequence[int], follows: Sequence[int | None]
-    ) -> TensorWindow:
-        along = dict(zip(self.numbers, zip(size, stride, offset, follows, strict=True), strict=True))
-        whole = [along.get(d, (extent or 1, extent or 1, 0, None)) for d, extent in enumerate(self.source.shape)]
-        return TensorWindow(*zip(*whole, strict=True))
-
-    @property
-    def extents(self) -> list[int | None]:
-        """Pixels of the source along which windows slide."""
-        return [self.source.shape[d] for d in self.numbers]
-
-    def first(self, begin: Sequence[int]) -> tuple[Index, list[int]]:
-        """The first of the windows that hold a pixel, and the pixel at which it begins."""
-        index = []
-        for a, n, step, extent in zip(begin, self.size, self.stride, self.extents, strict=True):
-            i = -((n - 1 - a) // step)
-            index.append(i if extent is None else max(i, 0))
-        return tuple(index), list(map(operator.mul, index, self.stride))
-
-    def scale_of(self, seen: Seen, given: object) -> tuple[Fraction, ...]:
-        """Pixels of the output along one of the source; ValidationError where windows do not lie on whole ones."""
-        found = tuple(Fraction(n, size) for n, size in zip(seen.size, self.size, strict=True))
-        shapes = f"net was given windows of {self.size} pixels and returned {seen.size}"
-        if given is not None:
-            scales = tuple(of_dimensions("scale", given, len(found), as_ratio, "a positive number such as 2 or 0.5"))
-            if scales != found:
-                raise ShapeMismatchError(
-                    f"{shapes}, which is not scale={_shown(scales)}; crop or resize what net returns to "
-                    f"{tuple(str(n * scale) for n, scale in zip(self.size, scales, strict=True))}"
-                )
-        elif any(1 not in (scale.numerator, scale.denominator) for scale in found):
-            raise ShapeMismatchError(
-                f"{shapes}: is it cropped? Have net return as many pixels, or give scale={_shown(found)} if that is "
-                "the resolution of its output"
-            )
-        if any((step * scale).denominator > 1 for step, scale in zip(self.stride, found, strict=True)):
-            raise ValidationError(
-                f"windows are {self.stride} pixels apart, which is not whole at scale {_shown(found)}; give another "
-                "overlap or window"
-            )
-        return found
-
-
-def _shown(scales: Sequence[Fraction]) -> str:
-    return "(" + ", ".join(map(str, scales)) + ")" if len({*scales}) > 1 else str(scales[0])
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What a network returns for one window: of one output of it.
-
-    Attributes
-    ----------
-    channels : int or None
-        Values per pixel; None where there is no dimension for them.
-    size : tuple of int
-        Pixels.
-    computed : torch.dtype
-        Its dtype, or that in which it is stored.
-    """
-
-    channels: int | None
-    size: _Sizes
-    computed: torch.dtype
-
-    @property
-    def nbytes(self) -> int:
-        """Of one window, in bytes."""
-        return (self.channels or 1) * math.prod(self.size) * self.computed.itemsize
-
-    def as_given(self, reduce: object, dtype: Any, scale: tuple[Fraction, ...]) -> Result:
-        """What becomes of it."""
-        if reduce is None:
-            stored = self.computed if dtype is None else dtype
-            return Result(self, scale, None, stored, self.channels)
-        if self.channels is None:
-            raise ValidationError(
-                f"reduce={quoted(reduce)} reduces the channels of each pixel, but net returned windows of {self.size} "
-                "pixels without any; leave it out"
-            )
-        if isinstance(reduce, Reduction):
-            if (reduce.in_channels, reduce.dtype) != (self.channels, self.computed):
-                raise ValidationError(
-                    f"net returned {self.channels} channels of {self.computed}, which {reduce!r} does not reduce"
-                )
-            reduction, becomes = reduce, None
-        else:
-            reduction, becomes = _reduction(reduce, self.channels, self.computed)
-        if dtype is None:
-            labels = torch.uint8 if self.channels <= 2**8 else torch.int16 if self.channels <= 2**15 else torch.int32
-            dtype = labels if reduction.function == "argmax" else becomes or self.computed
-        return Result(self, scale, reduction, dtype, reduction.out_channels)
-
-
-def _reduction(given: Any, channels: int, dtype: torch.dtype) -> tuple[Reduction, torch.dtype | None]:
-    """The reduction that `reduce` stands for, and the dtype of its results where it tells that."""
-    if word(given) is not None or not callable(given):
-        return Reduction(given, channels, dtype=dtype), None
-    with torch.no_grad():
-        tried = given(torch.zeros(channels, 64, dtype=dtype))
-    if not isinstance(tried, torch.Tensor) or tried.ndim not in (1, 2) or tried.shape[-1] != 64:
-        shape = tuple(tried.shape) if isinstance(tried, torch.Tensor) else quoted(tried)
-        raise ValidationError(
-            f"reduce was given values of shape ({channels}, 64), those of 64 pixels, and must return shape (64,) or "
-            f"(count, 64), got {shape}"
-        )
-    return Reduction(given, channels, None if tried.ndim == 1 else len(tried), dtype), tried.dtype
-
-
-@dataclass(frozen=True)
-class Result:
-    """What is stored of one output.
-
-    Attributes
-    ----------
-    seen : Seen
-        What the network returns.
-    scale : tuple of Fraction
-        Pixels along one of the source.
-    reduction : Reduction or None
-        What pixels are reduced by.
-    stored : torch.dtype or str
-        What is stored.
-    channels : int or None
-        Values per pixel that are stored.
-    """
-
-    seen: Seen
-    scale: tuple[Fraction, ...]
-    reduction: Reduction | None
-    stored: Any
-    channels: int | None
-
-    def output(self, sliding: Sliding, blend: Any, edge: str) -> Output:
-        """The tensor."""
-        shape = [
-            None if n is None else math.ceil(n * scale) for n, scale in zip(sliding.extents, self.scale, strict=True)
-        ]
-        stride = [int(n * scale) for n, scale in zip(sliding.stride, self.scale, strict=True)]
-        size, follows, names = [*self.seen.size], [*range(len(stride))], [*sliding.names]
-        dims = None if None in names else [str(name) for name in names]
-        if self.channels is not None:
-            shape, size, stride = [self.channels, *shape], [self.channels, *size], [self.channels, *stride]
-            window = TensorWindow(size, stride, 0, [None, *follows])
-            dims = None if dims is None else ["c", *dims]
-            if isinstance(blend, WeightedMean) and isinstance(blend.sigma_scale, tuple):
-                blend = WeightedMean("gaussian", (blend.sigma_scale[0], *blend.sigma_scale))
-        else:
-            window = TensorWindow(size, stride)
-        return Output(shape, self.stored, window, blend, None, edge, dims, self.reduction)
 
 
 def _made(
@@ -468,38 +256,6 @@ def _version(f: BatchedNetwork, results: Mapping[str | None, Result], version: o
     return said if version is None else said | {"version": version}
 
 
-def _described(
-    tensor_id: str, definitions: Mapping[str, Mapping[str, Any]], sliding: Sliding
-) -> dict[str | None, Seen]:
-    """What the network returned when the prediction was begun, where all of that is stored."""
-    found: dict[str | None, Seen] = {}
-    for name, stored in definitions.items():
-        size, reduction, args = stored["output_window"]["size"], stored.get("reduce"), stored["args"]
-        version = stored["version"] if isinstance(stored["version"], dict) else {}
-        outputs = version.get("outputs", [])
-        if len(args) != 1 or len(args[0]["window"]["size"]) != sliding.source.ndim or len(size) < len(sliding.size):
-            # Something else. The comparison of definitions says what.
-            return {}
-        if name != tensor_id and len(outputs) != len(definitions):
-            return {}
-        # As for windows of this size, if they were of another.
-        read = [args[0]["window"]["size"][d] for d in sliding.numbers]
-        returned = zip(sliding.size, size[-len(read) :], read, strict=True)
-        pixels = tuple(now * became // given for now, became, given in returned)
-        if reduction is None:
-            channels = size[0] if len(size) > len(pixels) else None
-            seen = Seen(channels, pixels, _torch_dtype(stored["dtype"]))
-        else:
-            seen = Seen(reduction["in_channels"], pixels, _torch_dtype(reduction["dtype"]))
-        found[None if name == tensor_id else name.removeprefix(f"{tensor_id}/")] = seen
-    return found
-
-
-def _torch_dtype(name: str) -> torch.dtype:
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype
-
-
 def _stored(store: TileStore, tensor_id: str) -> dict[str, dict[str, Any]]:
     """The definitions that a store has of a prediction, by their ids: of the tensor, or of the outputs of a group."""
     found = {}
@@ -514,7 +270,7 @@ def _stored(store: TileStore, tensor_id: str) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _first_window(f: BatchedNetwork, sliding: Sliding, region: object, padding: object) -> dict[str | None, Seen]:
+def _first_window(f: BatchedNetwork, sliding: Sliding, region: object, padding: object) -> dict[str | None, Returned]:
     """What the network returns for the first window, which is kept."""
     begins = [0] * len(sliding.size)
     for d, each in enumerate(members(region) or ()):
@@ -540,22 +296,10 @@ def _first_window(f: BatchedNetwork, sliding: Sliding, region: object, padding: 
     )
     with no_digest():
         patch[tuple(window.offset)]
-    return {name: _seen(name, output, sliding) for name, output in returned[0].items()}
+    return {name: returned_by(name, output, sliding) for name, output in returned[0].items()}
 
 
-def _seen(name: str | None, output: torch.Tensor, sliding: Sliding) -> Seen:
-    dims = output.ndim - 1 - len(sliding.size)
-    if dims not in (0, 1):
-        named = "" if name is None else f" for {name!r}"
-        raise ShapeMismatchError(
-            f"net returned shape {tuple(output.shape)}{named} for a window of {sliding.size} pixels; it must return a "
-            "result for each of a batch, with one dimension for channels, or none, and those of the window"
-        )
-    channels = output.shape[1] if dims else None
-    return Seen(channels, tuple(output.shape[1 + dims :]), output.dtype)
-
-
-def _batch_bytes(sliding: Sliding, found: Mapping[str | None, Seen], batch_size: int) -> int:
+def _batch_bytes(sliding: Sliding, found: Mapping[str | None, Returned], batch_size: int) -> int:
     """What a batch takes with what the network returns for it: on the device and the CPU, or in two dtypes."""
     read = math.prod(sliding.window.size) * torch.float32.itemsize
     return batch_size * (read + 2 * sum(each.nbytes for each in found.values()))
@@ -614,43 +358,6 @@ def _tensor_of(source: Any, dims: Any) -> InfiniteTensor:
     assert isinstance(made.tile_store, MemoryTileStore)
     made.tile_store.cache_size_bytes = _CACHE_BYTES
     return made
-
-
-def _names_of(source: InfiniteTensor, dims: object) -> list[str | None]:
-    """The names of its dimensions, None for one without."""
-    given = [word(name) for name in members(dims) or ()] if dims is not None else None
-    if given is None:
-        return names_of(source)
-    if len(given) != source.ndim or None in given or len({*given}) < len(given):
-        raise ValidationError(
-            f"dims must hold a name for each of the {source.ndim} dimensions of the source, of shape {source.shape}, "
-            f"got {quoted(dims)}"
-        )
-    return given
-
-
-def _positive(value: object) -> int | None:
-    found = as_index(value)
-    return found if found is not None and found > 0 else None
-
-
-def _share(value: object) -> float | None:
-    plain = number(value)
-    if isinstance(plain, bool) or not isinstance(plain, int | float) or not 0 <= plain < 1:
-        return None
-    return float(plain)
-
-
-def _for(name: str | None, reduce: object, outputs: Mapping[str | None, Seen]) -> object:
-    """What reduces one output."""
-    if not isinstance(reduce, Mapping):
-        return reduce
-    names = [str(each) for each in reduce]
-    if None in outputs or not {*names} <= {*outputs}:
-        raise ValidationError(
-            f"reduce has entries for {names}, but net returned {'one tensor' if None in outputs else list(outputs)}"
-        )
-    return {str(each): reduction for each, reduction in reduce.items()}.get(str(name))
 
 
 def _blend_of(blend: object, sigma_scale: Any) -> object:

@@ -21,7 +21,7 @@ _CHANNELS = frozenset({"c", "channel", "channels", "band", "bands"})
 """Names of dimensions over which windows do not slide."""
 
 _WINDOWS = (65_536, 256, 64, 16)
-"""The side of a window that slides over one, two, three, or more dimensions."""
+"""The longest side of a window that slides over one, two, three, or more dimensions."""
 
 _Number = TypeVar("_Number", int, float, Fraction)
 
@@ -321,7 +321,12 @@ def _window_sizes(sources: Sequence[Source], window: object) -> list[int]:
     ]
     if window is None:
         side = _WINDOWS[min(len(first), len(_WINDOWS)) - 1]
-        sides = [-(-min(side, slide.extent or side) // unit) * unit for slide, unit in zip(first, units, strict=True)]
+        # Neither in the input nor in the output.
+        largest = [math.ceil(side / max(1, slide.scale)) for slide in first]
+        sides = [
+            -(-min(most, slide.extent or most) // unit) * unit
+            for most, slide, unit in zip(largest, first, units, strict=True)
+        ]
     else:
         sides = of_dimensions("window", window, len(first), lambda n: _from_zero(n) or None, "a positive int")
     for j, (side, unit) in enumerate(zip(sides, units, strict=True)):

@@ -364,6 +364,8 @@ def test_windows_are_of_a_sensible_size_by_default() -> None:
     assert source(numbers((PERIOD,)), (0,)).map(torch.neg).output_window.size == (65_536,)
     assert source(numbers((2, 3)), (0, 1)).map(torch.neg).output_window.size == (256, 256)
     assert source(numbers((2, 3)), (0, 1)).map(torch.neg, scale=Fraction(1, 3)).output_window.size == (86, 86)
+    assert source(numbers((2, 3)), (0, 1)).map(torch.neg, scale=(4, 2)).output_window.size == (256, 256)
+    assert source(numbers((2, 3)), (0, 1)).map(torch.neg, scale=1000).output_window.size == (1000, 1000)
     assert photo().map(torch.neg).output_window.size == (3, 21, 34)
     assert photo().map(torch.neg, scale=0.5).output_window.size == (3, 11, 17)
     assert source(numbers((2, 3, 4)), (0, 1, 2)).map(torch.neg).output_window.size == (64, 64, 64)
