@@ -132,7 +132,7 @@ class BatchedNetwork:
         self._batch_size = batch_size
         self._device = device
         self._channel_dim = channel_dim
-        self._dtypes: Mapping[str | None, torch.dtype] = {}
+        self._expected: Mapping[str | None, tuple[tuple[int, ...], torch.dtype]] = {}
         self._kept: dict[Index, Outputs] = {}
         self.networks = networks_in((net, preprocess))
         self._dtype = _dtype_of(net)
@@ -141,9 +141,9 @@ class BatchedNetwork:
         """All but what is kept, which is for this process."""
         return self.__dict__ | {"_kept": {}}
 
-    def returns(self, dtypes: Mapping[str | None, torch.dtype]) -> None:
-        """Have each output be given back in this dtype."""
-        self._dtypes = dtypes
+    def returns(self, expected: Mapping[str | None, tuple[tuple[int, ...], torch.dtype]]) -> None:
+        """What the network returns: each output, of one window, has this shape, and is given back in this dtype."""
+        self._expected = expected
 
     def forget(self) -> None:
         """Drop what is kept."""
@@ -168,7 +168,7 @@ class BatchedNetwork:
             rest = iter(computed[name].unsqueeze(1)) if computed else iter(())
             parts = [next(rest) if kept is None else kept[name] for kept in known]
             whole = computed[name][: len(missing)] if len(missing) == len(known) else torch.cat(parts)
-            found[name] = whole.to(self._dtypes.get(name, whole.dtype))
+            found[name] = whole.to(self._expected[name][1])
         return found.get(None, found)
 
     def _outputs(self, regions: Sequence[torch.Tensor]) -> Outputs:
@@ -185,7 +185,19 @@ class BatchedNetwork:
             if self._dtype is not None and self.autocast is None and batch.is_floating_point():
                 batch = batch.to(self._dtype)
             returned = self.net(batch)
-        return {name: self._checked(name, output).cpu() for name, output in _named(returned).items()}
+        outputs = {name: self._checked(name, output) for name, output in _named(returned).items()}
+        self._check_as_before(outputs)
+        return {name: output.cpu() for name, output in outputs.items()}
+
+    def _check_as_before(self, outputs: Outputs) -> None:
+        """ShapeMismatchError where a batch has other outputs than those that the prediction was begun with."""
+        before = {name: shape for name, (shape, _) in self._expected.items()}
+        now = {name: tuple(output.shape[1:]) for name, output in outputs.items()}
+        if before and now != before:
+            raise ShapeMismatchError(
+                f"net returned {_told(now)} for a window, where it had returned {_told(before)} before; it must return "
+                "the same outputs for all windows"
+            )
 
     def _autocasting(self) -> AbstractContextManager[Any]:
         return nullcontext() if self.autocast is None else torch.autocast(self._device.type, self.autocast)
@@ -203,6 +215,10 @@ class BatchedNetwork:
                 "return a result for each, along the first dimension"
             )
         return output
+
+
+def _told(shapes: Mapping[str | None, tuple[int, ...]]) -> str:
+    return f"shape {shapes[None]}" if None in shapes else f"outputs of shapes {shapes}"
 
 
 def device_of(net: object) -> torch.device:

@@ -165,7 +165,7 @@ def predict(
     stored = _stored(store, tensor_id)
     known = {} if overwrite else returned_before(tensor_id, stored, sliding)
     with evaluating(f.networks):
-        found = known or _first_window(f, sliding, region, padding)
+        found = known or _first_window(f, sliding, region, padding, tensor_id)
         results = {
             name: each.reduced_by(reduction_for(name, reduce, found), dtype, sliding.scale_of(each.size, scale))
             for name, each in found.items()
@@ -188,7 +188,10 @@ def predict(
         made = _made(f, outputs, options | {"tile_store": store}, resumed=bool(stored) and not overwrite)
         f.returns(
             {
-                name: (made if name is None else made[name]).dtype if result.reduction is None else result.seen.computed
+                name: (
+                    result.seen.shape,
+                    (made if name is None else made[name]).dtype if result.reduction is None else result.seen.computed,
+                )
                 for name, result in results.items()
             }
         )
@@ -270,19 +273,29 @@ def _stored(store: TileStore, tensor_id: str) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _first_window(f: BatchedNetwork, sliding: Sliding, region: object, padding: object) -> dict[str | None, Returned]:
+class _Look:
+    """The ``f`` of a tensor of one window, of which a network is shown what it reads."""
+
+    def __init__(self, f: BatchedNetwork, index: Index) -> None:
+        self._f = f
+        self._index = index
+        self.returned: Outputs = {}
+
+    def __call__(self, _ctx: Index, region: torch.Tensor) -> torch.Tensor:
+        self.returned = self._f.first(self._index, region)
+        return region
+
+
+def _first_window(
+    f: BatchedNetwork, sliding: Sliding, region: object, padding: object, tensor_id: str
+) -> dict[str | None, Returned]:
     """What the network returns for the first window, which is kept."""
     begins = [0] * len(sliding.size)
     for d, each in enumerate(members(region) or ()):
         if d < len(begins):
             begins[d] = each.start or 0 if isinstance(each, slice) else as_index(each) or 0
     index, start = sliding.first(begins)
-    returned: list[Outputs] = []
-
-    def look(_ctx: Index, patch: torch.Tensor) -> torch.Tensor:
-        returned.append(f.first(index, patch))
-        return patch
-
+    look = _Look(f, index)
     window = sliding.alone(start)
     patch = InfiniteTensor(
         (None,) * window.ndim,
@@ -293,10 +306,12 @@ def _first_window(f: BatchedNetwork, sliding: Sliding, region: object, padding: 
         args_padding=padding,
         dtype=sliding.source.dtype,
         device=sliding.source.device,
+        # Which errors name.
+        tensor_id=tensor_id,
     )
     with no_digest():
         patch[tuple(window.offset)]
-    return {name: returned_by(name, output, sliding) for name, output in returned[0].items()}
+    return {name: returned_by(name, output, sliding) for name, output in look.returned.items()}
 
 
 def _batch_bytes(sliding: Sliding, found: Mapping[str | None, Returned], batch_size: int) -> int:
@@ -369,8 +384,8 @@ def _dtype_of_autocast(autocast: object, device: torch.device) -> torch.dtype | 
         return None
     if autocast is True:
         return torch.get_autocast_dtype(device.type)
-    if not isinstance(autocast, torch.dtype):
-        raise ValidationError(f"autocast must be True, a torch.dtype or None, got {quoted(autocast)}")
+    if not isinstance(autocast, torch.dtype) or not autocast.is_floating_point:
+        raise ValidationError(f"autocast must be True, a torch.dtype of floats or None, got {quoted(autocast)}")
     return autocast
 
 

@@ -38,9 +38,14 @@ class Returned:
     computed: torch.dtype
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one window."""
+        return self.size if self.channels is None else (self.channels, *self.size)
+
+    @property
     def nbytes(self) -> int:
         """Of one window, in bytes."""
-        return (self.channels or 1) * math.prod(self.size) * self.computed.itemsize
+        return math.prod(self.shape) * self.computed.itemsize
 
     def reduced_by(self, reduce: object, dtype: Any, scale: tuple[Fraction, ...]) -> Result:
         """What becomes of it."""

@@ -322,7 +322,7 @@ def _window_sizes(sources: Sequence[Source], window: object) -> list[int]:
     if window is None:
         side = _WINDOWS[min(len(first), len(_WINDOWS)) - 1]
         # Neither in the input nor in the output.
-        largest = [math.ceil(side / max(1, slide.scale)) for slide in first]
+        largest = [-(-side // max(Fraction(1), slide.scale)) for slide in first]
         sides = [
             -(-min(most, slide.extent or most) // unit) * unit
             for most, slide, unit in zip(largest, first, units, strict=True)

@@ -117,8 +117,8 @@ def warn_of_changes(tensor_id: str, stored: Mapping[str, str], given: Mapping[st
     for name in changed_functions(stored, given):
         warnings.warn(
             f"{_FUNCTIONS[name]} of tensor {tensor_id!r} is not the one that {store!r} was filled with: its code, or a "
-            "network in it, or the batch_size of predict, is another one. Stored values are used as they are; to compute them again, give "
-            f"version=... or call store.clear_tensor({tensor_id!r})",
+            "network in it, or the batch_size of predict, is another one. Stored values are used as they are; to "
+            f"compute them again, give version=... or call store.clear_tensor({tensor_id!r})",
             FunctionChangedWarning,
             stacklevel=_level_of_caller(),
         )

@@ -332,6 +332,34 @@ def test_what_does_not_fit_the_window_is_explained() -> None:
 
 
 @pytest.mark.parametrize(
+    ("later", "told"),
+    [
+        (lambda batch: batch[:, :2], r"shape \(2, 32, 32\) for a window, where it had returned shape \(3, 32, 32\)"),
+        (lambda batch: batch[..., :30], r"shape \(3, 32, 30\) for a window"),
+        (lambda batch: {"a": batch}, r"outputs of shapes {'a': \(3, 32, 32\)} for a window"),
+    ],
+    ids=["channels", "size", "outputs"],
+)
+def test_a_network_that_returns_something_else_later_is_told_so(later: Any, told: str) -> None:
+    ways = iter([lambda batch: batch])
+
+    def net(batch: torch.Tensor) -> Any:
+        return next(ways, later)(batch)
+
+    with pytest.raises(ShapeMismatchError, match=told + ".* it must return the same outputs for all windows"):
+        predict(net, image(3, 50, 50), window=(32, 32), progress=False)
+
+
+def test_an_error_of_the_first_window_names_the_prediction() -> None:
+    def fails(_batch: torch.Tensor) -> torch.Tensor:
+        raise OSError("no network")
+
+    with pytest.raises(OSError, match="no network") as raised:
+        predict(fails, image(3, 50, 50), window=(32, 32), tensor_id="labels", progress=False)
+    assert raised.value.__notes__ == ["while computing window (0, 0, 0) of tensor 'labels'"]
+
+
+@pytest.mark.parametrize(
     ("shape", "options", "message"),
     [
         ((50, 60, 3), {"window": (32, 32)}, "which of its dimensions are channels is not known; give dims="),
@@ -341,7 +369,12 @@ def test_what_does_not_fit_the_window_is_explained() -> None:
         ((3, 50, 60), {"window": (32, 32), "overlap": 1}, "overlap must be a number from 0 up to and without 1"),
         ((3, 50, 60), {"window": (32, 32), "overlap": (0.5,)}, "or a tuple of 2, one for each dimension"),
         ((3, 50, 60), {"window": (32, 32), "batch_size": 0}, "batch_size must be a positive int, got 0"),
-        ((3, 50, 60), {"window": (32, 32), "autocast": "half"}, "autocast must be True, a torch.dtype or None"),
+        (
+            (3, 50, 60),
+            {"window": (32, 32), "autocast": "half"},
+            "autocast must be True, a torch.dtype of floats or None",
+        ),
+        ((3, 50, 60), {"window": (32, 32), "autocast": torch.int8}, "a torch.dtype of floats or None, got torch.int8"),
         ((3, 50, 60), {"window": (32, 32), "dims": ("y", "x")}, "dims must be a tuple of 3 str, one per dimension"),
         (
             (3, 50, 60),
