@@ -129,7 +129,7 @@ class BatchedNetwork:
         self.net = net
         self.preprocess = preprocess
         self.autocast = autocast
-        self._batch_size = batch_size
+        self.batch_size = batch_size
         self._device = device
         self._channel_dim = channel_dim
         self._expected: Mapping[str | None, tuple[tuple[int, ...], torch.dtype]] = {}
@@ -149,11 +149,12 @@ class BatchedNetwork:
         """Drop what is kept."""
         self._kept = {}
 
-    def first(self, ctx: Index, region: torch.Tensor) -> Outputs:
-        """What the network returns for one region, which is kept for the call that asks for it."""
-        outputs = _on_own_thread(self._outputs, [region])
-        self._kept[ctx] = {name: output[:1].clone() for name, output in outputs.items()}
-        return self._kept[ctx]
+    def first(self, ctxs: Sequence[Index], regions: Sequence[torch.Tensor]) -> Outputs:
+        """What the network returns for its first regions, which is kept for the calls that ask for them."""
+        outputs = _on_own_thread(self._outputs, regions)
+        for at, ctx in enumerate(ctxs):
+            self._kept[ctx] = {name: output[at : at + 1] for name, output in outputs.items()}
+        return outputs
 
     def __call__(self, ctxs: Sequence[Index], regions: Sequence[torch.Tensor]) -> Any:
         """What the network returns for some regions, stacked."""
@@ -173,7 +174,7 @@ class BatchedNetwork:
 
     def _outputs(self, regions: Sequence[torch.Tensor]) -> Outputs:
         """What the network returns for up to a batch of regions, on the CPU, for all of the batch."""
-        repeated = [*regions, *[regions[-1]] * (self._batch_size - len(regions))]
+        repeated = [*regions, *[regions[-1]] * (self.batch_size - len(regions))]
         batch = torch.stack(repeated)
         batch = batch.unsqueeze(1) if self._channel_dim is None else batch.movedim(1 + self._channel_dim, 1)
         with evaluating(self.networks), torch.inference_mode(), self._autocasting():
@@ -209,9 +210,9 @@ class BatchedNetwork:
                 f"net must return a tensor, or a dict or tuple of tensors, got {quoted(output)}{named}; wrap it, as in "
                 "lambda batch: net(batch).logits"
             )
-        if output.ndim < 2 or len(output) != self._batch_size:
+        if output.ndim < 2 or len(output) != self.batch_size:
             raise ShapeMismatchError(
-                f"net was given a batch of {self._batch_size} and returned shape {tuple(output.shape)}{named}; it must "
+                f"net was given a batch of {self.batch_size} and returned shape {tuple(output.shape)}{named}; it must "
                 "return a result for each, along the first dimension"
             )
         return output

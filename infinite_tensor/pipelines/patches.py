@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import operator
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Self
 
-from infinite_tensor.errors import ShapeMismatchError, ValidationError
-from infinite_tensor.geometry.window import TensorWindow
+from infinite_tensor.errors import RegionError, ShapeMismatchError, ValidationError
+from infinite_tensor.geometry.regions import parse
+from infinite_tensor.geometry.window import TensorWindow, WindowGrid
 from infinite_tensor.pipelines.networks import Index
 from infinite_tensor.pipelines.sliding import names_of, of_dimensions, slid_dims
 from infinite_tensor.support.given import as_index, as_ratio, members, number, quoted, word
@@ -64,31 +65,27 @@ class Sliding:
     @property
     def window(self) -> TensorWindow:
         """What a window reads of the source."""
-        return self._window(self.size, self.stride, (0,) * len(self.size), tuple(range(len(self.size))))
-
-    def alone(self, start: Sequence[int]) -> TensorWindow:
-        """A single window, which begins at this pixel."""
-        return self._window(self.size, self.size, start, (None,) * len(self.size))
-
-    def _window(
-        self, size: Sequence[int], stride: Sequence[int], offset: Sequence[int], follows: Sequence[int | None]
-    ) -> TensorWindow:
-        along = dict(zip(self.numbers, zip(size, stride, offset, follows, strict=True), strict=True))
-        whole = [along.get(d, (extent or 1, extent or 1, 0, None)) for d, extent in enumerate(self.source.shape)]
-        return TensorWindow(*zip(*whole, strict=True))
+        along = dict(zip(self.numbers, zip(self.size, self.stride, range(len(self.size)), strict=True), strict=True))
+        whole = [along.get(d, (extent or 1, extent or 1, None)) for d, extent in enumerate(self.source.shape)]
+        size, stride, follows = zip(*whole, strict=True)
+        return TensorWindow(size, stride, 0, follows)
 
     @property
     def extents(self) -> list[int | None]:
         """Pixels of the source along which windows slide."""
         return [self.source.shape[d] for d in self.numbers]
 
-    def first(self, begin: Sequence[int]) -> tuple[Index, list[int]]:
-        """The first of the windows that hold a pixel, and the pixel at which it begins."""
-        index = []
-        for a, n, step, extent in zip(begin, self.size, self.stride, self.extents, strict=True):
-            i = -((n - 1 - a) // step)
-            index.append(i if extent is None else max(i, 0))
-        return tuple(index), list(map(operator.mul, index, self.stride))
+    def first(self, region: object, edge: str, count: int) -> list[Index]:
+        """The first windows over a region, at most so many and at least one."""
+        extents, ndim = tuple(self.extents), len(self.size)
+        try:
+            start, stop, *_ = parse(... if region is None else members(region) or (region,), extents)
+        except RegionError:
+            # It may fit a prediction of another resolution; where it does not, the fill says so.
+            start = stop = (0,) * ndim
+        low, high = WindowGrid(TensorWindow(self.size, self.stride), extents, (edge,) * ndim).box(start, stop)
+        indices = itertools.product(*[range(a, max(a + 1, b)) for a, b in zip(low, high, strict=True)])
+        return list(itertools.islice(indices, count))
 
     def scale_of(self, size: Sequence[int], given: object) -> tuple[Fraction, ...]:
         """Pixels of the output along one of the source; ValidationError where windows do not lie on whole ones."""

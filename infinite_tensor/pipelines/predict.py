@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from infinite_tensor.errors import ValidationError
+from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.outputs import Output
 from infinite_tensor.pipelines.networks import BatchedNetwork, Index, Outputs, device_of, evaluating
 from infinite_tensor.pipelines.patches import Sliding
@@ -117,7 +118,7 @@ def predict(
     version : JSON value, optional
         Anything else that identifies what is computed.
     overwrite : bool
-        Delete what `target` has under `tensor_id`, once the first window has been computed.
+        Delete what `target` has under `tensor_id`, once the first batch has been computed.
     max_memory : int or str, optional
         The most memory that the process takes beside what it holds now and what `net` takes within, in bytes or as in
         "2 GB". With less, the image is worked in narrower bands.
@@ -165,7 +166,7 @@ def predict(
     stored = _stored(store, tensor_id)
     known = {} if overwrite else returned_before(tensor_id, stored, sliding)
     with evaluating(f.networks):
-        found = known or _first_window(f, sliding, region, padding, tensor_id)
+        found = known or _first_windows(f, sliding, region, edge, padding, tensor_id)
         results = {
             name: each.reduced_by(reduction_for(name, reduce, found), dtype, sliding.scale_of(each.size, scale))
             for name, each in found.items()
@@ -274,43 +275,36 @@ def _stored(store: TileStore, tensor_id: str) -> dict[str, dict[str, Any]]:
 
 
 class _Look:
-    """The ``f`` of a tensor of one window, of which a network is shown what it reads."""
+    """The ``f`` of a tensor with a pixel for each window, by which a network is shown what its first windows read."""
 
-    def __init__(self, f: BatchedNetwork, index: Index) -> None:
+    def __init__(self, f: BatchedNetwork) -> None:
         self._f = f
-        self._index = index
         self.returned: Outputs = {}
 
-    def __call__(self, _ctx: Index, region: torch.Tensor) -> torch.Tensor:
-        self.returned = self._f.first(self._index, region)
-        return region
+    def __call__(self, ctxs: Sequence[Index], regions: Sequence[torch.Tensor]) -> torch.Tensor:
+        self.returned = self._f.first(ctxs, regions)
+        return torch.zeros(len(ctxs), *[1] * len(ctxs[0]), dtype=torch.bool)
 
 
-def _first_window(
-    f: BatchedNetwork, sliding: Sliding, region: object, padding: object, tensor_id: str
+def _first_windows(
+    f: BatchedNetwork, sliding: Sliding, region: object, edge: str, padding: object, tensor_id: str
 ) -> dict[str | None, Returned]:
-    """What the network returns for the first window, which is kept."""
-    begins = [0] * len(sliding.size)
-    for d, each in enumerate(members(region) or ()):
-        if d < len(begins):
-            begins[d] = each.start or 0 if isinstance(each, slice) else as_index(each) or 0
-    index, start = sliding.first(begins)
-    look = _Look(f, index)
-    window = sliding.alone(start)
-    patch = InfiniteTensor(
-        (None,) * window.ndim,
+    """What the network returns for its first batch of windows, which is kept."""
+    look = _Look(f)
+    windows = InfiniteTensor(
+        (None,) * len(sliding.size),
         look,
-        window,
+        TensorWindow((1,) * len(sliding.size)),
         args=[sliding.source],
-        args_windows=[window],
+        args_windows=[sliding.window],
         args_padding=padding,
-        dtype=sliding.source.dtype,
-        device=sliding.source.device,
+        batch_size=f.batch_size,
+        dtype=torch.bool,
         # Which errors name.
         tensor_id=tensor_id,
     )
     with no_digest():
-        patch[tuple(window.offset)]
+        windows[sliding.first(region, edge, f.batch_size)]
     return {name: returned_by(name, output, sliding) for name, output in look.returned.items()}
 
 

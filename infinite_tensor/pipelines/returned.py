@@ -135,8 +135,8 @@ def returned_by(name: str | None, output: torch.Tensor, sliding: Sliding) -> Ret
     if dims not in (0, 1):
         named = "" if name is None else f" for {name!r}"
         raise ShapeMismatchError(
-            f"net returned shape {tuple(output.shape)}{named} for a window of {sliding.size} pixels; it must return a "
-            "result for each of a batch, with one dimension for channels, or none, and those of the window"
+            f"net returned shape {tuple(output.shape)}{named} for a batch of windows of {sliding.size} pixels; it must "
+            "return a result for each of the batch, with one dimension for channels, or none, and those of the window"
         )
     channels = output.shape[1] if dims else None
     return Returned(channels, tuple(output.shape[1 + dims :]), output.dtype)

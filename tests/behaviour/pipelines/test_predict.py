@@ -161,6 +161,13 @@ def test_scores_become_what_is_asked_for(reduce: Any, dtype: Any, expected: Call
     torch.testing.assert_close(found[...], scores)
 
 
+def test_there_are_no_more_calls_than_full_batches_of_the_windows() -> None:
+    net = Net()
+    predict(net, image(3, 150, 150), window=(32, 32), overlap=0.5, batch_size=5, progress=False)
+    windows = (math.ceil((150 - 32) / 16) + 1) ** 2
+    assert len(net.batches) == math.ceil(windows / 5)
+
+
 def test_a_second_run_calls_nothing(tmp_path: Path) -> None:
     picture = image(3, 60, 60)
     first = predict(Net(), picture, tmp_path / "s.zarr", window=32, dims=("c", "y", "x"), progress=False)
@@ -317,7 +324,7 @@ def test_what_does_not_fit_the_window_is_explained() -> None:
         predict(nn.Conv2d(3, 2, 3), picture, window=(32, 32), progress=False)
     with pytest.raises(ShapeMismatchError, match=r"which is not scale=2; crop or resize .*'64', '64'"):
         predict(Net(), picture, window=(32, 32), scale=2, progress=False)
-    with pytest.raises(ShapeMismatchError, match=r"returned shape \(1, 3\) for a window"):
+    with pytest.raises(ShapeMismatchError, match=r"returned shape \(4, 3\) for a batch of windows"):
         predict(lambda batch: batch.mean((2, 3)), picture, window=(32, 32), progress=False)
     with pytest.raises(ShapeMismatchError, match=r"given a batch of 4 and returned shape \(3, 32, 32\)"):
         predict(lambda batch: batch[0], picture, window=(32, 32), progress=False)
@@ -347,16 +354,16 @@ def test_a_network_that_returns_something_else_later_is_told_so(later: Any, told
         return next(ways, later)(batch)
 
     with pytest.raises(ShapeMismatchError, match=told + ".* it must return the same outputs for all windows"):
-        predict(net, image(3, 50, 50), window=(32, 32), progress=False)
+        predict(net, image(3, 50, 80), window=(32, 32), progress=False)
 
 
-def test_an_error_of_the_first_window_names_the_prediction() -> None:
+def test_an_error_of_the_first_batch_names_the_prediction() -> None:
     def fails(_batch: torch.Tensor) -> torch.Tensor:
         raise OSError("no network")
 
     with pytest.raises(OSError, match="no network") as raised:
         predict(fails, image(3, 50, 50), window=(32, 32), tensor_id="labels", progress=False)
-    assert raised.value.__notes__ == ["while computing window (0, 0, 0) of tensor 'labels'"]
+    assert raised.value.__notes__ == ["while computing window (0, 0), (0, 1), (1, 0), (1, 1) of tensor 'labels'"]
 
 
 @pytest.mark.parametrize(

@@ -131,8 +131,8 @@ def test_on_a_cluster(tmp_path: Path) -> None:
         fill(log, path, {"client": client})
     calls = check(log, path, tmp_path)
     assert len(calls.processes) == 3
-    # The first window tells this process what to expect; a worker computes it again.
-    assert calls.processes.pop(str(os.getpid())).total() == 1
+    # The first batch tells this process what to expect; workers compute its windows again.
+    assert calls.processes.pop(str(os.getpid())).total() == BATCH
     assert {*calls.windows.values()} == {1}
 
 
