@@ -22,7 +22,7 @@ from infinite_tensor.geometry.window_sets import (
     same_windows,
     windows_over,
 )
-from infinite_tensor.support.tables import Tabular, count_of
+from infinite_tensor.support.tables import Tabular, count_of, shown_id
 from infinite_tensor.tilestore.contents import Contents
 from infinite_tensor.tilestore.dependants import sources_first
 from infinite_tensor.tilestore.inventory import Dropped
@@ -86,7 +86,13 @@ class Invalidation(Tabular):
 
     def _rows(self) -> list[list[str]]:
         rows = [
-            [one.tensor_id, count_of(one.windows), count_of(one.tiles), _region(one.start, one.stop), one.store]
+            [
+                shown_id(one.tensor_id),
+                count_of(one.windows),
+                count_of(one.tiles),
+                _region(one.start, one.stop),
+                one.store,
+            ]
             for one in self.tensors
         ]
         return [*rows, ["all", count_of(self.windows), count_of(self.tiles), "", ""]]

@@ -16,7 +16,7 @@ from infinite_tensor.filling.mask import Target
 from infinite_tensor.geometry.points import Index, IntArray, as_tuples, joined, unique_points
 from infinite_tensor.geometry.window import starts_of
 from infinite_tensor.geometry.window_sets import IndexProduct, Intervals, WindowSet, separable
-from infinite_tensor.support.tables import Tabular, bytes_of, count_if_any, count_of
+from infinite_tensor.support.tables import Tabular, bytes_of, count_if_any, count_of, shown_id
 from infinite_tensor.tilestore.inventory import Inventory, TileCounts, windows_over_tiles
 from infinite_tensor.tilestore.layout import TileLayout
 
@@ -386,7 +386,7 @@ class FillPlan(Tabular):
     def _rows(self) -> list[list[str]]:
         rows = [
             [
-                tensor.tensor_id,
+                shown_id(tensor.tensor_id),
                 *map(count_of, (tensor.needed, tensor.stored, tensor.windows, tensor.calls)),
                 *map(count_of, tensor.tiles),
                 count_if_any(tensor.uncovered),
@@ -402,8 +402,8 @@ class FillPlan(Tabular):
 
     @property
     def _title(self) -> str:
-        several = len(self.regions) > 1
-        filled = ", ".join(f"{region.tensor_id} {region}" if several else str(region) for region in self.regions)
+        names = [f"{shown_id(each.tensor_id)} " if len(self.regions) > 1 else "" for each in self.regions]
+        filled = ", ".join(f"{name}{region}" for name, region in zip(names, self.regions, strict=True))
         bound = "" if self.exact else "; counts are upper bounds"
         return f"fill {filled or 'nothing'}, about {bytes_of(self.peak_memory)} of memory{bound}"
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self, TypeAlias
 from infinite_tensor.engine.chain import Node
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.support.interrupts import running_f
-from infinite_tensor.support.tables import Tabular, bytes_of, count_if_any, count_of
+from infinite_tensor.support.tables import Tabular, bytes_of, count_if_any, count_of, shown_id
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ class FillReport(Tabular):
         return f"filled in {self.seconds:.1f} s"
 
     def _rows(self) -> list[list[str]]:
-        return [*([t.tensor_id, *_cells(t)] for t in self.tensors), ["all", *_cells(self)]]
+        return [*([shown_id(t.tensor_id), *_cells(t)] for t in self.tensors), ["all", *_cells(self)]]
 
 
 def _cells(figures: TensorReport | FillReport) -> list[str]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
+
+_RANDOM_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class Tabular(ABC):
@@ -52,6 +55,11 @@ def _html_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str
     head = "".join(f"<th>{html.escape(heading)}</th>" for heading in headings)
     body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
     return f"<table><caption>{html.escape(title)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def shown_id(tensor_id: str) -> str:
+    """An id for a table: of a random one, which no user has given, its beginning."""
+    return f"unnamed {tensor_id[:8]}" if _RANDOM_ID.fullmatch(tensor_id) else tensor_id
 
 
 def count_if_any(number: int) -> str:

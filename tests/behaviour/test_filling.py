@@ -172,6 +172,12 @@ class TestPlan:
         assert "<td>&lt;b&gt;</td>" in shown
         assert "<b>" not in shown
 
+    def test_a_tensor_without_a_name_is_called_unnamed(self) -> None:
+        t = InfiniteTensor((None,), lambda _ctx: torch.ones(2), TensorWindow((2,)))
+        assert f"unnamed {t.tensor_id[:8]} " in str(t.plan(sl[0:4]))
+        assert f"unnamed {t.tensor_id[:8]} " in str(t.fill(sl[0:4], progress=False))
+        assert t.tensor_id not in str(t.plan(sl[0:4]))
+
     def test_of_nothing_it_is_empty(self) -> None:
         t, _ = chain(MemoryTileStore())
         assert t.plan(sl[5:5, 0:10]).windows == 0
