@@ -16,7 +16,7 @@ import torch
 from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window import TensorWindow
-from infinite_tensor.support.given import as_index
+from infinite_tensor.support.given import as_index, quoted
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
 from infinite_tensor.tilestore.persistent import PersistentTileStore
@@ -69,7 +69,7 @@ def get_or_create(
     """
     _deprecated("TileStore.get_or_create", "InfiniteTensor(..., tile_store=store, tensor_id=...)")
     if cache_method not in ("indirect", "direct"):
-        raise ValidationError(f"cache_method must be 'indirect' or 'direct', got {cache_method!r}")
+        raise ValidationError(f"cache_method must be 'indirect' or 'direct', got {quoted(cache_method)}")
     name = str(uuid.uuid4() if tensor_id is None else tensor_id)
     if cache_limit is not ... or cache_method == "direct":
         _limit_cache(store, _DIRECT_LIMIT if cache_limit is ... else cache_limit)
@@ -112,7 +112,7 @@ def _limit_cache(store: TileStore, limit: object) -> None:
     """Take over ``cache_limit``, where it has a meaning."""
     number = as_index(limit)
     if limit is not None and (number is None or number < 0):
-        raise ValidationError(f"cache_limit must be a number of bytes or None for no limit, got {limit!r}")
+        raise ValidationError(f"cache_limit must be a number of bytes or None for no limit, got {quoted(limit)}")
     if isinstance(store, MemoryTileStore):
         store.cache_size_bytes = None if number is None else max(number, 1)
 

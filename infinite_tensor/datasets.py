@@ -17,7 +17,7 @@ from infinite_tensor.geometry.window import Shape
 from infinite_tensor.groups import TensorGroup
 from infinite_tensor.support.exit import flush_at_termination
 from infinite_tensor.support.forks import cached_property
-from infinite_tensor.support.given import array_advice, as_index
+from infinite_tensor.support.given import array_advice, as_index, quoted
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore.layout import sizes_of
 
@@ -249,12 +249,12 @@ class PatchDataset(_Patches):
         super().__init__(t, patch_size, None, region)
         number = as_index(seed)
         if number is None:
-            raise ValidationError(f"seed must be an int, got {seed!r}")
+            raise ValidationError(f"seed must be an int, got {quoted(seed)}")
         self._seed = number
         count = math.prod((axis.high - axis.low) // axis.size for axis in self._axes) if length is None else length
         self._length = as_index(count) or 0
         if self._length < 1:
-            raise ValidationError(f"length must be a positive int or None, got {length!r}")
+            raise ValidationError(f"length must be a positive int or None, got {quoted(length)}")
 
     def _number(self, index: int) -> int:
         digest = hashlib.blake2b(f"{self._seed} {index}".encode()).digest()
@@ -269,7 +269,7 @@ def _leaves(sources: object) -> list[Source]:
     others = [leaf for leaf in leaves if not isinstance(leaf, Source)]
     if others or not leaves:
         raise ValidationError(
-            f"t must be an InfiniteTensor or TensorGroup, or a list, tuple or dict of some, got {sources!r}"
+            f"t must be an InfiniteTensor or TensorGroup, or a list, tuple or dict of some, got {quoted(sources)}"
             f"{''.join(map(array_advice, others[:1]))}"
         )
     return leaves
@@ -313,9 +313,9 @@ def _box(region: object, shape: Shape) -> Selection:
         region = ...
     box = parse(region, shape)
     if box.steps.count(1) < len(shape):
-        raise ValidationError(f"region must hold ints and slices without a step, got {region!r}")
+        raise ValidationError(f"region must hold ints and slices without a step, got {quoted(region)}")
     if len(box.squeezed) == len(shape):
-        raise ValidationError(f"region must have a slice, or it leaves no dimension to cut, got {region!r}")
+        raise ValidationError(f"region must have a slice, or it leaves no dimension to cut, got {quoted(region)}")
     return box
 
 

@@ -13,7 +13,7 @@ from infinite_tensor.filling.invalidate import Invalidation, invalidate
 from infinite_tensor.filling.plan import FillPlan
 from infinite_tensor.filling.progress import FillReport, Watcher, checked_progress
 from infinite_tensor.geometry.regions import Selection
-from infinite_tensor.support.given import as_index
+from infinite_tensor.support.given import as_index, members, quoted
 from infinite_tensor.support.sizes import checked_bytes
 from infinite_tensor.values.checks import checked_workers
 
@@ -224,9 +224,9 @@ def fill_together(
     KeyboardInterrupt
         After a Ctrl-C, with a note that says how to continue.
     """
-    workers = None if workers is None else checked_workers(workers)
+    check_fill(workers, client, progress, shard)
+    workers = None if workers is None else int(workers)
     job = writable(_job(requests, max_memory, shard))
-    progress = checked_progress(progress)
     try:
         if client is not None:
             # What only a cluster needs.
@@ -241,13 +241,27 @@ def fill_together(
 
 def _job(requests: Sequence[Request], max_memory: object, shard: object) -> Job:
     most = checked_bytes("max_memory", max_memory)
-    return prepare(requests, most, _checked_shard(shard))
+    return prepare(requests, most, checked_shard(shard))
 
 
-def _checked_shard(shard: object) -> tuple[int, int] | None:
+def check_fill(workers: object, client: object, progress: object, shard: object) -> None:
+    """ValidationError for what no fill takes, before it is known what is to be filled."""
+    if workers is not None:
+        checked_workers(workers)
+    if client is not None:
+        # What only a cluster needs.
+        from infinite_tensor.filling.cluster import check_client  # noqa: PLC0415
+
+        check_client(client)
+    checked_progress(progress)
+    checked_shard(shard)
+
+
+def checked_shard(shard: object) -> tuple[int, int] | None:
+    """`shard` as a rank and how many there are; ValidationError for anything else."""
     if shard is None:
         return None
-    match [as_index(number) for number in shard] if isinstance(shard, tuple | list) else []:
+    match [as_index(number) for number in members(shard) or ()]:
         case [int(rank), int(count)] if 0 <= rank < count:
             return rank, count
-    raise ValidationError(f"shard must be (rank, world_size) with 0 <= rank < world_size, got {shard!r}")
+    raise ValidationError(f"shard must be (rank, world_size) with 0 <= rank < world_size, got {quoted(shard)}")

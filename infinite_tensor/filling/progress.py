@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self, TypeAlias
 
 from infinite_tensor.engine.chain import Node
 from infinite_tensor.errors import ValidationError
+from infinite_tensor.support.given import quoted, word
 from infinite_tensor.support.interrupts import running_f
 from infinite_tensor.support.tables import Tabular, bytes_of, count_if_any, count_of, shown_id
 
@@ -128,8 +129,8 @@ def _is_watched() -> bool:
 
 def checked_progress(progress: object) -> Any:
     """`progress` as `fill` takes it; ValidationError for anything else."""
-    if not isinstance(progress, bool) and progress != "always" and not callable(progress):
-        raise ValidationError(f'progress must be a bool, "always" or a callable, got {progress!r}')
+    if not isinstance(progress, bool) and word(progress) != "always" and not callable(progress):
+        raise ValidationError(f'progress must be a bool, "always" or a callable, got {quoted(progress)}')
     return progress
 
 

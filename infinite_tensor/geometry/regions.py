@@ -11,7 +11,7 @@ from infinite_tensor.errors import RegionError
 from infinite_tensor.geometry.points import COORDINATE_LIMIT, Index
 from infinite_tensor.geometry.window import Shape
 from infinite_tensor.support.allocation import IN_PARTS, is_lack_of_memory, out_of_memory
-from infinite_tensor.support.given import as_index
+from infinite_tensor.support.given import as_index, quoted
 
 _SUPPORTED = "supported are ints, slices and Ellipsis"
 
@@ -162,19 +162,19 @@ def _coordinate(entry: object, label: object, extent: int | None) -> int:
         many = isinstance(entry, list)
         hint = "; one region is expected: call this for each, or read a list with tensor[[...]]" if many else ""
         raise RegionError(
-            f"dimension {label}: cannot index with {type(entry).__name__} {entry!r:.200}; {_SUPPORTED}{hint}"
+            f"dimension {label}: cannot index with {type(entry).__name__} {quoted(entry)}; {_SUPPORTED}{hint}"
         )
     if extent is None:
         return number
     if not -extent <= number < extent:
-        raise RegionError(f"index {number} is out of range for dimension {label} with size {extent}")
+        raise RegionError(f"index {quoted(number)} is out of range for dimension {label} with size {extent}")
     return number % extent
 
 
 def _too_far(start: int, stop: int, label: object) -> RegionError:
     return RegionError(
-        f"dimension {label}: pixels {start}..{stop - 1} reach beyond the limit of 2**51: coordinates go from "
-        f"-{COORDINATE_LIMIT} to {COORDINATE_LIMIT - 1}"
+        f"dimension {label}: pixels {quoted(start)}..{quoted(stop - 1)} reach beyond the limit of 2**51: coordinates "
+        f"go from -{COORDINATE_LIMIT} to {COORDINATE_LIMIT - 1}"
     )
 
 

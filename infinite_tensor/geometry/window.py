@@ -223,7 +223,7 @@ class TensorWindow:
     def from_dict(cls, data: Mapping[str, Any]) -> TensorWindow:
         """The window that `to_dict` described; ValidationError if it is none."""
         if not isinstance(data, Mapping) or "size" not in data:
-            raise ValidationError(f"a window must be a dict with a size, got {data!r:.200}")
+            raise ValidationError(f"a window must be a dict with a size, got {quoted(data)}")
         return cls(data["size"], data.get("stride"), data.get("offset"), data.get("dimension_map"))
 
     def __repr__(self) -> str:

@@ -19,6 +19,7 @@ from infinite_tensor.errors import InfiniteTensorError, StoreError, ValidationEr
 from infinite_tensor.geometry.regions import Selection
 from infinite_tensor.groups.members import GroupMember, Members, read_members, unit_of
 from infinite_tensor.groups.tensordicts import assembled, batch_size
+from infinite_tensor.support.given import quoted
 from infinite_tensor.support.nested import Key, show
 
 _BLOCK_BYTES = 2**25
@@ -33,7 +34,7 @@ def save_tensordict(
 ) -> None:
     """`TensorGroup.save_tensordict`; see there."""
     if form not in _FORMS:
-        raise ValidationError(f"format must be one of {', '.join(_FORMS)}, got {form!r}")
+        raise ValidationError(f"format must be one of {', '.join(_FORMS)}, got {quoted(form)}")
     sample = {key: _empty(member, region) for key, member in members.items()}
     content = _Content(members, region, _extents(members, region), sample)
     _check_storable(sample, form)

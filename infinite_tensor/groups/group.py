@@ -31,6 +31,7 @@ from infinite_tensor.groups.members import (
 )
 from infinite_tensor.groups.saved import checked_tensor, opened_tensor, save_group, stored_members
 from infinite_tensor.groups.tensordicts import assembled, import_tensordict, tensors_of
+from infinite_tensor.support.given import quoted
 from infinite_tensor.support.nested import Key, as_key, chosen, is_key, listed, named_leaves, nested, show
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import TileStore
@@ -83,7 +84,7 @@ class TensorGroup(Fillable):
 
     def __init__(self, tensors: Mapping[str, Any] | TensorGroup, *, dims: object = None, scale: object = None) -> None:
         if not isinstance(tensors, Mapping | TensorGroup):
-            raise ValidationError(f"a group is made of a mapping from names to tensors, got {tensors!r}")
+            raise ValidationError(f"a group is made of a mapping from names to tensors, got {quoted(tensors)}")
         given: dict[Key, Any] = {}
         for key, value in [((), tensors)] if isinstance(tensors, TensorGroup) else named_leaves(tensors):
             if isinstance(value, TensorGroup):
@@ -330,7 +331,7 @@ class TensorGroup(Fillable):
             If it cannot be written, because the disk is full, say. Nothing is left there.
         """
         if not isinstance(path, str | os.PathLike):
-            raise ValidationError(f"path must be a local path, got {path!r}")
+            raise ValidationError(f"path must be a local path, got {quoted(path)}")
         workers = None if workers is None else checked_workers(workers)
         save_tensordict(self._members, self._plain(region), Path(path), format, workers, overwrite=overwrite)
 
@@ -382,7 +383,7 @@ class TensorGroup(Fillable):
     def _plain(self, region: object) -> Selection:
         selection = parse(region, self.shape)
         if selection.steps.count(1) < self.ndim:
-            raise ValidationError(f"a step is not possible here, got {region!r}")
+            raise ValidationError(f"a step is not possible here, got {quoted(region)}")
         return selection
 
     def to(self, device: torch.device | str | int) -> Self:
@@ -481,10 +482,10 @@ def open_group(
     """`TileStore.open_group`; see there."""
     group_id, device = checked_id(group_id, "group_id"), checked_device(device)
     if not isinstance(stores, list | tuple) or not all(isinstance(other, TileStore) for other in stores):
-        raise ValidationError(f"stores must be a list of TileStores, got {stores!r}")
+        raise ValidationError(f"stores must be a list of TileStores, got {quoted(stores)}")
     for name, mapping in (("f", f), ("members", members)):
         if mapping is not None and not isinstance(mapping, Mapping):
-            raise ValidationError(f"{name} must be a mapping from keys of the group, got {mapping!r}")
+            raise ValidationError(f"{name} must be a mapping from keys of the group, got {quoted(mapping)}")
     stored = stored_members(store, group_id, store.contents.stored_group(group_id))
     functions, given = chosen("f", f, stored, None), chosen("members", members, stored, None)
     tensors = {

@@ -16,7 +16,7 @@ from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import RegionError, ValidationError
 from infinite_tensor.geometry.regions import Selection, parse
 from infinite_tensor.geometry.window import Shape, coordinates_of, followed
-from infinite_tensor.support.given import array_advice, as_index, as_ratio
+from infinite_tensor.support.given import array_advice, as_index, as_ratio, quoted
 from infinite_tensor.support.nested import Key, chosen, show
 from infinite_tensor.tensor import InfiniteTensor, as_tensors
 
@@ -121,7 +121,8 @@ def members_of(
         tensors[key] = tensor
         if not isinstance(tensor, InfiniteTensor):
             raise ValidationError(
-                f"{show(key)} must be an InfiniteTensor, or a mapping of them, got {tensor!r}{array_advice(tensor)}"
+                f"{show(key)} must be an InfiniteTensor, or a mapping of them, got {quoted(tensor)}"
+                f"{array_advice(tensor)}"
             )
         if isinstance(value, GroupMember) and wanted[key] is None:
             wanted[key] = value.dims
@@ -246,7 +247,8 @@ def _checked_dims(key: Key, tensor: InfiniteTensor, given: object) -> tuple[int,
     dims = [d % tensor.ndim for d in numbers if d is not None and -tensor.ndim <= d < tensor.ndim]
     if len(dims) < len(numbers) or len(set(dims)) < len(dims):
         raise ValidationError(
-            f"dims of {show(key)} must be a tuple of different dimensions of its shape {tensor.shape}, got {given!r}"
+            f"dims of {show(key)} must be a tuple of different dimensions of its shape {tensor.shape}, got "
+            f"{quoted(given)}"
         )
     return tuple(dims)
 
@@ -257,6 +259,6 @@ def _checked_scale(key: Key, given: Any, count: int) -> tuple[Fraction, ...]:
     if len(scales) != count or None in scales:
         raise ValidationError(
             f"scale of {show(key)} must be a positive number of its pixels along one pixel of the group, such as "
-            f"Fraction(1, 8), 0.125 or 2, or a tuple of {count} of them, got {given!r}"
+            f"Fraction(1, 8), 0.125 or 2, or a tuple of {count} of them, got {quoted(given)}"
         )
     return tuple(scale for scale in scales if scale is not None)

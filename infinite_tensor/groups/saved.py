@@ -13,6 +13,7 @@ import torch
 from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.groups.members import GroupMember, Members, shown_scale
+from infinite_tensor.support.given import quoted
 from infinite_tensor.support.nested import Key, named_leaves, nested, show
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import TileStore
@@ -86,7 +87,7 @@ def digest_of(tensor: InfiniteTensor) -> str:
 def save_group(members: Members, store: TileStore, group_id: str) -> None:
     """`TensorGroup.save`; see there."""
     if not isinstance(store, TileStore):
-        raise ValidationError(f"a group is saved in a TileStore, got {store!r}")
+        raise ValidationError(f"a group is saved in a TileStore, got {quoted(store)}")
     group_id = checked_id(group_id, "group_id")
     for member in members.values():
         if not node_of(member.tensor).tensor.named:
@@ -170,7 +171,7 @@ def opened_tensor(
 def checked_tensor(group_id: str, stored: StoredMember, given: object) -> InfiniteTensor:
     """What a user gives in place of a tensor that would be opened; ValidationError unless it is that one."""
     if not isinstance(given, InfiniteTensor):
-        raise ValidationError(f"members must hold InfiniteTensors, got {given!r} for {show(stored.key)}")
+        raise ValidationError(f"members must hold InfiniteTensors, got {quoted(given)} for {show(stored.key)}")
     if digest_of(given) != stored.digest:
         raise ValidationError(
             f"{show(stored.key)} of group {group_id!r} is tensor {stored.tensor_id!r} with another definition than the "

@@ -75,7 +75,7 @@ class Sliding:
         """Pixels of the source along which windows slide."""
         return [self.source.shape[d] for d in self.numbers]
 
-    def first(self, region: object, edge: str, count: int) -> list[Index]:
+    def first(self, region: object, edge: object, count: int) -> list[Index]:
         """The first windows over a region, at most so many and at least one."""
         extents, ndim = tuple(self.extents), len(self.size)
         try:
@@ -83,7 +83,8 @@ class Sliding:
         except RegionError:
             # It may fit a prediction of another resolution; where it does not, the fill says so.
             start = stop = (0,) * ndim
-        low, high = WindowGrid(TensorWindow(self.size, self.stride), extents, (edge,) * ndim).box(start, stop)
+        edges = (word(edge) or "drop",) * ndim
+        low, high = WindowGrid(TensorWindow(self.size, self.stride), extents, edges).box(start, stop)
         indices = itertools.product(*[range(a, max(a + 1, b)) for a, b in zip(low, high, strict=True)])
         return list(itertools.islice(indices, count))
 

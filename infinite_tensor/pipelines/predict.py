@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from infinite_tensor.errors import ValidationError
+from infinite_tensor.filling.fillable import check_fill
 from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.outputs import Output
 from infinite_tensor.pipelines.networks import BatchedNetwork, Index, Outputs, device_of, evaluating
@@ -22,6 +23,7 @@ from infinite_tensor.support.sizes import checked_bytes
 from infinite_tensor.support.tables import bytes_of
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
+from infinite_tensor.values.checks import checked_device, checked_id
 from infinite_tensor.values.fingerprint import digests
 from infinite_tensor.values.networks import no_digest
 from infinite_tensor.values.weights import WeightedMean
@@ -98,7 +100,7 @@ def predict(
     scale : number, Fraction or tuple of these, optional
         Pixels of the output along one pixel of the source. Default: what `net` returns for a window says.
     edge : "clip" or "drop"
-        What happens to windows that reach past the end of the source, as for `InfiniteTensor`.
+        What happens to windows that reach past the end of the prediction, as for `InfiniteTensor`.
     padding : str or ("constant", number)
         What stands beyond the ends of the source, as `args_padding` of an `InfiniteTensor`.
     region : optional
@@ -154,10 +156,14 @@ def predict(
     if not callable(net):
         raise ValidationError(f"net must be callable, got {quoted(net)}; give a network, or a function of a batch")
     count = as_index(batch_size)
-    if count is None or count < 1:
-        raise ValidationError(f"batch_size must be a positive int, got {quoted(batch_size)}")
+    if count is None or not 1 <= count <= _LARGEST_BATCH:
+        raise ValidationError(f"batch_size must be a positive int up to {_LARGEST_BATCH}, got {quoted(batch_size)}")
+    if preprocess is not None and not callable(preprocess):
+        raise ValidationError(f"preprocess must be a function of a batch, or None, got {quoted(preprocess)}")
+    tensor_id = checked_id(tensor_id)
+    check_fill(workers, client, progress, shard)
     sliding = Sliding.over(_tensor_of(source, dims), dims, window, overlap)
-    place = device_of(net) if device is None else torch.device(device)
+    place = device_of(net) if device is None else checked_device(device)
     f = BatchedNetwork(net, preprocess, count, place, _dtype_of_autocast(autocast, place), sliding.channel_dim)
     _check_region(sliding, region)
     if overwrite and shard is not None:
@@ -183,7 +189,8 @@ def predict(
         }
         if overwrite:
             # What does not fit is told before anything is deleted.
-            _made(f, outputs, options, resumed=False)
+            tried = _made(f, outputs, options, resumed=False)
+            tried.plan(_region_of(tried, sliding, region), where=where)
             for name in stored:
                 store.clear_tensor(name)
         made = _made(f, outputs, options | {"tile_store": store}, resumed=bool(stored) and not overwrite)
@@ -210,6 +217,7 @@ def predict(
     return made
 
 
+_LARGEST_BATCH = 2**20
 _CACHE_BYTES = 2**24
 """Of a source, of which nothing is read twice, and of a store in memory, which holds all tiles a second time."""
 
@@ -287,7 +295,7 @@ class _Look:
 
 
 def _first_windows(
-    f: BatchedNetwork, sliding: Sliding, region: object, edge: str, padding: object, tensor_id: str
+    f: BatchedNetwork, sliding: Sliding, region: object, edge: object, padding: object, tensor_id: str
 ) -> dict[str | None, Returned]:
     """What the network returns for its first batch of windows, which is kept."""
     look = _Look(f)
@@ -351,7 +359,8 @@ def _region_of(made: InfiniteTensor | TensorGroup, sliding: Sliding, region: obj
     if region is None:
         return ...
     entries = members(region) or (region,)
-    missing = (slice(None),) * (len(sliding.size) - len(entries) if Ellipsis not in entries else 0)
+    whole = any(entry is Ellipsis for entry in entries)
+    missing = (slice(None),) * (0 if whole else len(sliding.size) - len(entries))
     channels = isinstance(made, InfiniteTensor) and made.ndim > len(sliding.size)
     return (*[slice(None)] * channels, *entries, *missing)
 

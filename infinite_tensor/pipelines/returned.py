@@ -75,8 +75,13 @@ def _reduction(given: Any, channels: int, dtype: torch.dtype) -> tuple[Reduction
     """The reduction that `reduce` stands for, and the dtype of its results where it tells that."""
     if word(given) is not None or not callable(given):
         return Reduction(given, channels, dtype=dtype), None
-    with torch.no_grad():
-        tried = given(torch.zeros(channels, 64, dtype=dtype))
+    try:
+        with torch.no_grad():
+            tried = given(torch.zeros(channels, 64, dtype=dtype))
+    except (RuntimeError, TypeError, IndexError) as error:
+        raise ValidationError(
+            f"reduce={quoted(given)} does not work on values of shape ({channels}, 64), those of 64 pixels: {error}"
+        ) from error
     if not isinstance(tried, torch.Tensor) or tried.ndim not in (1, 2) or tried.shape[-1] != 64:
         shape = tuple(tried.shape) if isinstance(tried, torch.Tensor) else quoted(tried)
         raise ValidationError(

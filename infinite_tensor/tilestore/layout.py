@@ -14,7 +14,7 @@ from infinite_tensor.geometry.points import COORDINATE_LIMIT, Index
 from infinite_tensor.geometry.window import Shape, TensorWindow, WindowGrid
 from infinite_tensor.support.allocation import Array
 from infinite_tensor.support.forks import cached_property
-from infinite_tensor.support.given import as_index
+from infinite_tensor.support.given import as_index, quoted
 from infinite_tensor.values.reduction import Reduction, gathered_shape
 from infinite_tensor.values.spec import TensorSpec
 
@@ -61,10 +61,10 @@ def sizes_of(name: str, given: object, shape: Shape) -> dict[int, int]:
     else:
         some = f"one int per unbounded dimension ({len(unbounded)}) or " if len(unbounded) < len(shape) else ""
         raise ValidationError(
-            f"{name} must be an int, or {some}one per dimension ({len(shape)}) of shape {shape}, got {given!r}"
+            f"{name} must be an int, or {some}one per dimension ({len(shape)}) of shape {shape}, got {quoted(given)}"
         )
     if min(sizes.values()) < 1:
-        raise ValidationError(f"{name} must hold positive ints only, got {given!r}")
+        raise ValidationError(f"{name} must hold positive ints only, got {quoted(given)}")
     return sizes
 
 

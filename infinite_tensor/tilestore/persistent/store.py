@@ -9,6 +9,7 @@ from typing import Any
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.support.exit import flush_at_exit
 from infinite_tensor.support.forks import renew_in_children
+from infinite_tensor.support.given import quoted
 from infinite_tensor.support.interrupts import store_method
 from infinite_tensor.support.sizes import checked_bytes
 from infinite_tensor.tilestore.inventory import Damage, Garbage, TensorInfo
@@ -63,7 +64,7 @@ class PersistentTileStore(TileStore, Backend):
             )
         limits = checked_bytes("cache_size_bytes", cache_size_bytes), check_limit("cache_size_tiles", cache_size_tiles)
         if isinstance(flush_interval, bool) or not isinstance(flush_interval, int | float) or flush_interval < 0:
-            raise ValidationError(f"flush_interval must be a number of seconds from 0, got {flush_interval!r}")
+            raise ValidationError(f"flush_interval must be a number of seconds from 0, got {quoted(flush_interval)}")
         contents = PersistentContents(Storage(self), tile_size, LRU(*limits), flush_interval, read_only=read_only)
         super().__init__(contents, workers=workers)
         self._flush_interval = flush_interval

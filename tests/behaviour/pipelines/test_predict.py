@@ -375,7 +375,7 @@ def test_an_error_of_the_first_batch_names_the_prediction() -> None:
         ((3, 50, 60), {"window": (32, 0)}, "window must be a positive int"),
         ((3, 50, 60), {"window": (32, 32), "overlap": 1}, "overlap must be a number from 0 up to and without 1"),
         ((3, 50, 60), {"window": (32, 32), "overlap": (0.5,)}, "or a tuple of 2, one for each dimension"),
-        ((3, 50, 60), {"window": (32, 32), "batch_size": 0}, "batch_size must be a positive int, got 0"),
+        ((3, 50, 60), {"window": (32, 32), "batch_size": 0}, "batch_size must be a positive int up to 1048576, got 0"),
         (
             (3, 50, 60),
             {"window": (32, 32), "autocast": "half"},
