@@ -151,7 +151,8 @@ class BatchedNetwork:
 
     def first(self, ctxs: Sequence[Index], regions: Sequence[torch.Tensor]) -> Outputs:
         """What the network returns for its first regions, which is kept for the calls that ask for them."""
-        outputs = _on_own_thread(self._outputs, regions)
+        # The network may use its buffer again.
+        outputs = {name: output.clone() for name, output in _on_own_thread(self._outputs, regions).items()}
         for at, ctx in enumerate(ctxs):
             self._kept[ctx] = {name: output[at : at + 1] for name, output in outputs.items()}
         return outputs

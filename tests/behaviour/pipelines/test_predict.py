@@ -168,6 +168,24 @@ def test_there_are_no_more_calls_than_full_batches_of_the_windows() -> None:
     assert len(net.batches) == math.ceil(windows / 5)
 
 
+class Reusing(Net):
+    """A network that writes all that it returns into one buffer."""
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        """The scores."""
+        scores = super().forward(batch)
+        if len(self.batches) == 1:
+            self.buffer = torch.empty_like(scores)
+        return self.buffer.copy_(scores)
+
+
+def test_a_network_may_return_one_buffer_again_and_again() -> None:
+    # The region begins in the middle of a tile, so that the first batch is not the first that is asked for.
+    options: dict[str, Any] = {"window": (32, 32), "overlap": 0.5, "region": sl[-20:, 60:80], "progress": False}
+    reusing, plain = (predict(net, image(3, 150, 150), **options)[...] for net in (Reusing(), Net()))
+    assert torch.equal(reusing, plain)
+
+
 def test_a_second_run_calls_nothing(tmp_path: Path) -> None:
     picture = image(3, 60, 60)
     first = predict(Net(), picture, tmp_path / "s.zarr", window=32, dims=("c", "y", "x"), progress=False)
