@@ -22,6 +22,7 @@ from infinite_tensor.geometry.batching import Batching
 from infinite_tensor.geometry.regions import parse
 from infinite_tensor.geometry.window import Shape, TensorWindow
 from infinite_tensor.outputs import Output, Shared
+from infinite_tensor.support.arguments import checked_device, checked_id, checked_workers
 from infinite_tensor.support.given import array_advice, members, quoted
 from infinite_tensor.support.nested import show
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
@@ -31,11 +32,8 @@ from infinite_tensor.values.checks import (
     check_args,
     check_callable,
     check_windows,
-    checked_device,
-    checked_id,
     checked_paddings,
     checked_windows,
-    checked_workers,
     move_target,
 )
 from infinite_tensor.values.definition import (

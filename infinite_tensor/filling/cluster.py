@@ -13,7 +13,6 @@ import math
 import os
 import pickle
 import secrets
-import sys
 import threading
 import time
 from collections import Counter
@@ -35,7 +34,6 @@ from infinite_tensor.filling.progress import FillReport, Tally, TensorReport, Wa
 from infinite_tensor.geometry.points import Index, IntArray, as_tuples
 from infinite_tensor.geometry.window import WindowGrid, followed, starts_of
 from infinite_tensor.geometry.window_sets import IndexProduct, as_array
-from infinite_tensor.support.given import quoted
 from infinite_tensor.support.interrupts import store_call
 from infinite_tensor.tilestore.contents import Access
 
@@ -50,14 +48,6 @@ _ASK_SECONDS = 1.0
 _WAITING = 64
 """So many tasks, and one for each thread, wait in the scheduler for workers that are free, or are still to come."""
 _TILES_AT_ONCE = 64
-
-
-def check_client(client: object) -> None:
-    """ValidationError for what is no client of a Dask cluster."""
-    # Whoever has a client has imported it, which takes long.
-    distributed = sys.modules.get("distributed")
-    if distributed is None or not isinstance(client, distributed.Client):
-        raise ValidationError(f"client must be a distributed.Client, got {quoted(client)}")
 
 
 def fill_on_cluster(

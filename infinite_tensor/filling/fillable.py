@@ -7,15 +7,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from infinite_tensor.engine.chain import Node, NodeHolder, node_of
-from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.fill import Job, Request, fill, is_filled, prepare, writable
 from infinite_tensor.filling.invalidate import Invalidation, invalidate
 from infinite_tensor.filling.plan import FillPlan
-from infinite_tensor.filling.progress import FillReport, Watcher, checked_progress
+from infinite_tensor.filling.progress import FillReport, Watcher
 from infinite_tensor.geometry.regions import Selection
-from infinite_tensor.support.given import as_index, members, quoted
+from infinite_tensor.support.arguments import check_fill, checked_shard
 from infinite_tensor.support.sizes import checked_bytes
-from infinite_tensor.values.checks import checked_workers
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -242,26 +240,3 @@ def fill_together(
 def _job(requests: Sequence[Request], max_memory: object, shard: object) -> Job:
     most = checked_bytes("max_memory", max_memory)
     return prepare(requests, most, checked_shard(shard))
-
-
-def check_fill(workers: object, client: object, progress: object, shard: object) -> None:
-    """ValidationError for what no fill takes, before it is known what is to be filled."""
-    if workers is not None:
-        checked_workers(workers)
-    if client is not None:
-        # What only a cluster needs.
-        from infinite_tensor.filling.cluster import check_client  # noqa: PLC0415
-
-        check_client(client)
-    checked_progress(progress)
-    checked_shard(shard)
-
-
-def checked_shard(shard: object) -> tuple[int, int] | None:
-    """`shard` as a rank and how many there are; ValidationError for anything else."""
-    if shard is None:
-        return None
-    match [as_index(number) for number in members(shard) or ()]:
-        case [int(rank), int(count)] if 0 <= rank < count:
-            return rank, count
-    raise ValidationError(f"shard must be (rank, world_size) with 0 <= rank < world_size, got {quoted(shard)}")

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self, TypeAlias
 
 from infinite_tensor.engine.chain import Node
-from infinite_tensor.errors import ValidationError
-from infinite_tensor.support.given import quoted, word
+from infinite_tensor.support.arguments import checked_progress
 from infinite_tensor.support.interrupts import running_f
 from infinite_tensor.support.tables import Tabular, bytes_of, count_if_any, count_of, shown_id
 
@@ -125,13 +124,6 @@ _TELL_SECONDS = 0.1
 def _is_watched() -> bool:
     """Whether somebody sees standard error: on a terminal, or in a notebook."""
     return (sys.stderr is not None and sys.stderr.isatty()) or "ipykernel" in sys.modules
-
-
-def checked_progress(progress: object) -> Any:
-    """`progress` as `fill` takes it; ValidationError for anything else."""
-    if not isinstance(progress, bool) and word(progress) != "always" and not callable(progress):
-        raise ValidationError(f'progress must be a bool, "always" or a callable, got {quoted(progress)}')
-    return progress
 
 
 @dataclass(frozen=True)

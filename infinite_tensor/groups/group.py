@@ -31,12 +31,12 @@ from infinite_tensor.groups.members import (
 )
 from infinite_tensor.groups.saved import checked_tensor, opened_tensor, save_group, stored_members
 from infinite_tensor.groups.tensordicts import assembled, import_tensordict, tensors_of
+from infinite_tensor.support.arguments import checked_device, checked_id, checked_workers
 from infinite_tensor.support.given import quoted
 from infinite_tensor.support.nested import Key, as_key, chosen, is_key, listed, named_leaves, nested, show
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import TileStore
 from infinite_tensor.tilestore.messages import damaged_group
-from infinite_tensor.values.checks import checked_device, checked_id, checked_workers
 
 if TYPE_CHECKING:
     from tensordict import TensorDictBase

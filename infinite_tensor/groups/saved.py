@@ -13,12 +13,12 @@ import torch
 from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.groups.members import GroupMember, Members, shown_scale
+from infinite_tensor.support.arguments import checked_id
 from infinite_tensor.support.given import quoted
 from infinite_tensor.support.nested import Key, named_leaves, nested, show
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import TileStore
 from infinite_tensor.tilestore.messages import damaged_group
-from infinite_tensor.values.checks import checked_id
 
 FORMAT = 1
 """Version of what is stored of a group; what a later version has stored is refused."""

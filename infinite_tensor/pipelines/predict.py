@@ -11,19 +11,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from infinite_tensor.errors import ValidationError
-from infinite_tensor.filling.fillable import check_fill
 from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.outputs import Output
 from infinite_tensor.pipelines.networks import BatchedNetwork, Index, Outputs, device_of, evaluating
 from infinite_tensor.pipelines.patches import Sliding
 from infinite_tensor.pipelines.returned import Result, Returned, reduction_for, returned_before, returned_by
 from infinite_tensor.pipelines.sources import from_array
+from infinite_tensor.support.arguments import check_fill, checked_device, checked_id
 from infinite_tensor.support.given import as_index, members, quoted, word
 from infinite_tensor.support.sizes import checked_bytes
 from infinite_tensor.support.tables import bytes_of
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
-from infinite_tensor.values.checks import checked_device, checked_id
 from infinite_tensor.values.fingerprint import digests
 from infinite_tensor.values.networks import no_digest
 from infinite_tensor.values.weights import WeightedMean

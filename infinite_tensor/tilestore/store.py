@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from infinite_tensor.errors import StoreError
+from infinite_tensor.support.arguments import checked_workers
 from infinite_tensor.support.interrupts import store_method, store_query
 from infinite_tensor.tilestore.contents import Contents
 from infinite_tensor.tilestore.dependants import dependants_in, readers_in
 from infinite_tensor.tilestore.inventory import Damage, Garbage, TensorInfo
 from infinite_tensor.tilestore.messages import warn_of_dependants
-from infinite_tensor.values.checks import checked_workers
 from infinite_tensor.values.definition import Blend
 from infinite_tensor.values.reduction import Reduction
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
-from uuid import UUID
 
 import torch
 
@@ -47,30 +46,6 @@ def checked_shape(shape: object) -> Shape:
         if entry is not None and (extent is None or not 1 <= extent <= LARGEST):
             raise ValidationError(f"shape must hold positive ints up to 2**53 and None only, got {quoted(shape)}")
     return tuple(extents)
-
-
-def checked_device(device: object) -> torch.device:
-    """`device` as torch places tensors on it: ``cuda`` becomes ``cuda:0``."""
-    if not isinstance(device, torch.device | str | int) or isinstance(device, bool):
-        raise ValidationError(f"device must be a torch.device or a str, got {quoted(device)}")
-    try:
-        return torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError, TypeError, ValueError) as error:
-        raise ValidationError(f"device {quoted(device)} cannot be used: {error}") from error
-
-
-def checked_id(given: object, name: str = "tensor_id") -> str:
-    """An id, if it is a str that can be stored; a UUID stands for its str. `name` is the argument, for messages."""
-    if isinstance(given, UUID):
-        return str(given)
-    text = word(given)
-    if not text:
-        raise ValidationError(f"{name} must be a non-empty str, got {quoted(given)}")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValidationError(f"{name} {quoted(given)} is not valid Unicode: {error}") from error
-    return text
 
 
 def check_output_window(window: object, shape: Shape, edge: Edge | None) -> None:
@@ -277,11 +252,3 @@ def move_target(
         for arg in (*args, kwargs.get("tensor"))
     )
     return moved.device if names_device else device, checked_dtype(moved.dtype)
-
-
-def checked_workers(value: object) -> int:
-    """`value` as a number of threads; ValidationError if it is no positive int."""
-    count = as_index(value)
-    if count is None or count < 1:
-        raise ValidationError(f"workers must be a positive int, got {quoted(value)}")
-    return count
