@@ -475,7 +475,7 @@ class InfiniteTensor(Fillable):
         return StoredOnly(self, fill_value)
 
     def _requests(self, region: object, where: object = None) -> list[Request]:
-        return [Request(self, parse(region, self.shape, self._spec.labels), placed(where, self.ndim))]
+        return [Request(self, parse(region, self.shape, self._spec.labels), placed(where, self.dims))]
 
     def _tensors(self) -> list[InfiniteTensor]:
         return [self]

@@ -23,6 +23,7 @@ from infinite_tensor.groups.members import (
     Members,
     check_extents,
     members_of,
+    names_of_shared,
     outputs_of,
     read_members,
     shape_of,
@@ -423,7 +424,7 @@ class TensorGroup(Fillable):
 
     def _requests(self, region: object, where: object = None) -> list[Request]:
         selection = parse(region, self.shape)._replace(steps=(1,) * self.ndim)
-        mask = placed(where, self.ndim)
+        mask = placed(where, names_of_shared(self._members))
         return [
             Request(
                 member.tensor,
