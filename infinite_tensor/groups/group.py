@@ -31,6 +31,7 @@ from infinite_tensor.groups.members import (
     unit_of,
 )
 from infinite_tensor.groups.saved import checked_tensor, opened_tensor, save_group, stored_members
+from infinite_tensor.groups.stored_only import StoredOnlyGroup
 from infinite_tensor.groups.tensordicts import assembled, import_tensordict, tensors_of
 from infinite_tensor.support.arguments import checked_device, checked_id, checked_workers
 from infinite_tensor.support.given import quoted
@@ -38,6 +39,7 @@ from infinite_tensor.support.nested import Key, as_key, chosen, is_key, listed, 
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import TileStore
 from infinite_tensor.tilestore.messages import damaged_group
+from infinite_tensor.values.definition import Number
 
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
@@ -416,6 +418,26 @@ class TensorGroup(Fillable):
         """
         requests = zip(self._members, self._requests(region, where), strict=True)
         return nested((key, coverage(request, state)) for key, request in requests)
+
+    def stored_only(self, fill_value: Number | Mapping[Any, Any] = 0) -> StoredOnlyGroup:
+        """A view of what is stored of all tensors, which never computes.
+
+        Parameters
+        ----------
+        fill_value : number, or mapping from keys to them
+            What stands where a tile of a tensor is missing. Default, also for tensors that a mapping does not name: 0.
+
+        Returns
+        -------
+        StoredOnlyGroup
+            It is read as the group is, by regions.
+
+        Raises
+        ------
+        ValidationError
+            If the dtype of a tensor has no such value, or a key is not in the group.
+        """
+        return StoredOnlyGroup(self._members, fill_value, self.device)
 
     def clear_cache(self) -> None:
         """Drop from memory what can be had again, of all tensors, after storing what is pending."""
