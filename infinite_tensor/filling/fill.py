@@ -238,7 +238,11 @@ def fill(job: Job, workers: int | None, progress: bool | str | Watcher) -> FillR
     before = {node: node.contents.written(node.spec.tensor_id) for node in job.chain}
     # What is stored shows as it is met: to look for it beforehand would take a listing.
     targets = job.targets
-    total = int(estimated(targets).windows * share_of(targets))
+    estimate = estimated(targets)
+    if estimate.outside is not None and all(target.wanted is None for target in targets):
+        # Before hours of work that end there. A mask may leave out the windows that are meant.
+        raise estimate.outside
+    total = int(estimate.windows * share_of(targets))
     with Tally(total, progress, sum(target.tile_count for target in targets)) as tally:
         try:
             lent = Mark()
