@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -48,6 +49,10 @@ from infinite_tensor.values.reduction import Reduction, check_reduction
 from infinite_tensor.values.spec import TensorSpec
 
 if TYPE_CHECKING:
+    import dask.array
+    import xarray
+    import zarr
+
     from infinite_tensor.groups import TensorGroup
 
 
@@ -250,6 +255,16 @@ class InfiniteTensor(Fillable):
     def ndim(self) -> int:
         """Number of dimensions."""
         return len(self.shape)
+
+    def numel(self) -> int:
+        """Number of pixels; TypeError where a dimension is unbounded."""
+        self._check_finite("count the pixels of")
+        return math.prod(extent or 0 for extent in self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all pixels; TypeError where a dimension is unbounded."""
+        return self.numel() * self.dtype.itemsize
 
     @property
     def dtype(self) -> torch.dtype:
@@ -563,6 +578,99 @@ class InfiniteTensor(Fillable):
             version=version,
         )
 
+    def as_zarr(self, region: object = None) -> zarr.Array[Any]:
+        """A read-only Zarr array of pixels, whose chunks are computed when they are read.
+
+        zarr, xarray and Dask take it, or the group that it is in, ``array.store``. A chunk is a tile. What is read is
+        stored as by a read of the tensor, and a chunk that several threads ask for at once is computed once.
+
+        Parameters
+        ----------
+        region : optional
+            Which pixels: a slice for each dimension, as in ``sl[:, -512:512, 0:4096]``. Chunks begin at its first
+            pixel. Default: all of them, and of an unbounded dimension those from about ``-2**30`` to ``2**30``.
+
+        Returns
+        -------
+        zarr.Array
+            Element ``[i, j]`` is pixel ``[i - origin[0], j - origin[1]]``, where `origin` is in
+            ``array.attrs["infinite_tensor"]``. Beside it in the group lies a one-dimensional array of the coordinates
+            along each dimension of up to 4 million pixels. bfloat16, which zarr lacks, becomes float32.
+
+        Raises
+        ------
+        RegionError
+            (an IndexError) If `region` is no region of this tensor.
+        ValidationError
+            If it is empty, or thins out or drops a dimension.
+        """
+        # What is seen of a tensor stands on tensors.
+        from infinite_tensor.views.face import zarr_of  # noqa: PLC0415
+
+        return zarr_of(self, region)
+
+    def to_xarray(
+        self, region: object = ..., coords: Mapping[str, Any] | None = None, *, lazy: bool = True
+    ) -> xarray.DataArray:
+        """A `xarray.DataArray` of a region, which computes what is used of it.
+
+        Parameters
+        ----------
+        region : optional
+            A slice for each dimension. Default: all of a finite tensor.
+        coords : mapping of str to array, optional
+            Coordinates along some dimensions, by their names. Default: those of the pixels.
+        lazy : bool
+            Whether values are read when they are used, each time anew. Without it they are read now.
+
+        Returns
+        -------
+        xarray.DataArray
+            Its name is `tensor_id`, its dimensions are `dims`. bfloat16, which numpy lacks, becomes float32.
+
+        Raises
+        ------
+        ImportError
+            If xarray is missing.
+        RegionError
+            (an IndexError) If `region` is no region of this tensor.
+        ValidationError
+            If it is empty, or thins out or drops a dimension, or `coords` do not fit.
+        """
+        # What is seen of a tensor stands on tensors.
+        from infinite_tensor.views.arrays import xarray_of  # noqa: PLC0415
+
+        return xarray_of(self, region, coords, lazy=lazy)
+
+    def to_dask(self, region: object = ..., chunks: Any = "tiles") -> dask.array.Array:
+        """A `dask.array` of a region, each chunk of which is a read.
+
+        Parameters
+        ----------
+        region : optional
+            A slice for each dimension. Default: all of a finite tensor.
+        chunks : optional
+            "tiles" for a chunk for each tile, cut where the region ends; or what Dask takes: "auto", an int, a tuple.
+
+        Returns
+        -------
+        dask.array.Array
+            bfloat16, which numpy lacks, becomes float32.
+
+        Raises
+        ------
+        ImportError
+            If Dask is missing.
+        RegionError
+            (an IndexError) If `region` is no region of this tensor.
+        ValidationError
+            If it is empty, or thins out or drops a dimension, or `chunks` do not fit.
+        """
+        # What is seen of a tensor stands on tensors.
+        from infinite_tensor.views.arrays import dask_of  # noqa: PLC0415
+
+        return dask_of(self, region, chunks)
+
     def clear_cache(self) -> None:
         """Drop from memory what can be had again, after storing what is pending."""
         self.tile_store.clear_cache(self.tensor_id)
@@ -627,8 +735,18 @@ class InfiniteTensor(Fillable):
         self._check_finite("make an array of")
         if copy is False:
             raise ValueError("an InfiniteTensor cannot be an array without a copy")
-        array: npt.NDArray[Any] = self[...].numpy(force=True)
+        pixels = self[...]
+        # numpy lacks it.
+        array: npt.NDArray[Any] = (pixels.float() if self.dtype is torch.bfloat16 else pixels).numpy(force=True)
         return array if dtype is None else array.astype(np.dtype(dtype), copy=False)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """All pixels, for `torch.as_tensor` and `numpy.from_dlpack`."""
+        self._check_finite("make an array of")
+        return self[...].__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return torch.empty(0, dtype=self.dtype, device=self.device).__dlpack_device__()
 
 
 def tensors_of(

@@ -181,6 +181,11 @@ def _callers() -> _Callers:
     ]
 
 
+def is_nested() -> bool:
+    """Whether an ``f`` makes this call, as far as that is seen."""
+    return bool(_callers())
+
+
 @dataclass(frozen=True)
 class _Wait:
     """While `mark` is under way, these threads wait for another one: the last one, and those whose ``f`` it serves."""

@@ -42,6 +42,7 @@ from infinite_tensor.tilestore.messages import damaged_group
 from infinite_tensor.values.definition import Number
 
 if TYPE_CHECKING:
+    import zarr
     from tensordict import TensorDictBase
 
 _WRITING = frozenset(
@@ -443,6 +444,41 @@ class TensorGroup(Fillable):
         """Drop from memory what can be had again, of all tensors, after storing what is pending."""
         for member in self._members.values():
             member.tensor.clear_cache()
+
+    def as_zarr(self, region: object = None) -> zarr.Group:
+        """A read-only Zarr group of the tensors, nested as this group is, whose chunks are computed when they are read.
+
+        Parameters
+        ----------
+        region : optional
+            Which pixels: a slice for each shared dimension, in pixels of the group; of the other dimensions of a
+            tensor, all. Default: all of each tensor, as of `InfiniteTensor.as_zarr`.
+
+        Returns
+        -------
+        zarr.Group
+            An array of each tensor, as `InfiniteTensor.as_zarr` describes it, which xarray opens as
+            ``xarray.open_zarr(group.store)``, or, where groups nest, as a data tree. Arrays in one Zarr group share a
+            dimension where it has the same name and pixels in both; where it has other pixels, its name in the later
+            one begins with the key of that.
+
+        Raises
+        ------
+        RegionError
+            (an IndexError) If `region` is no region of the group, or not whole pixels of a tensor.
+        ValidationError
+            If it is empty, or thins out or drops a dimension.
+        """
+        # What is seen of a group stands on groups.
+        from infinite_tensor.views.face import zarr_of_members  # noqa: PLC0415
+
+        selection = None if region is None else parse(region, self.shape)
+        return zarr_of_members(
+            {
+                key: (member.tensor, None if selection is None else member.selection(selection))
+                for key, member in self._members.items()
+            }
+        )
 
     def _requests(self, region: object, where: object = None) -> list[Request]:
         selection = parse(region, self.shape)._replace(steps=(1,) * self.ndim)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from multiprocessing.context import BaseContext
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -26,6 +27,7 @@ from infinite_tensor import (
     TensorWindow,
     TileStore,
     ZarrTileStore,
+    sl,
 )
 from infinite_tensor.support.forks import cached_property
 from tests.support.counting import Constant, Counted
@@ -221,6 +223,12 @@ def test_a_forked_child_reads_an_hdf5_file_and_is_refused_to_write(tmp_path: Pat
 
     in_child(work)
     store.close()
+
+
+def test_a_forked_child_reads_a_face(tmp_path: Path) -> None:
+    face = make(ZarrTileStore(tmp_path, tile_size=16)).as_zarr(sl[0:80, 0:40])
+    assert np.array_equal(face[0:40], EXPECTED[0:40, 0:40])
+    in_child(lambda: np.testing.assert_array_equal(face[...], EXPECTED[0:80, 0:40]))
 
 
 def test_an_f_may_fork() -> None:

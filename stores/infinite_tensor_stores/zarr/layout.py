@@ -18,6 +18,7 @@ from infinite_tensor.values.dims import names_of
 from infinite_tensor.values.reduction import reduction_from_json
 from infinite_tensor_stores.dtypes import stored_dtype, to_stored
 from infinite_tensor_stores.files import parsed
+from infinite_tensor_stores.zarr.ome import OME, ome_of
 
 ATTRIBUTE = "infinite_tensor"
 DOCUMENT = "zarr.json"
@@ -69,7 +70,7 @@ class Place:
     @property
     def array(self) -> str:
         """The folder of the array of complete tiles."""
-        return f"{self.name}/tiles-{self.definition['incarnation']}"
+        return f"{self.name}/{folder_of_tiles(self.definition)}"
 
     @property
     def logs(self) -> str:
@@ -132,6 +133,21 @@ def group_document(attributes: Mapping[str, Any]) -> bytes:
     return _dumped({"zarr_format": 3, "node_type": "group", "attributes": {ATTRIBUTE: attributes}})
 
 
+def tensor_document(definition: Mapping[str, Any]) -> bytes:
+    """The ``zarr.json`` of a tensor's group: what defines it, and what other programs look for.
+
+    What they look for follows from the definition, and is never read again.
+    """
+    ome = ome_of(definition, folder_of_tiles(definition))
+    attributes = {ATTRIBUTE: definition} if ome is None else {ATTRIBUTE: definition, OME: ome}
+    return _dumped({"zarr_format": 3, "node_type": "group", "attributes": attributes})
+
+
+def folder_of_tiles(definition: Mapping[str, Any]) -> str:
+    """Name of the array of complete tiles in the tensor's group."""
+    return f"tiles-{definition['incarnation']}"
+
+
 def attributes_in(document: bytes, node: str = "group") -> dict[str, Any] | None:
     """The attributes of this library in a ``zarr.json``, None where it has none; ValueError if it is damaged."""
     found = parsed(document)
@@ -142,6 +158,12 @@ def attributes_in(document: bytes, node: str = "group") -> dict[str, Any] | None
     if ours is not None and not isinstance(ours, dict):
         raise ValueError(f"its attribute {ATTRIBUTE!r} is {ours!r}")
     return ours
+
+
+def has_ome(document: bytes) -> bool:
+    """Whether a ``zarr.json`` that is intact so far has attributes of OME-Zarr."""
+    attributes = _readable(document).get("attributes")
+    return isinstance(attributes, dict) and OME in attributes
 
 
 def attributes_of_others(document: bytes) -> list[str]:

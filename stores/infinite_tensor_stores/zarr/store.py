@@ -35,10 +35,13 @@ from infinite_tensor_stores.zarr.layout import (
     array_bytes,
     attributes_in,
     group_document,
+    has_ome,
     incarnation_of,
     origin_of,
+    tensor_document,
 )
 from infinite_tensor_stores.zarr.objects import DEFAULT_CONCURRENCY, Objects
+from infinite_tensor_stores.zarr.ome import why_no_ome
 from infinite_tensor_stores.zarr.root import Root, Sweep
 from infinite_tensor_stores.zarr.tensor import ZarrTensor
 
@@ -183,7 +186,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
         self._root.check_free(name, f"tensor {document['tensor_id']!r}")
         place = Place.of(document)
         self._objects.put({f"{place.array}/{DOCUMENT}": array_bytes(document)})
-        if sync(self._objects.create, self._document_path(name), group_document(document)):
+        if sync(self._objects.create, self._document_path(name), tensor_document(document)):
             self._created = document["incarnation"]
         else:
             winner = self._read_definition(document["tensor_id"])
@@ -278,7 +281,16 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
             stored += sum(sizes[key] for key in parts)
         # A log that another process has left behind does not make a complete tile partial.
         begun = self._objects.exist(map(place.chunk, logs)).count(False)
-        return TensorInfo(tensor_id, definition, complete, begun, stored, place.array)
+        return TensorInfo(tensor_id, definition, complete, begun, stored, place.array, self._why_no_ome(place))
+
+    def _why_no_ome(self, place: Place) -> str | None:
+        """Why the group of a tensor has no attributes of OME-Zarr; None if it has."""
+        why = why_no_ome(place.definition)
+        if why is not None:
+            return why
+        (document,) = self._objects.get([place.group])
+        stored = document is not None and has_ome(document)
+        return None if stored else "its group has none of its attributes: an earlier version stored the definition"
 
     def _collect_garbage(self) -> Garbage:
         if self._vanished:

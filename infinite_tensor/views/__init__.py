@@ -1,0 +1,1 @@
+"""Tensors as other people's tools see them."""

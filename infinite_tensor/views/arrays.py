@@ -1,0 +1,63 @@
+"""Tensors for xarray and Dask."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from infinite_tensor.errors import ValidationError
+from infinite_tensor.support.given import quoted
+from infinite_tensor.tensor import InfiniteTensor
+from infinite_tensor.views.frame import Frame
+from infinite_tensor.views.pixels import Pixels
+
+if TYPE_CHECKING:
+    import dask.array
+    import xarray
+
+
+def xarray_of(
+    tensor: InfiniteTensor, region: object, coords: Mapping[str, Any] | None, *, lazy: bool
+) -> xarray.DataArray:
+    """A tensor for xarray; see `InfiniteTensor.to_xarray`."""
+    try:
+        import xarray  # noqa: PLC0415  (an extra)
+    except ImportError as error:
+        raise ImportError("to_xarray takes xarray; pip install xarray") from error
+    # Where an extra is missing, the error above says so.
+    from infinite_tensor.views.lazy_xarray import lazily  # noqa: PLC0415
+
+    frame = Frame.of(tensor, region)
+    pixels = Pixels(tensor, frame)
+    along = {
+        dim: np.arange(first, first + extent)
+        for dim, first, extent in zip(tensor.dims, frame.origin, frame.shape, strict=True)
+    }
+    data = lazily(pixels) if lazy else pixels[(slice(None),) * pixels.ndim]
+    try:
+        return xarray.DataArray(data, along | dict(coords or {}), tensor.dims, tensor.tensor_id)
+    except (TypeError, ValueError) as error:
+        raise ValidationError(
+            f"coords must map names of dimensions to as many coordinates as the region has pixels, {along.keys()} to "
+            f"{frame.shape}, got {quoted(coords)}: {error}"
+        ) from error
+
+
+def dask_of(tensor: InfiniteTensor, region: object, chunks: Any) -> dask.array.Array:
+    """A tensor for Dask; see `InfiniteTensor.to_dask`."""
+    try:
+        import dask.array  # noqa: PLC0415  (an extra)
+    except ImportError as error:
+        raise ImportError("to_dask takes Dask; pip install 'dask[array]'") from error
+    frame = Frame.of(tensor, region)
+    pixels = Pixels(tensor, frame)
+    try:
+        cuts = frame.cuts if isinstance(chunks, str) and chunks == "tiles" else chunks
+        array: dask.array.Array = dask.array.from_array(  # type: ignore[no-untyped-call]
+            pixels, cuts, asarray=False, fancy=False, meta=np.empty((0,) * pixels.ndim, pixels.dtype)
+        )
+    except (TypeError, ValueError) as error:
+        raise ValidationError(f'chunks must be "tiles" or what Dask takes, got {quoted(chunks)}: {error}') from error
+    return array
