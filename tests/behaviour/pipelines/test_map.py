@@ -530,6 +530,14 @@ def test_a_wrong_result_is_explained(name: str) -> None:
     assert f"by <lambda> defined in {__file__}:{fn.__code__.co_firstlineno}" in note
 
 
+@pytest.mark.parametrize(("fn", "name"), [(nn.Conv2d(3, 8, 3).eval(), "Conv2d"), (torch.flatten, "flatten")])
+def test_what_is_no_function_of_python_is_named(fn: Callable[..., torch.Tensor], name: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        photo(tensor_id="photo").map(fn)[...]
+    (note,) = caught.value.__notes__
+    assert note.endswith(f", by {name}")
+
+
 def test_a_network_in_training_mode_is_refused() -> None:
     with pytest.raises(ValidationError, match=r"the network Net is in training mode.*; call its eval\(\) first"):
         photo().map(Net())
