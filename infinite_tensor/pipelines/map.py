@@ -6,9 +6,10 @@ import functools
 import hashlib
 import json
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -213,7 +214,9 @@ class _Mapped:
     def _called(self, regions: Sequence[torch.Tensor], batch: _Sizes) -> torch.Tensor:
         output = self.__wrapped__(*regions)
         if not isinstance(output, torch.Tensor) or output.is_nested:
-            raise ValidationError(f"fn must return one dense tensor, got {type(output).__name__}: {output!r:.80}")
+            raise ValidationError(
+                f"fn must return one dense tensor, got {type(output).__name__}: {output!r:.80}; {_instead(output)}"
+            )
         found = tuple(output.shape)
         if found == (*batch, *self._size):
             return output
@@ -221,6 +224,15 @@ class _Mapped:
         if len(found) != len(batch) + len(crops) or found[: len(batch)] != batch or None in crops:
             raise ShapeMismatchError(_misfit(self._output, tuple(regions[0].shape), found, batch))
         return output[(..., *crops)]
+
+
+def _instead(output: object) -> str:
+    """What to do about a result that is not a dense tensor."""
+    if output is None:
+        return "end fn with return result"
+    if isinstance(output, Mapping | tuple | list):
+        return "return one of these, and make a map for each, or use InfiniteTensor.from_multi for several outputs"
+    return "return torch.as_tensor(result)" if isinstance(output, np.ndarray | np.generic) else "return a torch.Tensor"
 
 
 def _misfit(output: Sequence[Along], given: _Sizes, found: _Sizes, batch: _Sizes) -> str:
@@ -271,5 +283,9 @@ def _causes(along: Along, found: int) -> Iterator[str]:
     elif ratio is not None:
         shown = ratio.numerator if ratio.denominator == 1 else f"Fraction{ratio.numerator, ratio.denominator}"
         yield f"Perhaps it has another resolution: give scale={shown}"
+    elif lost < 0 and lost.denominator == 1:
+        yield f"Perhaps it pads: it has {-lost} pixels more on each side than it was given: crop these"
     elif lost > 0 and (reach := lost / slide.scale).denominator == 1:
         yield f"Perhaps it reads {reach} pixels around each: give halo={reach}, not {slide.halo}"
+    elif lost.denominator == 2:
+        yield "Perhaps it loses more pixels on one side than on the other: give it kernels of odd size, or crop alike"

@@ -440,7 +440,18 @@ WRONG: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
         {},
         GIVEN + f"(3, 10, 10){EITHER}. Perhaps it reads 1 pixels around each: give halo=1, not 2",
     ),
-    "cropped on one side": (lambda x: x[:, 1:, 1:], {}, GIVEN + f"(3, 11, 11){EITHER}"),
+    "cropped on one side": (
+        lambda x: x[:, 1:, 1:],
+        {},
+        GIVEN + f"(3, 11, 11){EITHER}. Perhaps it loses more pixels on one side than on the other: give it kernels of "
+        "odd size, or crop alike",
+    ),
+    "padded": (
+        lambda x: torch.nn.functional.pad(x, (3, 3, 3, 3)),
+        {},
+        GIVEN
+        + f"(3, 18, 18){EITHER}. Perhaps it pads: it has 3 pixels more on each side than it was given: crop these",
+    ),
     "channels": (
         lambda x: x[:1],
         {},
@@ -480,6 +491,14 @@ WRONG: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
         GIVEN + "(3, 12, 12); it must return (3, 32, 32), or (3, 48, 48), of which the halo is cropped. Perhaps it has "
         "another resolution: give scale=1",
     ),
+    "halo too small, at half the resolution": (
+        lambda x: torch.nn.functional.avg_pool2d(x[:, 1:-1, 1:-1], 2),
+        {"scale": 0.5, "halo": 0},
+        (
+            "fn was given shape (3, 8, 8) and returned shape (3, 3, 3); it must return (3, 4, 4). Perhaps it reads 1 "
+            "pixels around each: give halo=1, not 0"
+        ),
+    ),
     "half a pixel": (
         lambda x: x[:, ::2, ::2],
         {"scale": 0.5, "halo": 1},
@@ -511,8 +530,15 @@ WRONG: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
             "(2, 3, 12, 12), of which the halo is cropped. It was given 2 regions at once: return a result for each"
         ),
     ),
-    "nothing": (lambda _x: None, {}, "fn must return one dense tensor, got NoneType: None"),
-    "two": (lambda x: (x,), {"batch_size": 2}, "fn must return one dense tensor, got tuple: (tensor("),
+}
+NO_TENSOR: dict[str, tuple[Callable[..., Any], str]] = {
+    "nothing": (lambda _x: None, "NoneType: None; end fn with return result"),
+    "two": (
+        lambda x: (x,),
+        r"tuple: \(tensor\(.*; return one of these, and make a map for each, or use InfiniteTensor",
+    ),
+    "an array": (lambda x: x.numpy(), r"ndarray: array\(.*; return torch.as_tensor\(result\)"),
+    "a number": (lambda _x: 3, "int: 3; return a torch.Tensor"),
 }
 
 
@@ -520,14 +546,19 @@ WRONG: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
 def test_a_wrong_result_is_explained(name: str) -> None:
     fn, options, message = WRONG[name]
     t = source(PHOTO, (1, 2)).map(fn, **{"halo": 2, "window": 8, **options})
-    with pytest.raises(ValidationError) as caught:
+    with pytest.raises(ShapeMismatchError) as caught:
         t[(slice(0, 9), slice(0, 9))[-t.ndim :] if t.ndim == 2 else (slice(None), slice(0, 9), slice(0, 9))]
-    assert str(caught.value).startswith(message)
-    if "shape" in message:
-        assert isinstance(caught.value, ShapeMismatchError)
-        assert str(caught.value) == message
+    assert str(caught.value) == message
     (note,) = caught.value.__notes__
     assert f"by <lambda> defined in {__file__}:{fn.__code__.co_firstlineno}" in note
+
+
+@pytest.mark.parametrize("name", NO_TENSOR)
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_a_result_that_is_no_tensor_is_told_what_to_return(name: str, batch_size: int | None) -> None:
+    fn, message = NO_TENSOR[name]
+    with pytest.raises(ValidationError, match=f"(?s)^fn must return one dense tensor, got {message}"):
+        photo().map(fn, window=8, batch_size=batch_size)[...]
 
 
 @pytest.mark.parametrize(("fn", "name"), [(nn.Conv2d(3, 8, 3).eval(), "Conv2d"), (torch.flatten, "flatten")])
