@@ -157,6 +157,21 @@ def test_blur_of_its_own_photograph_at_a_size_of_choice(tmp_path: Path) -> None:
     assert (tmp_path / "blur.zarr").is_dir()
 
 
+@pytest.mark.parametrize(
+    "given", [("--sigma", "0"), ("--sigma", "-1"), ("--sigma", "nan"), ("--size", "0"), ("--size", "-5")]
+)
+def test_blur_refuses_a_sigma_or_size_that_is_none(
+    given: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["blur", *given])
+    with pytest.raises(SystemExit, match="2"):
+        importlib.import_module("blur").main()
+    assert "--sigma must be above 0" in capsys.readouterr().err
+    assert not [*tmp_path.iterdir()]
+
+
 FAR = ("--x", 50_000_000, "--y", -123_456_789)
 SIZE = 96
 
