@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import json
@@ -10,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -683,6 +685,74 @@ def test_the_id_is_made_of_all_that_defines_the_tensor(tmp_path: Path, monkeypat
         assert {name: make() for name, make in given.items()} == {n: i for n, i in ids.items() if n in given}
     names = [ids[name].rpartition("-")[0] for name in ("kernel", "halo", "code", "object", "network")]
     assert names == ["blurred", "neg", "map", "Brighter", "Net"]
+
+
+@dataclass(frozen=True)
+class Gain:
+    by: float
+    dtype: torch.dtype = torch.float32
+
+
+class Configured:
+    """An object with settings of any kind."""
+
+    def __init__(self, settings: Any) -> None:
+        self.settings = settings
+
+    def __call__(self, region: torch.Tensor) -> torch.Tensor:
+        return region * float(str(self.settings).count("2"))
+
+
+def reading(settings: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda region: torch.mul(region, settings.by)
+
+
+TABLE: dict[str, Any] = {"by": [2.0]}
+
+
+def by_a_table(region: torch.Tensor) -> torch.Tensor:
+    return torch.stack([region * TABLE["by"][0] for _ in range(2)]).sum(0)
+
+
+def by_another_function(region: torch.Tensor) -> torch.Tensor:
+    return by_a_table(region) + 1
+
+
+SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, Any]] = {
+    "dictionary": (Configured, {"by": {"x": 1}}, {"by": {"x": 2}}),
+    "list": (Configured, [1, (2, 3)], [1, (2, 4)]),
+    "set": (Configured, {"a", "b"}, {"a", "c"}),
+    "dataclass": (Configured, Gain(1.0), Gain(2.0)),
+    "dtype": (Configured, Gain(1.0), Gain(1.0, torch.float64)),
+    "number of numpy": (Configured, np.float32(1), np.float32(2)),
+    "namespace": (Configured, SimpleNamespace(by=1), SimpleNamespace(by=2)),
+    "closure": (reading, Gain(1.0), Gain(2.0)),
+}
+
+
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_settings_in_containers_are_part_of_the_id(kind: str, tmp_path: Path) -> None:
+    make, one, other = SETTINGS[kind]
+    with ZarrTileStore(tmp_path / "s.zarr") as store:
+        assert id_of(store, make(one)) == id_of(store, make(copy.deepcopy(one))) != id_of(store, make(other))
+
+
+@pytest.mark.parametrize("fn", [by_a_table, by_another_function])
+def test_settings_in_globals_are_part_of_the_id(
+    fn: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ZarrTileStore(tmp_path / "s.zarr") as store:
+        before = id_of(store, fn)
+        assert id_of(store, fn) == before
+        monkeypatch.setitem(TABLE, "by", [3.0])
+        assert id_of(store, fn) != before
+
+
+def test_settings_that_hold_themselves_have_an_id(tmp_path: Path) -> None:
+    settings: list[Any] = [1]
+    settings.append(settings)
+    with ZarrTileStore(tmp_path / "s.zarr") as store:
+        assert id_of(store, Configured(settings)) != id_of(store, Configured([2]))
 
 
 def test_what_does_not_decide_values_is_no_part_of_the_id(tmp_path: Path) -> None:
