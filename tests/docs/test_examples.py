@@ -243,6 +243,16 @@ def test_terrain_is_as_rough_at_the_borders_of_coarse_pixels_as_anywhere(terrain
     assert by_column.max() / by_column.min() < 1.15
 
 
+def test_terrain_takes_no_more_than_40_lines() -> None:
+    """As docs/terrain.md says of the example; what the page shows takes fewer."""
+    script = (EXAMPLES / "terrain.py").read_text(encoding="utf-8")
+    terrain = script[script.index("PIXEL = ") : script.index("def arguments")]
+    page = (EXAMPLES.parent / "docs" / "terrain.md").read_text(encoding="utf-8")
+    shown = "".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
+    for code in (terrain, shown):
+        assert 20 < len([line for line in code.splitlines() if line.strip()]) <= 40
+
+
 def test_terrain_is_lit_from_the_north_west(terrain: ModuleType) -> None:
     down = torch.arange(0, 640.0, 20)
     north_west, south_east = (terrain.shaded(100 + slope[:, None] + slope).sum() for slope in (down, down.flip(0)))
