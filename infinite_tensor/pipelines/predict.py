@@ -15,7 +15,14 @@ from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.outputs import Output
 from infinite_tensor.pipelines.networks import BatchedNetwork, Index, Outputs, device_of, evaluating
 from infinite_tensor.pipelines.patches import Sliding
-from infinite_tensor.pipelines.returned import Result, Returned, reduction_for, returned_before, returned_by
+from infinite_tensor.pipelines.returned import (
+    Result,
+    Returned,
+    in_eval_mode,
+    reduction_for,
+    returned_before,
+    returned_by,
+)
 from infinite_tensor.pipelines.sources import from_array
 from infinite_tensor.support.arguments import check_fill, checked_device, checked_id
 from infinite_tensor.support.given import as_index, members, quoted, word
@@ -23,7 +30,7 @@ from infinite_tensor.support.sizes import checked_bytes
 from infinite_tensor.support.tables import bytes_of
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
-from infinite_tensor.values.fingerprint import digests
+from infinite_tensor.values.fingerprint import digests, networks_in
 from infinite_tensor.values.networks import no_digest
 from infinite_tensor.values.weights import WeightedMean
 
@@ -74,7 +81,8 @@ def predict(
     net : callable
         ``net(batch) -> output``: `batch` has shape ``(batch_size, channels, *window)``; `output` has shape
         ``(batch_size, channels, *size)`` or ``(batch_size, *size)``, or is a dict or tuple of such tensors, which gives
-        a group. All networks that it holds run in eval mode, and are left in the modes that they had.
+        a group. All networks that it, `preprocess` and `reduce` hold run in eval mode, and are left in the modes that
+        they had.
     source : InfiniteTensor or array
         What it slides over; an array stands for `from_array` of it.
     target : TileStore, str or path, optional
@@ -162,6 +170,7 @@ def predict(
     tensor_id = checked_id(tensor_id)
     check_fill(workers, client, progress, shard)
     sliding = Sliding.over(_tensor_of(source, dims), dims, window, overlap)
+    reduce = in_eval_mode(reduce)
     place = device_of(net) if device is None else checked_device(device)
     f = BatchedNetwork(net, preprocess, count, place, _dtype_of_autocast(autocast, place), sliding.channel_dim)
     _check_region(sliding, region)
@@ -252,11 +261,13 @@ def _made(
 
 def _version(f: BatchedNetwork, results: Mapping[str | None, Result], version: object) -> dict[str, Any]:
     """What identifies the values: the weights of all that is called."""
-    reductions = {
-        "reduce" if name is None else f"reduce {name}": digests(result.reduction.function)
+    functions = {
+        "reduce" if name is None else f"reduce {name}": result.reduction.function
         for name, result in results.items()
         if result.reduction is not None and callable(result.reduction.function)
     }
+    with evaluating(networks_in(functions.values())):
+        reductions = {name: digests(function) for name, function in functions.items()}
     said: dict[str, Any] = {"net": digests(f.net), **reductions}
     if None not in results:
         said["outputs"] = sorted(str(name) for name in results)
