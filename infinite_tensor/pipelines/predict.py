@@ -211,7 +211,8 @@ def predict(
                 for name, result in results.items()
             }
         )
-        with _beside_batches(max_memory, _batch_bytes(sliding, found, count), count) as most:
+        batches = _batch_bytes(sliding, found, count)
+        with _beside_batches(max_memory, batches, count) as most, _keeping_nothing_of(source, sliding, most):
             made.fill(
                 _region_of(made, sliding, region),
                 workers=workers,
@@ -227,7 +228,7 @@ def predict(
 
 _LARGEST_BATCH = 2**20
 _CACHE_BYTES = 2**24
-"""Of a source, of which nothing is read twice, and of a store in memory, which holds all tiles a second time."""
+"""Of a source that stands for an array, and of a store in memory, which holds all tiles a second time."""
 
 
 def _made(
@@ -349,6 +350,23 @@ def _beside_batches(max_memory: object, batches: int, batch_size: int) -> Iterat
     except ValidationError as error:
         error.add_note(f"max_memory is {bytes_of(most)}, of which {takes}")
         raise
+
+
+@contextmanager
+def _keeping_nothing_of(source: object, sliding: Sliding, max_memory: int | None) -> Iterator[None]:
+    """While an array is worked through, nothing of it is kept in the cache of the tensor that stands for it.
+
+    A fill holds what its next steps read. Only bands, which a limit makes, read something again.
+    """
+    store = sliding.source.tile_store
+    if max_memory is not None or sliding.source is source or not isinstance(store, MemoryTileStore):
+        yield
+        return
+    most, store.cache_size_bytes = store.cache_size_bytes, 1
+    try:
+        yield
+    finally:
+        store.cache_size_bytes = most
 
 
 def _check_region(sliding: Sliding, region: object) -> None:
