@@ -26,6 +26,7 @@ from infinite_tensor.pipelines.returned import (
 from infinite_tensor.pipelines.sources import from_array
 from infinite_tensor.support.arguments import check_fill, checked_device, checked_id
 from infinite_tensor.support.given import as_index, members, quoted, word
+from infinite_tensor.support.interrupts import Mark
 from infinite_tensor.support.sizes import checked_bytes
 from infinite_tensor.support.tables import bytes_of
 from infinite_tensor.tensor import InfiniteTensor
@@ -212,7 +213,11 @@ def predict(
             }
         )
         batches = _batch_bytes(sliding, found, count)
-        with _beside_batches(max_memory, batches, count) as most, _keeping_nothing_of(source, sliding, most):
+        with (
+            _beside_batches(max_memory, batches, count) as most,
+            _keeping_nothing_of(source, sliding, most),
+            _keeping_little_in(store, most),
+        ):
             made.fill(
                 _region_of(made, sliding, region),
                 workers=workers,
@@ -227,6 +232,7 @@ def predict(
 
 
 _LARGEST_BATCH = 2**20
+_LITTLE_BYTES = 2**20
 _CACHE_BYTES = 2**24
 """Of a source that stands for an array, and of a store in memory, which holds all tiles a second time."""
 
@@ -367,6 +373,20 @@ def _keeping_nothing_of(source: object, sliding: Sliding, max_memory: int | None
         yield
     finally:
         store.cache_size_bytes = most
+
+
+@contextmanager
+def _keeping_little_in(store: TileStore, max_memory: int | None) -> Iterator[None]:
+    """While a prediction is stored, few of its complete tiles are kept in memory: nothing reads them.
+
+    Thousands of small ones, kept for long, lie between the large blocks of each batch, and the holes around them cannot
+    be used again: the process would grow with the image. Only bands, which a limit makes, read something again.
+    """
+    under_way = Mark()
+    with under_way.running:
+        if max_memory is None and store.contents.outlives_process:
+            store.contents.lend(under_way, _LITTLE_BYTES)
+        yield
 
 
 def _check_region(sliding: Sliding, region: object) -> None:
