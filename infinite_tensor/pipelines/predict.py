@@ -216,7 +216,7 @@ def predict(
         with (
             _beside_batches(max_memory, batches, count) as most,
             _keeping_nothing_of(source, sliding, most),
-            _keeping_little_in(store, most),
+            _keeping_little_in(store),
         ):
             made.fill(
                 _region_of(made, sliding, region),
@@ -376,15 +376,15 @@ def _keeping_nothing_of(source: object, sliding: Sliding, max_memory: int | None
 
 
 @contextmanager
-def _keeping_little_in(store: TileStore, max_memory: int | None) -> Iterator[None]:
+def _keeping_little_in(store: TileStore) -> Iterator[None]:
     """While a prediction is stored, few of its complete tiles are kept in memory: nothing reads them.
 
     Thousands of small ones, kept for long, lie between the large blocks of each batch, and the holes around them cannot
-    be used again: the process would grow with the image. Only bands, which a limit makes, read something again.
+    be used again: the process would grow with the image.
     """
     under_way = Mark()
     with under_way.running:
-        if max_memory is None and store.contents.outlives_process:
+        if store.contents.outlives_process:
             store.contents.lend(under_way, _LITTLE_BYTES)
         yield
 
