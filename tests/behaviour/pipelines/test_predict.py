@@ -509,6 +509,36 @@ def test_networks_in_a_function_run_in_eval_mode_too(tmp_path: Path) -> None:
     assert net[1].training
 
 
+@pytest.mark.parametrize("kind", ["function", "dict", "Reduction"])
+def test_networks_in_a_reduction_run_in_eval_mode_too(kind: str, tmp_path: Path) -> None:
+    norm, picture = nn.BatchNorm1d(5), image(3, 40, 70)
+    nn.init.constant_(norm.weight, 2)
+
+    def scaled(values: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = norm(values.T)
+        return found.T
+
+    def net(batch: torch.Tensor) -> Any:
+        return {"scores": SCORER(batch)} if kind == "dict" else SCORER(batch)
+
+    reduce = {"function": scaled, "dict": {"scores": scaled}, "Reduction": Reduction(scaled, 5, 5)}[kind]
+    options: dict[str, Any] = {"window": (32, 32), "reduce": reduce, "progress": False, "region": sl[0:1, 0:1]}
+    with ZarrTileStore(tmp_path / "s.zarr", tile_size=32) as store:
+        found = predict(net, picture, store, **options)
+        read = found["scores"] if kind == "dict" else found
+        # The rest is computed and reduced by this read, outside of `predict`.
+        pixels = read[...]
+        assert norm.training
+        torch.testing.assert_close(
+            pixels, norm.eval()(looped(SCORER, picture, (32, 32), (24, 24), 4).flatten(1).T).T.detach().view(5, 40, 70)
+        )
+        # Of the same network in another mode, the digest is the same.
+        predict(net, picture, store, **options)
+
+
+SCORER = Net(seed=3).eval()
+
+
 def test_other_floats_are_converted_for_the_network() -> None:
     picture = image(3, 40, 40)
     found = predict(Net(), picture.double(), window=(32, 32), progress=False)
