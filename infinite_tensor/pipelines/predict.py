@@ -109,8 +109,9 @@ def predict(
         Pixels of the output along one pixel of the source. Default: what `net` returns for a window says.
     edge : "clip" or "drop"
         What happens to windows that reach past the end of the prediction, as for `InfiniteTensor`.
-    padding : str or ("constant", number)
-        What stands beyond the ends of the source, as `args_padding` of an `InfiniteTensor`.
+    padding : str or ("constant", number), or tuple of these
+        What stands beyond the ends of the source, as `args_padding` of an `InfiniteTensor`; one for all, or one for
+        each dimension of the window.
     region : optional
         What is computed now, in pixels of the prediction: slices over the dimensions of the window, as in
         ``sl[0:512, 0:512]``, and all other pixels of the tiles that these touch. Default: all of it. The rest is
@@ -171,7 +172,7 @@ def predict(
     tensor_id = checked_id(tensor_id)
     check_fill(workers, client, progress, shard)
     sliding = Sliding.over(_tensor_of(source, dims), dims, window, overlap)
-    reduce = in_eval_mode(reduce)
+    reduce, paddings = in_eval_mode(reduce), sliding.paddings(padding)
     place = device_of(net) if device is None else checked_device(device)
     f = BatchedNetwork(net, preprocess, count, place, _dtype_of_autocast(autocast, place), sliding.channel_dim)
     _check_region(sliding, region)
@@ -181,7 +182,7 @@ def predict(
     stored = _stored(store, tensor_id)
     known = {} if overwrite else returned_before(tensor_id, stored, sliding)
     with evaluating(f.networks):
-        found = known or _first_windows(f, sliding, region, edge, padding, tensor_id)
+        found = known or _first_windows(f, sliding, region, edge, paddings, tensor_id)
         results = {
             name: each.reduced_by(reduction_for(name, reduce, found), dtype, sliding.scale_of(each.size, scale))
             for name, each in found.items()
@@ -191,7 +192,7 @@ def predict(
         options: dict[str, Any] = {
             "args": [sliding.source],
             "args_windows": [sliding.window],
-            "args_padding": padding,
+            "args_padding": paddings,
             "tensor_id": tensor_id,
             "batch_size": count,
             "version": _version(f, results, version),
@@ -312,7 +313,7 @@ class _Look:
 
 
 def _first_windows(
-    f: BatchedNetwork, sliding: Sliding, region: object, edge: object, padding: object, tensor_id: str
+    f: BatchedNetwork, sliding: Sliding, region: object, edge: object, paddings: object, tensor_id: str
 ) -> dict[str | None, Returned]:
     """What the network returns for its first batch of windows, which is kept."""
     look = _Look(f)
@@ -322,7 +323,7 @@ def _first_windows(
         TensorWindow((1,) * len(sliding.size)),
         args=[sliding.source],
         args_windows=[sliding.window],
-        args_padding=padding,
+        args_padding=paddings,
         batch_size=f.batch_size,
         dtype=torch.bool,
         # Which errors name.

@@ -575,6 +575,24 @@ def test_something_else_under_the_id_is_told_with_what_differs(tmp_path: Path) -
         assert "overwrite" not in str(caught.value)
 
 
+def test_each_dimension_may_have_a_padding_of_its_own() -> None:
+    net, picture = Net().eval(), image(3, 40, 40)
+    rows = np.pad(picture.numpy(), ((0, 0), (0, 16), (0, 0)), "reflect")
+    whole = torch.from_numpy(np.pad(rows, ((0, 0), (0, 0), (0, 16)), "edge"))
+    found, expected = (
+        predict(net, each, window=(32, 32), padding=("reflect", "edge"), progress=False) for each in (picture, whole)
+    )
+    assert torch.equal(found[...], expected[:, :40, :40])
+
+
+@pytest.mark.parametrize(
+    "padding", [("reflect",), ("reflect", "edge", "wrap"), ("edge", None, 3), 7, ["constant", "x"]]
+)
+def test_paddings_that_are_none_are_refused(padding: Any) -> None:
+    with pytest.raises(ValidationError, match=r"padding.* must be .*got"):
+        predict(Net(), image(3, 40, 40), window=(32, 32), padding=padding, progress=False)
+
+
 def test_a_group_without_one_of_its_outputs_is_completed(tmp_path: Path) -> None:
     scorer, picture = Net().eval(), image(3, 40, 40)
 
