@@ -104,21 +104,27 @@ class Face:
 
 
 def with_dims_of_their_own(faces: Mapping[str, Face]) -> dict[str, Face]:
-    """The same faces, where arrays of one Zarr group have a dimension in common only if its pixels are the same.
+    """The same faces, where arrays have a dimension in common only if its pixels are the same.
 
-    xarray refuses others.
+    xarray refuses others, in one Zarr group and in those above and below it.
     """
     found: dict[tuple[str, str], tuple[int, int]] = {}
     renamed = {}
     for path, face in faces.items():
         above, _, key = path.rpartition("/")
-        spans = zip(face.frame.origin, face.frame.shape, strict=True)
-        dims = [
-            dim if found.setdefault((above, dim), span) == span else f"{key}_{dim}"
-            for dim, span in zip(face.dims, spans, strict=True)
-        ]
+        dims = []
+        for dim, span in zip(face.dims, zip(face.frame.origin, face.frame.shape, strict=True), strict=True):
+            known = {each for (group, name), each in found.items() if name == dim and _is_in_line(group, above)}
+            dims.append(dim if known <= {span} else f"{key}_{dim}")
+            found.setdefault((above, dim), span)
         renamed[path] = replace(face, dims=tuple(dims))
     return renamed
+
+
+def _is_in_line(group: str, other: str) -> bool:
+    """Whether one of two Zarr groups is the other, or is in it."""
+    shorter, longer = sorted([f"{group}/".lstrip("/"), f"{other}/".lstrip("/")], key=len)
+    return longer.startswith(shorter)
 
 
 def _array_document(

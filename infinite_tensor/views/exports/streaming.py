@@ -6,8 +6,8 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import partial
 
+import numpy as np
 import torch
 
 from infinite_tensor.engine.chain import chain_of, node_of, resolved
@@ -100,9 +100,10 @@ class Stored(Source):
 
 def units_in(cutout: Cutout, unit: Sequence[int]) -> int:
     """How many units a cutout is written in."""
-    return math.prod(-(-extent // n) for extent, n in zip(cutout.frame.shape, unit, strict=True))
+    return _count(cutout.frame.shape, unit)
 
 
+@torch.inference_mode(mode=False)
 def stream(cutout: Cutout, sink: Sink, source: Source, tally: Tally, target: str) -> None:
     """Write all pixels of a cutout that its sink does not have, and count its units.
 
@@ -119,36 +120,25 @@ def stream(cutout: Cutout, sink: Sink, source: Source, tally: Tally, target: str
         stop = [a + n for a, n in zip(start, pixels.shape, strict=True)]
         with explained(target):
             sink.put(cutout.place(start, stop), cutout.pixels(pixels))
-        count(start, stop)
-
-    def count(start: Sequence[int], stop: Sequence[int]) -> None:
-        extents = [b - a for a, b in zip(start, stop, strict=True)]
-        tally.count(node, math.prod(-(-extent // n) for extent, n in zip(extents, sink.unit, strict=True)))
+        tally.count(node, _count(pixels.shape, sink.unit))
 
     lent = Mark()
     with lent.running:
         for store in {id(each.store): each.store for each in chain_of([node])}.values():
             store.contents.lend(lent, _HELD_BYTES)
         for band in bands:
-            rest = _without_written(band, partial(_is_written, cutout, sink), count)
-            if len(rest.numbers):
-                source.each(cutout.tensor, rest, use)
+            written = [
+                sink.has(cutout.place(start, stop))
+                for start, stop in zip(band.starts.tolist(), band.stops.tolist(), strict=True)
+            ]
+            if any(written):
+                before = band.stops[written] - band.starts[written]
+                tally.count(node, sum(_count(extents, sink.unit) for extents in before.tolist()))
+            if not all(written):
+                left = np.logical_not(written)
+                source.each(cutout.tensor, NumberedRegions.alone(band.starts[left], band.stops[left]), use)
 
 
-def _is_written(cutout: Cutout, sink: Sink, start: Sequence[int], stop: Sequence[int]) -> bool:
-    return sink.has(cutout.place(start, stop))
-
-
-def _without_written(
-    band: NumberedRegions,
-    is_written: Callable[[Sequence[int], Sequence[int]], bool],
-    count: Callable[[Sequence[int], Sequence[int]], None],
-) -> NumberedRegions:
-    """The regions of a band that are still to be written, numbered anew; the others are counted."""
-    kept = []
-    for number, (start, stop) in enumerate(zip(band.starts.tolist(), band.stops.tolist(), strict=True)):
-        if is_written(start, stop):
-            count(start, stop)
-        else:
-            kept.append(number)
-    return NumberedRegions.alone(band.starts[kept], band.stops[kept])
+def _count(extents: Sequence[int], unit: Sequence[int]) -> int:
+    """How many units some pixels are."""
+    return math.prod(-(-extent // n) for extent, n in zip(extents, unit, strict=True))
