@@ -33,6 +33,15 @@ class Georeference:
     transform: Any
     nodata: Any
 
+    def moved(self, x: float, y: float, scale: tuple[float, float] = (1, 1)) -> Georeference:
+        """The same for pixels of other sizes, of which the first one begins at (`x`, `y`) in these."""
+        a, b, c, d, e, f = self.transform[:6]
+        across, down = scale
+        transform = type(self.transform)(
+            a * across, b * down, a * x + b * y + c, d * across, e * down, d * x + e * y + f
+        )
+        return replace(self, transform=transform)
+
     def agrees_with(self, other: Georeference) -> bool:
         """Whether pixels lie at the same places."""
         return bool(self.crs == other.crs and self.transform.almost_equals(other.transform))
@@ -72,8 +81,7 @@ def _upstream(tensor: InfiniteTensor, rows: int, columns: int) -> Iterator[Geore
             if found is not None:
                 x = _along(tensor.output_window, columns, window, column)
                 y = _along(tensor.output_window, rows, window, row)
-                scaled = type(found.transform)(x[0], 0, x[1], 0, y[0], y[1])
-                yield replace(found, transform=found.transform * scaled, nodata=None)
+                yield replace(found.moved(x[1], y[1], (x[0], y[0])), nodata=None)
 
 
 def _dimension_along(output: TensorWindow, d: int, window: TensorWindow) -> int | None:

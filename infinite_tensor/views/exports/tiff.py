@@ -80,10 +80,7 @@ def _georeference(cutout: Cutout) -> Georeference | None:
     """Where the first pixel of a cutout is, and how large pixels are."""
     rows, columns = (d for number, d in enumerate(cutout.kept) if number != cutout.channels)
     found = georeference_of(cutout.tensor, rows, columns)
-    if found is None:
-        return None
-    shift = type(found.transform).translation(cutout.frame.origin[columns], cutout.frame.origin[rows])
-    return Georeference(found.crs, found.transform * shift, found.nodata)
+    return None if found is None else found.moved(cutout.frame.origin[columns], cutout.frame.origin[rows])
 
 
 class _Tiff(Sink):
