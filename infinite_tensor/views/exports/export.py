@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -135,12 +135,18 @@ def _export_zarr(
 @contextmanager
 def _explaining(opened: AbstractContextManager[Any], target: str) -> Iterator[Any]:
     """What begins and finishes a file, with errors that name it; those in between come through as they are."""
-    with ExitStack() as opening:
-        with explained(target):
-            found = opening.enter_context(opened)
+    opening = ExitStack()
+    with explained(target):
+        found = opening.enter_context(opened)
+    try:
         yield found
-        with explained(target):
-            opening.close()
+    except BaseException as error:
+        # What then fails as it is closed fails for the same reason.
+        with suppress(Exception):
+            opening.__exit__(type(error), error, error.__traceback__)
+        raise
+    with explained(target):
+        opening.close()
 
 
 def _checked(target: object, options: Options) -> tuple[str, str]:

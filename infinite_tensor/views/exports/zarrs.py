@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import MemoryStore, StorePath
 
 from infinite_tensor.errors import ValidationError
+from infinite_tensor.geometry.points import Index
 from infinite_tensor.support.publishing import publish, remove, unfinished_folder
 from infinite_tensor.views.exports.cutout import Cutout, Pixels, Place, Sink
 from infinite_tensor_stores.loop import sync
@@ -282,13 +284,24 @@ class _Array(Sink):
         self._written = written
 
     def put(self, place: Place, pixels: Pixels) -> None:
-        self._array[place] = pixels
+        missing = [chunk for chunk in self._chunks_in(place) if not self._is_written(chunk)]
+        if len(missing) == math.prod(map(len, self._indices(place))):
+            self._array[place] = pixels
+            return
+        for chunk in missing:
+            box = [slice(i * n, (i + 1) * n) for i, n in zip(chunk, self._array.chunks, strict=True)]
+            inside = [slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(box, place, strict=True)]
+            part = [slice(a.start - b.start, a.stop - b.start) for a, b in zip(inside, place, strict=True)]
+            self._array[tuple(inside)] = pixels[tuple(part)]
 
     def has(self, place: Place) -> bool:
-        if not self._written:
-            return False
-        indices = (
-            range(part.start // n, -(-part.stop // n)) for part, n in zip(place, self._array.chunks, strict=True)
-        )
-        key = self._array.metadata.encode_chunk_key
-        return all(key(index) in self._written for index in itertools.product(*indices))
+        return bool(self._written) and all(map(self._is_written, self._chunks_in(place)))
+
+    def _indices(self, place: Place) -> list[range]:
+        return [range(part.start // n, -(-part.stop // n)) for part, n in zip(place, self._array.chunks, strict=True)]
+
+    def _chunks_in(self, place: Place) -> Iterator[Index]:
+        return itertools.product(*self._indices(place))
+
+    def _is_written(self, chunk: Index) -> bool:
+        return self._array.metadata.encode_chunk_key(chunk) in self._written
