@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -134,9 +134,6 @@ class Sink(ABC):
     def has(self, place: Place) -> bool:  # noqa: ARG002  (most begin anew)
         """Whether these have been written before."""
         return False
-
-
-Opened: TypeAlias = Callable[..., Any]
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from infinite_tensor.support.publishing import publish, synchronize, unfinished_
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.values.definition import Number
 from infinite_tensor.views.exports.cutout import Cutout, Sink, explained
-from infinite_tensor.views.exports.npy import check_npy, opened_npy
+from infinite_tensor.views.exports.npy import opened_npy
 from infinite_tensor.views.exports.png import check_png, opened_png
 from infinite_tensor.views.exports.streaming import Computed, Source, Stored, stream, units_in
 from infinite_tensor.views.exports.tiff import check_tiff, opened_tiff
@@ -41,7 +41,7 @@ class _Form(NamedTuple):
 
 
 _FORMS = {
-    "npy": _Form(check_npy, opened_npy),
+    "npy": _Form(lambda _cutout: None, opened_npy),
     "png": _Form(check_png, opened_png),
     "tiff": _Form(check_tiff, opened_tiff),
 }

@@ -12,11 +12,6 @@ import numpy as np
 from infinite_tensor.views.exports.cutout import Cutout, Pixels, Place, Sink
 
 
-def check_npy(cutout: Cutout) -> None:
-    """Any region can be written."""
-    del cutout
-
-
 @contextmanager
 def opened_npy(cutout: Cutout, path: Path) -> Iterator[Sink]:
     """A file for a region, in C order."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from infinite_tensor.errors import StoreError, ValidationError
+from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.views.exports.cutout import Cutout, Pixels, Place, Sink
 from infinite_tensor.views.exports.georeference import Georeference, georeference_of
@@ -65,7 +64,6 @@ def opened_tiff(cutout: Cutout, path: Path) -> Iterator[Sink]:
     sink = _Tiff(cutout, path)
     with sink.file:
         yield sink
-    _check_whole(path)
 
 
 def _rasterio() -> Any:
@@ -150,15 +148,3 @@ def _without_georeference() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", _rasterio().errors.NotGeoreferencedWarning)
         yield
-
-
-def _check_whole(path: Path) -> None:
-    """StoreError if blocks lie beyond the end of a file: what GDAL cannot write as it closes one, it tells nobody."""
-    size = path.stat().st_size
-    with _without_georeference(), _rasterio().open(path) as file:
-        planes = file.indexes if file.interleaving.value == "BAND" else [1]
-        grid = [-(-extent // n) for extent, n in zip(file.shape, file.block_shapes[0], strict=True)]
-        for band, y, x in itertools.product(planes, *map(range, grid)):
-            at, length = (file.get_tag_item(f"BLOCK_{what}_{x}_{y}", "TIFF", bidx=band) for what in ("OFFSET", "SIZE"))
-            if at is None or int(at) + int(length) > size:
-                raise StoreError(f"block ({y}, {x}) of band {band} was not written whole; is the disk full?")

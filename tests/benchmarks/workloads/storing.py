@@ -65,7 +65,7 @@ def export(stage: Stage) -> None:
 
     stage.timed(write, rounds=3)
     stage.finish(store)
-    pixels = torch.from_numpy(np.asarray(zarr.open_group(written[-1], mode="r")["plane"][...]))
+    pixels = torch.from_numpy(np.asarray(zarr.open_array(written[-1] / "plane", mode="r")[...]))
     assert torch.equal(pixels, loops.dense(function, 2, 0, EXTENT, TILE, TILE))
 
 

@@ -35,7 +35,8 @@ _numbers = iter(range(10**6))
 
 def read(url: str, options: dict[str, Any]) -> np.ndarray[Any, np.dtype[Any]]:
     with xarray.open_zarr(url, storage_options={**options, "use_listings_cache": False}) as found:
-        return found["height"].to_numpy()
+        pixels: np.ndarray[Any, np.dtype[Any]] = found["height"].to_numpy()
+        return pixels
 
 
 def keys(bucket: S3FileSystem, url: str) -> list[str]:

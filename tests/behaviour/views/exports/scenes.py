@@ -30,16 +30,22 @@ def plane(f: Callable[..., Any] = pattern, dtype: str = "uint8", **options: Any)
     """A tensor of windows of 4x4, in tiles of 8x8."""
 
     def cast(ctx: Index) -> torch.Tensor:
-        return f(ctx).to(getattr(torch, dtype))
+        window: torch.Tensor = f(ctx).to(getattr(torch, dtype))
+        return window
 
-    options = {"tile_store": DictTileStore({}, tile_size=8), "dims": ("y", "x"), "tensor_id": "world/height"} | options
-    return InfiniteTensor((None, None), cast, TensorWindow((4, 4)), dtype=dtype, **options)
+    given: dict[str, Any] = {
+        "tile_store": DictTileStore({}, tile_size=8),
+        "dims": ("y", "x"),
+        "tensor_id": "world/height",
+    }
+    return InfiniteTensor((None, None), cast, TensorWindow((4, 4)), dtype=dtype, **given | options)
 
 
 def truth(region: tuple[slice, slice] = REGION) -> np.ndarray[Any, np.dtype[Any]]:
     """The pixels of a region, computed by hand."""
     y, x = (np.arange(part.start, part.stop) for part in region)
-    return 1 + (37 * y[:, None] + 11 * x + (y[:, None] * x) % 5) % 200
+    pixels: np.ndarray[Any, np.dtype[Any]] = 1 + (37 * y[:, None] + 11 * x + (y[:, None] * x) % 5) % 200
+    return pixels
 
 
 def names_in(folder: Path) -> list[str]:

@@ -84,6 +84,7 @@ def test_scales_of_a_chain_multiply(tmp_path: Path) -> None:
 def test_labels_that_a_network_predicts_are_where_the_raster_is(tmp_path: Path) -> None:
     net = torch.nn.Conv2d(3, 4, 1)
     labels = predict(net, raster(tmp_path), window=32, overlap=0.5, reduce="argmax", progress=False)
+    assert isinstance(labels, InfiniteTensor)
     crs, transform, _ = place_of(labels, sl[10:90, 20:60], tmp_path)
     assert crs == UTM
     assert transform == moved(20, 10)

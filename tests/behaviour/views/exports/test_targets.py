@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 from pathlib import Path
@@ -12,7 +13,6 @@ import pytest
 import torch
 
 from infinite_tensor import StoreError, ValidationError, ZarrTileStore, sl
-from infinite_tensor.support import publishing
 from tests.behaviour.views.exports.scenes import REGION, names_in, opened, pattern, plane, truth
 from tests.support.reference import Index
 
@@ -157,15 +157,15 @@ def test_a_file_that_gets_its_name_while_it_is_locked_is_not_written_into(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plane().export(sl[REGION], tmp_path / "out.npy")
-    lock, unfinished = publishing.fcntl.flock, tmp_path / ".other.npy.partial"
+    lock, unfinished = fcntl.flock, tmp_path / ".other.npy.partial"
 
     def first_named_by_its_writer(descriptor: int, how: int) -> None:
         if unfinished.exists():
             unfinished.rename(tmp_path / "theirs.npy")
-            monkeypatch.setattr(publishing.fcntl, "flock", lock)
+            monkeypatch.setattr(fcntl, "flock", lock)
         lock(descriptor, how)
 
-    monkeypatch.setattr(publishing.fcntl, "flock", first_named_by_its_writer)
+    monkeypatch.setattr(fcntl, "flock", first_named_by_its_writer)
     plane().export(sl[REGION], tmp_path / "other.npy")
     assert (tmp_path / "theirs.npy").read_bytes() == b""
     assert np.array_equal(np.load(tmp_path / "other.npy"), truth())

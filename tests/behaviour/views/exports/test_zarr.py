@@ -18,6 +18,7 @@ from infinite_tensor import (
     Output,
     TensorGroup,
     TensorWindow,
+    TileStore,
     ValidationError,
     ZarrTileStore,
     from_array,
@@ -113,7 +114,8 @@ class Scene:
         self.t = plane(self, **{"tile_store": store} | options)
 
     def __call__(self, ctx: Index) -> torch.Tensor:
-        return self._f(ctx)
+        window: torch.Tensor = self._f(ctx)
+        return window
 
     @property
     def calls(self) -> int:
@@ -231,7 +233,7 @@ def test_a_ctrl_c_says_how_to_go_on(scene: Scene, monkeypatch: pytest.MonkeyPatc
 # Groups.
 
 
-def world(**options: Any) -> TensorGroup:
+def world(store: TileStore | None = None) -> TensorGroup:
     """A height, and a nested label at half the resolution."""
 
     def f(ctx: Index) -> dict[str, Any]:
@@ -242,9 +244,7 @@ def world(**options: Any) -> TensorGroup:
         "height": Output((None, None), "uint8", fine, dims=("y", "x")),
         "map": {"label": Output((None, None), "int64", coarse, dims=("y", "x"))},
     }
-    return InfiniteTensor.from_multi(
-        f, outputs, **{"tile_store": DictTileStore({}, tile_size=8), "tensor_id": "w"} | options
-    )
+    return InfiniteTensor.from_multi(f, outputs, tile_store=store or DictTileStore({}, tile_size=8), tensor_id="w")
 
 
 def test_a_group_is_a_tree_of_arrays(tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ def test_dimensions_of_a_group_with_other_pixels_have_names_of_their_own(tmp_pat
 
 
 def test_a_group_that_was_stopped_goes_on(tmp_path: Path) -> None:
-    group = world(tile_store=ZarrTileStore(tmp_path / "tiles", tile_size=8))
+    group = world(ZarrTileStore(tmp_path / "tiles", tile_size=8))
     stop = True
 
     def fails(ctx: Index) -> torch.Tensor:
