@@ -54,9 +54,11 @@ class Tally(AbstractContextManager["Tally"]):
         callable is called with a `Progress`, by one thread at a time, about ten times a second at most, and at the end.
     parts : int
         How many parts the work has that take about as many windows each.
+    unit : str
+        What is counted, where that is not windows.
     """
 
-    def __init__(self, total: int, progress: bool | str | Watcher, parts: int = 1) -> None:
+    def __init__(self, total: int, progress: bool | str | Watcher, parts: int = 1, *, unit: str = "window") -> None:
         self.total = self._most = total
         self._parts = self._left = max(1, parts)
         self.windows: Counter[Node] = Counter()
@@ -70,7 +72,7 @@ class Tally(AbstractContextManager["Tally"]):
             # Which takes as long to import as all the rest.
             from tqdm.auto import tqdm  # noqa: PLC0415
 
-            self._bar = tqdm(total=total, unit="window", smoothing=0.1)
+            self._bar = tqdm(total=total, unit=unit, smoothing=0.1)
 
     @property
     def seconds(self) -> float:

@@ -15,6 +15,7 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.fill import Request, coverage
 from infinite_tensor.filling.fillable import Fillable
 from infinite_tensor.filling.mask import placed
+from infinite_tensor.filling.progress import Watcher
 from infinite_tensor.geometry.regions import Selection, parse
 from infinite_tensor.geometry.window import Shape
 from infinite_tensor.groups.export import save_tensordict
@@ -479,6 +480,49 @@ class TensorGroup(Fillable):
                 for key, member in self._members.items()
             }
         )
+
+    def export(
+        self,
+        region: object,
+        target: str | os.PathLike[str],
+        *,
+        missing: str = "compute",
+        fill_value: Number | None = None,
+        overwrite: bool = False,
+        storage_options: dict[str, Any] | None = None,
+        workers: int | None = None,
+        progress: bool | str | Watcher = True,
+    ) -> None:
+        """Write a region of all tensors to a Zarr group, an array of each, nested as this group is.
+
+        They are written one after the other: `fill` a region first if they share what takes long to compute and is not
+        stored.
+
+        Parameters
+        ----------
+        region
+            A slice for each shared dimension, in pixels of the group; of the other dimensions of a tensor, all.
+        target : str or path
+            A path or an fsspec URL that ends in ``.zarr``.
+        missing, fill_value, overwrite, storage_options, workers, progress
+            As for `InfiniteTensor.export`. Dimensions have the names that `as_zarr` gives them.
+
+        Raises
+        ------
+        RegionError
+            (an IndexError) If `region` is no region of the group, or not whole pixels of a tensor.
+        ValidationError
+            If an argument does not fit, or there is something at the target.
+        StoreError
+            If something cannot be written or read.
+        """
+        # What is written of a group stands on groups.
+        from infinite_tensor.views.exports.export import Options, export_members  # noqa: PLC0415
+
+        selection = self._plain(region)
+        members = {key: (member.tensor, member.selection(selection)) for key, member in self._members.items()}
+        options = Options(missing, fill_value, None, overwrite, storage_options, workers, progress)
+        export_members(members, target, options)
 
     def _requests(self, region: object, where: object = None) -> list[Request]:
         selection = parse(region, self.shape)._replace(steps=(1,) * self.ndim)

@@ -17,7 +17,7 @@ from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.support.given import as_index, as_ratio, members, number, quoted, word
 from infinite_tensor.tensor import InfiniteTensor
 
-_CHANNELS = frozenset({"c", "channel", "channels", "band", "bands"})
+CHANNELS = frozenset({"c", "channel", "channels", "band", "bands"})
 """Names of dimensions over which windows do not slide."""
 
 _WINDOWS = (65_536, 256, 64, 16)
@@ -169,7 +169,7 @@ def slid_dims(
     """
     ndim = len(shape)
     unbounded = [d for d, extent in enumerate(shape) if extent is None]
-    channels = [d for d, name in enumerate(names) if name is not None and name.lower() in _CHANNELS]
+    channels = [d for d, name in enumerate(names) if name is not None and name.lower() in CHANNELS]
     if numbers is not None:
         found = [*numbers]
     elif channels or None not in names:

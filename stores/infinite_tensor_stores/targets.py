@@ -119,13 +119,14 @@ def absolute(target: Any) -> Any:
     """`target` as it means the same place from whatever folder: a local one as an absolute path, any other as it is."""
     if type(target) is LocalStore:
         return LocalStore(target.root.expanduser().absolute(), read_only=target.read_only)
-    if not isinstance(target, str | os.PathLike) or not _is_local(text_of(target)):
+    if not isinstance(target, str | os.PathLike) or not is_local(text_of(target)):
         return target
     path = local_path(text_of(target)).absolute()
     return str(path) if isinstance(target, str) else path
 
 
-def _is_local(target: str) -> bool:
+def is_local(target: str) -> bool:
+    """Whether a target is a plain path or a ``file://`` URL."""
     return "://" not in target or target.startswith(("file://", "local://"))
 
 
@@ -186,7 +187,7 @@ def zarr_store(
     if not isinstance(target, str | os.PathLike):
         raise ValidationError(f"target must be a path, an fsspec URL or a zarr Store, got {quoted(target)}")
     url = text_of(target)
-    if _is_local(url):
+    if is_local(url):
         # It creates files exclusively, which zarr's fsspec store over file:// cannot.
         return FileStore(local_path(url).absolute(), read_only=read_only)
     return _of_url(url, storage_options or {}, read_only, timeout)

@@ -141,6 +141,12 @@ def _storing() -> list[Row]:
     ]
 
 
+def _exports() -> list[Row]:
+    what, floor = "export 64 MiB to Zarr, tiles of 512x512", _floor("raw_zarr.new_array")
+    # The peer exports nothing.
+    return [Row("export", what, _ours("storing.export", store), None, floor, "zarr") for store in (MEMORY, ZARR)]
+
+
 def _opening() -> list[Row]:
     few = "10 tiles", _ours("opening.tiles", ZARR, 10)
     same = _target(of_floor="1.25")
@@ -220,4 +226,15 @@ def _blob(case: str, what: str, workload: str, floor: str = "", size: int = 0) -
     return Row(case, what, ours, peer, below, "file" if floor else "", _target("1"))
 
 
-ROWS = (*_cold(), *_warm(), *_chains(), *_storing(), *_opening(), *_memory(), *_others(), *_training(), *_blobs())
+ROWS = (
+    *_cold(),
+    *_warm(),
+    *_chains(),
+    *_storing(),
+    *_exports(),
+    *_opening(),
+    *_memory(),
+    *_others(),
+    *_training(),
+    *_blobs(),
+)

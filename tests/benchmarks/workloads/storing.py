@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
+import numpy as np
 import torch
+import zarr
 
 from . import functions, loops
 from .reading import plane, timed_fill
@@ -41,6 +44,28 @@ def reopen(stage: Stage) -> None:
         return pixels
 
     pixels = stage.timed(read, rounds=2)
+    assert torch.equal(pixels, loops.dense(function, 2, 0, EXTENT, TILE, TILE))
+
+
+def export(stage: Stage) -> None:
+    """Write the 64 MiB to a Zarr group: from storage, or from memory."""
+    function, store = functions.noisy(TILE, TILE), stage.store(tile_size=TILE)
+    plane(store, function, TILE)[0:EXTENT, 0:EXTENT]
+    if stage.variant != "memory":
+        stage.finish(store)
+        store = stage.store(tile_size=TILE)
+    tensor, targets = plane(store, function, TILE), (stage.scratch / f"{number}.zarr" for number in itertools.count())
+    region = (slice(0, EXTENT), slice(0, EXTENT))
+    written: list[Path] = []
+
+    def write() -> None:
+        written.append(next(targets))
+        tensor.export(region, written[-1], progress=False)
+        tensor.clear_cache()
+
+    stage.timed(write, rounds=3)
+    stage.finish(store)
+    pixels = torch.from_numpy(np.asarray(zarr.open_array(written[-1] / "plane", mode="r")[...]))
     assert torch.equal(pixels, loops.dense(function, 2, 0, EXTENT, TILE, TILE))
 
 
