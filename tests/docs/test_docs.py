@@ -24,8 +24,8 @@ import infinite_tensor_stores
 ROOT = Path(__file__).parents[2]
 PAGES = [page for page in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))) if page.exists()]
 LANGUAGES = {"python", "pycon", "bash", "console", "text"}
-COMPARED = {"dask", "monai", "torchio"}
-"""Packages with which a page compares. A block that needs one begins with ``<!-- needs: monai -->``."""
+COMPARED = {"dask", "monai", "ome_zarr", "ome_zarr_models", "torchio"}
+"""Packages that not everybody has who runs the tests. A block that needs one begins with ``<!-- needs: monai -->``."""
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 _FENCE = re.compile(
