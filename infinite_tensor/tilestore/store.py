@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
+from uuid import UUID
 
 import torch
 
 from infinite_tensor.errors import StoreError
 from infinite_tensor.support.arguments import checked_workers
+from infinite_tensor.support.given import word
 from infinite_tensor.support.interrupts import store_method, store_query
 from infinite_tensor.tilestore.contents import Contents
 from infinite_tensor.tilestore.dependants import dependants_in, readers_in
 from infinite_tensor.tilestore.inventory import Damage, Garbage, TensorInfo
+from infinite_tensor.tilestore.listing import listing
 from infinite_tensor.tilestore.messages import warn_of_dependants
 from infinite_tensor.values.definition import Blend
 from infinite_tensor.values.reduction import Reduction
@@ -64,6 +67,36 @@ class TileStore:
 
     def _check_open(self) -> None:
         self.contents.check_open()
+
+    # A collection of tensors.
+
+    def __len__(self) -> int:
+        """How many tensors it holds."""
+        return len(self.tensor_ids())
+
+    def __bool__(self) -> bool:
+        """A store without tensors is a store."""
+        return True
+
+    def __iter__(self) -> Iterator[str]:
+        """The ids of its tensors, sorted."""
+        return iter(self.tensor_ids())
+
+    @store_query
+    def __contains__(self, tensor_id: object) -> bool:
+        """Whether it holds a tensor of this id, intact or not. Looks for that one alone."""
+        self._check_open()
+        given = str(tensor_id) if isinstance(tensor_id, UUID) else word(tensor_id)
+        return bool(given) and self.contents.holds(given)
+
+    def __str__(self) -> str:
+        """What messages call it: short, and without a look at what it holds."""
+        # A backend that says so by its repr needs no other name.
+        own = type(self).__repr__
+        return own(self) if own is not TileStore.__repr__ else f"{type(self).__name__}()"
+
+    def __repr__(self) -> str:
+        return f"{self}: {listing(lambda: self.contents)}"
 
     # Tensors.
 

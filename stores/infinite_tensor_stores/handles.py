@@ -30,7 +30,7 @@ class TensorHandle(ABC):
     layout : TileLayout
         How it is cut into tiles.
     owner : object
-        Whose repr stands in messages.
+        Whose str stands in messages.
 
     Attributes
     ----------

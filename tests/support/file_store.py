@@ -34,7 +34,7 @@ class FileTileStore(PersistentTileStore):
         self._folders: dict[str, Path] = {}
         super().__init__(**options)
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         return f"FileTileStore({str(self.root)!r})"
 
     # Definitions.

@@ -159,6 +159,10 @@ class MemoryContents(Contents):
         with self.lock:
             return sorted(self.kept.specs)
 
+    def holds(self, tensor_id: str) -> bool:
+        """Whether a tensor was made on this store."""
+        return tensor_id in self.kept.specs
+
     def definition_of(self, tensor_id: str) -> dict[str, Any]:
         """The definition of one tensor as JSON."""
         with self.lock:
@@ -272,5 +276,5 @@ class MemoryTileStore(TileStore):
         """Pickle the limits, not the windows."""
         return partial(type(self), workers=self.workers), (self.cache_size_bytes, self.cache_size_windows)
 
-    def __repr__(self) -> str:
-        return repr(self.contents)
+    def __str__(self) -> str:
+        return str(self.contents)

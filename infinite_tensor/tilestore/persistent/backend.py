@@ -111,6 +111,19 @@ class Backend(ABC):
             raise NotImplementedError(f"{type(self).__name__} does not list its tensors")
         return self._documents.ids(TENSOR)
 
+    def _some_ids(self, most: int) -> tuple[list[str], int]:
+        """The first ids of tensors, up to `most`, and how many more there may be; quick, however many there are."""
+        if offers(self, "_list_documents"):
+            return self._documents.some_ids(TENSOR, most)
+        found = sorted(self._list_tensors())
+        return found[:most], len(found[most:])
+
+    def _holds(self, tensor_id: str) -> bool:
+        """Whether there is a definition of a tensor, intact or not."""
+        if offers(self, "_read_documents"):
+            return self._documents.holds(tensor_id, TENSOR)
+        return self._read_definition(tensor_id) is not None
+
     def _read_definitions(self) -> dict[str, dict[str, Any]]:
         """The definitions of tensors, by their ids; none where they cannot be listed.
 

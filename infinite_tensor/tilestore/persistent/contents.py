@@ -189,7 +189,7 @@ class PersistentContents(Contents):
         """A device may change, tiles are kept on the CPU; a dtype is part of what is stored."""
         if moved.dtype != spec.dtype:
             raise ValidationError(
-                f"{self!r} stores tensor {spec.tensor_id!r} as {spec.dtype}: it cannot become {moved.dtype}. "
+                f"{self} stores tensor {spec.tensor_id!r} as {spec.dtype}: it cannot become {moved.dtype}. "
                 "Make a new tensor with another tensor_id, or clear_tensor this one first"
             )
 
@@ -230,6 +230,14 @@ class PersistentContents(Contents):
     def tensor_ids(self) -> list[str]:
         """Ids of all tensors that are stored or known, sorted."""
         return self.registry.tensor_ids()
+
+    def holds(self, tensor_id: str) -> bool:
+        """Whether a tensor is stored or known; one whose definition is damaged is stored."""
+        return tensor_id in self.registry.records or self.storage.holds(tensor_id)
+
+    def some_ids(self, most: int) -> tuple[list[str], int]:
+        """Ids of tensors that are stored, the first ones, and how many more there may be."""
+        return self.storage.some_ids(most)
 
     def definition_of(self, tensor_id: str) -> dict[str, Any]:
         """The definition of one tensor as it is stored."""

@@ -174,7 +174,7 @@ def _checked_tile(storage: Storage, spec: TensorSpec, given: Index | None, found
     """The tile of a tensor that is stored; ValidationError where it is not what is given, or has another definition."""
     if found.tile_size is None:
         raise StoreError(
-            f"{storage!r}: what is stored as the definition of tensor {spec.tensor_id!r} is none: its tile_size is "
+            f"{storage}: what is stored as the definition of tensor {spec.tensor_id!r} is none: its tile_size is "
             f"missing. It may be damaged; clear_tensor({spec.tensor_id!r}) deletes it"
         )
     before: dict[str, Any] = {**found.definition.values(), "tile_size": list(found.tile_size)}

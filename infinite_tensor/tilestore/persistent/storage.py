@@ -51,7 +51,7 @@ class _Call(interrupts_shown):
             if self._action in ("store", "flush"):
                 kept = ". Nothing stored is harmed; what was to be stored is kept in memory, flush to try again"
             raise StoreError(
-                f"{self.backend!r} could not {self._action} {what}: {type(error).__name__}: {error}{kept}"
+                f"{self.backend} could not {self._action} {what}: {type(error).__name__}: {error}{kept}"
             ) from error
 
 
@@ -78,7 +78,7 @@ class Storage:
         return backend
 
     def __repr__(self) -> str:
-        return repr(self._backend())
+        return str(self._backend())
 
     def read_definition(self, tensor_id: str, action: str = "read") -> dict[str, Any] | None:
         """What is stored as the definition of a tensor, not checked; None where there is nothing."""
@@ -91,7 +91,7 @@ class Storage:
             call.backend._write_definition(tensor_id, definition)
             stored = call.backend._read_definition(tensor_id)
             if stored is None:
-                raise StoreError(f"{self!r}: tensor {tensor_id!r} was created and is gone again; try once more")
+                raise StoreError(f"{self}: tensor {tensor_id!r} was created and is gone again; try once more")
             return stored
 
     def bind(self, tensor_id: str, definition: Mapping[str, Any]) -> None:
@@ -104,13 +104,23 @@ class Storage:
         with _Call(self, "list") as call:
             return call.backend._read_definitions()
 
+    def holds(self, tensor_id: str) -> bool:
+        """Whether a tensor is stored, intact or not."""
+        with _Call(self, "look for", tensor_id) as call:
+            return call.backend._holds(tensor_id)
+
+    def some_ids(self, most: int) -> tuple[list[str], int]:
+        """The first ids of tensors that are stored, and how many more there may be."""
+        with _Call(self, "list") as call:
+            return call.backend._some_ids(most)
+
     def tensor_ids(self) -> list[str]:
         """Ids of all tensors that are stored."""
         with _Call(self, "list") as call:
             found = call.backend._list_tensors()
         for name in found:
             if not isinstance(name, str):
-                raise StoreError(f"{self!r} holds {name!r:.200} as a tensor_id, which is no str; it may be damaged")
+                raise StoreError(f"{self} holds {name!r:.200} as a tensor_id, which is no str; it may be damaged")
         return found
 
     def read_tiles(self, record: Record, tiles: Sequence[Index]) -> dict[Index, torch.Tensor | None]:

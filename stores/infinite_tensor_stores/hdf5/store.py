@@ -128,7 +128,7 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
         """The path of the file."""
         return shown(self.filepath)
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         return f"HDF5TileStore({shown(self.filepath)!r}, mode={self.mode!r})"
 
     def _checked_filters(self, compression: Any, options: Any) -> dict[str, Any]:
@@ -150,7 +150,7 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
 
     def _opened_file(self) -> SharedFile:
         if self._file is None:
-            raise StoreError(f"{self!r} is closed; open it again with `with store:`")
+            raise StoreError(f"{self} is closed; open it again with `with store:`")
         return self._file
 
     def _writable(self) -> SharedFile:

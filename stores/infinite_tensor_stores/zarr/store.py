@@ -128,7 +128,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
         self._root = Root(self._objects, self.contents.storage)
         self._root.open(self.mode)
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         return f"ZarrTileStore({shown(self.target)!r}, mode={self.mode!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -257,7 +257,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
         names, chosen_names = ([one["name"] for one in codecs] for codecs in (place.definition["codecs"], chosen))
         if names != chosen_names:
             raise StoreError(
-                f"{self!r}: tensor {place.definition['tensor_id']!r} is stored with {', '.join(names)}: damage there "
+                f"{self}: tensor {place.definition['tensor_id']!r} is stored with {', '.join(names)}: damage there "
                 "may take any amount of memory. If you trust the store, name them in compressors=... when you open it"
             )
 

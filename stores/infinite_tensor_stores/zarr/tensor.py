@@ -171,7 +171,7 @@ class ZarrTensor(TensorHandle):
     place : Place
         Where the tensor lies.
     owner : object
-        Whose repr stands in messages.
+        Whose str stands in messages.
     """
 
     def __init__(self, objects: Objects, place: Place, owner: object) -> None:
