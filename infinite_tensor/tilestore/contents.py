@@ -271,7 +271,7 @@ class Contents(ABC):
         """Whether there is a tensor of an id. Looks for that one alone."""
 
     def some_ids(self, most: int) -> tuple[list[str], int]:
-        """Up to `most` ids of tensors, the first ones, and how many more there may be; quick, however many there are."""
+        """The first ids of tensors, up to `most`, and how many more there may be; quick, however many there are."""
         found = self.tensor_ids()
         return found[:most], len(found[most:])
 

@@ -22,8 +22,11 @@ from infinite_tensor.values.definition import Blend
 from infinite_tensor.values.reduction import Reduction
 
 if TYPE_CHECKING:
+    import os
+
     from infinite_tensor.groups import TensorGroup
     from infinite_tensor.tensor import InfiniteTensor, SupportsAsTensor
+    from infinite_tensor.views.copied import CopyReport, CopyWatcher
 
 
 class TileStore:
@@ -87,7 +90,7 @@ class TileStore:
         """Whether it holds a tensor of this id, intact or not. Looks for that one alone."""
         self._check_open()
         given = str(tensor_id) if isinstance(tensor_id, UUID) else word(tensor_id)
-        return bool(given) and self.contents.holds(given)
+        return bool(given and self.contents.holds(given))
 
     def __str__(self) -> str:
         """What messages call it: short, and without a look at what it holds."""
@@ -226,6 +229,76 @@ class TileStore:
         """
         self._check_open()
         return Garbage()
+
+    # Elsewhere, and under another id.
+
+    def copy(
+        self,
+        tensor_id: str,
+        other_store: TileStore | str | os.PathLike[str],
+        *,
+        upstream: bool = False,
+        region: object = None,
+        progress: bool | str | CopyWatcher = True,
+    ) -> CopyReport:
+        """Copy a tensor into another store, of whatever kind: its definition, and all that is stored of it.
+
+        What is pending here is stored first. Complete and incomplete tiles are moved some at a time, so that little
+        memory is taken, and many requests are under way at a time where the store says so (`concurrency`). Between two
+        Zarr stores chunks are moved as they are; a tensor that is new there is compressed as it is here, unless the
+        other store was given `compressors`. Elsewhere tiles are decoded and encoded anew. The tile size stays.
+
+        Each tile is read back and compared, byte by byte, after it was written: a copy that returns is right. Copying
+        again moves only what is missing, so that a copy that was interrupted or killed continues; of what was there,
+        `other_store.verify` tells whether it is intact. Your script continues with the copy: build the tensor with
+        ``tile_store=other_store``, and `f` computes what was not stored.
+
+        Parameters
+        ----------
+        tensor_id : str
+            The tensor. It has the same id there.
+        other_store : TileStore, str or path
+            Where it is copied to. A path or an fsspec URL is a store as `open_store` opens it.
+        upstream : bool
+            Copy the tensors that it is computed from too, and those that these are computed from, as far as they have
+            a `tensor_id` and live in this store. The report names others. A tensor comes after those that it reads.
+        region : optional
+            Copy only tiles that this region of the tensor touches, as a read takes it; upstream tensors are copied
+            whole. Needed for an unbounded tensor of a backend that cannot list its tiles.
+        progress : bool, "always" or callable
+            As for `InfiniteTensor.fill`; a callable is given a `CopyProgress`.
+
+        Returns
+        -------
+        CopyReport
+            What was moved, and what was there already; it prints as a table.
+
+        Raises
+        ------
+        ValidationError
+            If `other_store` holds a tensor of that id with another definition, and the message lists what differs; if
+            it is read-only, or this store itself; or if it keeps windows in memory and these cannot be had back from
+            tiles, as they overlap. Nothing has been copied then.
+        StoreError
+            If this store holds no tensor of that id, or something cannot be read or stored. Copy again to continue.
+
+        Examples
+        --------
+        >>> store, other = ZarrTileStore("memory://here", tile_size=64), ZarrTileStore("memory://there")
+        >>> t = InfiniteTensor(
+        ...     (None,), lambda ctx: torch.ones(64), TensorWindow((64,)), tile_store=store, tensor_id="ones"
+        ... )
+        >>> float(t[0:128].sum())
+        128.0
+        >>> store.copy("ones", other).tiles
+        2
+        >>> float(other.open("ones")[0:128].sum())
+        128.0
+        """
+        # Copies come from any store and go to any.
+        from infinite_tensor.views.copying import copy_tensor  # noqa: PLC0415
+
+        return copy_tensor(self, tensor_id, other_store, upstream=upstream, region=region, progress=progress)
 
     # Groups.
 

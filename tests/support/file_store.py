@@ -194,7 +194,7 @@ class FileTileStore(PersistentTileStore):
             except FileNotFoundError:
                 continue
             except ValueError as error:
-                warnings.warn(f"{self!r}: {error}; it is treated as missing", DamagedDataWarning, stacklevel=2)
+                warnings.warn(f"{self}: {error}; it is treated as missing", DamagedDataWarning, stacklevel=2)
         return PartialTile.merged(parts)
 
     def _unlink_logs(self, folder: Path, tiles: Iterable[Index]) -> None:

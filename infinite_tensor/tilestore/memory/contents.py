@@ -66,7 +66,7 @@ class MemoryContents(Contents):
         """Make a tensor known; one of the same id and definition shares its windows."""
         with self.lock:
             self.check_open()
-            known = self._known(spec)
+            known = self.registered(spec)
             warn_of_changes(spec.tensor_id, known.definition.functions, spec.definition.functions, self)
             return spec.with_dims(joined_dims(known.definition.dims, spec.definition.dims))
 
@@ -74,7 +74,7 @@ class MemoryContents(Contents):
         """Begin a read of a tensor."""
         with self.lock:
             self.check_open()
-            return MemoryAccess(self.check_open, self.kept, self._known(spec))
+            return MemoryAccess(self.check_open, self.kept, self.registered(spec))
 
     @property
     def cache_limit(self) -> int | None:
@@ -126,7 +126,7 @@ class MemoryContents(Contents):
         """Convert all windows of a tensor; they replace the old ones once every one is converted."""
         with self.lock:
             self.check_open()
-            self._known(spec)
+            self.registered(spec)
             converted = {
                 index: Row(index, as_array(as_tensor(row.window(index)).to(moved.device, moved.gathered.dtype)[None]))
                 for index, row in self.kept.windows.of(spec.tensor_id).items()
@@ -214,7 +214,7 @@ class MemoryContents(Contents):
         """Ids of all groups."""
         return list(self._groups)
 
-    def _known(self, spec: TensorSpec) -> TensorSpec:
+    def registered(self, spec: TensorSpec) -> TensorSpec:
         """The tensor as it is kept; from now on if it is new."""
         known = self.kept.specs.setdefault(spec.tensor_id, spec)
         check_same(spec.tensor_id, known.definition, spec.definition, self)

@@ -154,6 +154,30 @@ class Backend(ABC):
         """Ids of all groups."""
         return self._documents.ids(GROUP)
 
+    # Copies. Between two backends that encode the tiles of a tensor alike, what is stored of them moves as it is.
+
+    def _write_copy(self, tensor_id: str, definition: dict[str, Any], original: Mapping[str, Any]) -> None:  # noqa: ARG002
+        """Create a tensor as `_write_definition` does, stored as much as may be like one that is stored elsewhere.
+
+        `original` is what some backend, not always of this class, has stored as the definition of that one.
+        """
+        self._write_definition(tensor_id, definition)
+
+    def _encoding(self, tensor_id: str) -> object:  # noqa: ARG002
+        """How the tiles of a tensor are encoded; None where they cannot be had as they are stored.
+
+        Where that of another backend is equal to it, each takes what the other has read encoded.
+        """
+        return None
+
+    def _read_encoded(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[bytes | None]:
+        """What is stored of complete tiles, intact; None where there is none, with a warning where it is damaged."""
+        raise NotImplementedError(f"{type(self).__name__} does not hand over encoded tiles")
+
+    def _write_encoded(self, tensor_id: str, tiles: Mapping[Index, bytes]) -> None:
+        """Store complete tiles, each atomically, that a backend of an equal `_encoding` has read."""
+        raise NotImplementedError(f"{type(self).__name__} does not take encoded tiles")
+
     # What a backend may override.
 
     def _bind_tensor(self, tensor_id: str, definition: Mapping[str, Any]) -> None:  # noqa: B027  (most need nothing)

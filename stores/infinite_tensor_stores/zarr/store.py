@@ -28,7 +28,7 @@ from infinite_tensor_stores.targets import (
     shown,
     zarr_store,
 )
-from infinite_tensor_stores.zarr.codec import codecs_of, new_codecs_of
+from infinite_tensor_stores.zarr.codec import can_be_chosen, codecs_of, new_codecs_of
 from infinite_tensor_stores.zarr.layout import (
     DOCUMENT,
     Place,
@@ -233,9 +233,34 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
 
     def _write_definition(self, tensor_id: str, definition: dict[str, Any]) -> None:
         _, layout = layout_of(definition)
-        codecs = new_codecs_of(stored_dtype(layout.dtype), layout.tile_shape, self._compressors)
+        self._create(
+            tensor_id, definition, new_codecs_of(stored_dtype(layout.dtype), layout.tile_shape, self._compressors)
+        )
+
+    def _create(self, tensor_id: str, definition: dict[str, Any], codecs: Sequence[Mapping[str, Any]]) -> None:
+        _, layout = layout_of(definition)
         origin = list(origin_of(layout.shape, layout.tile_shape))
         super()._write_definition(tensor_id, {**definition, "origin": origin, "codecs": codecs})
+
+    def _write_copy(self, tensor_id: str, definition: dict[str, Any], original: Mapping[str, Any]) -> None:
+        # Compressed as it was, unless somebody has said how.
+        if isinstance(self._compressors, str) and "codecs" in original:
+            codecs = original["codecs"]
+            if can_be_chosen(codecs):
+                self._create(tensor_id, definition, codecs)
+                return
+        self._write_definition(tensor_id, definition)
+
+    def _encoding(self, tensor_id: str) -> object:
+        handle = self._handle(tensor_id)
+        return None if handle is None else handle.encoding
+
+    def _read_encoded(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[bytes | None]:
+        handle = self._handle(tensor_id)
+        return [None] * len(tile_indices) if handle is None else handle.read_encoded(tile_indices)
+
+    def _write_encoded(self, tensor_id: str, tiles: Mapping[Index, bytes]) -> None:
+        self._writable_handle(tensor_id).write_encoded(tiles)
 
     def _bind_tensor(self, tensor_id: str, definition: Mapping[str, Any]) -> None:
         super()._bind_tensor(tensor_id, definition)
