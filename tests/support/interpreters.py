@@ -37,6 +37,7 @@ CONTEXT.set_forkserver_preload(
         "infinite_tensor.modules",
         "tests.support.members",
         "tests.durability.crash.victims",
+        "tests.durability.crash.test_copies",
         "tests.durability.crash.test_groups",
         "tests.durability.crash.test_hdf5",
         "tests.durability.crash.test_invalidation",
