@@ -41,6 +41,7 @@ CONTEXT.set_forkserver_preload(
         "tests.durability.crash.test_groups",
         "tests.durability.crash.test_hdf5",
         "tests.durability.crash.test_invalidation",
+        "tests.durability.crash.test_renaming",
         "tests.stores.blobs.test_kills",
         "tests.support.frozen",
     ]

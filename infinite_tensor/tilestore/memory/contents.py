@@ -186,6 +186,12 @@ class MemoryContents(Contents):
         """Forget a tensor."""
         self.kept.forget(tensor_id)
 
+    def rename(self, tensor_id: str, new_id: str) -> None:
+        """Keep the windows of a tensor under another id. An interrupt leaves it under both."""
+        spec, rows = self.kept.specs[tensor_id], dict(self.kept.windows.of(tensor_id))
+        self.kept.replace(replace(spec, tensor_id=new_id), rows)
+        self.kept.forget(tensor_id)
+
     def clear_cache(self, tensor_id: str) -> None:
         """Forget all windows of a tensor."""
         self.kept.forget_windows(tensor_id)

@@ -262,6 +262,18 @@ class PersistentContents(Contents):
                 self.tiles.forget(record)
             self.storage.delete_tensor(tensor_id)
 
+    def rename(self, tensor_id: str, new_id: str) -> None:
+        """Have a tensor stored under another id, after a flush."""
+        self.storage.check_renames()
+        self.flush()
+        record = self.registry.records.pop(tensor_id, None)
+        if record is not None:
+            self.tiles.forget(record)
+        self.storage.rename(tensor_id, new_id)
+        size = self.registry.tile_sizes.pop(tensor_id, None)
+        if size is not None:
+            self.registry.tile_sizes[new_id] = size
+
     def clear_cache(self, tensor_id: str) -> None:
         """Store what is pending, then drop the tensor's tiles from memory."""
         self.flush()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -13,8 +14,8 @@ from zarr.storage import LocalStore
 from infinite_tensor.errors import StoreError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.tilestore.inventory import Garbage, TensorInfo
-from infinite_tensor.tilestore.messages import vanished
-from infinite_tensor.tilestore.persistent.documents import GROUP, layout_of
+from infinite_tensor.tilestore.messages import cleared_elsewhere, vanished
+from infinite_tensor.tilestore.persistent.documents import GROUP, TENSOR, layout_of, name_of
 from infinite_tensor_stores.dtypes import stored_dtype
 from infinite_tensor_stores.handles import HandleStore
 from infinite_tensor_stores.loop import sync
@@ -285,6 +286,23 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
                 f"{self}: tensor {place.definition['tensor_id']!r} is stored with {', '.join(names)}: damage there "
                 "may take any amount of memory. If you trust the store, name them in compressors=... when you open it"
             )
+
+    def _rename_tensor(self, tensor_id: str, new_id: str) -> None:
+        definition = self._read_definition(tensor_id)
+        if definition is None:
+            raise cleared_elsewhere(self, tensor_id)
+        self._root.check_free(name_of(new_id), f"tensor {new_id!r}")
+        # Another incarnation: what somebody still writes for the old one is never taken for a part of this one.
+        renamed = {**definition, "tensor_id": new_id, "incarnation": secrets.token_hex(8)}
+        del renamed["digest"]
+        self._handle_of(definition).duplicate(Place.of(renamed))
+        # Now, and not before, there is a tensor of the new id.
+        self._documents.write(new_id, TENSOR, renamed)
+        self._created = None
+        found = self._read_definition(new_id)
+        if found is None or found["incarnation"] != renamed["incarnation"]:
+            raise StoreError(f"{self}: somebody else has created a tensor {new_id!r} meanwhile; give another new_id")
+        self._delete_tensor(tensor_id)
 
     # What can be told of the store.
 

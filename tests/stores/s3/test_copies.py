@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+
 import torch
 from zarr.codecs import BloscCodec
 
@@ -11,7 +12,6 @@ from tests.support.counting import Counted
 from tests.support.reference import same_bits
 from tests.support.s3_proxy import Proxy
 from tests.support.s3_server import S3Server
-
 
 WINDOW = TensorWindow((6, 6), stride=4)
 
