@@ -32,6 +32,9 @@ class TensorCopy:
         Tiles, or windows, that were there before and were not moved.
     damaged : int
         Tiles that are damaged where they come from, and were left out: they are computed when they are needed.
+    left : int
+        Tiles of a file of version 0.4 that were left out, as some of their windows are missing: they are computed when
+        they are needed.
     bytes : int
         All that was moved, in bytes, as it was moved: compressed, where nothing was encoded anew.
     """
@@ -42,6 +45,7 @@ class TensorCopy:
     windows: int = 0
     there: int = 0
     damaged: int = 0
+    left: int = 0
     bytes: int = 0
 
 
@@ -66,7 +70,7 @@ class CopyReport(Tabular):
     target: str
     seconds: float
 
-    _HEADINGS: ClassVar = ("tensor", "tiles", "partial", "windows", "there already", "damaged", "moved")
+    _HEADINGS: ClassVar = ("tensor", "tiles", "partial", "windows", "there already", "damaged", "left out", "moved")
 
     @property
     def tiles(self) -> int:
@@ -88,7 +92,7 @@ class CopyReport(Tabular):
             [
                 shown_id(each.tensor_id),
                 count_of(each.tiles),
-                *map(count_if_any, (each.partial, each.windows, each.there, each.damaged)),
+                *map(count_if_any, (each.partial, each.windows, each.there, each.damaged, each.left)),
                 bytes_of(each.bytes),
             ]
             for each in self.tensors

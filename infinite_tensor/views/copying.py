@@ -324,16 +324,13 @@ class _Tiles:
         present = {tile: data for tile, data in found.items() if data is not None}
         target.write_encoded(self._tensor_id, present)
         again = target.read_encoded(self._tensor_id, list(present))
-        self._check(tile for tile, data in present.items() if again[tile] != data)
+        _check(self._there, self._target, (tile for tile, data in present.items() if again[tile] != data))
         return {tile: len(data) for tile, data in present.items()}
 
     def _move_decoded(self, tiles: Sequence[Index]) -> dict[Index, int]:
-        target = self._target.storage
         found = self._source.storage.read_tiles(self._record, tiles)
         present = {tile: block for tile, block in found.items() if block is not None}
-        target.write(self._tensor_id, present, {})
-        again = target.read_tiles(self._there, list(present))
-        self._check(tile for tile, block in present.items() if not _same_bits(again[tile], block))
+        store_blocks(self._there, self._target, present)
         return {tile: block.nbytes for tile, block in present.items()}
 
     def _move_partials(self, tiles: Sequence[Index]) -> None:
@@ -350,22 +347,30 @@ class _Tiles:
             again = target.read_partials(self._there, list(parts))
             lacking = [tile for tile, part in parts.items() if not _knows(again[tile], part)]
             # Somebody else may have completed it there meanwhile.
-            self._check(set(lacking) - set(target.those_there(self._tensor_id, lacking)))
+            _check(self._there, self._target, set(lacking) - set(target.those_there(self._tensor_id, lacking)))
         self._add(partial=len(parts), there=len(news) - len(parts), bytes=sum(part.nbytes for part in parts.values()))
         # Somebody else may have completed it here meanwhile.
         gone = [tile for tile, part in found.items() if part is None]
         self._begun_there.update(tile for tile in gone if known[tile] is not None)
         self._move(self._source.storage.those_there(self._tensor_id, gone) if gone else [])
 
-    def _check(self, wrong: Iterable[Index]) -> None:
-        """StoreError where a tile that was just written is not read back as it was."""
-        tiles = sorted(wrong)
-        if tiles:
-            more = f" and {len(tiles) - 1} more" if len(tiles) > 1 else ""
-            raise StoreError(
-                f"{self._target}: tile {tiles[0]}{more} of tensor {self._tensor_id!r} was copied, and is not read back "
-                "as it was written; its storage may be damaged. The original is as it was: copy again"
-            )
+
+def store_blocks(record: Record, target: PersistentContents, blocks: Mapping[Index, torch.Tensor]) -> None:
+    """Store complete tiles, and read them back."""
+    target.storage.write(record.spec.tensor_id, blocks, {})
+    again = target.storage.read_tiles(record, list(blocks))
+    _check(record, target, (tile for tile, block in blocks.items() if not _same_bits(again[tile], block)))
+
+
+def _check(record: Record, target: PersistentContents, wrong: Iterable[Index]) -> None:
+    """StoreError where a tile that was just written is not read back as it was."""
+    tiles = sorted(wrong)
+    if tiles:
+        more = f" and {len(tiles) - 1} more" if len(tiles) > 1 else ""
+        raise StoreError(
+            f"{target}: tile {tiles[0]}{more} of tensor {record.spec.tensor_id!r} was copied, and is not read back as "
+            "it was written; its storage may be damaged. The original is as it was: copy again"
+        )
 
 
 def _same_bits(found: torch.Tensor | None, expected: torch.Tensor) -> bool:

@@ -365,7 +365,8 @@ def _look(path: Path, owner: object, mode: str) -> bool:
         if is_of_version_0(h5):
             raise StoreError(
                 f"{owner}: the file was written by a version 0.x of this library (it has a group /tensors), which "
-                "this version does not read; choose another path"
+                "this version does not open; copy_from_04(path, tensor) takes over what version 0.4 has stored of a "
+                "tensor. Choose another path"
             )
         check_found(mode, owner, "an HDF5 file", is_store=False, place=_PLACE)
         _check_free(h5, owner)
