@@ -36,8 +36,8 @@ _REGION = sl[-30:30, -30:30]
 class CopyTests(BackendTests):
     """Every tile, complete or not, in either direction."""
 
-    @pytest.fixture
-    def beside(self) -> Iterator[ZarrTileStore]:
+    @pytest.fixture(name="beside")
+    def _beside(self) -> Iterator[ZarrTileStore]:
         """Another store, of this library."""
         with ZarrTileStore(MemoryStore(), tile_size=TILE) as store:
             yield store

@@ -1,9 +1,7 @@
 """Writes the files of this folder with version 0.4 of the package, in which these tensors are declared as they are now.
 
-Run it where that version is installed, in an environment of its own:
-
-    pip install infinite-tensor==0.4.0 h5py torch
-    python write_files.py
+Run it by ``python write_files.py`` in an environment of its own, where version 0.4.0 of that package is installed from the
+registry, with h5py and torch.
 """
 
 from __future__ import annotations
