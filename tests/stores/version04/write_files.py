@@ -1,7 +1,7 @@
 """Writes the files of this folder with version 0.4 of the package, in which these tensors are declared as they are now.
 
-Run it by ``python write_files.py`` in an environment of its own, where version 0.4.0 of that package is installed from the
-registry, with h5py and torch.
+Run it by ``python write_files.py`` in an environment of its own, where version 0.4.0 of that package is installed from
+the registry, with h5py and torch.
 """
 
 from __future__ import annotations
