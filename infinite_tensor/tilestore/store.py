@@ -49,6 +49,9 @@ class TileStore:
     contents: Contents
     workers: int = 1
 
+    # Messages name it by its str.
+    _named_by_str = True
+
     def __init__(self, contents: Contents, *, workers: int = 1) -> None:
         self.contents = contents
         self.workers = checked_workers(workers)

@@ -146,6 +146,8 @@ def test_errors_and_the_str_of_a_store_list_nothing() -> None:
     with pytest.raises(ValidationError, match="already holds a tensor 't3' with another definition") as caught:
         made(store, "t3", version=1)
     assert "t7" not in f"{caught.value}{store}{store.open('t1')!r}"
+    with pytest.raises(ValidationError, match=r"output_window must be .*, got ZarrTileStore\("):
+        InfiniteTensor((None,), lambda _: torch.ones(4), store)  # type: ignore[arg-type]
     assert inner.listings == before
     assert "'t10'" in repr(store)
     assert inner.listings > before
