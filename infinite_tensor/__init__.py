@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from infinite_tensor.pipelines.noise import cell_generator, noise
     from infinite_tensor.pipelines.predict import predict
     from infinite_tensor.pipelines.sources import from_array, from_image, from_raster
+    from infinite_tensor.views.copied import CopyProgress, CopyReport
+    from infinite_tensor.views.version04 import copy_from_04
     from infinite_tensor_stores import HDF5TileStore, ZarrTileStore, open_store
     from infinite_tensor_stores.blobs import TensorBlob
 
@@ -53,6 +55,9 @@ except PackageNotFoundError:
     __version__ = "0.0.0"
 
 _LAZY = {
+    "CopyProgress": "infinite_tensor.views.copied",
+    "CopyReport": "infinite_tensor.views.copied",
+    "copy_from_04": "infinite_tensor.views.version04",
     "GridDataset": "infinite_tensor.datasets",
     "PatchDataset": "infinite_tensor.datasets",
     "InfiniteBuffer": "infinite_tensor.modules",
@@ -75,6 +80,8 @@ _LAZY = {
 __all__ = [
     "BlobModeError",
     "BlobNotFoundError",
+    "CopyProgress",
+    "CopyReport",
     "Damage",
     "DamagedDataWarning",
     "DependantsRemainWarning",
@@ -111,6 +118,7 @@ __all__ = [
     "WeightedMean",
     "ZarrTileStore",
     "cell_generator",
+    "copy_from_04",
     "digest",
     "digests",
     "from_array",

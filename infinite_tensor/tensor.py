@@ -790,7 +790,7 @@ class InfiniteTensor(Fillable):
             parts.append(f"output={show(self._spec.definition.output)}")
         if self.args:
             parts.append(f"args={[arg.tensor_id for arg in self.args]}")
-        return f"InfiniteTensor({', '.join(parts)}, tile_store={self.tile_store!r})"
+        return f"InfiniteTensor({', '.join(parts)}, tile_store={self.tile_store})"
 
     def __len__(self) -> int:
         extent = self.shape[0]

@@ -68,7 +68,7 @@ class Tally(AbstractContextManager["Tally"]):
         self._lock = threading.Lock()
         self._watcher = checked_progress(progress) if callable(progress) else None
         self._bar: Any = None
-        if progress == "always" or (progress is True and _is_watched()):
+        if progress == "always" or (progress is True and is_watched()):
             # Which takes as long to import as all the rest.
             from tqdm.auto import tqdm  # noqa: PLC0415
 
@@ -123,7 +123,7 @@ class Tally(AbstractContextManager["Tally"]):
 _TELL_SECONDS = 0.1
 
 
-def _is_watched() -> bool:
+def is_watched() -> bool:
     """Whether somebody sees standard error: on a terminal, or in a notebook."""
     return (sys.stderr is not None and sys.stderr.isatty()) or "ipykernel" in sys.modules
 

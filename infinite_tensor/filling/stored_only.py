@@ -92,7 +92,7 @@ class StoredOnly:
     def __repr__(self) -> str:
         return (
             f"StoredOnly(shape={self.shape}, dtype={self.dtype}, tensor_id={self._node.spec.tensor_id!r}, "
-            f"fill_value={self.fill_value!r}, tile_store={self._node.store!r})"
+            f"fill_value={self.fill_value!r}, tile_store={self._node.store})"
         )
 
 

@@ -93,7 +93,7 @@ class StoredTensor:
     @classmethod
     def of(cls, store: object, tensor_id: str, stored: object) -> StoredTensor:
         """`from_json` of what `store` holds as the definition of `tensor_id`; StoreError for whatever is wrong."""
-        what = f"{store!r}: what is stored as the definition of tensor {tensor_id!r}"
+        what = f"{store}: what is stored as the definition of tensor {tensor_id!r}"
         try:
             found = cls.from_json(stored)
             name = stored.get("tensor_id", tensor_id) if isinstance(stored, Mapping) else tensor_id

@@ -43,7 +43,7 @@ def check_found(mode: str, owner: object, found: str | None, *, is_store: bool, 
     mode : str
         One of `MODES`.
     owner : object
-        Whose repr stands in messages.
+        Whose str stands in messages.
     found : str or None
         What lies there, None for nothing.
     is_store : bool
@@ -53,14 +53,14 @@ def check_found(mode: str, owner: object, found: str | None, *, is_store: bool, 
     """
     if found is None:
         if mode in ("r", "r+"):
-            raise StoreError(f"{owner!r}: there is no store; mode 'a' or 'w' creates one in {place}")
+            raise StoreError(f"{owner}: there is no store; mode 'a' or 'w' creates one in {place}")
     elif mode == "w-":
         raise StoreError(
-            f"{owner!r}: there is something already; mode 'a' opens it if it is a store, else choose {place}"
+            f"{owner}: there is something already; mode 'a' opens it if it is a store, else choose {place}"
         )
     elif mode == "r" and not is_store:
         raise StoreError(
-            f"{owner!r}: there is {found} with no store in it; mode 'a' makes one, where nothing is in the way"
+            f"{owner}: there is {found} with no store in it; mode 'a' makes one, where nothing is in the way"
         )
 
 
@@ -68,9 +68,9 @@ def check_format(version: object, owner: object, advice: str = "") -> None:
     """StoreError, with `advice`, if what a place tells as the version of its layout is none, or a later one."""
     number = as_index(version)
     if number is None or number < 1:
-        raise StoreError(f"{owner!r} has format {version!r:.200}, which is none; it may be damaged. {advice}")
+        raise StoreError(f"{owner} has format {version!r:.200}, which is none; it may be damaged. {advice}")
     if number > FORMAT:
-        raise StoreError(f"{owner!r} has format {number}, this version reads up to {FORMAT}")
+        raise StoreError(f"{owner} has format {number}, this version reads up to {FORMAT}")
 
 
 def local_path(target: str) -> Path:

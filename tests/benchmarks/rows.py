@@ -136,6 +136,8 @@ def _storing() -> list[Row]:
         _row("fill", fill, HDF5, "storing.fill", file_fill),
         _row("reopen", reopen, ZARR, "storing.reopen", raw_reopen, _target("1/5", "1.3")),
         _row("reopen", reopen, HDF5, "storing.reopen", file_reopen),
+        # The peer copies nothing.
+        Row("copy", "copy 64 MiB, 64 tiles", _ours("storing.copy", ZARR), None, _floor("storing.copy_floor"), "cp -r"),
         _row("small-windows", small, ZARR, "storing.small_windows", ("loop, zarr", looped), _target("1/20")),
         _row("small-windows", small, HDF5, "storing.small_windows", ("loop, zarr", looped)),
     ]

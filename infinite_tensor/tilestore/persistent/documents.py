@@ -73,7 +73,7 @@ class Documents:
     Attributes
     ----------
     owner : object
-        Whose repr stands in messages.
+        Whose str stands in messages.
     fetch, create, list_names, path, is_ours, check : callable
         `Backend._read_documents`, ``_create_document``, ``_list_documents``, ``_document_path``, ``_is_ours`` and
         ``_check_definition`` of the backend.
@@ -128,6 +128,21 @@ class Documents:
                 found.append(told)
         return found
 
+    def some_ids(self, kind: str, most: int) -> tuple[list[str], int]:
+        """The first ids that names tell, up to `most`, and how many more there may be. No document is checked."""
+        names = sorted(self.list_names(kind))
+        looked = names[: 2 * most]
+        found = zip(looked, self.fetch(looked), strict=True)
+        # A name may be left behind by a tensor that was cleared.
+        told = [id_of(name) or name for name, document in found if document is not None]
+        return told[:most], len(told[most:]) + len(names) - len(looked)
+
+    def holds(self, given: str, kind: str) -> bool:
+        """Whether there is a document of ours for an id, intact or not."""
+        name = name_of(given, kind)
+        (document,) = self.fetch([name])
+        return document is not None and (isinstance(document, dict) or self.is_ours(name))
+
     def readers(self) -> dict[str, dict[str, Any]]:
         """The definitions of tensors, by their ids, less those that are computed from nothing and beside nothing."""
         # To check one takes far longer than to read it.
@@ -147,7 +162,7 @@ class Documents:
         try:
             definition = checked(document, name)
         except StoreError as error:
-            raise StoreError(f"{self.owner!r}: the definition in {self.path(name)} cannot be read: {error}") from error
+            raise StoreError(f"{self.owner}: the definition in {self.path(name)} cannot be read: {error}") from error
         if kind_of(name) == TENSOR:
             self.check(definition)
         return definition
