@@ -212,7 +212,7 @@ def _check_computable(node: Node, missing: Mapping[Node, IntArray]) -> None:
         if node.contents.outlives_process and upstream.node.spec.definition.digest != arg.digest:
             raise ValidationError(
                 f"args[{at}] of tensor {node.spec.tensor_id!r} has been moved to {upstream.node.spec.dtype} since; "
-                f"{node.store!r} holds what was computed before: move it back, or build a new tensor on it"
+                f"{node.store!s} holds what was computed before: move it back, or build a new tensor on it"
             )
 
 

@@ -341,7 +341,7 @@ def writable(job: Job) -> Job:
         node, regions = target.node, zip(*target.all_regions, strict=True)
         if node.contents.read_only and not all(node.contents.is_complete(node.spec, *each) for each in regions):
             raise ValidationError(
-                f"{node.store!r} is read-only, and lacks some of tensor {node.spec.tensor_id!r}: open it with mode='a' "
+                f"{node.store!s} is read-only, and lacks some of tensor {node.spec.tensor_id!r}: open it with mode='a' "
                 "or 'r+' to fill a tensor"
             )
     left = [{node: bands for node, bands in cuts.items() if not node.contents.read_only} for cuts in job.passes]
