@@ -194,6 +194,21 @@ class TileStore:
         self._check_open()
         return Garbage()
 
+    # Of version 0.2.
+
+    def get_or_create(self, tensor_id: object, *args: Any, **options: Any) -> InfiniteTensor:
+        """Deprecated: make an `InfiniteTensor` with ``tile_store=`` and ``tensor_id=``."""
+        # Tensors stand on stores.
+        from infinite_tensor.compat import get_or_create  # noqa: PLC0415
+
+        return get_or_create(self, tensor_id, *args, **options)
+
+    def clear_direct_caches(self) -> None:
+        """Deprecated: call ``tensor.clear_cache()`` or `clear_cache`."""
+        from infinite_tensor.compat import clear_direct_caches  # noqa: PLC0415
+
+        clear_direct_caches(self)
+
     # Groups.
 
     def open_group(
