@@ -13,6 +13,7 @@ from zarr.abc.store import Store
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.support.given import quoted
+from infinite_tensor_stores.files import HDF5_SUFFIXES
 from infinite_tensor_stores.hdf5.store import HDF5TileStore
 from infinite_tensor_stores.targets import absolute, local_path, text_of
 from infinite_tensor_stores.zarr.store import ZarrTileStore
@@ -53,7 +54,7 @@ def open_store(target: str | os.PathLike[str] | Store, **options: Any) -> HDF5Ti
     """
     if not isinstance(target, str | os.PathLike | Store):
         raise ValidationError(f"target must be a path, an fsspec URL or a zarr Store, got {quoted(target)}")
-    if not isinstance(target, Store) and text_of(target).lower().endswith((".h5", ".hdf5", ".hdf")):
+    if not isinstance(target, Store) and text_of(target).lower().endswith(HDF5_SUFFIXES):
         return HDF5TileStore(local_path(text_of(target)), **options)
     return ZarrTileStore(target, **options)
 
