@@ -146,12 +146,23 @@ class TileStore:
             contents.check_writable(f"clear tensor {tensor_id!r}")
             digest = contents.digest_of(tensor_id)
             # What is computed from a tensor goes first: whatever happens to this process, none outlives its source.
-            for name in dependants_in(contents.specs_downstream(), tensor_id, digest) if dependants else ():
+            for name in self.dependants(tensor_id) if dependants else ():
                 contents.delete(name)
             contents.delete(tensor_id)
         remaining = () if dependants else _readers_of(contents, tensor_id, digest)
         if remaining:
             warn_of_dependants(tensor_id, remaining, self)
+
+    @store_query
+    def dependants(self, tensor_id: str) -> list[str]:
+        """Ids of the tensors of this store that are computed from one, which ``dependants=True`` deletes with it.
+
+        Each comes before those that it is computed from.
+        """
+        contents = self.contents
+        with contents.lock:
+            self._check_open()
+            return dependants_in(contents.specs_downstream(), tensor_id, contents.digest_of(tensor_id))
 
     @store_method
     def clear_cache(self, tensor_id: str) -> None:
