@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -200,7 +200,7 @@ def argument_id(command: F) -> F:
 
 def region_of(tensor: Any, given: Any) -> Any:
     """The region that was given, or all of a finite tensor; UsageError where an unbounded one is given none."""
-    unbounded = [name for name, extent in zip(names_of(tensor), tensor.shape, strict=True) if extent is None]
+    unbounded = [name for name, extent in zip(tensor.dims, tensor.shape, strict=True) if extent is None]
     if given is None and unbounded:
         example = ",".join("0:512" if extent is None else ":" for extent in tensor.shape)
         raise click.UsageError(
@@ -208,8 +208,3 @@ def region_of(tensor: Any, given: Any) -> Any:
             f'--region "{example}"'
         )
     return ... if given is None else given
-
-
-def names_of(tensor: Any) -> Sequence[str]:
-    """What the dimensions of a tensor are called."""
-    return tensor.dims or [f"dimension {d}" for d in range(len(tensor.shape))]

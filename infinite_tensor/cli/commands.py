@@ -22,7 +22,7 @@ from the environment. ID is the id of a tensor.
 \b
 Exit codes:
   0    done
-  1    the library has refused or failed; the message says why
+  1    the library has failed; the message says why
   2    the command line makes no sense
   3    verify has found damage, which is still there
   4    code of yours has failed, with its traceback

@@ -27,8 +27,8 @@ class Drawing:
     ----------
     lines : list of str
         Its rows.
-    legend : str
-        What the characters in it mean.
+    legend : list of str
+        What each of the characters in it means.
     scale : int
         How many tiles, along either side, a cell of it stands for.
     dims : tuple of int
@@ -36,7 +36,7 @@ class Drawing:
     """
 
     lines: list[str]
-    legend: str
+    legend: list[str]
     scale: int
     dims: tuple[int, ...]
 
@@ -60,7 +60,7 @@ def draw(
     signs = BLOCKS if blocks else LETTERS
     lines = ["".join(signs[kind] * 2 for kind in row) for row in kinds.tolist()]
     present = [kind for kind in range(len(signs)) if (kinds == kind).any()]
-    legend = "   ".join(f"{signs[kind] * 2} {_MEANINGS[kind]}" for kind in present)
+    legend = [f"{signs[kind] * 2} {_MEANINGS[kind]}" for kind in present]
     return Drawing(lines, legend, scale, dims)
 
 

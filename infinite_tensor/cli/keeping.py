@@ -23,6 +23,8 @@ from infinite_tensor.cli.output import (
     print_json,
     print_table,
     shown_shape,
+    tell,
+    width,
 )
 from infinite_tensor.errors import StoreError
 from infinite_tensor.support.tables import bytes_of, count_of
@@ -49,8 +51,7 @@ def verify(store: str, tensor_id: str | None, repair: bool, yes: bool, as_json: 
         if repaired:
             if not as_json:
                 _print_damages(found)
-            count = sum(map(len, dropped.values()))
-            ask(f"This drops {count_of(count)} damaged {plural('object', count)} of {named(_with(dropped))}.", yes=yes)
+            ask(_dropping(opened, dropped), yes=yes)
             for name in _with(dropped):
                 opened.verify(name, repair=True)
     remaining = sum(map(len, found.values())) - (sum(map(len, dropped.values())) if repaired else 0)
@@ -58,25 +59,51 @@ def verify(store: str, tensor_id: str | None, repair: bool, yes: bool, as_json: 
         damages = [{"tensor_id": name, **jsonable(each)} for name in found for each in found[name]]
         print_json({"store": store, "verified": ids, "damages": damages, "repaired": repaired})
     elif repaired:
-        note(f"dropped; {'it is' if remaining == 0 else 'the rest is'} computed again when it is needed")
+        note("dropped; it is computed again when it is needed")
+        if remaining:
+            tell("error", "a damaged definition is left: put an intact one back, or delete the tensor")
     else:
         _print_damages(found)
     return DAMAGED if remaining else 0
+
+
+def _dropping(store: Any, dropped: Mapping[str, Sequence[Any]]) -> str:
+    """What a repair is about to do."""
+    count = sum(map(len, dropped.values()))
+    told = f"This drops {count_of(count)} damaged {plural('object', count)} of {named(_with(dropped))}."
+    lost = [name for name, found in dropped.items() if any(each.kind == "array" for each in found)]
+    if lost and isinstance(store, infinite_tensor.HDF5TileStore):
+        # Without its datasets nothing of a tensor can be read there.
+        told += f"\nThat deletes all of {named(lost)}."
+    return told
 
 
 def _with(damages: Mapping[str, Sequence[Any]]) -> list[str]:
     return [name for name, found in damages.items() if found]
 
 
+_MOST_SHOWN = 20
+_WIDE = 100
+"""Columns from which on there is room for the places of what is damaged."""
+
+
 def _print_damages(found: Mapping[str, Sequence[Any]]) -> None:
     rows = [
-        [name, each.kind, "" if each.tile is None else shown_shape(each.tile), each.location, each.reason]
+        [
+            name,
+            each.kind,
+            "" if each.tile is None else shown_shape(each.tile),
+            each.reason,
+            each.location if each.tile is None or width() >= _WIDE else "",
+        ]
         for name, damages in found.items()
         for each in damages
     ]
     if rows:
-        print_table(["tensor", "what", "tile", "where", "why"], rows, left=5)
-    else:
+        print_table(["tensor", "what", "tile", "why", "where"], rows[:_MOST_SHOWN], left=5)
+    if len(rows) > _MOST_SHOWN:
+        note(f"and {count_of(len(rows) - _MOST_SHOWN)} more, which --json lists")
+    if not rows:
         note(f"{named(list(found)) if found else 'nothing'}: all is as it was written")
 
 

@@ -14,12 +14,12 @@ import infinite_tensor
 from infinite_tensor.cli.arguments import (
     argument_id,
     argument_store,
-    names_of,
     option_json,
     option_region,
     region_of,
 )
 from infinite_tensor.cli.output import (
+    in_lines,
     note,
     plain,
     print_facts,
@@ -86,21 +86,20 @@ def _print_listing(store: str, tensors: Mapping[str, Mapping[str, Any]], groups:
     if not tensors and not groups:
         note(f"{store} holds no tensors")
     if tensors:
-        headings = ["tensor", "shape", "dims", "dtype", "tile", "tiles", "partial", "stored"]
+        headings = ["tensor", "shape", "dims", "dtype", "tiles", "partial", "stored"]
         rows = [
             [
                 name,
                 shown_shape(line["shape"]),
                 ", ".join(line["dims"] or ()),
                 line["dtype"],
-                shown_shape(line["tile_size"]),
                 count_of(line["tiles"]) if "tiles" in line else "",
                 count_if_any(line.get("partial", 0)),
                 bytes_of(line["bytes"]) if "bytes" in line else "",
             ]
             for name, line in tensors.items()
         ]
-        print_table(headings, rows, left=5)
+        print_table(headings, rows, left=4)
     if groups:
         click.echo(f"{chr(10) if tensors else ''}groups: {', '.join(map(plain, groups))}")
 
@@ -243,15 +242,15 @@ def _print_map(tensor: Any, region: Any, tile: Sequence[int], stored: Any, uncov
     from infinite_tensor.geometry.regions import parse  # noqa: PLC0415  (needs torch)
 
     try:
-        "".join(BLOCKS).encode(getattr(sys.stdout, "encoding", None) or "ascii")
+        "".join(BLOCKS).encode(sys.stdout.encoding or "utf-8")
         blocks = True
     except UnicodeEncodeError:
         blocks = False
     rows = max(_ROWS // 4, shutil.get_terminal_size().lines - _OTHER_ROWS) if sys.stdout.isatty() else _ROWS
     drawing = draw(stored, uncovered, min(width(), 4 * rows), rows, blocks=blocks)
     click.echo("\n".join(drawing.lines))
-    click.echo(drawing.legend)
-    selection, labels = parse(region, tensor.shape), names_of(tensor)
+    click.echo("\n".join(in_lines(drawing.legend)))
+    selection, labels = parse(region, tensor.shape), tensor.dims
     for d, way in zip(drawing.dims, ("down", "right")[-len(drawing.dims) :], strict=True):
         start = selection.start[d] // tile[d] * tile[d]
         stop = start + stored.shape[d] * tile[d]

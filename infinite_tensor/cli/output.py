@@ -45,7 +45,7 @@ def tell(kind: str, message: str) -> None:
 
 def note(message: str) -> None:
     """A line about what is printed, on standard error: beside the result, not in it."""
-    click.echo(plain(message), err=True)
+    click.echo("\n".join(map(plain, message.splitlines())), err=True)
 
 
 def _wrapped(line: str, columns: int) -> list[str]:
@@ -53,6 +53,15 @@ def _wrapped(line: str, columns: int) -> list[str]:
     return textwrap.wrap(line, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) or [
         ""
     ]
+
+
+def in_lines(parts: Sequence[str]) -> list[str]:
+    """Lines of parts that are not broken, as wide as there is room."""
+    lines = [""]
+    for part in parts:
+        longer = f"{lines[-1]}   {part}".lstrip()
+        lines = [*lines[:-1], longer] if len(longer) <= width() or not lines[-1] else [*lines, part]
+    return lines
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, left: int = 1) -> None:

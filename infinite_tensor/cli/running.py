@@ -40,16 +40,20 @@ def run(arguments: Sequence[str]) -> int:
 
 def _run(arguments: Sequence[str]) -> int:
     try:
-        found = commands.main(list(arguments), prog_name="infinite-tensor", standalone_mode=False)
+        # Its own `main` takes a Ctrl-C and a closed pipe for failures of another kind.
+        with commands.make_context("infinite-tensor", list(arguments)) as context:
+            found = commands.invoke(context)
+    except click.exceptions.Exit as ended:
+        return ended.exit_code
     except click.ClickException as error:
         tell("error", error.format_message())
         if isinstance(error, click.UsageError) and error.ctx is not None:
             note(f"Try '{error.ctx.command_path} --help'.")
         return error.exit_code
     except click.Abort as abort:
-        return _interrupted() if isinstance(abort.__cause__, KeyboardInterrupt) else FAILED
-    except KeyboardInterrupt:
-        return _interrupted()
+        return _interrupted(abort) if isinstance(abort.__context__, KeyboardInterrupt) else FAILED
+    except KeyboardInterrupt as interrupt:
+        return _interrupted(interrupt)
     except BrokenPipeError:
         raise
     except Exception as error:  # noqa: BLE001  (whatever it is, the exit code says so)
@@ -57,8 +61,10 @@ def _run(arguments: Sequence[str]) -> int:
     return found if isinstance(found, int) else 0
 
 
-def _interrupted() -> int:
-    tell("interrupted", "what was finished is stored; the same command continues from there")
+def _interrupted(interrupt: BaseException | None) -> int:
+    # What can be continued says so.
+    continues = hasattr(interrupt, "__notes__")
+    tell("interrupted", "what was finished is stored; the same command continues" if continues else "by Ctrl-C")
     return INTERRUPTED
 
 
