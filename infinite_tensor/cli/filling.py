@@ -131,16 +131,43 @@ def _cells(name: str, figures: Any) -> list[str]:
 @click.argument("source")
 @click.argument("target")
 @click.option("--window", type=ints, required=True, metavar="N[,N...]", help="Pixels of a window.")
-@click.option("--overlap", type=floats, default="0.25", show_default=True, metavar="SHARE")
+@click.option(
+    "--overlap",
+    type=floats,
+    default="0.25",
+    show_default=True,
+    metavar="SHARE",
+    help="How much of a window its neighbour shares.",
+)
 @click.option("--blend", default="gaussian", show_default=True, metavar="NAME", help="How windows are blended.")
 @click.option("--reduce", metavar="NAME", help="What is stored of a pixel: argmax, softmax or sigmoid.")
 @click.option("--dims", type=names, metavar="NAMES", help='Names of the dimensions of SOURCE, as in "c,y,x".')
 @click.option("--dtype", metavar="NAME", help="What is stored, as in uint8.")
 @click.option("--scale", type=floats, metavar="N", help="Output pixels along one of SOURCE.")
-@click.option("--edge", type=click.Choice(["clip", "drop"]), default="clip", show_default=True)
-@click.option("--padding", type=padding, default="reflect", show_default=True, metavar="MODE[:NUMBER]")
+@click.option(
+    "--edge",
+    type=click.Choice(["clip", "drop"]),
+    default="clip",
+    show_default=True,
+    help="Of windows that reach past the end.",
+)
+@click.option(
+    "--padding",
+    type=padding,
+    default="reflect",
+    show_default=True,
+    metavar="MODE[:NUMBER]",
+    help="What stands beyond the ends of SOURCE.",
+)
 @click.option("--preprocess", type=reference, metavar="FILE.py:NAME", help="A function of a batch, before the net.")
-@click.option("--batch-size", type=int, default=4, show_default=True, metavar="N")
+@click.option(
+    "--batch-size",
+    type=int,
+    default=4,
+    show_default=True,
+    metavar="N",
+    help="Windows that the network is given at once.",
+)
 @click.option("--device", metavar="NAME", help="Where batches go, as in cuda.")
 @click.option("--autocast", type=click.Choice(["float16", "bfloat16"]), help="Run the network under torch.autocast.")
 @click.option("--tensor-id", default="prediction", show_default=True, metavar="ID", help="Its name in TARGET.")

@@ -83,7 +83,7 @@ def _with(damages: Mapping[str, Sequence[Any]]) -> list[str]:
 
 
 _MOST_SHOWN = 20
-_WIDE = 100
+_WIDE = 130
 """Columns from which on there is room for the places of what is damaged."""
 
 

@@ -38,23 +38,29 @@ def cp(store: str, tensor_id: str, other: str, upstream: bool, yes: bool, as_jso
 
     Run it again after an interruption, and it continues.
     """
-    with infinite_tensor.open_store(store, mode="r") as source, infinite_tensor.open_store(other) as target:
-        found: Any = source
-        try:
-            found.copy(tensor_id, target, upstream=upstream, progress=True)
-        except ValidationError as error:
-            # Another tensor of that id is in the way.
-            if tensor_id not in target.tensor_ids():
-                raise
-            tell("error", str(error))
-            ask(f"This deletes from {other}:\n  {tensor_id}: {size_of(target, tensor_id)}", yes=yes)
-            target.clear_tensor(tensor_id)
-            found.copy(tensor_id, target, upstream=upstream, progress=True)
-        info = target.tensor_info(tensor_id)
+    with infinite_tensor.open_store(store, mode="r") as source:
+        # Where there is no such tensor, no store is created for it.
+        source.tensor_definition(tensor_id)
+        with infinite_tensor.open_store(other) as target:
+            _copy(source, tensor_id, target, upstream=upstream, yes=yes)
+            info = target.tensor_info(tensor_id)
     if as_json:
         print_json({"store": other, "tensor_id": tensor_id, "tiles": info.tiles_complete, "bytes": info.bytes_stored})
     else:
         note(f"{other} holds {tensor_id!r}: {count_of(info.tiles_complete)} tiles, {bytes_of(info.bytes_stored)}")
+
+
+def _copy(source: Any, tensor_id: str, target: infinite_tensor.TileStore, *, upstream: bool, yes: bool) -> None:
+    try:
+        source.copy(tensor_id, target, upstream=upstream, progress=True)
+    except ValidationError as error:
+        # Another tensor of that id is in the way.
+        if tensor_id not in target.tensor_ids():
+            raise
+        tell("error", str(error))
+        ask(f"This deletes from {target.address}:\n  {tensor_id}: {size_of(target, tensor_id)}", yes=yes)
+        target.clear_tensor(tensor_id)
+        source.copy(tensor_id, target, upstream=upstream, progress=True)
 
 
 @click.command("export", short_help="Write a region as plain Zarr, NPY, PNG or TIFF.")

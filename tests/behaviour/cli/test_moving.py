@@ -48,10 +48,16 @@ def test_cp_onto_another_tensor_asks_before_it_deletes_that(cli: CommandLine, st
     assert cli("ls", other, "--json").json["tensors"][0]["shape"] == [None, None]
 
 
-@copies
 def test_cp_of_what_there_is_not_is_an_error(cli: CommandLine, store: Path, tmp_path: Path) -> None:
     found = cli("cp", store, "columns", tmp_path / "other.zarr")
     assert (found.code, "holds no tensor 'columns'" in found.err) == (1, True)
+    assert not (tmp_path / "other.zarr").exists()
+
+
+def test_export_of_an_unbounded_tensor_needs_a_region(cli: CommandLine, store: Path, tmp_path: Path) -> None:
+    found = cli("export", store, "rows", tmp_path / "a.npy")
+    assert (found.code, "unbounded along y, x" in found.err) == (2, True)
+    assert not (tmp_path / "a.npy").exists()
 
 
 @exports
