@@ -185,12 +185,23 @@ class TileStore:
             contents.check_writable(f"clear tensor {tensor_id!r}")
             digest = contents.digest_of(tensor_id)
             # What is computed from a tensor goes first: whatever happens to this process, none outlives its source.
-            for name in dependants_in(contents.specs_downstream(), tensor_id, digest) if dependants else ():
+            for name in self.dependants(tensor_id) if dependants else ():
                 contents.delete(name)
             contents.delete(tensor_id)
         remaining = () if dependants else _readers_of(contents, tensor_id, digest)
         if remaining:
             warn_of_dependants(tensor_id, remaining, self)
+
+    @store_query
+    def dependants(self, tensor_id: str) -> list[str]:
+        """Ids of the tensors of this store that are computed from one, which ``dependants=True`` deletes with it.
+
+        Each comes before those that it is computed from.
+        """
+        contents = self.contents
+        with contents.lock:
+            self._check_open()
+            return dependants_in(contents.specs_downstream(), tensor_id, contents.digest_of(tensor_id))
 
     @store_method
     def clear_cache(self, tensor_id: str) -> None:
@@ -339,6 +350,21 @@ class TileStore:
             contents.check_writable(f"rename tensor {old!r}")
             check_renamable(contents, old, new)
             contents.rename(old, new)
+
+    # Of version 0.2.
+
+    def get_or_create(self, tensor_id: object, *args: Any, **options: Any) -> InfiniteTensor:
+        """Deprecated: make an `InfiniteTensor` with ``tile_store=`` and ``tensor_id=``."""
+        # Tensors stand on stores.
+        from infinite_tensor.compat import get_or_create  # noqa: PLC0415
+
+        return get_or_create(self, tensor_id, *args, **options)
+
+    def clear_direct_caches(self) -> None:
+        """Deprecated: call ``tensor.clear_cache()`` or `clear_cache`."""
+        from infinite_tensor.compat import clear_direct_caches  # noqa: PLC0415
+
+        clear_direct_caches(self)
 
     # Groups.
 

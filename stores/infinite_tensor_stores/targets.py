@@ -16,8 +16,8 @@ from zarr.storage import FsspecStore, LocalStore, MemoryStore, WrapperStore
 
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.support.given import as_index, quoted
-from infinite_tensor.tilestore.persistent import FORMAT
-from infinite_tensor_stores.files import FileStore
+from infinite_tensor.tilestore.formats import FORMAT
+from infinite_tensor_stores.file_store import FileStore
 from infinite_tensor_stores.remote import FilesInMemory, LoginMask, MaskedFileSystem, RemoteStore, without_logins
 
 DEFAULT_TIMEOUT = 15.0

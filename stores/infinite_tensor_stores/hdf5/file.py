@@ -19,15 +19,16 @@ from typing import Any
 
 from infinite_tensor.errors import StoreError
 from infinite_tensor.support.forks import renew_in_children
+from infinite_tensor.tilestore.formats import FORMAT
 from infinite_tensor.tilestore.inventory import Garbage
-from infinite_tensor.tilestore.persistent import FORMAT
+from infinite_tensor.tilestore.persistent.documents import checked
 from infinite_tensor_stores.hdf5.members import (
     DEFINITION,
     MARK,
     MEMBERS,
-    definition_in,
     delete_members,
     delete_ours,
+    document_in,
     file_in_memory,
     import_h5py,
     is_incarnation,
@@ -171,11 +172,10 @@ class SharedFile:
 
     def _prune(self, name: str) -> tuple[int, int]:
         try:
-            definition = definition_in(self.h5[name])
+            definition = checked(document_in(self.h5[name][DEFINITION]), name)
         except (ValueError, StoreError):
             # To be verified, not to be cleaned.
             return 0, 0
-        assert definition is not None
         group = self.group(name, definition)
         self.h5.flush()
         return group.log.prune()

@@ -18,7 +18,8 @@ from zarr.core.buffer import Buffer, default_buffer_prototype
 from zarr.storage import LocalStore, MemoryStore
 
 from infinite_tensor.support.interrupts import Mark
-from infinite_tensor_stores.files import LARGEST_DOCUMENT, FileStore, Unreadable, alone_in, bounded
+from infinite_tensor_stores.file_store import FileStore
+from infinite_tensor_stores.files import LARGEST_DOCUMENT, Unreadable, alone_in, bounded
 from infinite_tensor_stores.loop import sync
 from infinite_tensor_stores.remote import RemoteStore
 from infinite_tensor_stores.targets import innermost

@@ -17,27 +17,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from infinite_tensor.errors import StoreError
+from infinite_tensor.tilestore.formats import FORMAT
 from infinite_tensor.tilestore.inventory import Garbage
 from infinite_tensor.tilestore.messages import in_the_way
-from infinite_tensor.tilestore.persistent import FORMAT
-from infinite_tensor.tilestore.persistent.documents import GROUP, TENSOR
+from infinite_tensor.tilestore.persistent.sealed import GROUP, TENSOR
 from infinite_tensor_stores.files import Unreadable
 from infinite_tensor_stores.loop import sync
 from infinite_tensor_stores.targets import check_format, check_found
-from infinite_tensor_stores.zarr.layout import (
+from infinite_tensor_stores.zarr.layout import Place, incarnation_of, is_temporary
+from infinite_tensor_stores.zarr.objects import Objects
+from infinite_tensor_stores.zarr.zarr_json import (
     DOCUMENT,
-    Place,
     attributes_in,
     attributes_of_others,
     group_document,
     has_our_mark,
-    incarnation_of,
     is_array,
-    is_temporary,
     is_zarr_of_others,
     marked,
 )
-from infinite_tensor_stores.zarr.objects import Objects
 
 # Some storages list the folder itself, without a name.
 _LEFT_BEHIND = re.compile(r"|.*\.partial|\.DS_Store|Thumbs\.db|lost\+found|\.nfs.*", re.DOTALL)

@@ -15,7 +15,8 @@ from infinite_tensor.errors import StoreError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.tilestore.inventory import Garbage, TensorInfo
 from infinite_tensor.tilestore.messages import cleared_elsewhere, vanished
-from infinite_tensor.tilestore.persistent.documents import GROUP, TENSOR, layout_of, name_of
+from infinite_tensor.tilestore.persistent.documents import layout_of
+from infinite_tensor.tilestore.persistent.sealed import GROUP, TENSOR, name_of
 from infinite_tensor_stores.dtypes import stored_dtype
 from infinite_tensor_stores.handles import HandleStore
 from infinite_tensor_stores.loop import sync
@@ -30,21 +31,12 @@ from infinite_tensor_stores.targets import (
     zarr_store,
 )
 from infinite_tensor_stores.zarr.codec import can_be_chosen, codecs_of, new_codecs_of
-from infinite_tensor_stores.zarr.layout import (
-    DOCUMENT,
-    Place,
-    array_bytes,
-    attributes_in,
-    group_document,
-    has_ome,
-    incarnation_of,
-    origin_of,
-    tensor_document,
-)
+from infinite_tensor_stores.zarr.layout import Place, array_bytes, incarnation_of, origin_of, tensor_document
 from infinite_tensor_stores.zarr.objects import DEFAULT_CONCURRENCY, Objects
-from infinite_tensor_stores.zarr.ome import why_no_ome
+from infinite_tensor_stores.zarr.ome import OME, why_no_ome
 from infinite_tensor_stores.zarr.root import Root, Sweep
 from infinite_tensor_stores.zarr.tensor import ZarrTensor
+from infinite_tensor_stores.zarr.zarr_json import DOCUMENT, attributes_in, attributes_of_others, group_document
 
 
 class ZarrTileStore(HandleStore[ZarrTensor]):
@@ -332,7 +324,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
         if why is not None:
             return why
         (document,) = self._objects.get([place.group])
-        stored = document is not None and has_ome(document)
+        stored = document is not None and OME in attributes_of_others(document)
         return None if stored else "its group has none of its attributes: an earlier version stored the definition"
 
     def _collect_garbage(self) -> Garbage:

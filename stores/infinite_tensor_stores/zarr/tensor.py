@@ -22,8 +22,9 @@ from infinite_tensor_stores.files import LARGEST_DOCUMENT, content, parsed
 from infinite_tensor_stores.handles import TensorHandle
 from infinite_tensor_stores.loop import sync
 from infinite_tensor_stores.zarr.codec import ChunkCodec, normal_form
-from infinite_tensor_stores.zarr.layout import DOCUMENT, Place, array_bytes, array_document, attributes_in
+from infinite_tensor_stores.zarr.layout import Place, array_bytes, array_document
 from infinite_tensor_stores.zarr.objects import Objects
+from infinite_tensor_stores.zarr.zarr_json import DOCUMENT, attributes_in
 
 _BITS = 12
 """A block holds about 2**12 tiles."""
