@@ -50,17 +50,19 @@ def cp(store: str, tensor_id: str, other: str, upstream: bool, yes: bool, as_jso
         note(f"{other} holds {tensor_id!r}: {count_of(info.tiles_complete)} tiles, {bytes_of(info.bytes_stored)}")
 
 
-def _copy(source: Any, tensor_id: str, target: infinite_tensor.TileStore, *, upstream: bool, yes: bool) -> None:
+def _copy(
+    source: infinite_tensor.TileStore, tensor_id: str, target: infinite_tensor.TileStore, *, upstream: bool, yes: bool
+) -> None:
     try:
-        source.copy(tensor_id, target, upstream=upstream, progress=True)
+        source.copy(tensor_id, target, upstream=upstream)
     except ValidationError as error:
         # Another tensor of that id is in the way.
         if tensor_id not in target.tensor_ids():
             raise
         tell("error", str(error))
         ask(f"This deletes from {target.address}:\n  {tensor_id}: {size_of(target, tensor_id)}", yes=yes)
-        target.clear_tensor(tensor_id)
-        source.copy(tensor_id, target, upstream=upstream, progress=True)
+        # Deletes only what is another tensor: whatever else was wrong is wrong again.
+        source.copy(tensor_id, target, upstream=upstream, overwrite=True)
 
 
 @click.command("export", short_help="Write a region as plain Zarr, NPY, PNG or TIFF.")
@@ -83,7 +85,7 @@ def export(
 ) -> None:
     """Write a region to TARGET as plain Zarr, NPY, PNG, TIFF or GeoTIFF, as its name ends."""
     with infinite_tensor.open_store(store, mode="r") as opened:
-        tensor: Any = opened.open(tensor_id)
+        tensor = opened.open(tensor_id)
         region = region_of(tensor, region)
         if overwrite and _exists(target):
             ask(f"This replaces what is at {target}.", yes=yes)

@@ -253,6 +253,7 @@ class TileStore:
         *,
         upstream: bool = False,
         region: object = None,
+        overwrite: bool = False,
         progress: bool | str | CopyWatcher = True,
     ) -> CopyReport:
         """Copy a tensor into another store, of whatever kind: its definition, and all that is stored of it.
@@ -279,6 +280,9 @@ class TileStore:
         region : optional
             Copy only tiles that this region of the tensor touches, as a read takes it; upstream tensors are copied
             whole. Needed for an unbounded tensor of a backend that cannot list its tiles.
+        overwrite : bool
+            Delete what `other_store` has under an id, if it is another tensor. Nothing is deleted before all arguments
+            and definitions have been checked.
         progress : bool, "always" or callable
             As for `InfiniteTensor.fill`; a callable is given a `CopyProgress`.
 
@@ -290,8 +294,8 @@ class TileStore:
         Raises
         ------
         ValidationError
-            If `other_store` holds a tensor of that id with another definition, and the message lists what differs; if
-            it is read-only, or this store itself; or if it keeps windows in memory and these cannot be had back from
+            If `other_store` holds a tensor of that id with another definition, and is not to overwrite it; the message
+            lists what differs. If it is read-only, or this store itself; or if it keeps windows in memory and these cannot be had back from
             tiles, as they overlap. Nothing has been copied then.
         StoreError
             If this store holds no tensor of that id, or something cannot be read or stored. Copy again to continue.
@@ -312,7 +316,9 @@ class TileStore:
         # Copies come from any store and go to any.
         from infinite_tensor.views.copying import copy_tensor  # noqa: PLC0415
 
-        return copy_tensor(self, tensor_id, other_store, upstream=upstream, region=region, progress=progress)
+        return copy_tensor(
+            self, tensor_id, other_store, upstream=upstream, region=region, overwrite=overwrite, progress=progress
+        )
 
     @store_method
     def rename(self, tensor_id: str, new_id: str) -> None:

@@ -43,19 +43,22 @@ def copy_tensor(
     *,
     upstream: bool,
     region: object,
+    overwrite: bool,
     progress: bool | str | CopyWatcher,
 ) -> CopyReport:
     """`TileStore.copy`; see there."""
     tensor_id, watcher = checked_id(tensor_id), checked_progress(progress)
     source = _checked_contents(store)
-    jobs, absent = _jobs(source, tensor_id, upstream=_checked_upstream(upstream))
+    overwrite = _checked_flag("overwrite", overwrite)
+    jobs, absent = _jobs(source, tensor_id, upstream=_checked_flag("upstream", upstream))
     jobs[-1] = jobs[-1].within(region)
     # Last, as it may create one. What a store holds does not keep it alive.
     other = _checked_store(store, other_store)
     target = _checked_contents(other)
     target.check_writable("take a copy")
-    for job in jobs:
-        _check_room(job, source, target)
+    in_the_way = [job.spec.tensor_id for job in jobs if _is_in_the_way(job, source, target, overwrite=overwrite)]
+    for name in in_the_way:
+        other.clear_tensor(name)
     call = store_call()
     try:
         with call.running, CopyTally(watcher) as tally:
@@ -115,10 +118,10 @@ def _checked_store(store: TileStore, other: object) -> TileStore:
     return other
 
 
-def _checked_upstream(upstream: object) -> bool:
-    if not isinstance(upstream, bool):
-        raise ValidationError(f"upstream must be a bool, got {quoted(upstream)}")
-    return upstream
+def _checked_flag(name: str, given: object) -> bool:
+    if not isinstance(given, bool):
+        raise ValidationError(f"{name} must be a bool, got {quoted(given)}")
+    return given
 
 
 # Which tensors.
@@ -159,15 +162,18 @@ def _job(source: _Contents, tensor_id: str) -> _Job:
     return _Job(StoredTensor.of(source, tensor_id, stored).spec(tensor_id), stored)
 
 
-def _check_room(job: _Job, source: _Contents, target: _Contents) -> None:
-    """ValidationError where the id is taken by another tensor, or the target can hold nothing of this one."""
+def _is_in_the_way(job: _Job, source: _Contents, target: _Contents, *, overwrite: bool) -> bool:
+    """Whether the id is taken by another tensor, which is to be overwritten.
+
+    ValidationError where it is not to be, or the target can hold nothing of this one.
+    """
     spec = job.spec
     if isinstance(target, MemoryContents) and isinstance(source, PersistentContents):
         _check_separable(spec, target)
     if isinstance(source, PersistentContents) and not source.storage.finds_tiles and job.selection is None:
         _check_finite(spec, source)
     if not target.holds(spec.tensor_id):
-        return
+        return False
     stored = target.definition_of(spec.tensor_id)
     incarnation = stored.get("incarnation")
     if incarnation is not None and incarnation == job.stored.get("incarnation"):
@@ -175,12 +181,13 @@ def _check_room(job: _Job, source: _Contents, target: _Contents) -> None:
             f"tensor {spec.tensor_id!r} cannot be copied into itself: {source} and {target} are one store"
         )
     lines = _differences(StoredTensor.of(target, spec.tensor_id, stored), spec)
-    if lines:
+    if lines and not overwrite:
         listed = "".join(f"\n  {line}" for line in lines)
         raise ValidationError(
             f"{target} already holds a tensor {spec.tensor_id!r} with another definition:{listed}\n"
-            f"Copy into another store, or delete the tensor that is there with clear_tensor({spec.tensor_id!r})."
+            "Copy into another store, or give overwrite=True, which deletes the tensor that is there."
         )
+    return bool(lines)
 
 
 def _differences(there: StoredTensor, spec: TensorSpec) -> list[str]:

@@ -250,6 +250,28 @@ def test_one_conflict_in_a_chain_keeps_all_of_it_from_being_copied(tmp_path: Pat
     assert copy.tensor_ids() == ["above"]
 
 
+def test_what_is_in_the_way_is_overwritten_when_that_is_said_and_nothing_else(tmp_path: Path) -> None:
+    store, copy = (ZarrTileStore(tmp_path / name, tile_size=8) for name in ("s.zarr", "c.zarr"))
+    expected = chained(store)[0:6, 0:6]
+    store.copy("below", copy, progress=False)
+    made(copy, tensor_id="above", version=7)[0:6, 0:6]
+    report = store.copy("above", copy, upstream=True, overwrite=True, progress=False)
+    assert [(each.tensor_id, each.tiles > 0, each.there > 0) for each in report.tensors] == [
+        ("below", False, True),
+        ("above", True, False),
+    ]
+    assert same_bits(copy.open("above")[0:6, 0:6], expected)
+
+
+def test_a_tensor_is_not_overwritten_by_itself(tmp_path: Path) -> None:
+    store = ZarrTileStore(tmp_path / "s.zarr", tile_size=8)
+    expected = made(store)[0:6, 0:6]
+    for other in (store, tmp_path / "s.zarr", ZarrTileStore(tmp_path / "s.zarr")):
+        with pytest.raises(ValidationError, match="cannot be copied into itself"):
+            store.copy("t", other, overwrite=True, progress=False)
+    assert same_bits(store.open("t")[0:6, 0:6], expected)
+
+
 def test_a_tensor_that_another_function_has_filled_is_another_one(tmp_path: Path) -> None:
     store, copy = (ZarrTileStore(tmp_path / name, tile_size=8) for name in ("s.zarr", "c.zarr"))
     made(store)[0:6, 0:6]

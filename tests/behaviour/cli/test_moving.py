@@ -13,11 +13,7 @@ from tests.support.command_line import CommandLine
 
 from .conftest import ramp
 
-copies = pytest.mark.skipif(not hasattr(TileStore, "copy"), reason="needs TileStore.copy")
-exports = pytest.mark.skipif(not hasattr(InfiniteTensor, "export"), reason="needs InfiniteTensor.export")
 
-
-@copies
 @pytest.mark.parametrize("name", ["other.zarr", "other.h5"])
 def test_cp_copies_a_tensor(name: str, cli: CommandLine, store: Path, tmp_path: Path) -> None:
     found = cli("cp", store, "rows", tmp_path / name, "--json")
@@ -28,14 +24,12 @@ def test_cp_copies_a_tensor(name: str, cli: CommandLine, store: Path, tmp_path: 
     assert cli("cp", store, "rows", tmp_path / name).code == 0
 
 
-@copies
 def test_cp_copies_what_a_tensor_is_computed_from(cli: CommandLine, store: Path, tmp_path: Path) -> None:
     assert cli("cp", store, "twice", tmp_path / "other.zarr", "--upstream").code == 0
     listed = cli("ls", tmp_path / "other.zarr", "--json").json["tensors"]
     assert [each["tensor_id"] for each in listed] == ["rows", "twice"]
 
 
-@copies
 def test_cp_onto_another_tensor_asks_before_it_deletes_that(cli: CommandLine, store: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.zarr"
     with ZarrTileStore(other) as opened:
@@ -46,6 +40,14 @@ def test_cp_onto_another_tensor_asks_before_it_deletes_that(cli: CommandLine, st
     assert cli("ls", other, "--json").json["tensors"][0]["shape"] == [4, 4]
     assert cli("cp", store, "rows", other, "--yes").code == 0
     assert cli("ls", other, "--json").json["tensors"][0]["shape"] == [None, None]
+
+
+def test_cp_onto_itself_deletes_nothing(cli: CommandLine, store: Path, tmp_path: Path) -> None:
+    (tmp_path / "link.zarr").symlink_to(store)
+    for other in (store, tmp_path / "link.zarr"):
+        found = cli("cp", store, "rows", other, "--yes")
+        assert (found.code, "cannot be copied into itself" in found.err) == (1, True)
+        assert cli("info", store, "rows", "--json").json["tiles_complete"] == 8
 
 
 def test_cp_of_what_there_is_not_is_an_error(cli: CommandLine, store: Path, tmp_path: Path) -> None:
@@ -60,7 +62,6 @@ def test_export_of_an_unbounded_tensor_needs_a_region(cli: CommandLine, store: P
     assert not (tmp_path / "a.npy").exists()
 
 
-@exports
 def test_export_writes_a_region(cli: CommandLine, store: Path, tmp_path: Path) -> None:
     target = tmp_path / "a.npy"
     found = cli("export", store, "rows", target, "--region", "-4:4,0:8", "--json")
@@ -68,7 +69,6 @@ def test_export_writes_a_region(cli: CommandLine, store: Path, tmp_path: Path) -
     assert np.array_equal(np.load(target), torch.arange(-4, 4)[:, None].repeat(1, 8))
 
 
-@exports
 def test_export_replaces_only_what_somebody_has_agreed_to(cli: CommandLine, store: Path, tmp_path: Path) -> None:
     target = tmp_path / "a.npy"
     target.write_bytes(b"mine")
@@ -80,7 +80,6 @@ def test_export_replaces_only_what_somebody_has_agreed_to(cli: CommandLine, stor
     assert np.load(target).shape == (4, 8)
 
 
-@exports
 def test_export_fills_up_what_is_not_stored_where_it_is_asked_to(cli: CommandLine, store: Path, tmp_path: Path) -> None:
     options = [store, "rows", tmp_path / "a.npy", "--region", "0:4,4:12"]
     assert cli("export", *options).code == 1
