@@ -376,7 +376,7 @@ def test_what_reads_a_reduced_tensor_reads_what_it_became(tmp_path: Path) -> Non
         assert torch.equal(ahead[case.region], values.argmax(0).to(torch.uint8) + 10)
 
 
-@pytest.mark.parametrize("f", [lambda values: values, lambda values: values.sum(), lambda _values: 3], ids=str)
+@pytest.mark.parametrize("f", [lambda values: values, lambda values: values.sum(), lambda _values: 3])
 def test_a_function_that_does_not_return_what_it_must_is_told_at_once(f: Any) -> None:
     with pytest.raises(ValidationError, match=r"must return torch.float32 of shape \(64,\), got "):
         tensor(CASES["apart"], "float32", reduce=Reduction(f, CHANNELS))

@@ -150,7 +150,7 @@ def margin(values: torch.Tensor) -> torch.Tensor:
         (Reduction(margin, 5), None, margin),
         (None, "float64", lambda scores: scores.double()),
     ],
-    ids=str,
+    ids=["softmax", "softmax in float16", "sigmoid", "function", "two of five", "labels", "Reduction", "all"],
 )
 def test_scores_become_what_is_asked_for(reduce: Any, dtype: Any, expected: Callable[..., torch.Tensor]) -> None:
     net, picture = Net(), image(3, 50, 60)
