@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,8 @@ import numpy.typing as npt
 
 from infinite_tensor.geometry.points import Index, IntArray, as_tuples, points_of_boxes, unique_points
 from infinite_tensor.geometry.window import WindowGrid
+from infinite_tensor.support.html import code, escaped, facts, panel
+from infinite_tensor.support.tables import bytes_of, count_of
 from infinite_tensor.tilestore.layout import TileLayout
 
 
@@ -41,6 +44,16 @@ class TensorInfo:
     tiles_partial: int
     bytes_stored: int
     location: str
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("complete tiles", escaped(count_of(self.tiles_complete))),
+            ("partial tiles", escaped(count_of(self.tiles_partial))),
+            ("stored", escaped(bytes_of(self.bytes_stored))),
+            ("location", code(self.location)),
+        ]
+        fields = [(name, code(json.dumps(value))) for name, value in self.definition.items() if name != "tensor_id"]
+        return panel("TensorInfo", code(self.tensor_id), facts([*rows, *fields]))
 
 
 @dataclass(frozen=True)

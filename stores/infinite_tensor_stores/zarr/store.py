@@ -12,6 +12,7 @@ from zarr.storage import LocalStore
 
 from infinite_tensor.errors import StoreError
 from infinite_tensor.geometry.points import Index
+from infinite_tensor.tilestore.glance import StoredSize
 from infinite_tensor.tilestore.inventory import Garbage, TensorInfo
 from infinite_tensor.tilestore.messages import vanished
 from infinite_tensor.tilestore.persistent.documents import GROUP, layout_of
@@ -279,6 +280,14 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
         # A log that another process has left behind does not make a complete tile partial.
         begun = self._objects.exist(map(place.chunk, logs)).count(False)
         return TensorInfo(tensor_id, definition, complete, begun, stored, place.array)
+
+    def _stored_size(self, tensor_id: str, definition: dict[str, Any], most: int) -> StoredSize | None:  # noqa: ARG002
+        place = Place.of(definition)
+        page = self._objects.first_page(f"{place.array}/c", most)
+        if page is None:
+            return None
+        keys, size, whole = page
+        return StoredSize(sum(place.tile_of_chunk(key) is not None for key in keys), size, whole)
 
     def _collect_garbage(self) -> Garbage:
         if self._vanished:
