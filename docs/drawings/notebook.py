@@ -63,7 +63,7 @@ def main(images: Path, drawings: Path) -> None:
     colours.show(sl[:, -128:128, -64:256], ax=axes[1])
     figure.savefig(images / "show.png", dpi=80, metadata={"Software": None})
     plt.close(figure)
-    (drawings / "repr.html").write_text(f"{colours._repr_html_()}\n", encoding="utf-8")  # noqa: SLF001  (as IPython)
+    (drawings / "repr.html").write_text(f"{colours._repr_html_()}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -215,8 +215,9 @@ class Contents(ABC):
     def glance(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> Glance:
         """What is at hand of the pixels ``[start, stop)`` of a tensor with a `known_layout`.
 
-        That is what lies in memory, and complete tiles in storage, which is asked for each of them, and of those that
-        it does not give whether they are there: two requests for a tile at most.
+        That is what lies in memory, unless more than `glance.MOST_WINDOWS` would have to be looked up for one tile; and
+        complete tiles in storage, which is asked for each of them, and of those that it does not give whether they are
+        there: two requests for a tile at most.
         """
 
     @abstractmethod

@@ -15,7 +15,7 @@ import torch
 from infinite_tensor.geometry.points import Index, as_tuples, points_of_box
 from infinite_tensor.geometry.window import WindowGrid
 
-_MOST_WINDOWS = 2**16
+MOST_WINDOWS = 2**14
 """A box that more windows cover is not looked into."""
 _UNKNOWN = 2**20
 """A window that is not known weighs more than all that are."""
@@ -71,7 +71,7 @@ def windows_at_hand(
     """
     shape = list(map(operator.sub, stop, start))
     low, high = grid.box(start, stop)
-    if not 0 < math.prod(map(operator.sub, high, low)) <= _MOST_WINDOWS:
+    if not 0 < math.prod(map(operator.sub, high, low)) <= MOST_WINDOWS:
         return [], np.zeros(shape, dtype=bool)
     windows = points_of_box(low, high)
     known = np.array([knows(index) for index in as_tuples(windows)], dtype=bool)

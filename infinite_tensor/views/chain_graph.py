@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 
 from infinite_tensor.engine.chain import Node
 from infinite_tensor.support.html import element, escaped
-from infinite_tensor.support.tables import shown_id
 
 _MOST_BOXES = 16
 _MOST_ROWS = 8
@@ -126,7 +125,7 @@ def name_of_f(f: Any) -> str:
     if f is None:
         return "none"
     found = getattr(f, "__qualname__", None)
-    return found.rpartition("<locals>.")[2] if isinstance(found, str) else type(f).__name__
+    return found.rpartition("<locals>.")[2] if isinstance(found, str) else type(f).__name__.lstrip("_")
 
 
 def _lines(node: Node) -> Iterator[str]:
@@ -134,7 +133,7 @@ def _lines(node: Node) -> Iterator[str]:
     name = name_of_f(node.computation.f)
     yield node.spec.tensor_id if node.tensor.named else name
     dtype = str(node.spec.dtype).removeprefix("torch.")
-    yield f"{name}, {dtype}" if node.tensor.named else f"{shown_id(node.spec.tensor_id)}, {dtype}"
+    yield f"{name}, {dtype}" if node.tensor.named else dtype
 
 
 def _cut(text: str) -> str:

@@ -7,6 +7,7 @@ there that it does not get.
 from __future__ import annotations
 
 import math
+import operator
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from infinite_tensor.geometry.points import Index
 from infinite_tensor.support.html import LINE, element, escaped, note
 from infinite_tensor.support.tables import bytes_of
 from infinite_tensor.tensor import InfiniteTensor
-from infinite_tensor.tilestore.glance import Glance
+from infinite_tensor.tilestore.glance import MOST_WINDOWS, Glance
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.views.axes import Axes, standing
 from infinite_tensor.views.colours import RAMP, as_colours, as_reals, contrast, ramp, scaled
@@ -69,6 +70,8 @@ def thumbnail(tensor: InfiniteTensor) -> str:
     box = _box(tensor, axes, layout)
     if box is None:
         return note(f"No picture: a tile has {bytes_of(layout.tile_bytes)}. t.show(region) draws a part of one.")
+    if not node.contents.outlives_process:
+        box = _narrowed(tensor, axes, *box)
     glance = node.contents.glance(node.spec, *box)
     picture = _picture(tensor, axes, glance, *box)
     where = "around the origin" if None in tensor.shape else "in the middle"
@@ -89,6 +92,19 @@ def _box(tensor: InfiniteTensor, axes: Axes, layout: TileLayout) -> tuple[Index,
         if count <= MOST_TILES and count * layout.tile_bytes <= (_LARGEST_TILE if count == 1 else _MOST_BYTES):
             return start, stop
     return None
+
+
+def _narrowed(tensor: InfiniteTensor, axes: Axes, start: Index, stop: Index) -> tuple[Index, Index]:
+    """The middle of a box, as much of it as few enough windows cover: in memory, each of them is looked up."""
+    while math.prod(map(operator.sub, *reversed(node_of(tensor).spec.grid.box(start, stop)))) > MOST_WINDOWS:
+        narrower = [
+            (a + (b - a) // 4, b - (b - a) // 4) if axes.spans(d) else (a, b)
+            for d, (a, b) in enumerate(zip(start, stop, strict=True))
+        ]
+        if narrower == list(zip(start, stop, strict=True)):
+            break
+        start, stop = zip(*narrower, strict=True)
+    return start, stop
 
 
 def _extent(tensor: InfiniteTensor, axes: Axes, layout: TileLayout, d: int, tiles: int) -> tuple[int, int]:

@@ -113,16 +113,30 @@ class TileCache:
                 if owner is record and inside(tile, low, high)
             }
 
-    def glance(self, entry: TileInProgress, start: Sequence[int], out: Array) -> npt.NDArray[np.bool_]:
+    def peek(self, record: Record, tiles: Iterable[Index]) -> dict[Index, Entry]:
+        """Those of some tiles that are in memory, which stay as recently used as they are."""
+        found: dict[Index, Entry] = {}
+        with self.lock:
+            for tile in tiles:
+                entry = self.entries.peek((record, tile))
+                if entry is None:
+                    entry = self._writer.pending((record, tile))
+                if isinstance(entry, TileInProgress) and entry.pixels is not None:
+                    entry = entry.finished()
+                if entry is not None:
+                    found[tile] = entry
+        return found
+
+    def read_known(self, entry: TileInProgress, start: Sequence[int], out: Array) -> npt.NDArray[np.bool_]:
         """Write the pixels of a tile in progress from `start` on into `out`, and say which of them are final.
 
         None is where the tile is of a tensor with a reduction, whose function would run.
         """
-        record = entry.record
+        spec = entry.record.spec
         stop = [a + n for a, n in zip(start, out.shape, strict=True)]
         with self.lock:
-            _, known = windows_at_hand(record.spec.grid, start, stop, entry.__contains__)
-            if record.spec.reduction is not None:
+            _, known = windows_at_hand(spec.grid, start, stop, entry.__contains__)
+            if spec.reduction is not None:
                 known[...] = False
             if known.any():
                 try:

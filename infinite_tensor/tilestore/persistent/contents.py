@@ -207,17 +207,17 @@ class PersistentContents(Contents):
         if record is None:
             return Glance(pixels, known)
         layout = record.layout
-        low, high = layout.box(start, stop)
-        held = self.tiles.held(record, low, high)
+        tiles = list(itertools.product(*map(range, *layout.box(start, stop))))
+        held = self.tiles.peek(record, tiles)
         complete = {tile: entry for tile, entry in held.items() if not isinstance(entry, TileInProgress)}
-        rest = [tile for tile in itertools.product(*map(range, low, high)) if tile not in complete]
+        rest = [tile for tile in tiles if tile not in complete]
         found = self.storage.read_tiles(record, rest)
         complete |= {tile: block for tile, block in found.items() if block is not None}
         damaged = self.storage.unreadable(record, [tile for tile in rest if tile not in complete])
         for tile, entry in held.items():
             if isinstance(entry, TileInProgress) and tile not in complete:
                 begin, to = layout.part(tile, start, stop)
-                known[to] = self.tiles.glance(entry, begin, as_array(pixels[to]))
+                known[to] = self.tiles.read_known(entry, begin, as_array(pixels[to]))
         for tile, block in complete.items():
             _, to = layout.part(tile, start, stop)
             copy_shared(as_array(block), layout.start(tile), as_array(pixels), start)

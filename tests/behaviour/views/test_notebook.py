@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -134,9 +135,10 @@ class TestTensor:
 
     def test_looking_leaves_no_trace(self) -> None:
         storage: dict[Any, Any] = {}
-        with DictTileStore(storage, tile_size=16, cache_size_tiles=2) as store:
+        with DictTileStore(storage, tile_size=16) as store:
             t = tensor_of(tile_store=store)
-            t[0:16, 0:64]
+            t[0:16, 16:32]
+            t[0:16, 0:16]
             store.flush()
             before, cached = dict(storage), [key[1] for key, _ in store.contents.tiles.entries.items()]
             assert shown(t).images
@@ -240,6 +242,14 @@ class TestTensor:
                 (None, None), lambda _: torch.ones(8, 8), TensorWindow((8, 8)), tile_store=store, tensor_id="t"
             )
             assert "No picture: a tile has 95.4 MiB." in shown(t).text
+
+    def test_of_many_small_windows_in_memory_the_middle_is_shown(self) -> None:
+        t = InfiniteTensor((None, None), lambda _: torch.rand(1, 1), TensorWindow((1, 1)), tensor_id="t")
+        t[-70:70, -70:70]
+        page = shown(t)
+        rows, columns, _ = page.pixels().shape
+        assert rows == columns
+        assert 60 < rows <= 128
 
     def test_a_reduced_tensor(self, store: TileStore) -> None:
         t = InfiniteTensor(
@@ -381,7 +391,8 @@ class TestWhateverHappens:
         t = tensor_of(tile_store=store)
         t[0:4, 0:4]
         store.close()
-        assert "is closed; open it again with `with store:`" in shown(t).text
+        assert shown(t).text.count("is closed; open it again with `with store:`") == 1
+        assert shown(t).text.count("StoreError") == 1
         assert "The store is closed" in shown(store).text
         assert "is closed" in shown(TensorGroup({"a": t})).text
 
@@ -460,10 +471,12 @@ class TestWhateverHappens:
         monkeypatch.setattr(notebook, "LONGEST_SECONDS", 0.05)
         store = Hanging({}, tile_size=16)
         t = tensor_of(tile_store=store)
+        begun = time.monotonic()
         try:
             assert "The store has not answered within 0.05 s." in shown(t).text
         finally:
             released.set()
+        assert time.monotonic() - begun < 10
         store.close()
 
     def test_a_store_whose_text_fails(self) -> None:
@@ -509,9 +522,17 @@ def test_it_reads_a_bounded_number_of_tiles_and_bytes() -> None:
             asked.extend(tile_indices)
             return super()._read_tiles(tensor_id, tile_indices)
 
-    for shape, tile in (((None,) * 2, 512), ((None,) * 3, 16), ((None,), 4), ((4, None, None), 300), ((2000, 2000), 8)):
+    cases: list[tuple[tuple[int | None, ...], Any]] = [
+        ((None, None), 512),
+        ((None, None, None), 16),
+        ((None,), 4),
+        ((4, None, None), 300),
+        ((3, None, None), (1, 16, 16)),
+        ((2000, 2000), 8),
+    ]
+    for shape, tile in cases:
         asked.clear()
-        size = (4,) * len(shape)
+        size = (min(shape[0] or 4, 4), 4, 4)[: len(shape)]
         store = Watched({}, tile_size=tile)
         t = InfiniteTensor(shape, lambda _, size=size: torch.ones(size), TensorWindow(size), tile_store=store)
         shown(t)
