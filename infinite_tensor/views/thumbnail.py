@@ -78,7 +78,7 @@ def thumbnail(tensor: InfiniteTensor) -> str:
     lines = [note(f"Nothing is stored {where}.") if picture is None else _html(picture)]
     if glance.damaged:
         what = "tile is" if glance.damaged == 1 else "tiles are"
-        lines.append(note(f"{glance.damaged} {what} damaged: store.verify(tensor_id) tells of all that is."))
+        lines.append(note(f"{glance.damaged} {what} damaged: store.verify({tensor.tensor_id!r}) lists all that are."))
     return element("div", *lines)
 
 
