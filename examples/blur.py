@@ -2,9 +2,7 @@
 
 The image is mirrored at its borders over and over, so that it fills a plane without end. `map` chains two blurs behind
 it, each of which is given its input with a halo as wide as the kernel reaches: so borders between windows do not show.
-All three tensors are kept in one store, where a later run finds them again.
-
-The default image is Grace Hopper, of matplotlib's sample data: a photograph of the US Navy, in the public domain.
+All three tensors are kept in one store, where a later run finds them again. The default image is in the public domain.
 """
 
 from __future__ import annotations
@@ -53,12 +51,14 @@ def read_image(path: Path) -> torch.Tensor:
 def main() -> None:
     """Fill the chain where the picture is, write the picture, and tell what it took."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("image", nargs="?", type=Path, help="any image file (default: Grace Hopper)")
+    parser.add_argument("image", nargs="?", type=Path, help="any image file (default: Grace Hopper, of the US Navy)")
     parser.add_argument("--output", type=Path, default=Path("blur.png"), help="PNG to write (default: %(default)s)")
     parser.add_argument("--store", default="blur.zarr", help="a path or URL of a Zarr store, or .h5 file: %(default)s")
     parser.add_argument("--sigma", type=float, default=4.0, help="of each blur, in pixels (default: %(default)s)")
     parser.add_argument("--size", type=int, help="side of the square to show, around the middle (default: the image)")
     args = parser.parse_args()
+    if not (0 < args.sigma <= 100 and (args.size is None or args.size > 0)):
+        parser.error("--sigma must be above 0 and at most 100, and --size at least 1")
 
     torch.set_num_threads(1)  # windows are small: more would cost more than they bring
     image = read_image(args.image or Path(get_sample_data("grace_hopper.jpg", asfileobj=False)))

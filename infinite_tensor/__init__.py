@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from infinite_tensor import compat as _compat  # noqa: F401  (gives stores their former methods too)
 from infinite_tensor.errors import (
     BlobModeError,
     BlobNotFoundError,
@@ -24,57 +21,39 @@ from infinite_tensor.errors import (
     UncoveredPixelsWarning,
     ValidationError,
 )
-from infinite_tensor.filling import FillPlan, FillReport, Mask, Progress
-from infinite_tensor.geometry.regions import sl
-from infinite_tensor.geometry.window import TensorWindow
-from infinite_tensor.outputs import Output
-from infinite_tensor.tensor import InfiniteTensor
-from infinite_tensor.tilestore import Damage, Garbage, MemoryTileStore, TensorInfo, TileStore
-from infinite_tensor.values.digest import digest
-from infinite_tensor.values.fingerprint import digests
-from infinite_tensor.values.networks import no_digest
-from infinite_tensor.values.reduction import Reduction
-from infinite_tensor.values.weights import WeightedMean
+from infinite_tensor.support.lazy import offered_by
 
 if TYPE_CHECKING:
     from infinite_tensor.datasets import GridDataset, PatchDataset
+    from infinite_tensor.filling import FillPlan, FillReport, Mask, Progress
+    from infinite_tensor.geometry.regions import sl
+    from infinite_tensor.geometry.window import TensorWindow
     from infinite_tensor.groups import TensorGroup
     from infinite_tensor.modules import InfiniteBuffer, VirtualTensor
+    from infinite_tensor.outputs import Output
     from infinite_tensor.pipelines.map import map  # noqa: A004  (users write it with its package, or as t.map)
     from infinite_tensor.pipelines.noise import cell_generator, noise
     from infinite_tensor.pipelines.predict import predict
     from infinite_tensor.pipelines.sources import from_array, from_image, from_raster
+    from infinite_tensor.tensor import InfiniteTensor
+    from infinite_tensor.tilestore import Damage, Garbage, MemoryTileStore, TensorInfo, TileStore
+    from infinite_tensor.values.digest import digest
+    from infinite_tensor.values.fingerprint import digests
+    from infinite_tensor.values.networks import no_digest
+    from infinite_tensor.values.reduction import Reduction
+    from infinite_tensor.values.weights import WeightedMean
+    from infinite_tensor.views.copied import CopyProgress, CopyReport
+    from infinite_tensor.views.version04 import copy_from_04
     from infinite_tensor_stores import HDF5TileStore, ZarrTileStore, open_store
     from infinite_tensor_stores.blobs import TensorBlob
 
-try:
-    __version__ = version("infinite-tensor")
-except PackageNotFoundError:
-    __version__ = "0.0.0"
-
-_LAZY = {
-    "GridDataset": "infinite_tensor.datasets",
-    "PatchDataset": "infinite_tensor.datasets",
-    "InfiniteBuffer": "infinite_tensor.modules",
-    "VirtualTensor": "infinite_tensor.modules",
-    "TensorGroup": "infinite_tensor.groups",
-    "predict": "infinite_tensor.pipelines.predict",
-    "map": "infinite_tensor.pipelines.map",
-    "HDF5TileStore": "infinite_tensor_stores",
-    "TensorBlob": "infinite_tensor_stores.blobs",
-    "ZarrTileStore": "infinite_tensor_stores",
-    "cell_generator": "infinite_tensor.pipelines.noise",
-    "noise": "infinite_tensor.pipelines.noise",
-    "open_store": "infinite_tensor_stores",
-    "from_array": "infinite_tensor.pipelines.sources",
-    "from_image": "infinite_tensor.pipelines.sources",
-    "from_raster": "infinite_tensor.pipelines.sources",
-}
-"""Imported when first used, so that `import infinite_tensor` is quick, and loads neither zarr nor h5py."""
+    __version__: str
 
 __all__ = [
     "BlobModeError",
     "BlobNotFoundError",
+    "CopyProgress",
+    "CopyReport",
     "Damage",
     "DamagedDataWarning",
     "DependantsRemainWarning",
@@ -111,6 +90,7 @@ __all__ = [
     "WeightedMean",
     "ZarrTileStore",
     "cell_generator",
+    "copy_from_04",
     "digest",
     "digests",
     "from_array",
@@ -125,11 +105,50 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(import_module(_LAZY[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+_find, _names = offered_by(
+    globals(),
+    {
+        "infinite_tensor.datasets": ["GridDataset", "PatchDataset"],
+        "infinite_tensor.filling": ["FillPlan", "FillReport", "Mask", "Progress"],
+        "infinite_tensor.geometry.regions": ["sl"],
+        "infinite_tensor.geometry.window": ["TensorWindow"],
+        "infinite_tensor.groups": ["TensorGroup"],
+        "infinite_tensor.modules": ["InfiniteBuffer", "VirtualTensor"],
+        "infinite_tensor.outputs": ["Output"],
+        "infinite_tensor.pipelines.map": ["map"],
+        "infinite_tensor.pipelines.noise": ["cell_generator", "noise"],
+        "infinite_tensor.pipelines.predict": ["predict"],
+        "infinite_tensor.pipelines.sources": ["from_array", "from_image", "from_raster"],
+        "infinite_tensor.tensor": ["InfiniteTensor"],
+        "infinite_tensor.tilestore": ["Damage", "Garbage", "MemoryTileStore", "TensorInfo", "TileStore"],
+        "infinite_tensor.values.digest": ["digest"],
+        "infinite_tensor.values.fingerprint": ["digests"],
+        "infinite_tensor.values.networks": ["no_digest"],
+        "infinite_tensor.values.reduction": ["Reduction"],
+        "infinite_tensor.values.weights": ["WeightedMean"],
+        "infinite_tensor.views.copied": ["CopyProgress", "CopyReport"],
+        "infinite_tensor.views.version04": ["copy_from_04"],
+        "infinite_tensor_stores": ["HDF5TileStore", "ZarrTileStore", "open_store"],
+        "infinite_tensor_stores.blobs": ["TensorBlob"],
+    },
+)
+
+# So that mypy takes no name that there is not.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        return _version() if name == "__version__" else _find(name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__"])
+    return [*_names(), "__version__"]
+
+
+def _version() -> str:
+    # To look takes as long as to import this package.
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415
+
+    try:
+        return version("infinite-tensor")
+    except PackageNotFoundError:
+        return "0.0.0"

@@ -1,9 +1,7 @@
-"""The spelling of version 0.2, deprecated: `get_or_create` and friends, which stores are given from outside."""
+"""The spelling of version 0.2, deprecated: what `get_or_create` and friends of a store do."""
 
 from __future__ import annotations
 
-import functools
-import inspect
 import uuid
 import warnings
 from collections.abc import Callable, Sequence
@@ -130,32 +128,6 @@ def _set_tile_size(
     return before
 
 
-def _take_old_keywords(cls: type[PersistentTileStore]) -> None:
-    """Have the constructor of a store take ``tile_cache_size=``, now ``cache_size_tiles=``, unless that is its own."""
-    constructor: Callable[..., None] | None = vars(cls).get("__init__")
-    if constructor is None or "tile_cache_size" in inspect.signature(constructor).parameters:
-        return
-
-    @functools.wraps(constructor)
-    def construct(self: PersistentTileStore, /, *args: Any, **kwargs: Any) -> None:
-        if "tile_cache_size" in kwargs:
-            _deprecated("tile_cache_size=", "cache_size_tiles=")
-            kwargs["cache_size_tiles"] = kwargs.pop("tile_cache_size")
-        constructor(self, *args, **kwargs)
-
-    cls.__init__ = construct  # type: ignore[assignment, method-assign]
-
-
 def _deprecated(old: str, new: str) -> None:
-    warnings.warn(f"{old} is deprecated; use {new}", DeprecationWarning, stacklevel=3)
-
-
-def _take_them_in_subclasses(cls: type[PersistentTileStore], /, **options: Any) -> None:
-    super(PersistentTileStore, cls).__init_subclass__(**options)
-    _take_old_keywords(cls)
-
-
-TileStore.get_or_create = get_or_create  # type: ignore[attr-defined]
-TileStore.clear_direct_caches = clear_direct_caches  # type: ignore[attr-defined]
-_take_old_keywords(PersistentTileStore)  # type: ignore[type-abstract]
-PersistentTileStore.__init_subclass__ = classmethod(_take_them_in_subclasses)  # type: ignore[assignment]
+    # To whoever has called the method of the store that calls this.
+    warnings.warn(f"{old} is deprecated; use {new}", DeprecationWarning, stacklevel=4)

@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import indent
 from typing import Any, TypeAlias, TypeVar
 
 from torch.utils.data import Dataset, get_worker_info
 
-from infinite_tensor.errors import ValidationError
+from infinite_tensor.errors import RegionError, ValidationError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.regions import Selection, parse
 from infinite_tensor.geometry.window import Shape
 from infinite_tensor.groups import TensorGroup
 from infinite_tensor.support.exit import flush_at_termination
 from infinite_tensor.support.forks import cached_property
-from infinite_tensor.support.given import array_advice, as_index, quoted
+from infinite_tensor.support.given import array_advice, as_index, members, quoted
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore.layout import sizes_of
 
 Region: TypeAlias = tuple[int | slice, ...]
 Source: TypeAlias = InfiniteTensor | TensorGroup
 Sources: TypeAlias = Source | list[Source] | tuple[Source, ...] | dict[Any, Source]
+Transform: TypeAlias = Callable[[Any], Any]
 
 _T = TypeVar("_T")
+
+_EXAMPLE = 10
+"""Patches along a side of the region that a message shows as an example."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,11 @@ class _PatchGrid:
             start[d], stop[d] = first, first + axis.size
         return Selection(tuple(start), tuple(stop), self.box.steps, self.box.squeezed)
 
+    def __str__(self) -> str:
+        first = self.selection(tuple(axis.low for axis in self.axes))
+        patch = tuple(n for d, n in enumerate(first.shape) if d not in first.squeezed)
+        return f"{patch} in {_brackets(self.box)} of {self.source!r}"
+
     def region(self, corner: Index) -> Region:
         box = self.selection(corner)
         return tuple(
@@ -82,23 +92,46 @@ class _PatchGrid:
 class _Patches(Dataset[Any]):
     """Patches that are told apart by a number: their position in the lexicographic order of their corners."""
 
-    def __init__(self, sources: Sources, patch_size: object, stride: object, region: object) -> None:
+    def __init__(
+        self, sources: Sources, patch_size: object, stride: object, region: object, transform: Transform | None
+    ) -> None:
+        if transform is not None and not callable(transform):
+            raise ValidationError(f"transform must be a function of one patch, or None, got {quoted(transform)}")
         self._sources = sources
-        self._cuts = [_cut(source, patch_size, stride, region) for source in _leaves(sources)]
+        self._transform = transform
+        leaves = _leaves(sources)
+        asked = _Asked(type(self).__name__, [leaf.shape for leaf in leaves], patch_size)
+        self._cuts = [_cut(leaf, asked, stride, region) for leaf in leaves]
         self._axes = self._cuts[0].axes
         for cut in self._cuts[1:]:
             if cut.axes != self._axes:
                 raise ValidationError(
                     "all that is read must be cut alike along the dimensions that patch_size is about, got "
                     f"{_shown(self._axes)} of {self._cuts[0].source!r} and {_shown(cut.axes)} of {cut.source!r}"
+                    f"{asked.as_group()}"
                 )
         self._positions = self._length = math.prod(axis.positions for axis in self._axes)
         if not self._positions:
             sizes, extents = ([axis.size for axis in self._axes], [axis.high - axis.low for axis in self._axes])
+            advice = asked.advice(self._cuts[0].source.shape, self._cuts[0].box)
             raise ValidationError(
-                f"no patch of {tuple(sizes)} pixels fits into a region of {tuple(extents)}; give a larger region or a "
-                "smaller patch_size"
+                f"no patch of {tuple(sizes)} pixels fits into a region of {tuple(extents)}"
+                f"{advice or '; give a larger region or a smaller patch_size'}"
             )
+
+    def __repr__(self) -> str:
+        names = (
+            [f"{quoted(key)}: " for key in self._sources] if isinstance(self._sources, dict) else [""] * len(self._cuts)
+        )
+        lines = indent("\n".join(f"{name}{cut}" for name, cut in zip(names, self._cuts, strict=True)), " " * 4)
+        return f"{type(self).__name__}({', '.join(self._told())}, each of\n{lines})"
+
+    def _told(self) -> list[str]:
+        """What the repr tells before what is read."""
+        told = [f"{len(self)} patches"]
+        if self._transform is not None:
+            told.append(f"transform={getattr(self._transform, '__qualname__', None) or quoted(self._transform)}")
+        return told
 
     def __len__(self) -> int:
         return self._length
@@ -128,8 +161,14 @@ class _Patches(Dataset[Any]):
         corner = self._corner(index)
         return self._arranged([cut.region(corner) for cut in self._cuts])
 
+    def __iter__(self) -> Iterator[Any]:
+        """All patches in order."""
+        # Python's own way takes an IndexError of `f` or `transform` for the end.
+        for index in range(len(self)):
+            yield self[index]
+
     def __getitem__(self, index: int) -> Any:
-        """The patch at `index`: a tensor or TensorDict, or a list, tuple or dict of them."""
+        """The patch at `index`: a tensor or TensorDict, or a list, tuple or dict of them; transformed."""
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
@@ -138,7 +177,18 @@ class _Patches(Dataset[Any]):
             flush_at_termination()
         corners = [self._corner(index) for index in indices]
         patches = [cut.source.read([cut.selection(corner) for corner in corners]) for cut in self._cuts]
-        return [self._arranged(item) for item in zip(*patches, strict=True)]
+        items = [self._arranged(item) for item in zip(*patches, strict=True)]
+        return items if self._transform is None else list(map(self._transformed, indices, items))
+
+    def _transformed(self, index: int, item: Any) -> Any:
+        assert self._transform is not None
+        try:
+            return self._transform(item)
+        except Exception as error:
+            corner = self._corner(index)
+            pixels = self._arranged([_brackets(cut.selection(corner)) for cut in self._cuts])
+            error.add_note(f"while transforming item {index} of a {type(self).__name__}, which is {pixels}")
+            raise
 
     def _corner(self, index: int) -> Index:
         at, count = as_index(index), len(self)
@@ -180,6 +230,10 @@ class GridDataset(_Patches):
         What bounds the patches, as ``t[...]`` takes it, without steps; `sl` writes it. The first patch lies in its
         first corner; a dimension with an int vanishes. Default: the whole tensor, if it is finite. For tensors with
         different numbers of dimensions, begin with ``...``.
+    transform : callable, optional
+        ``transform(patch)`` is the item in place of the patch, which is a tensor, of a group a TensorDict, and of a
+        list, tuple or dict one of these with a patch of each. It is called for one item at a time, where that is read:
+        of a `DataLoader` with workers in a worker.
 
     Raises
     ------
@@ -202,8 +256,13 @@ class GridDataset(_Patches):
         patch_size: int | Sequence[int],
         stride: int | Sequence[int] | None = None,
         region: object = None,
+        *,
+        transform: Transform | None = None,
     ) -> None:
-        super().__init__(t, patch_size, patch_size if stride is None else stride, region)
+        super().__init__(t, patch_size, patch_size if stride is None else stride, region, transform)
+
+    def _told(self) -> list[str]:
+        return [*super()._told(), f"stride={tuple(axis.stride for axis in self._axes)}"]
 
 
 class PatchDataset(_Patches):
@@ -224,6 +283,8 @@ class PatchDataset(_Patches):
         Which places of all.
     length : int, optional
         How many patches there are. Default: as many as fit side by side into the region. It does not change the places.
+    transform : callable, optional
+        As for `GridDataset`.
 
     Raises
     ------
@@ -245,8 +306,10 @@ class PatchDataset(_Patches):
         region: object = None,
         seed: int = 0,
         length: int | None = None,
+        *,
+        transform: Transform | None = None,
     ) -> None:
-        super().__init__(t, patch_size, None, region)
+        super().__init__(t, patch_size, None, region, transform)
         number = as_index(seed)
         if number is None:
             raise ValidationError(f"seed must be an int, got {quoted(seed)}")
@@ -255,6 +318,9 @@ class PatchDataset(_Patches):
         self._length = as_index(count) or 0
         if self._length < 1:
             raise ValidationError(f"length must be a positive int or None, got {quoted(length)}")
+
+    def _told(self) -> list[str]:
+        return [*super()._told(), f"seed={self._seed}"]
 
     def _number(self, index: int) -> int:
         digest = hashlib.blake2b(f"{self._seed} {index}".encode()).digest()
@@ -275,12 +341,99 @@ def _leaves(sources: object) -> list[Source]:
     return leaves
 
 
-def _cut(source: Source, patch_size: object, stride: object, region: object) -> _PatchGrid:
+@dataclass(frozen=True)
+class _Asked:
+    """What a dataset was asked for, so that messages can show the call that was meant.
+
+    Attributes
+    ----------
+    kind : str
+        Class of the dataset.
+    shapes : sequence of shapes
+        Those of all that it reads.
+    patch_size : object
+        As it was given.
+    """
+
+    kind: str
+    shapes: Sequence[Shape]
+    patch_size: object
+
+    def with_region(self, shape: Shape) -> str:
+        """The call with a region, for a tensor with unbounded dimensions; ValidationError of `patch_size`."""
+        sizes = sizes_of("patch_size", self.patch_size, shape)
+        fitting = {d: min(size, shape[d] or size) for d, size in sizes.items()}
+        patch_size = quoted(self.patch_size) if fitting == sizes else str(tuple(fitting.values()))
+        first = shape.index(None)
+        parts = [f"0:{_EXAMPLE * sizes[d]}" if n is None else ":" for d, n in enumerate(shape) if d >= first]
+        return f"{self.kind}(t, {patch_size}, region=sl[{', '.join(['...'] * (first > 0) + parts)}])"
+
+    def advice(self, shape: Shape, box: Selection) -> str:
+        """What a message about the sizes of patches ends with: the ones that were meant, or nothing."""
+        if self._is_mixed:
+            return self.as_group()
+        extents = {d: box.stop[d] - box.start[d] for d in range(len(shape)) if d not in box.squeezed}
+        one = as_index(self.patch_size)
+        given = [one] * len(extents) if one is not None else _sizes_in(self.patch_size)
+        if len(given) == len(shape):
+            given = [given[d] for d in extents]
+        finite = [d for d in extents if shape[d] is not None]
+        meant = _meant(given, extents, finite)
+        if meant is None:
+            return ""
+        whole = [d for d, size in zip(extents, meant, strict=True) if d in finite and size == extents[d]]
+        takes = f", which takes dimension {', '.join(map(str, whole))} whole" if whole else ""
+        return f"; give patch_size={meant}{takes}"
+
+    @property
+    def _is_mixed(self) -> bool:
+        return len(set(map(len, self.shapes))) > 1
+
+    def as_group(self) -> str:
+        """What a message about finite tensors of which some have more dimensions ends with; nothing of others."""
+        ndim = min(map(len, self.shapes))
+        one = as_index(self.patch_size)
+        given = [one] * ndim if one is not None else _sizes_in(self.patch_size)
+        told = len(given) >= ndim and min(given) > 0
+        if not told or not self._is_mixed or any(None in shape for shape in self.shapes):
+            return ""
+        size, shared = one or tuple(given[-ndim:]), tuple(range(-ndim, 0))
+        tensors = f"TensorGroup({{'image': ..., 'labels': ...}}, dims={shared})"
+        return f"; where some of them have channels first, give {self.kind}({tensors}, {size})"
+
+
+def _sizes_in(patch_size: object) -> list[int]:
+    """The sizes that were given for several dimensions; none where one of them is no size."""
+    sizes = [as_index(size) or 0 for size in members(patch_size) or ()]
+    return sizes if min(sizes, default=0) > 0 else []
+
+
+def _meant(given: Sequence[int], extents: Mapping[int, int], finite: Sequence[int]) -> Index | None:
+    """A size for each dimension, where finite dimensions for which none is given, or one too large, stay whole.
+
+    None if there is no telling, or nothing of it is a patch.
+    """
+    channels = sorted(finite, key=extents.__getitem__)[: max(0, len(extents) - len(given))]
+    named = any(extents[d] in given for d in channels)
+    if named or not given or min(given) < 1 or len(given) + len(channels) != len(extents):
+        return None
+    sizes = iter(given)
+    asked = {d: extent if d in channels else next(sizes) for d, extent in extents.items()}
+    meant = {d: min(size, extents[d]) if d in finite else size for d, size in asked.items()}
+    cut = [d for d, size in asked.items() if d not in channels and size <= extents[d]]
+    fits = all(size <= extents[d] for d, size in meant.items())
+    return tuple(meant.values()) if cut and fits else None
+
+
+def _cut(source: Source, asked: _Asked, stride: object, region: object) -> _PatchGrid:
     """How a source is cut, where a stride of None means wherever a patch may lie."""
-    box = _box(region, source.shape)
+    box = _box(region, source.shape, asked)
     dims = [d for d in range(source.ndim) if d not in box.squeezed]
     extents = tuple(None if source.shape[d] is None else box.stop[d] - box.start[d] for d in dims)
-    sizes = sizes_of("patch_size", patch_size, extents)
+    try:
+        sizes = sizes_of("patch_size", asked.patch_size, extents)
+    except ValidationError as error:
+        raise ValidationError(f"{error}{asked.advice(source.shape, box)}") from None
     units = [_unit(source, d) for d in dims]
     every = units if stride is None else stride
     one = as_index(every)
@@ -302,21 +455,42 @@ def _unit(source: Source, d: int) -> int:
     return math.lcm(*(scale[d].denominator for scale in scales))
 
 
-def _box(region: object, shape: Shape) -> Selection:
+def _box(region: object, shape: Shape, asked: _Asked) -> Selection:
     if region is None:
         unbounded = [d for d, extent in enumerate(shape) if extent is None]
         if unbounded:
             raise ValidationError(
-                f"dimensions {', '.join(map(str, unbounded))} of shape {shape} are unbounded: give region=sl[...] with "
-                "a start and a stop for each of them"
+                f"dimensions {', '.join(map(str, unbounded))} of shape {shape} are unbounded, so patches need a region "
+                f"with a start and a stop for each of them, such as {asked.with_region(shape)}"
             )
         region = ...
-    box = parse(region, shape)
+    try:
+        box = parse(region, shape)
+    except RegionError as error:
+        meant = _with_first_dimensions(region, shape)
+        raise RegionError(f"{error}{'' if meant is None else f'; give region={meant}'}") from None
     if box.steps.count(1) < len(shape):
         raise ValidationError(f"region must hold ints and slices without a step, got {quoted(region)}")
     if len(box.squeezed) == len(shape):
         raise ValidationError(f"region must have a slice, or it leaves no dimension to cut, got {quoted(region)}")
     return box
+
+
+def _with_first_dimensions(region: object, shape: Shape) -> str | None:
+    """A region that was given for the last dimensions alone, with the others; None if it is no such region."""
+    parts = region if isinstance(region, tuple) else (region,)
+    try:
+        parse((..., *parts), shape)
+    except RegionError:
+        return None
+    ends = [f"{part.start}:{part.stop}" if isinstance(part, slice) else str(part) for part in parts]
+    return f"sl[{', '.join(['...', *ends])}]"
+
+
+def _brackets(box: Selection) -> str:
+    """A box of pixels as ``t[...]`` takes it."""
+    ends = enumerate(zip(box.start, box.stop, strict=True))
+    return f"[{', '.join(str(a) if d in box.squeezed else f'{a}:{b}' for d, (a, b) in ends)}]"
 
 
 def _whole(box: Selection, d: int) -> _Axis:

@@ -68,7 +68,7 @@ def open_tensor(
     if f is not None and len(upstream) < len(definition.args):
         raise ValidationError(
             f"tensor {tensor_id!r} is computed from {[arg.tensor_id for arg in definition.args]} "
-            f"(None: an unnamed tensor), which {store!r} does not hold; give them as args=..."
+            f"(None: an unnamed tensor), which {store} does not hold; give them as args=..."
         )
     found, where = resolved_blend(blend), checked_device(device)
     return _bind(store, tensor_id, stored, f, upstream, found, batch_size, where, reduce)
@@ -101,7 +101,7 @@ def _open_args(store: TileStore, tensor_id: str, stored: StoredTensor) -> tuple[
         waiting = next((key for key in rest if key not in opened), None)
         if waiting is not None:
             if waiting in held:
-                raise StoreError(f"{store!r}: tensor {waiting!r} is stored as upstream of itself")
+                raise StoreError(f"{store}: tensor {waiting!r} is stored as upstream of itself")
             held[waiting] = _held_args(store, found, waiting)
             path.append((waiting, iter(held[waiting])))
             continue

@@ -18,6 +18,7 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.fill import Request, coverage
 from infinite_tensor.filling.fillable import Fillable
 from infinite_tensor.filling.mask import placed
+from infinite_tensor.filling.progress import Watcher
 from infinite_tensor.filling.stored_only import StoredOnly
 from infinite_tensor.geometry.batching import Batching
 from infinite_tensor.geometry.regions import parse
@@ -491,7 +492,7 @@ class InfiniteTensor(Fillable):
         return StoredOnly(self, fill_value)
 
     def _requests(self, region: object, where: object = None) -> list[Request]:
-        return [Request(self, parse(region, self.shape, self._spec.labels), placed(where, self.ndim))]
+        return [Request(self, parse(region, self.shape, self._spec.labels), placed(where, self.dims))]
 
     def _tensors(self) -> list[InfiniteTensor]:
         return [self]
@@ -731,6 +732,91 @@ class InfiniteTensor(Fillable):
 
         return html_of_tensor(self)
 
+    def export(
+        self,
+        region: object,
+        target: str | os.PathLike[str],
+        *,
+        missing: str = "compute",
+        fill_value: Number | None = None,
+        format: str | None = None,  # noqa: A002  (what it is called elsewhere)
+        overwrite: bool = False,
+        storage_options: dict[str, Any] | None = None,
+        workers: int | None = None,
+        progress: bool | str | Watcher = True,
+    ) -> None:
+        """Write a region to a file, or to a Zarr group, that other programs open.
+
+        The format follows from the end of `target`:
+
+        - ``.zarr``: a group with one array, named after `tensor_id`, and the coordinates of its pixels along each
+          dimension, for ``xarray.open_zarr(target)``. A chunk is a tile, and begins at the first pixel of the region.
+        - ``.npy``: an array for `numpy.load`.
+        - ``.png``: a grey image, RGB or RGBA of uint8 or uint16.
+        - ``.tif``, ``.tiff``: an image of any number of bands, in tiles, compressed; a BigTIFF where it may have 4 GiB.
+          If the tensor is a raster of `from_raster`, or computed from one, it is a GeoTIFF: pixels lie where the middle
+          of their window lies in the raster, at the scale that strides have to each other.
+
+        The region is worked through in steps, whatever its size; tensors in memory keep little of it. The target is
+        there when all is written, and not before. A process that is killed leaves a hidden ``.<name>.partial`` beside
+        it, in which the next export writes; a store at a URL is no Zarr group until the end.
+
+        An export to Zarr of a tensor that is stored, with a `tensor_id`, continues where an equal one was stopped: what
+        has been written is not written again, even if it was invalidated since. ``overwrite=True`` begins anew.
+
+        Parameters
+        ----------
+        region
+            As a read takes it, without a step. Images have 2 dimensions, or 3 with channels: that of the name c,
+            channel, channels, band or bands, else the first. Ints drop the dimensions that there are beside these.
+        target : str or path
+            A local path; for Zarr, any fsspec URL too.
+        missing : "compute" or "fill"
+            Whether windows that are missing are computed, and stored, as a read does; or `fill_value` is written where
+            a tile is not stored, as `stored_only` shows it.
+        fill_value : number, optional
+            With ``missing="fill"``. Default: 0.
+        format : {"zarr", "npy", "png", "tiff"}, optional
+            The format, whatever the target is called.
+        overwrite : bool
+            Replace a file, or a Zarr group that an export has written. A local target is there until the end; a local
+            group is missing for a moment then, and one at a URL all the time.
+        storage_options : dict, optional
+            Passed to fsspec.
+        workers : int, optional
+            As for `read`.
+        progress : bool, "always" or callable
+            As for `fill`; what a `Progress` counts is tiles that have been written, not windows.
+
+        Raises
+        ------
+        RegionError
+            (an IndexError) If `region` is no region of this tensor.
+        ValidationError
+            If an argument does not fit, there is something at the target, or the format cannot hold the region.
+        StoreError
+            If something cannot be written or read.
+        ImportError
+            If rasterio, which TIFF takes, is missing.
+
+        Notes
+        -----
+        bfloat16, which none of these formats has, becomes float32.
+
+        Examples
+        --------
+        >>> t = InfiniteTensor((None, None), lambda ctx: torch.ones(4, 4), TensorWindow((4, 4)))
+        >>> t.export(sl[-8:8, 0:16], "ones.npy")
+        >>> import numpy
+        >>> numpy.load("ones.npy").shape
+        (16, 16)
+        """
+        # What is written of a tensor stands on tensors.
+        from infinite_tensor.views.exports.export import Options, export  # noqa: PLC0415
+
+        options = Options(missing, fill_value, format, overwrite, storage_options, workers, progress)
+        export(self, region, target, options)
+
     def clear_cache(self) -> None:
         """Drop from memory what can be had again, after storing what is pending."""
         self.tile_store.clear_cache(self.tensor_id)
@@ -764,7 +850,7 @@ class InfiniteTensor(Fillable):
             parts.append(f"output={show(self._spec.definition.output)}")
         if self.args:
             parts.append(f"args={[arg.tensor_id for arg in self.args]}")
-        return f"InfiniteTensor({', '.join(parts)}, tile_store={self.tile_store!r})"
+        return f"InfiniteTensor({', '.join(parts)}, tile_store={self.tile_store})"
 
     def __len__(self) -> int:
         extent = self.shape[0]

@@ -14,7 +14,9 @@ DRAWING = Path(__file__).with_suffix(".svg")
 
 WIDTH, ROW, GAP, MARGIN = 900, 40, 8, 16
 LABELS = {
+    "cli": "the command infinite-tensor",
     "compat": "the spelling of version 0.2",
+    "views": "what other people's tools open",
     "pipelines": "a user's work in one call: sources, noise, map, predict",
     "testing": "for backends",
     "datasets": "for a DataLoader",
@@ -39,7 +41,8 @@ def layers() -> list[list[str]]:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
     house, stores, _ = contracts["contracts"]
     rows = [[name.strip() for name in row.split("|")] for row in house["layers"]]
-    at = rows.index([stores["layers"][2].split(":")[0].strip().rpartition(".")[2]])
+    below = stores["layers"][stores["layers"].index("infinite_tensor_stores") + 1]
+    at = rows.index([below.split(":")[0].strip().rpartition(".")[2]])
     return [*rows[:at], ["infinite_tensor_stores"], *rows[at:]]
 
 

@@ -29,6 +29,7 @@ from infinite_tensor.support.allocation import Array, as_array, as_tensor, new_b
 from infinite_tensor.support.interrupts import running_f
 from infinite_tensor.support.nested import Key, leaves, show
 from infinite_tensor.tilestore.contents import Access, Contents
+from infinite_tensor.values.digest import name_of
 from infinite_tensor.values.fingerprint import unwrapped
 from infinite_tensor.values.spec import TensorSpec
 
@@ -227,12 +228,15 @@ def _as_list(returned: object, count: int) -> Sequence[object]:
 
 
 def _source_of(f: Callable[..., Any]) -> str:
-    """Where a function is defined, for messages."""
+    """What a function of a user is called, and where it is defined, for messages."""
     f = unwrapped(f)
     while isinstance(f, partial):
         f = f.func
-    code = getattr(f, "__code__", None)
-    return "" if code is None else f", by {f.__name__} defined in {code.co_filename}:{code.co_firstlineno}"
+    kind, code = type(f), getattr(f, "__code__", None)
+    if code is not None:
+        return f", by {f.__name__} defined in {code.co_filename}:{code.co_firstlineno}"
+    # A network, say, or a function of torch.
+    return "" if name_of(kind).startswith("infinite_tensor.") else f", by {getattr(f, '__name__', kind.__name__)}"
 
 
 def _windows(count: int) -> str:

@@ -170,7 +170,7 @@ def build(wanted: Mapping[Node, IntArray], views: Views) -> list[Workload]:
                 asked = wanted.get(node) if node in needs else None
                 results.append(_result(node, windows, needs.get(node), asked, views))
             sources = [
-                (views.of(upstream.node), _arg_starts(computation, at, upstream, windows))
+                (views.of(upstream.node), arg_starts(computation, at, upstream, windows))
                 for at, upstream in enumerate(computation.inputs)
             ]
             workloads.append(Workload(computation, windows, tuple(results), tuple(sources)))
@@ -212,27 +212,44 @@ def _check_computable(node: Node, missing: Mapping[Node, IntArray]) -> None:
         if node.contents.outlives_process and upstream.node.spec.definition.digest != arg.digest:
             raise ValidationError(
                 f"args[{at}] of tensor {node.spec.tensor_id!r} has been moved to {upstream.node.spec.dtype} since; "
-                f"{node.store!r} holds what was computed before: move it back, or build a new tensor on it"
+                f"{node.store!s} holds what was computed before: move it back, or build a new tensor on it"
             )
 
 
-def _arg_starts(computation: Computation, at: int, upstream: Input, windows: IntArray) -> IntArray:
-    """The first pixel that each window reads of an arg, whose finite dimensions hold its region or are padded."""
-    window, shape = upstream.window, upstream.node.spec.shape
-    for d, (k, extent) in enumerate(zip(followed(window), shape, strict=True)):
-        first, last = (0, 0) if k is None else (int(windows[:, k].min()), int(windows[:, k].max()))
-        low = first * window.stride[d] + window.offset[d]
-        high = last * window.stride[d] + window.offset[d] + window.size[d]
+def arg_starts(computation: Computation, at: int, upstream: Input, windows: IntArray) -> IntArray:
+    """The first pixel that each window reads of an arg, whose finite dimensions hold its region or are padded.
+
+    Raises
+    ------
+    RegionError
+        If they do not; there is at least one window.
+    """
+    outside = reach_error(computation, at, upstream, windows.min(axis=0).tolist(), windows.max(axis=0).tolist())
+    if outside is not None:
+        raise outside
+    return starts_of(upstream.window, windows)
+
+
+def reach_error(
+    computation: Computation, at: int, upstream: Input, first: Sequence[int], last: Sequence[int]
+) -> RegionError | None:
+    """What is wrong with what some windows read of an arg; `first` and `last` are their least and largest coordinates.
+
+    None where the finite dimensions of the arg hold it or are padded.
+    """
+    window, spec = upstream.window, upstream.node.spec
+    for d, (k, extent) in enumerate(zip(followed(window), spec.shape, strict=True)):
+        low, high = ((0 if k is None else side[k]) * window.stride[d] + window.offset[d] for side in (first, last))
+        high += window.size[d]
         if extent is not None and (low < 0 or high > extent) and d not in upstream.reads.padded:
-            spec = upstream.node.spec
-            raise outside_arg(computation.names, at, spec.tensor_id, spec.labels[d], low, high, extent)
+            return outside_arg(computation.names, at, spec.tensor_id, spec.labels[d], low, high, extent)
         if max(-low, high) > _REACH:
-            raise RegionError(
+            return RegionError(
                 f"args_windows[{at}] of tensor {computation.names} reaches pixels {low} .. {high - 1} in dimension "
-                f"{d} of {upstream.node.spec.tensor_id!r}, far beyond the limit of 2**51: coordinates go from "
+                f"{d} of {spec.tensor_id!r}, far beyond the limit of 2**51: coordinates go from "
                 f"-{COORDINATE_LIMIT} to {COORDINATE_LIMIT - 1}, and args_windows may reach from -2**52 to 2**52"
             )
-    return starts_of(window, windows)
+    return None
 
 
 def _unavailable(node: Node, windows: IntArray) -> TileAccessError:

@@ -173,7 +173,7 @@ def _check_shared(job: Job) -> None:
         kept = node.contents.outlives_process or node in filled
         if kept and not node.store.shared:
             raise ValidationError(
-                f"the workers of a cluster cannot store tensor {node.spec.tensor_id!r} in {node.store!r}; use a "
+                f"the workers of a cluster cannot store tensor {node.spec.tensor_id!r} in {node.store!s}; use a "
                 "ZarrTileStore at a path or URL that all of them reach"
             )
 

@@ -85,14 +85,15 @@ class Bands:
         return list(itertools.pairwise([self.target.start[d], *cuts, self.target.stop[d]]))
 
 
-def cut_into_bands(target: Target, most_bytes: int, least_bands: int = 1) -> Bands:
+def cut_into_bands(target: Target, most_bytes: int, least_bands: int = 1, unit: Index | None = None) -> Bands:
     """Cut a region at the borders of tiles, into at least so many bands.
 
-    If that can be, the `held_bytes` of a band are at most `most_bytes`.
+    If that can be, the `held_bytes` of a band are at most `most_bytes`. With a `unit`, it is cut into multiples of that
+    from its first pixel on.
     """
     root = target.node
-    tile = root.contents.layout(root.spec).tile_shape
-    origin = tuple(a // n * n for a, n in zip(target.start, tile, strict=True))
+    tile = root.contents.layout(root.spec).tile_shape if unit is None else unit
+    origin = tuple(a // n * n for a, n in zip(target.start, tile, strict=True)) if unit is None else target.start
     widths = [b - a for a, b in zip(origin, target.stop, strict=True)]
     along = max(range(len(tile)), key=lambda d: -(-widths[d] // tile[d]))
     step = [n if d != along else min(n, tile[d]) for d, n in enumerate(widths)]

@@ -238,7 +238,11 @@ def fill(job: Job, workers: int | None, progress: bool | str | Watcher) -> FillR
     before = {node: node.contents.written(node.spec.tensor_id) for node in job.chain}
     # What is stored shows as it is met: to look for it beforehand would take a listing.
     targets = job.targets
-    total = int(estimated(targets).windows * share_of(targets))
+    estimate = estimated(targets)
+    if estimate.outside is not None and all(target.wanted is None for target in targets):
+        # Before hours of work that end there. A mask may leave out the windows that are meant.
+        raise estimate.outside
+    total = int(estimate.windows * share_of(targets))
     with Tally(total, progress, sum(target.tile_count for target in targets)) as tally:
         try:
             lent = Mark()
@@ -337,7 +341,7 @@ def writable(job: Job) -> Job:
         node, regions = target.node, zip(*target.all_regions, strict=True)
         if node.contents.read_only and not all(node.contents.is_complete(node.spec, *each) for each in regions):
             raise ValidationError(
-                f"{node.store!r} is read-only, and lacks some of tensor {node.spec.tensor_id!r}: open it with mode='a' "
+                f"{node.store!s} is read-only, and lacks some of tensor {node.spec.tensor_id!r}: open it with mode='a' "
                 "or 'r+' to fill a tensor"
             )
     left = [{node: bands for node, bands in cuts.items() if not node.contents.read_only} for cuts in job.passes]

@@ -59,7 +59,7 @@ class Fillable(ABC):
         Raises
         ------
         RegionError
-            (an IndexError) If `region` is no region of the tensor or the group.
+            (an IndexError) If `region` is no region of the tensor or the group, or a window of it leaves an arg.
         ValidationError
             If the region cannot be filled within `max_memory`, or a mask does not cover it.
         """
@@ -116,7 +116,7 @@ class Fillable(ABC):
         Raises
         ------
         RegionError
-            (an IndexError) If `region` is no region of the tensor or the group.
+            (an IndexError) If `region` is no region of the tensor or the group, or a window of it leaves an arg.
         ValidationError
             If an argument does not fit, the store is read-only, `max_memory` is too little, or a mask does not cover
             the region.

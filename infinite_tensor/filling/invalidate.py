@@ -162,7 +162,7 @@ def _told(tensor: _Tensor, windows: BoxUnion, dropped: Dropped) -> TensorInvalid
     start, stop = pixels_of(tensor.spec.grid, windows).hull if windows else ((0,) * len(tensor.spec.shape),) * 2
     return TensorInvalidation(
         tensor.spec.tensor_id,
-        repr(tensor.store),
+        str(tensor.store),
         *dropped,
         tuple(None if a < -_NO_END else a for a in start),
         tuple(None if b > _NO_END else b for b in stop),

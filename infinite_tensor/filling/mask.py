@@ -17,7 +17,7 @@ from infinite_tensor.engine.chain import Node
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.points import Index, IntArray
 from infinite_tensor.geometry.window import LARGEST
-from infinite_tensor.support.given import as_index, members, number, quoted
+from infinite_tensor.support.given import as_index, members, number, quoted, word
 from infinite_tensor.tilestore.layout import TileLayout
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
@@ -46,9 +46,10 @@ class Mask:
         an image 32 times smaller.
     origin : int, float, Fraction, or tuple of these
         Where in the tensor the first pixel of the mask begins, in pixels.
-    dims : tuple of int, optional
-        The dimensions of the tensor, or of the group, that those of the mask are. Along the others the mask is the
-        same everywhere. Default: the last ones; for a callable all.
+    dims : tuple of (int or str), optional
+        The dimensions of the tensor, or of the group, that those of the mask are, by number or name. Along the others
+        the mask is the same everywhere. Default: the last ones; for a callable all. A dimension of a group has the
+        name that all its tensors agree on which name it.
 
     Raises
     ------
@@ -64,7 +65,9 @@ class Mask:
     (2, 2)
     """
 
-    def __init__(self, values: Any, scale: object = 1, origin: object = 0, dims: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, values: Any, scale: object = 1, origin: object = 0, dims: Sequence[int | str] | None = None
+    ) -> None:
         self.values: Any = _array(values) if isinstance(values, list | tuple) else values
         if not _is_sliced(self.values) and not callable(self.values):
             raise ValidationError(
@@ -79,20 +82,21 @@ class Mask:
             raise ValidationError(f"scale must be positive, got {quoted(scale)}")
 
 
-def placed(where: object, ndim: int) -> PlacedMask | None:
-    """Where what a fill is given as ``where`` lies on a tensor or a group of `ndim` dimensions.
+def placed(where: object, names: Sequence[str]) -> PlacedMask | None:
+    """Where what a fill is given as ``where`` lies on a tensor or a group whose dimensions have these names.
 
     Raises
     ------
     ValidationError
-        If it is no mask, or their numbers of dimensions do not fit.
+        If it is no mask, or their dimensions do not fit.
     """
     if where is None:
         return None
+    ndim = len(names)
     mask = where if isinstance(where, Mask) else Mask(where)
     sliced = _is_sliced(mask.values)
     count = len(mask.values.shape) if sliced else len(mask.dims or range(ndim))
-    dims = range(ndim - count, ndim) if mask.dims is None else mask.dims
+    dims = range(ndim - count, ndim) if mask.dims is None else [_number_of(entry, names) for entry in mask.dims]
     if len(dims) != count or count > ndim or not all(-ndim <= d < ndim for d in dims):
         found = f"shape {tuple(mask.values.shape)}" if sliced else f"{len(dims)} dimensions"
         named = "" if mask.dims is None else f", and dims={quoted(mask.dims)}"
@@ -309,11 +313,22 @@ def _is_sliced(values: Any) -> bool:
         return False
 
 
-def _checked_dims(given: object) -> Index:
-    numbers = [as_index(d) for d in members(given) or [None]]
-    if None in numbers:
-        raise ValidationError(f"dims of a mask must be a tuple of ints, got {quoted(given)}")
-    return tuple(d for d in numbers if d is not None)
+def _checked_dims(given: object) -> tuple[int | str, ...]:
+    entries = [as_index(d) if word(d) is None else word(d) for d in members(given) or [None]]
+    if None in entries:
+        raise ValidationError(f"dims of a mask must be a tuple of numbers or names of dimensions, got {quoted(given)}")
+    return tuple(entry for entry in entries if entry is not None)
+
+
+def _number_of(dim: int | str, names: Sequence[str]) -> int:
+    if isinstance(dim, int):
+        return dim
+    if names.count(dim) != 1:
+        raise ValidationError(
+            f"dims of a mask: {quoted(dim)} is not the name of one dimension of what is filled, which has "
+            f"{tuple(names)}; give one of these, or a number"
+        )
+    return names.index(dim)
 
 
 def _fractions(name: str, given: object) -> Fraction | tuple[Fraction, ...]:

@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from infinite_tensor.engine.chain import Computation, Node, consumers_first
+from infinite_tensor.engine.plan import arg_starts, reach_error
+from infinite_tensor.errors import RegionError
 from infinite_tensor.filling.mask import Target
 from infinite_tensor.geometry.points import Index, IntArray, as_tuples, joined, unique_points
-from infinite_tensor.geometry.window import starts_of
 from infinite_tensor.geometry.window_sets import IndexProduct, Intervals, WindowSet, separable
 from infinite_tensor.support.tables import Tabular, bytes_of, count_if_any, count_of, shown_id
 from infinite_tensor.tilestore.inventory import Inventory, TileCounts, windows_over_tiles
@@ -79,11 +80,14 @@ class Estimate:
         The pixels that are read of each tensor lie in this box.
     exact : bool
         Whether the numbers are exact, and not bounds.
+    outside : RegionError or None
+        What there is to say of a window that reads beyond the end of an arg, where one is known to.
     """
 
     demands: list[Demand]
     boxes: dict[Node, tuple[list[int], list[int]]]
     exact: bool
+    outside: RegionError | None = None
 
     @property
     def windows(self) -> int:
@@ -97,21 +101,27 @@ def estimated(targets: Sequence[Target]) -> Estimate:
     for target in targets:
         intervals.setdefault(target.node, []).append(Intervals.of_box(target.start, target.stop))
     found: list[Demand] = []
-    exact = True
+    exact, outside = True, None
     for computation, nodes in consumers_first(list(intervals)).items():
         needs = {node: WindowSet.touching(node.spec.grid, intervals.get(node, ())) for node in nodes}
         runs = WindowSet.all_of(
             IndexProduct(part.coordinates[: computation.coordinates]) for need in needs.values() for part in need.parts
         )
         exact &= runs.exact and all(need.exact for need in needs.values())
-        for upstream in computation.inputs:
+        for at, upstream in enumerate(computation.inputs):
+            for part in runs.parts if exact and outside is None else ():
+                if part.count:
+                    first, last = zip(
+                        *[(int(indices[0]), int(indices[-1])) for indices in part.coordinates], strict=True
+                    )
+                    outside = outside or reach_error(computation, at, upstream, first, last)
             exact &= separable(upstream.window)
             read = [upstream.reads.intervals(part) for part in runs.parts]
             intervals.setdefault(upstream.node, []).extend(pixels for pixels in read if pixels is not None)
         counted, countable = _counted(computation, needs, runs, intervals)
         found += counted
         exact &= countable
-    return Estimate(found, {node: _hull(parts) for node, parts in intervals.items() if parts}, exact)
+    return Estimate(found, {node: _hull(parts) for node, parts in intervals.items() if parts}, exact, outside)
 
 
 def _counted(
@@ -160,11 +170,18 @@ def demands(targets: Sequence[Target], *, named: bool = False) -> tuple[list[Dem
     """What some pixels take, beside what is stored, consumers first; whether it is exact.
 
     Where it is not, it is what they take without masks and with nothing stored; never so if `named`.
+
+    Raises
+    ------
+    RegionError
+        If a window is met that reads beyond the end of an arg.
     """
     estimate = estimated(targets)
     inventories = {node: node.contents.inventory(node.spec, *box) for node, box in estimate.boxes.items()}
     plain = all(target.wanted is None for target in targets)
     if plain and estimate.exact and all(inventory.empty for inventory in inventories.values()):
+        if estimate.outside is not None:
+            raise estimate.outside
         return estimate.demands, True
     if not named and any(demand.needed * share_of(targets) > _MOST_NAMED for demand in estimate.demands):
         return estimate.demands, False
@@ -196,9 +213,9 @@ def _named(targets: Sequence[Target], inventories: dict[Node, Inventory]) -> lis
         if not missing:
             continue
         windows = reduce(joined, [computation.own(own) for own in missing.values()])
-        for upstream in computation.inputs:
-            read = upstream.reads.regions(starts_of(upstream.window, windows))
-            # Where nothing is computed, or all is constant, no pixel is.
+        for at, upstream in enumerate(computation.inputs if len(windows) else ()):
+            read = upstream.reads.regions(arg_starts(computation, at, upstream, windows))
+            # Where all is constant, no pixel is.
             if len(read[0]):
                 regions.setdefault(upstream.node, []).append(read)
         before, runs = windows[:0], len(windows)

@@ -54,9 +54,11 @@ class Tally(AbstractContextManager["Tally"]):
         callable is called with a `Progress`, by one thread at a time, about ten times a second at most, and at the end.
     parts : int
         How many parts the work has that take about as many windows each.
+    unit : str
+        What is counted, where that is not windows.
     """
 
-    def __init__(self, total: int, progress: bool | str | Watcher, parts: int = 1) -> None:
+    def __init__(self, total: int, progress: bool | str | Watcher, parts: int = 1, *, unit: str = "window") -> None:
         self.total = self._most = total
         self._parts = self._left = max(1, parts)
         self.windows: Counter[Node] = Counter()
@@ -66,11 +68,11 @@ class Tally(AbstractContextManager["Tally"]):
         self._lock = threading.Lock()
         self._watcher = checked_progress(progress) if callable(progress) else None
         self._bar: Any = None
-        if progress == "always" or (progress is True and _is_watched()):
+        if progress == "always" or (progress is True and is_watched()):
             # Which takes as long to import as all the rest.
             from tqdm.auto import tqdm  # noqa: PLC0415
 
-            self._bar = tqdm(total=total, unit="window", smoothing=0.1)
+            self._bar = tqdm(total=total, unit=unit, smoothing=0.1)
 
     @property
     def seconds(self) -> float:
@@ -121,7 +123,7 @@ class Tally(AbstractContextManager["Tally"]):
 _TELL_SECONDS = 0.1
 
 
-def _is_watched() -> bool:
+def is_watched() -> bool:
     """Whether somebody sees standard error: on a terminal, or in a notebook."""
     return (sys.stderr is not None and sys.stderr.isatty()) or "ipykernel" in sys.modules
 

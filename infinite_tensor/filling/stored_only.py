@@ -86,45 +86,48 @@ class StoredOnly:
         """
         regions = indices if isinstance(indices, list) else [indices]
         selections = [parse(region, self.shape, self._node.spec.labels) for region in regions]
-        found = [selection.pick(self._read(selection)) for selection in selections]
+        found = [stored_pixels(self._node, selection, self.fill_value) for selection in selections]
         return found if isinstance(indices, list) else found[0]
 
     def __repr__(self) -> str:
         return (
             f"StoredOnly(shape={self.shape}, dtype={self.dtype}, tensor_id={self._node.spec.tensor_id!r}, "
-            f"fill_value={self.fill_value!r}, tile_store={self._node.store!r})"
+            f"fill_value={self.fill_value!r}, tile_store={self._node.store})"
         )
 
-    @torch.inference_mode(mode=False)
-    def _read(self, selection: Selection) -> torch.Tensor:
-        call, contents = store_call(), self._node.contents
-        with call.running:
-            call.begin(contents, reads=True)
-            contents.flush_if_requested()
-            while True:
-                with Views(CLAIMS.reader(None)) as views:
-                    access = views.of(self._node)
-                    spec = self._node.spec
-                    box = new_result(selection.shape, spec.dtype, spec.device, IN_PARTS)
-                    try:
-                        if box.numel():
-                            box.fill_(pixel_value("fill_value", self.fill_value, spec.dtype))
-                            self._copy(access, selection.start, box)
-                    except Exception:
-                        if not views.moved:
-                            raise
-                    # To another dtype or device, meanwhile.
-                    if not views.moved:
-                        return box
 
-    def _copy(self, access: Access, start: Sequence[int], out: torch.Tensor) -> None:
-        """Write the pixels from `start` on that lie in whole tiles into `out`."""
-        layout = self._node.contents.layout(self._node.spec)
-        stop = list(map(operator.add, start, out.shape))
-        tiles = itertools.product(*map(range, *layout.box(start, stop)))
-        at_once = min(max(1, _AT_ONCE_BYTES // layout.tile_bytes), _AT_ONCE)
-        while some := list(itertools.islice(tiles, at_once)):
-            for tile in access.whole(some):
-                begin, to = layout.part(tile, start, stop)
-                access.read(begin, out[to])
-            access.keep(None)
+@torch.inference_mode(mode=False)
+def stored_pixels(node: Node, selection: Selection, fill_value: Number) -> torch.Tensor:
+    """What is stored of a region of a tensor, and `fill_value` where a tile is missing."""
+    call, contents = store_call(), node.contents
+    with call.running:
+        call.begin(contents, reads=True)
+        contents.flush_if_requested()
+        while True:
+            with Views(CLAIMS.reader(None)) as views:
+                access = views.of(node)
+                spec = node.spec
+                box = new_result(selection.shape, spec.dtype, spec.device, IN_PARTS)
+                try:
+                    if box.numel():
+                        box.fill_(pixel_value("fill_value", fill_value, spec.dtype))
+                        _copy(node, access, selection.start, box)
+                except Exception:
+                    if not views.moved:
+                        raise
+                # To another dtype or device, meanwhile.
+                if not views.moved:
+                    return selection.pick(box)
+
+
+def _copy(node: Node, access: Access, start: Sequence[int], out: torch.Tensor) -> None:
+    """Write the pixels from `start` on that lie in whole tiles into `out`."""
+    layout = node.contents.layout(node.spec)
+    stop = list(map(operator.add, start, out.shape))
+    tiles = itertools.product(*map(range, *layout.box(start, stop)))
+    at_once = min(max(1, _AT_ONCE_BYTES // layout.tile_bytes), _AT_ONCE)
+    while some := list(itertools.islice(tiles, at_once)):
+        for tile in access.whole(some):
+            begin, to = layout.part(tile, start, stop)
+            access.read(begin, out[to])
+        access.keep(None)

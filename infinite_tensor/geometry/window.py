@@ -131,7 +131,18 @@ class TensorWindow:
         return len(self.size)
 
     def get_bounds(self, window_index: Sequence[int]) -> tuple[slice, ...]:
-        """The pixels that the window at `window_index` covers, one slice per dimension."""
+        """The pixels that the window at `window_index` covers, one slice per dimension.
+
+        Raises
+        ------
+        ValidationError
+            If the index has too few entries.
+        """
+        coordinates = coordinates_of(self)
+        if len(window_index) < coordinates:
+            raise ValidationError(
+                f"the index of a window {self!r} must have {coordinates} entries, got {quoted(window_index)}"
+            )
         return tuple(
             slice(start, start + size) for start, size in zip(self.start(window_index), self.size, strict=True)
         )
@@ -163,10 +174,32 @@ class TensorWindow:
             Default: every dimension is unbounded.
         edge : str or sequence of str
             What happens to windows that reach past a finite dimension, as for `InfiniteTensor`.
+
+        Yields
+        ------
+        tuple of int
+            A window index, with one entry per dimension.
+
+        Raises
+        ------
+        ValidationError
+            If `pixel_slices` or `tensor_shape` has not one entry per dimension, a slice has no end, or `edge` is none.
         """
-        shape = tensor_shape if tensor_shape is not None else (None,) * self.ndim
+        shape = (None,) * self.ndim if tensor_shape is None else members(tensor_shape)
+        if shape is None or len(shape) != self.ndim:
+            raise ValidationError(
+                f"tensor_shape must have one int or None per dimension of the window ({self.ndim}), got "
+                f"{quoted(tensor_shape)}"
+            )
+        slices = [s for s in members(pixel_slices) or () if isinstance(s, slice)]
+        starts, stops = [as_index(s.start) for s in slices], [as_index(s.stop) for s in slices]
+        if len(slices) != self.ndim or None in starts or None in stops:
+            raise ValidationError(
+                f"pixel_slices must have one slice with a start and a stop per dimension of the window ({self.ndim}), "
+                f"got {quoted(pixel_slices)}"
+            )
         grid = WindowGrid(self, shape, checked_edge(edge, shape))
-        low, high = grid.box([s.start for s in pixel_slices], [s.stop for s in pixel_slices])
+        low, high = grid.box([n for n in starts if n is not None], [n for n in stops if n is not None])
         return itertools.product(*map(range, low, high))
 
     def padded(self, margin: int | Sequence[int]) -> TensorWindow:

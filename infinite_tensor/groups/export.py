@@ -6,7 +6,6 @@ import errno
 import itertools
 import os
 import secrets
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from infinite_tensor.groups.members import GroupMember, Members, read_members, u
 from infinite_tensor.groups.tensordicts import assembled, batch_size
 from infinite_tensor.support.given import quoted
 from infinite_tensor.support.nested import Key, show
+from infinite_tensor.support.publishing import publish, remove, synchronize
 
 _BLOCK_BYTES = 2**25
 """How much is read and written at a time, of all tensors together."""
@@ -55,9 +55,10 @@ def save_tensordict(
                         write(key, _place(members[key], region, block, result.ndim), result.cpu())
             with _explained(path):
                 opening.close()
-                _publish(unfinished, path, overwrite=overwrite)
+                synchronize(unfinished)
+                publish(unfinished, path, overwrite=overwrite)
     finally:
-        _remove(unfinished)
+        remove(unfinished)
 
 
 @dataclass(frozen=True)
@@ -241,53 +242,3 @@ def _check_nameable(path: Path) -> None:
     """Fail where the file system allows no such name, before anything is written."""
     with suppress(FileNotFoundError):
         os.lstat(path)
-
-
-def _publish(unfinished: Path, path: Path, *, overwrite: bool) -> None:
-    """Give a finished file or folder its name, at one blow; what had the name before is gone then."""
-    _synchronize(unfinished)
-    former = unfinished.with_suffix(".former")
-    if overwrite and path.exists():
-        path.rename(former)
-    try:
-        if unfinished.is_dir():
-            unfinished.rename(path)
-        else:
-            _link(unfinished, path)
-    except BaseException as error:
-        if former.exists():
-            former.rename(path)
-        if not isinstance(error, OSError):
-            raise
-        raise ValidationError(f"what was written could not be named {str(path)!r}: {error}") from error
-    _synchronize(path.parent, deep=False)
-    _remove(former)
-
-
-def _link(unfinished: Path, path: Path) -> None:
-    """Name a file; unlike a rename, that does not replace what somebody else has put there meanwhile."""
-    try:
-        os.link(unfinished, path)
-    except OSError as error:
-        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP):
-            raise
-        # A file system without links.
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-        unfinished.replace(path)
-
-
-def _synchronize(path: Path, *, deep: bool = True) -> None:
-    """Bring files, and which files there are, to the disk."""
-    for each in [path, *(path.rglob("*") if deep and path.is_dir() else ())]:
-        handle = os.open(each, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

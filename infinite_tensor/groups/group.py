@@ -15,6 +15,7 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.fill import Request, coverage
 from infinite_tensor.filling.fillable import Fillable
 from infinite_tensor.filling.mask import placed
+from infinite_tensor.filling.progress import Watcher
 from infinite_tensor.geometry.regions import Selection, parse
 from infinite_tensor.geometry.window import Shape
 from infinite_tensor.groups.export import save_tensordict
@@ -23,6 +24,7 @@ from infinite_tensor.groups.members import (
     Members,
     check_extents,
     members_of,
+    names_of_shared,
     outputs_of,
     read_members,
     shape_of,
@@ -30,6 +32,7 @@ from infinite_tensor.groups.members import (
     unit_of,
 )
 from infinite_tensor.groups.saved import checked_tensor, opened_tensor, save_group, stored_members
+from infinite_tensor.groups.stored_only import StoredOnlyGroup
 from infinite_tensor.groups.tensordicts import assembled, import_tensordict, tensors_of
 from infinite_tensor.support.arguments import checked_device, checked_id, checked_workers
 from infinite_tensor.support.given import quoted
@@ -37,6 +40,7 @@ from infinite_tensor.support.nested import Key, as_key, chosen, is_key, listed, 
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import TileStore
 from infinite_tensor.tilestore.messages import damaged_group
+from infinite_tensor.values.definition import Number
 
 if TYPE_CHECKING:
     import zarr
@@ -417,6 +421,26 @@ class TensorGroup(Fillable):
         requests = zip(self._members, self._requests(region, where), strict=True)
         return nested((key, coverage(request, state)) for key, request in requests)
 
+    def stored_only(self, fill_value: Number | Mapping[Any, Any] = 0) -> StoredOnlyGroup:
+        """A view of what is stored of all tensors, which never computes.
+
+        Parameters
+        ----------
+        fill_value : number, or mapping from keys to them
+            What stands where a tile of a tensor is missing. Default, also for tensors that a mapping does not name: 0.
+
+        Returns
+        -------
+        StoredOnlyGroup
+            It is read as the group is, by regions.
+
+        Raises
+        ------
+        ValidationError
+            If the dtype of a tensor has no such value, or a key is not in the group.
+        """
+        return StoredOnlyGroup(self._members, fill_value, self.device)
+
     def clear_cache(self) -> None:
         """Drop from memory what can be had again, of all tensors, after storing what is pending."""
         for member in self._members.values():
@@ -457,9 +481,52 @@ class TensorGroup(Fillable):
             }
         )
 
+    def export(
+        self,
+        region: object,
+        target: str | os.PathLike[str],
+        *,
+        missing: str = "compute",
+        fill_value: Number | None = None,
+        overwrite: bool = False,
+        storage_options: dict[str, Any] | None = None,
+        workers: int | None = None,
+        progress: bool | str | Watcher = True,
+    ) -> None:
+        """Write a region of all tensors to a Zarr group, an array of each, nested as this group is.
+
+        They are written one after the other: `fill` a region first if they share what takes long to compute and is not
+        stored.
+
+        Parameters
+        ----------
+        region
+            A slice for each shared dimension, in pixels of the group; of the other dimensions of a tensor, all.
+        target : str or path
+            A path or an fsspec URL that ends in ``.zarr``.
+        missing, fill_value, overwrite, storage_options, workers, progress
+            As for `InfiniteTensor.export`. Dimensions have the names that `as_zarr` gives them.
+
+        Raises
+        ------
+        RegionError
+            (an IndexError) If `region` is no region of the group, or not whole pixels of a tensor.
+        ValidationError
+            If an argument does not fit, or there is something at the target.
+        StoreError
+            If something cannot be written or read.
+        """
+        # What is written of a group stands on groups.
+        from infinite_tensor.views.exports.export import Options, export_members  # noqa: PLC0415
+
+        selection = self._plain(region)
+        members = {key: (member.tensor, member.selection(selection)) for key, member in self._members.items()}
+        options = Options(missing, fill_value, None, overwrite, storage_options, workers, progress)
+        export_members(members, target, options)
+
     def _requests(self, region: object, where: object = None) -> list[Request]:
         selection = parse(region, self.shape)._replace(steps=(1,) * self.ndim)
-        mask = placed(where, self.ndim)
+        mask = placed(where, names_of_shared(self._members))
         return [
             Request(
                 member.tensor,

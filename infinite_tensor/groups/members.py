@@ -19,6 +19,7 @@ from infinite_tensor.geometry.window import Shape, coordinates_of, followed
 from infinite_tensor.support.given import array_advice, as_index, as_ratio, quoted
 from infinite_tensor.support.nested import Key, chosen, show
 from infinite_tensor.tensor import InfiniteTensor, as_tensors
+from infinite_tensor.values.dims import default_name
 
 
 @dataclass(frozen=True)
@@ -183,6 +184,16 @@ def shape_of(members: Members) -> Shape:
     extents = zip(*map(_extents, members.values()), strict=True)
     known = [[int(n) for n in of_members if n is not None] for of_members in extents]
     return tuple([min(numbers) if numbers else None for numbers in known])
+
+
+def names_of_shared(members: Members) -> tuple[str, ...]:
+    """For each shared dimension, the name that all members agree on which name it; else a default one."""
+    found = []
+    for d, owns in enumerate(zip(*(member.dims for member in members.values()), strict=True)):
+        each = zip(members.values(), owns, strict=True)
+        names = {member.tensor.dims[own] for member, own in each if member.tensor.dims[own] != default_name(own)}
+        found.append(names.pop() if len(names) == 1 else default_name(d))
+    return tuple(found)
 
 
 def outputs_of(tensors: Mapping[Key, InfiniteTensor]) -> dict[Key, GroupMember]:

@@ -105,7 +105,7 @@ def save_group(members: Members, store: TileStore, group_id: str) -> None:
             f"\n  {show(key)}: stored {_line(found.get(key))}, given {_line(given.get(key))}" for key in differing
         )
         raise ValidationError(
-            f"{store!r} already holds a group {group_id!r} of other tensors:{lines}\nGive another group_id, or delete "
+            f"{store} already holds a group {group_id!r} of other tensors:{lines}\nGive another group_id, or delete "
             f"the stored one with store.clear_group({group_id!r}); its tensors stay."
         )
 
@@ -121,14 +121,14 @@ def stored_members(store: TileStore, group_id: str, stored: Mapping[str, Any] | 
     if stored is None:
         is_tensor = group_id in store.tensor_ids()
         hint = f"but a tensor of that id: store.open({group_id!r})" if is_tensor else f"it holds {store.group_ids()}"
-        raise StoreError(f"{store!r} holds no group {group_id!r}{', ' if is_tensor else '; '}{hint}")
+        raise StoreError(f"{store} holds no group {group_id!r}{', ' if is_tensor else '; '}{hint}")
     try:
         version, members = stored.get("format"), stored.get("members")
         if type(version) is not int or version < 1:
             raise ValidationError(f"its format is {version!r:.200}")
         if version > FORMAT:
             raise StoreError(
-                f"{store!r}: group {group_id!r} has format {version}, this version reads up to {FORMAT}; open it "
+                f"{store}: group {group_id!r} has format {version}, this version reads up to {FORMAT}; open it "
                 "with a later version of this library"
             )
         if stored.get("group_id") != group_id:
@@ -160,7 +160,7 @@ def opened_tensor(
             continue
         if digest_of(tensor) == stored.digest:
             return tensor
-        problems.append(f"{store!r} holds another tensor {stored.tensor_id!r}, with another definition")
+        problems.append(f"{store} holds another tensor {stored.tensor_id!r}, with another definition")
     listed = "".join(f"\n  {problem}" for problem in problems)
     raise StoreError(
         f"{show(stored.key)} of group {group_id!r} is tensor {stored.tensor_id!r}, which cannot be opened:{listed}\n"

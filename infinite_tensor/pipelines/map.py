@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import enum
 import functools
 import hashlib
 import json
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -22,6 +26,8 @@ from infinite_tensor.values.fingerprint import digests
 from infinite_tensor.values.networks import no_digest
 
 _Sizes: TypeAlias = tuple[int, ...]
+_KEYS = (int, float, str)
+"""Of keys and members of sets, those whose repr is the same in every run."""
 
 
 def map(  # noqa: A001  (what it does to tensors is what the builtin does to iterables)
@@ -87,8 +93,9 @@ def map(  # noqa: A001  (what it does to tensors is what the builtin does to ite
         Where windows are kept, as `tile_store` of an `InfiniteTensor`. Default: in memory.
     tensor_id : str, optional
         The name under which the store finds the tensor again. Default in a store that is not memory: one that is made
-        of the name of `fn` and a digest of all that defines the tensor, the code of `fn`, numbers and str in the
-        attributes of its object and in globals that it names, and its weights included.
+        of the name of `fn` and a digest of all that defines the tensor, the code of `fn`, its weights, and numbers and
+        str in its closure, in attributes of its object and in globals that it names included, also in lists,
+        dictionaries and dataclasses there. What other objects hold is not noticed: name it in `version`.
     version : JSON value, optional
         Anything else that identifies what `fn` computes, such as a file that it reads.
 
@@ -180,18 +187,61 @@ def _innermost(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _settings(fn: Callable[..., Any]) -> Iterator[tuple[str, str]]:
-    """Numbers and str that a function may read by name, which its fingerprint leaves out."""
+    """Numbers and str that a function may read by name, in containers too, which its fingerprint leaves out."""
     fn = _innermost(fn)
-    owner, code = getattr(fn, "__self__", fn), getattr(fn, "__code__", None)
+    owner, functions = getattr(fn, "__self__", fn), [getattr(fn, "__func__", fn)]
     read: dict[str, object] = {}
     if not isinstance(owner, types.FunctionType | types.ModuleType | type):
         slots = [name for kind in type(owner).__mro__ for name in getattr(kind, "__slots__", ())]
         read = {name: getattr(owner, name, None) for name in (*getattr(owner, "__dict__", ()), *slots)}
-    if code is not None:
-        read |= {f"global {name}": fn.__globals__.get(name) for name in code.co_names}
+        if not isinstance(owner, nn.Module):
+            functions += [vars(kind)["__call__"] for kind in type(owner).__mro__ if "__call__" in vars(kind)][:1]
+    for function in functions:
+        if isinstance(function, types.FunctionType):
+            named = _named_by(function)
+            read |= named
+            # Functions of other modules are their own; those beside it are a part of it.
+            beside = [each for each in named.values() if getattr(each, "__globals__", None) is function.__globals__]
+            functions += [each for each in beside if each not in functions]
     for name, value in sorted(read.items()):
-        if isinstance(value, bool | int | float | complex | str | bytes):
+        yield from sorted(_plain_in(name, value))
+
+
+def _named_by(function: types.FunctionType) -> dict[str, object]:
+    """The values of the globals and the closure of a function that its code may read."""
+    found: dict[str, object] = {}
+    codes = [function.__code__]
+    for code in codes:
+        codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
+        found |= {f"global {name}": function.__globals__.get(name) for name in code.co_names}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # it is empty: the name has no value yet
+            found[f"closure {name}"] = cell.cell_contents
+    return found
+
+
+def _plain_in(name: str, value: object) -> Iterator[tuple[str, str]]:
+    """The plain values in a value, under names that say where; what is neither plain nor a container has none."""
+    waiting, seen = [(name, value)], set()
+    while waiting:
+        name, value = waiting.pop()
+        if isinstance(value, np.generic):
+            value = value.item()
+        if isinstance(value, bool | int | float | complex | str | bytes | torch.dtype | enum.Enum):
             yield name, repr(value)
+        elif id(value) not in seen:
+            seen.add(id(value))
+            if isinstance(value, dict):
+                waiting += [(f"{name}[{key!r}]", entry) for key, entry in value.items() if isinstance(key, _KEYS)]
+            elif isinstance(value, list | tuple):
+                waiting += [(f"{name}[{at}]", entry) for at, entry in enumerate(value)]
+            elif isinstance(value, set | frozenset):
+                yield name, repr(sorted([repr(entry) for entry in value if isinstance(entry, _KEYS)]))
+            elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+                fields = [field.name for field in dataclasses.fields(value)]
+                waiting += [(f"{name}.{field}", getattr(value, field, None)) for field in fields]
+            elif isinstance(value, types.SimpleNamespace):
+                waiting += [(f"{name}.{key}", entry) for key, entry in vars(value).items()]
 
 
 class _Mapped:
@@ -213,7 +263,9 @@ class _Mapped:
     def _called(self, regions: Sequence[torch.Tensor], batch: _Sizes) -> torch.Tensor:
         output = self.__wrapped__(*regions)
         if not isinstance(output, torch.Tensor) or output.is_nested:
-            raise ValidationError(f"fn must return one dense tensor, got {type(output).__name__}: {output!r:.80}")
+            raise ValidationError(
+                f"fn must return one dense tensor, got {type(output).__name__}: {output!r:.80}; {_instead(output)}"
+            )
         found = tuple(output.shape)
         if found == (*batch, *self._size):
             return output
@@ -221,6 +273,15 @@ class _Mapped:
         if len(found) != len(batch) + len(crops) or found[: len(batch)] != batch or None in crops:
             raise ShapeMismatchError(_misfit(self._output, tuple(regions[0].shape), found, batch))
         return output[(..., *crops)]
+
+
+def _instead(output: object) -> str:
+    """What to do about a result that is not a dense tensor."""
+    if output is None:
+        return "end fn with return result"
+    if isinstance(output, Mapping | tuple | list):
+        return "return one of these, and make a map for each, or use InfiniteTensor.from_multi for several outputs"
+    return "return torch.as_tensor(result)" if isinstance(output, np.ndarray | np.generic) else "return a torch.Tensor"
 
 
 def _misfit(output: Sequence[Along], given: _Sizes, found: _Sizes, batch: _Sizes) -> str:
@@ -271,5 +332,9 @@ def _causes(along: Along, found: int) -> Iterator[str]:
     elif ratio is not None:
         shown = ratio.numerator if ratio.denominator == 1 else f"Fraction{ratio.numerator, ratio.denominator}"
         yield f"Perhaps it has another resolution: give scale={shown}"
+    elif lost < 0 and lost.denominator == 1:
+        yield f"Perhaps it pads: it has {-lost} pixels more on each side than it was given: crop these"
     elif lost > 0 and (reach := lost / slide.scale).denominator == 1:
         yield f"Perhaps it reads {reach} pixels around each: give halo={reach}, not {slide.halo}"
+    elif lost.denominator == 2:
+        yield "Perhaps it loses more pixels on one side than on the other: give it kernels of odd size, or crop alike"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import copy_context
-from functools import partial
+from functools import partial, update_wrapper
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -62,6 +62,37 @@ class _Evaluating:
 
 evaluating = _Evaluating()
 """``with evaluating(networks):`` has networks in eval mode; each module has its own mode again at the end."""
+
+
+class InEvalMode:
+    """A function that holds networks, which are in eval mode while it runs. Otherwise it is the function itself.
+
+    Parameters
+    ----------
+    function : callable
+        It may run on several threads.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        # Sets __wrapped__ and what the function is called by; its attributes stay its own.
+        update_wrapper(self, function, updated=())
+        self.networks = networks_in((function,))
+
+    __wrapped__: Callable[..., Any]
+
+    def __call__(self, *args: Any) -> Any:
+        """What the function returns."""
+        with evaluating(self.networks):
+            return self.__wrapped__(*args)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, InEvalMode) and self.__wrapped__ == other.__wrapped__
+
+    def __hash__(self) -> int:
+        return hash(self.__wrapped__)
+
+    def __repr__(self) -> str:
+        return repr(self.__wrapped__)
 
 
 class _OwnThreads:

@@ -12,7 +12,7 @@ from infinite_tensor.errors import RegionError, ShapeMismatchError, ValidationEr
 from infinite_tensor.geometry.regions import parse
 from infinite_tensor.geometry.window import TensorWindow, WindowGrid
 from infinite_tensor.pipelines.networks import Index
-from infinite_tensor.pipelines.sliding import names_of, of_dimensions, slid_dims
+from infinite_tensor.pipelines.sliding import is_one_padding, names_of, of_dimensions, slid_dims
 from infinite_tensor.support.given import as_index, as_ratio, members, number, quoted, word
 from infinite_tensor.tensor import InfiniteTensor
 
@@ -69,6 +69,15 @@ class Sliding:
         whole = [along.get(d, (extent or 1, extent or 1, None)) for d, extent in enumerate(self.source.shape)]
         size, stride, follows = zip(*whole, strict=True)
         return TensorWindow(size, stride, 0, follows)
+
+    def paddings(self, given: object) -> object:
+        """The `args_padding` of what reads the source, by one for all dimensions or one for each of the window."""
+        if is_one_padding(given):
+            return given
+        expected = 'one padding, as in "reflect" or ("constant", 0)'
+        entries = of_dimensions("padding", given, len(self.size), _one_padding, expected)
+        along = dict(zip(self.numbers, entries, strict=True))
+        return [[along.get(d) for d in range(self.source.ndim)]]
 
     @property
     def extents(self) -> list[int | None]:
@@ -127,6 +136,10 @@ def _names_of(source: InfiniteTensor, dims: object) -> list[str | None]:
             f"got {quoted(dims)}"
         )
     return given
+
+
+def _one_padding(given: object) -> object:
+    return given if is_one_padding(given) else None
 
 
 def _positive(value: object) -> int | None:

@@ -15,15 +15,23 @@ from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.outputs import Output
 from infinite_tensor.pipelines.networks import BatchedNetwork, Index, Outputs, device_of, evaluating
 from infinite_tensor.pipelines.patches import Sliding
-from infinite_tensor.pipelines.returned import Result, Returned, reduction_for, returned_before, returned_by
+from infinite_tensor.pipelines.returned import (
+    Result,
+    Returned,
+    in_eval_mode,
+    reduction_for,
+    returned_before,
+    returned_by,
+)
 from infinite_tensor.pipelines.sources import from_array
 from infinite_tensor.support.arguments import check_fill, checked_device, checked_id
 from infinite_tensor.support.given import as_index, members, quoted, word
+from infinite_tensor.support.interrupts import Mark
 from infinite_tensor.support.sizes import checked_bytes
 from infinite_tensor.support.tables import bytes_of
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
-from infinite_tensor.values.fingerprint import digests
+from infinite_tensor.values.fingerprint import digests, networks_in
 from infinite_tensor.values.networks import no_digest
 from infinite_tensor.values.weights import WeightedMean
 
@@ -74,7 +82,8 @@ def predict(
     net : callable
         ``net(batch) -> output``: `batch` has shape ``(batch_size, channels, *window)``; `output` has shape
         ``(batch_size, channels, *size)`` or ``(batch_size, *size)``, or is a dict or tuple of such tensors, which gives
-        a group. All networks that it holds run in eval mode, and are left in the modes that they had.
+        a group. All networks that it, `preprocess` and `reduce` hold run in eval mode, and are left in the modes that
+        they had.
     source : InfiniteTensor or array
         What it slides over; an array stands for `from_array` of it.
     target : TileStore, str or path, optional
@@ -100,8 +109,9 @@ def predict(
         Pixels of the output along one pixel of the source. Default: what `net` returns for a window says.
     edge : "clip" or "drop"
         What happens to windows that reach past the end of the prediction, as for `InfiniteTensor`.
-    padding : str or ("constant", number)
-        What stands beyond the ends of the source, as `args_padding` of an `InfiniteTensor`.
+    padding : str or ("constant", number), or tuple of these
+        What stands beyond the ends of the source, as `args_padding` of an `InfiniteTensor`; one for all, or one for
+        each dimension of the window.
     region : optional
         What is computed now, in pixels of the prediction: slices over the dimensions of the window, as in
         ``sl[0:512, 0:512]``, and all other pixels of the tiles that these touch. Default: all of it. The rest is
@@ -162,6 +172,7 @@ def predict(
     tensor_id = checked_id(tensor_id)
     check_fill(workers, client, progress, shard)
     sliding = Sliding.over(_tensor_of(source, dims), dims, window, overlap)
+    reduce, paddings = in_eval_mode(reduce), sliding.paddings(padding)
     place = device_of(net) if device is None else checked_device(device)
     f = BatchedNetwork(net, preprocess, count, place, _dtype_of_autocast(autocast, place), sliding.channel_dim)
     _check_region(sliding, region)
@@ -171,7 +182,7 @@ def predict(
     stored = _stored(store, tensor_id)
     known = {} if overwrite else returned_before(tensor_id, stored, sliding)
     with evaluating(f.networks):
-        found = known or _first_windows(f, sliding, region, edge, padding, tensor_id)
+        found = known or _first_windows(f, sliding, region, edge, paddings, tensor_id)
         results = {
             name: each.reduced_by(reduction_for(name, reduce, found), dtype, sliding.scale_of(each.size, scale))
             for name, each in found.items()
@@ -181,7 +192,7 @@ def predict(
         options: dict[str, Any] = {
             "args": [sliding.source],
             "args_windows": [sliding.window],
-            "args_padding": padding,
+            "args_padding": paddings,
             "tensor_id": tensor_id,
             "batch_size": count,
             "version": _version(f, results, version),
@@ -202,7 +213,12 @@ def predict(
                 for name, result in results.items()
             }
         )
-        with _beside_batches(max_memory, _batch_bytes(sliding, found, count), count) as most:
+        batches = _batch_bytes(sliding, found, count)
+        with (
+            _beside_batches(max_memory, batches, count) as most,
+            _keeping_nothing_of(source, sliding, most),
+            _keeping_little_in(store),
+        ):
             made.fill(
                 _region_of(made, sliding, region),
                 workers=workers,
@@ -217,8 +233,9 @@ def predict(
 
 
 _LARGEST_BATCH = 2**20
+_LITTLE_BYTES = 2**20
 _CACHE_BYTES = 2**24
-"""Of a source, of which nothing is read twice, and of a store in memory, which holds all tiles a second time."""
+"""Of a source that stands for an array, and of a store in memory, which holds all tiles a second time."""
 
 
 def _made(
@@ -252,11 +269,13 @@ def _made(
 
 def _version(f: BatchedNetwork, results: Mapping[str | None, Result], version: object) -> dict[str, Any]:
     """What identifies the values: the weights of all that is called."""
-    reductions = {
-        "reduce" if name is None else f"reduce {name}": digests(result.reduction.function)
+    functions = {
+        "reduce" if name is None else f"reduce {name}": result.reduction.function
         for name, result in results.items()
         if result.reduction is not None and callable(result.reduction.function)
     }
+    with evaluating(networks_in(functions.values())):
+        reductions = {name: digests(function) for name, function in functions.items()}
     said: dict[str, Any] = {"net": digests(f.net), **reductions}
     if None not in results:
         said["outputs"] = sorted(str(name) for name in results)
@@ -294,7 +313,7 @@ class _Look:
 
 
 def _first_windows(
-    f: BatchedNetwork, sliding: Sliding, region: object, edge: object, padding: object, tensor_id: str
+    f: BatchedNetwork, sliding: Sliding, region: object, edge: object, paddings: object, tensor_id: str
 ) -> dict[str | None, Returned]:
     """What the network returns for its first batch of windows, which is kept."""
     look = _Look(f)
@@ -304,7 +323,7 @@ def _first_windows(
         TensorWindow((1,) * len(sliding.size)),
         args=[sliding.source],
         args_windows=[sliding.window],
-        args_padding=padding,
+        args_padding=paddings,
         batch_size=f.batch_size,
         dtype=torch.bool,
         # Which errors name.
@@ -338,6 +357,37 @@ def _beside_batches(max_memory: object, batches: int, batch_size: int) -> Iterat
     except ValidationError as error:
         error.add_note(f"max_memory is {bytes_of(most)}, of which {takes}")
         raise
+
+
+@contextmanager
+def _keeping_nothing_of(source: object, sliding: Sliding, max_memory: int | None) -> Iterator[None]:
+    """While an array is worked through, nothing of it is kept in the cache of the tensor that stands for it.
+
+    A fill holds what its next steps read. Only bands, which a limit makes, read something again.
+    """
+    store = sliding.source.tile_store
+    if max_memory is not None or sliding.source is source or not isinstance(store, MemoryTileStore):
+        yield
+        return
+    most, store.cache_size_bytes = store.cache_size_bytes, 1
+    try:
+        yield
+    finally:
+        store.cache_size_bytes = most
+
+
+@contextmanager
+def _keeping_little_in(store: TileStore) -> Iterator[None]:
+    """While a prediction is stored, few of its complete tiles are kept in memory: nothing reads them.
+
+    Thousands of small ones, kept for long, lie between the large blocks of each batch, and the holes around them cannot
+    be used again: the process would grow with the image.
+    """
+    under_way = Mark()
+    with under_way.running:
+        if store.contents.outlives_process:
+            store.contents.lend(under_way, _LITTLE_BYTES)
+        yield
 
 
 def _check_region(sliding: Sliding, region: object) -> None:

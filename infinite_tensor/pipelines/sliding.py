@@ -17,13 +17,13 @@ from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.support.given import as_index, as_ratio, members, number, quoted, word
 from infinite_tensor.tensor import InfiniteTensor
 
-_CHANNELS = frozenset({"c", "channel", "channels", "band", "bands"})
+CHANNELS = frozenset({"c", "channel", "channels", "band", "bands"})
 """Names of dimensions over which windows do not slide."""
 
 _WINDOWS = (65_536, 256, 64, 16)
 """The longest side of a window that slides over one, two, three, or more dimensions."""
 
-_Number = TypeVar("_Number", int, float, Fraction)
+_Entry = TypeVar("_Entry")
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Source:
 
     def padding(self, given: object) -> object:
         """One entry per dimension, where there is one per dimension over which windows slide."""
-        entries = None if _is_one_padding(given) else members(given)
+        entries = None if is_one_padding(given) else members(given)
         if entries is None or len(entries) != len(self.slides):
             return given
         along = dict(zip([slide.d for slide in self.slides], entries, strict=True))
@@ -169,7 +169,7 @@ def slid_dims(
     """
     ndim = len(shape)
     unbounded = [d for d, extent in enumerate(shape) if extent is None]
-    channels = [d for d, name in enumerate(names) if name is not None and name.lower() in _CHANNELS]
+    channels = [d for d, name in enumerate(names) if name is not None and name.lower() in CHANNELS]
     if numbers is not None:
         found = [*numbers]
     elif channels or None not in names:
@@ -240,8 +240,8 @@ def _of_inputs(name: str, given: object, count: int) -> Sequence[object]:
 
 
 def of_dimensions(
-    name: str, given: object, count: int, read: Callable[[object], _Number | None], expected: str
-) -> list[_Number]:
+    name: str, given: object, count: int, read: Callable[[object], _Entry | None], expected: str
+) -> list[_Entry]:
     """One entry for each dimension over which windows slide, of which there are `count`."""
     entries = members(given)
     found = [read(entry) for entry in ((given,) * count if entries is None else entries)]
@@ -256,13 +256,14 @@ def of_dimensions(
 
 def paddings_of(sources: Sequence[Source], padding: object) -> object:
     """The `args_padding` of the output."""
-    if _is_one_padding(padding):
+    if is_one_padding(padding):
         return padding
     entries = _of_inputs("padding", padding, len(sources))
     return [source.padding(given) for source, given in zip(sources, entries, strict=True)]
 
 
-def _is_one_padding(given: object) -> bool:
+def is_one_padding(given: object) -> bool:
+    """Whether a padding is meant for all dimensions."""
     entries = members(given)
     return entries is None or (len(entries) == 2 and word(entries[0]) == "constant" and number(entries[1]) is not None)
 

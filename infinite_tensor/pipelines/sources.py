@@ -240,9 +240,9 @@ def _check_array(a: Any) -> None:
             "from_array(numpy.load(path, mmap_mode='r')), say"
         )
     if not all(hasattr(a, part) for part in ("shape", "dtype", "__getitem__")):
-        raise ValidationError(
-            f"a must be an array, with a shape, a dtype and slices, got {quoted(a)}; give numpy.asarray(a), say"
-        )
+        # A group of zarr or HDF5, a dataset of xarray, a dictionary.
+        advice = "give one of its arrays, a['name']" if hasattr(type(a), "keys") else "give numpy.asarray(a), say"
+        raise ValidationError(f"a must be an array, with a shape, a dtype and slices, got {quoted(a)}; {advice}")
 
 
 def _checked_path(path: object) -> str:

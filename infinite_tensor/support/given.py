@@ -19,7 +19,8 @@ _LARGEST = 2**31
 def quoted(value: object) -> str:
     """A value for messages: the beginning of its repr, or its class where it has none."""
     try:
-        text = repr(value)
+        # The repr of a store takes a look at what it holds.
+        text = str(value) if getattr(type(value), "_named_by_str", False) else repr(value)
     except Exception as error:  # noqa: BLE001  (a class of a user, an int of 5,000 digits, a list in itself)
         return f"<{type(value).__name__}, whose repr is a {type(error).__name__}>"
     return text if len(text) <= _MOST else f"{text[:_MOST]}..."

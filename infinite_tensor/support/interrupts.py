@@ -154,7 +154,7 @@ class StoreCall:
             outer = _here.inner[-1] if _here.inner else _here.outermost
             if not (outer.in_f.locked() or looks or outer.stores.isdisjoint(entered)):
                 raise StoreError(
-                    f"{stores[0]!r} cannot be used here: this thread is in the middle of another call, which a signal "
+                    f"{stores[0]} cannot be used here: this thread is in the middle of another call, which a signal "
                     "handler, or a function that the library has called, has interrupted. In a handler call "
                     "request_flush() instead: what is finished is stored after the current batch of windows"
                 )

@@ -9,7 +9,8 @@ from typing import ClassVar
 
 from infinite_tensor.support.html import escaped, table
 
-_RANDOM_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_RANDOM_ID = re.compile(r"([0-9a-f]{8})(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}(/.*)?")
+"""That of a tensor, or of an output of one ``f``, whose key stands behind it."""
 
 
 class Tabular(ABC):
@@ -52,7 +53,8 @@ def _text_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str
 
 def shown_id(tensor_id: str) -> str:
     """An id for a table: of a random one, which no user has given, its beginning."""
-    return f"unnamed {tensor_id[:8]}" if _RANDOM_ID.fullmatch(tensor_id) else tensor_id
+    random = _RANDOM_ID.fullmatch(tensor_id)
+    return f"unnamed {random[1]}{random[2] or ''}" if random else tensor_id
 
 
 def count_if_any(number: int) -> str:

@@ -15,8 +15,9 @@ nor the store object itself can vouch for what is stored.
 import pytest
 
 # Before they are imported: then a failing assert says what it has compared.
-pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in ("definitions", "life", "tiles")))
+pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in ("copies", "definitions", "life", "tiles")))
 
+from infinite_tensor.testing.copies import CollectionTests, CopyTests, RenameTests  # noqa: E402
 from infinite_tensor.testing.definitions import DefinitionTests, GroupTests  # noqa: E402
 from infinite_tensor.testing.life import LifeTests, UpkeepTests  # noqa: E402
 from infinite_tensor.testing.tiles import PartialTileTests, TileTests  # noqa: E402
@@ -24,7 +25,17 @@ from infinite_tensor.testing.tiles import PartialTileTests, TileTests  # noqa: E
 __all__ = ["PersistentStoreTests"]
 
 
-class PersistentStoreTests(DefinitionTests, TileTests, PartialTileTests, UpkeepTests, GroupTests, LifeTests):
+class PersistentStoreTests(
+    DefinitionTests,
+    CollectionTests,
+    TileTests,
+    PartialTileTests,
+    CopyTests,
+    RenameTests,
+    UpkeepTests,
+    GroupTests,
+    LifeTests,
+):
     """What every backend must do. Override `open_store`, and `location` where a path will not do.
 
     Attributes

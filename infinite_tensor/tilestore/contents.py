@@ -139,12 +139,12 @@ class Contents(ABC):
     def check_open(self) -> None:
         """StoreError if the store has been closed."""
         if self.closed:
-            raise StoreError(f"{self!r} is closed; open it again with `with store:`")
+            raise StoreError(f"{self} is closed; open it again with `with store:`")
 
     def check_writable(self, action: str) -> None:
         """ValidationError if the store is read-only."""
         if self.read_only:
-            raise ValidationError(f"{self!r} is read-only: it cannot {action}; open it with mode='r+'")
+            raise ValidationError(f"{self} is read-only: it cannot {action}; open it with mode='r+'")
 
     def request_flush(self) -> None:
         """Have what is finished stored soon; a signal handler may call this at any moment."""
@@ -289,6 +289,10 @@ class Contents(ABC):
     def tensor_ids(self) -> list[str]:
         """Ids of all tensors, sorted."""
 
+    @abstractmethod
+    def holds(self, tensor_id: str) -> bool:
+        """Whether there is a tensor of an id. Looks for that one alone."""
+
     def some_ids(self, most: int) -> tuple[list[str], int]:
         """The first ids of tensors, up to `most`, and how many more there may be; quick, however many there are."""
         found = self.tensor_ids()
@@ -309,6 +313,10 @@ class Contents(ABC):
     @abstractmethod
     def delete(self, tensor_id: str) -> None:
         """Delete everything of one tensor."""
+
+    def rename(self, tensor_id: str, new_id: str) -> None:
+        """Give a tensor another id, under which there is none; nothing of the store reads it by the old one."""
+        raise NotImplementedError(f"{self} does not rename tensors")
 
     @abstractmethod
     def clear_cache(self, tensor_id: str) -> None:
@@ -335,7 +343,7 @@ class Contents(ABC):
                 # Another process may have been first; its definition holds.
                 found = self.read_group(group_id)
         if found is None:
-            raise StoreError(f"{self!r}: group {group_id!r} was created and is gone again; try once more")
+            raise StoreError(f"{self}: group {group_id!r} was created and is gone again; try once more")
         return found
 
     def read_group(self, group_id: str) -> dict[str, Any] | None:  # noqa: ARG002  (for those that keep groups)
@@ -355,7 +363,7 @@ class Contents(ABC):
         raise self._keeps_no_groups()
 
     def _keeps_no_groups(self) -> NotImplementedError:
-        return NotImplementedError(f"{self!r} keeps no groups")
+        return NotImplementedError(f"{self} keeps no groups")
 
     # Its life.
 

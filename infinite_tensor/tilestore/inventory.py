@@ -36,6 +36,8 @@ class TensorInfo:
         Size of all that is stored, in bytes.
     location : str
         Where its tiles are: the path of the Zarr array within the store, say.
+    why_no_ome : str or None
+        Why programs that read OME-Zarr do not find the tensor; None if they find it, in the group above `location`.
     """
 
     tensor_id: str
@@ -44,6 +46,23 @@ class TensorInfo:
     tiles_partial: int
     bytes_stored: int
     location: str
+    why_no_ome: str | None = "nothing of it is stored in Zarr"
+
+    def __str__(self) -> str:
+        shape, dims = self.definition.get("shape"), self.definition.get("dims")
+        rows = {
+            "shape": None if shape is None else tuple(shape),
+            "dims": None if dims is None else tuple(dims),
+            "dtype": self.definition.get("dtype"),
+            "tile size": None if "tile_size" not in self.definition else tuple(self.definition["tile_size"]),
+            "complete tiles": count_of(self.tiles_complete),
+            "partial tiles": count_of(self.tiles_partial),
+            "stored": bytes_of(self.bytes_stored),
+            "location": self.location,
+            "OME-Zarr": "yes" if self.why_no_ome is None else f"no: {self.why_no_ome}",
+        }
+        lines = [f"  {name:<14}  {value}" for name, value in rows.items() if value is not None]
+        return "\n".join([f"tensor {self.tensor_id!r}", *lines])
 
     def _repr_html_(self) -> str:
         rows = [
@@ -51,6 +70,7 @@ class TensorInfo:
             ("partial tiles", escaped(count_of(self.tiles_partial))),
             ("stored", escaped(bytes_of(self.bytes_stored))),
             ("location", code(self.location)),
+            ("OME-Zarr", escaped("yes" if self.why_no_ome is None else f"no: {self.why_no_ome}")),
         ]
         fields = [(name, code(json.dumps(value))) for name, value in self.definition.items() if name != "tensor_id"]
         return panel("TensorInfo", code(self.tensor_id), facts([*rows, *fields]))

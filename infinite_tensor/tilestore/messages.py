@@ -26,6 +26,7 @@ _FUNCTIONS = {
     "upstream": "A function upstream",
 }
 _MOST_NAMED = 5
+_MOST_LISTED = 12
 _TOLD = 5
 """Failures that one error tells in full; there may be one for each of thousands of batches."""
 
@@ -45,7 +46,7 @@ def combined(failures: Sequence[StoreError]) -> StoreError:
 def damaged_definition(store: object, tensor_id: str, where: str, error: ValueError) -> StoreError:
     """The error for a definition that cannot be read, which names what can be done."""
     return StoreError(
-        f"{store!r}: the definition of tensor {tensor_id!r}, {where}, is damaged ({error}); put an intact one back "
+        f"{store}: the definition of tensor {tensor_id!r}, {where}, is damaged ({error}); put an intact one back "
         f"from a backup, or delete all of the tensor by clear_tensor({tensor_id!r})"
     )
 
@@ -53,7 +54,7 @@ def damaged_definition(store: object, tensor_id: str, where: str, error: ValueEr
 def damaged_group(store: object, group_id: str, where: str, error: ValueError) -> StoreError:
     """The error for a group that cannot be read, which names what can be done."""
     return StoreError(
-        f"{store!r}: group {group_id!r}, {where}, is damaged ({error}); clear_group({group_id!r}) deletes it, its "
+        f"{store}: group {group_id!r}, {where}, is damaged ({error}); clear_group({group_id!r}) deletes it, its "
         "tensors stay, and it can be saved again"
     )
 
@@ -61,15 +62,14 @@ def damaged_group(store: object, group_id: str, where: str, error: ValueError) -
 def in_the_way(store: object, where: str, what: str) -> StoreError:
     """The error for something of somebody else's where `what`, a tensor or a group, would lie."""
     return StoreError(
-        f"{store!r}: {where!r} is not of this library, and lies where {what} is kept; choose another id, or move it "
-        "away"
+        f"{store}: {where!r} is not of this library, and lies where {what} is kept; choose another id, or move it away"
     )
 
 
 def cleared_elsewhere(store: object, tensor_id: str) -> StoreError:
     """The error for a tensor that is not stored any more, of which something is to be stored or looked up."""
     return StoreError(
-        f"{store!r}: tensor {tensor_id!r} is gone: it has been cleared, or the whole store has vanished. "
+        f"{store}: tensor {tensor_id!r} is gone: it has been cleared, or the whole store has vanished. "
         f"clear_tensor({tensor_id!r}) drops what is left of it in memory; then build it again, in the store "
         "opened again if that has vanished"
     )
@@ -78,21 +78,19 @@ def cleared_elsewhere(store: object, tensor_id: str) -> StoreError:
 def remade_elsewhere(store: object, tensor_id: str) -> StoreError:
     """The error for a tensor in whose place there is another by now."""
     return StoreError(
-        f"{store!r}: tensor {tensor_id!r} has been cleared and created again by somebody else; "
+        f"{store}: tensor {tensor_id!r} has been cleared and created again by somebody else; "
         "close(discard=True) this store, and open it again to use the new one"
     )
 
 
 def vanished(store: object) -> StoreError:
     """The error for a store of which nothing is left."""
-    return StoreError(
-        f"{store!r}: the store has vanished since it was opened; open it again to begin with an empty one"
-    )
+    return StoreError(f"{store}: the store has vanished since it was opened; open it again to begin with an empty one")
 
 
 def warn_of_damage(store: object, what: str) -> None:
     """DamagedDataWarning for something that cannot be read."""
-    warnings.warn(f"{store!r}: {what}; it is treated as missing", DamagedDataWarning, stacklevel=3)
+    warnings.warn(f"{store}: {what}; it is treated as missing", DamagedDataWarning, stacklevel=3)
 
 
 def check_same(tensor_id: str, stored: Definition, given: Definition, store: object) -> None:
@@ -116,7 +114,7 @@ def warn_of_changes(tensor_id: str, stored: Mapping[str, str], given: Mapping[st
     """FunctionChangedWarning for each function that is not the one of the stored values."""
     for name in changed_functions(stored, given):
         warnings.warn(
-            f"{_FUNCTIONS[name]} of tensor {tensor_id!r} is not the one that {store!r} was filled with: its code, or a "
+            f"{_FUNCTIONS[name]} of tensor {tensor_id!r} is not the one that {store} was filled with: its code, or a "
             "network in it, or the batch_size of predict, is another one. Stored values are used as they are; to "
             f"compute them again, give version=... or call store.clear_tensor({tensor_id!r})",
             FunctionChangedWarning,
@@ -165,7 +163,8 @@ def _level_of_caller() -> int:
 
 def unknown_tensor(tensor_id: str, known: Sequence[str], store: object) -> StoreError:
     """The error for an id that a store does not hold."""
-    return StoreError(f"{store!r} holds no tensor {tensor_id!r}; it holds {list(known)}")
+    more = f" and {len(known) - _MOST_LISTED:,} more" if len(known) > _MOST_LISTED else ""
+    return StoreError(f"{store} holds no tensor {tensor_id!r}; it holds {list(known[:_MOST_LISTED])}{more}")
 
 
 def mismatch(tensor_id: str, lines: Sequence[str], store: object, changed_args: Sequence[str] = ()) -> ValidationError:
@@ -186,7 +185,7 @@ def mismatch(tensor_id: str, lines: Sequence[str], store: object, changed_args: 
     if any(line.startswith("dims:") for line in lines):
         advice += " Without dims, a stored tensor keeps the names it has."
     return ValidationError(
-        f"{store!r} already holds a tensor {tensor_id!r} with another definition:{listed}\n{stale}"
+        f"{store} already holds a tensor {tensor_id!r} with another definition:{listed}\n{stale}"
         "Give the new tensor another tensor_id, or delete the stored one with "
         f"store.clear_tensor({tensor_id!r}).{advice}"
     )
@@ -196,7 +195,7 @@ def warn_of_dependants(tensor_id: str, names: Sequence[str], store: object) -> N
     """DependantsRemainWarning for tensors that read one which has just been cleared."""
     listed = ", ".join(map(repr, names[:_MOST_NAMED])) + ", ..." * (len(names) > _MOST_NAMED)
     warnings.warn(
-        f"{store!r}: tensor {tensor_id!r} is cleared, but {listed} {'is' if len(names) == 1 else 'are'} computed from "
+        f"{store}: tensor {tensor_id!r} is cleared, but {listed} {'is' if len(names) == 1 else 'are'} computed from "
         "it and kept as before. If its pixels will be other ones, clear those too: "
         f"store.clear_tensor({tensor_id!r}, dependants=True)",
         DependantsRemainWarning,

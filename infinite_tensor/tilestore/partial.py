@@ -75,7 +75,7 @@ class PartialTile:
         place : str
             What names the tile.
         store : object
-            Whose repr stands in the warning.
+            Whose str stands in the warning.
         """
         parts = []
         for number, data in enumerate(log):

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
+from uuid import UUID
 
 import torch
 
 from infinite_tensor.errors import StoreError
-from infinite_tensor.support.arguments import checked_workers
+from infinite_tensor.support.arguments import checked_id, checked_workers
+from infinite_tensor.support.given import word
 from infinite_tensor.support.interrupts import store_method, store_query
 from infinite_tensor.tilestore.contents import Contents
-from infinite_tensor.tilestore.dependants import dependants_in, readers_in
+from infinite_tensor.tilestore.dependants import check_renamable, dependants_in, readers_in
 from infinite_tensor.tilestore.inventory import Damage, Garbage, TensorInfo
+from infinite_tensor.tilestore.listing import listing
 from infinite_tensor.tilestore.messages import warn_of_dependants
 from infinite_tensor.values.definition import Blend
 from infinite_tensor.values.reduction import Reduction
 
 if TYPE_CHECKING:
+    import os
+
     from infinite_tensor.groups import TensorGroup
     from infinite_tensor.tensor import InfiniteTensor, SupportsAsTensor
+    from infinite_tensor.views.copied import CopyReport, CopyWatcher
 
 
 class TileStore:
@@ -43,6 +49,9 @@ class TileStore:
     contents: Contents
     workers: int = 1
 
+    # Messages name it by its str.
+    _named_by_str = True
+
     def __init__(self, contents: Contents, *, workers: int = 1) -> None:
         self.contents = contents
         self.workers = checked_workers(workers)
@@ -64,6 +73,36 @@ class TileStore:
 
     def _check_open(self) -> None:
         self.contents.check_open()
+
+    # A collection of tensors.
+
+    def __len__(self) -> int:
+        """How many tensors it holds."""
+        return len(self.tensor_ids())
+
+    def __bool__(self) -> bool:
+        """A store without tensors is a store."""
+        return True
+
+    def __iter__(self) -> Iterator[str]:
+        """The ids of its tensors, sorted."""
+        return iter(self.tensor_ids())
+
+    @store_query
+    def __contains__(self, tensor_id: object) -> bool:
+        """Whether it holds a tensor of this id, intact or not. Looks for that one alone."""
+        self._check_open()
+        given = str(tensor_id) if isinstance(tensor_id, UUID) else word(tensor_id)
+        return bool(given and self.contents.holds(given))
+
+    def __str__(self) -> str:
+        """What messages call it: short, and without a look at what it holds."""
+        # A backend that says so by its repr needs no other name.
+        own = type(self).__repr__
+        return own(self) if own is not TileStore.__repr__ else f"{type(self).__name__}()"
+
+    def __repr__(self) -> str:
+        return f"{self}: {listing(lambda: self.contents)}"
 
     # Tensors.
 
@@ -146,12 +185,23 @@ class TileStore:
             contents.check_writable(f"clear tensor {tensor_id!r}")
             digest = contents.digest_of(tensor_id)
             # What is computed from a tensor goes first: whatever happens to this process, none outlives its source.
-            for name in dependants_in(contents.specs_downstream(), tensor_id, digest) if dependants else ():
+            for name in self.dependants(tensor_id) if dependants else ():
                 contents.delete(name)
             contents.delete(tensor_id)
         remaining = () if dependants else _readers_of(contents, tensor_id, digest)
         if remaining:
             warn_of_dependants(tensor_id, remaining, self)
+
+    @store_query
+    def dependants(self, tensor_id: str) -> list[str]:
+        """Ids of the tensors of this store that are computed from one, which ``dependants=True`` deletes with it.
+
+        Each comes before those that it is computed from.
+        """
+        contents = self.contents
+        with contents.lock:
+            self._check_open()
+            return dependants_in(contents.specs_downstream(), tensor_id, contents.digest_of(tensor_id))
 
     @store_method
     def clear_cache(self, tensor_id: str) -> None:
@@ -193,6 +243,134 @@ class TileStore:
         """
         self._check_open()
         return Garbage()
+
+    # Elsewhere, and under another id.
+
+    def copy(
+        self,
+        tensor_id: str,
+        other_store: TileStore | str | os.PathLike[str],
+        *,
+        upstream: bool = False,
+        region: object = None,
+        overwrite: bool = False,
+        progress: bool | str | CopyWatcher = True,
+    ) -> CopyReport:
+        """Copy a tensor into another store, of whatever kind: its definition, and all that is stored of it.
+
+        What is pending here is stored first. Complete and incomplete tiles are moved some at a time, so that little
+        memory is taken, and many requests are under way at a time where the store says so (`concurrency`). Between two
+        Zarr stores chunks are moved as they are; a tensor that is new there is compressed as it is here, unless the
+        other store was given `compressors`. Elsewhere tiles are decoded and encoded anew. The tile size stays.
+
+        Each tile is read back and compared, byte by byte, after it was written: a copy that returns is right. Copying
+        again moves only what is missing, so that a copy that was interrupted or killed continues; of what was there,
+        `other_store.verify` tells whether it is intact. Your script continues with the copy: build the tensor with
+        ``tile_store=other_store``, and `f` computes what was not stored.
+
+        Parameters
+        ----------
+        tensor_id : str
+            The tensor. It has the same id there.
+        other_store : TileStore, str or path
+            Where it is copied to. A path or an fsspec URL is a store as `open_store` opens it.
+        upstream : bool
+            Copy the tensors that it is computed from too, and those that these are computed from, as far as they have
+            a `tensor_id` and live in this store. The report names others. A tensor comes after those that it reads.
+        region : optional
+            Copy only tiles that this region of the tensor touches, as a read takes it; upstream tensors are copied
+            whole. Needed for an unbounded tensor of a backend that cannot list its tiles.
+        overwrite : bool
+            Delete what `other_store` has under an id, if it is another tensor. Nothing is deleted before all arguments
+            and definitions have been checked.
+        progress : bool, "always" or callable
+            As for `InfiniteTensor.fill`; a callable is given a `CopyProgress`.
+
+        Returns
+        -------
+        CopyReport
+            What was moved, and what was there already; it prints as a table.
+
+        Raises
+        ------
+        ValidationError
+            If `other_store` holds a tensor of that id with another definition, and is not to overwrite it; the message
+            lists what differs. If it is read-only, or this store itself; or if it keeps windows in memory and these cannot be had back from
+            tiles, as they overlap. Nothing has been copied then.
+        StoreError
+            If this store holds no tensor of that id, or something cannot be read or stored. Copy again to continue.
+
+        Examples
+        --------
+        >>> store, other = ZarrTileStore("memory://here", tile_size=64), ZarrTileStore("memory://there")
+        >>> t = InfiniteTensor(
+        ...     (None,), lambda ctx: torch.ones(64), TensorWindow((64,)), tile_store=store, tensor_id="ones"
+        ... )
+        >>> float(t[0:128].sum())
+        128.0
+        >>> store.copy("ones", other).tiles
+        2
+        >>> float(other.open("ones")[0:128].sum())
+        128.0
+        """
+        # Copies come from any store and go to any.
+        from infinite_tensor.views.copying import copy_tensor  # noqa: PLC0415
+
+        return copy_tensor(
+            self, tensor_id, other_store, upstream=upstream, region=region, overwrite=overwrite, progress=progress
+        )
+
+    @store_method
+    def rename(self, tensor_id: str, new_id: str) -> None:
+        """Give a tensor another id. What is stored of it stays stored.
+
+        Whatever happens to the process, the tensor is whole under the old id or under the new one; killed right before
+        the end, under both: ``clear_tensor(tensor_id)`` then drops the old one. Nobody else should store windows of the
+        tensor meanwhile: what they store after it was looked at is computed again.
+
+        A tensor that others read by its id is not renamed, so that these can be reopened as before: neither one that a
+        tensor of this store reads, nor one that a group of this store names, nor one of several outputs of one `f`.
+        Tensors in other stores are not looked at; to build or open them, give the renamed tensor as an arg. A tensor
+        object that was made before begins anew under the old id: open or build the tensor under the new one.
+
+        Parameters
+        ----------
+        tensor_id : str
+            The tensor.
+        new_id : str
+            Its new id, which no tensor of the store may have.
+
+        Raises
+        ------
+        StoreError
+            If the store holds no tensor of that id, or it cannot be read or written.
+        ValidationError
+            If `new_id` is taken, something in the store reads the tensor by its id, or the store is read-only.
+        NotImplementedError
+            If the backend cannot rename tensors. Copy the store's tensors with `copy` instead.
+        """
+        old, new = checked_id(tensor_id), checked_id(new_id, "new_id")
+        contents = self.contents
+        with contents.lock:
+            self._check_open()
+            contents.check_writable(f"rename tensor {old!r}")
+            check_renamable(contents, old, new)
+            contents.rename(old, new)
+
+    # Of version 0.2.
+
+    def get_or_create(self, tensor_id: object, *args: Any, **options: Any) -> InfiniteTensor:
+        """Deprecated: make an `InfiniteTensor` with ``tile_store=`` and ``tensor_id=``."""
+        # Tensors stand on stores.
+        from infinite_tensor.compat import get_or_create  # noqa: PLC0415
+
+        return get_or_create(self, tensor_id, *args, **options)
+
+    def clear_direct_caches(self) -> None:
+        """Deprecated: call ``tensor.clear_cache()`` or `clear_cache`."""
+        from infinite_tensor.compat import clear_direct_caches  # noqa: PLC0415
+
+        clear_direct_caches(self)
 
     # Groups.
 

@@ -16,6 +16,7 @@ from infinite_tensor.geometry.window import Shape, TensorWindow, checked_edge
 from infinite_tensor.support.arguments import checked_id
 from infinite_tensor.support.given import as_index
 from infinite_tensor.support.nested import Key
+from infinite_tensor.tilestore.formats import FORMAT, FORMAT_OF_MEANS, FORMAT_OF_REDUCTIONS, LATEST_FORMAT
 from infinite_tensor.tilestore.layout import layout_of, tile_shape_of
 from infinite_tensor.values.checks import check_followed, check_output_window, checked_shape
 from infinite_tensor.values.definition import (
@@ -39,15 +40,6 @@ from infinite_tensor.values.reduction import (
 from infinite_tensor.values.spec import TensorSpec
 
 T = TypeVar("T")
-
-FORMAT = 1
-"""Version of what is stored; what a later version has stored is refused."""
-
-_FORMAT_OF_MEANS = 2
-"""Version of a tensor that is blended by a weighted mean, whose partial tiles hold sums that are not divided yet."""
-
-_FORMAT_OF_REDUCTIONS = 3
-"""Version of a tensor with a reduction, whose partial tiles hold what its windows held before it."""
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -82,9 +74,9 @@ class StoredTensor:
         version = as_index(fields.get("format", FORMAT))
         if version is None or version < 1:
             raise ValidationError(f"format must be a positive int, got {fields['format']!r:.200}")
-        if version > _FORMAT_OF_REDUCTIONS:
+        if version > LATEST_FORMAT:
             raise StoreError(
-                f"it has format {version}, this version reads up to {_FORMAT_OF_REDUCTIONS}; open it with a later "
+                f"it has format {version}, this version reads up to {LATEST_FORMAT}; open it with a later "
                 "version of this library"
             )
         definition = definition_of(fields)
@@ -93,7 +85,7 @@ class StoredTensor:
     @classmethod
     def of(cls, store: object, tensor_id: str, stored: object) -> StoredTensor:
         """`from_json` of what `store` holds as the definition of `tensor_id`; StoreError for whatever is wrong."""
-        what = f"{store!r}: what is stored as the definition of tensor {tensor_id!r}"
+        what = f"{store}: what is stored as the definition of tensor {tensor_id!r}"
         try:
             found = cls.from_json(stored)
             name = stored.get("tensor_id", tensor_id) if isinstance(stored, Mapping) else tensor_id
@@ -118,8 +110,8 @@ class StoredTensor:
 def format_of(definition: Definition) -> int:
     """The version of what is stored of a tensor."""
     if definition.reduction is not None:
-        return _FORMAT_OF_REDUCTIONS
-    return _FORMAT_OF_MEANS if isinstance(definition.blend, dict) else FORMAT
+        return FORMAT_OF_REDUCTIONS
+    return FORMAT_OF_MEANS if isinstance(definition.blend, dict) else FORMAT
 
 
 def definition_of(fields: Mapping[str, Any]) -> Definition:

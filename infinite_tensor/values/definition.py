@@ -6,6 +6,7 @@ import cmath
 import hashlib
 import json
 import math
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -158,6 +159,7 @@ def differences(stored: Mapping[str, Json], given: Mapping[str, Json]) -> list[s
 
 
 _ABSENT = object()
+_DEFAULTS = ((re.compile("edge"), "drop"), (re.compile(r"args\[\d+\]\.padding"), "error"))
 
 
 def _differences(path: str, stored: object, given: object) -> Iterator[str]:
@@ -169,15 +171,18 @@ def _differences(path: str, stored: object, given: object) -> Iterator[str]:
         for i, (a, b) in enumerate(zip(stored, given, strict=True)):
             yield from _differences(f"{path}[{i}]", a, b)
     elif stored is _ABSENT or given is _ABSENT or _canonical(stored) != _canonical(given):
-        yield f"{path}: stored {_show(stored)}, given {_show(given)}"
+        yield f"{path}: stored {_show(path, stored)}, given {_show(path, given)}"
 
 
 def _nested(values: list[Any]) -> bool:
     return any(isinstance(value, dict) for value in values)
 
 
-def _show(value: object) -> str:
-    return "nothing" if value is _ABSENT else repr(value)
+def _show(path: str, value: object) -> str:
+    if value is not _ABSENT:
+        return repr(value)
+    # A definition leaves defaults out that older stores did not have.
+    return next((repr(default) for field, default in _DEFAULTS if field.fullmatch(path)), "nothing")
 
 
 def _canonical(value: object) -> str:

@@ -36,10 +36,15 @@ _KEYS_AT_ONCE = 1000
 
 def zarr_of(tensor: InfiniteTensor, region: object = None) -> zarr.Array[Any]:
     """A tensor as a Zarr array; see `InfiniteTensor.as_zarr`."""
-    named, last = node_of(tensor).tensor.named, tensor.tensor_id.rpartition("/")[2]
-    name = last if named and _NAME.fullmatch(last) and last not in tensor.dims else "values"
+    name = name_of(tensor)
     face = FaceStore({name: Face(tensor, Frame.of(tensor, region), tensor.dims)})
     return zarr.open_array(face, path=name, mode="r")
+
+
+def name_of(tensor: InfiniteTensor) -> str:
+    """What the array of a tensor is called in its group: the last part of its id where that can be, else "values"."""
+    named, last = node_of(tensor).tensor.named, tensor.tensor_id.rpartition("/")[2]
+    return last if named and _NAME.fullmatch(last) and last not in tensor.dims else "values"
 
 
 def zarr_of_members(members: Mapping[tuple[str, ...], tuple[InfiniteTensor, object]]) -> zarr.Group:
@@ -47,7 +52,7 @@ def zarr_of_members(members: Mapping[tuple[str, ...], tuple[InfiniteTensor, obje
     faces = {
         "/".join(key): Face(tensor, Frame.of(tensor, region), tensor.dims) for key, (tensor, region) in members.items()
     }
-    return zarr.open_group(FaceStore(_with_dims_of_their_own(faces)), mode="r")
+    return zarr.open_group(FaceStore(with_dims_of_their_own(faces)), mode="r")
 
 
 @dataclass(frozen=True)
@@ -98,22 +103,28 @@ class Face:
         return _bytes_of(pixels)
 
 
-def _with_dims_of_their_own(faces: Mapping[str, Face]) -> dict[str, Face]:
-    """The same faces, where arrays of one Zarr group have a dimension in common only if its pixels are the same.
+def with_dims_of_their_own(faces: Mapping[str, Face]) -> dict[str, Face]:
+    """The same faces, where arrays have a dimension in common only if its pixels are the same.
 
-    xarray refuses others.
+    xarray refuses others, in one Zarr group and in those above and below it.
     """
     found: dict[tuple[str, str], tuple[int, int]] = {}
     renamed = {}
     for path, face in faces.items():
         above, _, key = path.rpartition("/")
-        spans = zip(face.frame.origin, face.frame.shape, strict=True)
-        dims = [
-            dim if found.setdefault((above, dim), span) == span else f"{key}_{dim}"
-            for dim, span in zip(face.dims, spans, strict=True)
-        ]
+        dims = []
+        for dim, span in zip(face.dims, zip(face.frame.origin, face.frame.shape, strict=True), strict=True):
+            known = {each for (group, name), each in found.items() if name == dim and _is_in_line(group, above)}
+            dims.append(dim if known <= {span} else f"{key}_{dim}")
+            found.setdefault((above, dim), span)
         renamed[path] = replace(face, dims=tuple(dims))
     return renamed
+
+
+def _is_in_line(group: str, other: str) -> bool:
+    """Whether one of two Zarr groups is the other, or is in it."""
+    shorter, longer = sorted([f"{group}/".lstrip("/"), f"{other}/".lstrip("/")], key=len)
+    return longer.startswith(shorter)
 
 
 def _array_document(

@@ -124,7 +124,7 @@ def _store_told(store: TileStore) -> str:
     try:
         told = str(store)
     except Exception as error:  # noqa: BLE001  (a class of a user)
-        told = f"{type(store).__name__}, whose repr is a {type(error).__name__}"
+        told = f"{type(store).__name__}, whose str is a {type(error).__name__}"
     return told
 
 

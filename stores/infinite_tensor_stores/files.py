@@ -6,7 +6,6 @@ is what it leads to.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import json
 import os
@@ -16,13 +15,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
-from zarr.storage import LocalStore
-
 with suppress(ImportError):  # Windows, where no folder can be opened
     import fcntl
 
 LARGEST_DOCUMENT = 2**25
 """Bytes that a ``zarr.json`` of ours, or of a group that we are a guest of, takes at most."""
+
+HDF5_SUFFIXES = (".h5", ".hdf5", ".hdf")
+"""What the name of a file ends in that is a store in HDF5, in lower case."""
 
 # To open a FIFO waits for somebody who writes, unless told not to. Windows has neither.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -172,20 +172,3 @@ def alone_in(folder: Path) -> Iterator[None]:
                 # Closing would not unlock it while a child that was forked in this moment has it open.
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
             file.close()
-
-
-class FileStore(LocalStore):
-    """What `LocalStore` does, without waiting for a FIFO and without following a link when it deletes."""
-
-    async def read(self, key: str, most: int) -> bytes | None:
-        """The object, as of `read_file`."""
-        return await asyncio.to_thread(read_file, self.root / key, most)
-
-    async def delete_dir(self, prefix: str) -> None:
-        """Delete all objects below a folder. Of a symbolic link only the link goes."""
-        path = self.root / prefix
-        if path.is_symlink():
-            self._check_writable()
-            path.unlink(missing_ok=True)
-        else:
-            await super().delete_dir(prefix)

@@ -15,9 +15,11 @@ from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.messages import cleared_elsewhere, warn_of_damage
 from infinite_tensor.tilestore.partial import PartialTile
 from infinite_tensor.tilestore.persistent import PersistentTileStore
-from infinite_tensor.tilestore.persistent.documents import name_of
+from infinite_tensor.tilestore.persistent.sealed import name_of
 from infinite_tensor_stores.dtypes import from_stored
 from infinite_tensor_stores.files import Unreadable
+
+T = TypeVar("T")
 
 
 class TensorHandle(ABC):
@@ -30,7 +32,7 @@ class TensorHandle(ABC):
     layout : TileLayout
         How it is cut into tiles.
     owner : object
-        Whose repr stands in messages.
+        Whose str stands in messages.
 
     Attributes
     ----------
@@ -82,10 +84,15 @@ class TensorHandle(ABC):
 
     def tile_from(self, tile: Index, block: np.ndarray[Any, Any] | Exception | None) -> torch.Tensor | None:
         """A tile of what was found of it; None, with a warning, where that is what is wrong with it."""
-        if isinstance(block, Exception):
-            warn_of_damage(self.owner, f"tile {tile} of tensor {self.tensor_id!r} is damaged ({block})")
+        intact = self.intact(tile, block)
+        return None if intact is None else from_stored(intact, self.layout.dtype)
+
+    def intact(self, tile: Index, found: T | Exception | None) -> T | None:
+        """What was found of a tile; None, with a warning, where that is what is wrong with it."""
+        if isinstance(found, Exception):
+            warn_of_damage(self.owner, f"tile {tile} of tensor {self.tensor_id!r} is damaged ({found})")
             return None
-        return None if block is None else from_stored(block, self.layout.dtype)
+        return found
 
     def partial_from(self, place: str, parts: Sequence[bytes | Exception]) -> PartialTile | None:
         """What the log of a partial tile holds, less what is damaged, of which there is a warning."""

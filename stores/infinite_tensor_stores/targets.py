@@ -16,8 +16,8 @@ from zarr.storage import FsspecStore, LocalStore, MemoryStore, WrapperStore
 
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.support.given import as_index, quoted
-from infinite_tensor.tilestore.persistent import FORMAT
-from infinite_tensor_stores.files import FileStore
+from infinite_tensor.tilestore.formats import FORMAT
+from infinite_tensor_stores.file_store import FileStore
 from infinite_tensor_stores.remote import FilesInMemory, LoginMask, MaskedFileSystem, RemoteStore, without_logins
 
 DEFAULT_TIMEOUT = 15.0
@@ -43,7 +43,7 @@ def check_found(mode: str, owner: object, found: str | None, *, is_store: bool, 
     mode : str
         One of `MODES`.
     owner : object
-        Whose repr stands in messages.
+        Whose str stands in messages.
     found : str or None
         What lies there, None for nothing.
     is_store : bool
@@ -53,14 +53,14 @@ def check_found(mode: str, owner: object, found: str | None, *, is_store: bool, 
     """
     if found is None:
         if mode in ("r", "r+"):
-            raise StoreError(f"{owner!r}: there is no store; mode 'a' or 'w' creates one in {place}")
+            raise StoreError(f"{owner}: there is no store; mode 'a' or 'w' creates one in {place}")
     elif mode == "w-":
         raise StoreError(
-            f"{owner!r}: there is something already; mode 'a' opens it if it is a store, else choose {place}"
+            f"{owner}: there is something already; mode 'a' opens it if it is a store, else choose {place}"
         )
     elif mode == "r" and not is_store:
         raise StoreError(
-            f"{owner!r}: there is {found} with no store in it; mode 'a' makes one, where nothing is in the way"
+            f"{owner}: there is {found} with no store in it; mode 'a' makes one, where nothing is in the way"
         )
 
 
@@ -68,9 +68,9 @@ def check_format(version: object, owner: object, advice: str = "") -> None:
     """StoreError, with `advice`, if what a place tells as the version of its layout is none, or a later one."""
     number = as_index(version)
     if number is None or number < 1:
-        raise StoreError(f"{owner!r} has format {version!r:.200}, which is none; it may be damaged. {advice}")
+        raise StoreError(f"{owner} has format {version!r:.200}, which is none; it may be damaged. {advice}")
     if number > FORMAT:
-        raise StoreError(f"{owner!r} has format {number}, this version reads up to {FORMAT}")
+        raise StoreError(f"{owner} has format {number}, this version reads up to {FORMAT}")
 
 
 def local_path(target: str) -> Path:
@@ -119,13 +119,14 @@ def absolute(target: Any) -> Any:
     """`target` as it means the same place from whatever folder: a local one as an absolute path, any other as it is."""
     if type(target) is LocalStore:
         return LocalStore(target.root.expanduser().absolute(), read_only=target.read_only)
-    if not isinstance(target, str | os.PathLike) or not _is_local(text_of(target)):
+    if not isinstance(target, str | os.PathLike) or not is_local(text_of(target)):
         return target
     path = local_path(text_of(target)).absolute()
     return str(path) if isinstance(target, str) else path
 
 
-def _is_local(target: str) -> bool:
+def is_local(target: str) -> bool:
+    """Whether a target is a plain path or a ``file://`` URL."""
     return "://" not in target or target.startswith(("file://", "local://"))
 
 
@@ -186,7 +187,7 @@ def zarr_store(
     if not isinstance(target, str | os.PathLike):
         raise ValidationError(f"target must be a path, an fsspec URL or a zarr Store, got {quoted(target)}")
     url = text_of(target)
-    if _is_local(url):
+    if is_local(url):
         # It creates files exclusively, which zarr's fsspec store over file:// cannot.
         return FileStore(local_path(url).absolute(), read_only=read_only)
     return _of_url(url, storage_options or {}, read_only, timeout)

@@ -25,7 +25,7 @@ from infinite_tensor.filling import plan
 from infinite_tensor.filling.fill import Request
 from infinite_tensor.filling.fillable import fill_together, plan_together
 from infinite_tensor.geometry.regions import parse
-from tests.support.clusters import chain, cluster, computed, meeting, more_workers, one_worker_killed
+from tests.support.clusters import chain, cluster, computed, meeting, more_workers, one_worker_killed, with_ends
 
 REGION = sl[-70:90, 0:150]
 
@@ -82,6 +82,21 @@ def test_what_this_process_reads_meanwhile_does_not_hide_what_workers_store(
         calls = computed(tmp_path)
         assert torch.equal(t[REGION], truth)
         assert computed(tmp_path) == calls
+
+
+def test_windows_at_an_end_and_their_means_are_those_of_one_process(client: Client, tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path / "store", tile_size=32) as store:
+        t = with_ends(store, tmp_path)
+        plan = t.plan(sl[:, :])
+        report = t.fill(sl[:, :], client=client, progress=False)
+        calls = computed(tmp_path, 2)
+        assert [set(counter.values()) for counter in calls] == [{1}] * 2
+        assert [counter.total() for counter in calls] == [tensor.windows for tensor in plan.tensors]
+        assert report.windows == plan.windows
+        pixels = t[:, :]
+        assert computed(tmp_path, 2) == calls
+    (tmp_path / "alone").mkdir()
+    assert torch.equal(pixels, with_ends(MemoryTileStore(), tmp_path / "alone")[:, :])
 
 
 def test_an_f_with_several_outputs_is_run_once_for_all_of_them(client: Client, tmp_path: Path) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tensordict import TensorDict
 from torch.utils.data import DataLoader
 
 from infinite_tensor import (
@@ -25,6 +28,7 @@ from infinite_tensor import (
     TensorGroup,
     TensorWindow,
     ValidationError,
+    ZarrTileStore,
     sl,
 )
 from tests.support.counting import Counted
@@ -43,6 +47,14 @@ def channels(ctx: Index) -> torch.Tensor:
 
 PLANE = InfiniteTensor((None, None), places, TensorWindow((8, 8)), dtype=torch.int64)
 IMAGE = InfiniteTensor((3, None, None), channels, TensorWindow((3, 8, 8)), dtype=torch.int64)
+
+
+def of_shape(shape: Sequence[int | None]) -> InfiniteTensor:
+    """A tensor of ones."""
+    size = [8 if extent is None else extent for extent in shape]
+    return InfiniteTensor(tuple(shape), lambda _ctx: torch.ones(size), TensorWindow(size))
+
+
 FINITE = InfiniteTensor((40, 24), places, TensorWindow((8, 8)), dtype=torch.int64)
 
 
@@ -180,6 +192,70 @@ class TestBoth:
         with pytest.raises(ValidationError, match=r"dimensions 1, 2 .*unbounded.*region=sl\["):
             kind(IMAGE, 8)
 
+    @pytest.mark.parametrize(
+        ("shape", "patch_size", "call", "patch"),
+        [
+            ((3, None, None), 64, "(t, 64, region=sl[..., 0:640, 0:640])", (3, 64, 64)),
+            ((3, None, None), (64, 32), "(t, (64, 32), region=sl[..., 0:640, 0:320])", (3, 64, 32)),
+            ((3, None, None), (64, 64, 64), "(t, (3, 64, 64), region=sl[..., 0:640, 0:640])", (3, 64, 64)),
+            ((None, 3, None), 8, "(t, 8, region=sl[0:80, :, 0:80])", (8, 3, 8)),
+            ((None, None), 8, "(t, 8, region=sl[0:80, 0:80])", (8, 8)),
+        ],
+    )
+    def test_the_message_shows_a_call_that_works(
+        self, kind: Kind, shape: tuple[int | None, ...], patch_size: Any, call: str, patch: Index
+    ) -> None:
+        t = of_shape(shape)
+        with pytest.raises(ValidationError) as refused:
+            kind(t, patch_size)
+        assert str(refused.value).endswith(f"such as {kind.__name__}{call}")
+        meant = eval(f"{kind.__name__}{call}", {"t": t, "sl": sl, kind.__name__: kind})  # noqa: S307  (ours)
+        assert meant[0].shape == patch
+
+    def test_a_region_without_the_channels_is_shown_with_them(self, kind: Kind) -> None:
+        with pytest.raises(RegionError, match=r"dimension 2 is unbounded.*; give region=sl\[\.\.\., 0:16, 0:24\]$"):
+            kind(IMAGE, 8, region=sl[0:16, 0:24])
+        assert kind(IMAGE, 8, region=sl[..., 0:16, 0:24])[0].shape == (3, 8, 8)
+
+    @pytest.mark.parametrize(
+        ("shape", "region", "patch_size", "meant", "whole"),
+        [
+            ((3, 40, 24), None, 8, (3, 8, 8), "dimension 0"),
+            ((3, 40, 24), None, (8, 8), (3, 8, 8), "dimension 0"),
+            ((40, 24, 3), None, 8, (8, 8, 3), "dimension 2"),
+            ((40, 24, 3), None, (8, 4), (8, 4, 3), "dimension 2"),
+            ((2, 3, 40, 24), None, 8, (2, 3, 8, 8), "dimension 0, 1"),
+            ((3, 40, 24), sl[1:, 0:16, 0:16], (8, 8), (2, 8, 8), "dimension 0"),
+            ((3, None, None), sl[:, 0:16, 0:16], (8, 8, 8), (3, 8, 8), "dimension 0"),
+        ],
+    )
+    def test_a_patch_size_without_the_channels_is_shown_with_them(
+        self, kind: Kind, shape: tuple[int | None, ...], region: Any, patch_size: Any, meant: Index, whole: str
+    ) -> None:
+        t = of_shape(shape)
+        with pytest.raises(ValidationError) as refused:
+            kind(t, patch_size, region=region)
+        assert str(refused.value).endswith(f"; give patch_size={meant}, which takes {whole} whole")
+        assert kind(t, meant, region=region)[0].shape == meant
+
+    def test_a_patch_size_that_names_a_dimension_which_an_int_takes_away_is_shown_without_it(self, kind: Kind) -> None:
+        for t, region in ((IMAGE, sl[1, 0:16, 0:16]), (of_shape((3, 16, 16)), sl[1])):
+            with pytest.raises(ValidationError, match=r"got \(3, 8, 8\); give patch_size=\(8, 8\)$"):
+                kind(t, (3, 8, 8), region=region)
+            assert kind(t, (8, 8), region=region)[0].shape == (8, 8)
+
+    def test_no_patch_size_is_shown_where_none_is_meant(self, kind: Kind) -> None:
+        t = of_shape((3, 40, 24))
+        wrong: Any
+        for wrong, said in (
+            (100, "give a larger region or a smaller patch_size"),
+            ((3, 8), r"got \(3, 8\)"),
+            ((8.0, 8), r"got \(8\.0, 8\)"),
+            ("8", "got '8'"),
+        ):
+            with pytest.raises(ValidationError, match=f"{said}$"):
+                kind(t, wrong)
+
     def test_indices_are_those_of_a_list(self, kind: Kind) -> None:
         dataset = kind(PLANE, 8, region=sl[0:16, 0:24])
         assert dataset.region(-1) == dataset.region(5)
@@ -263,8 +339,29 @@ class TestSeveralTensors:
             assert torch.equal(mask, dataset[i][1])
 
     def test_tensors_that_are_not_cut_alike_are_refused(self, kind: Kind) -> None:
-        with pytest.raises(ValidationError, match=r"cut alike.*\[0:50 in patches of 8.*; 0:30 .*\[0:40 .*; 0:24 "):
+        with pytest.raises(
+            ValidationError,
+            match=r"cut alike.*\[0:50 in patches of 8.*; 0:30 .*\[0:40 .*; 0:24 .*tile_store=MemoryTileStore\(\)\)$",
+        ):
             kind([PLANE, FINITE], 8, region=sl[0:50, 0:30])
+
+    @pytest.mark.parametrize("patch_size", [8, (8, 8), (3, 8, 8)])
+    def test_finite_tensors_of_which_some_have_channels_are_shown_as_a_group(
+        self, kind: Kind, patch_size: int | Index
+    ) -> None:
+        pair: dict[str, Any] = {"image": of_shape((3, 40, 24)), "labels": of_shape((40, 24))}
+        with pytest.raises(ValidationError) as refused:
+            kind(pair, patch_size)
+        size = patch_size if isinstance(patch_size, int) else (8, 8)
+        group = "TensorGroup({'image': ..., 'labels': ...}, dims=(-2, -1))"
+        assert str(refused.value).endswith(
+            f"; where some of them have channels first, give {kind.__name__}({group}, {size})"
+        )
+        item = kind(TensorGroup(pair, dims=(-2, -1)), size)[0]
+        assert (item["image"].shape, item["labels"].shape) == ((8, 8, 3), (8, 8))
+
+        with pytest.raises(ValidationError, match=r"positive ints only, got 0$"):
+            kind(pair, 0)
 
 
 COARSE = InfiniteTensor((None, None), lambda ctx: places(ctx).float(), TensorWindow((8, 8)))
@@ -319,6 +416,143 @@ class TestGroup:
     def test_parts_of_pixels_are_refused(self, kind: Kind, patch_size: int, region: Any, said: str) -> None:
         with pytest.raises(ValidationError, match=said):
             kind(WORLD, patch_size, region=region)
+
+
+def doubled(item: torch.Tensor) -> torch.Tensor:
+    return item * 2
+
+
+def in_process(item: torch.Tensor) -> tuple[torch.Tensor, int]:
+    return item, os.getpid()
+
+
+class Shift:
+    """A transform that holds something."""
+
+    def __init__(self, by: int) -> None:
+        self.by = by
+
+    def __call__(self, item: torch.Tensor) -> torch.Tensor:
+        return item + self.by
+
+    def __repr__(self) -> str:
+        return f"Shift({self.by})"
+
+
+@KINDS
+class TestTransform:
+    def test_an_item_is_what_it_makes_of_the_patch(self, kind: Kind) -> None:
+        plain = kind(PLANE, 8, region=sl[0:16, 0:24])
+        dataset = kind(PLANE, 8, region=sl[0:16, 0:24], transform=doubled)
+        assert torch.equal(dataset[1], plain[1] * 2)
+        for item, patch in zip(dataset.__getitems__([4, -1, 4]), plain.__getitems__([4, -1, 4]), strict=True):
+            assert torch.equal(item, patch * 2)
+
+    def test_it_is_called_once_for_each_item_of_a_batch(self, kind: Kind) -> None:
+        seen: list[torch.Tensor] = []
+        dataset = kind(PLANE, 8, region=sl[0:16, 0:24], transform=seen.append)
+        assert dataset.__getitems__([2, 2, 0]) == [None, None, None]
+        assert [patch.tolist() for patch in seen] == [PLANE[dataset.region(i)].tolist() for i in (2, 2, 0)]
+
+    def test_what_it_writes_into_a_patch_stays_there(self, kind: Kind) -> None:
+        dataset = kind(PLANE, 8, region=sl[0:16, 0:24], transform=torch.Tensor.zero_)
+        before = PLANE[0:16, 0:24]
+        assert not any(item.any() for item in dataset.__getitems__([1, 1, 2]))
+        assert torch.equal(PLANE[0:16, 0:24], before)
+
+    def test_it_gets_all_patches_of_a_dict_list_or_tuple_together(self, kind: Kind) -> None:
+        def shapes(item: Any) -> Any:
+            return {key: part.shape for key, part in item.items()} if isinstance(item, dict) else type(item)
+
+        region = sl[..., 0:16, 0:24]
+        named = kind({"image": IMAGE, "mask": PLANE}, 8, region=region, transform=shapes)
+        assert named[3] == {"image": (3, 8, 8), "mask": (8, 8)}
+        assert kind([IMAGE, PLANE], 8, region=region, transform=shapes)[3] is list
+        assert kind((IMAGE, PLANE), 8, region=region, transform=shapes)[3] is tuple
+
+    def test_it_gets_the_tensordict_of_a_group(self, kind: Kind) -> None:
+        def without_image(item: TensorDict) -> TensorDict:
+            return item.exclude("image")
+
+        dataset = kind(WORLD, 8, region=sl[0:16, 0:24], transform=without_image)
+        plain = kind(WORLD, 8, region=sl[0:16, 0:24])
+        assert list(dataset[0].keys(include_nested=True, leaves_only=True)) == [("look", "coarse")]
+        assert torch.equal(dataset[2]["look", "coarse"], plain[2]["look", "coarse"])
+
+    def test_its_error_comes_as_it_is_with_the_item_and_its_pixels(self, kind: Kind) -> None:
+        def fails(item: torch.Tensor) -> torch.Tensor:
+            raise KeyError(f"no label of {item.shape}")
+
+        dataset = kind(PLANE, 8, region=sl[0:8, -8:0], transform=fails)
+        with pytest.raises(KeyError, match="no label of") as failed:
+            dataset.__getitems__([0])
+        said = f"while transforming item 0 of a {kind.__name__}, which is [0:8, -8:0]"
+        assert failed.value.__notes__ == [said]
+
+    def test_its_index_error_does_not_end_an_iteration(self, kind: Kind) -> None:
+        def fails(item: torch.Tensor) -> torch.Tensor:
+            return item[1000]
+
+        with pytest.raises(IndexError, match="1000"):
+            list(kind(PLANE, 8, region=sl[0:8, 0:8], transform=fails))
+
+    def test_what_cannot_be_called_is_refused(self, kind: Kind) -> None:
+        with pytest.raises(ValidationError, match=r"transform must be a function of one patch, or None, got 'flip'"):
+            kind(PLANE, 8, region=sl[0:8, 0:8], transform="flip")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("kind", "context"), [(GridDataset, "fork"), (PatchDataset, "spawn")])
+def test_a_transform_runs_in_workers(kind: Kind, tmp_path: Path, context: str) -> None:
+    store = ZarrTileStore(tmp_path, tile_size=8)
+    t = InfiniteTensor((None, None), places, TensorWindow((8, 8)), dtype=torch.int64, tile_store=store, tensor_id="t")
+    t.fill(sl[0:16, 0:24])
+    dataset = kind(t, 8, region=sl[0:16, 0:24], transform=in_process)
+    loader = DataLoader(dataset, batch_size=3, num_workers=2, multiprocessing_context=context)
+    batches = list(loader)
+    items = torch.cat([patches for patches, _ in batches])
+    assert os.getpid() not in torch.cat([processes for _, processes in batches]).tolist()
+    assert [item.tolist() for item in items] == [t[dataset.region(i)].tolist() for i in range(6)]
+
+
+@KINDS
+def test_iterating_gives_every_item_once_in_order(kind: Kind) -> None:
+    dataset = kind(PLANE, 8, region=sl[0:16, 0:24])
+    assert [item.tolist() for item in dataset] == [dataset[i].tolist() for i in range(6)]
+
+
+class TestRepr:
+    def test_a_grid_tells_what_is_read_and_how(self) -> None:
+        dataset = GridDataset(IMAGE, 8, 4, region=sl[:, 0:16, -24:0], transform=doubled)
+        assert repr(dataset) == (
+            "GridDataset(15 patches, transform=doubled, stride=(4, 4), each of\n"
+            f"    (3, 8, 8) in [0:3, 0:16, -24:0] of {IMAGE!r})"
+        )
+
+    def test_random_patches_tell_their_seed(self) -> None:
+        dataset = PatchDataset(IMAGE, 8, sl[1, 0:16, 0:24], seed=5, length=100, transform=Shift(3))
+        assert repr(dataset) == (
+            "PatchDataset(100 patches, transform=Shift(3), seed=5, each of\n"
+            f"    (8, 8) in [1, 0:16, 0:24] of {IMAGE!r})"
+        )
+
+    def test_of_several_tensors_each_has_a_line(self) -> None:
+        region = sl[..., 0:16, 0:24]
+        assert repr(PatchDataset({"image": IMAGE, "mask": PLANE}, 8, region)) == (
+            "PatchDataset(6 patches, seed=0, each of\n"
+            f"    'image': (3, 8, 8) in [0:3, 0:16, 0:24] of {IMAGE!r}\n"
+            f"    'mask': (8, 8) in [0:16, 0:24] of {PLANE!r})"
+        )
+        assert repr(GridDataset([IMAGE, PLANE], 8, region=region)).count("\n    (") == 2
+
+    def test_of_a_group_its_tensors_are_told(self) -> None:
+        told = repr(GridDataset(WORLD, 8, region=sl[0:16, 0:24]))
+        assert "\n    (8, 8) in [0:16, 0:24] of TensorGroup(shape=(None, None), tensors:\n        'image': " in told
+
+    def test_it_computes_nothing(self) -> None:
+        f = Counted(places)
+        t = InfiniteTensor((None, None), f, TensorWindow((8, 8)), dtype=torch.int64)
+        repr(GridDataset(t, 8, region=sl[0:16, 0:24]))
+        assert not f.calls
 
 
 def test_patches_of_a_group_lie_wherever_all_its_tensors_have_whole_pixels() -> None:

@@ -21,6 +21,7 @@ from infinite_tensor import (
     HDF5TileStore,
     InfiniteTensor,
     MemoryTileStore,
+    Output,
     Progress,
     RegionError,
     StoreError,
@@ -177,6 +178,11 @@ class TestPlan:
         assert f"unnamed {t.tensor_id[:8]} " in str(t.plan(sl[0:4]))
         assert f"unnamed {t.tensor_id[:8]} " in str(t.fill(sl[0:4], progress=False))
         assert t.tensor_id not in str(t.plan(sl[0:4]))
+
+    def test_an_output_without_a_name_is_called_unnamed_with_its_key(self) -> None:
+        outputs = {"a": Output((None,), torch.float32, TensorWindow((2,)))}
+        group = InfiniteTensor.from_multi(lambda _ctx: {"a": torch.ones(2)}, outputs)
+        assert f"unnamed {group['a'].tensor_id[:8]}/a " in str(group.plan(sl[0:4]))
 
     def test_of_nothing_it_is_empty(self) -> None:
         t, _ = chain(MemoryTileStore())

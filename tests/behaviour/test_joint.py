@@ -570,7 +570,7 @@ class Watched(MemoryContents):
 
 class WatchedAccess(MemoryAccess):
     def __init__(self, contents: Watched, spec: TensorSpec) -> None:
-        super().__init__(contents.check_open, contents.kept, contents._known(spec))
+        super().__init__(contents.check_open, contents.kept, contents.registered(spec))
         self._contents = contents
 
     def keep(self, start: Sequence[int] | None) -> None:

@@ -137,6 +137,14 @@ class TestWhichTiles:
             t.fill(region, where=Mask(wanted, scale=4, dims=dims), progress=False)
             assert set(f.calls) == expected
 
+    @pytest.mark.parametrize("dims", [("x", "y"), ("x", 1), (np.str_("x"), -2)])
+    def test_dimensions_may_be_told_by_their_names(self, dims: Any, tmp_path: Path) -> None:
+        f = Counted(Constant((3, 4, 4)))
+        store = ZarrTileStore(tmp_path, tile_size=TILE)
+        t = InfiniteTensor((3, None, None), f, TensorWindow((3, 4, 4)), tile_store=store, dims=("c", "y", "x"))
+        t.fill(sl[:, 0:8, 0:8], where=Mask([[0, 1], [0, 0]], scale=4, dims=dims), progress=False)
+        assert f.calls == [(0, 1, 0)]
+
     def test_negative_coordinates_are_reached_by_an_origin(self, store: TileStore) -> None:
         t, f = counted(store)
         t.fill(sl[-8:0, -4:0], where=Mask([[0], [1]], scale=4, origin=(-8, -4)), progress=False)
@@ -290,6 +298,11 @@ class TestKindsOfMasks:
             (torch.ones(8, 8).to_sparse(), r"a mask must be a dense tensor .*to_dense\(\)"),
             (torch.ones(8, 8, device="meta"), "a mask must be a dense tensor that holds its values"),
             (TensorGroup({"t": lazily(torch.ones(8, 8))}, dims=(0, 1)), "a mask must hold bools or numbers"),
+            (
+                Mask(np.ones((8, 8)), dims=("y", "x")),
+                r"'y' is not the name .*\('dim_0', 'dim_1'\); give one",
+            ),
+            (Mask(np.ones((8, 8)), dims=("dim_1", 1)), "dims of a mask must differ, got"),
             (np.ones((8, 7)), "along dimension 1 its 7 pixels lie over 0:7, and the region is 0:8"),
             (Mask(np.ones((9, 9)), origin=(0, 0.5)), "along dimension 1 its 9 pixels lie over 0.5:9.5"),
             (Mask(np.ones((2, 2)), scale=(4, 3.5)), "along dimension 1 its 2 pixels lie over 0:7"),
@@ -314,8 +327,8 @@ class TestKindsOfMasks:
             ({"scale": math.nan}, "scale of a mask must be a finite number"),
             ({"scale": None}, "scale of a mask must be a finite number"),
             ({"origin": math.inf}, "origin of a mask must be a finite number"),
-            ({"dims": "yx"}, "dims of a mask must be a tuple of ints, got 'yx'"),
-            ({"dims": (0, 1.5)}, "dims of a mask must be a tuple of ints"),
+            ({"dims": "yx"}, "dims of a mask must be a tuple of numbers or names of dimensions, got 'yx'"),
+            ({"dims": (0, 1.5)}, "dims of a mask must be a tuple of numbers or names"),
         ],
     )
     def test_bad_arguments_are_refused(self, options: dict[str, Any], message: str) -> None:
@@ -608,6 +621,26 @@ class TestSkipped:
             group.fill(box(8, 8), where=where, progress=False)
             assert set(band_calls.calls) == of_bands
             assert set(turned_calls.calls) == of_turned
+
+    def test_a_dimension_of_a_group_has_the_name_that_its_tensors_agree_on(self, tmp_path: Path) -> None:
+        def made(name: str, dims: Any) -> tuple[InfiniteTensor, Counted]:
+            f = Counted()
+            store = ZarrTileStore(tmp_path / name, tile_size=TILE)
+            return InfiniteTensor((None, None), f, WINDOW, tile_store=store, dims=dims), f
+
+        (named, of_named), (turned, of_turned) = made("named", ("y", "x")), made("turned", ("x", "dim_1"))
+        group = TensorGroup(
+            {"named": named, "turned": turned, "plain": made("plain", None)[0]}, dims={"turned": (1, 0)}
+        )
+        group.fill(box(8, 8), where=Mask([0, 1], scale=4, dims=("x",)), progress=False)
+        assert set(of_named.calls) == {(0, 1), (1, 1)}
+        assert set(of_turned.calls) == {(1, 0), (1, 1)}
+        disagreeing = TensorGroup({"named": named, "turned": turned})
+        with pytest.raises(ValidationError, match=r"'y' is not the name of one dimension .*\('dim_0', 'x'\)"):
+            disagreeing.plan(box(8, 8), where=Mask([0, 1], scale=4, dims=("y",)))
+        one_name_twice = TensorGroup({"a": made("a", ("x", "dim_1"))[0], "b": made("b", ("dim_0", "x"))[0]})
+        with pytest.raises(ValidationError, match="'x' is not the name of one dimension"):
+            one_name_twice.plan(box(8, 8), where=Mask([0, 1], scale=4, dims=("x",)))
 
 
 @pytest.fixture(scope="module")

@@ -313,6 +313,26 @@ class TestErrors:
         with pytest.raises(RegionError, match="say by args_padding what stands beyond"):
             t[4:8]
 
+    @pytest.mark.parametrize("stored", [False, True])
+    def test_a_plan_tells_it_and_a_fill_does_so_before_it_computes_anything(self, stored: bool) -> None:
+        arg, calls = source(torch.arange(40.0)), []
+
+        def f(ctx: Index, region: torch.Tensor) -> torch.Tensor:
+            calls.append(ctx)
+            return region
+
+        middle = InfiniteTensor((None,), f, TensorWindow((4,)), [arg], [TensorWindow((4,))])
+        t = InfiniteTensor((None,), lambda _ctx, r: r, TensorWindow((4,)), [middle], [TensorWindow((4,))])
+        if stored:
+            t[0:4]
+            calls.clear()
+        for cost in (t.plan, t.fill):
+            with pytest.raises(RegionError, match=r"reads pixels \[\d+, 44\) in dimension 0 .*args_padding"):
+                cost(sl[0:44])
+        assert not calls
+        assert t.plan(sl[0:40]).windows == (18 if stored else 21)
+        t.fill(sl[0:40], progress=False)
+
     @pytest.mark.parametrize(
         ("padding", "told"),
         [

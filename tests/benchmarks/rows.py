@@ -136,9 +136,17 @@ def _storing() -> list[Row]:
         _row("fill", fill, HDF5, "storing.fill", file_fill),
         _row("reopen", reopen, ZARR, "storing.reopen", raw_reopen, _target("1/5", "1.3")),
         _row("reopen", reopen, HDF5, "storing.reopen", file_reopen),
+        # The peer copies nothing.
+        Row("copy", "copy 64 MiB, 64 tiles", _ours("storing.copy", ZARR), None, _floor("storing.copy_floor"), "cp -r"),
         _row("small-windows", small, ZARR, "storing.small_windows", ("loop, zarr", looped), _target("1/20")),
         _row("small-windows", small, HDF5, "storing.small_windows", ("loop, zarr", looped)),
     ]
+
+
+def _exports() -> list[Row]:
+    what, floor = "export 64 MiB to Zarr, tiles of 512x512", _floor("raw_zarr.new_array")
+    # The peer exports nothing.
+    return [Row("export", what, _ours("storing.export", store), None, floor, "zarr") for store in (MEMORY, ZARR)]
 
 
 def _opening() -> list[Row]:
@@ -220,4 +228,15 @@ def _blob(case: str, what: str, workload: str, floor: str = "", size: int = 0) -
     return Row(case, what, ours, peer, below, "file" if floor else "", _target("1"))
 
 
-ROWS = (*_cold(), *_warm(), *_chains(), *_storing(), *_opening(), *_memory(), *_others(), *_training(), *_blobs())
+ROWS = (
+    *_cold(),
+    *_warm(),
+    *_chains(),
+    *_storing(),
+    *_exports(),
+    *_opening(),
+    *_memory(),
+    *_others(),
+    *_training(),
+    *_blobs(),
+)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ast
 import doctest
+import io
 import pkgutil
 import re
+import shlex
 import sys
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -20,12 +23,13 @@ import torch
 
 import infinite_tensor
 import infinite_tensor_stores
+from infinite_tensor.cli.running import run
 
 ROOT = Path(__file__).parents[2]
 PAGES = [page for page in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))) if page.exists()]
 LANGUAGES = {"python", "pycon", "bash", "console", "text"}
-COMPARED = {"dask", "monai", "torchio"}
-"""Packages with which a page compares. A block that needs one begins with ``<!-- needs: monai -->``."""
+COMPARED = {"dask", "monai", "ome_zarr", "ome_zarr_models", "torchio"}
+"""Packages that not everybody has who runs the tests. A block that needs one begins with ``<!-- needs: monai -->``."""
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 _FENCE = re.compile(
@@ -55,6 +59,26 @@ class Block:
             test = doctest.DocTestParser().get_doctest(self.code, {}, self.page.name, str(self.page), self.line)
             test.globs = names
             check(test)
+        elif self.language == "console":
+            for command, printed in commands_in(self.code):
+                found = output_of(command)
+                assert doctest.OutputChecker().check_output(printed, found, FLAGS), f"$ {command}\n{found}"
+
+
+def commands_in(code: str) -> Iterator[tuple[str, str]]:
+    """The commands of ours in a block, each with what it prints according to the page."""
+    for part in re.split(r"^\$ ", code, flags=re.MULTILINE)[1:]:
+        command, _, printed = part.replace("\\\n", "").partition("\n")
+        if command.startswith("infinite-tensor "):
+            yield command, printed
+
+
+def output_of(command: str) -> str:
+    """What a command of ours prints, on both of its streams."""
+    printed = io.StringIO()
+    with redirect_stdout(printed), redirect_stderr(printed):
+        run(shlex.split(command)[1:])
+    return printed.getvalue()
 
 
 def blocks_of(page: Path) -> Iterator[Block]:

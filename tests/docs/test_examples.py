@@ -157,6 +157,21 @@ def test_blur_of_its_own_photograph_at_a_size_of_choice(tmp_path: Path) -> None:
     assert (tmp_path / "blur.zarr").is_dir()
 
 
+@pytest.mark.parametrize(
+    "given", [("--sigma", "0"), ("--sigma", "-1"), ("--sigma", "nan"), ("--size", "0"), ("--size", "-5")]
+)
+def test_blur_refuses_a_sigma_or_size_that_is_none(
+    given: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["blur", *given])
+    with pytest.raises(SystemExit, match="2"):
+        importlib.import_module("blur").main()
+    assert "--sigma must be above 0" in capsys.readouterr().err
+    assert not [*tmp_path.iterdir()]
+
+
 FAR = ("--x", 50_000_000, "--y", -123_456_789)
 SIZE = 96
 
@@ -226,6 +241,16 @@ def test_terrain_is_as_rough_at_the_borders_of_coarse_pixels_as_anywhere(terrain
     # The finest octave has the resolution of the picture, and cannot show any; the next is enlarged by four.
     by_column = bends.square().reshape(rows, columns // 4, 4).mean(dim=(0, 1))
     assert by_column.max() / by_column.min() < 1.15
+
+
+def test_terrain_takes_no_more_than_40_lines() -> None:
+    """As docs/terrain.md says of the example; what the page shows takes fewer."""
+    script = (EXAMPLES / "terrain.py").read_text(encoding="utf-8")
+    terrain = script[script.index("PIXEL = ") : script.index("def arguments")]
+    page = (EXAMPLES.parent / "docs" / "terrain.md").read_text(encoding="utf-8")
+    shown = "".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
+    for code in (terrain, shown):
+        assert 20 < len([line for line in code.splitlines() if line.strip()]) <= 40
 
 
 def test_terrain_is_lit_from_the_north_west(terrain: ModuleType) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +13,9 @@ import pytest
 import torch
 
 import infinite_tensor
+from tests.docs.test_reference import CLASSES
 
+ROOT = Path(__file__).parents[2]
 LISTED = Path(__file__).with_name("public_names.txt")
 PIPELINES = sorted((Path(infinite_tensor.__file__).parent / "pipelines").glob("*.py"))
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -28,10 +31,15 @@ def signature_of(name: str, found: object) -> str:
 
 
 def public_names() -> list[str]:
-    """Each public name, and behind a class its own public methods and attributes."""
+    """Each public name, and behind a class its own public methods and attributes.
+
+    Classes that only the reference shows have no short name: they are what methods return, or what authors of backends
+    need.
+    """
+    named = {name: getattr(infinite_tensor, name) for name in sorted(infinite_tensor.__all__)}
+    shown = {f"{kind.__module__}.{kind.__name__}": kind for kind in CLASSES if kind not in named.values()}
     lines = []
-    for name in sorted(infinite_tensor.__all__):
-        found = getattr(infinite_tensor, name)
+    for name, found in {**named, **dict(sorted(shown.items()))}.items():
         lines.append(signature_of(name, found))
         if isinstance(found, type) and not issubclass(found, BaseException):
             members = {each: value for kind in reversed(found.__mro__) for each, value in vars(kind).items()}
@@ -40,8 +48,11 @@ def public_names() -> list[str]:
             ours = [
                 each
                 for each in sorted(members)
-                if not each.startswith("_") and is_ours(found, each) and each not in of_torch
+                if not each.startswith(("_", "test_")) and is_ours(found, each) and each not in of_torch
             ]
+            if name in shown:
+                listed = {each for kind in found.__mro__ if kind in named.values() for each in vars(kind)}
+                ours = [each for each in ours if each not in listed]
             lines += [f"    {signature_of(each, getattr(found, each, None))}" for each in ours]
     return lines
 
@@ -62,6 +73,23 @@ def test_public_names_and_signatures_are_those_that_are_listed() -> None:
         "`python -m tests.docs.test_public_names`"
     )
     assert listed == found
+
+
+def git(*arguments: str) -> str:
+    command = ["git", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"needs the history of the repository: {done.stderr.strip()}")
+    return done.stdout.strip()
+
+
+def test_the_changelog_tells_of_the_last_change_of_the_list() -> None:
+    listed, changelog = str(LISTED.relative_to(ROOT)), "CHANGELOG.md"
+    last = git("log", "-1", "--format=%H", "--", listed)
+    since = "HEAD" if git("diff", "--name-only", "HEAD", "--", listed) else f"{last}~1"
+    assert git("diff", "--name-only", since, "--", changelog), (
+        f"{listed} has changed since {since}, {changelog} has not"
+    )
 
 
 @pytest.mark.parametrize("path", PIPELINES, ids=lambda path: path.stem)

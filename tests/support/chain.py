@@ -2,7 +2,8 @@
 
 `ground` has windows smaller than a tile, `slope` larger ones and a blend for which order matters, and `map` a
 finite dimension and a `blend_init`. Each reads the ones before it with a halo. `haze` is a weighted mean,
-which is summed in another dtype.
+which is summed in another dtype, of windows that are clipped at an end. `coast` is clipped too, and reads `haze` beyond
+both its ends.
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ def fade(existing: torch.Tensor, incoming: torch.Tensor) -> torch.Tensor:
     return incoming - existing * 0.5
 
 
-GROUND, SLOPE, MAP, HAZE = range(4)
+GROUND, SLOPE, MAP, HAZE, COAST = range(5)
 
-NAMES = ("ground", "slope", "map", "haze")
+NAMES = ("ground", "slope", "map", "haze", "coast")
 
 STAGES = (
     Stage(
@@ -86,12 +87,22 @@ STAGES = (
         blend_init=2.5,
     ),
     Stage(
-        (None, None),
+        (11, None),
         torch.float16,
         TensorWindow((6, 10), stride=(4, 5)),
         Scrambled(HAZE, (6, 10), torch.float16),
         ((GROUND, TensorWindow((8, 12), stride=(4, 5), offset=-1)),),
         WeightedMean("hann"),
+        edge=("clip", "drop"),
+    ),
+    Stage(
+        (8, None),
+        torch.float32,
+        TensorWindow((5, 6), stride=4),
+        Scrambled(COAST, (5, 6), torch.float32),
+        ((HAZE, TensorWindow((9, 8), stride=(6, 4), offset=(-2, -1))),),
+        edge=("clip", "drop"),
+        paddings=(("reflect", "error"),),
     ),
 )
 
@@ -99,7 +110,8 @@ CANVASES: tuple[Box, ...] = (
     ((-32, -32), (32, 32)),
     ((-16, -16), (24, 24)),
     ((0, -8, -8), (2, 16, 16)),
-    ((-9, -8), (12, 17)),
+    ((0, -8), (11, 17)),
+    ((0, -2), (8, 12)),
 )
 """What is filled of each stage. Each holds every pixel that filling the next ones reads."""
 
@@ -119,7 +131,8 @@ def expected(stage: int, box: Box) -> torch.Tensor:
 @functools.cache
 def windows_of(stage: int, box: Box) -> frozenset[Window]:
     """The windows that cover a box."""
-    return frozenset((stage, index) for index in windows_over(STAGES[stage].shape, STAGES[stage].window, box))
+    shape, window, edge = STAGES[stage].shape, STAGES[stage].window, STAGES[stage].edge
+    return frozenset((stage, index) for index in windows_over(shape, window, box, edge))
 
 
 def random_box(rng: random.Random, stage: int, longest: int = 8) -> Box:
@@ -205,6 +218,8 @@ class Chain:
             tensor_id=NAMES[number],
             blend=stage.blend,
             blend_init=stage.blend_init,
+            edge=stage.edge or "drop",
+            args_padding=stage.paddings or None,
         )
 
     def check(self, *parts: Part) -> None:

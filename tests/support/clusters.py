@@ -41,6 +41,25 @@ def chain(store: TileStore, folder: Path, depth: int = 3) -> InfiniteTensor:
     return t
 
 
+def with_ends(store: TileStore, folder: Path) -> InfiniteTensor:
+    """A weighted mean of clipped windows, which read beyond the ends of another tensor; it notes its windows too."""
+    window = TensorWindow((16, 16), stride=(12, 12))
+    shape = (70, 90)
+    image = InfiniteTensor(shape, _noted(folder, 0), window, tile_store=store, tensor_id="level-0", edge="clip")
+    return InfiniteTensor(
+        shape,
+        _noted(folder, 1),
+        window,
+        args=[image],
+        args_windows=[window.padded(2)],
+        args_padding=[("wrap", "reflect")],
+        edge="clip",
+        blend="hann",
+        tile_store=store,
+        tensor_id="level-1",
+    )
+
+
 def _noted(folder: Path, number: int) -> Callable[..., torch.Tensor]:
     # A function within a function: it is sent by its code.
     def f(ctx: tuple[int, ...], *regions: torch.Tensor) -> torch.Tensor:

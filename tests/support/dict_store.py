@@ -28,7 +28,7 @@ class DictTileStore(PersistentTileStore):
         self.storage = storage
         super().__init__(**options)
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         return f"DictTileStore({len(self.storage)} entries)"
 
     def _read_definition(self, tensor_id: str) -> dict[str, Any] | None:

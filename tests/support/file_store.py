@@ -34,7 +34,7 @@ class FileTileStore(PersistentTileStore):
         self._folders: dict[str, Path] = {}
         super().__init__(**options)
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         return f"FileTileStore({str(self.root)!r})"
 
     # Definitions.
@@ -194,7 +194,7 @@ class FileTileStore(PersistentTileStore):
             except FileNotFoundError:
                 continue
             except ValueError as error:
-                warnings.warn(f"{self!r}: {error}; it is treated as missing", DamagedDataWarning, stacklevel=2)
+                warnings.warn(f"{self}: {error}; it is treated as missing", DamagedDataWarning, stacklevel=2)
         return PartialTile.merged(parts)
 
     def _unlink_logs(self, folder: Path, tiles: Iterable[Index]) -> None:

@@ -37,9 +37,12 @@ CONTEXT.set_forkserver_preload(
         "infinite_tensor.modules",
         "tests.support.members",
         "tests.durability.crash.victims",
+        "tests.durability.crash.test_copies",
+        "tests.durability.crash.test_exports",
         "tests.durability.crash.test_groups",
         "tests.durability.crash.test_hdf5",
         "tests.durability.crash.test_invalidation",
+        "tests.durability.crash.test_renaming",
         "tests.stores.blobs.test_kills",
         "tests.support.frozen",
     ]

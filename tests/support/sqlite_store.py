@@ -39,7 +39,7 @@ class SQLiteTileStore(PersistentTileStore):
             with self._database() as database:
                 database.executescript(TABLES)
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         return f"SQLiteTileStore({str(self.path)!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:

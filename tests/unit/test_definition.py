@@ -84,6 +84,17 @@ def test_differences_name_every_field_and_key() -> None:
     ]
 
 
+def test_differences_tell_the_defaults_of_edges_and_paddings() -> None:
+    told: dict[str, Any] = {"edge": ["clip"], "args": [{"padding": ["wrap"]}], "version": {}}
+    plain: dict[str, Any] = {"args": [{}], "version": {"edge": 1}}
+    assert differences(told, plain) == [
+        "edge: stored ['clip'], given 'drop'",
+        "args[0].padding: stored ['wrap'], given 'error'",
+        "version.edge: stored nothing, given 1",
+    ]
+    assert differences(plain, told)[-1] == "edge: stored 'drop', given ['clip']"
+
+
 def test_version_takes_json_only() -> None:
     assert json_value("version", {"a": (1, math.nan)}) == {"a": [1, "NaN"]}
     for wrong in ({1: 2}, {"a": object()}, {1, 2}):

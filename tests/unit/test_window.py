@@ -41,10 +41,31 @@ def test_unmapped_dimension_stays_at_its_offset() -> None:
     assert window.get_bounds((9, 2)) == (slice(2, 5), slice(8, 12))
 
 
+def test_an_index_of_too_few_entries_has_no_bounds() -> None:
+    with pytest.raises(ValidationError, match=r"must have 2 entries, got \(3,\)"):
+        TensorWindow((4, 4)).get_bounds((3,))
+    assert TensorWindow((4, 4), dimension_map=(0, None)).get_bounds((3,)) == (slice(12, 16), slice(0, 4))
+
+
 def test_intersecting_windows_come_in_lexicographic_order() -> None:
     window = TensorWindow((4, 4), stride=2)
     found = list(window.intersecting_windows((slice(0, 2), slice(-1, 1))))
     assert found == sorted(found) == [(y, x) for y in (-1, 0) for x in (-2, -1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (((slice(0, 4),),), r"pixel_slices must have one slice .* per dimension of the window \(2\), got \(slice"),
+        (((slice(0, 4), slice(None)),), "pixel_slices must have one slice with a start and a stop"),
+        (((slice(0, 4), 5),), "pixel_slices must have one slice"),
+        (((slice(0, 4), slice(0, 4)), (None,)), r"tensor_shape must have one int or None .* \(2\), got \(None,\)"),
+        (((slice(0, 4), slice(0, 4)), (4, 4), "wrap"), 'edge must be "drop" or "clip"'),
+    ],
+)
+def test_what_is_no_region_to_list_windows_of_is_refused(arguments: tuple[Any, ...], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        TensorWindow((4, 4)).intersecting_windows(*arguments)
 
 
 def test_windows_that_reach_past_a_finite_dimension_do_not_exist() -> None:

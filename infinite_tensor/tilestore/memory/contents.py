@@ -69,7 +69,7 @@ class MemoryContents(Contents):
         """Make a tensor known; one of the same id and definition shares its windows."""
         with self.lock:
             self.check_open()
-            known = self._known(spec)
+            known = self.registered(spec)
             warn_of_changes(spec.tensor_id, known.definition.functions, spec.definition.functions, self)
             return spec.with_dims(joined_dims(known.definition.dims, spec.definition.dims))
 
@@ -77,7 +77,7 @@ class MemoryContents(Contents):
         """Begin a read of a tensor."""
         with self.lock:
             self.check_open()
-            return MemoryAccess(self.check_open, self.kept, self._known(spec))
+            return MemoryAccess(self.check_open, self.kept, self.registered(spec))
 
     @property
     def cache_limit(self) -> int | None:
@@ -161,7 +161,7 @@ class MemoryContents(Contents):
         """Convert all windows of a tensor; they replace the old ones once every one is converted."""
         with self.lock:
             self.check_open()
-            self._known(spec)
+            self.registered(spec)
             converted = {
                 index: Row(index, as_array(as_tensor(row.window(index)).to(moved.device, moved.gathered.dtype)[None]))
                 for index, row in self.kept.windows.of(spec.tensor_id).items()
@@ -194,6 +194,10 @@ class MemoryContents(Contents):
         with self.lock:
             return sorted(self.kept.specs)
 
+    def holds(self, tensor_id: str) -> bool:
+        """Whether a tensor was made on this store."""
+        return tensor_id in self.kept.specs
+
     def definition_of(self, tensor_id: str) -> dict[str, Any]:
         """The definition of one tensor as JSON."""
         with self.lock:
@@ -215,6 +219,12 @@ class MemoryContents(Contents):
 
     def delete(self, tensor_id: str) -> None:
         """Forget a tensor."""
+        self.kept.forget(tensor_id)
+
+    def rename(self, tensor_id: str, new_id: str) -> None:
+        """Keep the windows of a tensor under another id. An interrupt leaves it under both."""
+        spec, rows = self.kept.specs[tensor_id], dict(self.kept.windows.of(tensor_id))
+        self.kept.replace(replace(spec, tensor_id=new_id), rows)
         self.kept.forget(tensor_id)
 
     def clear_cache(self, tensor_id: str) -> None:
@@ -245,7 +255,7 @@ class MemoryContents(Contents):
         """Ids of all groups."""
         return list(self._groups)
 
-    def _known(self, spec: TensorSpec) -> TensorSpec:
+    def registered(self, spec: TensorSpec) -> TensorSpec:
         """The tensor as it is kept; from now on if it is new."""
         known = self.kept.specs.setdefault(spec.tensor_id, spec)
         check_same(spec.tensor_id, known.definition, spec.definition, self)
@@ -307,5 +317,5 @@ class MemoryTileStore(TileStore):
         """Pickle the limits, not the windows."""
         return partial(type(self), workers=self.workers), (self.cache_size_bytes, self.cache_size_windows)
 
-    def __repr__(self) -> str:
-        return repr(self.contents)
+    def __str__(self) -> str:
+        return str(self.contents)

@@ -1,9 +1,26 @@
 """Stores that outlive the process: what authors of backends subclass."""
 
-from infinite_tensor.tilestore.glance import StoredSize
-from infinite_tensor.tilestore.inventory import Damage, Garbage, TensorInfo
-from infinite_tensor.tilestore.partial import PartialTile
-from infinite_tensor.tilestore.persistent.store import PersistentTileStore
-from infinite_tensor.tilestore.stored_definition import FORMAT
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from infinite_tensor.support.lazy import offered_by
+from infinite_tensor.tilestore.formats import FORMAT
+
+if TYPE_CHECKING:
+    from infinite_tensor.tilestore.glance import StoredSize
+    from infinite_tensor.tilestore.inventory import Damage, Garbage, TensorInfo
+    from infinite_tensor.tilestore.partial import PartialTile
+    from infinite_tensor.tilestore.persistent.store import PersistentTileStore
+else:
+    __getattr__, __dir__ = offered_by(
+        globals(),
+        {
+            "infinite_tensor.tilestore.glance": ["StoredSize"],
+            "infinite_tensor.tilestore.inventory": ["Damage", "Garbage", "TensorInfo"],
+            "infinite_tensor.tilestore.partial": ["PartialTile"],
+            "infinite_tensor.tilestore.persistent.store": ["PersistentTileStore"],
+        },
+    )
 
 __all__ = ["FORMAT", "Damage", "Garbage", "PartialTile", "PersistentTileStore", "StoredSize", "TensorInfo"]

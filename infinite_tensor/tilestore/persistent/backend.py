@@ -15,7 +15,8 @@ from infinite_tensor.geometry.points import MOST_AT_ONCE, Index, check_count
 from infinite_tensor.tilestore.glance import StoredSize
 from infinite_tensor.tilestore.inventory import Damage, Garbage, TensorInfo
 from infinite_tensor.tilestore.partial import PartialTile
-from infinite_tensor.tilestore.persistent.documents import GROUP, TENSOR, Document, Documents, name_of
+from infinite_tensor.tilestore.persistent.documents import Documents
+from infinite_tensor.tilestore.persistent.sealed import GROUP, TENSOR, Document, name_of
 
 _TILES_AT_ONCE = 64
 DOCUMENT_METHODS = ("_read_documents", "_create_document", "_delete_document", "_list_documents")
@@ -112,6 +113,19 @@ class Backend(ABC):
             raise NotImplementedError(f"{type(self).__name__} does not list its tensors")
         return self._documents.ids(TENSOR)
 
+    def _some_ids(self, most: int) -> tuple[list[str], int]:
+        """The first ids of tensors, up to `most`, and how many more there may be; quick, however many there are."""
+        if offers(self, "_list_documents"):
+            return self._documents.some_ids(TENSOR, most)
+        found = sorted(self._list_tensors())
+        return found[:most], len(found[most:])
+
+    def _holds(self, tensor_id: str) -> bool:
+        """Whether there is a definition of a tensor, intact or not."""
+        if offers(self, "_read_documents"):
+            return self._documents.holds(tensor_id, TENSOR)
+        return self._read_definition(tensor_id) is not None
+
     def _read_definitions(self) -> dict[str, dict[str, Any]]:
         """The definitions of tensors, by their ids; none where they cannot be listed.
 
@@ -142,6 +156,30 @@ class Backend(ABC):
         """Ids of all groups."""
         return self._documents.ids(GROUP)
 
+    # Copies. Between two backends that encode the tiles of a tensor alike, what is stored of them moves as it is.
+
+    def _write_copy(self, tensor_id: str, definition: dict[str, Any], original: Mapping[str, Any]) -> None:  # noqa: ARG002
+        """Create a tensor as `_write_definition` does, stored as much as may be like one that is stored elsewhere.
+
+        `original` is what some backend, not always of this class, has stored as the definition of that one.
+        """
+        self._write_definition(tensor_id, definition)
+
+    def _encoding(self, tensor_id: str) -> object:  # noqa: ARG002
+        """How the tiles of a tensor are encoded; None where they cannot be had as they are stored.
+
+        Where that of another backend is equal to it, each takes what the other has read encoded.
+        """
+        return None
+
+    def _read_encoded(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[bytes | None]:
+        """What is stored of complete tiles, intact; None where there is none, with a warning where it is damaged."""
+        raise NotImplementedError(f"{type(self).__name__} does not hand over encoded tiles")
+
+    def _write_encoded(self, tensor_id: str, tiles: Mapping[Index, bytes]) -> None:
+        """Store complete tiles, each atomically, that a backend of an equal `_encoding` has read."""
+        raise NotImplementedError(f"{type(self).__name__} does not take encoded tiles")
+
     # What a backend may override.
 
     def _bind_tensor(self, tensor_id: str, definition: Mapping[str, Any]) -> None:  # noqa: B027  (most need nothing)
@@ -166,6 +204,17 @@ class Backend(ABC):
             parts_found = zip(some, self._read_partials(tensor_id, some), strict=True)
             begun |= {tile for tile, found in parts_found if found is not None}
         return complete, begun
+
+    def _rename_tensor(self, tensor_id: str, new_id: str) -> None:
+        """Have all of a tensor under another id, which no tensor has, and its definition with that id in it.
+
+        Whatever happens to the process, all of it is there under the old id, or under the new one, or under both. It
+        is bound again before any of its tiles are asked for.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} does not rename tensors: it needs a method _rename_tensor, see "
+            "infinite_tensor.tilestore.persistent.backend"
+        )
 
     def _delete_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> None:
         """Delete all that is stored of some tiles, complete and partial, by whatever process they were written.

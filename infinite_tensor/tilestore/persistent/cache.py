@@ -272,7 +272,7 @@ class TileCache:
             self._writer.retry(self._write())
             self._writer.drain(self._write())
             if self._writer.stuck():
-                raise self._writer.failure() or StoreError(f"{self._storage!r} is full of what it could not store")
+                raise self._writer.failure() or StoreError(f"{self._storage} is full of what it could not store")
         self._writer.throttle(self._write())
 
     def submit_partials(self) -> None:

@@ -236,7 +236,7 @@ class PersistentContents(Contents):
         """A device may change, tiles are kept on the CPU; a dtype is part of what is stored."""
         if moved.dtype != spec.dtype:
             raise ValidationError(
-                f"{self!r} stores tensor {spec.tensor_id!r} as {spec.dtype}: it cannot become {moved.dtype}. "
+                f"{self} stores tensor {spec.tensor_id!r} as {spec.dtype}: it cannot become {moved.dtype}. "
                 "Make a new tensor with another tensor_id, or clear_tensor this one first"
             )
 
@@ -278,6 +278,14 @@ class PersistentContents(Contents):
         """Ids of all tensors that are stored or known, sorted."""
         return self.registry.tensor_ids()
 
+    def holds(self, tensor_id: str) -> bool:
+        """Whether a tensor is stored or known; one whose definition is damaged is stored."""
+        return tensor_id in self.registry.records or self.storage.holds(tensor_id)
+
+    def some_ids(self, most: int) -> tuple[list[str], int]:
+        """Ids of tensors that are stored, the first ones, and how many more there may be."""
+        return self.storage.some_ids(most)
+
     def definition_of(self, tensor_id: str) -> dict[str, Any]:
         """The definition of one tensor as it is stored."""
         return self.registry.definition_of(tensor_id)
@@ -300,6 +308,18 @@ class PersistentContents(Contents):
             if record is not None:
                 self.tiles.forget(record)
             self.storage.delete_tensor(tensor_id)
+
+    def rename(self, tensor_id: str, new_id: str) -> None:
+        """Have a tensor stored under another id, after a flush."""
+        self.storage.check_renames()
+        self.flush()
+        record = self.registry.records.pop(tensor_id, None)
+        if record is not None:
+            self.tiles.forget(record)
+        self.storage.rename(tensor_id, new_id)
+        size = self.registry.tile_sizes.pop(tensor_id, None)
+        if size is not None:
+            self.registry.tile_sizes[new_id] = size
 
     def clear_cache(self, tensor_id: str) -> None:
         """Store what is pending, then drop the tensor's tiles from memory."""

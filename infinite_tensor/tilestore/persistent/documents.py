@@ -1,69 +1,28 @@
-"""Documents: definitions of tensors and of groups, under names that nothing a user gives can lead out of the store.
-
-They are JSON objects that carry a digest of themselves, so that damage never passes for truth.
-"""
+"""Documents: the definitions of tensors and of groups that a backend keeps, checked before anything is made of them."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from infinite_tensor.errors import StoreError
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.messages import damaged_definition, damaged_group, in_the_way, warn_of_damage
+from infinite_tensor.tilestore.persistent.sealed import (
+    GROUP,
+    KINDS,
+    TENSOR,
+    Document,
+    id_of,
+    intact,
+    kind_of,
+    name_of,
+    sealed,
+)
 from infinite_tensor.tilestore.stored_definition import StoredTensor
 from infinite_tensor.values.definition import Definition
-
-_SAFE = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789._-")
-_LONGEST = 120
-
-TENSOR = "t-"
-"""What the names of tensors begin with."""
-GROUP = "g-"
-"""What the names of groups of tensors begin with."""
-_KINDS = {TENSOR: "tensor", GROUP: "group"}
-
-Document: TypeAlias = dict[str, Any] | ValueError | None
-"""What lies under a name: a JSON object, something that cannot be read as one, or nothing."""
-
-_ESCAPED = re.compile(rb"=([0-9A-F]{2})")
-
-
-def name_of(given: str, kind: str = TENSOR) -> str:
-    """A file name for the id of a tensor or group, distinct for distinct ids also where case does not count.
-
-    Bytes of its UTF-8 that are lower-case letters, digits, dot, underscore or hyphen stay; all others become
-    ``=XX``. What would be longer than 120 bytes is cut short and ends in ``==``, which no other name contains, and
-    a SHA-256.
-    """
-    encoded = given.encode()
-    name = kind + "".join(chr(byte) if byte in _SAFE else f"={byte:02X}" for byte in encoded)
-    if name.endswith("."):
-        # Windows drops a final dot.
-        name = f"{name[:-1]}=2E"
-    if len(name) <= _LONGEST:
-        return name
-    return f"{name[:48]}=={hashlib.sha256(encoded).hexdigest()}"
-
-
-def kind_of(name: str) -> str:
-    """Whether a name is of a `GROUP` or of a `TENSOR`."""
-    return GROUP if name.startswith(GROUP) else TENSOR
-
-
-def id_of(name: str) -> str | None:
-    """The id that `name_of` made `name` of; None if it does not tell."""
-    kind = kind_of(name)
-    try:
-        encoded = _ESCAPED.sub(lambda found: bytes.fromhex(found[1].decode()), name.removeprefix(kind).encode())
-        found = encoded.decode()
-    except ValueError:
-        return None
-    return found if name_of(found, kind) == name else None
 
 
 @dataclass(frozen=True)
@@ -73,7 +32,7 @@ class Documents:
     Attributes
     ----------
     owner : object
-        Whose repr stands in messages.
+        Whose str stands in messages.
     fetch, create, list_names, path, is_ours, check : callable
         `Backend._read_documents`, ``_create_document``, ``_list_documents``, ``_document_path``, ``_is_ours`` and
         ``_check_definition`` of the backend.
@@ -120,13 +79,28 @@ class Documents:
         """The ids that documents tell; of a damaged one, the one that its name tells."""
         found: list[str] = []
         for name, definition in self._checked(self._all(kind)):
-            told = id_of(name) if isinstance(definition, Exception) else definition[f"{_KINDS[kind]}_id"]
+            told = id_of(name) if isinstance(definition, Exception) else definition[f"{KINDS[kind]}_id"]
             if told is None:
-                what = f"is damaged ({definition}), and does not tell which {_KINDS[kind]} it defined"
+                what = f"is damaged ({definition}), and does not tell which {KINDS[kind]} it defined"
                 warn_of_damage(self.owner, f"{self.path(name)} {what}")
             else:
                 found.append(told)
         return found
+
+    def some_ids(self, kind: str, most: int) -> tuple[list[str], int]:
+        """The first ids that names tell, up to `most`, and how many more there may be. No document is checked."""
+        names = sorted(self.list_names(kind))
+        looked = names[: 2 * most]
+        found = zip(looked, self.fetch(looked), strict=True)
+        # A name may be left behind by a tensor that was cleared.
+        told = [id_of(name) or name for name, document in found if document is not None]
+        return told[:most], len(told[most:]) + len(names) - len(looked)
+
+    def holds(self, given: str, kind: str) -> bool:
+        """Whether there is a document of ours for an id, intact or not."""
+        name = name_of(given, kind)
+        (document,) = self.fetch([name])
+        return document is not None and (isinstance(document, dict) or self.is_ours(name))
 
     def readers(self) -> dict[str, dict[str, Any]]:
         """The definitions of tensors, by their ids, less those that are computed from nothing and beside nothing."""
@@ -147,7 +121,7 @@ class Documents:
         try:
             definition = checked(document, name)
         except StoreError as error:
-            raise StoreError(f"{self.owner!r}: the definition in {self.path(name)} cannot be read: {error}") from error
+            raise StoreError(f"{self.owner}: the definition in {self.path(name)} cannot be read: {error}") from error
         if kind_of(name) == TENSOR:
             self.check(definition)
         return definition
@@ -155,7 +129,7 @@ class Documents:
     def check_ours(self, name: str) -> None:
         """StoreError if what lies under the name of a document is not of this library."""
         if not self.is_ours(name):
-            raise in_the_way(self.owner, self.path(name), f"{_KINDS[kind_of(name)]} {id_of(name) or name!r}")
+            raise in_the_way(self.owner, self.path(name), f"{KINDS[kind_of(name)]} {id_of(name) or name!r}")
 
     def _all(self, kind: str) -> Iterator[tuple[str, Document]]:
         names = self.list_names(kind)
@@ -179,13 +153,8 @@ def _stands_alone(document: Document) -> bool:
 _INCARNATION = re.compile(r"[0-9a-f]{16}")
 
 
-def sealed(definition: Mapping[str, Any]) -> dict[str, Any]:
-    """`definition` with its digest, for `checked`."""
-    return {**definition, "digest": _digest(definition)}
-
-
 def checked(found: object, name: str) -> dict[str, Any]:
-    """The definition as `sealed` returned it; `found` is what lies under its name, or what keeps it from being read.
+    """A definition that is `intact`, and one that a tensor or group can have.
 
     Raises
     ------
@@ -194,21 +163,13 @@ def checked(found: object, name: str) -> dict[str, Any]:
     StoreError
         If it is intact, and in a format of a later version.
     """
-    if isinstance(found, ValueError):
-        raise found
-    if not isinstance(found, dict) or "digest" not in found:
-        raise ValueError("there is no definition")
-    if found["digest"] != _digest(found):
-        raise ValueError("its content does not match its digest")
-    kind = kind_of(name)
-    if kind == TENSOR:
-        layout_of(found)
-        if not isinstance(found.get("incarnation"), str) or not _INCARNATION.fullmatch(found["incarnation"]):
-            raise ValueError(f"its incarnation is {found.get('incarnation')!r:.200}, not 16 hexadecimal digits")
-    given = found.get(f"{_KINDS[kind]}_id")
-    if not isinstance(given, str) or name_of(given, kind) != name:
-        raise ValueError(f"it defines {_KINDS[kind]} {given!r:.200}")
-    return found
+    definition = intact(found, name)
+    if kind_of(name) == TENSOR:
+        layout_of(definition)
+        incarnation = definition.get("incarnation")
+        if not isinstance(incarnation, str) or not _INCARNATION.fullmatch(incarnation):
+            raise ValueError(f"its incarnation is {incarnation!r:.200}, not 16 hexadecimal digits")
+    return definition
 
 
 def layout_of(definition: Mapping[str, Any]) -> tuple[Definition, TileLayout]:
@@ -218,12 +179,3 @@ def layout_of(definition: Mapping[str, Any]) -> tuple[Definition, TileLayout]:
         raise ValueError("its tile_size is missing")
     tensor = stored.definition
     return tensor, TileLayout(tensor.shape, stored.tile_size, tensor.dtype)
-
-
-def _digest(definition: Mapping[str, Any]) -> str:
-    try:
-        fields = {key: value for key, value in definition.items() if key != "digest"}
-        canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    except RecursionError as error:
-        raise ValueError("it is nested too deep") from error
-    return hashlib.sha256(canonical.encode()).hexdigest()

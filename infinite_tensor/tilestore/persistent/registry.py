@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from infinite_tensor.errors import DamagedDataWarning, StoreError
@@ -74,6 +74,15 @@ class Registry:
             # Opened for reading before; now there is the blend to continue with.
             record.spec = spec.with_dims(record.spec.definition.dims)
         return record
+
+    def create(self, spec: TensorSpec, original: Mapping[str, Any]) -> None:
+        """Create a tensor that is to be stored as another one is, unless there is one of its id.
+
+        `original` is the definition of that one, as it is stored.
+        """
+        if self._storage.read_definition(spec.tensor_id, "register") is None:
+            layout = layout_of(spec.shape, self.given_tile(spec) or _usual_tile(spec), spec.dtype, spec.reduction)
+            self._storage.create(spec.tensor_id, _new_definition(spec, layout), original)
 
     def given_tile(self, spec: TensorSpec) -> Index | None:
         """The tile that a tensor is to have; None where nobody has said, so that it keeps the one it has."""
@@ -174,7 +183,7 @@ def _checked_tile(storage: Storage, spec: TensorSpec, given: Index | None, found
     """The tile of a tensor that is stored; ValidationError where it is not what is given, or has another definition."""
     if found.tile_size is None:
         raise StoreError(
-            f"{storage!r}: what is stored as the definition of tensor {spec.tensor_id!r} is none: its tile_size is "
+            f"{storage}: what is stored as the definition of tensor {spec.tensor_id!r} is none: its tile_size is "
             f"missing. It may be damaged; clear_tensor({spec.tensor_id!r}) deletes it"
         )
     before: dict[str, Any] = {**found.definition.values(), "tile_size": list(found.tile_size)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.window_sets import BoxUnion
+from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.support.interrupts import interrupts_shown
 from infinite_tensor.tilestore.glance import StoredSize
 from infinite_tensor.tilestore.inventory import Damage, Garbage, TensorInfo
@@ -53,7 +55,7 @@ class _Call(interrupts_shown):
             if self._action in ("store", "flush"):
                 kept = ". Nothing stored is harmed; what was to be stored is kept in memory, flush to try again"
             raise StoreError(
-                f"{self.backend!r} could not {self._action} {what}: {type(error).__name__}: {error}{kept}"
+                f"{self.backend} could not {self._action} {what}: {type(error).__name__}: {error}{kept}"
             ) from error
 
 
@@ -66,6 +68,12 @@ class Storage:
 
     def __init__(self, backend: Backend) -> None:
         self.attach(backend)
+        self._renew_after_fork()
+        renew_in_children(self)
+
+    def _renew_after_fork(self) -> None:
+        # Backends need not be ready for two that write tiles at a time: the background writer, and a copy.
+        self._writing = threading.Lock()
 
     def attach(self, backend: Backend) -> None:
         """Use this backend, again where the garbage collector may have forgotten it."""
@@ -80,20 +88,28 @@ class Storage:
         return backend
 
     def __repr__(self) -> str:
-        return repr(self._backend())
+        return str(self._backend())
 
     def read_definition(self, tensor_id: str, action: str = "read") -> dict[str, Any] | None:
         """What is stored as the definition of a tensor, not checked; None where there is nothing."""
         with _Call(self, action, tensor_id) as call:
             return call.backend._read_definition(tensor_id)
 
-    def create(self, tensor_id: str, definition: dict[str, Any]) -> dict[str, Any]:
-        """Store the definition of a new tensor; what is stored then: another's, where another process was first."""
+    def create(
+        self, tensor_id: str, definition: dict[str, Any], original: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Store the definition of a new tensor; what is stored then: another's, where another process was first.
+
+        It is to be stored as `original` is, where that is given: the definition of another tensor, as it is stored.
+        """
         with _Call(self, "register", tensor_id) as call:
-            call.backend._write_definition(tensor_id, definition)
+            if original is None:
+                call.backend._write_definition(tensor_id, definition)
+            else:
+                call.backend._write_copy(tensor_id, definition, original)
             stored = call.backend._read_definition(tensor_id)
             if stored is None:
-                raise StoreError(f"{self!r}: tensor {tensor_id!r} was created and is gone again; try once more")
+                raise StoreError(f"{self}: tensor {tensor_id!r} was created and is gone again; try once more")
             return stored
 
     def bind(self, tensor_id: str, definition: Mapping[str, Any]) -> None:
@@ -106,13 +122,23 @@ class Storage:
         with _Call(self, "list") as call:
             return call.backend._read_definitions()
 
+    def holds(self, tensor_id: str) -> bool:
+        """Whether a tensor is stored, intact or not."""
+        with _Call(self, "look for", tensor_id) as call:
+            return call.backend._holds(tensor_id)
+
+    def some_ids(self, most: int) -> tuple[list[str], int]:
+        """The first ids of tensors that are stored, and how many more there may be."""
+        with _Call(self, "list") as call:
+            return call.backend._some_ids(most)
+
     def tensor_ids(self) -> list[str]:
         """Ids of all tensors that are stored."""
         with _Call(self, "list") as call:
             found = call.backend._list_tensors()
         for name in found:
             if not isinstance(name, str):
-                raise StoreError(f"{self!r} holds {name!r:.200} as a tensor_id, which is no str; it may be damaged")
+                raise StoreError(f"{self} holds {name!r:.200} as a tensor_id, which is no str; it may be damaged")
         return found
 
     def read_tiles(self, record: Record, tiles: Sequence[Index]) -> dict[Index, torch.Tensor | None]:
@@ -129,9 +155,7 @@ class Storage:
 
     def unreadable(self, record: Record, tiles: Sequence[Index]) -> list[Index]:
         """Those of some tiles that are there, although nothing was read: damaged, where nobody has just stored them."""
-        tensor_id = record.spec.tensor_id
-        with _Call(self, "look for", tensor_id) as call:
-            there = list(itertools.compress(tiles, call.backend._has_tiles(tensor_id, tiles)))
+        there = self.those_there(record.spec.tensor_id, tiles)
         again = self.read_tiles(record, there) if there else {}
         return [tile for tile, block in again.items() if block is None]
 
@@ -145,11 +169,36 @@ class Storage:
         self, tensor_id: str, complete: Mapping[Index, torch.Tensor], changes: Mapping[Index, PartialTile | None]
     ) -> None:
         """Store complete tiles, then what has become of incomplete ones; None deletes what is stored of these."""
-        with _Call(self, "store", tensor_id, [*{**complete, **changes}]) as call:
+        with _Call(self, "store", tensor_id, [*{**complete, **changes}]) as call, self._writing:
             if complete:
                 call.backend._write_tiles(tensor_id, complete)
             if changes:
                 call.backend._write_partials(tensor_id, changes)
+
+    def encoding(self, tensor_id: str) -> object:
+        """How the tiles of a tensor are encoded; None where they cannot be had so."""
+        with _Call(self, "look at", tensor_id) as call:
+            return call.backend._encoding(tensor_id)
+
+    def read_encoded(self, tensor_id: str, tiles: Sequence[Index]) -> dict[Index, bytes | None]:
+        """Complete tiles as they are stored, None where there is none that is intact."""
+        with _Call(self, "read", tensor_id, tiles) as call:
+            return dict(zip(tiles, call.backend._read_encoded(tensor_id, tiles), strict=True))
+
+    def write_encoded(self, tensor_id: str, tiles: Mapping[Index, bytes]) -> None:
+        """Store complete tiles that are encoded already."""
+        with _Call(self, "store", tensor_id, list(tiles)) as call, self._writing:
+            call.backend._write_encoded(tensor_id, tiles)
+
+    @property
+    def finds_tiles(self) -> bool:
+        """Whether it can tell which tiles of a tensor there are, wherever they lie."""
+        return offers(self.backend, "_find_tiles")
+
+    def those_there(self, tensor_id: str, tiles: Sequence[Index]) -> list[Index]:
+        """Those of some tiles that are there complete."""
+        with _Call(self, "look for", tensor_id) as call:
+            return list(itertools.compress(tiles, call.backend._has_tiles(tensor_id, tiles)))
 
     def find(self, tensor_id: str, low: Sequence[int], high: Sequence[int]) -> tuple[set[Index], set[Index]]:
         """Which tiles of a box ``[low, high)`` are complete, and of which something is stored."""
@@ -163,8 +212,19 @@ class Storage:
 
     def has_tiles(self, tensor_id: str, tiles: Sequence[Index]) -> bool:
         """Whether all of some tiles are there complete."""
-        with _Call(self, "look for", tensor_id) as call:
-            return all(call.backend._has_tiles(tensor_id, tiles))
+        return len(self.those_there(tensor_id, tiles)) == len(tiles)
+
+    def check_renames(self) -> None:
+        """NotImplementedError if the backend cannot rename tensors."""
+        backend = self.backend
+        if not offers(backend, "_rename_tensor"):
+            backend._rename_tensor("", "")
+
+    def rename(self, tensor_id: str, new_id: str) -> None:
+        """Store a tensor under another id."""
+        with _Call(self, "rename", tensor_id) as call:
+            call.backend._rename_tensor(tensor_id, new_id)
+            call.backend._flush_backend()
 
     def delete_tensor(self, tensor_id: str) -> None:
         """Delete everything of a tensor, the definition first."""

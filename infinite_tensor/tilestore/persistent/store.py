@@ -16,12 +16,14 @@ from infinite_tensor.tilestore.inventory import Damage, Garbage, TensorInfo
 from infinite_tensor.tilestore.lru import LRU, check_limit
 from infinite_tensor.tilestore.persistent.backend import DOCUMENT_METHODS, Backend, offers
 from infinite_tensor.tilestore.persistent.contents import PersistentContents
+from infinite_tensor.tilestore.persistent.former_keywords import taking_former_keywords
 from infinite_tensor.tilestore.persistent.storage import Storage
 from infinite_tensor.tilestore.store import TileStore
 
 _OF_DEFINITIONS = ("_read_definition", "_write_definition", "_delete_tensor")
 
 
+@taking_former_keywords
 class PersistentTileStore(TileStore, Backend):
     """Base of stores that keep tiles outside of the process: what a backend adds is the methods of `Backend`.
 
@@ -44,6 +46,10 @@ class PersistentTileStore(TileStore, Backend):
     """
 
     contents: PersistentContents
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        taking_former_keywords(cls)
 
     def __init__(
         self,

@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 from infinite_tensor.errors import BlobNotFoundError, RegionError, StoreError, ValidationError
 from infinite_tensor_stores.blobs.header import DOCUMENT, Header, explained
 from infinite_tensor_stores.blobs.writers import FOLDER, LOCK, LOCKS, FileLock, Lease
+from infinite_tensor_stores.file_store import FileStore
 from infinite_tensor_stores.files import (
     LARGEST_DOCUMENT,
-    FileStore,
     OpenFile,
     content,
     opened,

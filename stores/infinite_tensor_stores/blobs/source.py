@@ -55,8 +55,8 @@ class BlobStore(TileStore):
 
     contents: BlobContents
 
-    def __repr__(self) -> str:
-        return repr(self.contents)
+    def __str__(self) -> str:
+        return str(self.contents)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by reference."""
@@ -168,6 +168,10 @@ class BlobContents(Contents):
     def tensor_ids(self) -> list[str]:
         """The one tensor."""
         return [self.spec.tensor_id]
+
+    def holds(self, tensor_id: str) -> bool:
+        """Whether it is the one tensor."""
+        return tensor_id == self.spec.tensor_id
 
     def definition_of(self, tensor_id: str) -> dict[str, Any]:
         """The definition of the one tensor."""

@@ -19,20 +19,22 @@ from typing import Any
 
 from infinite_tensor.errors import StoreError
 from infinite_tensor.support.forks import renew_in_children
+from infinite_tensor.tilestore.formats import FORMAT
 from infinite_tensor.tilestore.inventory import Garbage
-from infinite_tensor.tilestore.persistent import FORMAT
+from infinite_tensor.tilestore.persistent.documents import checked
 from infinite_tensor_stores.hdf5.members import (
     DEFINITION,
     MARK,
     MEMBERS,
-    definition_in,
     delete_members,
     delete_ours,
+    document_in,
     file_in_memory,
     import_h5py,
     is_incarnation,
     is_of_version_0,
     names_taken,
+    room_for,
     tensor_at,
     tensors_in,
     undefine,
@@ -107,14 +109,14 @@ class SharedFile:
         """The file, for a caller that holds its lock; StoreError if it is closed."""
         # A context manager of ours would keep the lock where a Ctrl-C comes in its own lines.
         if not self.h5:
-            raise StoreError(f"{owner!r} is closed; open it again with `with store:`")
+            raise StoreError(f"{owner} is closed; open it again with `with store:`")
         return self.h5
 
     def check_process(self, owner: object) -> None:
         """StoreError where this process may not write: it was forked from the one that has opened the file."""
         if self.process != os.getpid():
             raise StoreError(
-                f"{owner!r} was opened before this process was forked: two processes that write harm the file"
+                f"{owner} was opened before this process was forked: two processes that write harm the file"
             )
 
     def group(self, name: str, definition: Mapping[str, Any]) -> TileSlots:
@@ -142,6 +144,17 @@ class SharedFile:
                 known.close()
             delete_members(self.h5, name)
 
+    def rename(self, name: str, definition: Mapping[str, Any], new: str, renamed: Mapping[str, Any]) -> None:
+        """Have a tensor lie in another HDF5 group: in both, until that is safely in the file."""
+        with self.lock:
+            self.delete(new)
+            slots, group = self.group(name, definition), room_for(self.h5, new)
+            reserve(self.h5, slots.log.size())
+            slots.duplicate(group, renamed)
+            self.flush()
+            self.delete(name)
+            self.flush()
+
     def collect_garbage(self) -> Garbage:
         """Delete groups without a definition, and the logs of complete tiles."""
         with self.lock:
@@ -159,11 +172,10 @@ class SharedFile:
 
     def _prune(self, name: str) -> tuple[int, int]:
         try:
-            definition = definition_in(self.h5[name])
+            definition = checked(document_in(self.h5[name][DEFINITION]), name)
         except (ValueError, StoreError):
             # To be verified, not to be cleaned.
             return 0, 0
-        assert definition is not None
         group = self.group(name, definition)
         self.h5.flush()
         return group.log.prune()
@@ -261,7 +273,7 @@ def open_file(path: Path, mode: str, owner: object) -> SharedFile:
     mode : str
         One of `MODES`.
     owner : object
-        Who uses it until `leave_file`; its repr stands in messages.
+        who uses it until `leave_file`; its str stands in messages.
 
     Raises
     ------
@@ -290,7 +302,7 @@ def reopen_file(path: Path, mode: str, owner: object) -> SharedFile:
     """Open a file again that was open before, in mode ``r`` or ``r+``: it must be there, and still be a store."""
     with _opening(path, owner):
         if not path.exists():
-            raise StoreError(f"{owner!r}: its file is gone; HDF5TileStore(...) with mode 'a' or 'w' creates a new one")
+            raise StoreError(f"{owner}: its file is gone; HDF5TileStore(...) with mode 'a' or 'w' creates a new one")
         file = _shared(path, mode, owner)
         if file is None:
             _look(path, owner, "r")
@@ -314,11 +326,11 @@ def _opening(path: Path, owner: object) -> Iterator[None]:
     except StoreError:
         raise
     except BlockingIOError as error:
-        raise StoreError(f"{owner!r} is open in another process; HDF5 serves one at a time ({error})") from error
+        raise StoreError(f"{owner} is open in another process; HDF5 serves one at a time ({error})") from error
     except Exception as error:  # (h5py raises what it pleases on a damaged file)
         if _is_other_file(path):
-            raise StoreError(f"{owner!r}: there is a file that is not an HDF5 file; choose another path") from error
-        raise StoreError(f"{owner!r} cannot be opened: {type(error).__name__}: {error}") from error
+            raise StoreError(f"{owner}: there is a file that is not an HDF5 file; choose another path") from error
+        raise StoreError(f"{owner} cannot be opened: {type(error).__name__}: {error}") from error
 
 
 def _is_other_file(path: Path) -> bool:
@@ -334,9 +346,9 @@ def _shared(path: Path, mode: str, owner: object) -> SharedFile | None:
     if shared is None or not shared.h5:
         return None
     if mode == "w":
-        raise StoreError(f"{owner!r} is open in this process; close it first, or use mode 'a'")
+        raise StoreError(f"{owner} is open in this process; close it first, or use mode 'a'")
     if mode != "r" and not shared.writable:
-        raise StoreError(f"{owner!r} is open in this process with mode 'r'; close it first")
+        raise StoreError(f"{owner} is open in this process with mode 'r'; close it first")
     return shared
 
 
@@ -344,7 +356,7 @@ def _look(path: Path, owner: object, mode: str) -> bool:
     """Whether a file is a store; StoreError if it is none, and may not become one. Nothing of it is changed."""
     if not path.is_file():
         # To open a pipe would take until somebody writes to it.
-        raise StoreError(f"{owner!r}: there is something that is not a regular file; choose another path")
+        raise StoreError(f"{owner}: there is something that is not a regular file; choose another path")
     with import_h5py().File(path, "r") as h5:
         if MARK in h5.attrs:
             restored = f"h5py.File(path, 'r+').attrs[{MARK!r}] = {FORMAT} restores it"
@@ -352,8 +364,9 @@ def _look(path: Path, owner: object, mode: str) -> bool:
             return True
         if is_of_version_0(h5):
             raise StoreError(
-                f"{owner!r}: the file was written by a version 0.x of this library (it has a group /tensors), which "
-                "this version does not read; choose another path"
+                f"{owner}: the file was written by a version 0.x of this library (it has a group /tensors), which "
+                "this version does not open; copy_from_04(path, tensor) takes over what version 0.4 has stored of a "
+                "tensor. Choose another path"
             )
         check_found(mode, owner, "an HDF5 file", is_store=False, place=_PLACE)
         _check_free(h5, owner)
@@ -365,7 +378,7 @@ def _check_free(h5: Any, owner: object) -> None:
     if not taken:
         return
     names = ", ".join(taken[:_TOLD]) + (f" and {len(taken) - _TOLD} more" if len(taken) > _TOLD else "")
-    told = f"{owner!r}: the HDF5 file is not of this library, and {names} would be in the way; choose another path"
+    told = f"{owner}: the HDF5 file is not of this library, and {names} would be in the way; choose another path"
     if tensors_in(h5):
         told += (
             f". Where they are of this library, and only its mark is lost, h5py.File(path, 'r+').attrs[{MARK!r}] = "

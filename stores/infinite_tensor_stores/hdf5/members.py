@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from infinite_tensor.errors import StoreError
-from infinite_tensor.tilestore.persistent.documents import GROUP, TENSOR, checked
+from infinite_tensor.tilestore.persistent.sealed import GROUP, TENSOR, intact
 from infinite_tensor_stores.files import parsed
 
 DEFINITION = "definition"
@@ -199,12 +198,9 @@ def is_of_version_0(h5: Any) -> bool:
 
 def _is_intact(group: Any, key: str) -> bool:
     try:
-        return definition_in(group, key) is not None
+        return key in group and bool(intact(document_in(group[key]), group.name.removeprefix("/")))
     except ValueError:
         return False
-    except StoreError:
-        # Of a later version.
-        return True
 
 
 def is_incarnation(group: Any, incarnation: str) -> bool:
@@ -213,11 +209,6 @@ def is_incarnation(group: Any, incarnation: str) -> bool:
         return DEFINITION in group and document_in(group[DEFINITION]).get("incarnation") == incarnation
     except ValueError:
         return False
-
-
-def definition_in(group: Any, name: str = DEFINITION) -> dict[str, Any] | None:
-    """The definition in the group of a tensor, None where there is none; ValueError if it is damaged."""
-    return checked(document_in(group[name]), group.name.removeprefix("/")) if name in group else None
 
 
 def put_document(group: Any, name: str, document: str) -> None:

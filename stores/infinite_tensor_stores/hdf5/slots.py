@@ -292,7 +292,7 @@ class TileSlots:
         self._index = TileIndex(rows[used, :-1], used)
         self._end = int(used[-1]) + 1 if len(used) else 0
         self._vacant: list[int] = np.setdiff1d(np.arange(self._end), used, assume_unique=True).tolist()
-        self.log = PartLog(group["partial"], f"{self.name}/partial-{self.incarnation}")
+        self.log = PartLog(group["partial"], _place_of(self.name, self.incarnation))
         logged = self.log.tiles()
         complete = (self._index.find(logged) >= 0).tolist()
         self.log.finish(tile for tile, done in zip(logged, complete, strict=True) if done)
@@ -317,6 +317,18 @@ class TileSlots:
             "index", shape=(0, row), maxshape=(None, row), chunks=(256, row), dtype=np.int64, fillvalue=_UNUSED
         )
         group.create_group("partial")
+        put_document(group, DEFINITION, json.dumps(definition, allow_nan=False))
+
+    def duplicate(self, group: Any, definition: Mapping[str, Any]) -> None:
+        """Have all tiles in an empty group too, for a definition of the same incarnation, which comes last."""
+        for dataset in ("tiles", "index"):
+            group[dataset] = group.file[self.name][dataset]
+        log = PartLog(group.create_group("partial"), _place_of(group.name, self.incarnation))
+        # A part names the group that it is written for.
+        for tile in self.log.tiles():
+            part = PartialTile.from_log(self.log.read(tile), self.log.place(tile), self.name)
+            if part is not None:
+                log.append(tile, part.to_bytes(log.place(tile)))
         put_document(group, DEFINITION, json.dumps(definition, allow_nan=False))
 
     @property
@@ -474,6 +486,10 @@ class TileSlots:
         """How many tiles are complete, how many partial, and the bytes that all of it takes."""
         stored = self._data.id.get_storage_size() + self._table.id.get_storage_size() + self.log.size()
         return len(self._index), len(self.log), stored
+
+
+def _place_of(name: str, incarnation: str) -> str:
+    return f"{name}/partial-{incarnation}"
 
 
 def _uncached(group: Any, name: str) -> Any:

@@ -11,8 +11,8 @@ from typing import Any
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.tilestore.glance import StoredSize
 from infinite_tensor.tilestore.inventory import Damage, Garbage, TensorInfo
-from infinite_tensor.tilestore.messages import vanished
-from infinite_tensor.tilestore.persistent.documents import TENSOR, name_of
+from infinite_tensor.tilestore.messages import cleared_elsewhere, vanished
+from infinite_tensor.tilestore.persistent.sealed import TENSOR, name_of, sealed
 from infinite_tensor_stores.handles import HandleStore
 from infinite_tensor_stores.hdf5.file import SharedFile, leave_file, open_file, reopen_file, reserve
 from infinite_tensor_stores.hdf5.members import (
@@ -129,7 +129,7 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
         """The path of the file."""
         return shown(self.filepath)
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         return f"HDF5TileStore({shown(self.filepath)!r}, mode={self.mode!r})"
 
     def _checked_filters(self, compression: Any, options: Any) -> dict[str, Any]:
@@ -151,7 +151,7 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
 
     def _opened_file(self) -> SharedFile:
         if self._file is None:
-            raise StoreError(f"{self!r} is closed; open it again with `with store:`")
+            raise StoreError(f"{self} is closed; open it again with `with store:`")
         return self._file
 
     def _writable(self) -> SharedFile:
@@ -229,6 +229,17 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
         file, tensor_id = self._opened_file(), definition["tensor_id"]
         slots = file.group(name_of(tensor_id), definition)
         return HDF5Tensor(file, slots, tensor_id, self.contents.storage, self._flush_interval)
+
+    def _rename_tensor(self, tensor_id: str, new_id: str) -> None:
+        file = self._writable()
+        with file.lock:
+            definition = self._read_definition(tensor_id)
+            if definition is None:
+                raise cleared_elsewhere(self, tensor_id)
+            renamed = {**definition, "tensor_id": new_id}
+            del renamed["digest"]
+            file.rename(name_of(tensor_id), definition, name_of(new_id), sealed(renamed))
+            self._release(tensor_id)
 
     # What can be told of the store.
 

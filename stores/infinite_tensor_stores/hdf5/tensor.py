@@ -33,7 +33,7 @@ class HDF5Tensor(TensorHandle):
     tensor_id : str
         Its id.
     owner : object
-        Whose repr stands in messages.
+        Whose str stands in messages.
     flush_interval : float
         Seconds after which what was written is brought into the file.
     """

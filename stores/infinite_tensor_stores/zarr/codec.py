@@ -227,6 +227,10 @@ class ChunkCodec:
             # One of many is damaged: find out which.
             return [self.decode([data])[0] for data in stored]
 
+    def intact(self, stored: Sequence[bytes]) -> list[bytes | Exception]:
+        """Each stored form, or what is wrong with it, as far as its checksum tells."""
+        return on_threads(_checked, stored, sum(map(len, stored)))
+
     def _decoded(self, data: bytes) -> npt.NDArray[Any] | Exception:
         assert self._direct is not None
         try:
@@ -287,8 +291,7 @@ def new_codecs_of(dtype: str, tile: Sequence[int], compressors: Any) -> list[dic
     cause = None
     try:
         codecs = codecs_of(dtype, tile, compressors)
-        names = [codec["name"] for codec in codecs[1:-1]]
-        if names == ["gzip"] or {"zstd", "blosc"}.issuperset(names):
+        if can_be_chosen(codecs):
             return codecs
     except Exception as error:  # noqa: BLE001  (zarr raises what it pleases on what makes no sense)
         cause = error
@@ -296,6 +299,12 @@ def new_codecs_of(dtype: str, tile: Sequence[int], compressors: Any) -> list[dic
         f"compressors={compressors!r}: what is new can be compressed by Zstandard and Blosc, one or several of them, "
         "or gzip alone, or None; choose compressors=zarr.codecs.ZstdCodec(level=1), say"
     ) from cause
+
+
+def can_be_chosen(codecs: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether what is new can be compressed so: damage makes none of these take any amount of memory."""
+    names = [codec["name"] for codec in codecs[1:-1]]
+    return names == ["gzip"] or {"zstd", "blosc"}.issuperset(names)
 
 
 def normal_form(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -324,6 +333,14 @@ def _sealed(compressed: Bytes) -> bytes:
     view = np.frombuffer(compressed, np.uint8)
     checksum: int = google_crc32c.value(view)
     return b"".join([view.data, checksum.to_bytes(_CRC_LENGTH, "little")])
+
+
+def _checked(data: bytes) -> bytes | Exception:
+    try:
+        _unsealed(data)
+    except ValueError as error:
+        return error
+    return data
 
 
 def _unsealed(data: bytes) -> npt.NDArray[np.uint8]:

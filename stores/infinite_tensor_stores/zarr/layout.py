@@ -1,8 +1,7 @@
-"""Where the objects of a tensor lie in a Zarr hierarchy, and what its two ``zarr.json`` say."""
+"""Where the objects of a tensor lie in a Zarr hierarchy, and what describes its array to other readers."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,15 +11,14 @@ import torch
 
 from infinite_tensor.geometry.points import COORDINATE_LIMIT, Index
 from infinite_tensor.tilestore.layout import TileLayout, gathered_layout
-from infinite_tensor.tilestore.persistent.documents import layout_of, name_of
+from infinite_tensor.tilestore.persistent.documents import layout_of
+from infinite_tensor.tilestore.persistent.sealed import name_of
 from infinite_tensor.values.definition import Definition, Json, json_scalar, scalar_from_json
 from infinite_tensor.values.dims import names_of
 from infinite_tensor.values.reduction import reduction_from_json
 from infinite_tensor_stores.dtypes import stored_dtype, to_stored
-from infinite_tensor_stores.files import parsed
-
-ATTRIBUTE = "infinite_tensor"
-DOCUMENT = "zarr.json"
+from infinite_tensor_stores.zarr.ome import OME, ome_of
+from infinite_tensor_stores.zarr.zarr_json import ATTRIBUTE, DOCUMENT, dumped, group_document
 
 _FOLDER = re.compile(r"(tiles|partial)-(?P<incarnation>[0-9a-f]{16})")
 _LONGEST_LOG = 10**6
@@ -69,7 +67,7 @@ class Place:
     @property
     def array(self) -> str:
         """The folder of the array of complete tiles."""
-        return f"{self.name}/tiles-{self.definition['incarnation']}"
+        return f"{self.name}/{folder_of_tiles(self.definition)}"
 
     @property
     def logs(self) -> str:
@@ -127,62 +125,18 @@ def _largest_part(tensor: Definition, layout: TileLayout) -> int:
     return layout.tile_bytes + _ENTRY_BYTES + windows * (piece + _ENTRY_BYTES)
 
 
-def group_document(attributes: Mapping[str, Any]) -> bytes:
-    """The ``zarr.json`` of a group that holds `attributes`."""
-    return _dumped({"zarr_format": 3, "node_type": "group", "attributes": {ATTRIBUTE: attributes}})
+def tensor_document(definition: Mapping[str, Any]) -> bytes:
+    """The ``zarr.json`` of a tensor's group: what defines it, and what other programs look for.
+
+    What they look for follows from the definition, and is never read again.
+    """
+    ome = ome_of(definition, folder_of_tiles(definition))
+    return group_document(definition, None if ome is None else {OME: ome})
 
 
-def attributes_in(document: bytes, node: str = "group") -> dict[str, Any] | None:
-    """The attributes of this library in a ``zarr.json``, None where it has none; ValueError if it is damaged."""
-    found = parsed(document)
-    attributes = found.get("attributes", {})
-    if found.get("zarr_format") != 3 or found.get("node_type") != node or not isinstance(attributes, dict):
-        raise ValueError(f"it is not the metadata of a Zarr {node}")
-    ours = attributes.get(ATTRIBUTE)
-    if ours is not None and not isinstance(ours, dict):
-        raise ValueError(f"its attribute {ATTRIBUTE!r} is {ours!r}")
-    return ours
-
-
-def attributes_of_others(document: bytes) -> list[str]:
-    """The names of the attributes in a ``zarr.json`` that are not of this library, as far as it can be read."""
-    attributes = _readable(document).get("attributes", {})
-    return [name for name in attributes if name != ATTRIBUTE] if isinstance(attributes, dict) else []
-
-
-def marked(document: bytes, mark: Mapping[str, Any]) -> bytes:
-    """The ``zarr.json`` of a group, perhaps of somebody else, with `mark` as the attributes of this library."""
-    found = parsed(document)
-    return _dumped({**found, "attributes": {**found.get("attributes", {}), ATTRIBUTE: mark}})
-
-
-def is_array(document: bytes) -> bool:
-    """Whether a ``zarr.json`` is that of an array."""
-    return _readable(document).get("node_type") == "array"
-
-
-def has_our_mark(document: bytes) -> bool:
-    """Whether there are attributes of this library in a ``zarr.json`` that is intact so far."""
-    try:
-        return attributes_in(document) is not None
-    except ValueError:
-        return False
-
-
-def is_zarr_of_others(document: bytes) -> bool:
-    """Whether this library has never written a ``zarr.json``, of which one byte may be damaged."""
-    try:
-        parsed(document)
-    except ValueError:
-        return False
-    return not any(trace in document for trace in (b'"infinite_tensor"', b'"digest"'))
-
-
-def _readable(document: bytes) -> dict[str, Any]:
-    try:
-        return parsed(document)
-    except ValueError:
-        return {}
+def folder_of_tiles(definition: Mapping[str, Any]) -> str:
+    """Name of the array of complete tiles in the tensor's group."""
+    return f"tiles-{definition['incarnation']}"
 
 
 def array_document(definition: Mapping[str, Any]) -> dict[str, Any]:
@@ -205,7 +159,7 @@ def array_document(definition: Mapping[str, Any]) -> dict[str, Any]:
 
 def array_bytes(definition: Mapping[str, Any]) -> bytes:
     """`array_document` as it is stored."""
-    return _dumped(array_document(definition))
+    return dumped(array_document(definition))
 
 
 def is_temporary(key: str, of: str | None = None) -> bool:
@@ -221,11 +175,6 @@ def incarnation_of(folder: str) -> str | None:
     """The incarnation whose tiles or logs a folder of a tensor holds; None if it is no such folder."""
     found = _FOLDER.fullmatch(folder)
     return None if found is None else found["incarnation"]
-
-
-def _dumped(document: Mapping[str, Any]) -> bytes:
-    # NaN may stand in the attributes of users; zarr writes it too.
-    return json.dumps(document, indent=2).encode()
 
 
 def _fill_value(tensor: Definition) -> Json:

@@ -18,7 +18,8 @@ from zarr.core.buffer import Buffer, default_buffer_prototype
 from zarr.storage import LocalStore, MemoryStore
 
 from infinite_tensor.support.interrupts import Mark
-from infinite_tensor_stores.files import LARGEST_DOCUMENT, FileStore, alone_in, bounded
+from infinite_tensor_stores.file_store import FileStore
+from infinite_tensor_stores.files import LARGEST_DOCUMENT, Unreadable, alone_in, bounded
 from infinite_tensor_stores.loop import sync
 from infinite_tensor_stores.remote import RemoteStore
 from infinite_tensor_stores.targets import innermost
@@ -113,6 +114,14 @@ class Objects:
             await store.set(key, PROTOTYPE.buffer.from_bytes(data))
 
         self.each(put, blocks.items())
+
+    def duplicate(self, keys: Mapping[str, str], most: int) -> None:
+        """Have objects, of up to `most` bytes, under other keys too; one that has gone meanwhile is no error."""
+        root = self.root
+        # What is linked is never written again: another file takes its place.
+        left = [key for key, new in keys.items() if root is None or not _linked(root / key, root / new)]
+        found = zip(left, self.get(left, most), strict=True)
+        self.put({keys[key]: data for key, data in found if data is not None and not isinstance(data, Unreadable)})
 
     def exist(self, keys: Iterable[str]) -> list[bool]:
         """Whether there is an object under each key."""
@@ -356,6 +365,18 @@ def _is_free(path: Path) -> bool:
             (path.unlink if path.is_symlink() else path.rmdir)()
         except OSError:
             return False
+    return True
+
+
+def _linked(path: Path, new: Path) -> bool:
+    """Whether a file has another name now, where it is still there and its disk knows such a thing."""
+    try:
+        new.parent.mkdir(parents=True, exist_ok=True)
+        new.hardlink_to(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
     return True
 
 

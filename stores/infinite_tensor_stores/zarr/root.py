@@ -17,27 +17,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from infinite_tensor.errors import StoreError
+from infinite_tensor.tilestore.formats import FORMAT
 from infinite_tensor.tilestore.inventory import Garbage
 from infinite_tensor.tilestore.messages import in_the_way
-from infinite_tensor.tilestore.persistent import FORMAT
-from infinite_tensor.tilestore.persistent.documents import GROUP, TENSOR
+from infinite_tensor.tilestore.persistent.sealed import GROUP, TENSOR
 from infinite_tensor_stores.files import Unreadable
 from infinite_tensor_stores.loop import sync
 from infinite_tensor_stores.targets import check_format, check_found
-from infinite_tensor_stores.zarr.layout import (
+from infinite_tensor_stores.zarr.layout import Place, incarnation_of, is_temporary
+from infinite_tensor_stores.zarr.objects import Objects
+from infinite_tensor_stores.zarr.zarr_json import (
     DOCUMENT,
-    Place,
     attributes_in,
     attributes_of_others,
     group_document,
     has_our_mark,
-    incarnation_of,
     is_array,
-    is_temporary,
     is_zarr_of_others,
     marked,
 )
-from infinite_tensor_stores.zarr.objects import Objects
 
 # Some storages list the folder itself, without a name.
 _LEFT_BEHIND = re.compile(r"|.*\.partial|\.DS_Store|Thumbs\.db|lost\+found|\.nfs.*", re.DOTALL)
@@ -77,7 +75,7 @@ class Root:
     objects : Objects
         Of the store.
     owner : object
-        Whose repr stands in messages.
+        Whose str stands in messages.
     """
 
     def __init__(self, objects: Objects, owner: object) -> None:
@@ -104,7 +102,7 @@ class Root:
         except Exception as error:
             if isinstance(error, FileNotFoundError) and mode in ("r", "r+"):
                 check_found(mode, self._owner, None, is_store=False, place=_PLACE)
-            raise StoreError(f"{self._owner!r} cannot be opened: {type(error).__name__}: {error}") from error
+            raise StoreError(f"{self._owner} cannot be opened: {type(error).__name__}: {error}") from error
 
     def _open(self, mode: str) -> None:
         self._check_folder()
@@ -125,7 +123,7 @@ class Root:
         if document is None:
             if not sync(self._objects.create, DOCUMENT, group_document(_MARK)):
                 if mode == "w-":
-                    raise StoreError(f"{self._owner!r}: somebody else has just created it; mode 'a' opens it")
+                    raise StoreError(f"{self._owner}: somebody else has just created it; mode 'a' opens it")
                 # Somebody else was first.
                 self._open("r+")
         elif ours is None or (mode == "w" and ours != _MARK):
@@ -144,7 +142,7 @@ class Root:
             what = "a link that leads nowhere" if root.is_symlink() else ""
         if what:
             raise StoreError(
-                f"{self._owner!r}: there is {what}, and a Zarr store is a folder; choose another path, or open an HDF5 "
+                f"{self._owner}: there is {what}, and a Zarr store is a folder; choose another path, or open an HDF5 "
                 "file with HDF5TileStore"
             )
 
@@ -152,7 +150,7 @@ class Root:
         strangers = self._strangers()
         if strangers:
             raise StoreError(
-                f"{self._owner!r}: there is no store, but something that is not of this library: "
+                f"{self._owner}: there is no store, but something that is not of this library: "
                 f"{', '.join(map(repr, strangers))}; choose an empty folder"
             )
 
@@ -160,12 +158,12 @@ class Root:
         """A folder tells at once that it cannot be written to; elsewhere the first write does."""
         root = self._objects.root
         if root is not None and root.exists() and not os.access(root, os.W_OK):
-            raise StoreError(f"{self._owner!r} cannot be opened: its folder cannot be written to; mode 'r' reads it")
+            raise StoreError(f"{self._owner} cannot be opened: its folder cannot be written to; mode 'r' reads it")
 
     def _mark_in(self, document: bytes) -> dict[str, Any] | None:
         """What our mark says in the document of a root; None where that is a group of somebody else."""
         if is_array(document):
-            raise StoreError(f"{self._owner!r}: there is a Zarr array that is not of this library; choose another path")
+            raise StoreError(f"{self._owner}: there is a Zarr array that is not of this library; choose another path")
         try:
             ours = attributes_in(document)
             if ours is not None and (not isinstance(ours.get("format"), int) or ours["format"] < 1):
@@ -179,7 +177,7 @@ class Root:
                 advice = f"Put an intact copy back; {strangers}"
             else:
                 advice = "It holds nothing but the version of the store: delete it, and open the store with mode 'a'"
-            raise StoreError(f"{self._owner!r}: {DOCUMENT} of the store is damaged ({error}). {advice}") from error
+            raise StoreError(f"{self._owner}: {DOCUMENT} of the store is damaged ({error}). {advice}") from error
         return ours
 
     def _is_empty(self) -> bool:
@@ -231,7 +229,7 @@ class Root:
         for folder in folders:
             if folder.stranger is not None and folder.marked:
                 raise StoreError(
-                    f"{self._owner!r}: {folder.stranger!r} is not of this library, and lies in {folder.name!r}, which "
+                    f"{self._owner}: {folder.stranger!r} is not of this library, and lies in {folder.name!r}, which "
                     "mode 'w' would delete; move it away"
                 )
         ours = [folder.name for folder in folders if folder.stranger is None]

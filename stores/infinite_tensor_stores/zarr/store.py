@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -14,8 +15,9 @@ from infinite_tensor.errors import StoreError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.tilestore.glance import StoredSize
 from infinite_tensor.tilestore.inventory import Garbage, TensorInfo
-from infinite_tensor.tilestore.messages import vanished
-from infinite_tensor.tilestore.persistent.documents import GROUP, layout_of
+from infinite_tensor.tilestore.messages import cleared_elsewhere, vanished
+from infinite_tensor.tilestore.persistent.documents import layout_of
+from infinite_tensor.tilestore.persistent.sealed import GROUP, TENSOR, name_of
 from infinite_tensor_stores.dtypes import stored_dtype
 from infinite_tensor_stores.handles import HandleStore
 from infinite_tensor_stores.loop import sync
@@ -29,19 +31,13 @@ from infinite_tensor_stores.targets import (
     shown,
     zarr_store,
 )
-from infinite_tensor_stores.zarr.codec import codecs_of, new_codecs_of
-from infinite_tensor_stores.zarr.layout import (
-    DOCUMENT,
-    Place,
-    array_bytes,
-    attributes_in,
-    group_document,
-    incarnation_of,
-    origin_of,
-)
+from infinite_tensor_stores.zarr.codec import can_be_chosen, codecs_of, new_codecs_of
+from infinite_tensor_stores.zarr.layout import Place, array_bytes, incarnation_of, origin_of, tensor_document
 from infinite_tensor_stores.zarr.objects import DEFAULT_CONCURRENCY, Objects
+from infinite_tensor_stores.zarr.ome import OME, why_no_ome
 from infinite_tensor_stores.zarr.root import Root, Sweep
 from infinite_tensor_stores.zarr.tensor import ZarrTensor
+from infinite_tensor_stores.zarr.zarr_json import DOCUMENT, attributes_in, attributes_of_others, group_document
 
 
 class ZarrTileStore(HandleStore[ZarrTensor]):
@@ -129,7 +125,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
         self._root = Root(self._objects, self.contents.storage)
         self._root.open(self.mode)
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         return f"ZarrTileStore({shown(self.target)!r}, mode={self.mode!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -184,7 +180,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
         self._root.check_free(name, f"tensor {document['tensor_id']!r}")
         place = Place.of(document)
         self._objects.put({f"{place.array}/{DOCUMENT}": array_bytes(document)})
-        if sync(self._objects.create, self._document_path(name), group_document(document)):
+        if sync(self._objects.create, self._document_path(name), tensor_document(document)):
             self._created = document["incarnation"]
         else:
             winner = self._read_definition(document["tensor_id"])
@@ -234,9 +230,34 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
 
     def _write_definition(self, tensor_id: str, definition: dict[str, Any]) -> None:
         _, layout = layout_of(definition)
-        codecs = new_codecs_of(stored_dtype(layout.dtype), layout.tile_shape, self._compressors)
+        self._create(
+            tensor_id, definition, new_codecs_of(stored_dtype(layout.dtype), layout.tile_shape, self._compressors)
+        )
+
+    def _create(self, tensor_id: str, definition: dict[str, Any], codecs: Sequence[Mapping[str, Any]]) -> None:
+        _, layout = layout_of(definition)
         origin = list(origin_of(layout.shape, layout.tile_shape))
         super()._write_definition(tensor_id, {**definition, "origin": origin, "codecs": codecs})
+
+    def _write_copy(self, tensor_id: str, definition: dict[str, Any], original: Mapping[str, Any]) -> None:
+        # Compressed as it was, unless somebody has said how.
+        if isinstance(self._compressors, str) and "codecs" in original:
+            codecs = original["codecs"]
+            if can_be_chosen(codecs):
+                self._create(tensor_id, definition, codecs)
+                return
+        self._write_definition(tensor_id, definition)
+
+    def _encoding(self, tensor_id: str) -> object:
+        handle = self._handle(tensor_id)
+        return None if handle is None else handle.encoding
+
+    def _read_encoded(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[bytes | None]:
+        handle = self._handle(tensor_id)
+        return [None] * len(tile_indices) if handle is None else handle.read_encoded(tile_indices)
+
+    def _write_encoded(self, tensor_id: str, tiles: Mapping[Index, bytes]) -> None:
+        self._writable_handle(tensor_id).write_encoded(tiles)
 
     def _bind_tensor(self, tensor_id: str, definition: Mapping[str, Any]) -> None:
         super()._bind_tensor(tensor_id, definition)
@@ -258,9 +279,26 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
         names, chosen_names = ([one["name"] for one in codecs] for codecs in (place.definition["codecs"], chosen))
         if names != chosen_names:
             raise StoreError(
-                f"{self!r}: tensor {place.definition['tensor_id']!r} is stored with {', '.join(names)}: damage there "
+                f"{self}: tensor {place.definition['tensor_id']!r} is stored with {', '.join(names)}: damage there "
                 "may take any amount of memory. If you trust the store, name them in compressors=... when you open it"
             )
+
+    def _rename_tensor(self, tensor_id: str, new_id: str) -> None:
+        definition = self._read_definition(tensor_id)
+        if definition is None:
+            raise cleared_elsewhere(self, tensor_id)
+        self._root.check_free(name_of(new_id), f"tensor {new_id!r}")
+        # Another incarnation: what somebody still writes for the old one is never taken for a part of this one.
+        renamed = {**definition, "tensor_id": new_id, "incarnation": secrets.token_hex(8)}
+        del renamed["digest"]
+        self._handle_of(definition).duplicate(Place.of(renamed))
+        # Now, and not before, there is a tensor of the new id.
+        self._documents.write(new_id, TENSOR, renamed)
+        self._created = None
+        found = self._read_definition(new_id)
+        if found is None or found["incarnation"] != renamed["incarnation"]:
+            raise StoreError(f"{self}: somebody else has created a tensor {new_id!r} meanwhile; give another new_id")
+        self._delete_tensor(tensor_id)
 
     # What can be told of the store.
 
@@ -279,7 +317,16 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
             stored += sum(sizes[key] for key in parts)
         # A log that another process has left behind does not make a complete tile partial.
         begun = self._objects.exist(map(place.chunk, logs)).count(False)
-        return TensorInfo(tensor_id, definition, complete, begun, stored, place.array)
+        return TensorInfo(tensor_id, definition, complete, begun, stored, place.array, self._why_no_ome(place))
+
+    def _why_no_ome(self, place: Place) -> str | None:
+        """Why the group of a tensor has no attributes of OME-Zarr; None if it has."""
+        why = why_no_ome(place.definition)
+        if why is not None:
+            return why
+        (document,) = self._objects.get([place.group])
+        stored = document is not None and OME in attributes_of_others(document)
+        return None if stored else "its group has none of its attributes: an earlier version stored the definition"
 
     def _stored_size(self, tensor_id: str, definition: dict[str, Any], most: int) -> StoredSize | None:  # noqa: ARG002
         place = Place.of(definition)

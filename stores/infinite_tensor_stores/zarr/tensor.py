@@ -7,6 +7,7 @@ tiles that it has never written.
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -21,8 +22,9 @@ from infinite_tensor_stores.files import LARGEST_DOCUMENT, content, parsed
 from infinite_tensor_stores.handles import TensorHandle
 from infinite_tensor_stores.loop import sync
 from infinite_tensor_stores.zarr.codec import ChunkCodec, normal_form
-from infinite_tensor_stores.zarr.layout import DOCUMENT, Place, array_bytes, array_document, attributes_in
+from infinite_tensor_stores.zarr.layout import Place, array_bytes, array_document
 from infinite_tensor_stores.zarr.objects import Objects
+from infinite_tensor_stores.zarr.zarr_json import DOCUMENT, attributes_in
 
 _BITS = 12
 """A block holds about 2**12 tiles."""
@@ -171,7 +173,7 @@ class ZarrTensor(TensorHandle):
     place : Place
         Where the tensor lies.
     owner : object
-        Whose repr stands in messages.
+        Whose str stands in messages.
     """
 
     def __init__(self, objects: Objects, place: Place, owner: object) -> None:
@@ -189,6 +191,26 @@ class ZarrTensor(TensorHandle):
         present = {tile: data for tile, data in zip(candidates, found, strict=True) if data is not None}
         blocks = dict(zip(present, self.codec.decode(list(present.values())), strict=True))
         return [self.tile_from(tile, blocks.get(tile)) for tile in tiles]
+
+    @property
+    def encoding(self) -> object:
+        """What tells how a chunk is encoded; those of two tensors with equal ones can take each other's place."""
+        definition = self.place.definition
+        return "zarr", self.layout.dtype, self.layout.tile_shape, json.dumps(definition["codecs"], sort_keys=True)
+
+    def read_encoded(self, tiles: Sequence[Index]) -> list[bytes | None]:
+        """The chunks of complete tiles as they are stored, with their checksums, which are right."""
+        candidates = self._candidates(tiles)
+        found = self._objects.get(map(self.place.chunk, candidates), self.codec.most_bytes)
+        present = {tile: data for tile, data in zip(candidates, found, strict=True) if data is not None}
+        intact = dict(zip(present, self.codec.intact(list(present.values())), strict=True))
+        return [self.intact(tile, intact.get(tile)) for tile in tiles]
+
+    def write_encoded(self, tiles: Mapping[Index, bytes]) -> None:
+        """Store the chunks of complete tiles."""
+        self._check_place(*self._objects.get([self.place.group]))
+        self.writers.will_write(self._objects, tiles)
+        self._objects.put({self.place.chunk(tile): data for tile, data in tiles.items()})
 
     def write_tiles(self, tiles: Mapping[Index, torch.Tensor]) -> None:
         """Store complete tiles."""
@@ -216,6 +238,19 @@ class ZarrTensor(TensorHandle):
         self.writers.will_write(self._objects, [tile for tile, part in partials.items() if part is not None])
         parts = {self.place.log(tile): part for tile, part in partials.items()}
         self.logs.write({log: None if part is None else part.to_bytes(log) for log, part in parts.items()})
+
+    def duplicate(self, place: Place) -> None:
+        """Have all that is stored stored at another place too, where nothing is defined yet."""
+        length = max(1, min(_PAGE_TILES, _PAGE_BYTES // self.layout.tile_bytes))
+        for keys in self._objects.pages(f"{self.place.array}/c", length):
+            tiles = {key: tile for key in keys if (tile := self.place.tile_of_chunk(key)) is not None}
+            self._objects.duplicate({key: place.chunk(tile) for key, tile in tiles.items()}, self.codec.most_bytes)
+        logs, begun = Logs(self._objects), list(dict.fromkeys(self._logged()))
+        for start in range(0, len(begun), _FEW_TILES):
+            some = begun[start : start + _FEW_TILES]
+            parts = zip(map(place.log, some), self.read_partials(some), strict=True)
+            # A part names the place that it is written for.
+            logs.write({log: part.to_bytes(log) for log, part in parts if part is not None})
 
     def delete_tiles(self, tiles: Sequence[Index]) -> None:
         """Delete logs and chunks, in this order."""

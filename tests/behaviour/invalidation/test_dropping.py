@@ -118,7 +118,7 @@ def test_dependants_in_other_stores_are_found_while_they_are_alive(
         top[0:END]
         data.change(20, 22)
         told = ground.invalidate(slice(20, 22))
-        assert [one.store for one in told.tensors] == [repr(store), repr(memory), repr(other)]
+        assert [one.store for one in told.tensors] == [str(store), str(memory), str(other)]
         assert torch.equal(top[0:END], fresh(data))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import json
@@ -10,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -440,7 +442,18 @@ WRONG: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
         {},
         GIVEN + f"(3, 10, 10){EITHER}. Perhaps it reads 1 pixels around each: give halo=1, not 2",
     ),
-    "cropped on one side": (lambda x: x[:, 1:, 1:], {}, GIVEN + f"(3, 11, 11){EITHER}"),
+    "cropped on one side": (
+        lambda x: x[:, 1:, 1:],
+        {},
+        GIVEN + f"(3, 11, 11){EITHER}. Perhaps it loses more pixels on one side than on the other: give it kernels of "
+        "odd size, or crop alike",
+    ),
+    "padded": (
+        lambda x: torch.nn.functional.pad(x, (3, 3, 3, 3)),
+        {},
+        GIVEN
+        + f"(3, 18, 18){EITHER}. Perhaps it pads: it has 3 pixels more on each side than it was given: crop these",
+    ),
     "channels": (
         lambda x: x[:1],
         {},
@@ -480,6 +493,14 @@ WRONG: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
         GIVEN + "(3, 12, 12); it must return (3, 32, 32), or (3, 48, 48), of which the halo is cropped. Perhaps it has "
         "another resolution: give scale=1",
     ),
+    "halo too small, at half the resolution": (
+        lambda x: torch.nn.functional.avg_pool2d(x[:, 1:-1, 1:-1], 2),
+        {"scale": 0.5, "halo": 0},
+        (
+            "fn was given shape (3, 8, 8) and returned shape (3, 3, 3); it must return (3, 4, 4). Perhaps it reads 1 "
+            "pixels around each: give halo=1, not 0"
+        ),
+    ),
     "half a pixel": (
         lambda x: x[:, ::2, ::2],
         {"scale": 0.5, "halo": 1},
@@ -511,8 +532,15 @@ WRONG: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
             "(2, 3, 12, 12), of which the halo is cropped. It was given 2 regions at once: return a result for each"
         ),
     ),
-    "nothing": (lambda _x: None, {}, "fn must return one dense tensor, got NoneType: None"),
-    "two": (lambda x: (x,), {"batch_size": 2}, "fn must return one dense tensor, got tuple: (tensor("),
+}
+NO_TENSOR: dict[str, tuple[Callable[..., Any], str]] = {
+    "nothing": (lambda _x: None, "NoneType: None; end fn with return result"),
+    "two": (
+        lambda x: (x,),
+        r"tuple: \(tensor\(.*; return one of these, and make a map for each, or use InfiniteTensor",
+    ),
+    "an array": (lambda x: x.numpy(), r"ndarray: array\(.*; return torch.as_tensor\(result\)"),
+    "a number": (lambda _x: 3, "int: 3; return a torch.Tensor"),
 }
 
 
@@ -520,14 +548,27 @@ WRONG: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
 def test_a_wrong_result_is_explained(name: str) -> None:
     fn, options, message = WRONG[name]
     t = source(PHOTO, (1, 2)).map(fn, **{"halo": 2, "window": 8, **options})
-    with pytest.raises(ValidationError) as caught:
+    with pytest.raises(ShapeMismatchError) as caught:
         t[(slice(0, 9), slice(0, 9))[-t.ndim :] if t.ndim == 2 else (slice(None), slice(0, 9), slice(0, 9))]
-    assert str(caught.value).startswith(message)
-    if "shape" in message:
-        assert isinstance(caught.value, ShapeMismatchError)
-        assert str(caught.value) == message
+    assert str(caught.value) == message
     (note,) = caught.value.__notes__
     assert f"by <lambda> defined in {__file__}:{fn.__code__.co_firstlineno}" in note
+
+
+@pytest.mark.parametrize("name", NO_TENSOR)
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_a_result_that_is_no_tensor_is_told_what_to_return(name: str, batch_size: int | None) -> None:
+    fn, message = NO_TENSOR[name]
+    with pytest.raises(ValidationError, match=f"(?s)^fn must return one dense tensor, got {message}"):
+        photo().map(fn, window=8, batch_size=batch_size)[...]
+
+
+@pytest.mark.parametrize(("fn", "name"), [(nn.Conv2d(3, 8, 3).eval(), "Conv2d"), (torch.flatten, "flatten")])
+def test_what_is_no_function_of_python_is_named(fn: Callable[..., torch.Tensor], name: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        photo(tensor_id="photo").map(fn)[...]
+    (note,) = caught.value.__notes__
+    assert note.endswith(f", by {name}")
 
 
 def test_a_network_in_training_mode_is_refused() -> None:
@@ -644,6 +685,74 @@ def test_the_id_is_made_of_all_that_defines_the_tensor(tmp_path: Path, monkeypat
         assert {name: make() for name, make in given.items()} == {n: i for n, i in ids.items() if n in given}
     names = [ids[name].rpartition("-")[0] for name in ("kernel", "halo", "code", "object", "network")]
     assert names == ["blurred", "neg", "map", "Brighter", "Net"]
+
+
+@dataclass(frozen=True)
+class Gain:
+    by: float
+    dtype: torch.dtype = torch.float32
+
+
+class Configured:
+    """An object with settings of any kind."""
+
+    def __init__(self, settings: Any) -> None:
+        self.settings = settings
+
+    def __call__(self, region: torch.Tensor) -> torch.Tensor:
+        return region * float(str(self.settings).count("2"))
+
+
+def reading(settings: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda region: torch.mul(region, settings.by)
+
+
+TABLE: dict[str, Any] = {"by": [2.0]}
+
+
+def by_a_table(region: torch.Tensor) -> torch.Tensor:
+    return torch.stack([region * TABLE["by"][0] for _ in range(2)]).sum(0)
+
+
+def by_another_function(region: torch.Tensor) -> torch.Tensor:
+    return by_a_table(region) + 1
+
+
+SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, Any]] = {
+    "dictionary": (Configured, {"by": {"x": 1}}, {"by": {"x": 2}}),
+    "list": (Configured, [1, (2, 3)], [1, (2, 4)]),
+    "set": (Configured, {"a", "b"}, {"a", "c"}),
+    "dataclass": (Configured, Gain(1.0), Gain(2.0)),
+    "dtype": (Configured, Gain(1.0), Gain(1.0, torch.float64)),
+    "number of numpy": (Configured, np.float32(1), np.float32(2)),
+    "namespace": (Configured, SimpleNamespace(by=1), SimpleNamespace(by=2)),
+    "closure": (reading, Gain(1.0), Gain(2.0)),
+}
+
+
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_settings_in_containers_are_part_of_the_id(kind: str, tmp_path: Path) -> None:
+    make, one, other = SETTINGS[kind]
+    with ZarrTileStore(tmp_path / "s.zarr") as store:
+        assert id_of(store, make(one)) == id_of(store, make(copy.deepcopy(one))) != id_of(store, make(other))
+
+
+@pytest.mark.parametrize("fn", [by_a_table, by_another_function])
+def test_settings_in_globals_are_part_of_the_id(
+    fn: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ZarrTileStore(tmp_path / "s.zarr") as store:
+        before = id_of(store, fn)
+        assert id_of(store, fn) == before
+        monkeypatch.setitem(TABLE, "by", [3.0])
+        assert id_of(store, fn) != before
+
+
+def test_settings_that_hold_themselves_have_an_id(tmp_path: Path) -> None:
+    settings: list[Any] = [1]
+    settings.append(settings)
+    with ZarrTileStore(tmp_path / "s.zarr") as store:
+        assert id_of(store, Configured(settings)) != id_of(store, Configured([2]))
 
 
 def test_what_does_not_decide_values_is_no_part_of_the_id(tmp_path: Path) -> None:

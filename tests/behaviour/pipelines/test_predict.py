@@ -509,6 +509,36 @@ def test_networks_in_a_function_run_in_eval_mode_too(tmp_path: Path) -> None:
     assert net[1].training
 
 
+@pytest.mark.parametrize("kind", ["function", "dict", "Reduction"])
+def test_networks_in_a_reduction_run_in_eval_mode_too(kind: str, tmp_path: Path) -> None:
+    norm, picture = nn.BatchNorm1d(5), image(3, 40, 70)
+    nn.init.constant_(norm.weight, 2)
+
+    def scaled(values: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = norm(values.T)
+        return found.T
+
+    def net(batch: torch.Tensor) -> Any:
+        return {"scores": SCORER(batch)} if kind == "dict" else SCORER(batch)
+
+    reduce = {"function": scaled, "dict": {"scores": scaled}, "Reduction": Reduction(scaled, 5, 5)}[kind]
+    options: dict[str, Any] = {"window": (32, 32), "reduce": reduce, "progress": False, "region": sl[0:1, 0:1]}
+    with ZarrTileStore(tmp_path / "s.zarr", tile_size=32) as store:
+        found = predict(net, picture, store, **options)
+        read = found["scores"] if kind == "dict" else found
+        # The rest is computed and reduced by this read, outside of `predict`.
+        pixels = read[...]
+        assert norm.training
+        torch.testing.assert_close(
+            pixels, norm.eval()(looped(SCORER, picture, (32, 32), (24, 24), 4).flatten(1).T).T.detach().view(5, 40, 70)
+        )
+        # Of the same network in another mode, the digest is the same.
+        predict(net, picture, store, **options)
+
+
+SCORER = Net(seed=3).eval()
+
+
 def test_other_floats_are_converted_for_the_network() -> None:
     picture = image(3, 40, 40)
     found = predict(Net(), picture.double(), window=(32, 32), progress=False)
@@ -543,6 +573,24 @@ def test_something_else_under_the_id_is_told_with_what_differs(tmp_path: Path) -
         with pytest.raises(ValidationError, match="got 'replicate'") as caught:
             predict(Net(), image(3, 40, 40), store, window=(32, 32), padding="replicate", progress=False)
         assert "overwrite" not in str(caught.value)
+
+
+def test_each_dimension_may_have_a_padding_of_its_own() -> None:
+    net, picture = Net().eval(), image(3, 40, 40)
+    rows = np.pad(picture.numpy(), ((0, 0), (0, 16), (0, 0)), "reflect")
+    whole = torch.from_numpy(np.pad(rows, ((0, 0), (0, 0), (0, 16)), "edge"))
+    found, expected = (
+        predict(net, each, window=(32, 32), padding=("reflect", "edge"), progress=False) for each in (picture, whole)
+    )
+    assert torch.equal(found[...], expected[:, :40, :40])
+
+
+@pytest.mark.parametrize(
+    "padding", [("reflect",), ("reflect", "edge", "wrap"), ("edge", None, 3), 7, ["constant", "x"]]
+)
+def test_paddings_that_are_none_are_refused(padding: Any) -> None:
+    with pytest.raises(ValidationError, match=r"padding.* must be .*got"):
+        predict(Net(), image(3, 40, 40), window=(32, 32), padding=padding, progress=False)
 
 
 def test_a_group_without_one_of_its_outputs_is_completed(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import resource
 import sys
 from concurrent.futures import ProcessPoolExecutor
@@ -12,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from infinite_tensor import ValidationError, predict
+from infinite_tensor import InfiniteTensor, ValidationError, predict
+from tests.behaviour.pipelines.arrays import Recorded
 from tests.support.interpreters import CONTEXT
 
 MIB = 2**20
@@ -46,6 +48,12 @@ def test_memory_does_not_grow_with_the_longer_side(tmp_path: Path) -> None:
     assert held(tmp_path, (512, 16384)) < 250 * MIB
 
 
+@pytest.mark.parametrize("most", [None, 300 * MIB])
+def test_labels_do_not_make_holes_between_batches(most: int | None, tmp_path: Path) -> None:
+    # Where they were kept in memory, it was 350 to 400 MB: the more labels, the more holes.
+    assert held(tmp_path, (2048, 8192), 256, 10, most) < 200 * MIB
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("longer", [2048, 16384])
 def test_memory_is_a_strip_of_scores_and_a_few_batches(longer: int, tmp_path: Path) -> None:
@@ -57,6 +65,19 @@ def test_memory_is_a_strip_of_scores_and_a_few_batches(longer: int, tmp_path: Pa
 def test_less_memory_makes_narrower_bands(tmp_path: Path) -> None:
     most = 200 * MIB
     assert held(tmp_path, (2048, 2048), 256, 30, most) < 1.2 * most
+
+
+def test_an_array_is_read_once_and_nothing_is_kept_of_it_but_by_later_reads(tmp_path: Path) -> None:
+    image = Recorded(np.zeros((3, 400, 1200), np.uint8))
+    made = predict(torch.nn.Conv2d(3, 5, 1), image, tmp_path / "s.zarr", window=(64, 64), overlap=0.5, progress=False)
+    assert isinstance(made, InfiniteTensor)
+    source = made.args[0]
+    assert source.tile_store.tensor_info(source.tensor_id).tiles_complete == 0
+    # Its content is looked at for the digest. What the first batch has read is read again.
+    first = math.prod(source.output_window.size)
+    assert image.elements <= 2 * image.values.size + 2 * first
+    source[0, 0, 0]
+    assert source.tile_store.tensor_info(source.tensor_id).tiles_complete == 1
 
 
 def test_memory_that_is_not_enough_for_a_batch_is_refused() -> None:

@@ -504,11 +504,15 @@ def test_what_is_neither_is_not_told_of_it() -> None:
 # Refusals.
 
 NO_ARRAYS: dict[str, tuple[Callable[[], Any], str]] = {
-    "a list": (lambda: [1, 2], "a must be an array, with a shape, a dtype and slices, got"),
+    "a list": (
+        lambda: [1, 2],
+        r"a must be an array, with a shape, a dtype and slices, got \[1, 2\]; give numpy.asarray\(a\)",
+    ),
     "None": (lambda: None, "a must be an array"),
     "a path": (lambda: "image.png", r"got the path 'image.png'; give from_image\(path\)"),
     "a tensor of ours": (lambda: from_array(torch.ones(3)), "is an InfiniteTensor already: use it as it is"),
-    "a group of zarr": (zarr.group, "a must be an array"),
+    "a group of zarr": (zarr.group, r"give one of its arrays, a\['name'\]"),
+    "a dictionary": (lambda: {"a": torch.ones(3)}, r"give one of its arrays, a\['name'\]"),
     "no dimensions": (lambda: torch.tensor(3.0), r"has shape \(\); an array of one element is a.reshape\(1\)"),
     "no elements": (lambda: np.zeros((3, 0)), r"has shape \(3, 0\); a tensor has at least one element"),
     "a mask": (lambda: np.ma.masked_less(np.arange(4), 2), r"has a mask.*give a.filled\(value\)"),

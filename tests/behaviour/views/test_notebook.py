@@ -481,12 +481,12 @@ class TestWhateverHappens:
 
     def test_a_store_whose_text_fails(self) -> None:
         class Shy(MemoryTileStore):
-            def __repr__(self) -> str:
+            def __str__(self) -> str:
                 raise RuntimeError("no")
 
         store = Shy()
         for value in (tensor_of(tile_store=store), store):
-            assert "whose repr is a RuntimeError" in shown(value).text
+            assert "whose str is a RuntimeError" in shown(value).text
 
 
 class TestText:

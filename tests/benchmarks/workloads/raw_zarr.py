@@ -5,6 +5,7 @@ They run in the environment of this repository, and take the array that our stor
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -24,6 +25,22 @@ def fill(stage: Stage) -> None:
     path = _empty_copy(stage, _array(stage, function, storing.TILE, storing.TILE, storing.TILE))
     pixels = loops.dense(function, 2, 0, storing.EXTENT, storing.TILE, storing.TILE).numpy()
     stage.timed(lambda: _write(path, pixels))
+
+
+def new_array(stage: Stage) -> None:
+    """64 MiB of noise from memory into a new array of zarr's own, in chunks of 512x512."""
+    function, numbers = functions.noisy(storing.TILE, storing.TILE), itertools.count()
+    pixels = loops.dense(function, 2, 0, storing.EXTENT, storing.TILE, storing.TILE).numpy()
+
+    def write() -> None:
+        zarr.create_array(
+            stage.scratch / str(next(numbers)),
+            shape=pixels.shape,
+            chunks=(storing.TILE, storing.TILE),
+            dtype=pixels.dtype,
+        )[...] = pixels
+
+    stage.timed(write, rounds=3)
 
 
 def reopen(stage: Stage) -> None:

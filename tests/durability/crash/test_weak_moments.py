@@ -39,6 +39,9 @@ STORING = {
     "chunk there, log of two parts there": before("os.remove", rf"{LOG}/1$"),
     "chunk there, first of two parts there": before("os.remove", rf"{LOG}/0$", 2),
     "chunk there, folder of its log there": before("os.rmdir", LOG),
+    "sums of a mean not there": before("os.link", r"^t-haze/partial-\w+/[^/]+/0$", 2),
+    "more sums of a mean half written": before("os.link", r"^t-haze/partial-\w+/[^/]+/1$", torn=True),
+    "chunk of a mean there, its sums there": before("os.remove", r"^t-haze/partial-\w+/[^/]+/0$"),
 }
 
 CLEARING = {

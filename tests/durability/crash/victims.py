@@ -98,11 +98,13 @@ def do_everything(sending: Connection, path: Path, kill: Kill) -> None:
 
     store = open_chain_store(path)
     chain = Chain(store, lambda window: sending.send(Called(window)))
-    ground, _, chart, _ = chain.tensors
+    ground, _, chart, haze, _ = chain.tensors
     # Logs of partial tiles begin, grow and are finished.
     for end in (3, 6, 9, 15):
         read(ground, slice(0, 9), slice(0, end))
     read(chart, slice(None), slice(-6, 6), slice(-3, 6))
+    for end in (3, 9, 15):
+        read(haze, slice(None), slice(0, end))
     sending.send(Clearing(MAP))
     store.clear_tensor(NAMES[MAP])
     read(chain.made(MAP), slice(None), slice(-3, 9), slice(0, 9))

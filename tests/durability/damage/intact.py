@@ -1,4 +1,7 @@
-"""A small store to be damaged: a chain of two tensors with overlapping windows, and one beside them."""
+"""A small store to be damaged: two chains of two tensors with overlapping windows.
+
+The second of the other chain is a weighted mean of windows that are clipped, and reads beyond the ends of its arg.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ READS: dict[str, Sequence[Any]] = {
     "base": [sl[0:7, 0:7], sl[5:8, -1:2]],
     "top": [sl[0:6, -6:0], sl[3:5, 5:8]],
     "Strip": [sl[:, -3:20]],
+    "veil": [sl[:, -2:5], sl[:, 9:14]],
 }
 """What is read of each tensor: over some tiles whole, over others in part."""
 
@@ -49,6 +53,10 @@ def _strip(ctx: Index) -> torch.Tensor:
     return torch.randint(-99, 99, (2, 5), generator=_dice(1, *ctx), dtype=torch.int16)
 
 
+def _veil(ctx: Index, strip: torch.Tensor) -> torch.Tensor:
+    return (strip / 7 + ctx[0]).to(torch.float16)
+
+
 def build(store: TileStore) -> dict[str, InfiniteTensor]:
     """The tensors, in `store`."""
     window = TensorWindow((4, 4), stride=(3, 3))
@@ -68,7 +76,20 @@ def build(store: TileStore) -> dict[str, InfiniteTensor]:
     strip = InfiniteTensor(
         (2, None), _strip, TensorWindow((2, 5), stride=(2, 2)), dtype=torch.int16, tile_store=store, tensor_id="Strip"
     )
-    return {"base": base, "top": top, "Strip": strip}
+    veil = InfiniteTensor(
+        (9, None),
+        _veil,
+        TensorWindow((4, 5), stride=3),
+        dtype=torch.float16,
+        blend="hann",
+        edge="clip",
+        args=(strip,),
+        args_windows=(TensorWindow((4, 5), stride=(1, 3), offset=(-1, 0)),),
+        args_padding="wrap",
+        tile_store=store,
+        tensor_id="veil",
+    )
+    return {"base": base, "top": top, "Strip": strip, "veil": veil}
 
 
 def read(tensors: dict[str, InfiniteTensor]) -> dict[str, list[torch.Tensor]]:

@@ -87,12 +87,14 @@ def plausible(draw: st.DrawFn, honest: Any) -> Any:
     """`honest` with other values of the right types in every field that geometry comes from."""
     ndim = draw(st.integers(1, 3))
     shape = [draw(st.none() | _EXTENTS) for _ in range(ndim)]
+    edge = [draw(st.sampled_from(["drop", "clip"])) for _ in range(ndim)] if draw(st.booleans()) else None
     return {
         **honest,
+        **({} if edge is None else {"edge": edge}),
         "shape": shape,
         "dtype": draw(st.just(honest["dtype"]) | st.sampled_from(list(map(dtype_name, DTYPES)))),
         "output_window": draw(_windows(ndim, ndim)),
-        "args": [{**arg, "window": draw(_windows(2, ndim))} for arg in honest["args"]]
+        "args": [{**arg, **draw(_paddings(2)), "window": draw(_windows(2, ndim))} for arg in honest["args"]]
         * draw(st.sampled_from([0, 1, 1, 300])),
         "blend": draw(
             st.none() | st.sampled_from([honest["blend"], f"{_TORCH}.logical_or", "os.system", "<anonymous>", *_MEANS])
@@ -105,6 +107,15 @@ def plausible(draw: st.DrawFn, honest: Any) -> Any:
 _TORCH = "torch._VariableFunctionsClass"
 _MEANS = ({"weights": "hann"}, {"weights": "gaussian", "sigma_scale": [0.1, 3]}, {"weights": "sha256:" + "0" * 64})
 _EXTENTS = st.integers(1, 9) | st.integers(1, 9) | st.sampled_from([2**31, 2**51, 2**53])
+
+
+@st.composite
+def _paddings(draw: st.DrawFn, ndim: int) -> Any:
+    """What an arg says of the pixels beyond its ends: nothing, or one entry per dimension."""
+    modes = st.sampled_from(
+        ["error", "error", "edge", "reflect", "symmetric", "wrap", ["constant", 0], ["constant", "NaN"]]
+    )
+    return {"padding": [draw(modes) for _ in range(ndim)]} if draw(st.booleans()) else {}
 
 
 @st.composite

@@ -1,0 +1,19 @@
+"""The command `infinite-tensor`: a thin skin over what the library offers.
+
+Nothing that takes long is imported before a command needs it: what a store holds is listed without torch.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Run the command that `sys.argv` names, and end the process with its exit code."""
+    try:
+        from infinite_tensor.cli.running import run  # noqa: PLC0415  (what the extra brings)
+    except ModuleNotFoundError as error:
+        if error.name not in ("click", "rich"):
+            raise
+        sys.exit("the command infinite-tensor needs the packages click and rich: pip install click rich")
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,8 @@
+"""`python -m infinite_tensor.cli`, for where the command is not on the path."""
+
+from __future__ import annotations
+
+from infinite_tensor.cli import main
+
+if __name__ == "__main__":
+    main()

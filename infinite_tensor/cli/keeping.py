@@ -1,0 +1,156 @@
+"""Commands that keep a store in order: verify, gc and rm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+import infinite_tensor
+from infinite_tensor.cli.arguments import (
+    argument_id,
+    argument_store,
+    option_json,
+    option_yes,
+)
+from infinite_tensor.cli.output import (
+    ask,
+    jsonable,
+    named,
+    note,
+    plural,
+    print_json,
+    print_table,
+    shown_shape,
+    tell,
+    width,
+)
+from infinite_tensor.errors import StoreError
+from infinite_tensor.support.tables import bytes_of, count_of
+
+DAMAGED = 3
+
+
+@click.command("verify", short_help="Look for damage in what is stored.")
+@argument_store
+@click.argument("tensor_id", metavar="[ID]", required=False)
+@click.option("--repair", is_flag=True, help="Drop what is damaged, so that it is computed again when it is needed.")
+@option_yes
+@option_json
+def verify(store: str, tensor_id: str | None, repair: bool, yes: bool, as_json: bool) -> int:
+    """Read all that is stored of a tensor, or of all tensors, and list what is damaged.
+
+    Exits with 3 where something is. With --repair, that is what could not be repaired: a damaged definition stays.
+    """
+    with infinite_tensor.open_store(store, mode="r+" if repair else "r") as opened:
+        ids = opened.tensor_ids() if tensor_id is None else [tensor_id]
+        found = {name: opened.verify(name) for name in ids}
+        dropped = {name: [each for each in damages if each.kind != "definition"] for name, damages in found.items()}
+        repaired = repair and any(dropped.values())
+        if repaired:
+            if not as_json:
+                _print_damages(found)
+            ask(_dropping(opened, dropped), yes=yes)
+            for name in _with(dropped):
+                opened.verify(name, repair=True)
+    remaining = sum(map(len, found.values())) - (sum(map(len, dropped.values())) if repaired else 0)
+    if as_json:
+        damages = [{"tensor_id": name, **jsonable(each)} for name in found for each in found[name]]
+        print_json({"store": store, "verified": ids, "damages": damages, "repaired": repaired})
+    elif repaired:
+        note("dropped; it is computed again when it is needed")
+        if remaining:
+            tell("error", "a damaged definition is left: put an intact one back, or delete the tensor")
+    else:
+        _print_damages(found)
+    return DAMAGED if remaining else 0
+
+
+def _dropping(store: Any, dropped: Mapping[str, Sequence[Any]]) -> str:
+    """What a repair is about to do."""
+    count = sum(map(len, dropped.values()))
+    told = f"This drops {count_of(count)} damaged {plural('object', count)} of {named(_with(dropped))}."
+    lost = [name for name, found in dropped.items() if any(each.kind == "array" for each in found)]
+    if lost and isinstance(store, infinite_tensor.HDF5TileStore):
+        # Without its datasets nothing of a tensor can be read there.
+        told += f"\nThat deletes all of {named(lost)}."
+    return told
+
+
+def _with(damages: Mapping[str, Sequence[Any]]) -> list[str]:
+    return [name for name, found in damages.items() if found]
+
+
+_MOST_SHOWN = 20
+_WIDE = 130
+"""Columns from which on there is room for the places of what is damaged."""
+
+
+def _print_damages(found: Mapping[str, Sequence[Any]]) -> None:
+    rows = [
+        [
+            name,
+            each.kind,
+            "" if each.tile is None else shown_shape(each.tile),
+            each.reason,
+            each.location if each.tile is None or width() >= _WIDE else "",
+        ]
+        for name, damages in found.items()
+        for each in damages
+    ]
+    if rows:
+        print_table(["tensor", "what", "tile", "why", "where"], rows[:_MOST_SHOWN], left=5)
+    if len(rows) > _MOST_SHOWN:
+        note(f"and {count_of(len(rows) - _MOST_SHOWN)} more, which --json lists")
+    if not rows:
+        note(f"{named(list(found)) if found else 'nothing'}: all is as it was written")
+
+
+@click.command("gc", short_help="Delete what no tensor refers to.")
+@argument_store
+@option_yes
+@option_json
+def gc(store: str, yes: bool, as_json: bool) -> None:
+    """Delete what no tensor of STORE refers to: leavings of killed processes and of cleared tensors."""
+    with infinite_tensor.open_store(store, mode="r+") as opened:
+        ask(
+            f"This deletes what no tensor of {store} refers to. No process should be creating tensors there meanwhile.",
+            yes=yes,
+        )
+        found = opened.gc()
+    if as_json:
+        print_json(found)
+    else:
+        click.echo(f"deleted {count_of(found.objects)} {plural('object', found.objects)}, {bytes_of(found.bytes)}")
+
+
+@click.command("rm", short_help="Delete a tensor.")
+@argument_store
+@argument_id
+@click.option("--dependants", is_flag=True, help="Delete the tensors of STORE that are computed from it too.")
+@option_yes
+@option_json
+def rm(store: str, tensor_id: str, dependants: bool, yes: bool, as_json: bool) -> None:
+    """Delete a tensor: its definition and all its tiles."""
+    with infinite_tensor.open_store(store, mode="r+") as opened:
+        deleted = [tensor_id, *(opened.dependants(tensor_id) if dependants else ())]
+        lines = [f"  {name}: {size_of(opened, name)}" for name in deleted]
+        ask("\n".join([f"This deletes from {store}:", *lines]), yes=yes)
+        opened.clear_tensor(tensor_id, dependants=dependants)
+    if as_json:
+        print_json({"store": store, "deleted": deleted})
+    else:
+        note(f"deleted {named(deleted)}")
+
+
+def size_of(store: Any, tensor_id: str) -> str:
+    """What is stored of a tensor, in words; StoreError if there is none of that id."""
+    try:
+        found = store.tensor_info(tensor_id)
+    except StoreError:
+        if tensor_id not in store.tensor_ids():
+            raise
+        return "its definition cannot be read"
+    tiles = found.tiles_complete + found.tiles_partial
+    return f"{count_of(tiles)} {plural('tile', tiles)}, {bytes_of(found.bytes_stored)}"

@@ -1,0 +1,88 @@
+"""A command from its arguments to its exit code: what fails is told in a line, and never by a traceback of ours."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Sequence
+from types import TracebackType
+
+import click
+
+from infinite_tensor.cli.commands import commands
+from infinite_tensor.cli.output import note, tell
+from infinite_tensor.errors import InfiniteTensorError
+
+FAILED = 1
+BROKEN_CODE = 4
+INTERRUPTED = 130
+"""As shells have it: 128, and the number of the signal."""
+CLOSED = 141
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The exit code of a command; the page on the command line lists them."""
+    with warnings.catch_warnings():
+        # Each of ours says something else, and those of others are for who runs Python.
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = lambda message, *_where, **_file: tell("warning", str(message))
+        try:
+            code = _run(arguments)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # Who reads it has seen enough. What is left in the buffer must not fail again at the end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            code = CLOSED
+    return code
+
+
+def _run(arguments: Sequence[str]) -> int:
+    try:
+        # Its own `main` takes a Ctrl-C and a closed pipe for failures of another kind.
+        with commands.make_context("infinite-tensor", list(arguments)) as context:
+            found = commands.invoke(context)
+    except click.exceptions.Exit as ended:
+        return ended.exit_code
+    except click.ClickException as error:
+        tell("error", error.format_message())
+        if isinstance(error, click.UsageError) and error.ctx is not None:
+            note(f"Try '{error.ctx.command_path} --help'.")
+        return error.exit_code
+    except click.Abort as abort:
+        return _interrupted(abort) if isinstance(abort.__context__, KeyboardInterrupt) else FAILED
+    except KeyboardInterrupt as interrupt:
+        return _interrupted(interrupt)
+    except BrokenPipeError:
+        raise
+    except Exception as error:  # noqa: BLE001  (whatever it is, the exit code says so)
+        return _failed(error)
+    return found if isinstance(found, int) else 0
+
+
+def _interrupted(interrupt: BaseException | None) -> int:
+    # What can be continued says so.
+    continues = hasattr(interrupt, "__notes__")
+    tell("interrupted", "what was finished is stored; the same command continues" if continues else "by Ctrl-C")
+    return INTERRUPTED
+
+
+def _failed(error: Exception) -> int:
+    # An ImportError of the library names an extra, and no module.
+    if isinstance(error, InfiniteTensorError) or (isinstance(error, ImportError) and error.name is None):
+        tell("error", "\n".join([str(error), *getattr(error, "__notes__", ())]))
+        return FAILED
+    traceback.print_exception(error.with_traceback(_theirs(error.__traceback__) or error.__traceback__))
+    return BROKEN_CODE
+
+
+_BETWEEN = ("click", "importlib", "infinite_tensor", "infinite_tensor_stores")
+"""What lies between a command and the code of a user."""
+
+
+def _theirs(trace: TracebackType | None) -> TracebackType | None:
+    """The part of a traceback that begins with the code of the user; None where there is none of it."""
+    while trace is not None and trace.tb_frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
+        trace = trace.tb_next
+    return trace

@@ -1,0 +1,153 @@
+"""Files and folders that are written beside their place: they get their name when all of them is written.
+
+What is not finished lies in ``.<name>.partial``, where the next attempt finds it. One process at a time writes it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from infinite_tensor.errors import StoreError, ValidationError
+
+if sys.platform != "win32":
+    import fcntl
+
+
+@contextmanager
+def unfinished_file(path: Path) -> Iterator[Path]:
+    """An empty file beside `path`, which nobody else writes; in the end it is deleted where it is still there."""
+    unfinished = _beside(path)
+    if unfinished.is_dir():
+        remove(unfinished)
+    with _alone(unfinished, lambda: os.close(os.open(unfinished, os.O_WRONLY | os.O_CREAT, 0o666)), path):
+        os.truncate(unfinished, 0)
+        try:
+            yield unfinished
+        finally:
+            remove(unfinished)
+
+
+@contextmanager
+def unfinished_folder(path: Path) -> Iterator[Path]:
+    """A folder beside `path`, which nobody else writes, with what an earlier attempt has left in it. It stays."""
+    unfinished = _beside(path)
+    if unfinished.is_file():
+        remove(unfinished)
+    with _alone(unfinished, lambda: unfinished.mkdir(exist_ok=True), path):
+        yield unfinished
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.partial")
+
+
+@contextmanager
+def _alone(unfinished: Path, create: Callable[[], object], path: Path) -> Iterator[None]:
+    """While it is entered, what is created is locked: a lock ends with its process, however that ends."""
+    if sys.platform == "win32":
+        # No folder can be opened there.
+        create()
+        yield
+        return
+    descriptor = _locked(unfinished, create, path)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _locked(unfinished: Path, create: Callable[[], object], path: Path) -> int:
+    while True:
+        create()
+        try:
+            descriptor = os.open(unfinished, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_there(descriptor, unfinished):
+                return descriptor
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise StoreError(
+                f"another process or thread is writing {str(path)!r}; wait for it, or give another path"
+            ) from error
+        except BaseException:
+            os.close(descriptor)
+            raise
+        # Somebody has finished it, and given it its name, since it was opened.
+        os.close(descriptor)
+
+
+def _is_there(descriptor: int, path: Path) -> bool:
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
+    return False
+
+
+def publish(unfinished: Path, path: Path, *, overwrite: bool) -> None:
+    """Give a finished file or folder its name, at one blow; what had the name before is gone then.
+
+    Raises
+    ------
+    ValidationError
+        If somebody else has put something there meanwhile. What was written is left as it is.
+    """
+    if overwrite and unfinished.is_file() and path.is_file():
+        unfinished.replace(path)
+        synchronize(path.parent, deep=False)
+        return
+    former = unfinished.with_suffix(".former")
+    if overwrite and path.exists():
+        # An earlier attempt may have been killed here.
+        remove(former)
+        path.rename(former)
+    try:
+        if unfinished.is_dir():
+            unfinished.rename(path)
+        else:
+            _link(unfinished, path)
+    except BaseException as error:
+        if former.exists():
+            former.rename(path)
+        if not isinstance(error, OSError):
+            raise
+        raise ValidationError(f"what was written could not be named {str(path)!r}: {error}") from error
+    synchronize(path.parent, deep=False)
+    remove(former)
+
+
+def _link(unfinished: Path, path: Path) -> None:
+    """Name a file; unlike a rename, that does not replace what somebody else has put there meanwhile."""
+    try:
+        os.link(unfinished, path)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP):
+            raise
+        # A file system without links.
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        unfinished.replace(path)
+
+
+def synchronize(path: Path, *, deep: bool = True) -> None:
+    """Bring files, and which files there are, to the disk."""
+    for each in [path, *(path.rglob("*") if deep and path.is_dir() else ())]:
+        handle = os.open(each, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def remove(path: Path) -> None:
+    """Delete a file, or a folder with all that is in it; nothing where there is none."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""Regions of tensors as files that other programs open."""

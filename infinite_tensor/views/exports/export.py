@@ -1,0 +1,243 @@
+"""`t.export` and `group.export`: from a region to a file, in a format that follows from its name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from infinite_tensor.engine.chain import node_of
+from infinite_tensor.errors import ValidationError
+from infinite_tensor.filling.progress import Tally, Watcher
+from infinite_tensor.filling.stored_only import StoredOnly
+from infinite_tensor.support.arguments import checked_progress, checked_workers
+from infinite_tensor.support.given import quoted, word
+from infinite_tensor.support.publishing import publish, synchronize, unfinished_file
+from infinite_tensor.tensor import InfiniteTensor
+from infinite_tensor.values.definition import Number
+from infinite_tensor.views.exports.cutout import Cutout, Sink, explained
+from infinite_tensor.views.exports.npy import opened_npy
+from infinite_tensor.views.exports.png import check_png, opened_png
+from infinite_tensor.views.exports.streaming import Computed, Source, Stored, stream, units_in
+from infinite_tensor.views.exports.tiff import check_tiff, opened_tiff
+from infinite_tensor.views.exports.zarrs import Content, opened_zarr
+from infinite_tensor.views.face import Face, name_of, with_dims_of_their_own
+from infinite_tensor.views.frame import shown
+from infinite_tensor_stores.targets import is_local, local_path, text_of
+from infinite_tensor_stores.targets import shown as shown_target
+
+
+class _Form(NamedTuple):
+    """A format of one file: what it refuses, and how a file is begun and finished."""
+
+    check: Callable[[Cutout], None]
+    opened: Callable[[Cutout, Path], AbstractContextManager[Sink]]
+
+
+_FORMS = {
+    "npy": _Form(lambda _cutout: None, opened_npy),
+    "png": _Form(check_png, opened_png),
+    "tiff": _Form(check_tiff, opened_tiff),
+}
+_ZARR = "zarr"
+_ENDINGS = {".zarr": _ZARR, ".npy": "npy", ".png": "png", ".tif": "tiff", ".tiff": "tiff"}
+
+_INTERRUPTED = "The export was interrupted. Call export again with the same arguments, and it continues from there."
+
+
+class Options(NamedTuple):
+    """What a user may say of an export.
+
+    Attributes
+    ----------
+    missing, fill_value, format, overwrite, storage_options, workers, progress
+        As for `InfiniteTensor.export`.
+    """
+
+    missing: str = "compute"
+    fill_value: Number | None = None
+    format: str | None = None
+    overwrite: bool = False
+    storage_options: dict[str, Any] | None = None
+    workers: int | None = None
+    progress: bool | str | Watcher = True
+
+
+def export(tensor: InfiniteTensor, region: object, target: object, options: Options) -> None:
+    """Write a region of a tensor; see `InfiniteTensor.export`."""
+    place, form = _checked(target, options)
+    cutout = Cutout.of(tensor, region)
+    source = _source_of(tensor, options)
+    if form == _ZARR:
+        name = name_of(tensor)
+        _export_zarr({name: cutout}, {name: cutout.dims}, {name: source}, place, options)
+        return
+    _FORMS[form].check(cutout)
+    path = local_path(place).absolute()
+    _check_free(path, overwrite=options.overwrite)
+    with explained(str(path)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with unfinished_file(path) as unfinished:
+        with (
+            _explaining(_FORMS[form].opened(cutout, unfinished), str(path)) as sink,
+            Tally(units_in(cutout, sink.unit), options.progress, unit="tile") as tally,
+        ):
+            stream(cutout, sink, source, tally, str(path))
+        with explained(str(path)):
+            synchronize(unfinished)
+            publish(unfinished, path, overwrite=options.overwrite)
+
+
+def export_members(
+    members: Mapping[tuple[str, ...], tuple[InfiniteTensor, object]], target: object, options: Options
+) -> None:
+    """Write a region of the tensors of a group, each an array of one Zarr group; see `TensorGroup.export`."""
+    place, form = _checked(target, options)
+    if form != _ZARR:
+        raise ValidationError(
+            f"a group is exported to Zarr, got format {form!r}; export its tensors one by one, or give a target that "
+            "ends in .zarr"
+        )
+    cutouts = {"/".join(key): Cutout.of(tensor, region) for key, (tensor, region) in members.items()}
+    faces = {path: Face(cutout.tensor, cutout.frame, cutout.dims) for path, cutout in cutouts.items()}
+    dims = {path: face.dims for path, face in with_dims_of_their_own(faces).items()}
+    sources = {path: _source_of(cutout.tensor, options) for path, cutout in cutouts.items()}
+    _export_zarr(cutouts, dims, sources, place, options)
+
+
+def _export_zarr(
+    cutouts: Mapping[str, Cutout],
+    dims: Mapping[str, tuple[str, ...]],
+    sources: Mapping[str, Source],
+    place: str,
+    options: Options,
+) -> None:
+    content = Content(cutouts, dims, _fill_values(cutouts, options), _identity(cutouts, dims, options))
+    opened = opened_zarr(content, place, options.storage_options, overwrite=options.overwrite)
+    try:
+        with _explaining(opened, shown_target(place)) as sinks:
+            total = sum(units_in(cutout, sinks[path].unit) for path, cutout in cutouts.items())
+            with Tally(total, options.progress, unit="tile") as tally:
+                for path, cutout in cutouts.items():
+                    stream(cutout, sinks[path], sources[path], tally, shown_target(place))
+    except KeyboardInterrupt as interrupt:
+        if content.identity is not None:
+            interrupt.add_note(_INTERRUPTED)
+        raise
+
+
+@contextmanager
+def _explaining(opened: AbstractContextManager[Any], target: str) -> Iterator[Any]:
+    """What begins and finishes a file, with errors that name it; those in between come through as they are."""
+    opening = ExitStack()
+    with explained(target):
+        found = opening.enter_context(opened)
+    try:
+        yield found
+    except BaseException as error:
+        # What then fails as it is closed fails for the same reason.
+        with suppress(Exception):
+            opening.__exit__(type(error), error, error.__traceback__)
+        raise
+    with explained(target):
+        opening.close()
+
+
+def _checked(target: object, options: Options) -> tuple[str, str]:
+    """A target as a str, and the format; ValidationError for what does not fit."""
+    if not isinstance(target, str | os.PathLike):
+        raise ValidationError(f"target must be a path or a URL, got {quoted(target)}")
+    place = text_of(target)
+    form = _format_of(place, options.format)
+    if form != _ZARR and not is_local(place):
+        raise ValidationError(
+            f"format {form!r} is written to a local path, got {shown_target(place)!r}; only Zarr is written to a URL"
+        )
+    if form != _ZARR and options.storage_options is not None:
+        raise ValidationError("storage_options go with a URL, and so with Zarr; leave them out")
+    if word(options.missing) not in ("compute", "fill"):
+        raise ValidationError(f'missing must be "compute" or "fill", got {quoted(options.missing)}')
+    if options.fill_value is not None and options.missing != "fill":
+        raise ValidationError('fill_value goes with missing="fill", which shows it where nothing is stored')
+    checked_progress(options.progress)
+    if options.workers is not None:
+        checked_workers(options.workers)
+    return place, form
+
+
+def _format_of(place: str, given: object) -> str:
+    """The format that is given, or that the end of a target says."""
+    if given is not None:
+        form = word(given)
+        if form != _ZARR and form not in _FORMS:
+            raise ValidationError(f"format must be one of zarr, {', '.join(_FORMS)}, got {quoted(given)}")
+        return str(form)
+    trimmed = place.rstrip("/").lower()
+    for ending, form in _ENDINGS.items():
+        if trimmed.endswith(ending):
+            return form
+    raise ValidationError(
+        f"the format follows from the end of the target, one of {', '.join(_ENDINGS)}, got {shown_target(place)!r}; "
+        'or give format="zarr", "npy", "png" or "tiff"'
+    )
+
+
+def _source_of(tensor: InfiniteTensor, options: Options) -> Source:
+    if options.missing == "fill":
+        return Stored(StoredOnly(tensor, _fill_value(options)))
+    return Computed(None if options.workers is None else int(options.workers))
+
+
+def _fill_value(options: Options) -> Number:
+    return 0 if options.fill_value is None else options.fill_value
+
+
+def _fill_values(cutouts: Mapping[str, Cutout], options: Options) -> dict[str, Any] | None:
+    """What arrays show where nothing is written; None where all is."""
+    if options.missing != "fill":
+        return None
+    return {
+        path: shown(torch.full((1,), _fill_value(options), dtype=cutout.tensor.dtype, device="cpu"))[0]
+        for path, cutout in cutouts.items()
+    }
+
+
+def _identity(cutouts: Mapping[str, Cutout], dims: Mapping[str, tuple[str, ...]], options: Options) -> str | None:
+    """What names an export that gives the same pixels whenever it is done; None where it may give others.
+
+    What is shown of what is stored changes with that. Of a tensor that is not stored, the definition does not say all.
+    """
+    nodes = [node_of(cutout.tensor) for cutout in cutouts.values()]
+    if options.missing == "fill" or not all(node.tensor.named and node.contents.outlives_process for node in nodes):
+        return None
+    said = [
+        [
+            path,
+            node.spec.tensor_id,
+            node.spec.definition.digest,
+            dict(node.spec.definition.functions),
+            cutout.frame.origin,
+            cutout.frame.shape,
+            cutout.frame.tiles,
+            cutout.kept,
+            dims[path],
+        ]
+        for (path, cutout), node in zip(cutouts.items(), nodes, strict=True)
+    ]
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def _check_free(path: Path, *, overwrite: bool) -> None:
+    """ValidationError if something is at a path that is not to be overwritten."""
+    if not os.path.lexists(path):
+        return
+    if not overwrite:
+        raise ValidationError(f"there is something at {str(path)!r} already; give another path, or overwrite=True")
+    if path.is_symlink() or not path.is_file():
+        raise ValidationError(f"what is at {str(path)!r} is no file, so it is not overwritten; give another path")

@@ -1,0 +1,39 @@
+"""Regions as files of numpy."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from infinite_tensor.views.exports.cutout import Cutout, Pixels, Place, Sink
+
+
+@contextmanager
+def opened_npy(cutout: Cutout, path: Path) -> Iterator[Sink]:
+    """A file for a region, in C order."""
+    np.lib.format.open_memmap(path, "w+", cutout.dtype, cutout.shape).flush()
+    _reserve(path)
+    yield _Npy(cutout, path)
+
+
+def _reserve(path: Path) -> None:
+    """Take the room on the disk now: where a mapped page finds none, the process is killed."""
+    if hasattr(os, "posix_fallocate"):
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+
+
+class _Npy(Sink):
+    def __init__(self, cutout: Cutout, path: Path) -> None:
+        self.unit = cutout.frame.tiles
+        self._path = path
+
+    def put(self, place: Place, pixels: Pixels) -> None:
+        # Mapped again each time, so that what has been written does not stay in memory.
+        mapped = np.load(self._path, mmap_mode="r+")
+        mapped[place] = pixels
+        del mapped

@@ -1,0 +1,150 @@
+"""Regions as tiled TIFF images, which are GeoTIFFs where it is known where the pixels are."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from infinite_tensor.errors import ValidationError
+from infinite_tensor.geometry.points import Index
+from infinite_tensor.views.exports.cutout import Cutout, Pixels, Place, Sink
+from infinite_tensor.views.exports.georeference import Georeference, georeference_of
+
+_DTYPES = frozenset(
+    [
+        "uint8",
+        "int8",
+        "uint16",
+        "int16",
+        "uint32",
+        "int32",
+        "uint64",
+        "int64",
+        "float32",
+        "float64",
+        "complex64",
+        "complex128",
+    ]
+)
+_BLOCK = 512
+_LONGEST = 2**31 - 1
+_MOST_BANDS = 65_535
+_TOGETHER = 4
+"""So many bands are stored pixel by pixel, as the colours of an image; more are stored band by band."""
+_CACHE_BYTES = 2**25
+"""GDAL would take a twentieth of the machine's memory."""
+
+
+def check_tiff(cutout: Cutout) -> None:
+    """ValidationError if a region is no image that TIFF has."""
+    _rasterio()
+    bands, rows, columns = cutout.image("tiff")
+    if cutout.dtype.name not in _DTYPES:
+        raise ValidationError(
+            f"format 'tiff' holds integers, float32, float64 and complex numbers, and the tensor is "
+            f"{cutout.tensor.dtype}; convert it first, as in t.map(lambda x: x.to(torch.uint8), "
+            'dtype="uint8").export(...), or write .npy or .zarr'
+        )
+    if bands > _MOST_BANDS or max(rows, columns) > _LONGEST:
+        raise ValidationError(
+            f"a TIFF has at most {_MOST_BANDS} bands and {_LONGEST} rows and columns, and the region {bands} of "
+            f"{rows} x {columns}; write .zarr"
+        )
+    _georeference(cutout)
+
+
+@contextmanager
+def opened_tiff(cutout: Cutout, path: Path) -> Iterator[Sink]:
+    """A file for an image."""
+    sink = _Tiff(cutout, path)
+    with sink.file:
+        yield sink
+
+
+def _rasterio() -> Any:
+    try:
+        import rasterio  # noqa: PLC0415  (of an extra)
+    except ImportError as error:
+        raise ImportError("format 'tiff' needs the package rasterio: pip install rasterio") from error
+    return rasterio
+
+
+def _georeference(cutout: Cutout) -> Georeference | None:
+    """Where the first pixel of a cutout is, and how large pixels are."""
+    rows, columns = (d for number, d in enumerate(cutout.kept) if number != cutout.channels)
+    found = georeference_of(cutout.tensor, rows, columns)
+    return None if found is None else found.moved(cutout.frame.origin[columns], cutout.frame.origin[rows])
+
+
+class _Tiff(Sink):
+    def __init__(self, cutout: Cutout, path: Path) -> None:
+        bands, rows, columns = cutout.image("tiff")
+        self._channels = cutout.channels
+        self.unit, block = _unit_of(cutout, bands)
+        place = _georeference(cutout)
+        said = {} if place is None else {"crs": place.crs, "transform": place.transform, "nodata": place.nodata}
+        with self._settings(), _without_georeference():
+            self.file = _rasterio().open(
+                path,
+                "w",
+                driver="GTiff",
+                count=bands,
+                height=rows,
+                width=columns,
+                dtype=cutout.dtype.name,
+                tiled=True,
+                blockysize=block[0],
+                blockxsize=block[1],
+                interleave="pixel" if bands <= _TOGETHER else "band",
+                compress="deflate",
+                predictor={"f": 3, "c": 1}.get(cutout.dtype.kind, 2),
+                # Wherever the file might have 4 GiB, which others cannot have.
+                BIGTIFF="IF_SAFER",
+                **said,
+            )
+
+    def put(self, place: Place, pixels: Pixels) -> None:
+        from rasterio.windows import Window  # noqa: PLC0415  (of an extra)
+
+        if self._channels is None:
+            bands, (rows, columns) = slice(0, 1), place
+            pixels = pixels[None]
+        else:
+            bands = place[self._channels]
+            rows, columns = (part for d, part in enumerate(place) if d != self._channels)
+            pixels = np.moveaxis(pixels, self._channels, 0)
+        with self._settings():
+            self.file.write(
+                pixels, indexes=list(range(bands.start + 1, bands.stop + 1)), window=Window.from_slices(rows, columns)
+            )
+
+    @staticmethod
+    def _settings() -> Any:
+        return _rasterio().Env(GDAL_CACHEMAX=_CACHE_BYTES)
+
+
+def _unit_of(cutout: Cutout, bands: int) -> tuple[Index, tuple[int, int]]:
+    """The box that is written at a time, and the rows and columns of a block in the file: a tile where it has them."""
+    unit = [min(n, extent) for n, extent in zip(cutout.frame.tiles, cutout.frame.shape, strict=True)]
+    block = []
+    for number, d in enumerate(cutout.kept):
+        tile = cutout.frame.tiles[d]
+        if number == cutout.channels:
+            unit[d] = bands if bands <= _TOGETHER else min(unit[d], bands)
+        else:
+            block.append(tile if tile % 16 == 0 and tile <= 2 * _BLOCK else _BLOCK)
+            unit[d] = block[-1]
+    return tuple(unit), (block[0], block[1])
+
+
+@contextmanager
+def _without_georeference() -> Iterator[None]:
+    """A file that does not say where it is is nothing to be warned of."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", _rasterio().errors.NotGeoreferencedWarning)
+        yield

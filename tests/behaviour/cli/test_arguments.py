@@ -1,0 +1,125 @@
+"""What users write on a command line."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from infinite_tensor import sl
+from infinite_tensor.cli.arguments import floats, ints, names, padding, reference, region, shard
+from infinite_tensor.cli.commands import commands
+from infinite_tensor.cli.output import jsonable
+from tests.support.command_line import CommandLine
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("0:64,0:64", sl[0:64, 0:64]),
+        ("-64:-32, 5", sl[-64:-32, 5]),
+        ("...,::-1", sl[..., ::-1]),
+        (":", sl[:]),
+        ("[1_000:2_000]", sl[1000:2000]),
+        (" ( 3 , -1:1:2 ) ", sl[3, -1:1:2]),
+    ],
+)
+def test_a_region_is_what_stands_between_brackets(text: str, meant: object) -> None:
+    assert region(text) == meant
+
+
+@pytest.mark.parametrize("text", ["", "0:a", "1.5", "0:1:2:3", "0:64,", "0-64"])
+def test_what_is_no_region_is_told_with_an_example(text: str, cli: CommandLine) -> None:
+    with pytest.raises(click.BadParameter, match="is no region"):
+        region(text)
+    found = cli("read", "s", "t", f"--region={text}")
+    assert found.code == 2
+    assert 'as in "0:64,-32:32"' in found.err
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "meant"),
+    [
+        (ints, "256", 256),
+        (ints, "256,128", (256, 128)),
+        (floats, "0.5", 0.5),
+        (shard, "0/4", (0, 4)),
+        (names, "c, y,x", ("c", "y", "x")),
+        (padding, "reflect", "reflect"),
+        (padding, "constant:0", ("constant", 0)),
+        (padding, "constant:-0.5", ("constant", -0.5)),
+    ],
+)
+def test_an_argument_is_taken_as_the_library_takes_it(kind: Any, text: str, meant: object) -> None:
+    assert kind(text) == meant
+    assert type(kind(text)) is type(meant)
+
+
+@pytest.mark.parametrize(("kind", "text"), [(ints, "1.5"), (floats, "a"), (shard, "0-4"), (padding, "constant:a")])
+def test_what_is_no_such_argument_is_told(kind: Any, text: str) -> None:
+    with pytest.raises(click.BadParameter, match=re.escape(repr(text.removeprefix("constant:")))):
+        kind(text)
+
+
+@pytest.mark.usefixtures("cli")
+def test_a_reference_is_what_a_file_defines(tmp_path: Path) -> None:
+    file = tmp_path / "some_world.py"
+    file.write_text("class A:\n    b = 3\n")
+    assert reference(f"{file}:A.b") == 3
+    assert reference(f"{file}:A") is reference(f"{file}:A")
+
+
+@pytest.mark.usefixtures("cli")
+def test_a_file_finds_what_lies_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "some_helper.py").write_text("x = 5\n")
+    (tmp_path / "some_user.py").write_text("from some_helper import x\n")
+    assert reference(f"{tmp_path / 'some_user.py'}:x") == 5
+
+
+@pytest.mark.usefixtures("cli")
+def test_a_reference_is_what_a_module_defines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "some_module.py").write_text("x = 4\n")
+    monkeypatch.chdir(tmp_path)
+    assert reference("some_module:x") == 4
+
+
+def test_what_is_not_found_is_told_with_what_there_is(tmp_path: Path, cli: CommandLine) -> None:
+    (tmp_path / "some_world.py").write_text("import os\nheight = 1\n")
+    for given, told in [
+        ("nothing.py:x", "there is no file 'nothing.py'"),
+        ("no_such_module:x", "there is no module 'no_such_module'"),
+        (f"{tmp_path / 'some_world.py'}:x", "has no 'x'; it has height"),
+        ("world.py", "names nothing"),
+    ]:
+        found = cli("fill", "--module", given)
+        assert (found.code, told in found.err) == (2, True), found.err
+
+
+def test_a_number_that_json_lacks_is_its_name() -> None:
+    assert jsonable([float("nan"), float("-inf"), 1j]) == ["NaN", "-Infinity", [0.0, 1.0]]
+
+
+@pytest.mark.parametrize("name", commands.commands)
+def test_every_command_has_help_and_json_and_is_on_the_page(name: str, cli: CommandLine) -> None:
+    found = cli(name, "--help")
+    assert found.code == 0
+    assert "--json" in found.out
+    page = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
+    assert f"infinite-tensor {name} " in page
+
+
+def test_help_lists_the_exit_codes(cli: CommandLine) -> None:
+    found = cli("--help")
+    assert all(f"\n    {code} " in found.out for code in (0, 1, 2, 3, 4, 130))
+    assert cli("--version").out[0].isdigit()
+
+
+def test_a_command_that_there_is_not_is_an_error(cli: CommandLine) -> None:
+    found = cli("look")
+    assert found.code == 2
+    assert found.err == "error: No such command 'look'.\nTry 'infinite-tensor --help'.\n"

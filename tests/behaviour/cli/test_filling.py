@@ -1,0 +1,205 @@
+"""plan, fill and predict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import zarr
+from PIL import Image
+
+from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore, from_array, predict
+from tests.support.command_line import CommandLine
+
+WORLD = """
+import torch
+from infinite_tensor import InfiniteTensor, Mask, TensorGroup, TensorWindow, ZarrTileStore
+
+store = ZarrTileStore({store!r}, tile_size=4)
+WINDOW = TensorWindow((4, 4))
+
+def ones(ctx):
+    return torch.ones(4, 4)
+
+def fail(ctx):
+    raise RuntimeError("no such planet")
+
+height = InfiniteTensor((None, None), ones, WINDOW, tile_store=store, tensor_id="height")
+small = InfiniteTensor((8, 8), ones, WINDOW, tile_store=store, tensor_id="small")
+broken = InfiniteTensor((None, None), fail, WINDOW, tile_store=store, tensor_id="broken")
+both = TensorGroup({{"height": height}})
+corner = Mask(torch.eye(2), scale=4)
+"""
+MODEL = """
+import torch
+
+torch.manual_seed(0)
+net = torch.nn.Conv2d(3, 5, 3, padding=1)
+flat = torch.nn.Conv2d(1, 2, 3, padding=1)
+
+def half(batch):
+    return batch / 2
+"""
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Path:
+    path = tmp_path / "cli_world.py"
+    path.write_text(WORLD.format(store=str(tmp_path / "w.zarr")))
+    return path
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "cli_model.py"
+    path.write_text(MODEL)
+    return path
+
+
+def tiles(store: Path, tensor_id: str) -> int:
+    with ZarrTileStore(store, mode="r") as opened:
+        return opened.tensor_info(tensor_id).tiles_complete
+
+
+def test_fill_stores_a_region_once(cli: CommandLine, world: Path, tmp_path: Path) -> None:
+    found = cli("fill", "--module", f"{world}:height", "--region", "-8:8,0:8", "--json")
+    assert found.code == 0
+    assert (found.json["windows"], found.json["tiles"]) == (8, 8)
+    assert tiles(tmp_path / "w.zarr", "height") == 8
+    again = cli("fill", "--module", f"{world}:height", "--region", "-8:8,0:8")
+    assert again.out.splitlines()[1].split() == ["height", "0", "0", "0", "B"]
+
+
+def test_fill_without_a_region_is_for_all_of_a_finite_tensor(cli: CommandLine, world: Path) -> None:
+    assert cli("fill", "--module", f"{world}:small", "--json").json["tiles"] == 4
+    found = cli("fill", "--module", f"{world}:height")
+    assert (found.code, "unbounded along dim_0, dim_1" in found.err) == (2, True)
+
+
+def test_fill_takes_groups(cli: CommandLine, world: Path) -> None:
+    assert cli("fill", "--module", f"{world}:both", "--region", "0:8,0:8", "--json").json["tiles"] == 4
+    assert cli("fill", "--module", f"{world}:both").code == 2
+
+
+def test_fill_takes_what_a_mask_wants(cli: CommandLine, world: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "mask.npy", np.eye(2, dtype=bool))
+    options = ["--region", "0:8,0:8", "--json"]
+    where = ["--where", tmp_path / "mask.npy", "--where-scale", "4"]
+    found = cli("fill", "--module", f"{world}:height", *options, *where).json
+    assert (found["tiles"], found["skipped"]) == (2, 2)
+    Image.fromarray(np.array([[0, 255], [0, 0]], np.uint8)).save(tmp_path / "mask.png")
+    where = ["--where", tmp_path / "mask.png", "--where-scale", "4"]
+    assert cli("fill", "--module", f"{world}:height", *options, *where).json["tiles"] == 1
+    where = ["--where", f"{world}:corner"]
+    assert cli("fill", "--module", f"{world}:height", *options, *where).json["tiles"] == 0
+
+
+def test_fill_takes_shards_workers_and_a_limit(cli: CommandLine, world: Path) -> None:
+    options = ["--region", "0:16,0:16", "--workers", "2", "--max-memory", "400MB", "--json"]
+    counts = [
+        cli("fill", "--module", f"{world}:height", "--shard", f"{rank}/2", *options).json["tiles"] for rank in (0, 1)
+    ]
+    assert sum(counts) == 16
+    assert 0 not in counts
+    found = cli("fill", "--module", f"{world}:height", "--shard", "2/2", *options)
+    assert (found.code, "shard must be (rank, world_size)" in found.err) == (1, True)
+
+
+def test_fill_of_what_is_no_tensor_is_told(cli: CommandLine, world: Path) -> None:
+    found = cli("fill", "--module", f"{world}:store")
+    assert (found.code, "not a ZarrTileStore" in found.err) == (2, True)
+
+
+def test_code_of_the_user_that_fails_is_shown_where_it_failed(cli: CommandLine, world: Path) -> None:
+    found = cli("fill", "--module", f"{world}:broken", "--region", "0:4,0:4")
+    assert found.code == 4
+    assert "RuntimeError: no such planet" in found.err
+    assert f'"{world}", line ' in found.err
+    assert "window (0, 0) of tensor 'broken'" in found.err
+    assert "infinite_tensor/engine" not in found.err
+
+
+def test_a_file_of_the_user_that_cannot_be_imported_is_shown(cli: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "cli_bad.py").write_text("import no_such_package\n")
+    found = cli("fill", "--module", f"{tmp_path / 'cli_bad.py'}:x")
+    assert found.code == 4
+    assert "No module named 'no_such_package'" in found.err
+    assert "cli_bad.py" in found.err
+
+
+def test_plan_computes_nothing(cli: CommandLine, store: Path) -> None:
+    found = cli("plan", store, "twice", "--region", ":,0:8", "--json")
+    assert found.code == 0
+    assert (found.json["windows"], found.json["exact"]) == (2, True)
+    assert [each["tensor_id"] for each in found.json["tensors"]] == ["rows", "twice"]
+    lines = cli("plan", store, "twice", "--region", ":,0:8").out.splitlines()
+    assert lines[0].split() == ["tensor", "windows", "stored", "to", "compute", "calls", "of", "f", "written"]
+    assert lines[2].split()[:5] == ["twice", "4", "2", "2", "2"]
+    assert tiles(store, "twice") == 1
+
+
+def test_predict_stores_what_the_library_predicts(cli: CommandLine, model: Path, tmp_path: Path) -> None:
+    image = np.random.default_rng(0).random((3, 40, 50), dtype=np.float32)
+    np.save(tmp_path / "image.npy", image)
+    options = ["--window", "16", "--reduce", "argmax", "--dims", "c,y,x", "--padding", "constant:0"]
+    target = tmp_path / "p.zarr"
+    found = cli("predict", "--module", f"{model}:net", tmp_path / "image.npy", target, *options, "--json")
+    assert found.code == 0
+    assert found.json["tensors"] == [{"tensor_id": "prediction", "shape": [40, 50], "dtype": "uint8"}]
+    torch.manual_seed(0)
+    net = torch.nn.Conv2d(3, 5, 3, padding=1)
+    expected = predict(
+        net, from_array(image), window=16, reduce="argmax", dims=("c", "y", "x"), padding=("constant", 0)
+    )
+    with ZarrTileStore(target, mode="r") as opened:
+        assert torch.equal(opened.open("prediction")[...], expected[...])
+
+
+@pytest.mark.parametrize("kind", ["png", "zarr", "reference", "tensor"])
+def test_predict_reads_many_kinds_of_sources(kind: str, cli: CommandLine, model: Path, tmp_path: Path) -> None:
+    image = np.random.default_rng(0).integers(0, 255, (24, 24), np.uint8)
+    options: list[object] = []
+    source: object = tmp_path / f"image.{kind}"
+    if kind == "png":
+        Image.fromarray(image).save(tmp_path / "image.png")
+    elif kind == "zarr":
+        zarr.create_array(tmp_path / "image.zarr", data=image, dimension_names=("y", "x"))
+    elif kind == "reference":
+        (tmp_path / "cli_image.py").write_text("import numpy\nimage = numpy.zeros((24, 24), 'uint8')\n")
+        source, options = f"{tmp_path / 'cli_image.py'}:image", ["--dims", "y,x"]
+    else:
+        with ZarrTileStore(tmp_path / "image.tensor") as store:
+            window = TensorWindow((24, 24))
+            InfiniteTensor((24, 24), lambda _ctx: torch.ones(24, 24), window, tile_store=store, tensor_id="t")[...]
+        options = ["--source-tensor", "t", "--dims", "y,x"]
+    target = tmp_path / "p.zarr"
+    found = cli("predict", "--module", f"{model}:flat", source, target, "--window", "16", *options, "--json")
+    assert found.code == 0, found.err
+    assert found.json["tensors"][0]["shape"] == [2, 24, 24]
+
+
+def test_predict_tells_what_is_no_source(cli: CommandLine, model: Path, store: Path, tmp_path: Path) -> None:
+    for source, told in [
+        (tmp_path / "nothing.png", "there is no source"),
+        (store, "give its id with --source-tensor"),
+    ]:
+        found = cli("predict", "--module", f"{model}:net", source, tmp_path / "p.zarr", "--window", "16")
+        assert (found.code, told in found.err) == (2, True), found.err
+    assert not (tmp_path / "p.zarr").exists()
+
+
+def test_predict_overwrites_only_what_somebody_has_agreed_to(cli: CommandLine, model: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "image.npy", np.zeros((1, 24, 24), np.float32))
+    source, target = tmp_path / "image.npy", tmp_path / "p.zarr"
+    options = ["--window", "16", "--dims", "c,y,x"]
+    assert cli("predict", "--module", f"{model}:flat", source, target, *options).code == 0
+    other = ["--module", f"{model}:half", source, target, *options]
+    assert "already holds a tensor 'prediction'" in cli("predict", *other).err
+    refused = cli("predict", *other, "--overwrite")
+    assert (refused.code, "This deletes 'prediction' in" in refused.err) == (2, True)
+    assert tiles(target, "prediction") > 0
+    assert cli("predict", *other, "--overwrite", "--yes").code == 0
+    with ZarrTileStore(target, mode="r") as opened:
+        assert opened.open("prediction").shape == (1, 24, 24)

@@ -1,0 +1,155 @@
+"""verify, gc and rm, none of which deletes anything that nobody has agreed to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore
+from tests.support.command_line import CommandLine
+
+from .conftest import ramp
+
+
+def chunks(store: Path, tensor_id: str) -> list[Path]:
+    return sorted(path for path in store.glob(f"t-{tensor_id}/tiles-*/c/**/*") if path.is_file())
+
+
+def damage(chunk: Path) -> None:
+    content = bytearray(chunk.read_bytes())
+    content[-6] ^= 1
+    chunk.write_bytes(content)
+
+
+def ids(store: Path) -> list[str]:
+    with ZarrTileStore(store, mode="r") as opened:
+        return opened.tensor_ids()
+
+
+def test_verify_of_an_intact_store_exits_with_0(cli: CommandLine, store: Path) -> None:
+    found = cli("verify", store)
+    assert (found.code, found.out) == (0, "")
+    assert found.err == "'rows', 'twice': all is as it was written\n"
+    assert cli("verify", store, "rows", "--json").json == {
+        "store": str(store),
+        "verified": ["rows"],
+        "damages": [],
+        "repaired": False,
+    }
+
+
+def test_verify_of_a_damaged_store_exits_with_3_and_lists_it(cli: CommandLine, store: Path) -> None:
+    damage(chunks(store, "rows")[0])
+    found = cli("verify", store)
+    assert found.code == 3
+    assert found.out.splitlines()[1].startswith("rows    tile  (-2, 0)  its checksum")
+    assert len(chunks(store, "rows")) == 8
+    told = cli("verify", store, "--json")
+    assert told.code == 3
+    assert [(each["tensor_id"], each["kind"], each["tile"]) for each in told.json["damages"]] == [
+        ("rows", "tile", [-2, 0])
+    ]
+
+
+def test_a_repair_that_nobody_confirms_changes_nothing(cli: CommandLine, store: Path) -> None:
+    damage(chunks(store, "rows")[0])
+    found = cli("verify", store, "--repair")
+    assert found.code == 2
+    assert "This drops 1 damaged object of 'rows'." in found.err
+    assert "give --yes" in found.err
+    assert len(chunks(store, "rows")) == 8
+
+
+def test_a_repair_drops_what_is_damaged(cli: CommandLine, store: Path) -> None:
+    damage(chunks(store, "rows")[0])
+    found = cli("verify", store, "--repair", "--yes")
+    assert found.code == 0
+    assert len(chunks(store, "rows")) == 7
+    assert cli("verify", store).code == 0
+
+
+def test_a_definition_that_is_damaged_stays_so_after_a_repair(cli: CommandLine, store: Path) -> None:
+    document = store / "t-rows" / "zarr.json"
+    document.write_text(document.read_text().replace("float32", "float64"))
+    damaged = document.read_text()
+    found = cli("verify", store, "--repair", "--yes")
+    assert found.code == 3
+    assert document.read_text() == damaged
+
+
+def test_gc_deletes_what_nothing_refers_to(cli: CommandLine, store: Path) -> None:
+    left = store / "t-rows" / "tiles-0123456789abcdef" / "c" / "0" / "0"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"12345")
+    refused = cli("gc", store)
+    assert (refused.code, left.exists()) == (2, True)
+    assert f"This deletes what no tensor of {store} refers to." in refused.err
+    assert cli("gc", store, "--yes").out == "deleted 1 object, 5 B\n"
+    assert not left.exists()
+    assert cli("gc", store, "--yes", "--json").json == {"objects": 0, "bytes": 0}
+
+
+def test_rm_says_what_it_deletes_and_asks(cli: CommandLine, store: Path) -> None:
+    refused = cli("rm", store, "twice")
+    assert refused.code == 2
+    assert "twice: 1 tile, " in refused.err
+    assert ids(store) == ["rows", "twice"]
+    assert cli("rm", store, "twice", "--yes").code == 0
+    assert ids(store) == ["rows"]
+
+
+def test_rm_warns_of_tensors_that_are_computed_from_it(cli: CommandLine, store: Path) -> None:
+    found = cli("rm", store, "rows", "--yes")
+    assert found.code == 0
+    assert found.err.startswith("warning: ")
+    assert "'twice' is computed from it" in found.err
+    assert ids(store) == ["twice"]
+
+
+def test_rm_with_dependants_lists_and_deletes_them_too(cli: CommandLine, store: Path) -> None:
+    refused = cli("rm", store, "rows", "--dependants")
+    assert (refused.code, "rows: 8 tiles, " in refused.err, "twice: 1 tile, " in refused.err) == (2, True, True)
+    found = cli("rm", store, "rows", "--dependants", "--yes", "--json")
+    assert found.json == {"store": str(store), "deleted": ["rows", "twice"]}
+    assert ids(store) == []
+
+
+def test_rm_of_what_there_is_not_is_an_error(cli: CommandLine, store: Path) -> None:
+    found = cli("rm", store, "columns", "--yes")
+    assert (found.code, "holds no tensor 'columns'" in found.err) == (1, True)
+
+
+def test_rm_deletes_a_tensor_whose_definition_is_damaged(cli: CommandLine, store: Path) -> None:
+    document = store / "t-twice" / "zarr.json"
+    document.write_text(document.read_text().replace("float32", "float64"))
+    assert "twice: its definition cannot be read" in cli("rm", store, "twice").err
+    assert cli("rm", store, "twice", "--yes").code == 0
+    assert ids(store) == ["rows"]
+
+
+@pytest.mark.parametrize("command", [("rm", "rows"), ("gc",), ("verify", "--repair")])
+def test_nothing_is_created_where_there_is_no_store(command: tuple[str, ...], cli: CommandLine, tmp_path: Path) -> None:
+    assert cli(command[0], tmp_path / "nothing", *command[1:], "--yes").code == 1
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_dependants_are_those_that_clear_tensor_deletes(tmp_path: Path) -> None:
+    window = TensorWindow((4, 4))
+    with ZarrTileStore(tmp_path / "s") as store:
+        before = InfiniteTensor((8, 8), ramp, window, tile_store=store, tensor_id="a")
+        for name in ("b", "c"):
+            before = InfiniteTensor(
+                (8, 8),
+                lambda _ctx, region: region,
+                window,
+                args=[before],
+                args_windows=[window],
+                tile_store=store,
+                tensor_id=name,
+            )
+        InfiniteTensor((8, 8), ramp, window, tile_store=store, tensor_id="d")
+        assert store.dependants("a") == ["c", "b"]
+        assert store.dependants("c") == store.dependants("nothing") == []
+        store.clear_tensor("b", dependants=True)
+        assert store.tensor_ids() == ["a", "d"]

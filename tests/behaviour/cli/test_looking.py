@@ -1,0 +1,225 @@
+"""ls, info, read and coverage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from infinite_tensor import HDF5TileStore, InfiniteTensor, TensorGroup, TensorWindow, ZarrTileStore
+from tests.support.command_line import CommandLine
+
+from .conftest import ramp
+
+
+def test_ls_lists_tensors(cli: CommandLine, store: Path) -> None:
+    found = cli("ls", store)
+    assert found.code == 0
+    assert found.out.splitlines() == [
+        "tensor  shape         dims  dtype",
+        "rows    (None, None)  y, x  float32",
+        "twice   (8, None)           float32",
+    ]
+
+
+def test_ls_tells_programs_the_same(cli: CommandLine, store: Path) -> None:
+    assert cli("ls", store, "--json").json == {
+        "store": str(store),
+        "tensors": [
+            {"tensor_id": "rows", "shape": [None, None], "dtype": "float32", "dims": ["y", "x"], "tile_size": [4, 4]},
+            {"tensor_id": "twice", "shape": [8, None], "dtype": "float32", "dims": None, "tile_size": [8, 4]},
+        ],
+        "groups": [],
+    }
+
+
+def test_ls_counts_tiles_where_it_is_asked_to(cli: CommandLine, store: Path) -> None:
+    counted = {each["tensor_id"]: each["tiles"] for each in cli("ls", "-l", store, "--json").json["tensors"]}
+    assert counted == {"rows": 8, "twice": 1}
+    assert cli("ls", "-l", store).out.splitlines()[1].split()[:7] == [
+        "rows",
+        "(None,",
+        "None)",
+        "y,",
+        "x",
+        "float32",
+        "8",
+    ]
+
+
+def test_ls_lists_groups_and_hdf5(cli: CommandLine, tmp_path: Path) -> None:
+    path = tmp_path / "s.h5"
+    with HDF5TileStore(path) as opened:
+        t = InfiniteTensor((8, None), ramp, TensorWindow((4, 4)), tile_store=opened, tensor_id="t")
+        TensorGroup({"t": t}).save(opened, "all")
+    found = cli("ls", path)
+    assert found.out.splitlines()[-1] == "groups: all"
+    assert "(8, None)" in found.out
+
+
+def test_ls_of_an_empty_store_says_so(cli: CommandLine, tmp_path: Path) -> None:
+    ZarrTileStore(tmp_path / "s").close()
+    found = cli("ls", tmp_path / "s")
+    assert (found.code, found.out) == (0, "")
+    assert "holds no tensors" in found.err
+
+
+def test_ls_of_nothing_is_an_error_without_a_traceback(cli: CommandLine, tmp_path: Path) -> None:
+    found = cli("ls", tmp_path / "nothing")
+    assert (found.code, found.out) == (1, "")
+    assert found.err.startswith("error: ZarrTileStore(")
+    assert "there is no store" in found.err
+    assert "Traceback" not in found.err
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_ls_names_a_tensor_that_cannot_be_read_and_lists_the_others(cli: CommandLine, store: Path) -> None:
+    document = store / "t-rows" / "zarr.json"
+    document.write_text(document.read_text().replace("float32", "float64"))
+    found = cli("ls", store)
+    assert found.code == 1
+    assert "twice" in found.out
+    assert "definition of tensor 'rows'" in found.err
+
+
+def test_ls_prints_no_control_characters(cli: CommandLine, tmp_path: Path) -> None:
+    window = TensorWindow((4, 4))
+    with ZarrTileStore(tmp_path / "s") as opened:
+        InfiniteTensor((8, 8), ramp, window, tile_store=opened, tensor_id="a\x1b[2J\n[red]b")[0, 0]
+    assert cli("ls", tmp_path / "s").out.splitlines()[1].startswith("a\\x1b[2J\\n[red]b  (8, 8)")
+
+
+def test_info_tells_what_is_stored(cli: CommandLine, store: Path) -> None:
+    found = cli("info", store, "twice")
+    assert found.code == 0
+    facts = dict(line.split(maxsplit=1) for line in found.out.splitlines())
+    assert facts["shape"] == "(8, None)"
+    assert facts["reads"] == "rows"
+    assert facts["tiles"] == "1 complete, 0 partial"
+    told = cli("info", store, "twice", "--json").json
+    assert (told["tensor_id"], told["tiles_complete"], told["definition"]["shape"]) == ("twice", 1, [8, None])
+
+
+def test_info_of_a_tensor_that_there_is_not_names_those_that_there_are(cli: CommandLine, store: Path) -> None:
+    found = cli("info", store, "columns")
+    assert found.code == 1
+    assert "holds no tensor 'columns'; it holds ['rows', 'twice']" in found.err
+
+
+def test_read_prints_what_is_stored(cli: CommandLine, store: Path) -> None:
+    found = cli("read", store, "rows", "--region", "-2:2,0")
+    assert found.code == 0
+    assert found.out.splitlines()[0] == "[-2. -1.  0.  1.]"
+    assert cli("read", store, "rows", "--region", "-2:2,0", "--json").json == {
+        "shape": [4],
+        "dtype": "float32",
+        "min": -2.0,
+        "max": 1.0,
+        "mean": -0.5,
+        "values": [-2.0, -1.0, 0.0, 1.0],
+    }
+
+
+def test_read_computes_nothing(cli: CommandLine, store: Path) -> None:
+    found = cli("read", store, "rows", "--region", "0:4,100:104")
+    assert (found.code, found.out) == (1, "")
+    assert "are not stored" in found.err
+    told = cli("read", store, "rows", "--region", "0:1,6:10", "--fill-value", "-1", "--json").json
+    assert told["values"] == [[0.0, 0.0, -1.0, -1.0]]
+
+
+def test_read_without_a_region_reads_all_of_a_finite_tensor(cli: CommandLine, tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path / "s") as opened:
+        InfiniteTensor((4, 4), ramp, TensorWindow((4, 4)), tile_store=opened, tensor_id="t")[:, :]
+    assert cli("read", tmp_path / "s", "t", "--json").json["shape"] == [4, 4]
+
+
+def test_read_without_a_region_names_what_is_unbounded(cli: CommandLine, store: Path) -> None:
+    found = cli("read", store, "twice")
+    assert found.code == 2
+    assert "unbounded along dim_1" in found.err
+    assert '--region ":,0:512"' in found.err
+
+
+def test_read_writes_npy(cli: CommandLine, store: Path, tmp_path: Path) -> None:
+    found = cli("read", store, "rows", "--region", "0:4,0:8", "-o", tmp_path / "a.npy", "--json")
+    assert found.json["output"] == str(tmp_path / "a.npy")
+    assert np.array_equal(np.load(tmp_path / "a.npy"), torch.arange(4)[:, None].repeat(1, 8))
+
+
+def test_read_draws_a_png_from_black_to_white(cli: CommandLine, store: Path, tmp_path: Path) -> None:
+    found = cli("read", store, "rows", "--region", "0:4,0:8", "-o", tmp_path / "a.png")
+    assert found.code == 0
+    assert "black is 0, white is 3" in found.err
+    picture = np.asarray(Image.open(tmp_path / "a.png"))
+    assert picture[:, 0].tolist() == [0, 85, 170, 255]
+    assert [path.name for path in tmp_path.iterdir() if "partial" in path.name] == []
+
+
+def test_read_keeps_the_bytes_of_a_colour_picture(cli: CommandLine, tmp_path: Path) -> None:
+    colours = torch.arange(48, dtype=torch.uint8).reshape(3, 4, 4)
+    with ZarrTileStore(tmp_path / "s") as opened:
+        InfiniteTensor(
+            (3, 4, 4), lambda _ctx: colours, TensorWindow((3, 4, 4)), tile_store=opened, tensor_id="t", dtype="uint8"
+        )[...]
+    cli("read", tmp_path / "s", "t", "-o", tmp_path / "a.png")
+    assert np.array_equal(np.asarray(Image.open(tmp_path / "a.png")), colours.permute(1, 2, 0))
+
+
+def test_read_tells_what_does_not_fit_a_picture(cli: CommandLine, store: Path, tmp_path: Path) -> None:
+    assert cli("read", store, "rows", "--region", "0:4,0", "-o", tmp_path / "a.png").code == 2
+    found = cli("read", store, "rows", "--region", "0:4,0:4", "-o", tmp_path / "a.jpg")
+    assert found.code == 2
+    assert "a file is one of .npy, .png" in found.err
+    assert list(tmp_path.glob("a.*")) == []
+
+
+def test_read_into_a_folder_that_there_is_not_is_an_error(cli: CommandLine, store: Path, tmp_path: Path) -> None:
+    found = cli("read", store, "rows", "--region", "0:4,0:4", "-o", tmp_path / "no" / "a.npy")
+    assert found.code == 1
+    assert "No such file or directory" in found.err
+    assert "Traceback" not in found.err
+
+
+def test_coverage_draws_what_is_stored(cli: CommandLine, store: Path) -> None:
+    found = cli("coverage", store, "rows", "--region", "-8:12,-4:8")
+    assert found.out.splitlines() == [
+        "░░████",
+        "░░████",
+        "░░████",
+        "░░████",
+        "░░░░░░",
+        "██ stored   ░░ missing",
+        "down   y from -8 to 12, 4 pixels a cell",
+        "right  x from -4 to 8, 4 pixels a cell",
+        "8 of 15 tiles stored (53%)",
+    ]
+
+
+def test_coverage_tells_programs_a_state_for_each_tile(cli: CommandLine, store: Path) -> None:
+    told = cli("coverage", store, "rows", "--region", "0:4,-4:8", "--json").json
+    assert told == {
+        "shape": [1, 3],
+        "tile_size": [4, 4],
+        "tiles": 3,
+        "stored": 2,
+        "uncovered": 0,
+        "states": [[0, 1, 1]],
+    }
+
+
+@pytest.mark.parametrize("columns", [20, 60])
+def test_coverage_is_scaled_to_the_width(
+    columns: int, cli: CommandLine, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    found = cli("coverage", store, "rows", "--region", "-8:8,-400:400").out.splitlines()
+    assert max(len(line) for line in found if set(line) <= set("█▓▒░")) <= columns
+    assert "pixels a cell" in "".join(found)
+
+
+def test_coverage_of_no_pixel_says_so(cli: CommandLine, store: Path) -> None:
+    assert "holds no pixel" in cli("coverage", store, "rows", "--region", "0:0,0:8").err

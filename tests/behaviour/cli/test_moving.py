@@ -1,0 +1,88 @@
+"""cp and export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from infinite_tensor import InfiniteTensor, TensorWindow, TileStore, ZarrTileStore
+from tests.support.command_line import CommandLine
+
+from .conftest import ramp
+
+
+@pytest.mark.parametrize("name", ["other.zarr", "other.h5"])
+def test_cp_copies_a_tensor(name: str, cli: CommandLine, store: Path, tmp_path: Path) -> None:
+    found = cli("cp", store, "rows", tmp_path / name, "--json")
+    assert found.code == 0, found.err
+    assert found.json["tiles"] == 8
+    told = cli("read", tmp_path / name, "rows", "--region", "-2:2,0", "--json").json
+    assert told["values"] == [-2, -1, 0, 1]
+    assert cli("cp", store, "rows", tmp_path / name).code == 0
+
+
+def test_cp_copies_what_a_tensor_is_computed_from(cli: CommandLine, store: Path, tmp_path: Path) -> None:
+    assert cli("cp", store, "twice", tmp_path / "other.zarr", "--upstream").code == 0
+    listed = cli("ls", tmp_path / "other.zarr", "--json").json["tensors"]
+    assert [each["tensor_id"] for each in listed] == ["rows", "twice"]
+
+
+def test_cp_onto_another_tensor_asks_before_it_deletes_that(cli: CommandLine, store: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.zarr"
+    with ZarrTileStore(other) as opened:
+        InfiniteTensor((4, 4), ramp, TensorWindow((4, 4)), tile_store=opened, tensor_id="rows")[...]
+    refused = cli("cp", store, "rows", other)
+    assert refused.code == 2
+    assert f"This deletes from {other}:\n  rows: 1 tile, " in refused.err
+    assert cli("ls", other, "--json").json["tensors"][0]["shape"] == [4, 4]
+    assert cli("cp", store, "rows", other, "--yes").code == 0
+    assert cli("ls", other, "--json").json["tensors"][0]["shape"] == [None, None]
+
+
+def test_cp_onto_itself_deletes_nothing(cli: CommandLine, store: Path, tmp_path: Path) -> None:
+    (tmp_path / "link.zarr").symlink_to(store)
+    for other in (store, tmp_path / "link.zarr"):
+        found = cli("cp", store, "rows", other, "--yes")
+        assert (found.code, "cannot be copied into itself" in found.err) == (1, True)
+        assert cli("info", store, "rows", "--json").json["tiles_complete"] == 8
+
+
+def test_cp_of_what_there_is_not_is_an_error(cli: CommandLine, store: Path, tmp_path: Path) -> None:
+    found = cli("cp", store, "columns", tmp_path / "other.zarr")
+    assert (found.code, "holds no tensor 'columns'" in found.err) == (1, True)
+    assert not (tmp_path / "other.zarr").exists()
+
+
+def test_export_of_an_unbounded_tensor_needs_a_region(cli: CommandLine, store: Path, tmp_path: Path) -> None:
+    found = cli("export", store, "rows", tmp_path / "a.npy")
+    assert (found.code, "unbounded along y, x" in found.err) == (2, True)
+    assert not (tmp_path / "a.npy").exists()
+
+
+def test_export_writes_a_region(cli: CommandLine, store: Path, tmp_path: Path) -> None:
+    target = tmp_path / "a.npy"
+    found = cli("export", store, "rows", target, "--region", "-4:4,0:8", "--json")
+    assert found.code == 0, found.err
+    assert np.array_equal(np.load(target), torch.arange(-4, 4)[:, None].repeat(1, 8))
+
+
+def test_export_replaces_only_what_somebody_has_agreed_to(cli: CommandLine, store: Path, tmp_path: Path) -> None:
+    target = tmp_path / "a.npy"
+    target.write_bytes(b"mine")
+    assert cli("export", store, "rows", target, "--region", "0:4,0:8").code == 1
+    refused = cli("export", store, "rows", target, "--region", "0:4,0:8", "--overwrite")
+    assert (refused.code, f"This replaces what is at {target}." in refused.err) == (2, True)
+    assert target.read_bytes() == b"mine"
+    assert cli("export", store, "rows", target, "--region", "0:4,0:8", "--overwrite", "--yes").code == 0
+    assert np.load(target).shape == (4, 8)
+
+
+def test_export_fills_up_what_is_not_stored_where_it_is_asked_to(cli: CommandLine, store: Path, tmp_path: Path) -> None:
+    options = [store, "rows", tmp_path / "a.npy", "--region", "0:4,4:12"]
+    assert cli("export", *options).code == 1
+    assert not (tmp_path / "a.npy").exists()
+    assert cli("export", *options, "--missing", "fill").code == 0
+    assert np.load(tmp_path / "a.npy")[3].tolist() == [3, 3, 3, 3, 0, 0, 0, 0]

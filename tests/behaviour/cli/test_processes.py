@@ -1,0 +1,139 @@
+"""The command as a process: how soon it starts, how it ends, and what it does on a terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+import pytest
+
+from infinite_tensor import ZarrTileStore
+from tests.support.command_line import COMMAND, in_a_process
+
+_PATIENCE = 120.0
+
+
+def modules(*arguments: object) -> set[str]:
+    """What a command imports."""
+    code = (
+        "import sys; from infinite_tensor.cli.running import run; code = run(sys.argv[1:]);"
+        "print('imported', *sys.modules); sys.exit(code)"
+    )
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_PATIENCE)
+    return set(found.stdout.rpartition("imported ")[2].split())
+
+
+def test_listing_and_help_import_nothing_that_takes_long(store: Path) -> None:
+    slow = {"torch", "numpy", "zarr", "fsspec", "h5py"}
+    assert modules("ls", store) & slow == set()
+    assert modules("--help") & slow == set()
+    assert modules("read", store, "rows", "--region", "a") & slow == set()
+    assert "rich.table" in modules("ls", store)
+
+
+def test_listing_a_url_does_without_torch(store: Path) -> None:
+    assert "torch" not in modules("ls", store.as_uri())
+
+
+def test_a_process_ends_with_the_exit_code(store: Path) -> None:
+    listed = in_a_process("ls", store)
+    assert (listed.returncode, listed.stderr) == (0, "")
+    assert listed.stdout.startswith("tensor  shape")
+    assert in_a_process("ls", store / "nothing").returncode == 1
+    assert in_a_process("ls").returncode == 2
+
+
+def test_a_long_line_stays_a_line_where_there_is_no_terminal(store: Path) -> None:
+    assert len(in_a_process("ls", store, COLUMNS="20").stdout.splitlines()) > 3
+    assert len(in_a_process("ls", store).stdout.splitlines()) == 3
+
+
+def test_blocks_are_letters_where_the_terminal_has_none(store: Path) -> None:
+    found = in_a_process("coverage", store, "rows", "--region", "0:4,0:12", PYTHONIOENCODING="ascii")
+    assert (found.returncode, found.stdout.splitlines()[0]) == (0, "####..")
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(store: Path) -> None:
+    process = subprocess.Popen([*COMMAND, "ls", str(store)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.close()
+    _, err = process.communicate(timeout=_PATIENCE)
+    assert (process.returncode, err) == (141, b"")
+
+
+SLOW = """
+import time, torch
+from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore
+
+def slow(ctx):
+    time.sleep(0.05)
+    return torch.ones(4, 4)
+
+t = InfiniteTensor(
+    (None, None), slow, TensorWindow((4, 4)), tile_store=ZarrTileStore({store!r}, tile_size=4), tensor_id="t"
+)
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows sends no SIGINT to another process")
+def test_an_interrupted_fill_exits_with_130_and_keeps_what_is_finished(tmp_path: Path) -> None:
+    store = tmp_path / "s.zarr"
+    (tmp_path / "slow.py").write_text(SLOW.format(store=str(store)))
+    command = [*COMMAND, "fill", "--module", f"{tmp_path / 'slow.py'}:t", "--region", "0:400,0:400"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + _PATIENCE
+    while not list(store.glob("t-t/tiles-*/c/*/*")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=_PATIENCE)
+    assert (process.returncode, out) == (130, "")
+    assert err == "interrupted: what was finished is stored; the same command continues\n"
+    with ZarrTileStore(store, mode="r") as opened:
+        assert 0 < opened.tensor_info("t").tiles_complete < 10_000
+        assert opened.verify("t") == []
+
+
+def on_a_terminal(*arguments: object, keys: bytes = b"") -> tuple[int, str]:
+    """The exit code of a command, and what it shows on a terminal on which somebody presses keys."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 100))
+    process = subprocess.Popen([*COMMAND, *map(str, arguments)], stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    os.write(ours, keys)
+    shown = b""
+    try:
+        while part := os.read(ours, 2**16):
+            shown += part
+    except OSError:
+        # So Linux tells that nobody has the other end open any more.
+        pass
+    os.close(ours)
+    return process.wait(_PATIENCE), re.sub(r"\x1b\[[0-9;]*m", "", shown.decode())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="terminals differ")
+def test_somebody_is_asked_before_a_tensor_is_deleted(store: Path) -> None:
+    code, shown = on_a_terminal("rm", store, "twice", keys=b"n\n")
+    assert (code, "twice: 1 tile" in shown, "Nothing was changed." in shown) == (1, True, True)
+    code, shown = on_a_terminal("rm", store, "twice", keys=b"y\n")
+    assert (code, "deleted 'twice'" in shown) == (0, True)
+    with ZarrTileStore(store, mode="r") as opened:
+        assert opened.tensor_ids() == ["rows"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="terminals differ")
+def test_a_fill_shows_a_bar_on_a_terminal(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW.format(store=str(tmp_path / "s.zarr")))
+    code, shown = on_a_terminal("fill", "--module", f"{tmp_path / 'slow.py'}:t", "--region", "0:8,0:8")
+    assert code == 0
+    assert "4/4 [" in shown
+    assert "4 tiles stored" in shown

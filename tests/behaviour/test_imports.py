@@ -1,0 +1,62 @@
+"""`import infinite_tensor` is quick: what it offers is imported when it is first used."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import infinite_tensor
+import infinite_tensor.tilestore
+import infinite_tensor.tilestore.persistent
+import infinite_tensor_stores
+from infinite_tensor import InfiniteTensor
+
+PACKAGES = [
+    infinite_tensor,
+    infinite_tensor.tilestore,
+    infinite_tensor.tilestore.persistent,
+    infinite_tensor_stores,
+]
+
+
+def test_importing_the_library_imports_nothing_that_takes_long() -> None:
+    code = """
+import sys
+import infinite_tensor, infinite_tensor_stores, infinite_tensor.tilestore.persistent
+print([name for name in ("torch", "numpy", "zarr", "h5py", "fsspec", "importlib.metadata") if name in sys.modules])
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
+def test_every_public_name_is_found_and_listed(package: object) -> None:
+    names = package.__all__  # type: ignore[attr-defined]
+    assert [name for name in names if not hasattr(package, name)] == []
+    assert [name for name in names if name not in dir(package)] == []
+
+
+def test_a_star_imports_every_public_name() -> None:
+    found: dict[str, object] = {}
+    exec("from infinite_tensor import *", found)  # noqa: S102  (a star stands in no function)
+    assert set(infinite_tensor.__all__) <= found.keys()
+    assert found["InfiniteTensor"] is InfiniteTensor
+
+
+def test_modules_are_attributes_of_the_package() -> None:
+    code = "import infinite_tensor; print(infinite_tensor.geometry.__name__, infinite_tensor.tilestore.formats.FORMAT)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "infinite_tensor.geometry 1\n"
+
+
+def test_a_name_that_there_is_not_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'infinite_tensor' has no attribute 'nothing'"):
+        infinite_tensor.nothing  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(ImportError, match="cannot import name 'nothing'"):
+        exec("from infinite_tensor import nothing")  # noqa: S102  (mypy would refuse it)
+
+
+def test_the_version_is_told() -> None:
+    assert infinite_tensor.__version__[0].isdigit()

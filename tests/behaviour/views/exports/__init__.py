@@ -1,0 +1,1 @@
+"""Exports, as other programs open them."""

@@ -1,0 +1,268 @@
+"""What each format holds of a region, read by numpy, pillow, GDAL and xarray."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import rasterio
+import torch
+from PIL import Image
+
+from infinite_tensor import InfiniteTensor, RegionError, TensorWindow, ValidationError, from_array, sl
+from tests.behaviour.views.exports.scenes import REGION, names_in, opened, plane, truth
+from tests.support.counting import Counted
+from tests.support.dict_store import DictTileStore
+from tests.support.reference import Index
+
+FORMS = ["zarr", "npy", "png", "tif"]
+forms = pytest.mark.parametrize("form", FORMS)
+NUMPY_DTYPES = [
+    "bool",
+    "uint8",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
+]
+IN_TIFF = sorted(set(NUMPY_DTYPES) - {"bool", "float16"})
+
+
+@forms
+def test_another_program_reads_the_pixels_of_the_region(form: str, tmp_path: Path) -> None:
+    target = tmp_path / f"out.{form}"
+    plane().export(sl[REGION], target)
+    found = opened(target)
+    assert found.dtype == np.uint8
+    assert np.array_equal(found, truth())
+    assert names_in(tmp_path) == [f"out.{form}"]
+
+
+@forms
+def test_a_region_of_many_steps_is_the_same_as_one_read(form: str, tmp_path: Path) -> None:
+    pixels = torch.randint(0, 2**8, (3, 1100, 3000), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    t = from_array(pixels, dims=("c", "y", "x"), chunks=(1, 64, 128))
+    steps: list[int] = []
+    t.export(..., tmp_path / f"out.{form}", progress=lambda progress: steps.append(progress.done))
+    assert np.array_equal(opened(tmp_path / f"out.{form}"), pixels.numpy())
+    assert steps[-1] > 1
+
+
+@pytest.mark.parametrize("dtype", NUMPY_DTYPES)
+@pytest.mark.parametrize("form", ["zarr", "npy"])
+def test_arrays_keep_every_dtype(form: str, dtype: str, tmp_path: Path) -> None:
+    t = plane(dtype=dtype)
+    t.export(sl[REGION], tmp_path / f"out.{form}")
+    found = opened(tmp_path / f"out.{form}")
+    assert found.dtype == dtype
+    assert np.array_equal(found, t[REGION].numpy())
+
+
+@pytest.mark.parametrize("dtype", IN_TIFF)
+def test_a_tiff_keeps_integers_floats_and_complex_numbers(dtype: str, tmp_path: Path) -> None:
+    t = plane(dtype=dtype)
+    t.export(sl[REGION], tmp_path / "out.tiff")
+    found = opened(tmp_path / "out.tiff")
+    assert found.dtype == dtype
+    assert np.array_equal(found, t[REGION].numpy())
+
+
+@pytest.mark.parametrize("form", ["zarr", "npy", "tif"])
+def test_bfloat16_becomes_float32(form: str, tmp_path: Path) -> None:
+    t = plane(dtype="bfloat16")
+    t.export(sl[REGION], tmp_path / f"out.{form}")
+    found = opened(tmp_path / f"out.{form}")
+    assert found.dtype == np.float32
+    assert np.array_equal(found, t[REGION].float().numpy())
+
+
+@forms
+def test_an_int_picks_a_pixel_of_a_dimension_and_drops_it(form: str, tmp_path: Path) -> None:
+    pixels = torch.randint(0, 2**8, (5, 20, 30), dtype=torch.uint8)
+    t = from_array(pixels, dims=("time", "y", "x"), chunks=8)
+    t.export(sl[3, 2:18, ...], tmp_path / f"out.{form}")
+    assert np.array_equal(opened(tmp_path / f"out.{form}"), pixels[3, 2:18].numpy())
+
+
+# Images.
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+@pytest.mark.parametrize("dtype", ["uint8", "uint16"])
+def test_a_png_has_one_three_or_four_channels_of_8_or_16_bits(channels: int, dtype: str, tmp_path: Path) -> None:
+    high = np.iinfo(dtype).max
+    pixels = np.random.default_rng(0).integers(0, high, (channels, 70, 50), dtype, endpoint=True)
+    from_array(pixels, chunks=(1, 16, 16)).export(sl[:, 5:69, 1:50], tmp_path / "out.png")
+    found = opened(tmp_path / "out.png")
+    assert found.dtype == dtype
+    assert np.array_equal(found, pixels[:, 5:69, 1:50].squeeze())
+
+
+@pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (3, "RGB"), (4, "RGBA")])
+def test_pillow_opens_a_png_as_an_image_of_these_colours(channels: int, mode: str, tmp_path: Path) -> None:
+    # Smooth, so that each way to filter rows is the best somewhere.
+    y, x = np.mgrid[:300, :400]
+    pixels = np.stack([(x * y // 97 + 40 * np.sin(x / 9)) % 256, y % 256, (x // 7) % 2 * 255, x * 0 + 200])[:channels]
+    from_array(pixels.astype(np.uint8)).export(..., tmp_path / "out.png")
+    with Image.open(tmp_path / "out.png") as image:
+        assert image.mode == mode
+        assert np.array_equal(
+            np.asarray(image).reshape(300, 400, channels), np.moveaxis(pixels, 0, -1).astype(np.uint8)
+        )
+        assert (tmp_path / "out.png").stat().st_size < 1.2 * _size_by_pillow(image, tmp_path / "pillow.png")
+
+
+def _size_by_pillow(image: Image.Image, path: Path) -> int:
+    image.save(path)
+    return path.stat().st_size
+
+
+@pytest.mark.parametrize("form", ["png", "tif"])
+def test_channels_are_found_by_their_name(form: str, tmp_path: Path) -> None:
+    pixels = torch.randint(0, 2**8, (20, 30, 3), dtype=torch.uint8)
+    from_array(pixels, dims=("y", "x", "channel"), chunks=8).export(sl[2:, :, :], tmp_path / f"out.{form}")
+    assert np.array_equal(opened(tmp_path / f"out.{form}"), pixels[2:].movedim(-1, 0).numpy())
+
+
+@pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
+def test_a_tiff_has_any_number_of_bands_in_tiles(tmp_path: Path) -> None:
+    pixels = torch.randint(0, 2**8, (7, 100, 90), dtype=torch.uint8)
+    store = DictTileStore({}, tile_size=(2, 32, 64))
+    t = from_array(pixels, chunks=10).map(lambda x: x, dims=(1, 2), window=50, store=store, tensor_id="t")
+    t.export(..., tmp_path / "out.tif")
+    with rasterio.open(tmp_path / "out.tif") as file:
+        assert file.profile["tiled"]
+        assert set(file.block_shapes) == {(32, 64)}
+        assert np.array_equal(file.read(), pixels.numpy())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
+def test_a_tiff_that_may_have_4_gib_is_a_bigtiff(tmp_path: Path) -> None:
+    t = InfiniteTensor((None, None), lambda _ctx: torch.ones(512, 512), TensorWindow((512, 512)))
+    # What is not stored takes no time to write.
+    t.export(sl[0:1024, 0:600_000], tmp_path / "large.tif", missing="fill")
+    t.export(sl[0:64, 0:64], tmp_path / "small.tif")
+    assert (tmp_path / "large.tif").read_bytes()[2:4] == b"+\0"
+    assert (tmp_path / "small.tif").read_bytes()[2:4] == b"*\0"
+
+
+@pytest.mark.parametrize(
+    ("t", "region", "form", "message"),
+    [
+        (
+            plane(dtype="float32"),
+            sl[REGION],
+            "png",
+            r"holds uint8 and uint16, and the tensor is torch.float32; convert",
+        ),
+        (plane(dtype="float16"), sl[REGION], "tif", r"the tensor is torch.float16; convert it first, as in t.map\("),
+        (plane(dtype="bool"), sl[REGION], "tif", r"the tensor is torch.bool; convert it first"),
+        (
+            from_array(np.zeros((2, 9, 9), np.uint8)),
+            ...,
+            "png",
+            r"1, 3 or 4 channels, and the region has 2 along .*dim_0",
+        ),
+        (from_array(np.zeros((2, 3, 9, 9), np.uint8)), ..., "tif", r"shape \(2, 3, 9, 9\): pick a pixel of the others"),
+        (from_array(np.zeros(9, np.uint8)), ..., "png", r"holds images, of 2 dimensions or with channels of 3"),
+    ],
+)
+def test_what_an_image_cannot_hold_is_an_error_that_says_what_to_do(
+    t: InfiniteTensor, region: object, form: str, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValidationError, match=message):
+        t.export(region, tmp_path / f"out.{form}")
+    assert names_in(tmp_path) == []
+
+
+def test_the_conversion_that_an_error_shows_is_one(tmp_path: Path) -> None:
+    t = InfiniteTensor((None, None), lambda _ctx: torch.full((4, 4), 0.5), TensorWindow((4, 4)))
+    t.map(lambda x: (x.clamp(0, 1) * 255).round().to(torch.uint8), dtype="uint8").export(
+        sl[0:8, 0:8], tmp_path / "o.png"
+    )
+    assert (opened(tmp_path / "o.png") == 128).all()
+
+
+# What is computed, and what is not.
+
+
+@forms
+def test_windows_are_computed_once_and_stored(form: str, tmp_path: Path) -> None:
+    f = Counted(lambda ctx: torch.full((4, 4), float(ctx[0])))
+    t = plane(f)
+    t.export(sl[REGION], tmp_path / f"out.{form}")
+    assert set(f.counts.values()) == {1}
+    calls = len(f.calls)
+    t.export(sl[REGION], tmp_path / f"again.{form}")
+    assert t[REGION].shape == (14, 23)
+    assert len(f.calls) == calls
+
+
+@forms
+def test_missing_fill_writes_what_is_stored_and_computes_nothing(form: str, tmp_path: Path) -> None:
+    f = Counted(lambda _ctx: torch.full((4, 4), 3.0))
+    t = plane(f)
+    t.fill(sl[0:8, 8:16], progress=False)
+    calls = len(f.calls)
+    t.export(sl[REGION], tmp_path / f"out.{form}", missing="fill", fill_value=7)
+    expected = np.full((14, 23), 7)
+    expected[5:13, 6:14] = 3
+    assert np.array_equal(opened(tmp_path / f"out.{form}"), expected)
+    assert len(f.calls) == calls
+
+
+def test_missing_fill_without_a_value_writes_0(tmp_path: Path) -> None:
+    plane().export(sl[REGION], tmp_path / "out.npy", missing="fill")
+    assert not np.load(tmp_path / "out.npy").any()
+
+
+def test_an_export_of_a_chain_computes_what_each_tensor_reads_once(tmp_path: Path) -> None:
+    f = Counted(lambda ctx: torch.full((4, 4), float(ctx[0] + ctx[1])))
+    ground = InfiniteTensor((None, None), f, TensorWindow((4, 4)))
+    smooth = ground.map(lambda x: torch.nn.functional.avg_pool2d(x[None], 3, 1)[0], halo=1, window=8)
+    smooth.export(sl[0:40, 0:40], tmp_path / "out.npy")
+    assert np.array_equal(np.load(tmp_path / "out.npy"), smooth[0:40, 0:40].numpy())
+    assert set(f.counts.values()) == {1}
+
+
+def test_a_tensor_without_f_exports_what_is_stored(tmp_path: Path) -> None:
+    t = plane()
+    t.fill(sl[REGION], progress=False)
+    t.tile_store.flush()
+    reopened = t.tile_store.open("world/height")
+    reopened.export(sl[REGION], tmp_path / "out.npy")
+    assert np.array_equal(np.load(tmp_path / "out.npy"), truth())
+
+
+# Regions.
+
+
+def test_an_unbounded_dimension_needs_both_ends(tmp_path: Path) -> None:
+    with pytest.raises(RegionError, match=r"\('y'\) is unbounded"):
+        plane().export(..., tmp_path / "out.npy")
+
+
+@pytest.mark.parametrize("region", [sl[0:8:2, 0:8], sl[0:0, 0:8]], ids=str)
+def test_a_region_holds_pixels_without_a_step(region: object, tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match="must hold pixels, given by ints and slices a:b without a step"):
+        plane().export(region, tmp_path / "out.npy")
+
+
+def test_far_from_the_origin_pixels_are_those_of_a_read(tmp_path: Path) -> None:
+    def f(ctx: Index) -> torch.Tensor:
+        return torch.full((4, 4), ctx[0] % 199 + 1)
+
+    t, far = plane(f), sl[-(2**51) : -(2**51) + 20, 2**50 : 2**50 + 30]
+    for form in FORMS:
+        t.export(far, tmp_path / f"out.{form}")
+        assert np.array_equal(opened(tmp_path / f"out.{form}"), t[far].numpy())

@@ -1,0 +1,42 @@
+"""What an export takes of memory: steps and what stores may keep, however large the region is."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from infinite_tensor import InfiniteTensor, MemoryTileStore, TensorWindow, TileStore, ZarrTileStore, sl
+from tests.support.interpreters import CONTEXT
+from tests.support.reference import Index
+
+MB = 10**6
+FORMS = ["zarr", "npy", "png", "tif"]
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss has other units")
+
+
+def woven(ctx: Index) -> torch.Tensor:
+    y, x = (torch.arange(512, dtype=torch.int32) + 512 * i for i in ctx)
+    return ((3 * y[:, None] ^ 5 * x) % 256).to(torch.uint8)
+
+
+def growth(folder: Path, extent: int, form: str, kept: str) -> int:
+    """By how much the most memory that this process has held grows while `extent` x `extent` pixels are exported."""
+    store: TileStore = ZarrTileStore(folder / "tiles") if kept == "zarr" else MemoryTileStore()
+    t = InfiniteTensor((None, None), woven, TensorWindow((512, 512)), dtype="uint8", tile_store=store, tensor_id="t")
+    t.export(sl[0:600, 0:600], folder / f"small.{form}", progress=False)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    t.export(sl[0:extent, 0:extent], folder / f"out.{form}", progress=False)
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+
+
+@pytest.mark.parametrize("kept", ["zarr", "memory"])
+@pytest.mark.parametrize("form", [FORMS[0], *(pytest.param(form, marks=pytest.mark.slow) for form in FORMS[1:])])
+def test_an_image_of_400_mb_takes_less_than_300_mb(form: str, kept: str, tmp_path: Path) -> None:
+    with ProcessPoolExecutor(1, CONTEXT) as child:
+        assert child.submit(growth, tmp_path, 20_000, form, kept).result() < 300 * MB

@@ -1,0 +1,249 @@
+"""Where exports are written: what is there already, what goes wrong, and who else writes."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from infinite_tensor import StoreError, ValidationError, ZarrTileStore, sl
+from tests.behaviour.views.exports.scenes import REGION, names_in, opened, pattern, plane, truth
+from tests.support.reference import Index
+
+FORMS = ["zarr", "npy", "png", "tif"]
+forms = pytest.mark.parametrize("form", FORMS)
+files = pytest.mark.parametrize("form", FORMS[1:])
+
+
+def other(ctx: Index) -> torch.Tensor:
+    return pattern(ctx) + 1
+
+
+@forms
+def test_an_existing_target_is_refused_unless_it_is_to_be_overwritten(form: str, tmp_path: Path) -> None:
+    target = tmp_path / f"out.{form}"
+    plane().export(sl[REGION], target)
+    with pytest.raises(ValidationError, match=r"something at '.*' already; give another path, or overwrite=True"):
+        plane(other).export(sl[REGION], target)
+    assert np.array_equal(opened(target), truth())
+    plane(other).export(sl[0:8, 0:8], target, overwrite=True)
+    assert np.array_equal(opened(target), truth((slice(0, 8), slice(0, 8))) + 1)
+    assert names_in(tmp_path) == [f"out.{form}"]
+
+
+def test_a_folder_that_no_export_wrote_is_never_overwritten(tmp_path: Path) -> None:
+    store = ZarrTileStore(tmp_path / "tiles.zarr", tile_size=8)
+    t = plane(tile_store=store)
+    t.fill(sl[REGION], progress=False)
+    for overwrite in (False, True):
+        with pytest.raises(ValidationError, match=r"already|was not written by export, so it is not overwritten"):
+            t.export(sl[REGION], tmp_path / "tiles.zarr", overwrite=overwrite)
+    store.close()
+    with ZarrTileStore(tmp_path / "tiles.zarr", mode="r") as found:
+        assert np.array_equal(found.open("world/height")[REGION].numpy(), truth())
+
+
+@files
+def test_a_folder_or_a_link_in_the_place_of_a_file_is_never_overwritten(form: str, tmp_path: Path) -> None:
+    (tmp_path / f"folder.{form}").mkdir()
+    (tmp_path / "precious").write_text("all of it")
+    (tmp_path / f"link.{form}").symlink_to(tmp_path / "precious")
+    for name in ("folder", "link"):
+        with pytest.raises(ValidationError, match="is no file, so it is not overwritten"):
+            plane().export(sl[REGION], tmp_path / f"{name}.{form}", overwrite=True)
+    assert (tmp_path / "precious").read_text() == "all of it"
+
+
+def test_objects_that_no_export_wrote_are_left_as_they_are() -> None:
+    import fsspec  # noqa: PLC0415
+
+    files = fsspec.filesystem("memory")
+    files.pipe_file("/theirs/out.zarr/thesis.txt", b"all of it")
+    for overwrite in (False, True):
+        with pytest.raises(ValidationError, match="was not written by export; give another place"):
+            plane().export(sl[REGION], "memory://theirs/out.zarr", overwrite=overwrite)
+    assert files.cat_file("/theirs/out.zarr/thesis.txt") == b"all of it"
+
+
+@forms
+def test_what_appears_meanwhile_is_left_as_it_is(form: str, tmp_path: Path) -> None:
+    target = tmp_path / f"out.{form}"
+
+    def f(ctx: Index) -> torch.Tensor:
+        if form == "zarr":
+            target.mkdir(exist_ok=True)
+            (target / "theirs").touch()
+        else:
+            target.write_text("theirs")
+        return pattern(ctx)
+
+    with pytest.raises(ValidationError, match="could not be named"):
+        plane(f, tile_store=None, tensor_id=None).export(sl[REGION], target)
+    assert names_in(tmp_path) == [f"out.{form}"]
+    assert names_in(target) == ["theirs"] if form == "zarr" else target.read_text() == "theirs"
+
+
+@files
+def test_an_error_of_f_comes_through_and_leaves_nothing(form: str, tmp_path: Path) -> None:
+    def fails(ctx: Index) -> torch.Tensor:
+        if ctx == (1, 3):
+            raise RuntimeError("no more")
+        return pattern(ctx)
+
+    with pytest.raises(RuntimeError, match="no more"):
+        plane(fails).export(sl[REGION], tmp_path / f"out.{form}")
+    assert names_in(tmp_path) == []
+
+
+@forms
+def test_an_error_of_f_leaves_what_was_to_be_overwritten(form: str, tmp_path: Path) -> None:
+    plane().export(sl[REGION], tmp_path / f"out.{form}")
+
+    def fails(_ctx: Index) -> torch.Tensor:
+        raise RuntimeError("no more")
+
+    with pytest.raises(RuntimeError, match="no more"):
+        plane(fails).export(sl[REGION], tmp_path / f"out.{form}", overwrite=True)
+    assert np.array_equal(opened(tmp_path / f"out.{form}"), truth())
+    assert names_in(tmp_path) == [f"out.{form}"]
+
+
+@forms
+def test_two_at_once_do_not_write_into_each_other(form: str, tmp_path: Path) -> None:
+    target = tmp_path / f"out.{form}"
+    refused: list[Any] = []
+
+    def f(ctx: Index) -> torch.Tensor:
+        if not refused:
+            with pytest.raises(StoreError, match=r"another process or thread is writing .*; wait for it") as caught:
+                plane(other).export(sl[REGION], target)
+            refused.append(caught.value)
+        return pattern(ctx)
+
+    plane(f).export(sl[REGION], target)
+    assert np.array_equal(opened(target), truth())
+    assert names_in(tmp_path) == [f"out.{form}"]
+
+
+@forms
+def test_what_a_killed_process_has_left_is_in_nobodys_way(form: str, tmp_path: Path) -> None:
+    left = tmp_path / f".out.{form}.partial"
+    if form == "zarr":
+        (left / "height" / "c").mkdir(parents=True)
+        (left / "height" / "c" / "9").write_bytes(b"old")
+    else:
+        left.write_bytes(b"old" * 10_000)
+    plane().export(sl[REGION], tmp_path / f"out.{form}")
+    assert np.array_equal(opened(tmp_path / f"out.{form}"), truth())
+    assert names_in(tmp_path) == [f"out.{form}"]
+    assert not (tmp_path / f"out.{form}" / "height" / "c" / "9").exists()
+
+
+def test_a_partial_one_of_another_kind_is_in_nobodys_way(tmp_path: Path) -> None:
+    (tmp_path / ".out.partial").mkdir()
+    plane().export(sl[REGION], tmp_path / "out", format="npy")
+    os.replace(tmp_path / "out", tmp_path / ".out.partial")  # noqa: PTH105  (onto what is not there)
+    plane().export(sl[REGION], tmp_path / "out", format="zarr")
+    assert names_in(tmp_path) == ["out"]
+
+
+def test_a_file_that_gets_its_name_while_it_is_locked_is_not_written_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plane().export(sl[REGION], tmp_path / "out.npy")
+    lock, unfinished = fcntl.flock, tmp_path / ".other.npy.partial"
+
+    def first_named_by_its_writer(descriptor: int, how: int) -> None:
+        if unfinished.exists():
+            unfinished.rename(tmp_path / "theirs.npy")
+            monkeypatch.setattr(fcntl, "flock", lock)
+        lock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", first_named_by_its_writer)
+    plane().export(sl[REGION], tmp_path / "other.npy")
+    assert (tmp_path / "theirs.npy").read_bytes() == b""
+    assert np.array_equal(np.load(tmp_path / "other.npy"), truth())
+
+
+@forms
+def test_folders_above_the_target_are_made(form: str, tmp_path: Path) -> None:
+    plane().export(sl[REGION], tmp_path / "a" / "b" / f"out.{form}")
+    assert np.array_equal(opened(tmp_path / "a" / "b" / f"out.{form}"), truth())
+
+
+@forms
+def test_what_cannot_be_written_is_a_store_error_that_names_it(form: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match=rf"cannot write '.*out.{form}': (NotADirectory|FileExists)Error"):
+        plane().export(sl[REGION], tmp_path / "file" / f"out.{form}")
+
+
+# Names and formats.
+
+
+@pytest.mark.parametrize(
+    ("name", "form"), [("A.PNG", "png"), ("a.tiff", "tif"), ("a.b.npy", "npy"), ("a.zarr/", "zarr")]
+)
+def test_the_format_follows_from_the_end_of_the_target(name: str, form: str, tmp_path: Path) -> None:
+    plane().export(sl[REGION], f"{tmp_path}/{name}")
+    (tmp_path / name).rename(tmp_path / f"found.{form}")
+    assert np.array_equal(opened(tmp_path / f"found.{form}"), truth())
+
+
+def test_a_format_that_is_given_holds_whatever_the_target_is_called(tmp_path: Path) -> None:
+    plane().export(sl[REGION], tmp_path / "out.png", format="npy")
+    assert np.array_equal(np.load(tmp_path / "out.png"), truth())
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "message"),
+    [
+        ("out.jpg", {}, r"the format follows from the end of the target, one of .zarr, .npy, .png, .tif, .tiff, got"),
+        ("out.npy", {"format": "jpg"}, "format must be one of zarr, npy, png, tiff, got 'jpg'"),
+        (3, {}, "target must be a path or a URL, got 3"),
+        ("", {}, "target must be a path or a URL as a str"),
+        ("s3://bucket/out.npy", {}, "format 'npy' is written to a local path, got 's3://bucket/out.npy'; only Zarr"),
+        ("out.npy", {"storage_options": {}}, "storage_options go with a URL"),
+        ("out.npy", {"missing": "skip"}, 'missing must be "compute" or "fill", got \'skip\''),
+        ("out.npy", {"fill_value": 3}, 'fill_value goes with missing="fill"'),
+        ("out.npy", {"missing": "fill", "fill_value": 300}, "fill_value"),
+        ("out.npy", {"progress": "yes"}, "progress must be"),
+        ("out.npy", {"workers": 0}, "workers must be a positive int"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_errors_before_anything_is_written(
+    target: Any, options: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValidationError, match=re.escape(message) if "(" not in message else message):
+        plane().export(sl[REGION], target, **options)
+    assert names_in(tmp_path) == []
+
+
+def test_a_login_in_a_url_is_not_shown() -> None:
+    with pytest.raises(ValidationError) as caught:
+        plane().export(sl[REGION], "ftp://user:secret@host/out.npy")
+    assert "secret" not in str(caught.value)
+
+
+# Progress.
+
+
+@forms
+def test_progress_counts_tiles_that_are_written(form: str, tmp_path: Path) -> None:
+    told: list[Any] = []
+    plane().export(sl[0:16, 0:24], tmp_path / f"out.{form}", progress=told.append)
+    assert told[-1].done == told[-1].total
+    if form in ("zarr", "npy"):
+        assert told[-1].total == 6
+
+
+def test_a_bar_counts_tiles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plane().export(sl[0:16, 0:24], tmp_path / "out.npy", progress="always")
+    assert re.search(r"6/6 .*tile/s", capsys.readouterr().err)

@@ -1,0 +1,165 @@
+"""kill -9 in the middle of a copy: the original is as it was, and the copy continues and becomes the same."""
+
+from __future__ import annotations
+
+import random
+import signal
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from infinite_tensor import StoreError, TensorWindow, ZarrTileStore, open_store, sl
+from infinite_tensor.tensor import InfiniteTensor
+from tests.support.chain import Scrambled
+from tests.support.counting import Counted
+from tests.support.interpreters import CONTEXT, DEADLINE, enter_child
+from tests.support.moments import Kill, Moment
+from tests.support.reference import same_bits
+
+WINDOW = TensorWindow((6, 6), stride=4)
+REGION = sl[-20:60, 0:60]
+
+
+def made(store: Any, f: Any, name: str, *args: InfiniteTensor) -> InfiniteTensor:
+    windows = [WINDOW] * len(args)
+    return InfiniteTensor((None, None), f, WINDOW, args, windows, tile_store=store, tensor_id=name)
+
+
+def functions() -> list[Counted]:
+    return [Counted(Scrambled(number, (6, 6), torch.float32)) for number in range(2)]
+
+
+def chain(store: Any, f: list[Counted]) -> InfiniteTensor:
+    return made(store, f[1], "top", made(store, f[0], "below"))
+
+
+def copying(sending: Connection, source: Path, target: Path, kill: Kill | None) -> None:
+    """Copy the chain, and tell of it as it goes."""
+    enter_child()
+    if kill is not None:
+        kill.arm(target)
+    with ZarrTileStore(source, mode="r") as store:
+        sending.send("begun")
+        store.copy("top", target, upstream=True, progress=lambda progress: sending.send(progress.done))
+    sending.send("done")
+
+
+def run(source: Path, target: Path, kill: Kill | None = None, delay: float | None = None) -> int | None:
+    """Copy in a process; it is killed `delay` seconds after it has begun, or kills itself. Its exit code."""
+    receiving, sending = CONTEXT.Pipe(duplex=False)
+    process = CONTEXT.Process(target=copying, args=(sending, source, target, kill), daemon=True)
+    process.start()
+    sending.close()
+    try:
+        assert receiving.poll(DEADLINE)
+        assert receiving.recv() == "begun"
+        if delay is not None:
+            process.join(delay)
+            process.kill()
+        while receiving.poll(DEADLINE):
+            receiving.recv()
+    except EOFError:
+        pass
+    process.join(DEADLINE)
+    process.kill()
+    return process.exitcode
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    with ZarrTileStore(tmp_path / "source", tile_size=8) as store:
+        chain(store, functions())[REGION]
+    return tmp_path / "source"
+
+
+def expected_of(source: Path) -> Any:
+    with ZarrTileStore(source, mode="r") as store:
+        return store.open("top")[REGION]
+
+
+def check_partly_copied(source: Path, target: Path) -> None:
+    """Whatever is there is right: what is missing is computed, and gives the bits of the original."""
+    with open_store(target, mode="r") as store:
+        # Nothing that is there is damaged, and every tensor that is there is whole in what it says of itself.
+        for tensor_id in store:
+            assert store.verify(tensor_id) == []
+        if "top" in store:
+            assert "below" in store
+        assert same_bits(chain(store, functions())[REGION], expected_of(source))
+
+
+def check_finished(source: Path, target: Path) -> None:
+    f = functions()
+    with open_store(target) as store:
+        assert same_bits(chain(store, f)[REGION], expected_of(source))
+        assert [each.calls for each in f] == [[], []]
+        with ZarrTileStore(source, mode="r") as original:
+            for name in ("below", "top"):
+                found, wanted = store.tensor_info(name), original.tensor_info(name)
+                assert (found.tiles_complete, found.tiles_partial) == (wanted.tiles_complete, wanted.tiles_partial)
+                assert store.verify(name) == original.verify(name) == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_copy_that_is_killed_at_random_moments_continues(source: Path, tmp_path: Path, seed: int) -> None:
+    rng, target = random.Random(seed), tmp_path / "target"  # noqa: S311
+    for _ in range(3):
+        run(source, target, delay=rng.uniform(0, 0.25))
+        if (target / "zarr.json").exists():
+            check_partly_copied(source, target)
+    assert run(source, target) == 0
+    check_finished(source, target)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4, 44))
+def test_a_copy_that_is_killed_at_many_more_random_moments_continues(source: Path, tmp_path: Path, seed: int) -> None:
+    test_a_copy_that_is_killed_at_random_moments_continues(source, tmp_path, seed)
+
+
+@pytest.mark.parametrize(
+    "kill",
+    [
+        *(Kill(Moment("", "", number)) for number in (1, 2, 3, 5, 8, 13, 30, 160, 240)),
+        *(Kill(Moment("os.rename", "", number), torn=True) for number in (1, 2, 3, 40)),
+        *(Kill(Moment("os.link", "", number), torn=True) for number in (1, 2, 3, 20)),
+    ],
+    ids=str,
+)
+def test_a_copy_that_dies_before_one_of_its_changes_continues(source: Path, tmp_path: Path, kill: Kill) -> None:
+    target = tmp_path / "target"
+    assert run(source, target, kill) == -signal.SIGKILL
+    if (target / "zarr.json").exists():
+        check_partly_copied(source, target)
+    assert run(source, target) == 0
+    check_finished(source, target)
+
+
+def test_a_copy_that_is_run_again_after_a_kill_moves_only_what_is_missing(source: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    assert run(source, target, Kill(Moment("", r"t-below/tiles-.*/c/", 70))) == -signal.SIGKILL
+    with ZarrTileStore(target) as store:
+        there = store.tensor_info("below").tiles_complete
+    assert there > 0
+    with ZarrTileStore(source, mode="r") as store:
+        below, _ = store.copy("top", target, upstream=True, progress=False).tensors
+        assert below.there == there
+        assert below.tiles == store.tensor_info("below").tiles_complete - there
+
+
+def test_a_copy_into_hdf5_that_is_killed_leaves_a_file_that_is_right_or_does_not_open(
+    source: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "target.h5"
+    for delay in (0.02, 0.05, 0.1):
+        run(source, target, delay=delay)
+        try:
+            with open_store(target) as store:
+                assert [damage for name in store for damage in store.verify(name)] == []
+        except StoreError:
+            target.unlink(missing_ok=True)
+    assert run(source, target) == 0
+    check_finished(source, target)

@@ -1,0 +1,146 @@
+"""kill -9 while regions are exported: each target is whole or not there, and the next export goes on."""
+
+from __future__ import annotations
+
+import random
+import signal
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from infinite_tensor import InfiniteTensor, ZarrTileStore, sl
+from tests.behaviour.views.exports.scenes import names_in, opened, pattern, plane, truth
+from tests.durability.crash.victims import Called, Done, Flushed
+from tests.durability.crash.witness import Witness
+from tests.support.counting import Counted
+from tests.support.interpreters import CONTEXT, DEADLINE, enter_child
+from tests.support.moments import NEVER, Kill, Moment, before
+from tests.support.reference import Index
+
+TARGETS = ["out.zarr", "out.npy", "out.png", "out.tif"]
+REGIONS = [(slice(-8, 16), slice(0, 16)), (slice(-8, 8), slice(0, 16))]
+"""What the first export holds, and the one that takes its place."""
+
+
+def tensor_in(folder: Path, f: Counted) -> InfiniteTensor:
+    return plane(_Named(f), tile_store=ZarrTileStore(folder / "tiles", tile_size=8))
+
+
+class _Named:
+    """An f whose code is the same whoever counts its calls."""
+
+    def __init__(self, f: Counted) -> None:
+        self._f = f
+
+    def __call__(self, ctx: Index) -> object:
+        return self._f(ctx)
+
+
+def export_all(sending: Connection, path: Path, kill: Kill) -> None:
+    """Export to each format, and once more over that, the same every time, unless killed before."""
+    enter_child()
+    changes = kill.arm(path)
+    t = tensor_in(path, Counted(pattern, lambda ctx: sending.send(Called((0, ctx)))))
+    t.fill(sl[REGIONS[0]], progress=False)
+    sending.send(Flushed())
+    for name in TARGETS:
+        if not (path / name).exists():
+            t.export(sl[REGIONS[0]], path / name)
+        t.export(sl[REGIONS[1]], path / name, overwrite=True)
+    t.tile_store.close()
+    sending.send(Done(changes()))
+
+
+def check(folder: Path) -> None:
+    for name in TARGETS:
+        if (folder / name).exists():
+            found = opened(folder / name)
+            assert any(np.array_equal(found, truth(region)) for region in REGIONS)
+    expected = {f".{name}.{what}" for name in TARGETS for what in ("partial", "former")} | {"tiles", *TARGETS}
+    assert expected.issuperset(names_in(folder))
+
+
+def survive(folder: Path, kill: Kill) -> None:
+    """A process that is killed, and one that does everything after it."""
+    folder.mkdir()
+    witness = Witness(folder)
+    assert witness.see(export_all, kill) == -signal.SIGKILL
+    check(folder)
+    flushed = set(witness.flushed)
+    f = Counted(pattern)
+    if flushed:
+        _ = tensor_in(folder, f)[REGIONS[0]]
+        assert not f.calls
+    assert witness.see(export_all, NEVER) == 0
+    assert names_in(folder) == sorted(["tiles", *TARGETS])
+    for name in TARGETS:
+        assert np.array_equal(opened(folder / name), truth(REGIONS[1]))
+
+
+@pytest.mark.parametrize(
+    "kill",
+    [
+        before("os.rename", r"^\.out\.zarr\.partial/export\.json"),
+        before("os.rename", r"^\.out\.zarr\.partial/height/c/", 3, torn=True),
+        before("os.rename", r"^\.out\.zarr\.partial/height/zarr\.json"),
+        before("os.rename", r"^\.out\.zarr\.partial/zarr\.json"),
+        before("os.remove", r"^\.out\.zarr\.partial/export\.json"),
+        before("os.rename", r"^out\.zarr$"),
+        # Between the old one and the new one.
+        before("os.rename", r"^out\.zarr$", 2),
+        before("write", r"^\.out\.npy\.partial", 3),
+        before("os.link", r"^out\.npy$"),
+        before("os.rename", r"^out\.npy$"),
+        before("os.link", r"^out\.png$"),
+        before("os.link", r"^out\.tif$"),
+    ],
+    ids=str,
+)
+def test_an_export_survives_a_kill_at_a_weak_moment(tmp_path: Path, kill: Kill) -> None:
+    survive(tmp_path / "world", kill)
+
+
+@pytest.mark.slow
+def test_an_export_survives_a_kill_at_every_change(tmp_path: Path) -> None:
+    folder = tmp_path / "undisturbed"
+    folder.mkdir()
+    witness = Witness(folder)
+    assert witness.see(export_all, NEVER) == 0
+    assert witness.changes > 50
+    for number in range(1, witness.changes + 1):
+        survive(tmp_path / str(number), Kill(Moment("", "", number)))
+
+
+LARGE = (slice(0, 512), slice(0, 512))
+
+
+def export_large(path: Path, name: str) -> None:
+    """Export until killed, chunk by chunk and row by row."""
+    enter_child()
+    t = tensor_in(path, Counted(pattern))
+    t.export(sl[LARGE], path / name)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_kills_at_any_time_leave_a_whole_target_or_none(name: str, tmp_path: Path) -> None:
+    tensor_in(tmp_path, Counted(pattern)).fill(sl[LARGE], progress=False)
+    rng = random.Random(name)  # noqa: S311  (it hides nothing)
+    kills = 0
+    for _ in range(6):
+        process = CONTEXT.Process(target=export_large, args=(tmp_path, name))
+        process.start()
+        # At a moment that nobody has chosen.
+        process.join(rng.uniform(0.02, 0.25))
+        process.kill()
+        process.join(DEADLINE)
+        if (tmp_path / name).exists():
+            assert np.array_equal(opened(tmp_path / name), truth(LARGE))
+            break
+        kills += 1
+    if not (tmp_path / name).exists():
+        export_large(tmp_path, name)
+    assert np.array_equal(opened(tmp_path / name), truth(LARGE))
+    assert names_in(tmp_path) == sorted(["tiles", name])
+    assert kills

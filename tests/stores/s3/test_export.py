@@ -1,0 +1,161 @@
+"""Exports to S3: a Zarr group that is there when its root document is, which comes last."""
+
+from __future__ import annotations
+
+import signal
+import traceback
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray
+from s3fs import S3FileSystem
+
+from infinite_tensor import InfiniteTensor, StoreError, ValidationError, ZarrTileStore, sl
+from tests.behaviour.views.exports.scenes import REGION, pattern, plane, truth
+from tests.support.counting import Counted
+from tests.support.interpreters import CONTEXT, DEADLINE, enter_child
+from tests.support.s3_proxy import Proxy, Request
+from tests.support.s3_server import READER, S3Server
+
+LARGE = (slice(0, 64), slice(0, 64))
+CHUNKS = 64
+
+
+@pytest.fixture
+def url() -> str:
+    """A prefix that no other test uses, and that ends as the format wants."""
+    return f"s3://tiles/{next(_numbers)}.zarr"
+
+
+_numbers = iter(range(10**6))
+
+
+def read(url: str, options: dict[str, Any]) -> np.ndarray[Any, np.dtype[Any]]:
+    with xarray.open_zarr(url, storage_options={**options, "use_listings_cache": False}) as found:
+        pixels: np.ndarray[Any, np.dtype[Any]] = found["height"].to_numpy()
+        return pixels
+
+
+def keys(bucket: S3FileSystem, url: str) -> list[str]:
+    folder = f"{url.removeprefix('s3://')}/"
+    return sorted(key.removeprefix(folder) for key in bucket.find(url) if key.startswith(folder))
+
+
+def stored(folder: Path) -> InfiniteTensor:
+    return plane(tile_store=ZarrTileStore(folder / "tiles", tile_size=8))
+
+
+def test_xarray_opens_what_was_exported(server: S3Server, url: str) -> None:
+    plane().export(sl[REGION], url, storage_options=server.options())
+    assert np.array_equal(read(url, server.options()), truth())
+
+
+def test_the_root_document_is_written_last(proxy: Proxy, server: S3Server, url: str) -> None:
+    options = {**server.options(), "endpoint_url": proxy.url}
+    plane().export(sl[REGION], url, storage_options=options)
+    written = [target.partition(".zarr/")[2].partition("?")[0] for method, target in proxy.requests if method == "PUT"]
+    assert written[0] == "export.json"
+    assert written[-1] == "zarr.json"
+    chunks = [number for number, key in enumerate(written) if "/c/" in key]
+    documents = [number for number, key in enumerate(written) if key.endswith("/zarr.json")]
+    assert max(chunks) < min(documents)
+
+
+def export_through(path: Path, url: str, options: dict[str, Any]) -> None:
+    enter_child()
+    stored(path).export(sl[LARGE], url, storage_options=options)
+
+
+class KilledAt:
+    """Kills a process as it begins a PUT that changes an export, which is not carried out."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.process: BaseProcess | None = None
+
+    def __call__(self, request: Request) -> bool:
+        if request[0] in ("PUT", "DELETE") and self.process is not None and self.process.pid is not None:
+            self.number -= 1
+            if self.number <= 0:
+                self.process.kill()
+                return True
+        return False
+
+
+# Before any, among the chunks, before the documents, before the root, and before the note is deleted.
+@pytest.mark.parametrize("number", [1, 2, 40, CHUNKS + 2, CHUNKS + 6, CHUNKS + 7])
+def test_a_kill_leaves_no_group_and_the_next_export_goes_on(
+    number: int, proxy: Proxy, server: S3Server, url: str, bucket: S3FileSystem, tmp_path: Path
+) -> None:
+    t = stored(tmp_path)
+    t.fill(sl[LARGE], progress=False)
+    options = {**server.options(), "endpoint_url": proxy.url}
+    killed = KilledAt(number)
+    proxy.refuse = killed
+    killed.process = CONTEXT.Process(target=export_through, args=(tmp_path, url, options))
+    killed.process.start()
+    killed.process.join(DEADLINE)
+    assert killed.process.exitcode == -signal.SIGKILL
+    proxy.refuse = lambda _request: False
+    left = keys(bucket, url)
+    if "zarr.json" in left:
+        assert np.array_equal(read(url, server.options()), truth(LARGE))
+    chunks = [key for key in left if "/c/" in key and key.startswith("height")]
+    before = len(proxy.requests)
+    t.export(sl[LARGE], url, storage_options=options)
+    again = [target for method, target in proxy.requests[before:] if method == "PUT" and "/height/c/" in target]
+    assert len(again) == CHUNKS - len(chunks)
+    assert np.array_equal(read(url, server.options()), truth(LARGE))
+    assert "export.json" not in keys(bucket, url)
+
+
+def test_a_half_done_export_of_something_else_is_refused_unless_it_is_to_be_overwritten(
+    server: S3Server, url: str, bucket: S3FileSystem, tmp_path: Path
+) -> None:
+    def stops(_ctx: object) -> None:
+        if len(f.calls) > 100:
+            raise RuntimeError("no more")
+
+    f = Counted(pattern, stops)
+    t = plane(f, tile_store=ZarrTileStore(tmp_path / "tiles", tile_size=8))
+    with pytest.raises(RuntimeError, match="no more"):
+        t.export(sl[0:256, 0:256], url, storage_options=server.options())
+    assert "export.json" in keys(bucket, url)
+    with pytest.raises(ValidationError, match="an export of something else that has not come to its end at 's3://"):
+        plane().export(sl[REGION], url, storage_options=server.options())
+    plane().export(sl[REGION], url, storage_options=server.options(), overwrite=True)
+    assert np.array_equal(read(url, server.options()), truth())
+    assert not any(key.startswith("height/c/9/") for key in keys(bucket, url))
+
+
+def test_an_export_is_overwritten_from_its_root_on(proxy: Proxy, server: S3Server, url: str) -> None:
+    options = {**server.options(), "endpoint_url": proxy.url}
+    plane().export(sl[LARGE], url, storage_options=options)
+    with pytest.raises(ValidationError, match=r"there is something at 's3://.*' already"):
+        plane().export(sl[REGION], url, storage_options=options)
+    before = len(proxy.requests)
+    plane().export(sl[REGION], url, storage_options=options, overwrite=True)
+    changes = [request for request in proxy.requests[before:] if request[0] in ("PUT", "DELETE", "POST")]
+    assert changes[0][0] == "DELETE"
+    assert changes[0][1].endswith(".zarr/zarr.json")
+    assert np.array_equal(read(url, server.options()), truth())
+
+
+def test_what_is_not_an_export_is_left_as_it_is(server: S3Server, url: str, bucket: S3FileSystem) -> None:
+    with ZarrTileStore(url, storage_options=server.options(), tile_size=8) as store:
+        t = plane(tile_store=store)
+        t.fill(sl[REGION], progress=False)
+        before = keys(bucket, url)
+        for overwrite in (False, True):
+            with pytest.raises(ValidationError, match=r"already|not written by export"):
+                t.export(sl[REGION], url, storage_options=server.options(), overwrite=overwrite)
+        assert keys(bucket, url) == before
+
+
+def test_what_s3_refuses_is_a_store_error_without_the_login(server: S3Server, url: str) -> None:
+    with pytest.raises(StoreError, match=r"cannot write 's3://tiles/\d+.zarr': PermissionError") as caught:
+        plane().export(sl[REGION], url, storage_options=server.options(READER))
+    assert READER[1] not in "".join(traceback.format_exception(caught.value))

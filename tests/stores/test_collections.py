@@ -1,0 +1,170 @@
+"""A store as a collection of its tensors: their number, their ids, which it holds, and what its repr lists of them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+import torch
+from zarr.storage import MemoryStore, WrapperStore
+
+from infinite_tensor import (
+    HDF5TileStore,
+    InfiniteTensor,
+    MemoryTileStore,
+    StoreError,
+    TensorWindow,
+    TileStore,
+    ValidationError,
+    ZarrTileStore,
+)
+from tests.support.dict_store import DictTileStore
+
+KINDS = ("memory", "zarr", "hdf5", "dict")
+
+
+def made(store: TileStore, *names: str, version: int = 0) -> None:
+    for name in names:
+        InfiniteTensor(
+            (None,), lambda _: torch.ones(4), TensorWindow((4,)), tile_store=store, tensor_id=name, version=version
+        )
+
+
+def opened(kind: str, folder: Path) -> TileStore:
+    if kind == "zarr":
+        return ZarrTileStore(folder / "s.zarr")
+    if kind == "hdf5":
+        return HDF5TileStore(folder / "s.h5")
+    return MemoryTileStore() if kind == "memory" else DictTileStore({})
+
+
+@pytest.fixture(params=KINDS)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> TileStore:
+    return opened(request.param, tmp_path)
+
+
+def test_a_store_is_a_collection_of_ids(store: TileStore) -> None:
+    made(store, "b", "a")
+    assert (len(store), list(store)) == (2, ["a", "b"])
+    assert "a" in store
+    assert "c" not in store
+    assert store.tensor_ids() == [*store]
+
+
+def test_what_can_be_no_id_is_not_in_a_store(store: TileStore) -> None:
+    made(store, "a")
+    assert not any(given in store for given in ("", 5, None, ("a",), b"a"))
+
+
+def test_a_uuid_stands_for_its_str(store: TileStore) -> None:
+    name = uuid4()
+    made(store, str(name))
+    assert name in store
+
+
+def test_a_store_without_tensors_is_true(store: TileStore) -> None:
+    assert len(store) == 0
+    assert store
+
+
+def test_a_closed_store_tells_of_no_tensors(store: TileStore) -> None:
+    made(store, "a")
+    store.close()
+    for ask in (lambda: len(store), lambda: list(store), lambda: "a" in store):
+        with pytest.raises(StoreError, match="is closed"):
+            ask()
+
+
+@pytest.mark.parametrize("kind", ["zarr", "hdf5", "dict"])
+def test_tensors_of_an_earlier_store_object_are_found(kind: str, tmp_path: Path) -> None:
+    storage: dict[object, object] = {}
+    for names in (("a",), ()):
+        with DictTileStore(storage) if kind == "dict" else opened(kind, tmp_path) as store:
+            made(store, *names)
+            assert "a" in store
+            assert repr(store) == f"{store}: 1 tensor 'a'"
+
+
+def test_the_repr_lists_what_a_store_holds(store: TileStore) -> None:
+    assert repr(store) == f"{store}: no tensors"
+    made(store, "b", "a")
+    assert repr(store) == f"{store}: 2 tensors 'a', 'b'"
+    store.clear_tensor("a")
+    assert repr(store) == f"{store}: 1 tensor 'b'"
+
+
+def test_a_long_repr_says_how_many_more_there_are(store: TileStore) -> None:
+    made(store, *(f"t{number:02}" for number in range(30)), "z" * 500)
+    text = repr(store)
+    assert text.endswith("'t10', 't11' and up to 19 more")
+    assert len(text) < len(str(store)) + 200
+
+
+def test_the_repr_of_a_closed_store_says_so(store: TileStore) -> None:
+    store.close()
+    assert repr(store) == f"{store}: closed"
+
+
+def test_the_repr_of_a_store_that_has_vanished_is_no_error(tmp_path: Path) -> None:
+    store = ZarrTileStore(tmp_path / "s.zarr")
+    made(store, "a")
+    shutil.rmtree(tmp_path / "s.zarr")
+    assert repr(store) == f"{store}: what it holds cannot be listed (StoreError)"
+
+
+def test_the_repr_of_a_store_that_is_half_made_is_no_error() -> None:
+    half = ZarrTileStore.__new__(ZarrTileStore)
+    half.target, half.mode = "world.zarr", "a"
+    assert repr(half) == "ZarrTileStore('world.zarr', mode='a'): what it holds cannot be listed (AttributeError)"
+
+
+def test_random_ids_are_shown_short() -> None:
+    store = MemoryTileStore()
+    t = InfiniteTensor((None,), lambda _: torch.ones(4), TensorWindow((4,)), tile_store=store)
+    assert repr(store) == f"MemoryTileStore(): 1 tensor unnamed {t.tensor_id[:8]}"
+
+
+class Listed(WrapperStore[MemoryStore]):
+    """Counts how often somebody lists what it holds."""
+
+    listings = 0
+
+    async def list_dir(self, prefix: str) -> AsyncIterator[str]:
+        self.listings += 1
+        async for name in super().list_dir(prefix):
+            yield name
+
+
+def test_errors_and_the_str_of_a_store_list_nothing() -> None:
+    inner = Listed(MemoryStore())
+    store = ZarrTileStore(inner, tile_size=4)
+    made(store, *(f"t{number}" for number in range(30)))
+    before = inner.listings
+    with pytest.raises(ValidationError, match="already holds a tensor 't3' with another definition") as caught:
+        made(store, "t3", version=1)
+    assert "t7" not in f"{caught.value}{store}{store.open('t1')!r}"
+    with pytest.raises(ValidationError, match=r"output_window must be .*, got ZarrTileStore\("):
+        InfiniteTensor((None,), lambda _: torch.ones(4), store)  # type: ignore[arg-type]
+    assert inner.listings == before
+    assert "'t10'" in repr(store)
+    assert inner.listings > before
+
+
+def test_to_look_for_an_id_lists_nothing() -> None:
+    inner = Listed(MemoryStore())
+    store = ZarrTileStore(inner, tile_size=4)
+    made(store, "a")
+    before = inner.listings
+    assert "a" in ZarrTileStore(inner)
+    assert "b" not in store
+    # One is the look for strangers where the root is opened.
+    assert inner.listings - before <= 1
+
+
+def test_an_unknown_id_among_many_is_a_short_error(store: TileStore) -> None:
+    made(store, *(f"t{number:02}" for number in range(30)))
+    with pytest.raises(StoreError, match=r"holds no tensor 'x'; it holds \['t00', .*'t11'\] and 18 more$"):
+        store.open("x")

@@ -1,0 +1,500 @@
+"""Copies between the stores of this library: what is moved as it is, what is encoded anew, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import zarr
+from zarr.codecs import BloscCodec, GzipCodec
+from zarr.core.buffer import Buffer
+from zarr.storage import MemoryStore, WrapperStore
+
+from infinite_tensor import (
+    FillReport,
+    HDF5TileStore,
+    InfiniteTensor,
+    MemoryTileStore,
+    RegionError,
+    StoreError,
+    TensorBlob,
+    TensorWindow,
+    TileStore,
+    ValidationError,
+    WeightedMean,
+    ZarrTileStore,
+    sl,
+)
+from infinite_tensor_stores.zarr.codec import ChunkCodec
+from tests.support.counting import Counted
+from tests.support.dict_store import DictTileStore
+from tests.support.reference import same_bits
+
+LZ4 = BloscCodec(cname="lz4")
+OVERLAPPING = TensorWindow((6, 6), stride=4)
+APART = TensorWindow((6, 6))
+
+
+def noise(ctx: tuple[int, ...]) -> torch.Tensor:
+    return torch.rand(6, 6, generator=torch.Generator().manual_seed(100 * ctx[0] + ctx[1] + 5000))
+
+
+def made(store: Any, f: Any = None, window: TensorWindow = OVERLAPPING, **options: Any) -> InfiniteTensor:
+    return InfiniteTensor((None, None), f or Counted(noise), window, tile_store=store, **{"tensor_id": "t", **options})
+
+
+def chunks_of(store: ZarrTileStore) -> dict[str, bytes]:
+    found = Path(str(store.target)) / store.tensor_info("t").location / "c"
+    return {str(path.relative_to(found)): path.read_bytes() for path in found.rglob("*") if path.is_file()}
+
+
+# Where to.
+
+
+def test_a_copy_goes_to_a_path_a_url_or_a_store(tmp_path: Path) -> None:
+    store = ZarrTileStore(tmp_path / "s.zarr", tile_size=8)
+    expected = made(store)[0:20, 0:20]
+    targets: list[Any] = [
+        tmp_path / "a.zarr",
+        str(tmp_path / "b.zarr"),
+        f"file://{tmp_path}/c.zarr",
+        f"memory://{tmp_path}/d.zarr",
+        tmp_path / "e.h5",
+        HDF5TileStore(tmp_path / "f.h5"),
+        ZarrTileStore(MemoryStore()),
+        DictTileStore({}),
+    ]
+    for target in targets:
+        report = store.copy("t", target, progress=False)
+        f = Counted(noise)
+        copy = made(target, f)
+        assert same_bits(copy[0:20, 0:20], expected)
+        assert f.calls == []
+        assert report.target == str(copy.tile_store)
+        copy.tile_store.close()
+
+
+def test_a_copy_to_hdf5_and_on_to_memory_url_keeps_every_bit(tmp_path: Path) -> None:
+    first, second = ZarrTileStore(tmp_path / "s.zarr", tile_size=8), HDF5TileStore(tmp_path / "s.h5")
+    expected = made(first, blend=WeightedMean("hann"))[0:20, 0:20]
+    first.copy("t", second, progress=False)
+    second.copy("t", "memory://copies/t", progress=False)
+    f = Counted(noise)
+    again = made(ZarrTileStore("memory://copies/t"), f, blend=WeightedMean("hann"))
+    assert same_bits(again[0:20, 0:20], expected)
+    assert f.calls == []
+
+
+def test_another_program_opens_the_copy(tmp_path: Path) -> None:
+    store = ZarrTileStore(tmp_path / "s.zarr", tile_size=8)
+    expected = made(store, dims=("y", "x"))[0:16, 0:16]
+    store.copy("t", tmp_path / "copy.zarr", progress=False)
+    info = ZarrTileStore(tmp_path / "copy.zarr", mode="r").tensor_info("t")
+    array: Any = zarr.open_array(tmp_path / "copy.zarr" / info.location, mode="r")
+    y, x = info.definition["origin"]
+    assert np.array_equal(array[y : y + 16, x : x + 16], expected.numpy())
+    assert array.metadata.dimension_names == ("y", "x")
+
+
+# As it is, or encoded anew.
+
+
+def test_between_zarr_stores_chunks_are_moved_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = ZarrTileStore(tmp_path / "s.zarr", tile_size=8, compressors=LZ4)
+    made(store)[0:20, 0:20]
+    store.flush()
+    stored = chunks_of(store)
+
+    def refuse(_codec: ChunkCodec, _chunks: object) -> None:
+        pytest.fail("a chunk was decoded or encoded")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ChunkCodec, "decode", refuse)
+        patched.setattr(ChunkCodec, "encode", refuse)
+        report = store.copy("t", tmp_path / "copy.zarr", progress=False)
+    copy = ZarrTileStore(tmp_path / "copy.zarr")
+    assert chunks_of(copy) == stored
+    assert copy.tensor_definition("t")["codecs"] == store.tensor_definition("t")["codecs"]
+    assert report.bytes >= sum(map(len, stored.values())) > 0
+
+
+@pytest.mark.parametrize("compressors", [None, GzipCodec(level=1), LZ4], ids=["none", "gzip", "lz4"])
+def test_a_store_that_was_given_compressors_encodes_a_copy_anew(tmp_path: Path, compressors: Any) -> None:
+    store, copy = (
+        ZarrTileStore(tmp_path / "s.zarr", tile_size=8),
+        ZarrTileStore(tmp_path / "c.zarr", compressors=compressors),
+    )
+    expected = made(store)[0:20, 0:20]
+    store.copy("t", copy, progress=False)
+    assert chunks_of(copy).keys() == chunks_of(store).keys()
+    assert chunks_of(copy) != chunks_of(store)
+    assert same_bits(copy.open("t")[0:16, 0:16], expected[:16, :16])
+    fresh = ZarrTileStore(tmp_path / "fresh.zarr", compressors=compressors, tile_size=8)
+    made(fresh)
+    assert copy.tensor_definition("t")["codecs"] == fresh.tensor_definition("t")["codecs"]
+
+
+def test_codecs_that_a_new_tensor_may_not_have_are_not_taken_over(tmp_path: Path) -> None:
+    store = ZarrTileStore(tmp_path / "s.zarr", tile_size=8)
+    made(store)[0:20, 0:20]
+    hostile = [{"name": "bytes"}, {"name": "zstd"}, {"name": "gzip"}, {"name": "crc32c"}]
+    target = ZarrTileStore(tmp_path / "c.zarr")
+    definition = {
+        name: value for name, value in store.tensor_definition("t").items() if name not in ("codecs", "digest")
+    }
+    target._write_copy("u", {**definition, "tensor_id": "u"}, {"codecs": hostile})
+    assert [each["name"] for each in target.tensor_definition("u")["codecs"]] == ["bytes", "zstd", "crc32c"]
+
+
+class Torn(WrapperStore[MemoryStore]):
+    """Storage that changes a byte of every chunk that is written to it."""
+
+    async def set(self, key: str, value: Buffer) -> None:
+        data = bytearray(value.to_bytes())
+        if "/c/" in key:
+            data[len(data) // 2] ^= 1
+        await super().set(key, value.from_bytes(bytes(data)))
+
+
+@pytest.mark.parametrize("compressors", ["auto", LZ4], ids=["as it is", "encoded anew"])
+@pytest.mark.filterwarnings("ignore::infinite_tensor.DamagedDataWarning")
+def test_a_copy_that_does_not_arrive_as_it_was_written_is_an_error(tmp_path: Path, compressors: Any) -> None:
+    store = ZarrTileStore(tmp_path / "s.zarr", tile_size=8)
+    expected = made(store)[0:20, 0:20]
+    with pytest.raises(StoreError, match=r"tile \(.*\) and \d+ more of tensor 't' was copied, and is not read back"):
+        store.copy("t", ZarrTileStore(Torn(MemoryStore()), compressors=compressors), progress=False)
+    assert store.verify("t") == []
+    assert same_bits(store.open("t")[0:16, 0:16], expected[:16, :16])
+
+
+# What is copied.
+
+
+def test_what_is_pending_is_copied_too(tmp_path: Path) -> None:
+    store = ZarrTileStore(tmp_path / "s.zarr", tile_size=64, flush_interval=1e9)
+    f = Counted(noise)
+    expected = made(store, f)[0:6, 0:6]
+    store.copy("t", tmp_path / "c.zarr", progress=False)
+    calls = len(f.calls)
+    assert same_bits(made(ZarrTileStore(tmp_path / "c.zarr"), f)[0:6, 0:6], expected)
+    assert len(f.calls) == calls
+
+
+def test_what_an_open_tensor_of_the_target_has_in_memory_does_not_hide_the_copy(tmp_path: Path) -> None:
+    store, copy = (ZarrTileStore(tmp_path / name, tile_size=8) for name in ("s.zarr", "c.zarr"))
+    f = Counted(noise)
+    there = made(copy, f)
+    there[0:1, 0:1]
+    expected = made(store, f)[0:20, 0:20]
+    calls = len(f.calls)
+    store.copy("t", copy, progress=False)
+    assert same_bits(there[0:20, 0:20], expected)
+    assert len(f.calls) == calls
+
+
+def test_a_region_copies_the_tiles_that_it_touches(tmp_path: Path) -> None:
+    store = ZarrTileStore(tmp_path / "s.zarr", tile_size=8)
+    made(store)[0:40, 0:40]
+    report = store.copy("t", tmp_path / "c.zarr", region=sl[9:12, 3:20], progress=False)
+    copy = ZarrTileStore(tmp_path / "c.zarr")
+    assert report.tiles == 3
+    assert {tuple(key.split("/")) for key in chunks_of(copy)} < {tuple(key.split("/")) for key in chunks_of(store)}
+    assert store.copy("t", tmp_path / "c.zarr", region=sl[5:5, 0:3], progress=False).tiles == 0
+
+
+def chained(store: TileStore) -> InfiniteTensor:
+    below = made(store, tensor_id="below")
+    return made(
+        store, lambda ctx, region: noise(ctx) + region, tensor_id="above", args=(below,), args_windows=(OVERLAPPING,)
+    )
+
+
+def test_upstream_copies_the_named_tensors_of_a_chain_and_tells_which_are_elsewhere(tmp_path: Path) -> None:
+    store, other = ZarrTileStore(tmp_path / "s.zarr", tile_size=8), ZarrTileStore(tmp_path / "o.zarr", tile_size=8)
+    far = made(other, tensor_id="far")
+    top = made(
+        store,
+        lambda ctx, below, far: noise(ctx) + below + far,
+        tensor_id="top",
+        args=(chained(store), far),
+        args_windows=(OVERLAPPING, OVERLAPPING),
+    )
+    top[0:12, 0:12]
+    alone = store.copy("top", tmp_path / "alone.zarr", progress=False)
+    assert [each.tensor_id for each in alone.tensors] == ["top"]
+    report = store.copy("top", tmp_path / "c.zarr", upstream=True, progress=False)
+    assert [each.tensor_id for each in report.tensors] == ["below", "above", "top"]
+    assert report.absent == ("far",)
+    assert "upstream and not in the store: 'far'" in str(report)
+
+
+def test_another_tensor_of_the_id_of_an_upstream_one_is_not_copied(tmp_path: Path) -> None:
+    store = ZarrTileStore(tmp_path / "s.zarr", tile_size=8)
+    chained(store)[0:6, 0:6]
+    with pytest.warns(UserWarning, match="'above' is computed from"):
+        store.clear_tensor("below")
+    made(store, tensor_id="below", version=2)
+    report = store.copy("above", tmp_path / "c.zarr", upstream=True, progress=False)
+    assert ([each.tensor_id for each in report.tensors], report.absent) == (["above"], ("below",))
+
+
+def test_one_conflict_in_a_chain_keeps_all_of_it_from_being_copied(tmp_path: Path) -> None:
+    store, copy = (ZarrTileStore(tmp_path / name, tile_size=8) for name in ("s.zarr", "c.zarr"))
+    chained(store)[0:6, 0:6]
+    made(copy, tensor_id="above", version=7)
+    with pytest.raises(ValidationError, match="already holds a tensor 'above'"):
+        store.copy("above", copy, upstream=True, progress=False)
+    assert copy.tensor_ids() == ["above"]
+
+
+def test_what_is_in_the_way_is_overwritten_when_that_is_said_and_nothing_else(tmp_path: Path) -> None:
+    store, copy = (ZarrTileStore(tmp_path / name, tile_size=8) for name in ("s.zarr", "c.zarr"))
+    expected = chained(store)[0:6, 0:6]
+    store.copy("below", copy, progress=False)
+    made(copy, tensor_id="above", version=7)[0:6, 0:6]
+    report = store.copy("above", copy, upstream=True, overwrite=True, progress=False)
+    assert [(each.tensor_id, each.tiles > 0, each.there > 0) for each in report.tensors] == [
+        ("below", False, True),
+        ("above", True, False),
+    ]
+    assert same_bits(copy.open("above")[0:6, 0:6], expected)
+
+
+def test_a_tensor_is_not_overwritten_by_itself(tmp_path: Path) -> None:
+    store = ZarrTileStore(tmp_path / "s.zarr", tile_size=8)
+    expected = made(store)[0:6, 0:6]
+    for other in (store, tmp_path / "s.zarr", ZarrTileStore(tmp_path / "s.zarr")):
+        with pytest.raises(ValidationError, match="cannot be copied into itself"):
+            store.copy("t", other, overwrite=True, progress=False)
+    assert same_bits(store.open("t")[0:6, 0:6], expected)
+
+
+def test_a_tensor_that_another_function_has_filled_is_another_one(tmp_path: Path) -> None:
+    store, copy = (ZarrTileStore(tmp_path / name, tile_size=8) for name in ("s.zarr", "c.zarr"))
+    made(store)[0:6, 0:6]
+    made(copy, lambda ctx: noise(ctx) + 1)[0:6, 0:6]
+    with pytest.raises(ValidationError, match="f: not the function that computed what is there"):
+        store.copy("t", copy, progress=False)
+
+
+def test_another_tile_size_or_other_names_of_dimensions_are_listed(tmp_path: Path) -> None:
+    store, copy = ZarrTileStore(tmp_path / "s.zarr", tile_size=8), ZarrTileStore(tmp_path / "c.zarr", tile_size=9)
+    made(store, dims=("y", "x"))
+    made(copy, dims=("a", "b"))
+    with pytest.raises(
+        ValidationError, match=r"(?s)tile_size: stored \[9, 9\], given \[8, 8\].*dims: stored \['a', 'b'\]"
+    ):
+        store.copy("t", copy, progress=False)
+
+
+# From and to memory.
+
+
+def test_windows_in_memory_are_copied_into_tiles_and_continue_there(tmp_path: Path) -> None:
+    store, f = MemoryTileStore(), Counted(noise)
+    expected = made(store, f)[-3:20, 0:20]
+    (copied,) = store.copy("t", tmp_path / "c.zarr", progress=False).tensors
+    assert copied.windows == len(f.calls)
+    copy = made(ZarrTileStore(tmp_path / "c.zarr"), f)
+    assert same_bits(copy[-3:20, 0:20], expected)
+    assert len(f.calls) == copied.windows
+    (again,) = store.copy("t", tmp_path / "c.zarr", progress=False).tensors
+    assert (again.windows, again.there) == (0, copied.windows)
+
+
+def test_a_region_in_memory_is_copied_by_its_windows(tmp_path: Path) -> None:
+    store, f = MemoryTileStore(), Counted(noise)
+    made(store, f)[0:40, 0:40]
+    (copied,) = store.copy("t", tmp_path / "c.zarr", region=sl[0:2, 0:2], progress=False).tensors
+    assert copied.windows == 4
+
+
+def test_windows_in_memory_are_copied_into_memory() -> None:
+    store, copy, f = MemoryTileStore(), MemoryTileStore(), Counted(noise)
+    expected = made(store, f, blend=torch.maximum)[0:20, 0:20]
+    calls = len(f.calls)
+    (copied,) = store.copy("t", copy, progress=False).tensors
+    assert copied.windows == calls
+    store.clear_tensor("t")
+    assert same_bits(made(copy, f, blend=torch.maximum)[0:20, 0:20], expected)
+    assert len(f.calls) == calls
+
+
+@pytest.mark.parametrize("blend", [None, "first", "last"])
+def test_tiles_whose_windows_do_not_overlap_are_copied_into_memory(tmp_path: Path, blend: Any) -> None:
+    store, copy, f = ZarrTileStore(tmp_path / "s.zarr", tile_size=8), MemoryTileStore(), Counted(noise)
+    expected = made(store, f, APART, blend=blend)[-5:21, 0:20]
+    (copied,) = store.copy("t", copy, progress=False).tensors
+    assert copied.windows == len(f.calls)
+    assert same_bits(made(copy, f, APART, blend=blend)[-5:21, 0:20], expected)
+    assert len(f.calls) == copied.windows
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"window": OVERLAPPING}, {"blend": torch.maximum}, {"blend_init": 3}, {"blend": WeightedMean("mean")}],
+    ids=["overlapping", "maximum", "blend_init", "mean"],
+)
+def test_windows_that_cannot_be_had_back_from_tiles_are_not_copied_into_memory(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    store, copy = ZarrTileStore(tmp_path / "s.zarr", tile_size=8), MemoryTileStore()
+    made(store, **{"window": APART, **options})[0:6, 0:6]
+    with pytest.raises(ValidationError, match=r"its windows cannot be had back. ZarrTileStore\('memory://name'\)"):
+        store.copy("t", copy, progress=False)
+    assert copy.tensor_ids() == []
+
+
+def test_windows_beyond_the_ends_of_a_tensor_come_back_from_memory(tmp_path: Path) -> None:
+    shape = (10, 10)
+    f = Counted(lambda _: torch.ones(6, 6))
+    store, copy = ZarrTileStore(tmp_path / "s.zarr", tile_size=8), MemoryTileStore()
+
+    def clipped(on: TileStore) -> InfiniteTensor:
+        return InfiniteTensor(shape, f, APART, edge="clip", tile_store=on, tensor_id="t")
+
+    expected = clipped(store)[...]
+    store.copy("t", copy, progress=False)
+    calls = len(f.calls)
+    assert same_bits(clipped(copy)[...], expected)
+    copy.copy("t", ZarrTileStore(tmp_path / "c.zarr", tile_size=8), progress=False)
+    assert same_bits(clipped(ZarrTileStore(tmp_path / "c.zarr"))[...], expected)
+    assert len(f.calls) == calls
+
+
+# What is refused.
+
+
+def test_a_store_is_not_copied_into_itself(tmp_path: Path) -> None:
+    store = ZarrTileStore(tmp_path / "s.zarr", tile_size=8)
+    made(store)
+    (tmp_path / "link").symlink_to(tmp_path / "s.zarr")
+    for same in (store, tmp_path / "s.zarr", tmp_path / "link"):
+        with pytest.raises(ValidationError, match="cannot be copied into itself"):
+            store.copy("t", same, progress=False)
+
+
+def test_a_store_that_is_read_only_gives_copies_and_takes_none(tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path / "s.zarr", tile_size=8) as store:
+        made(store)[0:20, 0:20]
+    reading = ZarrTileStore(tmp_path / "s.zarr", mode="r")
+    assert reading.copy("t", tmp_path / "c.zarr", progress=False).tiles > 0
+    with pytest.raises(ValidationError, match="is read-only: it cannot take a copy"):
+        ZarrTileStore(tmp_path / "c.zarr").copy("t", reading, progress=False)
+
+
+def test_bad_arguments_are_told_before_anything_is_touched(tmp_path: Path) -> None:
+    store = ZarrTileStore(tmp_path / "s.zarr", tile_size=8)
+    made(store)
+    target = tmp_path / "c.zarr"
+    for tensor_id, options, kind, told in (
+        ("x", {}, StoreError, "holds no tensor 'x'"),
+        ("", {}, ValidationError, "tensor_id must be a non-empty str"),
+        ("t", {"region": sl[0:2]}, RegionError, "dimension 1 is unbounded"),
+        ("t", {"upstream": 1}, ValidationError, "upstream must be a bool, got 1"),
+        ("t", {"progress": "no"}, ValidationError, "progress must be"),
+    ):
+        with pytest.raises(kind, match=told):
+            store.copy(tensor_id, target, **options)
+    assert not target.exists()
+    for other in (5, None, MemoryStore(), Path):
+        with pytest.raises(ValidationError, match="other_store must be a TileStore, a path or a URL"):
+            store.copy("t", other)  # type: ignore[arg-type]
+
+
+def test_a_blob_is_no_store_to_copy(tmp_path: Path) -> None:
+    with TensorBlob.open(tmp_path / "b", mode="w", shape=(4,), dtype="float32") as blob:
+        blob.write(torch.ones(3, 4))
+    with TensorBlob.open(tmp_path / "b") as blob:
+        t = blob.as_tensor()
+        with pytest.raises(ValidationError, match="is not a store that tensors can be copied from or to"):
+            t.tile_store.copy(t.tensor_id, tmp_path / "c.zarr", progress=False)
+
+
+def test_a_closed_store_copies_nothing(tmp_path: Path) -> None:
+    store, closed = (ZarrTileStore(tmp_path / name, tile_size=8) for name in ("s.zarr", "c.zarr"))
+    made(store)
+    closed.close()
+    for source, target in ((store, closed), (closed, store)):
+        with pytest.raises(StoreError, match="is closed"):
+            source.copy("t", target, progress=False)
+
+
+# What it tells.
+
+
+def test_progress_is_told_and_ends_with_the_report(tmp_path: Path) -> None:
+    store = ZarrTileStore(tmp_path / "s.zarr", tile_size=8)
+    made(store)[0:20, 0:20]
+    told: list[Any] = []
+    report = store.copy("t", tmp_path / "c.zarr", progress=told.append)
+    assert told[-1].report is report
+    assert told[-1].done == told[-1].total == report.tensors[0].tiles + report.tensors[0].partial
+    assert not isinstance(report, FillReport)
+
+
+def test_a_bar_is_shown_where_it_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = ZarrTileStore(tmp_path / "s.zarr", tile_size=8)
+    made(store)[0:20, 0:20]
+    store.copy("t", tmp_path / "c.zarr", progress="always")
+    assert "tile/s" in capsys.readouterr().err
+
+
+def test_the_progress_may_use_the_stores(tmp_path: Path) -> None:
+    store = ZarrTileStore(tmp_path / "s.zarr", tile_size=8)
+    made(store)[0:20, 0:20]
+    counts: list[int] = []
+    store.copy("t", tmp_path / "c.zarr", progress=lambda _: counts.append(len(store)))
+    assert set(counts) == {1}
+
+
+def test_the_report_is_a_table_and_cannot_be_changed(tmp_path: Path) -> None:
+    store = ZarrTileStore(tmp_path / "s.zarr", tile_size=8)
+    made(store)[0:20, 0:20]
+    report = store.copy("t", tmp_path / "c.zarr", progress=False)
+    title, headings, row = str(report).splitlines()
+    assert title.startswith(f"copied to ZarrTileStore('{tmp_path}/c.zarr', mode='a') in ")
+    assert headings.split() == ["tensor", "tiles", "partial", "moved"]
+    assert row.split()[:3] == ["t", str(report.tensors[0].tiles), str(report.tensors[0].partial)]
+    assert "<table>" in report._repr_html_()
+    with pytest.raises(AttributeError):
+        report.seconds = 0.0  # type: ignore[misc]
+
+
+def test_a_copy_takes_memory_for_a_few_tiles_only(tmp_path: Path) -> None:
+    # 64 MiB of tiles, in batches of 32 MiB of pixels: what is allocated by Python and numpy is traced.
+    import tracemalloc  # noqa: PLC0415  (slows down what comes after it)
+
+    store = ZarrTileStore(tmp_path / "s.zarr", tile_size=512, cache_size_bytes=2**20, compressors=None)
+    big = InfiniteTensor(
+        (None, None),
+        lambda ctx: torch.full((512, 512), float(ctx[0])),
+        TensorWindow((512, 512)),
+        tile_store=store,
+        tensor_id="t",
+    )
+    big.fill(sl[0 : 8 * 512, 0 : 16 * 512], progress=False)
+    store.flush()
+    tracemalloc.start()
+    try:
+        assert store.copy("t", tmp_path / "c.zarr", progress=False).tiles == 128
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 3 * 2**25 + 2**23
+
+
+def test_an_interrupted_copy_says_how_to_continue(tmp_path: Path) -> None:
+    store = ZarrTileStore(tmp_path / "s.zarr", tile_size=8)
+    made(store)[0:20, 0:20]
+
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        store.copy("t", tmp_path / "c.zarr", progress=interrupt)
+    assert "store.copy again" in caught.value.__notes__[0]
+    assert store.copy("t", tmp_path / "c.zarr", progress=False).tensors[0].there > 0
