@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     import dask.array
     import xarray
     import zarr
+    from matplotlib.axes import Axes
 
     from infinite_tensor.groups import TensorGroup
 
@@ -671,6 +672,65 @@ class InfiniteTensor(Fillable):
         from infinite_tensor.views.arrays import dask_of  # noqa: PLC0415
 
         return dask_of(self, region, chunks)
+
+    def show(
+        self,
+        region: object = None,
+        *,
+        ax: Axes | None = None,
+        channel: int | Sequence[int] | None = None,
+        cmap: Any = None,
+        missing: str = "compute",
+        **options: Any,
+    ) -> Axes:
+        """Draw a region with matplotlib, at its coordinates: row 0 lies above row 1, negative ones above that.
+
+        Parameters
+        ----------
+        region : optional
+            As a read takes it, with positive steps. At most two dimensions extend, beside one of channels: ints say
+            where it stands along the others. Default: of an unbounded dimension the pixels from -256 to 256, of a
+            finite one all; of more than two, the last two, at pixel 0 or in the middle of the others.
+        ax : matplotlib.axes.Axes, optional
+            Where to draw. Default: new axes.
+        channel : int or three ints, optional
+            Which channel, or which ones as red, green and blue. The dimension of channels is the one that is called c,
+            channel, band or the like; of three dimensions without names, the first. Default: three channels of uint8 or
+            floats as colours, otherwise the first one.
+        cmap : optional
+            The colour map of one channel, as matplotlib takes it.
+        missing : "compute" or "fill"
+            What becomes of what is not stored: it is computed and stored, as by a read; or left blank, and nothing is
+            computed.
+        **options
+            For ``ax.imshow``, or for ``ax.plot`` where one dimension extends: ``vmin``, ``vmax``, ``interpolation``.
+
+        Returns
+        -------
+        matplotlib.axes.Axes
+            With the names of the dimensions, and a colour bar for one channel, which runs from the lowest value to the
+            highest. Of complex numbers their absolute values are drawn.
+
+        Raises
+        ------
+        ImportError
+            If matplotlib is missing.
+        RegionError
+            (an IndexError) If `region` is no region of this tensor.
+        ValidationError
+            If it is empty, more than two dimensions extend, it is too large to draw, or another argument does not fit.
+            Nothing has been computed then.
+        """
+        # What is seen of a tensor stands on tensors.
+        from infinite_tensor.views.drawing import draw  # noqa: PLC0415
+
+        return draw(self, region, ax=ax, channel=channel, cmap=cmap, missing=missing, **options)
+
+    def _repr_html_(self) -> str:
+        # What is seen of a tensor stands on tensors.
+        from infinite_tensor.views.notebook import html_of_tensor  # noqa: PLC0415
+
+        return html_of_tensor(self)
 
     def export(
         self,

@@ -554,6 +554,12 @@ class TensorGroup(Fillable):
         """Pickle by reference, as tensors are."""
         return self._of_members, (self._members,)
 
+    def _repr_html_(self) -> str:
+        # What is seen of a group stands on groups.
+        from infinite_tensor.views.notebook import html_of_group  # noqa: PLC0415
+
+        return html_of_group(self)
+
     def __repr__(self) -> str:
         lines = [_line(member) for member in self._members.values()]
         return f"{type(self).__name__}(shape={self.shape}, tensors:\n    " + "\n    ".join(lines) + ")"

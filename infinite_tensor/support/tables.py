@@ -7,6 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
+from infinite_tensor.support.html import escaped, table
+
 _RANDOM_ID = re.compile(r"([0-9a-f]{8})(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}(/.*)?")
 """That of a tensor, or of an output of one ``f``, whose key stands behind it."""
 
@@ -29,7 +31,8 @@ class Tabular(ABC):
         return _text_table(self._title, *self._table())
 
     def _repr_html_(self) -> str:
-        return _html_table(self._title, *self._table())
+        headings, rows = self._table()
+        return table(self._title, headings, [[escaped(cell) for cell in row] for row in rows])
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
         """The headings and rows to show."""
@@ -46,16 +49,6 @@ def _text_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str
         first, *others = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
         lines.append("  ".join([first.lstrip().ljust(widths[0]), *others]).rstrip())
     return "\n".join([title, *lines])
-
-
-def _html_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The same for a notebook."""
-    # As rarely needed as long to import.
-    import html  # noqa: PLC0415
-
-    head = "".join(f"<th>{html.escape(heading)}</th>" for heading in headings)
-    body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f"<table><caption>{html.escape(title)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def shown_id(tensor_id: str) -> str:

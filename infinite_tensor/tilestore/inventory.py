@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ import numpy.typing as npt
 
 from infinite_tensor.geometry.points import Index, IntArray, as_tuples, points_of_boxes, unique_points
 from infinite_tensor.geometry.window import WindowGrid
+from infinite_tensor.support.html import code, escaped, facts, panel
 from infinite_tensor.support.tables import bytes_of, count_of
 from infinite_tensor.tilestore.layout import TileLayout
 
@@ -61,6 +63,17 @@ class TensorInfo:
         }
         lines = [f"  {name:<14}  {value}" for name, value in rows.items() if value is not None]
         return "\n".join([f"tensor {self.tensor_id!r}", *lines])
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("complete tiles", escaped(count_of(self.tiles_complete))),
+            ("partial tiles", escaped(count_of(self.tiles_partial))),
+            ("stored", escaped(bytes_of(self.bytes_stored))),
+            ("location", code(self.location)),
+            ("OME-Zarr", escaped("yes" if self.why_no_ome is None else f"no: {self.why_no_ome}")),
+        ]
+        fields = [(name, code(json.dumps(value))) for name, value in self.definition.items() if name != "tensor_id"]
+        return panel("TensorInfo", code(self.tensor_id), facts([*rows, *fields]))
 
 
 @dataclass(frozen=True)

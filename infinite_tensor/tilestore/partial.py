@@ -266,6 +266,11 @@ class TileInProgress:
                 self._keep(rank, as_array(piece))
         self._absorb()
 
+    @property
+    def record(self) -> Record:
+        """The tensor that it is a tile of."""
+        return self._record
+
     def read(self, target: Array, low: Sequence[int]) -> None:
         """Blend the pixels from `low` on, all of whose windows are known, into `target`."""
         if self.pixels is not None:

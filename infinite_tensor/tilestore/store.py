@@ -425,6 +425,12 @@ class TileStore:
         with self.contents.lock:
             self.contents.delete_group(group_id)
 
+    def _repr_html_(self) -> str:
+        # What is seen of a store stands on tensors.
+        from infinite_tensor.views.notebook import html_of_store  # noqa: PLC0415
+
+        return html_of_store(self)
+
     # Its life.
 
     def flush(self) -> None:

@@ -98,6 +98,8 @@ class RemoteStore(FsspecStore):
     """What `FsspecStore` does, without showing a credential."""
 
     fs: MaskedFileSystem
+    lists_in_pages = False
+    """Whether a listing that is given up asks for no more of it."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({type(self.fs.files).__name__}, {self.fs.mask.text(self.path)!r})"

@@ -48,6 +48,7 @@ class S3Store(RemoteStore):
     """Objects below a prefix of a bucket, without the further requests that make a file system of them."""
 
     fs: S3Requests
+    lists_in_pages = True
 
     async def read(self, key: str, most: int) -> bytes | None:
         """The object, None if there is none; `Unreadable`, and not fetched, if it is larger than `most` bytes."""

@@ -170,7 +170,7 @@ class TestPlan:
     def test_it_is_a_table_in_a_notebook(self) -> None:
         t = InfiniteTensor((None,), lambda _ctx: torch.ones(2), TensorWindow((2,)), tensor_id="<b>")
         shown = t.plan(sl[0:4])._repr_html_()
-        assert "<td>&lt;b&gt;</td>" in shown
+        assert ">&lt;b&gt;</td>" in shown
         assert "<b>" not in shown
 
     def test_a_tensor_without_a_name_is_called_unnamed(self) -> None:
@@ -314,7 +314,7 @@ class TestFill:
             ["0", "16", "1", "16.0", "KiB"],
             ["all", "16", "1", "16.0", "KiB"],
         ]
-        assert "<table>" in report._repr_html_()
+        assert "<table" in report._repr_html_()
 
 
 def test_a_ctrl_c_loses_nothing(store: ZarrTileStore, tmp_path: Path) -> None:

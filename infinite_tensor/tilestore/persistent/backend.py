@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from infinite_tensor.geometry.points import MOST_AT_ONCE, Index, check_count
+from infinite_tensor.tilestore.glance import StoredSize
 from infinite_tensor.tilestore.inventory import Damage, Garbage, TensorInfo
 from infinite_tensor.tilestore.partial import PartialTile
 from infinite_tensor.tilestore.persistent.documents import Documents
@@ -232,6 +233,13 @@ class Backend(ABC):
     def _describe_tensor(self, tensor_id: str, definition: dict[str, Any]) -> TensorInfo:
         """What is stored of a tensor."""
         raise NotImplementedError(f"{type(self).__name__} does not describe its tensors")
+
+    def _stored_size(self, tensor_id: str, definition: dict[str, Any], most: int) -> StoredSize | None:  # noqa: ARG002
+        """How many complete tiles of a tensor there are, counted up to about `most`, in a request or two.
+
+        None where that cannot be told so quickly.
+        """
+        return None
 
     def _verify_tensor(self, tensor_id: str, *, repair: bool) -> list[Damage]:
         """What is damaged of all that is stored of a tensor; dropped, but for a definition, if it is to be repaired."""

@@ -15,6 +15,7 @@ from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.window_sets import BoxUnion
 from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.support.interrupts import interrupts_shown
+from infinite_tensor.tilestore.glance import StoredSize
 from infinite_tensor.tilestore.inventory import Damage, Garbage, TensorInfo
 from infinite_tensor.tilestore.layout import Record
 from infinite_tensor.tilestore.messages import warn_of_damage
@@ -152,6 +153,12 @@ class Storage:
                 found[tile] = None
         return found
 
+    def unreadable(self, record: Record, tiles: Sequence[Index]) -> list[Index]:
+        """Those of some tiles that are there, although nothing was read: damaged, where nobody has just stored them."""
+        there = self.those_there(record.spec.tensor_id, tiles)
+        again = self.read_tiles(record, there) if there else {}
+        return [tile for tile, block in again.items() if block is None]
+
     def read_partials(self, record: Record, tiles: Sequence[Index]) -> dict[Index, PartialTile | None]:
         """What is stored of incomplete tiles, None where nothing is."""
         tensor_id = record.spec.tensor_id
@@ -246,6 +253,11 @@ class Storage:
         with _Call(self, "describe", tensor_id) as call:
             stored = call.backend._read_definition(tensor_id) is not None
             return call.backend._describe_tensor(tensor_id, definition) if stored else None
+
+    def stored_size(self, tensor_id: str, definition: dict[str, Any], most: int) -> StoredSize | None:
+        """How many complete tiles of a tensor there are, counted up to about `most`; None where that takes long."""
+        with _Call(self, "describe", tensor_id) as call:
+            return call.backend._stored_size(tensor_id, definition, most)
 
     def verify(self, tensor_id: str, *, repair: bool) -> list[Damage]:
         """What is damaged of all that is stored of a tensor; dropped, where it is to be repaired."""

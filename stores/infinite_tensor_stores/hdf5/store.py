@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from infinite_tensor.errors import StoreError, ValidationError
+from infinite_tensor.tilestore.glance import StoredSize
 from infinite_tensor.tilestore.inventory import Damage, Garbage, TensorInfo
 from infinite_tensor.tilestore.messages import cleared_elsewhere, vanished
 from infinite_tensor.tilestore.persistent.sealed import TENSOR, name_of, sealed
@@ -247,6 +248,10 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
         with file.lock:
             complete, partial, stored = file.group(name, definition).describe()
         return TensorInfo(tensor_id, definition, complete, partial, stored, f"/{name}/tiles")
+
+    def _stored_size(self, tensor_id: str, definition: dict[str, Any], most: int) -> StoredSize:  # noqa: ARG002
+        info = self._describe_tensor(tensor_id, definition)
+        return StoredSize(info.tiles_complete, info.bytes_stored)
 
     def _damages(self, definition: Mapping[str, Any], *, repair: bool) -> list[Damage]:
         if repair:

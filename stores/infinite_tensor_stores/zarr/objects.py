@@ -236,6 +236,22 @@ class Objects:
             for keys in self.pages(prefix):
                 yield dict(zip(keys, self.sizes(keys), strict=True))
 
+    def first_page(self, prefix: str, most: int) -> tuple[list[str], int | None, bool] | None:
+        """The first keys below a folder, up to `most`, their bytes, and whether these are all: in a request or two.
+
+        The bytes are None where they would take a request for each key. All is None where a listing has no end that it
+        can be stopped before.
+        """
+        store = self.store
+        if isinstance(store, RemoteStore):
+            if not store.lists_in_pages:
+                return None
+            sized = dict(islice(_listed(store.list_sizes(f"{prefix}/"), most), most))
+            return list(sized), sum(sized.values()), len(sized) < most
+        keys = next(self.pages(prefix, most), [])
+        known = isinstance(store, LocalStore | MemoryStore)
+        return keys, sum(self.sizes(keys)) if known else None, len(keys) < most
+
     @property
     def may_hold_temporary_files(self) -> bool:
         """Whether processes that were killed may have left files behind that stand for no object."""
@@ -383,12 +399,12 @@ def _empty_folders(root: Path, prefix: str) -> Iterator[str]:
             yield path.relative_to(root).as_posix()
 
 
-def _listed(entries: AsyncIterator[T]) -> Iterator[T]:
+def _listed(entries: AsyncIterator[T], length: int = _PAGE) -> Iterator[T]:
     async def some() -> list[T]:
         found = []
         async for entry in entries:
             found.append(entry)
-            if len(found) == _PAGE:
+            if len(found) == length:
                 break
         return found
 

@@ -13,6 +13,7 @@ from zarr.storage import LocalStore
 
 from infinite_tensor.errors import StoreError
 from infinite_tensor.geometry.points import Index
+from infinite_tensor.tilestore.glance import StoredSize
 from infinite_tensor.tilestore.inventory import Garbage, TensorInfo
 from infinite_tensor.tilestore.messages import cleared_elsewhere, vanished
 from infinite_tensor.tilestore.persistent.documents import layout_of
@@ -326,6 +327,14 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
         (document,) = self._objects.get([place.group])
         stored = document is not None and OME in attributes_of_others(document)
         return None if stored else "its group has none of its attributes: an earlier version stored the definition"
+
+    def _stored_size(self, tensor_id: str, definition: dict[str, Any], most: int) -> StoredSize | None:  # noqa: ARG002
+        place = Place.of(definition)
+        page = self._objects.first_page(f"{place.array}/c", most)
+        if page is None:
+            return None
+        keys, size, whole = page
+        return StoredSize(sum(place.tile_of_chunk(key) is not None for key in keys), size, whole)
 
     def _collect_garbage(self) -> Garbage:
         if self._vanished:

@@ -194,7 +194,7 @@ def test_what_was_dropped_prints_as_a_table(data: Data) -> None:
     assert lines[1].split() == ["tensor", "windows", "tiles", "pixels", "store"]
     assert lines[2].split() == ["ground", "2", "0", "[18:25]", "MemoryTileStore()"]
     assert lines[-1].split() == ["all", "10", "0"]
-    assert "<td>[18:25]</td>" in told._repr_html_()
+    assert ">[18:25]</td>" in told._repr_html_()
 
 
 PERSISTENT = {name: open_ for name, open_ in KINDS.items() if name in ("zarr", "hdf5")}

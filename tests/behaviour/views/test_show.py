@@ -1,0 +1,205 @@
+"""Regions drawn with matplotlib, at their coordinates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from infinite_tensor import InfiniteTensor, RegionError, TensorWindow, ValidationError, from_array, sl
+from tests.support.counting import Counted
+from tests.support.dict_store import DictTileStore
+from tests.support.reference import Index
+
+mpl.use("Agg")
+
+import matplotlib.pyplot as plt
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    yield
+    plt.close("all")
+
+
+def ramp(ctx: Index) -> torch.Tensor:
+    y, x = (torch.arange(4.0) + 4 * i for i in ctx)
+    return 1000 * y[:, None] + x
+
+
+def tensor_of(f: Callable[..., Any] = ramp, **options: Any) -> InfiniteTensor:
+    given: dict[str, Any] = {"tile_store": DictTileStore({}, tile_size=4), "tensor_id": "height", "dims": ("y", "x")}
+    options = given | options
+    return InfiniteTensor((None, None), f, TensorWindow((4, 4)), **options)
+
+
+def show(t: InfiniteTensor, *region: Any, **options: Any) -> Any:
+    """The axes, of which nobody knows the types."""
+    return t.show(*region, **options)
+
+
+def extent(ax: Any) -> list[float]:
+    """From where to where the image of some axes reaches: left, right, bottom, top."""
+    return list(ax.images[0].get_extent())
+
+
+def drawn_on(ax: Any) -> npt.NDArray[Any]:
+    """The values of the image of some axes; NaN where it is blank."""
+    return np.asarray(np.ma.filled(ax.images[0].get_array(), np.nan))
+
+
+def value_at(ax: Any, y: float, x: float) -> Any:
+    """What is drawn at a place, by the coordinates of the axes."""
+    left, right, bottom, top = extent(ax)
+    values = drawn_on(ax)
+    row = int((y - top) / (bottom - top) * values.shape[0])
+    column = int((x - left) / (right - left) * values.shape[1])
+    return values[row, column]
+
+
+def test_pixels_are_drawn_at_their_coordinates_with_row_0_above_row_1() -> None:
+    ax = show(tensor_of(), sl[-5:9, 2:10])
+    assert extent(ax) == [1.5, 9.5, 8.5, -5.5]
+    assert value_at(ax, -5, 2) == -4998
+    assert value_at(ax, 8, 9) == 8009
+    top, bottom = ax.transData.transform([(2, -5), (2, 8)])[:, 1]
+    assert top > bottom
+    assert (ax.get_xlabel(), ax.get_ylabel(), ax.get_title()) == ("x", "y", "height")
+
+
+def test_one_channel_has_a_colour_bar_and_colours_have_none() -> None:
+    ax = show(tensor_of(), sl[0:4, 0:4])
+    assert ax.images[0].colorbar is not None
+    colours = from_array(torch.rand(3, 4, 5), dims=("c", "y", "x"))
+    ax = show(colours)
+    assert ax.images[0].colorbar is None
+    assert np.allclose(drawn_on(ax), colours[...].movedim(0, -1))
+
+
+def test_into_axes_that_are_given_with_options_of_matplotlib() -> None:
+    _, axes = plt.subplots(1, 2)
+    ax = show(tensor_of(), sl[0:4, 0:4], ax=axes[1], cmap="terrain", vmin=-1, vmax=7)
+    assert ax is axes[1]
+    assert ax.images[0].get_cmap().name == "terrain"
+    assert ax.images[0].get_clim() == (-1, 7)
+
+
+def test_with_a_step() -> None:
+    ax = show(tensor_of(), sl[0:8:2, 0:9:4])
+    assert extent(ax) == [-2, 10, 7, -1]
+    assert value_at(ax, 6, 8) == 6008
+
+
+def test_by_default_all_of_a_finite_tensor_and_the_origin_of_another() -> None:
+    assert extent(show(from_array(torch.rand(6, 9)))) == [-0.5, 8.5, 5.5, -0.5]
+    t = InfiniteTensor((None, None), lambda _: torch.ones(64, 64), TensorWindow((64, 64)))
+    assert extent(show(t)) == [-256.5, 255.5, 255.5, -256.5]
+
+
+def test_by_default_the_middle_of_a_volume() -> None:
+    volume = torch.rand(5, 6, 7)
+    ax = show(from_array(volume, dims=("z", "y", "x")))
+    assert np.allclose(drawn_on(ax), volume[2])
+    assert ax.get_title() == "z=2"
+
+
+@pytest.mark.parametrize(("channel", "picked"), [(None, [0]), (2, [2]), (-1, [4]), ((4, 0, 1), [4, 0, 1])])
+def test_channels(channel: Any, picked: list[int]) -> None:
+    bands = torch.rand(5, 6, 7)
+    drawn = drawn_on(show(from_array(bands, dims=("band", "y", "x")), channel=channel))
+    assert np.allclose(drawn, bands[picked[0]] if len(picked) == 1 else bands[picked].movedim(0, -1))
+
+
+def test_other_dtypes() -> None:
+    for dtype in (torch.bool, torch.uint16, torch.bfloat16, torch.int64):
+        values = torch.arange(12).reshape(3, 4).to(dtype)
+        assert np.allclose(drawn_on(show(from_array(values))), values.double())
+    waves = torch.tensor([[3 + 4j, 0]])
+    assert drawn_on(show(from_array(waves), sl[0:1, 0:2])).tolist() == [[5, 0]]
+
+
+def test_one_dimension_is_a_line() -> None:
+    t = InfiniteTensor((None,), lambda ctx: torch.arange(4.0) + 4 * ctx[0], TensorWindow((4,)), dims=("t",))
+    ax = show(t, sl[-3:5:2])
+    (line,) = ax.lines
+    assert line.get_xdata().tolist() == [-3, -1, 1, 3]
+    assert line.get_ydata().tolist() == [-3, -1, 1, 3]
+    assert ax.get_xlabel() == "t"
+    ax = show(tensor_of(), sl[2, 0:4])
+    assert ax.lines[0].get_ydata().tolist() == [2000, 2001, 2002, 2003]
+    assert ax.get_title() == "height, y=2"
+
+
+def test_what_is_missing_is_computed_or_left_blank() -> None:
+    f = Counted(ramp)
+    t = tensor_of(f)
+    t[0:4, 0:4]
+    calls = list(f.calls)
+    ax = show(t, sl[-2:6, 0:8], missing="fill")
+    assert f.calls == calls
+    drawn = drawn_on(ax)
+    known = np.zeros((8, 8), bool)
+    known[2:6, 0:4] = True
+    assert (np.isnan(drawn) == ~known).all()
+    assert drawn[2, 3] == 3
+    show(t, sl[0:4, 0:8])
+    assert f.calls == [*calls, (0, 1)]
+
+
+def test_missing_colours_are_blank() -> None:
+    window = TensorWindow((3, 4, 4), dimension_map=(None, 1, 2))
+    t = InfiniteTensor(
+        (3, None, None),
+        lambda _: torch.zeros(3, 4, 4),
+        window,
+        tile_store=DictTileStore({}, tile_size=4),
+        dims=("c", "y", "x"),
+    )
+    t[:, 0:4, 0:4]
+    drawn = drawn_on(show(t, sl[:, 0:4, 0:8], missing="fill"))
+    assert (drawn[:, :4] == 0).all()
+    assert (drawn[:, 4:] == 0.85).all()
+
+
+@pytest.mark.parametrize(
+    ("region", "options", "message"),
+    [
+        (sl[0:0, 0:4], {}, "the region is empty"),
+        (sl[4:0:-1, 0:4], {}, "steps must be positive"),
+        (sl[1, 2], {}, "extends along one or two dimensions beside channels, and the region along 0;"),
+        (sl[0:100_000, 0:100_000], {}, "the region has 100,000 x 100,000 pixels to draw"),
+        (sl[0:4, 0:4], {"missing": "skip"}, "missing must be"),
+        (sl[0:4, 0:4], {"channel": 1}, "the tensor has no dimension of channels"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused_before_anything_is_computed(
+    region: Any, options: dict[str, Any], message: str
+) -> None:
+    f = Counted(ramp)
+    with pytest.raises(ValidationError, match=message):
+        show(tensor_of(f), region, **options)
+    assert f.calls == []
+    assert plt.get_fignums() == []
+
+
+def test_more_dimensions_than_a_picture_has() -> None:
+    volume = from_array(torch.rand(5, 6, 7), dims=("z", "y", "x"))
+    with pytest.raises(ValidationError, match=r"along 3: 'z', 'y', 'x'; give slices for two"):
+        show(volume, sl[0:2, 0:2, 0:2])
+    assert show(volume, sl[:, 3, :]).get_ylabel() == "z"
+
+
+@pytest.mark.parametrize("channel", [3, -4, "red", (0, 1), (0, 1, 9), 0.5])
+def test_channels_that_are_not_there(channel: Any) -> None:
+    with pytest.raises(ValidationError, match="channel must be an int, or three of them, from -3 to 2"):
+        show(from_array(torch.rand(3, 4, 5), dims=("c", "y", "x")), channel=channel)
+
+
+def test_a_region_that_is_none() -> None:
+    with pytest.raises(RegionError):
+        show(tensor_of(), sl[0:4])

@@ -1,0 +1,66 @@
+"""What a notebook asks of S3 to show a tensor or a store, counted on the wire."""
+
+from __future__ import annotations
+
+import torch
+
+from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore
+from infinite_tensor.views import notebook
+from tests.support.counting import Constant, Counted
+from tests.support.html import Page
+from tests.support.s3_proxy import Proxy
+from tests.support.s3_server import S3Server
+
+TILE = 4
+
+
+def through(proxy: Proxy, server: S3Server, url: str) -> ZarrTileStore:
+    return ZarrTileStore(url, tile_size=TILE, storage_options={**server.options(), "endpoint_url": proxy.url})
+
+
+def tensor_in(store: ZarrTileStore, f: Counted, tensor_id: str = "t") -> InfiniteTensor:
+    return InfiniteTensor((None, None), f, TensorWindow((TILE, TILE)), tile_store=store, tensor_id=tensor_id)
+
+
+def test_a_tensor_costs_two_requests_for_each_of_sixteen_tiles_and_three_more(
+    proxy: Proxy, server: S3Server, url: str
+) -> None:
+    f = Counted(Constant((TILE, TILE)))
+    with through(proxy, server, url) as store:
+        t = tensor_in(store, f)
+        with proxy.counting() as created:
+            t._repr_html_()
+        t[-4:160, -4:120]
+    calls = list(f.calls)
+    with through(proxy, server, url) as store:
+        t = tensor_in(store, f)
+        with proxy.counting() as shown:
+            page = Page(t._repr_html_())
+    assert f.calls == calls
+    assert "at least 1,000 complete tiles" in page.text
+    # The definition, with the root of the store; the first thousand chunks; a look for tiles that somebody else wrote.
+    assert sum(created.values()) <= 5
+    # 9 of the 16 tiles around the origin are stored.
+    assert shown == {"GET": 2 + 16, "HEAD": 16 - 9, "LIST": 1}
+
+
+def test_a_store_costs_three_requests_a_row(proxy: Proxy, server: S3Server, url: str) -> None:
+    with through(proxy, server, url) as store:
+        for number in range(3):
+            tensor_in(store, Counted(lambda _: torch.ones(TILE, TILE)), f"t{number}")
+        with proxy.counting() as shown:
+            page = Page(store._repr_html_())
+    assert "t2" in page.text
+    assert shown["LIST"] == 1 + 3
+    assert sum(shown.values()) <= 1 + 1 + 3 + 3 * 3
+
+
+def test_a_server_that_is_down_is_told_of_in_time(server: S3Server, url: str) -> None:
+    proxy = Proxy(server.url)
+    options = {**server.options(), "endpoint_url": proxy.url}
+    store = ZarrTileStore(url, tile_size=TILE, storage_options=options, timeout=0.5)
+    t = tensor_in(store, Counted(Constant((TILE, TILE))))
+    proxy.close()
+    text = Page(t._repr_html_()).text
+    assert "could not" in text or f"not answered within {notebook.LONGEST_SECONDS:g} s" in text
+    store.close(discard=True)
