@@ -7,6 +7,7 @@ been blended in. What differs between storages is in `Backend`.
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,7 +21,7 @@ from infinite_tensor.support.allocation import as_array
 from infinite_tensor.support.interrupts import Mark, store_method
 from infinite_tensor.tilestore.contents import Access, Contents
 from infinite_tensor.tilestore.inventory import Damage, Dropped, Inventory, Known, TensorInfo
-from infinite_tensor.tilestore.layout import TileLayout
+from infinite_tensor.tilestore.layout import Record, TileLayout
 from infinite_tensor.tilestore.lru import LRU
 from infinite_tensor.tilestore.messages import warn_of_changes
 from infinite_tensor.tilestore.partial import TileInProgress
@@ -173,10 +174,8 @@ class PersistentContents(Contents):
 
     def serve(self, spec: TensorSpec, start: Sequence[int], out: torch.Tensor) -> bool:
         """Copy a region whose tiles are complete and in memory, where there is no failure to tell of."""
-        record = self.registry.records.get(spec.tensor_id)
-        if self.closed or record is None or out.device.type != "cpu":
-            return False
-        if record.spec is not spec and record.spec.definition.digest != spec.definition.digest:
+        record = self._record_in_memory(spec)
+        if record is None or out.device.type != "cpu":
             return False
         layout, stop = record.layout, [a + n for a, n in zip(start, out.shape, strict=True)]
         tiles = self.tiles.complete(record, layout.box(start, stop))
@@ -184,6 +183,26 @@ class PersistentContents(Contents):
             return False
         layout.copy({tile: as_array(entry) for tile, entry in tiles.items()}, as_array(out), start)
         return True
+
+    def tile_in_memory(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> torch.Tensor | None:
+        """A tile of the cache, of which all pixels are in the tensor."""
+        record = self._record_in_memory(spec)
+        if record is None or self.flush_requested:
+            return None
+        low, high = record.layout.box(start, stop)
+        tile = tuple(low)
+        if [i + 1 for i in low] != high or record.layout.start(tile) != tuple(start):
+            return None
+        found = self.tiles.complete(record, (low, high))
+        return found[tile] if found and tuple(found[tile].shape) == tuple(map(operator.sub, stop, start)) else None
+
+    def _record_in_memory(self, spec: TensorSpec) -> Record | None:
+        """The tensor as it is known, without a look into storage; None where it is not, or there is none to serve."""
+        record = self.registry.records.get(spec.tensor_id)
+        if self.closed or record is None:
+            return None
+        same = record.spec is spec or record.spec.definition.digest == spec.definition.digest
+        return record if same else None
 
     def migrate(self, spec: TensorSpec, moved: TensorSpec) -> None:
         """A device may change, tiles are kept on the CPU; a dtype is part of what is stored."""
