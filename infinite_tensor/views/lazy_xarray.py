@@ -1,12 +1,17 @@
-"""How xarray reads what is not in memory: the interface that it has for backends."""
+"""How xarray reads what is not in memory: the interface that it has for backends.
+
+Most of it lies in `xarray.core`, from where xarray's guide for authors of backends takes it.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import numpy.typing as npt
+import pandas as pd
 from xarray.backends import BackendArray
 from xarray.core.indexing import (
+    CopyOnWriteArray,
     ExplicitIndexer,
     IndexingSupport,
     LazilyIndexedArray,
@@ -27,7 +32,17 @@ class _Lazy(BackendArray):
         found: npt.NDArray[Any] = explicit_indexing_adapter(key, self.shape, IndexingSupport.BASIC, read)
         return found
 
+    def __deepcopy__(self, _memo: object) -> Self:
+        # Nothing about it changes, and a copy of the tensor would be without what is in memory.
+        return self
 
-def lazily(pixels: Pixels) -> LazilyIndexedArray:
-    """An array for a `xarray.Variable` that reads what is used of it."""
-    return LazilyIndexedArray(_Lazy(pixels))
+
+def lazily(pixels: Pixels) -> CopyOnWriteArray:
+    """An array for a `xarray.Variable` that reads what is used of it; who writes into it writes into a copy."""
+    # As xarray does itself, against the types that it declares.
+    return CopyOnWriteArray(LazilyIndexedArray(_Lazy(pixels)))  # type: ignore[arg-type]
+
+
+def span(first: int, extent: int) -> pd.RangeIndex:
+    """The coordinates from a first one on, which take no memory."""
+    return pd.RangeIndex(first, first + extent)
