@@ -437,8 +437,8 @@ class TensorGroup(Fillable):
             An array per tensor, as of `InfiniteTensor.as_zarr`. xarray opens it as
             ``xarray.open_zarr(group.as_zarr().store)``, or, if groups nest, as
             ``xarray.open_datatree(group.as_zarr().store, engine="zarr")``. Arrays share a dimension that has the same
-            name and the same pixels in both; if it has other pixels, its name in the later array begins with the key
-            of that tensor, as in ``coarse_y``.
+            name, pixels and scale in both; otherwise its name in the later array begins with the key of that tensor,
+            as in ``coarse_y``.
 
         Raises
         ------
@@ -453,7 +453,7 @@ class TensorGroup(Fillable):
         selection = None if region is None else parse(region, self.shape)
         return zarr_of_members(
             {
-                key: (member.tensor, None if selection is None else member.selection(selection))
+                key: (member.tensor, None if selection is None else member.selection(selection), member.scale_of_all)
                 for key, member in self._members.items()
             }
         )

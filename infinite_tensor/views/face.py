@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -47,10 +48,13 @@ def zarr_of(tensor: InfiniteTensor, region: object = None) -> zarr.Array[Any]:
     return zarr.open_array(FaceStore({name: Face(Frame.of(tensor, region), tensor.dims)}), path=name, mode="r")
 
 
-def zarr_of_members(members: Mapping[Key, tuple[InfiniteTensor, object]]) -> zarr.Group:
-    """Tensors, each with a region of it, as a Zarr group; see `TensorGroup.as_zarr`."""
-    faces = {_path_of(key): Face(Frame.of(tensor, region), tensor.dims) for key, (tensor, region) in members.items()}
-    return zarr.open_group(FaceStore(_with_distinct_dims(faces)), mode="r")
+def zarr_of_members(members: Mapping[Key, tuple[InfiniteTensor, object, Sequence[Fraction]]]) -> zarr.Group:
+    """Tensors, each with a region of it and a scale per dimension, as a Zarr group; see `TensorGroup.as_zarr`."""
+    faces, scales = {}, {}
+    for key, (tensor, region, scale) in members.items():
+        path = _path_of(key)
+        faces[path], scales[path] = Face(Frame.of(tensor, region), tensor.dims), scale
+    return zarr.open_group(FaceStore(_with_distinct_dims(faces, scales)), mode="r")
 
 
 @dataclass(frozen=True)
@@ -107,21 +111,20 @@ def _path_of(key: Key) -> str:
     return "/".join(key)
 
 
-def _with_distinct_dims(faces: Mapping[str, Face]) -> dict[str, Face]:
+def _with_distinct_dims(faces: Mapping[str, Face], scales: Mapping[str, Sequence[Fraction]]) -> dict[str, Face]:
     """The same faces, where a name of a dimension stands for the same pixels in all arrays, and for no array.
 
     xarray refuses others.
     """
-    spans: dict[str, tuple[int, int]] = {}
+    meanings: dict[str, tuple[object, ...]] = {}
     renamed = {}
     for path, face in faces.items():
         above, _, key = path.rpartition("/")
         dims = []
-        for dim, first, extent in zip(face.dims, face.frame.origin, face.frame.shape, strict=True):
-            name = dim
-            while "/".join(filter(None, (above, name))) in faces or spans.get(name, (first, extent)) != (first, extent):
-                name = f"{key}_{name}"
-            spans[name] = first, extent
+        for name, *pixels in zip(face.dims, face.frame.origin, face.frame.shape, scales[path], strict=True):
+            meaning = tuple(pixels)
+            while "/".join(filter(None, (above, name))) in faces or meanings.setdefault(name, meaning) != meaning:
+                name = f"{key}_{name}"  # noqa: PLW2901  (until nothing else is called so)
             dims.append(name)
         renamed[path] = Face(face.frame, tuple(dims))
     return renamed

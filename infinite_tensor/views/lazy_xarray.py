@@ -5,7 +5,7 @@ Most of it lies in `xarray.core`, from where xarray's guide for authors of backe
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any
 
 import numpy.typing as npt
 import pandas as pd
@@ -32,13 +32,9 @@ class _Lazy(BackendArray):
         found: npt.NDArray[Any] = explicit_indexing_adapter(key, self.shape, IndexingSupport.BASIC, read)
         return found
 
-    def __deepcopy__(self, _memo: object) -> Self:
-        # Nothing about it changes, and a copy of the tensor would be without what is in memory.
-        return self
-
 
 def lazily(pixels: Pixels) -> CopyOnWriteArray:
-    """An array for a `xarray.Variable` that reads what is used of it; who writes into it writes into a copy."""
+    """An array for an `xarray.Variable` that reads what is used of it. It is not copied until it is written to."""
     # As xarray does itself, against the types that it declares.
     return CopyOnWriteArray(LazilyIndexedArray(_Lazy(pixels)))  # type: ignore[arg-type]
 

@@ -4,9 +4,9 @@ zarr runs every store on one event loop, and decodes in the thread pool of that 
 either would wait forever as soon as its ``f`` reads any Zarr array.
 
 Requests are computed at a bounded number of places. One that an ``f`` makes takes none, since all places may be waiting
-for that ``f``; it is told by the context in which zarr runs it, which is a copy of the caller's. An ``f`` that asks on
-threads of its own, as those of Dask, is not told from other callers: where no place has become free for some seconds,
-one more request is computed beside them.
+for that ``f``; it is recognized by its context, since event loops run what they are given in a copy of the caller's. An
+``f`` that asks on threads of its own is not recognized: when no place has become free for some seconds, one more
+request is computed beside them.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ T = TypeVar("T")
 PLACES = max(4, os.cpu_count() or 1)
 """Requests that are computed at a time, beside those that an ``f`` makes."""
 _PATIENCE_SECONDS = 5.0
+_ENDED = "the process ends, so no more is computed"
 
 
 @dataclass(eq=False)
@@ -58,8 +59,6 @@ class _Request(Generic[T]):
         """Compute it."""
         try:
             result = self.compute()
-        except StopIteration as error:
-            self.answer.set_exception(_told(error))
         except Exception as error:  # noqa: BLE001  (whoever asked gets it)
             self.answer.set_exception(error)
         except BaseException as error:  # noqa: BLE001  (the same)
@@ -83,7 +82,7 @@ class Requests(Generic[T]):
         self._waiting: dict[Hashable, _Request[T]] = {}
 
     async def get(self, key: Hashable, compute: Callable[[], T]) -> T:
-        """What ``compute()`` returns for a key, or raises."""
+        """What ``compute()`` returns for a key, or raises; CancelledError when the process ends before that begins."""
         work = partial(copy_context().run, compute)
         if is_nested():
             # Whoever has asked before may wait for the f that asks now. No window is computed twice all the same.
@@ -98,6 +97,8 @@ class Requests(Generic[T]):
         while not (await asyncio.wait([ready], timeout=_PATIENCE_SECONDS))[0]:
             if not request.begun and _PLACES_OF_ALL.are_stuck():
                 self._compute_beside(request)
+        if request.answer.cancelled():
+            raise asyncio.CancelledError(_ENDED)
         return request.answer.result()
 
     def _at_a_place(self, key: Hashable, work: Callable[[], T]) -> _Request[T]:
@@ -124,7 +125,7 @@ class Requests(Generic[T]):
     def _give_up(self, request: _Request[T], place: Future[None]) -> None:
         """Tell those who wait for a place that the process ends."""
         if place.cancelled() and self._begins(request):
-            request.answer.set_exception(RuntimeError("the process ends: chunks are no longer computed"))
+            request.answer.cancel()
 
     def _begins(self, request: _Request[T]) -> bool:
         """Whether nobody else has begun with it; from now on nobody will."""
@@ -158,9 +159,12 @@ class _Places:
         self._threads = ThreadPoolExecutor(PLACES, thread_name_prefix="infinite_tensor-face")
         self._lock = threading.Lock()
         self._last_free = time.monotonic()
+        self._ended = False
 
     def take(self, work: Callable[[], None]) -> Future[None]:
-        """Have work done once a place is free."""
+        """Have work done once a place is free; CancelledError when the process ends."""
+        if self._ended:
+            raise asyncio.CancelledError(_ENDED)
         return self._threads.submit(self._work, work)
 
     def _work(self, work: Callable[[], None]) -> None:
@@ -179,7 +183,11 @@ class _Places:
             return stuck
 
     def end(self) -> None:
-        """Wait for what is under way, and drop what waits for a place."""
+        """Wait for what is under way, and cancel what waits for a place.
+
+        Not by an error: of each of a thousand chunks that nobody waits for any more, asyncio would print a traceback.
+        """
+        self._ended = True
         self._threads.shutdown(cancel_futures=True)
 
 

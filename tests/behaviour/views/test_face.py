@@ -205,6 +205,14 @@ def test_what_is_done_to_a_result_changes_nothing_else(region: object) -> None:
             buffer.as_numpy_array()[...] = 0
 
 
+def test_a_tile_in_memory_is_shown_without_a_copy() -> None:
+    face = tensor_of().as_zarr(sl[-4:8, 0:8])
+    face[...]
+    buffers = [asyncio.run(face.store.get("height/c/0/0", default_buffer_prototype())) for _ in range(2)]
+    one, other = (buffer.as_numpy_array() for buffer in buffers if buffer is not None)
+    assert np.shares_memory(one, other)
+
+
 def test_a_tensor_that_was_moved_to_another_dtype_needs_a_new_face() -> None:
     t = tensor_of(lambda ctx: ramp(ctx).to(t.dtype), tile_store=MemoryTileStore())
     face = t.as_zarr(SOME)
