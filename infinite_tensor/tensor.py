@@ -583,8 +583,11 @@ class InfiniteTensor(Fillable):
     def as_zarr(self, region: object = None) -> zarr.Array[Any]:
         """A read-only Zarr array of pixels, whose chunks are computed when they are read.
 
-        zarr, xarray and Dask take it, or the group that it is in, ``array.store``. A chunk is a tile. What is read is
-        stored as by a read of the tensor, and a chunk that several threads ask for at once is computed once.
+        Dask and whatever else reads arrays of zarr take it; xarray opens the group that it is in, ``array.store``. A
+        chunk is a tile, and a read of it is a read of the tensor: what is computed is stored, and no window is computed
+        twice by those who read at the same time. It may be read on any thread, in coroutines, and by ``f`` itself.
+        What ``f`` raises arrives as it is, but for exceptions that would end an event loop, which arrive as the
+        ``__cause__`` of a RuntimeError.
 
         Parameters
         ----------
@@ -595,16 +598,17 @@ class InfiniteTensor(Fillable):
         Returns
         -------
         zarr.Array
-            Element ``[i, j]`` is pixel ``[i - origin[0], j - origin[1]]``, where `origin` is in
-            ``array.attrs["infinite_tensor"]``. Beside it in the group lies a one-dimensional array of the coordinates
-            along each dimension of up to 4 million pixels. bfloat16, which zarr lacks, becomes float32.
+            It is called by the last part of `tensor_id`, or "values". Element ``[i, j]`` is pixel
+            ``[i - origin[0], j - origin[1]]``, where `origin` is in ``array.attrs["infinite_tensor"]``. Beside it in
+            the group lies a one-dimensional array of the coordinates along each dimension of up to ``2**22`` pixels,
+            called by its name. bfloat16, which zarr lacks, becomes float32.
 
         Raises
         ------
         RegionError
             (an IndexError) If `region` is no region of this tensor.
         ValidationError
-            If it is empty, or thins out or drops a dimension.
+            If it is empty, or has a step, or an int in place of a slice.
         """
         # What is seen of a tensor stands on tensors.
         from infinite_tensor.views.face import zarr_of  # noqa: PLC0415
@@ -614,7 +618,7 @@ class InfiniteTensor(Fillable):
     def to_xarray(
         self, region: object = ..., coords: Mapping[str, Any] | None = None, *, lazy: bool = True
     ) -> xarray.DataArray:
-        """A `xarray.DataArray` of a region, which computes what is used of it.
+        """An `xarray.DataArray` of a region, which computes what is used of it.
 
         Parameters
         ----------
@@ -623,12 +627,14 @@ class InfiniteTensor(Fillable):
         coords : mapping of str to array, optional
             Coordinates along some dimensions, by their names. Default: those of the pixels.
         lazy : bool
-            Whether values are read when they are used, each time anew. Without it they are read now.
+            Whether values are read when they are used, each time again; ``array.load()`` keeps them. Otherwise they
+            are read now.
 
         Returns
         -------
         xarray.DataArray
-            Its name is `tensor_id`, its dimensions are `dims`. bfloat16, which numpy lacks, becomes float32.
+            It is called by the last part of `tensor_id`, if that was given, and has the dimensions `dims`. bfloat16,
+            which numpy lacks, becomes float32.
 
         Raises
         ------
@@ -637,7 +643,7 @@ class InfiniteTensor(Fillable):
         RegionError
             (an IndexError) If `region` is no region of this tensor.
         ValidationError
-            If it is empty, or thins out or drops a dimension, or `coords` do not fit.
+            If it is empty, or has a step, or an int in place of a slice; or if `coords` do not fit.
         """
         # What is seen of a tensor stands on tensors.
         from infinite_tensor.views.arrays import xarray_of  # noqa: PLC0415
@@ -647,12 +653,14 @@ class InfiniteTensor(Fillable):
     def to_dask(self, region: object = ..., chunks: Any = "tiles") -> dask.array.Array:
         """A `dask.array` of a region, each chunk of which is a read.
 
+        `dask.array.from_array` does not take a tensor itself, whose dtype is torch's, but it takes ``t.as_zarr()``.
+
         Parameters
         ----------
         region : optional
             A slice for each dimension. Default: all of a finite tensor.
         chunks : optional
-            "tiles" for a chunk for each tile, cut where the region ends; or what Dask takes: "auto", an int, a tuple.
+            "tiles" for a chunk per tile, cut where the region ends; or what Dask takes: "auto", an int, a tuple.
 
         Returns
         -------
@@ -666,7 +674,7 @@ class InfiniteTensor(Fillable):
         RegionError
             (an IndexError) If `region` is no region of this tensor.
         ValidationError
-            If it is empty, or thins out or drops a dimension, or `chunks` do not fit.
+            If it is empty, or has a step, or an int in place of a slice; or if `chunks` do not fit.
         """
         # What is seen of a tensor stands on tensors.
         from infinite_tensor.views.arrays import dask_of  # noqa: PLC0415
@@ -886,9 +894,12 @@ class InfiniteTensor(Fillable):
         array: npt.NDArray[Any] = (pixels.float() if self.dtype is torch.bfloat16 else pixels).numpy(force=True)
         return array if dtype is None else array.astype(np.dtype(dtype), copy=False)
 
-    def __dlpack__(self, **options: Any) -> Any:
+    def __dlpack__(self, *, copy: bool | None = None, **options: Any) -> Any:
         """All pixels, for `torch.as_tensor` and `numpy.from_dlpack`."""
         self._check_finite("make an array of")
+        if copy is False:
+            raise BufferError("an InfiniteTensor cannot be an array without a copy")
+        # What is read is a copy.
         return self[...].__dlpack__(**options)
 
     def __dlpack_device__(self) -> Any:

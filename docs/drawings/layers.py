@@ -16,7 +16,7 @@ WIDTH, ROW, GAP, MARGIN = 900, 40, 8, 16
 LABELS = {
     "cli": "the command infinite-tensor",
     "compat": "the spelling of version 0.2",
-    "views": "what other people's tools open",
+    "views": "what other people's tools open: zarr, xarray, Dask, files",
     "pipelines": "a user's work in one call: sources, noise, map, predict",
     "testing": "for backends",
     "datasets": "for a DataLoader",

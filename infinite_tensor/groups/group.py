@@ -458,17 +458,18 @@ class TensorGroup(Fillable):
         Returns
         -------
         zarr.Group
-            An array of each tensor, as `InfiniteTensor.as_zarr` describes it, which xarray opens as
-            ``xarray.open_zarr(group.store)``, or, where groups nest, as a data tree. Arrays in one Zarr group share a
-            dimension where it has the same name and pixels in both; where it has other pixels, its name in the later
-            one begins with the key of that.
+            An array per tensor, as of `InfiniteTensor.as_zarr`. xarray opens it as
+            ``xarray.open_zarr(group.as_zarr().store)``, or, if groups nest, as
+            ``xarray.open_datatree(group.as_zarr().store, engine="zarr")``. Arrays share a dimension that has the same
+            name, pixels and scale in both; otherwise its name in the later array begins with the key of that tensor,
+            as in ``coarse_y``.
 
         Raises
         ------
         RegionError
             (an IndexError) If `region` is no region of the group, or not whole pixels of a tensor.
         ValidationError
-            If it is empty, or thins out or drops a dimension.
+            If it is empty, or has a step, or an int in place of a slice; or if a key cannot be a path in Zarr.
         """
         # What is seen of a group stands on groups.
         from infinite_tensor.views.face import zarr_of_members  # noqa: PLC0415
@@ -476,7 +477,7 @@ class TensorGroup(Fillable):
         selection = None if region is None else parse(region, self.shape)
         return zarr_of_members(
             {
-                key: (member.tensor, None if selection is None else member.selection(selection))
+                key: (member.tensor, None if selection is None else member.selection(selection), member.scale_of_all)
                 for key, member in self._members.items()
             }
         )
@@ -520,7 +521,10 @@ class TensorGroup(Fillable):
         from infinite_tensor.views.exports.export import Options, export_members  # noqa: PLC0415
 
         selection = self._plain(region)
-        members = {key: (member.tensor, member.selection(selection)) for key, member in self._members.items()}
+        members = {
+            key: (member.tensor, member.selection(selection), member.scale_of_all)
+            for key, member in self._members.items()
+        }
         options = Options(missing, fill_value, None, overwrite, storage_options, workers, progress)
         export_members(members, target, options)
 

@@ -48,6 +48,12 @@ class GroupMember:
         """The dimensions that it does not share."""
         return tuple(d for d in range(self.tensor.ndim) if d not in self.dims)
 
+    @property
+    def scale_of_all(self) -> tuple[Fraction, ...]:
+        """The scale of each dimension of the tensor; 1 for those that it does not share."""
+        shared = dict(zip(self.dims, self.scale, strict=True))
+        return tuple(shared.get(d, Fraction(1)) for d in range(self.tensor.ndim))
+
     def selection(self, region: Selection) -> Selection:
         """What a region of the group is of this tensor.
 

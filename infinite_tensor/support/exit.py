@@ -14,6 +14,7 @@ import signal
 import threading
 import traceback
 import weakref
+from collections.abc import Callable
 from queue import SimpleQueue
 from types import FrameType
 from typing import Protocol
@@ -42,6 +43,12 @@ def flush_all() -> None:
         except Exception:  # noqa: BLE001
             # Nobody is left to catch it; the other stores still want their turn.
             traceback.print_exc()
+
+
+def end_before_flush(end: Callable[[], object]) -> None:
+    """Call ``end()`` when the interpreter exits, before stores are flushed."""
+    # Who registers last is called first.
+    threading._register_atexit(end)  # type: ignore[attr-defined]  # noqa: SLF001  (see above)
 
 
 threading._register_atexit(flush_all)  # type: ignore[attr-defined]  # noqa: SLF001  (see above)

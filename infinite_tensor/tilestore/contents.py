@@ -198,6 +198,18 @@ class Contents(ABC):
         """
         return False
 
+    def tile_in_memory(
+        self,
+        spec: TensorSpec,  # noqa: ARG002  (for stores that keep tiles)
+        start: Sequence[int],  # noqa: ARG002
+        stop: Sequence[int],  # noqa: ARG002
+    ) -> torch.Tensor | None:
+        """The pixels ``[start, stop)`` if they are one complete tile in memory: itself, which must not be changed.
+
+        The way of who only looks at the pixels: `serve` copies them. None means that they are to be read.
+        """
+        return None
+
     @abstractmethod
     def migrate(self, spec: TensorSpec, moved: TensorSpec) -> None:
         """Carry what is kept of `spec` over to another device or dtype; all of it or nothing."""

@@ -1,13 +1,20 @@
-"""Zarr arrays whose chunks are computed when somebody reads them."""
+"""Zarr arrays whose chunks are computed when somebody reads them.
+
+What leans on zarr beyond its documented functions stands here: the abstract class of its stores with the helpers that
+it has for subclasses, and metadata that are written by hand, those that zarr consolidates among them. The tests compare
+every key, byte and listing with those of an array that zarr itself has written.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import math
 import re
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -15,44 +22,39 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
-from zarr.core.buffer import default_buffer_prototype
+from zarr.buffer import default_buffer_prototype
 
-from infinite_tensor.engine.chain import node_of
+from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.support.forks import cached_property
+from infinite_tensor.support.nested import Key, show
 from infinite_tensor.tensor import InfiniteTensor
-from infinite_tensor.views.frame import Frame, shown, shown_dtype
+from infinite_tensor.views.frame import Frame, is_plain_name, plain_name_of
 from infinite_tensor.views.requests import Requests
 
 if TYPE_CHECKING:
-    from zarr.core.buffer import Buffer, BufferPrototype
+    from zarr.abc.buffer import Buffer, BufferPrototype
 
 Bytes: TypeAlias = "bytes | memoryview"
 
 _DOCUMENT = "zarr.json"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 _KEYS_AT_ONCE = 1000
 
 
 def zarr_of(tensor: InfiniteTensor, region: object = None) -> zarr.Array[Any]:
     """A tensor as a Zarr array; see `InfiniteTensor.as_zarr`."""
-    name = name_of(tensor)
-    face = FaceStore({name: Face(tensor, Frame.of(tensor, region), tensor.dims)})
-    return zarr.open_array(face, path=name, mode="r")
+    name = plain_name_of(tensor) or "values"
+    return zarr.open_array(FaceStore({name: Face(Frame.of(tensor, region), tensor.dims)}), path=name, mode="r")
 
 
-def name_of(tensor: InfiniteTensor) -> str:
-    """What the array of a tensor is called in its group: the last part of its id where that can be, else "values"."""
-    named, last = node_of(tensor).tensor.named, tensor.tensor_id.rpartition("/")[2]
-    return last if named and _NAME.fullmatch(last) and last not in tensor.dims else "values"
-
-
-def zarr_of_members(members: Mapping[tuple[str, ...], tuple[InfiniteTensor, object]]) -> zarr.Group:
-    """Tensors, each with a region of it, as a Zarr group; see `TensorGroup.as_zarr`."""
-    faces = {
-        "/".join(key): Face(tensor, Frame.of(tensor, region), tensor.dims) for key, (tensor, region) in members.items()
-    }
-    return zarr.open_group(FaceStore(with_dims_of_their_own(faces)), mode="r")
+def zarr_of_members(members: Mapping[Key, tuple[InfiniteTensor, object, Sequence[Fraction]]]) -> zarr.Group:
+    """Tensors, each with a region of it and a scale per dimension, as a Zarr group; see `TensorGroup.as_zarr`."""
+    faces, scales = {}, {}
+    for key, (tensor, region, scale) in members.items():
+        path = path_of(key)
+        faces[path], scales[path] = Face(Frame.of(tensor, region), tensor.dims), scale
+    return zarr.open_group(FaceStore(with_distinct_dims(faces, scales)), mode="r")
 
 
 @dataclass(frozen=True)
@@ -61,70 +63,71 @@ class Face:
 
     Attributes
     ----------
-    tensor : InfiniteTensor
-        What computes its chunks.
     frame : Frame
-        Which pixels it shows.
+        Which pixels it shows, of which tensor.
     dims : tuple of str
         Names of its dimensions.
     """
 
-    tensor: InfiniteTensor
     frame: Frame
     dims: tuple[str, ...]
 
     @property
-    def identity(self) -> tuple[object, ...]:
-        """What equal faces have in common."""
-        spec = node_of(self.tensor).spec
-        return spec.tensor_id, spec.definition.digest, self.frame, self.dims
-
-    @property
     def document(self) -> dict[str, Any]:
         """The metadata of the array. Pixel ``p`` of the tensor is at ``p + origin`` in it."""
+        frame = self.frame
         attributes = {
-            "infinite_tensor": {"tensor_id": self.tensor.tensor_id, "origin": [-first for first in self.frame.origin]}
+            "infinite_tensor": {"tensor_id": frame.tensor.tensor_id, "origin": [-first for first in frame.origin]}
         }
-        dtype = shown_dtype(self.tensor.dtype)
-        return _array_document(self.frame.shape, self.frame.chunks, dtype, self.dims, attributes)
+        return _array_document(frame.shape, frame.chunk_shape, frame.dtype, self.dims, attributes)
 
     @property
     def chunk_bytes(self) -> int:
         """Bytes of a chunk."""
-        return math.prod(self.frame.chunks) * shown_dtype(self.tensor.dtype).itemsize
+        return math.prod(self.frame.chunk_shape) * self.frame.dtype.itemsize
 
     def chunk(self, index: Index) -> memoryview:
-        """The bytes of a chunk."""
-        pixels = shown(self.tensor[self.frame.chunk(index)])
-        if pixels.shape != self.frame.chunks:
-            whole = np.zeros(self.frame.chunks, pixels.dtype)
+        """The bytes of a chunk, not to be changed; what lies outside of the frame is 0."""
+        box = self.frame.box_of(index)
+        pixels = self.frame.tile_in_memory(box)
+        if pixels is None:
+            pixels = self.frame.read(box)
+        if pixels.shape != self.frame.chunk_shape:
+            whole = np.zeros(self.frame.chunk_shape, pixels.dtype)
             whole[tuple(map(slice, pixels.shape))] = pixels
             pixels = whole
         return _bytes_of(pixels)
 
 
-def with_dims_of_their_own(faces: Mapping[str, Face]) -> dict[str, Face]:
-    """The same faces, where arrays have a dimension in common only if its pixels are the same.
+def path_of(key: Key) -> str:
+    """The path of a member of a group; ValidationError if one of its names can be none in Zarr."""
+    for name in key:
+        if re.search(r"[/\\]", name) or not name.strip(".") or name.startswith("__") or name == _DOCUMENT:
+            raise ValidationError(
+                f"{show(key)} cannot be the path of a Zarr array: names there hold no slash, are not made of dots "
+                f"alone, do not begin with '__', and are not {_DOCUMENT!r}; give the tensor another name, as by "
+                f"TensorGroup({{'another': group[{show(key)}]}})"
+            )
+    return "/".join(key)
 
-    xarray refuses others, in one Zarr group and in those above and below it.
+
+def with_distinct_dims(faces: Mapping[str, Face], scales: Mapping[str, Sequence[Fraction]]) -> dict[str, Face]:
+    """The same faces, where a name of a dimension stands for the same pixels in all arrays, and for no array.
+
+    xarray refuses others.
     """
-    found: dict[tuple[str, str], tuple[int, int]] = {}
+    meanings: dict[str, tuple[object, ...]] = {}
     renamed = {}
     for path, face in faces.items():
         above, _, key = path.rpartition("/")
         dims = []
-        for dim, span in zip(face.dims, zip(face.frame.origin, face.frame.shape, strict=True), strict=True):
-            known = {each for (group, name), each in found.items() if name == dim and _is_in_line(group, above)}
-            dims.append(dim if known <= {span} else f"{key}_{dim}")
-            found.setdefault((above, dim), span)
-        renamed[path] = replace(face, dims=tuple(dims))
+        for name, *pixels in zip(face.dims, face.frame.origin, face.frame.shape, scales[path], strict=True):
+            meaning = tuple(pixels)
+            while "/".join(filter(None, (above, name))) in faces or meanings.setdefault(name, meaning) != meaning:
+                name = f"{key}_{name}"  # noqa: PLW2901  (until nothing else is called so)
+            dims.append(name)
+        renamed[path] = Face(face.frame, tuple(dims))
     return renamed
-
-
-def _is_in_line(group: str, other: str) -> bool:
-    """Whether one of two Zarr groups is the other, or is in it."""
-    shorter, longer = sorted([f"{group}/".lstrip("/"), f"{other}/".lstrip("/")], key=len)
-    return longer.startswith(shorter)
 
 
 def _array_document(
@@ -148,7 +151,7 @@ def _array_document(
 
 def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
     little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
-    return little.reshape(-1).view(np.uint8).data
+    return little.reshape(-1).view(np.uint8).data.toreadonly()
 
 
 class FaceStore(Store):
@@ -177,14 +180,15 @@ class FaceStore(Store):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, FaceStore) and self._identities == other._identities
 
-    __hash__ = None  # type: ignore[assignment]  # as other stores
+    __hash__ = None  # type: ignore[assignment]  # as of zarr's own stores
 
     @property
     def _identities(self) -> dict[str, tuple[object, ...]]:
-        return {path: face.identity for path, face in self._faces.items()}
+        return {path: (face.frame.identity, face.dims) for path, face in self._faces.items()}
 
     def __repr__(self) -> str:
-        return f"FaceStore({', '.join(f'{path}: {face.tensor.tensor_id!r}' for path, face in self._faces.items())})"
+        shown = ", ".join(f"{path}: {face.frame.tensor.tensor_id!r}" for path, face in self._faces.items())
+        return f"FaceStore({shown})"
 
     __str__ = __repr__
 
@@ -192,31 +196,29 @@ class FaceStore(Store):
     def _documents(self) -> dict[str, bytes]:
         """What is known without computing: metadata and coordinates, by their keys."""
         nodes: dict[str, Any] = {}
-        documents: dict[str, bytes] = {}
         for path, face in self._faces.items():
-            parts = path.split("/")[:-1]
-            for depth in range(1, len(parts) + 1):
-                nodes.setdefault("/".join(parts[:depth]), _group_document())
-            nodes[path] = face.document
+            nodes |= {"/".join(above): _group_document() for above in _paths_above(path)} | {path: face.document}
+        coordinates: dict[str, bytes] = {}
+        for path, face in self._faces.items():
             for d, dim in enumerate(face.dims):
-                array, pixels = "/".join([*parts, dim]), face.frame.coordinates(d)
-                if pixels is not None and array not in nodes and array not in self._faces:
+                array, pixels = "/".join([*path.split("/")[:-1], dim]), face.frame.coordinates(d)
+                if pixels is not None and array not in nodes and is_plain_name(dim):
                     nodes[array] = _array_document(pixels.shape, pixels.shape, pixels.dtype, [dim], {})
-                    documents[f"{array}/c/0"] = bytes(_bytes_of(pixels))
+                    coordinates[f"{array}/c/0"] = bytes(_bytes_of(pixels))
         root = _group_document() | {
             # xarray looks for it, and need not list the store.
             "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": nodes}
         }
         said = {_DOCUMENT: root} | {f"{path}/{_DOCUMENT}": node for path, node in nodes.items()}
-        return {key: json.dumps(node).encode() for key, node in said.items()} | documents
+        return {key: json.dumps(node).encode() for key, node in said.items()} | coordinates
 
     def _chunk_of(self, key: str) -> tuple[Face, Index] | None:
         """The face whose chunk has a key, and which one that is."""
-        path, _, chunk = key.partition("/c/")
-        face = self._faces.get(path)
-        if face is None or not re.fullmatch(r"(0|[1-9][0-9]{0,17})(/(0|[1-9][0-9]{0,17}))*", chunk):
+        path, _, chunk = key.rpartition("/c/")
+        face, numbers = self._faces.get(path), chunk.split("/")
+        if face is None or not all(map(_NUMBER.fullmatch, numbers)):
             return None
-        index = tuple(map(int, chunk.split("/")))
+        index = tuple(map(int, numbers))
         return (face, index) if face.frame.has_chunk(index) else None
 
     async def get(
@@ -271,39 +273,58 @@ class FaceStore(Store):
                 yield key
         for path, face in self._faces.items():
             folder = f"{path}/c/"
-            inside = folder.startswith(prefix) or prefix.startswith(folder)
-            for count, index in enumerate(_indices(face.frame.grid) if inside else ()):
+            if not (folder.startswith(prefix) or prefix.startswith(folder)):
+                continue
+            for count, chunk in enumerate(_chunks(face.frame.chunk_counts, prefix[len(folder) :])):
                 if count % _KEYS_AT_ONCE == 0:
                     # Whatever else runs on this loop has its turn.
                     await asyncio.sleep(0)
-                key = folder + "/".join(map(str, index))
-                if key.startswith(prefix):
-                    yield key
+                yield folder + chunk
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
         """Names of what lies in a folder."""
-        folder = f"{prefix.rstrip('/')}/" if prefix.rstrip("/") else ""
-        inside = [key.removeprefix(folder).partition("/")[0] for key in self._documents if key.startswith(folder)]
-        for name in dict.fromkeys(inside):
+        path = prefix.rstrip("/")
+        folder = f"{path}/" if path else ""
+        names = [key.removeprefix(folder).partition("/")[0] for key in self._documents if key.startswith(folder)]
+        for name in dict.fromkeys([*names, "c"] if path in self._faces else names):
             yield name
-        path, _, above = folder.partition("/c/")
-        face = self._faces.get(folder.rstrip("/"))
-        if face is not None:
-            yield "c"
-        face = self._faces.get(path)
-        if face is not None and folder.startswith(f"{path}/c/"):
-            depth = len(above.rstrip("/").split("/")) if above else 0
-            for i in range(face.frame.grid[depth]) if depth < len(face.frame.grid) else ():
-                if i % _KEYS_AT_ONCE == 0:
-                    await asyncio.sleep(0)
-                yield str(i)
+        array, _, above = folder.rpartition("/c/")
+        counts = self._faces[array].frame.chunk_counts if array in self._faces else ()
+        numbers = above.split("/")[:-1]
+        there = all(_NUMBER.fullmatch(number) and int(number) < n for number, n in zip(numbers, counts, strict=False))
+        for i in range(counts[len(numbers)]) if there and len(numbers) < len(counts) else ():
+            if i % _KEYS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+            yield str(i)
 
 
-def _indices(grid: Index) -> Iterator[Index]:
-    """All indices of chunks. `itertools.product` would first list those of each dimension."""
-    for i in range(grid[0]):
-        for others in _indices(grid[1:]) if grid[1:] else [()]:
-            yield (i, *others)
+def _paths_above(path: str) -> Iterator[list[str]]:
+    """The groups that a path is in, from the outermost on, but for the root."""
+    parts = path.split("/")
+    return (parts[:depth] for depth in range(1, len(parts)))
+
+
+def _chunks(counts: Index, begun: str) -> Iterator[str]:
+    """The keys of chunks, without their folder, that begin so; `counts` chunks are there per dimension."""
+    number, slash, rest = begun.partition("/")
+    for i in _numbers(number, counts[0], whole=bool(slash)):
+        if len(counts) > 1:
+            yield from (f"{i}/{inner}" for inner in _chunks(counts[1:], rest))
+        elif not slash:
+            yield str(i)
+
+
+def _numbers(begun: str, end: int, *, whole: bool) -> Iterable[int]:
+    """The numbers from 0 to `end` whose digits begin so, or are that."""
+    if not begun and not whole:
+        return range(end)
+    if not _NUMBER.fullmatch(begun):
+        return ()
+    first = int(begun)
+    if whole or first == 0:
+        return range(first, min(first + 1, end))
+    powers = itertools.takewhile(lambda power: first * power < end, (10**n for n in itertools.count()))
+    return itertools.chain.from_iterable(range(first * power, min((first + 1) * power, end)) for power in powers)
 
 
 def _group_document() -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,33 +17,40 @@ from infinite_tensor.geometry.regions import parse
 from infinite_tensor.support.given import quoted
 from infinite_tensor.tensor import InfiniteTensor
 
-HALF = 2**30
-"""Pixels on each side of 0 that are shown of an unbounded dimension: viewers count on 32 bits."""
+_HALF = 2**30
+"""Pixels on each side of 0 that are shown of an unbounded dimension: viewers count in 32 bits."""
 _MOST_COORDINATES = 2**22
-"""Programs read all coordinates of a dimension when they open an array; of longer ones only the first is told."""
+"""Programs read all coordinates of a dimension when they open an array; longer dimensions are left without."""
+_PLAIN_NAME = re.compile(r"[^\W_][\w.-]*")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Frame:
     """A box of pixels of a tensor.
 
     Attributes
     ----------
+    tensor : InfiniteTensor
+        Whose pixels they are.
     origin : tuple of int
-        Its first pixel.
+        The first pixel of the box.
     shape : tuple of int
-        Its pixels per dimension.
-    tiles : tuple of int
-        The tile of the tensor.
+        Pixels per dimension.
+    tile : tuple of int
+        Shape of the tiles of the tensor.
+    dtype : numpy.dtype
+        Type of the pixels as they are shown.
     """
 
+    tensor: InfiniteTensor
     origin: Index
     shape: Index
-    tiles: Index
+    tile: Index
+    dtype: np.dtype[np.generic]
 
     @classmethod
     def of(cls, tensor: InfiniteTensor, region: object = None) -> Frame:
-        """The frame that a region means; by default all of the tensor, and of what is unbounded the middle.
+        """The frame that shows a region; by default all of the tensor, and the middle of unbounded dimensions.
 
         Raises
         ------
@@ -51,53 +59,103 @@ class Frame:
         ValidationError
             If it is no box of pixels.
         """
-        tiles = node_of(tensor).contents.layout(node_of(tensor).spec).tile_shape
+        node = node_of(tensor)
+        tile, dtype = node.contents.layout(node.spec).tile_shape, shown_dtype(tensor.dtype)
         if region is None:
-            halves = [-(-HALF // n) * n for n in tiles]
-            origin = [0 if extent else -half for extent, half in zip(tensor.shape, halves, strict=True)]
-            shape = [extent or 2 * half for extent, half in zip(tensor.shape, halves, strict=True)]
-            return cls(tuple(origin), tuple(shape), tiles)
-        selection = parse(region, tensor.shape, node_of(tensor).spec.labels)
+            halves = [-(-_HALF // n) * n for n in tile]
+            spans = [
+                (-half, 2 * half) if extent is None else (0, extent)
+                for extent, half in zip(tensor.shape, halves, strict=True)
+            ]
+            origin, shape = zip(*spans, strict=True)
+            return cls(tensor, origin, shape, tile, dtype)
+        selection = parse(region, tensor.shape, node.spec.labels)
         if selection.squeezed or set(selection.steps) - {1} or 0 in selection.shape:
             raise ValidationError(
                 f"the region must be a box of pixels, given by a slice a:b for each dimension, got {quoted(region)}"
             )
-        return cls(selection.start, selection.shape, tiles)
+        return cls(tensor, selection.start, selection.shape, tile, dtype)
 
     @property
-    def chunks(self) -> Index:
-        """Pixels of a chunk: a tile, where the frame is not smaller."""
-        return tuple(map(min, self.tiles, self.shape))
-
-    def chunk(self, index: Sequence[int]) -> tuple[slice, ...]:
-        """The pixels of the tensor in a chunk, as far as it lies in the frame."""
-        lows = [first + i * n for first, i, n in zip(self.origin, index, self.chunks, strict=True)]
-        ends = [first + extent for first, extent in zip(self.origin, self.shape, strict=True)]
-        return tuple([slice(low, min(low + n, end)) for low, n, end in zip(lows, self.chunks, ends, strict=True)])
+    def identity(self) -> tuple[object, ...]:
+        """Equal for frames that show the same pixels of the same stored tensor."""
+        node = node_of(self.tensor)
+        address = node.store.address or id(node.contents)
+        return address, node.spec.tensor_id, node.spec.definition.digest, self.origin, self.shape
 
     @property
-    def grid(self) -> Index:
+    def token(self) -> tuple[object, ...]:
+        """As `identity`, but different for any two tensor objects: they may have different functions."""
+        node = node_of(self.tensor)
+        return node.token, node.spec.definition.digest, self.origin, self.shape
+
+    @property
+    def chunk_shape(self) -> Index:
+        """Pixels of a chunk: those of a tile, or fewer where the frame is smaller."""
+        return tuple(map(min, self.tile, self.shape))
+
+    @property
+    def chunk_counts(self) -> Index:
         """How many chunks there are per dimension."""
-        return tuple([-(-extent // n) for extent, n in zip(self.shape, self.chunks, strict=True)])
+        return tuple([-(-extent // n) for extent, n in zip(self.shape, self.chunk_shape, strict=True)])
 
-    def has_chunk(self, index: Sequence[int]) -> bool:
+    def has_chunk(self, chunk: Sequence[int]) -> bool:
         """Whether there is a chunk of this index."""
-        return len(index) == len(self.shape) and all(0 <= i < n for i, n in zip(index, self.grid, strict=True))
+        return len(chunk) == len(self.shape) and all(0 <= i < n for i, n in zip(chunk, self.chunk_counts, strict=True))
+
+    def box_of(self, chunk: Sequence[int]) -> tuple[slice, ...]:
+        """The pixels of the tensor in a chunk, as far as they lie in the frame."""
+        lows = [first + i * n for first, i, n in zip(self.origin, chunk, self.chunk_shape, strict=True)]
+        ends = [first + extent for first, extent in zip(self.origin, self.shape, strict=True)]
+        return tuple([slice(low, min(low + n, end)) for low, n, end in zip(lows, self.chunk_shape, ends, strict=True)])
 
     @property
-    def cuts(self) -> tuple[tuple[int, ...], ...]:
-        """Pixels of the tiles that hold the frame, as far as they lie in it, per dimension."""
+    def tile_cuts(self) -> tuple[tuple[int, ...], ...]:
+        """Pixels of each tile that lie in the frame, per dimension."""
         cuts = []
-        for first, extent, n in zip(self.origin, self.shape, self.tiles, strict=True):
+        for first, extent, n in zip(self.origin, self.shape, self.tile, strict=True):
             borders = [first, *range(first - first % n + n, first + extent, n), first + extent]
             cuts.append(tuple(int(size) for size in np.diff(borders)))
         return tuple(cuts)
 
     def coordinates(self, d: int) -> npt.NDArray[np.int64] | None:
-        """The coordinates of the pixels along a dimension; None where these are too many."""
+        """The coordinates of the pixels along a dimension; None where they are too many to be told."""
         if self.shape[d] > _MOST_COORDINATES:
             return None
         return np.arange(self.origin[d], self.origin[d] + self.shape[d], dtype=np.int64)
+
+    def read(self, box: tuple[slice, ...]) -> npt.NDArray[np.generic]:
+        """The pixels of a box, in an array that nobody else has.
+
+        Raises
+        ------
+        ValidationError
+            If the tensor has been moved to another dtype since the frame was made.
+        """
+        pixels = self.tensor[box]
+        if shown_dtype(pixels.dtype) != self.dtype:
+            raise ValidationError(
+                f"tensor {self.tensor.tensor_id!r} was moved to {pixels.dtype} after this view of it was made, which "
+                f"shows {self.dtype}; make a new view, as by t.as_zarr()"
+            )
+        return shown(pixels)
+
+    def tile_in_memory(self, box: tuple[slice, ...]) -> npt.NDArray[np.generic] | None:
+        """The pixels of a box if they are one tile that lies in memory, not to be changed; otherwise None."""
+        node = node_of(self.tensor)
+        tile = node.contents.tile_in_memory(node.spec, [part.start for part in box], [part.stop for part in box])
+        return None if tile is None or shown_dtype(tile.dtype) != self.dtype else shown(tile)
+
+
+def plain_name_of(tensor: InfiniteTensor) -> str | None:
+    """The last part of a tensor's id; None if it has a random id, or one that other programs may not take as a name."""
+    last = tensor.tensor_id.rpartition("/")[2]
+    return last if node_of(tensor).tensor.named and is_plain_name(last) and last not in tensor.dims else None
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether a name is made of letters, digits, dots, hyphens and underscores, as all programs take it."""
+    return _PLAIN_NAME.fullmatch(name) is not None and name != "zarr.json"
 
 
 def shown_dtype(dtype: torch.dtype) -> np.dtype[np.generic]:
@@ -106,6 +164,6 @@ def shown_dtype(dtype: torch.dtype) -> np.dtype[np.generic]:
 
 
 def shown(pixels: torch.Tensor) -> npt.NDArray[np.generic]:
-    """Pixels of a tensor as an array of `shown_dtype`."""
+    """Pixels as an array of `shown_dtype`, in the same memory where it can be."""
     array: npt.NDArray[np.generic] = (pixels.float() if pixels.dtype is torch.bfloat16 else pixels).numpy(force=True)
     return array

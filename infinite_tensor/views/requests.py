@@ -1,7 +1,12 @@
-"""Computing what other programs ask for, on threads of our own.
+"""Computing what event loops ask for, on threads of our own.
 
-zarr runs all stores on one event loop, and decodes in the thread pool of that loop: a chunk that is computed on either
-would wait for ever, once its ``f`` reads any Zarr array.
+zarr runs every store on one event loop, and decodes in the thread pool of that loop: a chunk that was computed on
+either would wait forever as soon as its ``f`` reads any Zarr array.
+
+Requests are computed at a bounded number of places. One that an ``f`` makes takes none, since all places may be waiting
+for that ``f``; it is recognized by its context, since event loops run what they are given in a copy of the caller's. An
+``f`` that asks on threads of its own is not recognized: when no place has become free for some seconds, one more
+request is computed beside them.
 """
 
 from __future__ import annotations
@@ -9,23 +14,64 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from collections.abc import Callable, Hashable
-from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from contextvars import copy_context
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Generic, TypeVar
 
 from infinite_tensor.engine.claims import is_nested
+from infinite_tensor.support.exit import end_before_flush
 from infinite_tensor.support.forks import renew_in_children
 
 T = TypeVar("T")
-_PLACES = max(4, os.cpu_count() or 1)
-"""Chunks that are computed at a time, beside those that an ``f`` asks for."""
+PLACES = max(4, os.cpu_count() or 1)
+"""Requests that are computed at a time, beside those that an ``f`` makes."""
+_PATIENCE_SECONDS = 5.0
+_ENDED = "the process ends, so no more is computed"
+
+
+@dataclass(eq=False)
+class _Request(Generic[T]):
+    """Something to compute, for all who ask for it before that begins.
+
+    Attributes
+    ----------
+    key : Hashable
+        What is asked for.
+    compute : callable
+        Returns it.
+    begun : bool
+        Whether somebody is computing it, or nobody will any more.
+    answer : Future
+        What `compute` returns or raises.
+    """
+
+    key: Hashable
+    compute: Callable[[], T]
+    begun: bool = False
+    answer: Future[T] = field(default_factory=Future)
+
+    def settle(self) -> None:
+        """Compute it."""
+        try:
+            result = self.compute()
+        except Exception as error:  # noqa: BLE001  (whoever asked gets it)
+            self.answer.set_exception(error)
+        except BaseException as error:  # noqa: BLE001  (the same)
+            self.answer.set_exception(_told(error))
+        else:
+            self.answer.set_result(result)
 
 
 class Requests(Generic[T]):
-    """What is being computed for those who ask: once for all who ask for the same meanwhile."""
+    """What is asked for and not computed yet: once for all who ask for the same.
+
+    Nobody is given what had begun before they asked: pixels may have been invalidated meanwhile.
+    """
 
     def __init__(self) -> None:
         self._renew_after_fork()
@@ -33,27 +79,73 @@ class Requests(Generic[T]):
 
     def _renew_after_fork(self) -> None:
         self._lock = threading.Lock()
-        self._under_way: dict[Hashable, Future[T]] = {}
+        self._waiting: dict[Hashable, _Request[T]] = {}
 
     async def get(self, key: Hashable, compute: Callable[[], T]) -> T:
-        """What ``compute()`` returns for a key, or raises."""
-        future: Future[T] = Future()
+        """What ``compute()`` returns for a key, or raises; CancelledError when the process ends before that begins."""
+        work = partial(copy_context().run, compute)
         if is_nested():
             # Whoever has asked before may wait for the f that asks now. No window is computed twice all the same.
-            _begin(future, compute)
+            request = _Request(key, work)
+            self._compute_beside(request)
         else:
-            with self._lock:
-                found = self._under_way.setdefault(key, future)
-            if found is future:
-                future.add_done_callback(lambda _: self._end(key))
-                _begin(future, compute)
-            future = found
-        # Others may still want what this one no longer waits for.
-        return await asyncio.shield(asyncio.wrap_future(future))
+            request = self._at_a_place(key, work)
+        loop = asyncio.get_running_loop()
+        # Of this caller alone: who gives up leaves the answer to others.
+        ready: asyncio.Future[None] = loop.create_future()
+        request.answer.add_done_callback(lambda _: _tell(loop, ready))
+        while not (await asyncio.wait([ready], timeout=_PATIENCE_SECONDS))[0]:
+            if not request.begun and _PLACES_OF_ALL.are_stuck():
+                self._compute_beside(request)
+        if request.answer.cancelled():
+            raise asyncio.CancelledError(_ENDED)
+        return request.answer.result()
 
-    def _end(self, key: Hashable) -> None:
+    def _at_a_place(self, key: Hashable, work: Callable[[], T]) -> _Request[T]:
+        """The request for a key that waits for a place, or a new one that does."""
         with self._lock:
-            del self._under_way[key]
+            waiting = self._waiting.get(key)
+            if waiting is not None:
+                return waiting
+            request = _Request(key, work)
+            place = _PLACES_OF_ALL.take(partial(self._compute, request))
+            # Last: if this is interrupted, nobody waits for what nobody computes.
+            self._waiting[key] = request
+        place.add_done_callback(partial(self._give_up, request))
+        return request
+
+    def _compute_beside(self, request: _Request[T]) -> None:
+        """Compute a request at no place, on a thread of its own."""
+        threading.Thread(target=self._compute, args=(request,), name="infinite_tensor-face-beside", daemon=True).start()
+
+    def _compute(self, request: _Request[T]) -> None:
+        if self._begins(request):
+            request.settle()
+
+    def _give_up(self, request: _Request[T], place: Future[None]) -> None:
+        """Tell those who wait for a place that the process ends."""
+        if place.cancelled() and self._begins(request):
+            request.answer.cancel()
+
+    def _begins(self, request: _Request[T]) -> bool:
+        """Whether nobody else has begun with it; from now on nobody will."""
+        with self._lock:
+            first = not request.begun
+            request.begun = True
+            if self._waiting.get(request.key) is request:
+                del self._waiting[request.key]
+        return first
+
+
+def _tell(loop: asyncio.AbstractEventLoop, ready: asyncio.Future[None]) -> None:
+    # A closed loop raises it: nobody waits there any more.
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(_set, ready)
+
+
+def _set(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)
 
 
 class _Places:
@@ -64,54 +156,43 @@ class _Places:
         renew_in_children(self)
 
     def _renew_after_fork(self) -> None:
-        self._threads = ThreadPoolExecutor(_PLACES, thread_name_prefix="infinite_tensor-face")
+        self._threads = ThreadPoolExecutor(PLACES, thread_name_prefix="infinite_tensor-face")
+        self._lock = threading.Lock()
+        self._last_free = time.monotonic()
+        self._ended = False
 
-    def submit(self, work: Callable[[], object]) -> Future[object]:
-        """Have it done once a thread is free."""
-        return self._threads.submit(work)
+    def take(self, work: Callable[[], None]) -> Future[None]:
+        """Have work done once a place is free; CancelledError when the process ends."""
+        if self._ended:
+            raise asyncio.CancelledError(_ENDED)
+        return self._threads.submit(self._work, work)
+
+    def _work(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        finally:
+            self._last_free = time.monotonic()
+
+    def are_stuck(self) -> bool:
+        """Whether no place has become free for a while; true for one caller at a time."""
+        with self._lock:
+            now = time.monotonic()
+            stuck = now - self._last_free >= _PATIENCE_SECONDS
+            if stuck:
+                self._last_free = now
+            return stuck
 
     def end(self) -> None:
-        """Wait for what is under way, and drop what waits for a thread."""
+        """Wait for what is under way, and cancel what waits for a place.
+
+        Not by an error: of each of a thousand chunks that nobody waits for any more, asyncio would print a traceback.
+        """
+        self._ended = True
         self._threads.shutdown(cancel_futures=True)
 
 
 _PLACES_OF_ALL = _Places()
-# Before stores are flushed: they register earlier, and the last to come is the first to go.
-threading._register_atexit(_PLACES_OF_ALL.end)  # type: ignore[attr-defined]  # noqa: SLF001  (as in support.exit)
-
-
-def _begin(future: Future[T], compute: Callable[[], T]) -> None:
-    """Have a thread compute, which knows by a copy of this context what the request is part of."""
-    work = partial(copy_context().run, _settle, future, compute)
-    if is_nested():
-        # All places may be taken by what waits for its f.
-        threading.Thread(target=work, name="infinite_tensor-face-nested", daemon=True).start()
-        return
-    try:
-        place = _PLACES_OF_ALL.submit(work)
-    except RuntimeError:
-        # The process ends.
-        future.cancel()
-    else:
-        place.add_done_callback(partial(_drop, future))
-
-
-def _drop(future: Future[T], place: Future[object]) -> None:
-    if place.cancelled():
-        future.cancel()
-
-
-def _settle(future: Future[T], compute: Callable[[], T]) -> None:
-    try:
-        result = compute()
-    except (StopIteration, futures.CancelledError) as error:
-        future.set_exception(_told(error))
-    except Exception as error:  # noqa: BLE001  (whoever asked gets it)
-        future.set_exception(error)
-    except BaseException as error:  # noqa: BLE001  (the same)
-        future.set_exception(_told(error))
-    else:
-        future.set_result(result)
+end_before_flush(_PLACES_OF_ALL.end)
 
 
 def _told(error: BaseException) -> RuntimeError:

@@ -206,6 +206,19 @@ def _training() -> list[Row]:
     ]
 
 
+def _faces() -> list[Row]:
+    cached, stored = _ours("faces.cached", ZARR), _ours("faces.stored", ZARR)
+    what, disk = "64 MiB through the Zarr face, tiles of 512x512 in memory", "the same, tiles on disk"
+    at_most = _target(of_floor="1.5")
+    # The peer shows nothing to other programs.
+    return [
+        Row("face", what, cached, None, _ours("faces.cached_directly", ZARR), "tensor", at_most),
+        Row("face", what, cached, None, _floor("faces.cached_by_zarr"), "zarr, in memory", at_most),
+        Row("face", disk, stored, None, _ours("faces.stored_directly", ZARR), "tensor", at_most),
+        Row("face", disk, stored, None, _floor("faces.stored_by_zarr"), "zarr", at_most),
+    ]
+
+
 def _blobs() -> list[Row]:
     return [
         _blob("blob-write", "100,000 rows of 768 floats in one write", "write", "write_floor", 100_000),
@@ -238,5 +251,6 @@ ROWS = (
     *_memory(),
     *_others(),
     *_training(),
+    *_faces(),
     *_blobs(),
 )

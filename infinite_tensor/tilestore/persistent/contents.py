@@ -7,6 +7,7 @@ been blended in. What differs between storages is in `Backend`.
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -175,10 +176,8 @@ class PersistentContents(Contents):
 
     def serve(self, spec: TensorSpec, start: Sequence[int], out: torch.Tensor) -> bool:
         """Copy a region whose tiles are complete and in memory, where there is no failure to tell of."""
-        record = self.registry.records.get(spec.tensor_id)
-        if self.closed or record is None or out.device.type != "cpu":
-            return False
-        if record.spec is not spec and record.spec.definition.digest != spec.definition.digest:
+        record = self._record_in_memory(spec)
+        if record is None or out.device.type != "cpu":
             return False
         layout, stop = record.layout, [a + n for a, n in zip(start, out.shape, strict=True)]
         tiles = self.tiles.complete(record, layout.box(start, stop))
@@ -190,20 +189,15 @@ class PersistentContents(Contents):
     def known_layout(self, spec: TensorSpec) -> TileLayout | None:
         """The tiles that are stored."""
         self.check_open()
-        record = self._known_record(spec)
+        record = self._record_in_memory(spec)
         return None if record is None else record.layout
-
-    def _known_record(self, spec: TensorSpec) -> Record | None:
-        record = self.registry.records.get(spec.tensor_id)
-        same = record is not None and record.spec.definition.digest == spec.definition.digest
-        return record if same else None
 
     def glance(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> Glance:
         """Complete tiles from memory and storage, and of those in progress in memory the pixels that are final."""
         self.check_open()
         shape = [b - a for a, b in zip(start, stop, strict=True)]
         pixels, known = torch.zeros(shape, dtype=spec.dtype, device="cpu"), np.zeros(shape, dtype=bool)
-        record = self._known_record(spec)
+        record = self._record_in_memory(spec)
         if record is None:
             return Glance(pixels, known)
         layout = record.layout
@@ -231,6 +225,26 @@ class PersistentContents(Contents):
         record = self.registry.records.get(tensor_id)
         pending = 0 if record is None else self.tiles.pending(record)
         return None if stored is None else replace(stored, pending=pending)
+
+    def tile_in_memory(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> torch.Tensor | None:
+        """A tile of the cache, of which all pixels are in the tensor."""
+        record = self._record_in_memory(spec)
+        if record is None or self.flush_requested:
+            return None
+        low, high = record.layout.box(start, stop)
+        tile = tuple(low)
+        if [i + 1 for i in low] != high or record.layout.start(tile) != tuple(start):
+            return None
+        found = self.tiles.complete(record, (low, high))
+        return found[tile] if found and tuple(found[tile].shape) == tuple(map(operator.sub, stop, start)) else None
+
+    def _record_in_memory(self, spec: TensorSpec) -> Record | None:
+        """The tensor as it is known, without a look into storage; None where it is not, or there is none to serve."""
+        record = self.registry.records.get(spec.tensor_id)
+        if self.closed or record is None:
+            return None
+        same = record.spec is spec or record.spec.definition.digest == spec.definition.digest
+        return record if same else None
 
     def migrate(self, spec: TensorSpec, moved: TensorSpec) -> None:
         """A device may change, tiles are kept on the CPU; a dtype is part of what is stored."""

@@ -31,15 +31,12 @@ class Cutout:
 
     Attributes
     ----------
-    tensor : InfiniteTensor
-        What is exported.
     frame : Frame
-        Which pixels.
+        Which pixels, of which tensor.
     kept : tuple of int
         The dimensions that it has in what is written: those that no int has picked a pixel of.
     """
 
-    tensor: InfiniteTensor
     frame: Frame
     kept: tuple[int, ...]
 
@@ -61,8 +58,14 @@ class Cutout:
                 "the region of an export must hold pixels, given by ints and slices a:b without a step, got "
                 f"{quoted(region)}"
             )
-        frame = Frame(selection.start, selection.shape, node.contents.layout(node.spec).tile_shape)
-        return cls(tensor, frame, tuple([d for d in range(tensor.ndim) if d not in selection.squeezed]))
+        tile = node.contents.layout(node.spec).tile_shape
+        frame = Frame(tensor, selection.start, selection.shape, tile, shown_dtype(tensor.dtype))
+        return cls(frame, tuple([d for d in range(tensor.ndim) if d not in selection.squeezed]))
+
+    @property
+    def tensor(self) -> InfiniteTensor:
+        """What is exported."""
+        return self.frame.tensor
 
     @property
     def shape(self) -> Index:
@@ -77,7 +80,7 @@ class Cutout:
     @property
     def dtype(self) -> np.dtype[Any]:
         """Its dtype; that of bfloat16, which no format has, is float32."""
-        return shown_dtype(self.tensor.dtype)
+        return self.frame.dtype
 
     def of_kept(self, entries: Sequence[Any]) -> tuple[Any, ...]:
         """Of entries for each dimension of the tensor, those for the dimensions that are written."""

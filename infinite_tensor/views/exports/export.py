@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from infinite_tensor.filling.progress import Tally, Watcher
 from infinite_tensor.filling.stored_only import StoredOnly
 from infinite_tensor.support.arguments import checked_progress, checked_workers
 from infinite_tensor.support.given import quoted, word
+from infinite_tensor.support.nested import Key
 from infinite_tensor.support.publishing import publish, synchronize, unfinished_file
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.values.definition import Number
@@ -27,8 +29,8 @@ from infinite_tensor.views.exports.png import check_png, opened_png
 from infinite_tensor.views.exports.streaming import Computed, Source, Stored, stream, units_in
 from infinite_tensor.views.exports.tiff import check_tiff, opened_tiff
 from infinite_tensor.views.exports.zarrs import Content, opened_zarr
-from infinite_tensor.views.face import Face, name_of, with_dims_of_their_own
-from infinite_tensor.views.frame import shown
+from infinite_tensor.views.face import Face, path_of, with_distinct_dims
+from infinite_tensor.views.frame import plain_name_of, shown
 from infinite_tensor_stores.targets import is_local, local_path, text_of
 from infinite_tensor_stores.targets import shown as shown_target
 
@@ -75,7 +77,7 @@ def export(tensor: InfiniteTensor, region: object, target: object, options: Opti
     cutout = Cutout.of(tensor, region)
     source = _source_of(tensor, options)
     if form == _ZARR:
-        name = name_of(tensor)
+        name = plain_name_of(tensor) or "values"
         _export_zarr({name: cutout}, {name: cutout.dims}, {name: source}, place, options)
         return
     _FORMS[form].check(cutout)
@@ -95,18 +97,24 @@ def export(tensor: InfiniteTensor, region: object, target: object, options: Opti
 
 
 def export_members(
-    members: Mapping[tuple[str, ...], tuple[InfiniteTensor, object]], target: object, options: Options
+    members: Mapping[Key, tuple[InfiniteTensor, object, Sequence[Fraction]]], target: object, options: Options
 ) -> None:
-    """Write a region of the tensors of a group, each an array of one Zarr group; see `TensorGroup.export`."""
+    """Write a region of the tensors of a group, with their scales per dimension, as a Zarr group.
+
+    See `TensorGroup.export`.
+    """
     place, form = _checked(target, options)
     if form != _ZARR:
         raise ValidationError(
             f"a group is exported to Zarr, got format {form!r}; export its tensors one by one, or give a target that "
             "ends in .zarr"
         )
-    cutouts = {"/".join(key): Cutout.of(tensor, region) for key, (tensor, region) in members.items()}
-    faces = {path: Face(cutout.tensor, cutout.frame, cutout.dims) for path, cutout in cutouts.items()}
-    dims = {path: face.dims for path, face in with_dims_of_their_own(faces).items()}
+    cutouts, scales = {}, {}
+    for key, (tensor, region, scale) in members.items():
+        path = path_of(key)
+        cutouts[path], scales[path] = Cutout.of(tensor, region), scale
+    faces = {path: Face(cutout.frame, cutout.dims) for path, cutout in cutouts.items()}
+    dims = {path: face.dims for path, face in with_distinct_dims(faces, scales).items()}
     sources = {path: _source_of(cutout.tensor, options) for path, cutout in cutouts.items()}
     _export_zarr(cutouts, dims, sources, place, options)
 
@@ -224,7 +232,7 @@ def _identity(cutouts: Mapping[str, Cutout], dims: Mapping[str, tuple[str, ...]]
             dict(node.spec.definition.functions),
             cutout.frame.origin,
             cutout.frame.shape,
-            cutout.frame.tiles,
+            cutout.frame.tile,
             cutout.kept,
             dims[path],
         ]

@@ -29,7 +29,7 @@ def _reserve(path: Path) -> None:
 
 class _Npy(Sink):
     def __init__(self, cutout: Cutout, path: Path) -> None:
-        self.unit = cutout.frame.tiles
+        self.unit = cutout.frame.tile
         self._path = path
 
     def put(self, place: Place, pixels: Pixels) -> None:

@@ -91,7 +91,7 @@ def _rows_of(cutout: Cutout, row_bytes: int) -> Index:
     """A box of whole rows, which follow each other: those of a tile, or fewer."""
     rows = next(d for number, d in enumerate(cutout.kept) if number != cutout.channels)
     unit = list(cutout.frame.shape)
-    unit[rows] = max(1, min(cutout.frame.tiles[rows], _UNIT_BYTES // row_bytes))
+    unit[rows] = max(1, min(cutout.frame.tile[rows], _UNIT_BYTES // row_bytes))
     return tuple(unit)
 
 

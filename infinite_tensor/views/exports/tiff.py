@@ -130,10 +130,10 @@ class _Tiff(Sink):
 
 def _unit_of(cutout: Cutout, bands: int) -> tuple[Index, tuple[int, int]]:
     """The box that is written at a time, and the rows and columns of a block in the file: a tile where it has them."""
-    unit = [min(n, extent) for n, extent in zip(cutout.frame.tiles, cutout.frame.shape, strict=True)]
+    unit = [min(n, extent) for n, extent in zip(cutout.frame.tile, cutout.frame.shape, strict=True)]
     block = []
     for number, d in enumerate(cutout.kept):
-        tile = cutout.frame.tiles[d]
+        tile = cutout.frame.tile[d]
         if number == cutout.channels:
             unit[d] = bands if bands <= _TOGETHER else min(unit[d], bands)
         else:

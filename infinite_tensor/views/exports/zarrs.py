@@ -143,7 +143,7 @@ class _Hierarchy:
         return self._created(
             path,
             shape=cutout.shape,
-            chunks=tuple(map(min, cutout.of_kept(cutout.frame.tiles), cutout.shape)),
+            chunks=tuple(map(min, cutout.of_kept(cutout.frame.tile), cutout.shape)),
             dtype=cutout.dtype,
             fill_value=np.zeros((), cutout.dtype)[()] if fill_values is None else fill_values[path],
             dimension_names=self._content.dims[path],
@@ -279,7 +279,7 @@ def _group(attributes: Mapping[str, Any]) -> dict[str, Any]:
 
 class _Array(Sink):
     def __init__(self, array: zarr.Array[Any], cutout: Cutout, written: set[str]) -> None:
-        self.unit = cutout.frame.chunks
+        self.unit = cutout.frame.chunk_shape
         self._array = array
         self._written = written
 

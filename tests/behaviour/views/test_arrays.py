@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import pickle
+import sys
+from pathlib import Path
 from typing import Any
 
 import dask.array
@@ -11,25 +14,14 @@ import pytest
 import torch
 import xarray
 
-from infinite_tensor import InfiniteTensor, TensorWindow, ValidationError, sl
+from infinite_tensor import MemoryTileStore, ValidationError, ZarrTileStore, sl
+from tests.behaviour.views.shown import pixels_of, ramp, ramp_of, tensor_of
 from tests.support.counting import Counted
 from tests.support.dict_store import DictTileStore
 from tests.support.reference import Index
 
 REGION = sl[-5:9, 2:10]
-TRUTH = np.array([[1000.0 * y + x for x in range(2, 10)] for y in range(-5, 9)], np.float32)
-
-
-def ramp(ctx: Index) -> torch.Tensor:
-    y, x = (torch.arange(4.0) + 4 * i for i in ctx)
-    return 1000 * y[:, None] + x
-
-
-def tensor_of(
-    f: Callable[..., Any] = ramp, shape: tuple[int | None, ...] = (None, None), **options: Any
-) -> InfiniteTensor:
-    options = {"tile_store": DictTileStore({}, tile_size=4), "dims": ("y", "x"), "tensor_id": "height"} | options
-    return InfiniteTensor(shape, f, TensorWindow((4, 4)), **options)
+TRUTH = ramp_of(range(-5, 9), range(2, 10))
 
 
 class TestXarray:
@@ -37,7 +29,9 @@ class TestXarray:
 
     def test_it_has_the_names_and_coordinates_of_the_pixels(self) -> None:
         array = tensor_of().to_xarray(REGION)
-        assert (array.name, array.dims, array.dtype) == ("height", ("y", "x"), np.float32)
+        assert array.name == "height"
+        assert array.dims == ("y", "x")
+        assert array.dtype == np.dtype("float32")
         assert array.y.values.tolist() == list(range(-5, 9))
         assert array.sel(y=-3, x=5).item() == -2995
         assert np.array_equal(array.values, TRUTH)
@@ -81,6 +75,47 @@ class TestXarray:
         array = tensor_of().to_xarray(REGION, {"x": np.linspace(0, 1, 8)})
         assert array.sel(x=1.0, y=0).item() == 9
         assert array.y.values[0] == -5
+
+    def test_it_is_named_by_the_last_part_of_the_id(self) -> None:
+        assert tensor_of(tensor_id="world/height").to_xarray(REGION).name == "height"
+        assert tensor_of(tensor_id=None).to_xarray(REGION).name is None
+
+    def test_coordinates_take_no_memory(self) -> None:
+        array = tensor_of().to_xarray(sl[-(2**40) : 2**40, 0:4])
+        assert array.shape == (2**41, 4)
+        assert array.sel(y=-(2**39), x=3).item() == np.float32(-1000.0 * 2**39 + 3)
+
+    def test_what_is_written_into_it_is_a_copy(self) -> None:
+        t = tensor_of()
+        array = t.to_xarray(REGION)
+        array[0, 0] = 7
+        assert array[0, 0].item() == 7
+        assert np.array_equal(t.to_xarray(REGION).values, TRUTH)
+
+    @pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, lambda array: array.copy(deep=True)])
+    def test_a_copy_reads_the_same_tensor(self, way: Any) -> None:
+        calls = []
+
+        # A function is never copied.
+        def f(ctx: Index) -> torch.Tensor:
+            calls.append(ctx)
+            return ramp(ctx)
+
+        array = tensor_of(f, tile_store=MemoryTileStore()).to_xarray(REGION)
+        assert np.array_equal(array.values, TRUTH)
+        assert np.array_equal(way(array).values, TRUTH)
+        assert len(calls) == len(set(calls))
+
+    def test_it_is_pickled_with_its_tensor(self, tmp_path: Path) -> None:
+        with ZarrTileStore(tmp_path, tile_size=4) as store:
+            array = tensor_of(tile_store=store).to_xarray(REGION)
+            sent = pickle.loads(pickle.dumps(array))  # noqa: S301  (our own)
+            assert np.array_equal(sent.values, TRUTH)
+
+    def test_a_missing_package_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "xarray", None)
+        with pytest.raises(ImportError, match=r"^to_xarray needs the package xarray: pip install xarray$"):
+            tensor_of().to_xarray(REGION)
 
     @pytest.mark.parametrize("coords", [{"x": [1, 2]}, {"z": [1]}])
     def test_coordinates_that_do_not_fit(self, coords: Any) -> None:
@@ -130,6 +165,25 @@ class TestDask:
         assert t.to_dask(REGION).name != t.to_dask(sl[0:4, 0:4]).name
         assert t.to_dask(REGION).name != tensor_of(tensor_id="other").to_dask(REGION).name
 
+    def test_tensors_of_one_id_are_not_taken_for_each_other(self) -> None:
+        ones = tensor_of(lambda _ctx: torch.ones(4, 4))
+        assert np.array_equal((tensor_of().to_dask(REGION) - ones.to_dask(REGION)).compute(), TRUTH - 1)
+
+    def test_a_missing_package_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delattr(dask, "array")
+        monkeypatch.setitem(sys.modules, "dask.array", None)
+        with pytest.raises(ImportError, match=r"^to_dask needs the package dask.array: pip install 'dask\[array\]'$"):
+            tensor_of().to_dask(REGION)
+
+    def test_dask_itself_takes_no_dtype_of_torch(self) -> None:
+        """So `from_array` is given a face, or an array of `to_dask` is used."""
+        for array in (torch.ones(8, 4), tensor_of(shape=(8, 4))):
+            with pytest.raises(TypeError, match="data type"):
+                dask.array.from_array(array)
+        assert np.array_equal(
+            dask.array.from_array(tensor_of(shape=(8, 4)).as_zarr()).compute(), ramp_of(range(8), range(4))
+        )
+
     def test_it_takes_a_face(self) -> None:
         array = dask.array.from_array(tensor_of().as_zarr(REGION))
         assert np.array_equal((array - 1).compute(), TRUTH - 1)
@@ -143,11 +197,38 @@ class TestDask:
 class TestNumpyAndTorch:
     """Finite tensors as what is in memory."""
 
-    def test_torch_takes_a_finite_tensor(self) -> None:
+    @pytest.mark.parametrize(
+        "dtype", [torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float64, torch.complex64]
+    )
+    def test_torch_takes_a_finite_tensor(self, dtype: torch.dtype) -> None:
+        t = tensor_of(lambda ctx: ramp(ctx).to(dtype), shape=(8, 4), dtype=dtype)
+        taken = torch.as_tensor(t)
+        assert taken.dtype == dtype
+        assert torch.equal(taken, t[...])
+        assert torch.equal(torch.utils.dlpack.from_dlpack(t), t[...])
+        assert torch.as_tensor(t, dtype=torch.complex64).dtype == torch.complex64
+
+    def test_numpy_takes_a_finite_tensor(self) -> None:
         t = tensor_of(shape=(8, 4))
-        assert torch.equal(torch.as_tensor(t), t[...])
-        assert torch.equal(torch.from_dlpack(t), t[...])
-        assert np.array_equal(np.from_dlpack(t), t[...].numpy())
+        truth = ramp_of(range(8), range(4))
+        assert np.array_equal(np.asarray(t), truth)
+        assert np.array_equal(np.from_dlpack(t), truth)
+        assert np.asarray(t, np.int16).dtype == np.int16
+
+    @pytest.mark.parametrize("take", [torch.as_tensor, np.asarray, np.from_dlpack])
+    @pytest.mark.parametrize("store", [MemoryTileStore, lambda: DictTileStore({}, tile_size=4)])
+    def test_what_is_written_into_it_changes_nothing_else(self, take: Any, store: Any) -> None:
+        t = tensor_of(shape=(8, 4), tile_store=store())
+        for _ in range(2):
+            taken = take(t)
+            taken[...] = -1
+            assert np.array_equal(pixels_of(t, ...), ramp_of(range(8), range(4)))
+
+    def test_it_is_always_a_copy(self) -> None:
+        t = tensor_of(shape=(8, 4))
+        for take in (np.asarray, np.from_dlpack):
+            with pytest.raises((ValueError, BufferError), match="without a copy"):
+                take(t, copy=False)
 
     def test_numpy_has_bfloat16_as_float32(self) -> None:
         t = tensor_of(lambda ctx: ramp(ctx).bfloat16(), shape=(8, 4), dtype=torch.bfloat16)

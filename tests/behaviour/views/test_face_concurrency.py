@@ -3,49 +3,48 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import pickle
+import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import dask.array
 import numpy as np
 import pytest
 import torch
+import xarray
 import zarr
 from distributed import Client
+from zarr.buffer import default_buffer_prototype
 
-from infinite_tensor import InfiniteTensor, TensorWindow, TileStore, ZarrTileStore, sl
-from infinite_tensor.views.requests import _PLACES
+from infinite_tensor import InfiniteTensor, TileStore, ValidationError, ZarrTileStore, sl
+from infinite_tensor.views import face as face_module
+from infinite_tensor.views import requests
+from infinite_tensor.views.requests import PLACES
+from tests.behaviour.views import shown
+from tests.behaviour.views.shown import ramp, ramp_of
 from tests.support.clusters import cluster
 from tests.support.counting import Counted
 from tests.support.dict_store import DictTileStore
 from tests.support.interpreters import DEADLINE, Team, run
+from tests.support.interrupts import NewLines, finishes, interrupted_by_a_timer, interrupted_where
 from tests.support.reference import Index
 
-WINDOW = TensorWindow((4, 4))
 REGION = sl[-8:24, -8:24]
+TRUTH = ramp_of(range(-8, 24), range(-8, 24))
 READERS = 32
 
 
-def ramp(ctx: Index) -> torch.Tensor:
-    y, x = (torch.arange(4.0) + 4 * i for i in ctx)
-    return 1000 * y[:, None] + x
-
-
-def pixel(y: int, x: int) -> float:
-    return 1000.0 * y + x
-
-
-TRUTH = np.array([[pixel(y, x) for x in range(-8, 24)] for y in range(-8, 24)], np.float32)
-
-
 def tensor_of(f: Callable[..., Any] = ramp, store: TileStore | None = None) -> InfiniteTensor:
-    store = store or DictTileStore({}, tile_size=4)
-    return InfiniteTensor((None, None), f, WINDOW, tile_store=store, tensor_id="t")
+    return shown.tensor_of(f) if store is None else shown.tensor_of(f, tile_store=store)
 
 
 def face_of(f: Callable[..., Any] = ramp) -> zarr.Array[Any]:
@@ -72,7 +71,33 @@ def test_no_chunk_is_computed_twice_by_many_readers() -> None:
     assert set(f.counts.values()) == {1}
 
 
-def test_readers_of_the_same_chunk_take_one_place_together() -> None:
+class CountingStore(DictTileStore):
+    """Notes which tiles are read from storage."""
+
+    def __init__(self, storage: dict[Any, Any], **options: Any) -> None:
+        self.reads: Counter[Index] = Counter()
+        super().__init__(storage, **options)
+
+    def _read_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[torch.Tensor | None]:
+        self.reads.update(tile_indices)
+        return super()._read_tiles(tensor_id, tile_indices)
+
+
+def test_no_chunk_is_read_twice_from_storage_by_many_readers() -> None:
+    storage: dict[Any, Any] = {}
+    f = Counted(ramp)
+    with DictTileStore(storage, tile_size=4) as filled:
+        tensor_of(f, filled)[REGION]
+    store = CountingStore(storage)
+    face = tensor_of(f, store).as_zarr(REGION)
+    for read in at_once(lambda: face[...]):
+        assert np.array_equal(read, TRUTH)
+    assert len(store.reads) == 64
+    assert set(store.reads.values()) == {1}
+    assert set(f.counts.values()) == {1}
+
+
+def test_readers_of_the_same_chunk_leave_places_to_others() -> None:
     other = threading.Event()
 
     def f(ctx: Index) -> torch.Tensor:
@@ -82,19 +107,53 @@ def test_readers_of_the_same_chunk_take_one_place_together() -> None:
             other.set()
         return ramp(ctx)
 
-    face = face_of(f)
-    with ThreadPoolExecutor(READERS) as threads:
-        same = [threads.submit(lambda: face[8:12, 8:12]) for _ in range(2 * _PLACES)]
-        time.sleep(0.2)
-        assert face[12, 12] == pixel(4, 4)
-        assert all(np.array_equal(each.result(DEADLINE), TRUTH[8:12, 8:12]) for each in same)
+    face = face_of(f).async_array
+
+    async def read() -> list[Any]:
+        # In this order: the other chunk is asked for last.
+        same = [face.getitem((slice(8, 12), slice(8, 12))) for _ in range(2 * PLACES)]
+        return await asyncio.wait_for(asyncio.gather(*same, face.getitem((12, 12))), requests._PATIENCE_SECONDS / 2)
+
+    *same, one = asyncio.run(read())
+    assert one == 4004
+    assert all(np.array_equal(each, TRUTH[8:12, 8:12]) for each in same)
+
+
+def test_who_asks_after_an_invalidation_gets_new_pixels() -> None:
+    begun, may_end, value = threading.Event(), threading.Event(), [1.0]
+
+    def f(_ctx: Index) -> torch.Tensor:
+        pixels = torch.full((4, 4), value[0])
+        begun.set()
+        assert may_end.wait(DEADLINE)
+        return pixels
+
+    t = tensor_of(f)
+    face = t.as_zarr(REGION)
+    with ThreadPoolExecutor(2) as threads:
+        early = threads.submit(lambda: face[8, 8])
+        assert begun.wait(DEADLINE)
+        value[0] = 2.0
+        t.invalidate(REGION)
+        late = threads.submit(lambda: face[8, 8])
+        may_end.set()
+        assert early.result(DEADLINE) == 1
+        assert late.result(DEADLINE) == 2
+    assert face[8, 8] == 2
+
+
+ROWS = [row % 100 for row in range(-2, 6)]
+
+
+def as_float(value: Any) -> float:
+    return float(value)
 
 
 def test_an_f_reads_any_zarr_array() -> None:
     stored = zarr.array(np.arange(10000.0).reshape(100, 100), chunks=(10, 10))
-    face = face_of(lambda ctx: torch.full((4, 4), float(stored[ctx[0] % 100, ctx[1] % 100])))
+    face = face_of(lambda ctx: torch.full((4, 4), as_float(stored[ctx[0] % 100, ctx[1] % 100])))
     assert face[9, 13] == stored[0, 1]
-    assert face[...].shape == (32, 32)
+    assert np.array_equal(face[...], np.kron(np.asarray(stored[...])[np.ix_(ROWS, ROWS)], np.ones((4, 4))))
 
 
 def test_an_f_reads_the_face_that_it_computes() -> None:
@@ -115,6 +174,40 @@ def test_readers_of_a_chain_of_faces_do_not_wait_for_each_other() -> None:
     top = face_of(lambda ctx: torch.tensor(middle[abs(ctx[1]), :4]).expand(4, 4))
     reads = at_once(lambda: top[...])
     assert all(np.array_equal(read, reads[0]) for read in reads)
+
+
+def test_an_f_that_reads_the_chunk_that_it_computes_is_told_so() -> None:
+    faces: list[zarr.Array[Any]] = []
+
+    def f(ctx: Index) -> torch.Tensor:
+        return torch.tensor(faces[0][4 * ctx[0] + 8 : 4 * ctx[0] + 12, 4 * ctx[1] + 8 : 4 * ctx[1] + 12])
+
+    faces.append(face_of(f))
+    with pytest.raises(ValidationError, match="would need itself"):
+        faces[0][...]
+
+
+def test_an_f_reads_the_face_on_threads_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are not recognized as part of an f, and all places wait for them."""
+    monkeypatch.setattr(requests, "_PATIENCE_SECONDS", 0.05)
+    faces: list[zarr.Array[Any]] = []
+    full = threading.Barrier(PLACES)
+
+    def f(ctx: Index) -> torch.Tensor:
+        if ctx[0] < 0:
+            return torch.ones(4, 4)
+        full.wait(DEADLINE)
+        with ThreadPoolExecutor(1) as threads:
+            return torch.tensor(threads.submit(lambda: faces[0][:4, :4]).result()) + 1
+
+    faces.append(face_of(f))
+    asked = [threading.Thread(target=faces[0].__getitem__, args=((8, 4 * i),), daemon=True) for i in range(PLACES)]
+    for thread in asked:
+        thread.start()
+    for thread in asked:
+        thread.join(DEADLINE)
+        assert not thread.is_alive()
+    assert np.array_equal(faces[0][8:12, : 4 * PLACES], np.full((4, 4 * PLACES), 2))
 
 
 def _with_one_of_everything() -> list[bool]:
@@ -153,6 +246,27 @@ def test_what_f_raises_arrives_as_itself() -> None:
     assert np.array_equal(face[...], TRUTH)
 
 
+@pytest.mark.parametrize(
+    "error",
+    [TimeoutError, KeyError, FileNotFoundError, StopAsyncIteration, concurrent.futures.CancelledError, EOFError],
+)
+def test_no_error_means_anything_to_what_is_in_between(error: type[Exception]) -> None:
+    raised = error("from f")
+
+    def f(_ctx: Index) -> torch.Tensor:
+        raise raised
+
+    face = face_of(f)
+    for read in (lambda: face[...], lambda: asyncio.run(in_a_loop(face))):
+        with pytest.raises(error) as found:
+            read()
+        assert found.value is raised
+
+
+async def in_a_loop(face: zarr.Array[Any]) -> Any:
+    return await face.async_array.getitem(...)
+
+
 @pytest.mark.parametrize("error", [StopIteration, asyncio.CancelledError, GeneratorExit, SystemExit])
 def test_what_would_end_an_event_loop_is_told_as_another_error(error: type[BaseException]) -> None:
     def f(_ctx: Index) -> torch.Tensor:
@@ -170,7 +284,7 @@ def test_it_is_read_within_event_loops() -> None:
     async def read() -> None:
         assert np.array_equal(face[...], TRUTH)
         whole, corner = await asyncio.gather(
-            face._async_array.getitem(...), face._async_array.getitem((slice(0, 3), slice(0, 3)))
+            face.async_array.getitem(...), face.async_array.getitem((slice(0, 3), slice(0, 3)))
         )
         assert np.array_equal(whole, TRUTH)
         assert np.array_equal(corner, TRUTH[:3, :3])
@@ -190,20 +304,95 @@ def test_a_reader_that_gives_up_leaves_the_others_their_chunk() -> None:
     face = face_of(f)
 
     async def read() -> Any:
-        impatient = asyncio.create_task(face._async_array.getitem((0, 0)))
-        patient = asyncio.create_task(face._async_array.getitem((0, 1)))
+        impatient = asyncio.create_task(face.async_array.getitem((0, 0)))
+        patient = asyncio.create_task(face.async_array.getitem((0, 1)))
         await asyncio.to_thread(begun.wait, DEADLINE)
         impatient.cancel()
         may_end.set()
         return await patient
 
-    assert asyncio.run(read()) == pixel(-8, -7)
+    assert asyncio.run(read()) == -8007
+
+
+def test_a_chunk_may_be_ready_after_the_loop_that_asked_is_closed(caplog: pytest.LogCaptureFixture) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    def f(ctx: Index) -> torch.Tensor:
+        begun.set()
+        assert may_end.wait(DEADLINE)
+        return ramp(ctx)
+
+    face = face_of(f)
+
+    async def give_up() -> None:
+        asked = asyncio.create_task(face.async_array.getitem((0, 0)))
+        await asyncio.to_thread(begun.wait, DEADLINE)
+        asked.cancel()
+
+    asyncio.run(give_up())
+    may_end.set()
+    assert np.array_equal(face[...], TRUTH)
+    assert caplog.records == []
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="timers that send signals are POSIX")
+def test_ctrl_c_in_a_read_leaves_the_next_one_right() -> None:
+    draw, interrupts = np.random.default_rng(0), 0
+    f = Counted(ramp)
+    face = tensor_of(f).as_zarr()
+    y, x = shown.told_of(face)["origin"]
+
+    def read(at: int) -> None:
+        assert np.array_equal(face[y + at : y + at + 12, x : x + 12], ramp_of(range(at, at + 12), range(12)))
+
+    with interrupted_by_a_timer() as is_interrupted:
+        for turn in range(150):
+            action = partial(read, 12 * turn)
+            interrupts += is_interrupted(draw.uniform(1e-5, 1e-2), action)
+            finishes(action)
+    assert interrupts > 20
+    assert set(f.counts.values()) == {1}
+
+
+def is_of_the_face(code: CodeType) -> bool:
+    return code.co_filename in {requests.__file__, face_module.__file__}
+
+
+def test_ctrl_c_at_any_line_of_a_loop_of_ones_own_leaves_the_next_read_right() -> None:
+    lines, face, row, interrupted = NewLines(), tensor_of().as_zarr(sl[0:4000, 0:4]), 0, True
+    while interrupted:
+        interrupted = False
+        row += 1
+        loop = asyncio.new_event_loop()
+        asked = face.store.get(f"height/c/{row}/0", default_buffer_prototype())
+        try:
+            with interrupted_where(lines, is_of_the_face):
+                loop.run_until_complete(asked)
+        except KeyboardInterrupt:
+            interrupted = True
+        finally:
+            close(loop)
+        finishes(partial(check_rows, face, 4 * row))
+    assert len(lines) > 30
+
+
+def close(loop: asyncio.AbstractEventLoop) -> None:
+    """As `asyncio.run` closes its own."""
+    for task in asyncio.all_tasks(loop):
+        task.cancel()
+        with suppress(asyncio.CancelledError, KeyboardInterrupt):
+            loop.run_until_complete(task)
+    loop.close()
+
+
+def check_rows(face: zarr.Array[Any], at: int) -> None:
+    assert np.array_equal(face[at : at + 4], ramp_of(range(at, at + 4), range(4)))
 
 
 def test_it_is_pickled_with_its_tensor(tmp_path: Path) -> None:
     with ZarrTileStore(tmp_path, tile_size=4) as store:
         face = tensor_of(store=store).as_zarr(REGION)
-        sent = pickle.loads(pickle.dumps(face))
+        sent = pickle.loads(pickle.dumps(face))  # noqa: S301  (our own)
         assert sent.store == face.store
         assert np.array_equal(sent[...], TRUTH)
 
@@ -220,40 +409,62 @@ def client() -> Iterator[Client]:
         yield running
 
 
+WAYS: dict[str, Callable[[InfiniteTensor], Any]] = {
+    "face": lambda t: dask.array.from_array(t.as_zarr(REGION)),
+    "to_dask": lambda t: t.to_dask(REGION),
+    "to_xarray": lambda t: t.to_xarray(REGION).chunk({"y": 8}),
+    "open_zarr": lambda t: xarray.open_zarr(t.as_zarr(REGION).store, chunks={})["height"],
+}
+
+
 @pytest.mark.parametrize("scheduler", ["synchronous", "threads", "processes", "distributed"])
-@pytest.mark.parametrize("way", ["face", "to_dask"])
+@pytest.mark.parametrize("way", WAYS)
 def test_dask_computes_it(scheduler: str, way: str, client: Client, tmp_path: Path) -> None:
     with ZarrTileStore(tmp_path, tile_size=4) as store:
-        t = tensor_of(store=store)
-        array = dask.array.from_array(t.as_zarr(REGION)) if way == "face" else t.to_dask(REGION)
-        options = {"scheduler": client if scheduler == "distributed" else scheduler}
+        array = WAYS[way](tensor_of(store=store))
+        options: Any = {"scheduler": client if scheduler == "distributed" else scheduler}
         assert np.array_equal(array.compute(**options), TRUTH)
         assert float((array + 1).sum().compute(**options)) == float((TRUTH + 1).sum(dtype=np.float64))
 
 
 _EXITING = """
 import sys, threading, time
+from concurrent.futures import CancelledError
 import torch
 from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore, sl
+from infinite_tensor.views.requests import PLACES
+
+begun = threading.Semaphore(0)
 
 def f(ctx):
     print(ctx, flush=True)
-    time.sleep(0.5)
+    begun.release()
+    time.sleep(1)
     return torch.ones(4, 4)
+
+def read(region):
+    try:
+        face[region]
+    except CancelledError:
+        print("cancelled", file=sys.stderr)
 
 store = ZarrTileStore(sys.argv[1], tile_size=4)
 t = InfiniteTensor((None, None), f, TensorWindow((4, 4)), tile_store=store, tensor_id="t")
 face = t.as_zarr(sl[0:400, 0:400])
-reader = threading.Thread(target=lambda: face[...], daemon=True)
-reader.start()
-while not t.coverage(sl[0:400, 0:400]).any():
-    time.sleep(0.05)
+# The interpreter waits for both of them.
+threading.Thread(target=read, args=(sl[0:400, 0:400],)).start()
+for _ in range(PLACES):
+    begun.acquire()
+threading.Thread(target=read, args=(sl[396, 396],)).start()
+time.sleep(0.2)
 """
 
 
 def test_a_process_ends_without_the_chunks_that_wait(tmp_path: Path) -> None:
     done = run("-c", _EXITING, tmp_path)
     assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) <= 4 * _PLACES
+    assert len(done.stdout.splitlines()) <= 2 * PLACES
+    assert done.stderr == "cancelled\ncancelled\n"
     with ZarrTileStore(tmp_path) as store:
         assert store.verify("t") == []
+        assert store.tensor_info("t").tiles_complete == len(done.stdout.splitlines())

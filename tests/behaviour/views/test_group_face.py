@@ -11,7 +11,8 @@ import torch
 import xarray
 import zarr
 
-from infinite_tensor import InfiniteTensor, RegionError, TensorGroup, TensorWindow, sl
+from infinite_tensor import InfiniteTensor, RegionError, TensorGroup, TensorWindow, ValidationError, sl
+from tests.behaviour.views.shown import member, names_of
 from tests.support.dict_store import DictTileStore
 
 
@@ -47,29 +48,78 @@ def test_it_has_an_array_for_each_tensor(group: TensorGroup) -> None:
         ("coarse", read["coarse"]),
         ("extra/mask", read["extra"]["mask"]),
     ):
-        assert np.array_equal(face[key][...], pixels.numpy()), key
+        assert np.array_equal(member(face, key)[...], pixels.numpy()), key
 
 
 def test_without_a_region_it_shows_all_of_each() -> None:
     face = TensorGroup({"a": tensor_of(8, 0.0, (3, None, None)), "b": tensor_of(8, 1.0)}).as_zarr()
-    assert face["a"].shape == (3, 2**31, 2**31)
-    assert face["b"].shape == (2**31, 2**31)
+    assert member(face, "a").shape == (3, 2**31, 2**31)
+    assert member(face, "b").shape == (2**31, 2**31)
 
 
 def test_dimensions_with_other_pixels_have_other_names(group: TensorGroup) -> None:
     face = group.as_zarr(sl[0:32, 0:32])
-    assert face["rgb"].metadata.dimension_names == ("c", "y", "x")
-    assert face["coarse"].metadata.dimension_names == ("coarse_y", "coarse_x")
-    assert face["coarse_x"][...].tolist() == list(range(8))
+    assert names_of(member(face, "rgb")) == ("c", "y", "x")
+    assert names_of(member(face, "coarse")) == ("coarse_y", "coarse_x")
+    assert np.array_equal(member(face, "coarse_x")[...], np.arange(8))
+
+
+def test_dimensions_of_another_scale_have_other_names_where_they_are_as_long() -> None:
+    face = TensorGroup({"a": tensor_of(8, 0.0), "b": tensor_of(8, 1.0)}, scale={"b": 2}).as_zarr()
+    assert member(face, "a").shape == member(face, "b").shape
+    assert names_of(member(face, "b")) == ("b_y", "b_x")
+
+
+def opened(group: TensorGroup, region: object) -> xarray.DataTree:
+    # xarray says only in its documentation that it takes stores of zarr.
+    store: Any = group.as_zarr(region).store
+    return xarray.open_datatree(store, engine="zarr")
+
+
+def values(tree: xarray.DataTree, path: str) -> Any:
+    found = tree[path]
+    assert isinstance(found, xarray.DataArray)
+    return found.values
 
 
 def test_xarray_opens_it(group: TensorGroup) -> None:
     region = sl[0:32, 0:32]
-    tree = xarray.open_datatree(group.as_zarr(region).store, engine="zarr")
-    assert np.array_equal(tree["rgb"].values.transpose(1, 2, 0), group[region]["rgb"].numpy())
-    assert np.array_equal(tree["extra/mask"].values, group[region]["extra"]["mask"].numpy())
+    tree = opened(group, region)
+    assert np.array_equal(values(tree, "rgb").transpose(1, 2, 0), group[region]["rgb"].numpy())
+    assert np.array_equal(values(tree, "extra/mask"), group[region]["extra"]["mask"].numpy())
     data = xarray.open_zarr(group.as_zarr(region).store)
     assert set(data.data_vars) == {"rgb", "coarse"}
+
+
+def test_xarray_opens_what_nests_with_another_resolution() -> None:
+    group = TensorGroup(
+        {"fine": tensor_of(8, 0.0), "far": TensorGroup({"coarse": tensor_of(8, 1.0)})},
+        scale={("far", "coarse"): Fraction(1, 4)},
+    )
+    assert values(opened(group, sl[0:32, 0:32]), "far/coarse").shape == (8, 8)
+
+
+def test_an_array_may_be_named_like_a_dimension() -> None:
+    group = TensorGroup({"x": tensor_of(8, 0.0), "a": tensor_of(8, 1.0), "y": TensorGroup({"b": tensor_of(8, 2.0)})})
+    region = sl[0:16, 0:16]
+    face = group.as_zarr(region)
+    assert names_of(member(face, "x")) == ("y", "x_x")
+    tree = opened(group, region)
+    for path in ("x", "a", "y/b"):
+        assert np.array_equal(values(tree, path), group[region][tuple(path.split("/"))].numpy()), path
+
+
+def test_a_group_may_be_named_like_the_folder_of_chunks() -> None:
+    group = TensorGroup({"a": TensorGroup({"c": TensorGroup({"b": tensor_of(8, 5.0)})}), "c": tensor_of(8, 7.0)})
+    face = group.as_zarr(sl[0:16, 0:16])
+    assert np.array_equal(member(face, "a/c/b")[0], [5.0] * 8 + [6.0] * 8)
+    assert np.array_equal(member(face, "c")[0], [7.0] * 8 + [8.0] * 8)
+
+
+@pytest.mark.parametrize("key", ["a/b", "..", "__a", "zarr.json", "a\\b"])
+def test_a_name_must_be_one_of_an_array(key: str) -> None:
+    with pytest.raises(ValidationError, match="cannot be the path of a Zarr array"):
+        TensorGroup({key: tensor_of(8, 0.0)}).as_zarr(sl[0:8, 0:8])
 
 
 @pytest.mark.parametrize("region", [sl[0:32], sl[0:32, 1:33]])
