@@ -46,6 +46,8 @@ class _Request(Generic[T]):
         Returns it.
     begun : bool
         Whether somebody is computing it, or nobody will any more.
+    is_behind : bool
+        Whether it takes a place only when another one for its key has been computed.
     answer : Future
         What `compute` returns or raises.
     """
@@ -53,6 +55,7 @@ class _Request(Generic[T]):
     key: Hashable
     compute: Callable[[], T]
     begun: bool = False
+    is_behind: bool = False
     answer: Future[T] = field(default_factory=Future)
 
     def settle(self) -> None:
@@ -70,7 +73,8 @@ class _Request(Generic[T]):
 class Requests(Generic[T]):
     """What is asked for and not computed yet: once for all who ask for the same.
 
-    Nobody is given what had begun before they asked: pixels may have been invalidated meanwhile.
+    Nobody is given what had begun before they asked: pixels may have been invalidated meanwhile. They wait for its end
+    without a place, so that those who ask for one chunk take one place.
     """
 
     def __init__(self) -> None:
@@ -78,8 +82,10 @@ class Requests(Generic[T]):
         renew_in_children(self)
 
     def _renew_after_fork(self) -> None:
-        self._lock = threading.Lock()
+        # A place that is cancelled at once is told of while it is taken.
+        self._lock = threading.RLock()
         self._waiting: dict[Hashable, _Request[T]] = {}
+        self._under_way: dict[Hashable, _Request[T]] = {}
 
     async def get(self, key: Hashable, compute: Callable[[], T]) -> T:
         """What ``compute()`` returns for a key, or raises; CancelledError when the process ends before that begins."""
@@ -95,7 +101,7 @@ class Requests(Generic[T]):
         ready: asyncio.Future[None] = loop.create_future()
         request.answer.add_done_callback(lambda _: _tell(loop, ready))
         while not (await asyncio.wait([ready], timeout=_PATIENCE_SECONDS))[0]:
-            if not request.begun and _PLACES_OF_ALL.are_stuck():
+            if not request.begun and (request.is_behind or _PLACES_OF_ALL.are_stuck()):
                 self._compute_beside(request)
         if request.answer.cancelled():
             raise asyncio.CancelledError(_ENDED)
@@ -107,12 +113,16 @@ class Requests(Generic[T]):
             waiting = self._waiting.get(key)
             if waiting is not None:
                 return waiting
-            request = _Request(key, work)
-            place = _PLACES_OF_ALL.take(partial(self._compute, request))
+            request = _Request(key, work, is_behind=key in self._under_way)
+            if not request.is_behind:
+                self._take_place(request)
             # Last: if this is interrupted, nobody waits for what nobody computes.
             self._waiting[key] = request
-        place.add_done_callback(partial(self._give_up, request))
         return request
+
+    def _take_place(self, request: _Request[T]) -> None:
+        place = _PLACES_OF_ALL.take(partial(self._compute, request))
+        place.add_done_callback(partial(self._give_up, request))
 
     def _compute_beside(self, request: _Request[T]) -> None:
         """Compute a request at no place, on a thread of its own."""
@@ -121,10 +131,30 @@ class Requests(Generic[T]):
     def _compute(self, request: _Request[T]) -> None:
         if self._begins(request):
             request.settle()
+            self._end(request)
+
+    def _end(self, request: _Request[T]) -> None:
+        """Let the one behind a request that has been computed have a place."""
+        with self._lock:
+            if self._under_way.get(request.key) is not request:
+                return
+            del self._under_way[request.key]
+            behind = self._waiting.get(request.key)
+            if behind is None or not behind.is_behind:
+                return
+            behind.is_behind = False
+        try:
+            self._take_place(behind)
+        except asyncio.CancelledError:
+            self._cancel(behind)
 
     def _give_up(self, request: _Request[T], place: Future[None]) -> None:
+        if place.cancelled():
+            self._cancel(request)
+
+    def _cancel(self, request: _Request[T]) -> None:
         """Tell those who wait for a place that the process ends."""
-        if place.cancelled() and self._begins(request):
+        if self._begins(request):
             request.answer.cancel()
 
     def _begins(self, request: _Request[T]) -> bool:
@@ -134,6 +164,8 @@ class Requests(Generic[T]):
             request.begun = True
             if self._waiting.get(request.key) is request:
                 del self._waiting[request.key]
+            if first:
+                self._under_way.setdefault(request.key, request)
         return first
 
 
