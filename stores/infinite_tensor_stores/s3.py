@@ -11,6 +11,7 @@ import random
 import time
 import weakref
 from collections.abc import AsyncIterator, Coroutine
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from typing import Any
 
@@ -247,7 +248,22 @@ async def _close(clients: set[Any]) -> None:
 def _dropped(clients: set[Any]) -> None:
     # Whatever thread this runs on, it must not wait.
     if clients and loop[0] is not None and loop[0].is_running():
-        asyncio.run_coroutine_threadsafe(_close(clients), loop[0])
+        closing = asyncio.run_coroutine_threadsafe(_close(clients), loop[0])
+        _closing.add(closing)
+        closing.add_done_callback(_closing.discard)
+
+
+_closing: set[Future[None]] = set()
+_MOST_SECONDS_TO_CLOSE = 1.0
+
+
+def _wait_for_closing() -> None:
+    # A forked child would have them half closed, and asyncio would complain there.
+    wait(list(_closing), _MOST_SECONDS_TO_CLOSE)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_wait_for_closing)
 
 
 @atexit.register

@@ -149,7 +149,7 @@ def survive(folder: Path, kill: Kill) -> None:
         before("os.rename", r"^memmap$"),
         before("os.link", r"^file\.h5$"),
         before("os.rename", r"^memmap$", 2),
-        before("os.link", r"^file\.h5$", 2),
+        before("os.rename", r"^file\.h5$"),
     ],
     ids=str,
 )
