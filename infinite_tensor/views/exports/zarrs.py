@@ -85,8 +85,9 @@ def _opened_folder(content: Content, path: Path, *, overwrite: bool) -> Iterator
             hierarchy.begin()
             yield hierarchy
             for left in folder.rglob("*.partial"):
-                # Of a process that was killed in the middle of a chunk.
-                remove(left)
+                # Of a process that was killed in the middle of a chunk; a folder is an array of such a name.
+                if left.is_file():
+                    remove(left)
             publish(folder, path, overwrite=overwrite)
         finally:
             if folder.exists() and not hierarchy.may_continue:

@@ -51,6 +51,14 @@ def test_zarr_finds_the_array_with_its_origin(tmp_path: Path) -> None:
     assert np.array_equal(array[...], truth())
 
 
+@pytest.mark.parametrize("options", [{"tensor_id": "run.partial"}, {"dims": ("y.partial", "x")}], ids=str)
+def test_a_name_that_ends_in_partial_is_a_name_like_others(options: dict[str, Any], tmp_path: Path) -> None:
+    plane(**options).export(sl[REGION], tmp_path / "out.zarr")
+    assert np.array_equal(opened(tmp_path / "out.zarr"), truth())
+    with xarray.open_zarr(tmp_path / "out.zarr") as found:
+        assert [list(values.to_numpy()) for values in found.coords.values()] == [list(range(-5, 9)), list(range(2, 25))]
+
+
 def test_tensorstore_opens_the_array(tmp_path: Path) -> None:
     plane().export(sl[REGION], tmp_path / "out.zarr")
     spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(tmp_path / "out.zarr" / "height")}}
