@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -72,7 +73,9 @@ def _locked(unfinished: Path, create: Callable[[], object], path: Path) -> int:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_there(descriptor, unfinished):
-                return descriptor
+                if not _has_another_name(descriptor):
+                    return descriptor
+                unfinished.unlink()
         except BlockingIOError as error:
             os.close(descriptor)
             raise StoreError(
@@ -81,7 +84,7 @@ def _locked(unfinished: Path, create: Callable[[], object], path: Path) -> int:
         except BaseException:
             os.close(descriptor)
             raise
-        # Somebody has finished it, and given it its name, since it was opened.
+        # Somebody has finished it, and given it its name.
         os.close(descriptor)
 
 
@@ -89,6 +92,12 @@ def _is_there(descriptor: int, path: Path) -> bool:
     with suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(descriptor), path.lstat())
     return False
+
+
+def _has_another_name(descriptor: int) -> bool:
+    """Whether a file has got its name, and its writer was killed before it lost this one: it is somebody's by now."""
+    status = os.fstat(descriptor)
+    return stat.S_ISREG(status.st_mode) and status.st_nlink > 1
 
 
 def publish(unfinished: Path, path: Path, *, overwrite: bool) -> None:
