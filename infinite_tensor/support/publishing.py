@@ -26,22 +26,26 @@ def unfinished_file(path: Path) -> Iterator[Path]:
     unfinished = _beside(path)
     if unfinished.is_dir():
         remove(unfinished)
-    with _alone(unfinished, lambda: os.close(os.open(unfinished, os.O_WRONLY | os.O_CREAT, 0o666)), path):
+    with _alone(unfinished, lambda: os.close(os.open(unfinished, os.O_WRONLY | os.O_CREAT, 0o666)), path) as is_left:
         os.truncate(unfinished, 0)
         try:
             yield unfinished
         finally:
-            remove(unfinished)
+            if is_left():
+                remove(unfinished)
 
 
 @contextmanager
-def unfinished_folder(path: Path) -> Iterator[Path]:
-    """A folder beside `path`, which nobody else writes, with what an earlier attempt has left in it. It stays."""
+def unfinished_folder(path: Path) -> Iterator[tuple[Path, Callable[[], bool]]]:
+    """A folder beside `path`, which nobody else writes, with what an earlier attempt has left in it. It stays.
+
+    With it comes what tells whether it is still there. Once it has got its name, another process may have begun one.
+    """
     unfinished = _beside(path)
     if unfinished.is_file():
         remove(unfinished)
-    with _alone(unfinished, lambda: unfinished.mkdir(exist_ok=True), path):
-        yield unfinished
+    with _alone(unfinished, lambda: unfinished.mkdir(exist_ok=True), path) as is_left:
+        yield unfinished, is_left
 
 
 def _beside(path: Path) -> Path:
@@ -49,16 +53,19 @@ def _beside(path: Path) -> Path:
 
 
 @contextmanager
-def _alone(unfinished: Path, create: Callable[[], object], path: Path) -> Iterator[None]:
-    """While it is entered, what is created is locked: a lock ends with its process, however that ends."""
+def _alone(unfinished: Path, create: Callable[[], object], path: Path) -> Iterator[Callable[[], bool]]:
+    """While it is entered, what is created is locked: a lock ends with its process, however that ends.
+
+    It gives what tells whether that is still there.
+    """
     if sys.platform == "win32":
         # No folder can be opened there.
         create()
-        yield
+        yield unfinished.exists
         return
     descriptor = _locked(unfinished, create, path)
     try:
-        yield
+        yield lambda: _is_there(descriptor, unfinished)
     finally:
         os.close(descriptor)
 

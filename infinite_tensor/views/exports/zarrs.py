@@ -76,7 +76,7 @@ def opened_zarr(
 def _opened_folder(content: Content, path: Path, *, overwrite: bool) -> Iterator[_Hierarchy]:
     _check_free(path, overwrite=overwrite)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with unfinished_folder(path) as folder:
+    with unfinished_folder(path) as (folder, is_left):
         hierarchy = _Hierarchy(content, zarr_store(folder, None, read_only=False))
         if overwrite or not hierarchy.is_begun:
             for each in folder.iterdir():
@@ -90,7 +90,7 @@ def _opened_folder(content: Content, path: Path, *, overwrite: bool) -> Iterator
                     remove(left)
             publish(folder, path, overwrite=overwrite)
         finally:
-            if folder.exists() and not hierarchy.may_continue:
+            if is_left() and not hierarchy.may_continue:
                 remove(folder)
 
 
