@@ -80,10 +80,7 @@ def export(tensor: InfiniteTensor, region: object, target: object, options: Opti
         return
     _FORMS[form].check(cutout)
     path = local_path(place).absolute()
-    _check_free(path, overwrite=options.overwrite)
-    with explained(str(path)):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    with unfinished_file(path) as unfinished:
+    with _explaining(_begun(path, overwrite=options.overwrite), str(path)) as unfinished:
         with (
             _explaining(_FORMS[form].opened(cutout, unfinished), str(path)) as sink,
             Tally(units_in(cutout, sink.unit), options.progress, unit="tile") as tally,
@@ -130,6 +127,15 @@ def _export_zarr(
         if content.identity is not None:
             interrupt.add_note(_INTERRUPTED)
         raise
+
+
+@contextmanager
+def _begun(path: Path, *, overwrite: bool) -> Iterator[Path]:
+    """The file that gets a name in the end, in a folder that is there."""
+    _check_free(path, overwrite=overwrite)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with unfinished_file(path) as unfinished:
+        yield unfinished
 
 
 @contextmanager

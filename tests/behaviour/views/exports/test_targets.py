@@ -218,6 +218,14 @@ def test_what_cannot_be_written_is_a_store_error_that_names_it(form: str, tmp_pa
         plane().export(sl[REGION], tmp_path / "file" / f"out.{form}")
 
 
+@forms
+@pytest.mark.parametrize("name", ["n" * 245, "n" * 300, "a\0b", "a\udcff" + "b" * 300])
+def test_a_name_that_no_file_can_have_is_a_store_error(form: str, name: str, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"(?s)cannot write '.*(too long|null|surrogates)"):
+        plane().export(sl[REGION], tmp_path / f"{name}.{form}")
+    assert names_in(tmp_path) == []
+
+
 # Names and formats.
 
 
