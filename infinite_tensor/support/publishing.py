@@ -120,18 +120,20 @@ def publish(unfinished: Path, path: Path, *, overwrite: bool) -> None:
         synchronize(path.parent, deep=False)
         return
     former = unfinished.with_suffix(".former")
-    if overwrite and path.exists():
-        # An earlier attempt may have been killed here.
-        remove(former)
-        path.rename(former)
     try:
+        if overwrite and path.exists():
+            # An earlier attempt may have been killed here.
+            remove(former)
+            path.rename(former)
         if unfinished.is_dir():
             unfinished.rename(path)
         else:
             _link(unfinished, path)
     except BaseException as error:
-        if former.exists():
+        if former.exists() and not path.exists():
             former.rename(path)
+        elif not unfinished.exists():
+            remove(former)
         if not isinstance(error, OSError):
             raise
         raise ValidationError(f"what was written could not be named {str(path)!r}: {error}") from error
