@@ -73,6 +73,9 @@ def georeference_of(tensor: InfiniteTensor, rows: int, columns: int) -> Georefer
 
 
 def _upstream(tensor: InfiniteTensor, rows: int, columns: int) -> Iterator[Georeference]:
+    if not tensor.args:
+        # It may have been opened by its id, which finds no args but those in its store.
+        return
     for arg, window in zip(tensor.args, tensor.args_windows, strict=True):
         across = [_dimension_along(tensor.output_window, d, window) for d in (columns, rows)]
         if None not in across:

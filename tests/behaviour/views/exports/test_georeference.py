@@ -12,7 +12,16 @@ import rasterio
 import torch
 from rasterio.crs import CRS
 
-from infinite_tensor import InfiniteTensor, TensorWindow, ValidationError, from_raster, map, predict, sl  # noqa: A004
+from infinite_tensor import (
+    InfiniteTensor,
+    TensorWindow,
+    ValidationError,
+    ZarrTileStore,
+    from_raster,
+    map,  # noqa: A004
+    predict,
+    sl,
+)
 
 UTM = CRS.from_epsg(32633)
 TRANSFORM = rasterio.Affine(0.5, 0, 500_000, 0, -0.25, 4_600_000)
@@ -127,6 +136,20 @@ def test_rasters_that_lie_in_different_places_are_an_error(tmp_path: Path) -> No
     with pytest.raises(ValidationError, match="computed from rasters that lie in different places"):
         both.export(..., tmp_path / "out.tif")
     assert not (tmp_path / "out.tif").exists()
+
+
+@pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
+def test_a_tensor_that_was_opened_by_its_id_is_where_the_raster_is_that_it_is_given(tmp_path: Path) -> None:
+    image = raster(tmp_path)
+    with ZarrTileStore(tmp_path / "store", tile_size=16) as store:
+        image.map(torch.neg, window=16, store=store, tensor_id="negative").fill(..., progress=False)
+    with ZarrTileStore(tmp_path / "store", mode="r") as store:
+        crs, transform, _ = place_of(store.open("negative"), sl[:, 10:20, 20:30], tmp_path)
+        assert crs is None
+        assert transform.is_identity
+        crs, transform, _ = place_of(store.open("negative", args=[image]), sl[:, 10:20, 20:30], tmp_path)
+        assert crs == UTM
+        assert transform == moved(20, 10)
 
 
 @pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
