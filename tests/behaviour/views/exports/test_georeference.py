@@ -130,9 +130,30 @@ def test_rasters_that_agree_are_one_place(tmp_path: Path) -> None:
     assert transform == TRANSFORM
 
 
-def test_rasters_that_lie_in_different_places_are_an_error(tmp_path: Path) -> None:
-    elsewhere = raster(tmp_path, moved(1, 0))
-    both = map(lambda a, b: a + b, raster(tmp_path), elsewhere, window=16)
+SMALL = rasterio.Affine(1e-7, 0, 14, 0, -1e-7, 41)
+"""Pixels of a centimetre, in degrees."""
+
+
+def moved_in(transform: Any, x: float, y: float) -> Any:
+    """A transform of pixels without rotation, moved by so many of them."""
+    a, b, c, d, e, f = transform[:6]
+    return rasterio.Affine(a, b, c + a * x, d, e, f + e * y)
+
+
+@pytest.mark.parametrize("transform", [TRANSFORM, SMALL], ids=["metres", "degrees"])
+def test_rounding_does_not_part_rasters(transform: Any, tmp_path: Path) -> None:
+    rounded = rasterio.Affine(*[float(np.nextafter(number, np.inf)) for number in transform[:6]])
+    both = map(lambda a, b: a + b, raster(tmp_path, transform), raster(tmp_path, rounded), window=16)
+    assert place_of(both, ..., tmp_path)[1] == transform
+
+
+@pytest.mark.parametrize("transform", [TRANSFORM, SMALL], ids=["metres", "degrees"])
+@pytest.mark.parametrize("by", [(1, 0), (0, -0.01)], ids=str)
+def test_rasters_that_lie_in_different_places_are_an_error(
+    by: tuple[float, float], transform: Any, tmp_path: Path
+) -> None:
+    elsewhere = raster(tmp_path, moved_in(transform, *by))
+    both = map(lambda a, b: a + b, raster(tmp_path, transform), elsewhere, window=16)
     with pytest.raises(ValidationError, match="computed from rasters that lie in different places"):
         both.export(..., tmp_path / "out.tif")
     assert not (tmp_path / "out.tif").exists()
