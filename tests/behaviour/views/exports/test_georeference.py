@@ -22,6 +22,7 @@ from infinite_tensor import (
     predict,
     sl,
 )
+from tests.behaviour.views.exports.scenes import names_in
 
 UTM = CRS.from_epsg(32633)
 TRANSFORM = rasterio.Affine(0.5, 0, 500_000, 0, -0.25, 4_600_000)
@@ -171,6 +172,30 @@ def test_a_tensor_that_was_opened_by_its_id_is_where_the_raster_is_that_it_is_gi
         crs, transform, _ = place_of(store.open("negative", args=[image]), sl[:, 10:20, 20:30], tmp_path)
         assert crs == UTM
         assert transform == moved(20, 10)
+
+
+ROTATED_POLE = CRS.from_string(
+    "+proj=ob_tran +o_proj=longlat +o_lon_p=-162 +o_lat_p=39.25 +lon_0=180 +to_meter=0.0174532925199433"
+)
+
+
+def test_a_crs_that_no_geotiff_holds_is_an_error(tmp_path: Path) -> None:
+    t = raster(tmp_path, crs=ROTATED_POLE)
+    before = names_in(tmp_path)
+    with pytest.raises(ValidationError, match=r"no GeoTIFF holds the CRS of the raster, .*; write .npy or .zarr"):
+        t.export(..., tmp_path / "out.tif")
+    assert names_in(tmp_path) == before
+    t.export(..., tmp_path / "out.npy")
+    assert np.array_equal(np.load(tmp_path / "out.npy"), PIXELS)
+
+
+@pytest.mark.parametrize(
+    "crs",
+    ["EPSG:4326", "EPSG:27700", "ESRI:102008", "+proj=sinu +R=6371007.181", "+proj=geos +h=35785831", "EPSG:4979"],
+)
+def test_most_are_found_again(crs: str, tmp_path: Path) -> None:
+    known = CRS.from_string(crs)
+    assert place_of(raster(tmp_path, crs=known), sl[:, 1:9, 1:9], tmp_path)[0] == known
 
 
 @pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
