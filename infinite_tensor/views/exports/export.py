@@ -18,6 +18,7 @@ from infinite_tensor.filling.progress import Tally, Watcher
 from infinite_tensor.filling.stored_only import StoredOnly
 from infinite_tensor.support.arguments import checked_progress, checked_workers
 from infinite_tensor.support.given import quoted, word
+from infinite_tensor.support.nested import show
 from infinite_tensor.support.publishing import publish, synchronize, unfinished_file
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.values.definition import Number
@@ -26,7 +27,7 @@ from infinite_tensor.views.exports.npy import opened_npy
 from infinite_tensor.views.exports.png import check_png, opened_png
 from infinite_tensor.views.exports.streaming import Computed, Source, Stored, stream, units_in
 from infinite_tensor.views.exports.tiff import check_tiff, opened_tiff
-from infinite_tensor.views.exports.zarrs import Content, opened_zarr
+from infinite_tensor.views.exports.zarrs import Content, is_name, opened_zarr
 from infinite_tensor.views.face import Face, name_of, with_dims_of_their_own
 from infinite_tensor.views.frame import shown
 from infinite_tensor_stores.targets import is_local, local_path, text_of
@@ -101,6 +102,12 @@ def export_members(
             f"a group is exported to Zarr, got format {form!r}; export its tensors one by one, or give a target that "
             "ends in .zarr"
         )
+    for key in members:
+        if not all(map(is_name, key)):
+            raise ValidationError(
+                f"Zarr cannot name a tensor {show(key)}; export a group that calls it otherwise, as in "
+                "TensorGroup({'name': group[key]}), or give save_tensordict a path, which has all names"
+            )
     cutouts = {"/".join(key): Cutout.of(tensor, region) for key, (tensor, region) in members.items()}
     faces = {path: Face(cutout.tensor, cutout.frame, cutout.dims) for path, cutout in cutouts.items()}
     dims = {path: face.dims for path, face in with_dims_of_their_own(faces).items()}

@@ -57,9 +57,7 @@ def check_tiff(cutout: Cutout) -> None:
         )
     place = _georeference(cutout)
     if place is not None and place.crs is not None and not _is_held(place.crs):
-        raise ValidationError(
-            f"no GeoTIFF holds the CRS of the raster, {place.crs.to_string()}; write .npy or .zarr"
-        )
+        raise ValidationError(f"no GeoTIFF holds the CRS of the raster, {place.crs.to_string()}; write .npy or .zarr")
 
 
 def _is_held(crs: Any) -> bool:

@@ -273,6 +273,38 @@ def test_dimensions_of_a_group_with_other_pixels_have_names_of_their_own(tmp_pat
         assert found["b"].shape == (16, 16)
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_group_may_be_called_as_a_dimension_is(turned: bool, tmp_path: Path) -> None:
+    members: list[tuple[str, Any]] = [("height", plane()), ("x", {"height": plane()})]
+    TensorGroup(dict(members[::-1] if turned else members)).export(sl[REGION], tmp_path / "out.zarr")
+    found = zarr.open_group(tmp_path / "out.zarr", mode="r")
+    for path in ("height", "x/height"):
+        array = found[path]
+        assert isinstance(array, zarr.Array)
+        assert np.array_equal(array[...], truth())
+    assert sorted(found.array_keys()) == ["height", "y"]
+    assert sorted(found["x"].array_keys()) == ["height", "x", "y"]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("dim", [".", "..", "zarr.json", "export.json", "lat/lon"])
+def test_a_dimension_whose_name_no_array_has_is_without_coordinates(dim: str, tmp_path: Path) -> None:
+    plane(dims=(dim, "x")).export(sl[REGION], tmp_path / "out.zarr")
+    with xarray.open_zarr(tmp_path / "out.zarr") as found:
+        assert found["height"].dims == (dim, "x")
+        assert list(found.coords) == ["x"]
+        assert np.array_equal(found["height"].to_numpy(), truth())
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", ".", "zarr.json", "export.json", "a\0b", "\udcff"])
+def test_a_tensor_of_a_name_that_zarr_does_not_have_is_an_error(name: str, tmp_path: Path) -> None:
+    # As ("a", "b"), the other would be in the same place.
+    group = TensorGroup({"a": {"b": plane()}, name: plane()})
+    with pytest.raises(ValidationError, match=r"Zarr cannot name a tensor .*; export a group that calls it otherwise"):
+        group.export(sl[REGION], tmp_path / "out.zarr")
+    assert names_in(tmp_path) == []
+    TensorGroup({"a": group["a"], "other": group[name]}).export(sl[REGION], tmp_path / "out.zarr")
+
+
 def test_a_group_that_was_stopped_goes_on(tmp_path: Path) -> None:
     group = world(ZarrTileStore(tmp_path / "tiles", tile_size=8))
     stop = True
