@@ -166,8 +166,8 @@ class _Hierarchy:
                     "origin": [-first for first in cutout.of_kept(cutout.frame.origin)],
                 }
             },
-            # A chunk that is there is known to have been written.
-            config={"write_empty_chunks": fill_values is None},
+            # A chunk that is there is known to have been written. For zarr, all complex numbers with a NaN are equal.
+            config={"write_empty_chunks": fill_values is None or cutout.dtype.kind == "c"},
         )
 
     def _coordinate_arrays(self) -> Iterator[tuple[str, tuple[zarr.Array[Any], Pixels]]]:

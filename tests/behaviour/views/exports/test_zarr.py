@@ -92,6 +92,16 @@ def test_chunks_full_of_the_fill_value_are_not_written(tmp_path: Path) -> None:
     assert len(chunks) == 1
 
 
+def test_complex_pixels_that_are_like_the_fill_value_are_written(tmp_path: Path) -> None:
+    pixel, fill_value = complex("nan"), complex(np.nan, 2)
+    t = plane(lambda _ctx: torch.full((4, 4), pixel), "complex64")
+    t.fill(sl[0:8, 0:8], progress=False)
+    t.export(sl[0:8, 0:16], tmp_path / "out.zarr", missing="fill", fill_value=fill_value)
+    found = zarr.open_array(tmp_path / "out.zarr" / "height", mode="r")
+    assert np.unique(np.imag(np.asarray(found[:, :8]))).tolist() == [0]
+    assert np.unique(np.imag(np.asarray(found[:, 8:]))).tolist() == [2]
+
+
 def test_all_pixels_dropped_but_one_are_an_array_without_dimensions(tmp_path: Path) -> None:
     plane().export(sl[3, 5], tmp_path / "out.zarr")
     assert opened(tmp_path / "out.zarr") == truth((slice(3, 4), slice(5, 6)))[0, 0]
