@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -25,22 +26,26 @@ def unfinished_file(path: Path) -> Iterator[Path]:
     unfinished = _beside(path)
     if unfinished.is_dir():
         remove(unfinished)
-    with _alone(unfinished, lambda: os.close(os.open(unfinished, os.O_WRONLY | os.O_CREAT, 0o666)), path):
+    with _alone(unfinished, lambda: os.close(os.open(unfinished, os.O_WRONLY | os.O_CREAT, 0o666)), path) as is_left:
         os.truncate(unfinished, 0)
         try:
             yield unfinished
         finally:
-            remove(unfinished)
+            if is_left():
+                remove(unfinished)
 
 
 @contextmanager
-def unfinished_folder(path: Path) -> Iterator[Path]:
-    """A folder beside `path`, which nobody else writes, with what an earlier attempt has left in it. It stays."""
+def unfinished_folder(path: Path) -> Iterator[tuple[Path, Callable[[], bool]]]:
+    """A folder beside `path`, which nobody else writes, with what an earlier attempt has left in it. It stays.
+
+    With it comes what tells whether it is still there. Once it has got its name, another process may have begun one.
+    """
     unfinished = _beside(path)
     if unfinished.is_file():
         remove(unfinished)
-    with _alone(unfinished, lambda: unfinished.mkdir(exist_ok=True), path):
-        yield unfinished
+    with _alone(unfinished, lambda: unfinished.mkdir(exist_ok=True), path) as is_left:
+        yield unfinished, is_left
 
 
 def _beside(path: Path) -> Path:
@@ -48,16 +53,19 @@ def _beside(path: Path) -> Path:
 
 
 @contextmanager
-def _alone(unfinished: Path, create: Callable[[], object], path: Path) -> Iterator[None]:
-    """While it is entered, what is created is locked: a lock ends with its process, however that ends."""
+def _alone(unfinished: Path, create: Callable[[], object], path: Path) -> Iterator[Callable[[], bool]]:
+    """While it is entered, what is created is locked: a lock ends with its process, however that ends.
+
+    It gives what tells whether that is still there.
+    """
     if sys.platform == "win32":
         # No folder can be opened there.
         create()
-        yield
+        yield unfinished.exists
         return
     descriptor = _locked(unfinished, create, path)
     try:
-        yield
+        yield lambda: _is_there(descriptor, unfinished)
     finally:
         os.close(descriptor)
 
@@ -72,7 +80,9 @@ def _locked(unfinished: Path, create: Callable[[], object], path: Path) -> int:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_there(descriptor, unfinished):
-                return descriptor
+                if not _has_another_name(descriptor):
+                    return descriptor
+                unfinished.unlink()
         except BlockingIOError as error:
             os.close(descriptor)
             raise StoreError(
@@ -81,7 +91,7 @@ def _locked(unfinished: Path, create: Callable[[], object], path: Path) -> int:
         except BaseException:
             os.close(descriptor)
             raise
-        # Somebody has finished it, and given it its name, since it was opened.
+        # Somebody has finished it, and given it its name.
         os.close(descriptor)
 
 
@@ -89,6 +99,12 @@ def _is_there(descriptor: int, path: Path) -> bool:
     with suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(descriptor), path.lstat())
     return False
+
+
+def _has_another_name(descriptor: int) -> bool:
+    """Whether a file has got its name, and its writer was killed before it lost this one: it is somebody's by now."""
+    status = os.fstat(descriptor)
+    return stat.S_ISREG(status.st_mode) and status.st_nlink > 1
 
 
 def publish(unfinished: Path, path: Path, *, overwrite: bool) -> None:
@@ -104,18 +120,20 @@ def publish(unfinished: Path, path: Path, *, overwrite: bool) -> None:
         synchronize(path.parent, deep=False)
         return
     former = unfinished.with_suffix(".former")
-    if overwrite and path.exists():
-        # An earlier attempt may have been killed here.
-        remove(former)
-        path.rename(former)
     try:
+        if overwrite and path.exists():
+            # An earlier attempt may have been killed here.
+            remove(former)
+            path.rename(former)
         if unfinished.is_dir():
             unfinished.rename(path)
         else:
             _link(unfinished, path)
     except BaseException as error:
-        if former.exists():
+        if former.exists() and not path.exists():
             former.rename(path)
+        elif not unfinished.exists():
+            remove(former)
         if not isinstance(error, OSError):
             raise
         raise ValidationError(f"what was written could not be named {str(path)!r}: {error}") from error

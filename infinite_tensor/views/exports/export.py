@@ -19,7 +19,7 @@ from infinite_tensor.filling.progress import Tally, Watcher
 from infinite_tensor.filling.stored_only import StoredOnly
 from infinite_tensor.support.arguments import checked_progress, checked_workers
 from infinite_tensor.support.given import quoted, word
-from infinite_tensor.support.nested import Key
+from infinite_tensor.support.nested import Key, show
 from infinite_tensor.support.publishing import publish, synchronize, unfinished_file
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.values.definition import Number
@@ -28,7 +28,7 @@ from infinite_tensor.views.exports.npy import opened_npy
 from infinite_tensor.views.exports.png import check_png, opened_png
 from infinite_tensor.views.exports.streaming import Computed, Source, Stored, stream, units_in
 from infinite_tensor.views.exports.tiff import check_tiff, opened_tiff
-from infinite_tensor.views.exports.zarrs import Content, opened_zarr
+from infinite_tensor.views.exports.zarrs import Content, is_name, opened_zarr
 from infinite_tensor.views.face import Face, path_of, with_distinct_dims
 from infinite_tensor.views.frame import plain_name_of, shown
 from infinite_tensor_stores.targets import is_local, local_path, text_of
@@ -82,10 +82,7 @@ def export(tensor: InfiniteTensor, region: object, target: object, options: Opti
         return
     _FORMS[form].check(cutout)
     path = local_path(place).absolute()
-    _check_free(path, overwrite=options.overwrite)
-    with explained(str(path)):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    with unfinished_file(path) as unfinished:
+    with _explaining(_begun(path, overwrite=options.overwrite), str(path)) as unfinished:
         with (
             _explaining(_FORMS[form].opened(cutout, unfinished), str(path)) as sink,
             Tally(units_in(cutout, sink.unit), options.progress, unit="tile") as tally,
@@ -111,6 +108,11 @@ def export_members(
         )
     cutouts, scales = {}, {}
     for key, (tensor, region, scale) in members.items():
+        if not all(map(is_name, key)):
+            raise ValidationError(
+                f"Zarr cannot name a tensor {show(key)}; export a group that calls it otherwise, as in "
+                "TensorGroup({'name': group[key]}), or give save_tensordict a path, which has all names"
+            )
         path = path_of(key)
         cutouts[path], scales[path] = Cutout.of(tensor, region), scale
     faces = {path: Face(cutout.frame, cutout.dims) for path, cutout in cutouts.items()}
@@ -138,6 +140,15 @@ def _export_zarr(
         if content.identity is not None:
             interrupt.add_note(_INTERRUPTED)
         raise
+
+
+@contextmanager
+def _begun(path: Path, *, overwrite: bool) -> Iterator[Path]:
+    """The file that gets a name in the end, in a folder that is there."""
+    _check_free(path, overwrite=overwrite)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with unfinished_file(path) as unfinished:
+        yield unfinished
 
 
 @contextmanager

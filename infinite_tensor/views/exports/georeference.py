@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +14,8 @@ from infinite_tensor.tensor import InfiniteTensor
 
 _ROWS, _COLUMNS = 1, 2
 """The dimensions of a raster."""
+_SAME_SIZE, _SAME_PLACE = 1e-6, 1e-3
+"""By no more does rounding change the size of a pixel, and where the first one lies, in pixels."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +46,13 @@ class Georeference:
         return replace(self, transform=transform)
 
     def agrees_with(self, other: Georeference) -> bool:
-        """Whether pixels lie at the same places."""
-        return bool(self.crs == other.crs and self.transform.almost_equals(other.transform))
+        """Whether pixels lie at the same places, but for rounding."""
+        if self.crs != other.crs:
+            return False
+        a, b, c, d, e, f = (abs(p - q) for p, q in zip(self.transform[:6], other.transform[:6], strict=True))
+        # Ten metres, say, or a billionth of a degree.
+        pixel = math.hypot(self.transform.a, self.transform.d)
+        return bool(max(a, b, d, e) <= _SAME_SIZE * pixel and max(c, f) <= _SAME_PLACE * pixel)
 
 
 def georeference_of(tensor: InfiniteTensor, rows: int, columns: int) -> Georeference | None:
@@ -73,6 +81,9 @@ def georeference_of(tensor: InfiniteTensor, rows: int, columns: int) -> Georefer
 
 
 def _upstream(tensor: InfiniteTensor, rows: int, columns: int) -> Iterator[Georeference]:
+    if not tensor.args:
+        # It may have been opened by its id, which finds no args but those in its store.
+        return
     for arg, window in zip(tensor.args, tensor.args_windows, strict=True):
         across = [_dimension_along(tensor.output_window, d, window) for d in (columns, rows)]
         if None not in across:

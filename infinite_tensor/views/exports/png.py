@@ -70,7 +70,7 @@ class _Png(Sink):
     def put(self, place: Place, pixels: Pixels) -> None:
         del place
         together = pixels if self._channels is None else np.moveaxis(pixels, self._channels, -1)
-        rows = together.reshape(len(together), -1).astype(f">u{self._depth}").view(np.uint8)
+        rows = together.reshape(len(together), -1).astype(f">u{self._depth}", order="C").view(np.uint8)
         count = max(1, _STEP_BYTES // rows.shape[1])
         for first in range(0, len(rows), count):
             some = rows[first : first + count]

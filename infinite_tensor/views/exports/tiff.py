@@ -55,7 +55,18 @@ def check_tiff(cutout: Cutout) -> None:
             f"a TIFF has at most {_MOST_BANDS} bands and {_LONGEST} rows and columns, and the region {bands} of "
             f"{rows} x {columns}; write .zarr"
         )
-    _georeference(cutout)
+    place = _georeference(cutout)
+    if place is not None and place.crs is not None and not _is_held(place.crs):
+        raise ValidationError(f"no GeoTIFF holds the CRS of the raster, {place.crs.to_string()}; write .npy or .zarr")
+
+
+def _is_held(crs: Any) -> bool:
+    """Whether a GeoTIFF can have a CRS. GDAL writes others, such as those of rotated poles, into a second file."""
+    with _rasterio().Env(GDAL_PAM_ENABLED=False), _without_georeference(), _rasterio().MemoryFile() as file:
+        with file.open(driver="GTiff", width=1, height=1, count=1, dtype="uint8", crs=crs):
+            pass
+        with file.open() as found:
+            return found.crs is not None
 
 
 @contextmanager

@@ -39,6 +39,18 @@ _PROTOTYPE = default_buffer_prototype()
 _CHUNK = re.compile(r"c(/[0-9]+)*")
 
 
+_RESERVED = (".", "..", _ROOT, _UNFINISHED)
+
+
+def is_name(name: str) -> bool:
+    """Whether an array or a group can have a name."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return name not in _RESERVED and {"/", "\0"}.isdisjoint(name)
+
+
 @dataclass(frozen=True)
 class Content:
     """What is written.
@@ -76,7 +88,7 @@ def opened_zarr(
 def _opened_folder(content: Content, path: Path, *, overwrite: bool) -> Iterator[_Hierarchy]:
     _check_free(path, overwrite=overwrite)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with unfinished_folder(path) as folder:
+    with unfinished_folder(path) as (folder, is_left):
         hierarchy = _Hierarchy(content, zarr_store(folder, None, read_only=False))
         if overwrite or not hierarchy.is_begun:
             for each in folder.iterdir():
@@ -85,11 +97,12 @@ def _opened_folder(content: Content, path: Path, *, overwrite: bool) -> Iterator
             hierarchy.begin()
             yield hierarchy
             for left in folder.rglob("*.partial"):
-                # Of a process that was killed in the middle of a chunk.
-                remove(left)
+                # Of a process that was killed in the middle of a chunk; a folder is an array of such a name.
+                if left.is_file():
+                    remove(left)
             publish(folder, path, overwrite=overwrite)
         finally:
-            if folder.exists() and not hierarchy.may_continue:
+            if is_left() and not hierarchy.may_continue:
                 remove(folder)
 
 
@@ -153,17 +166,17 @@ class _Hierarchy:
                     "origin": [-first for first in cutout.of_kept(cutout.frame.origin)],
                 }
             },
-            # A chunk that is there is known to have been written.
-            config={"write_empty_chunks": fill_values is None},
+            # A chunk that is there is known to have been written. For zarr, all complex numbers with a NaN are equal.
+            config={"write_empty_chunks": fill_values is None or cutout.dtype.kind == "c"},
         )
 
     def _coordinate_arrays(self) -> Iterator[tuple[str, tuple[zarr.Array[Any], Pixels]]]:
-        known = set(self._arrays)
+        known = set(self._arrays).union(*map(_groups_above, self._arrays))
         for path, cutout in self._content.cutouts.items():
             above, _, _ = path.rpartition("/")
             for d, dim in zip(cutout.kept, self._content.dims[path], strict=True):
                 name, pixels = f"{above}/{dim}".lstrip("/"), cutout.frame.coordinates(d)
-                if pixels is not None and name not in known:
+                if pixels is not None and is_name(dim) and name not in known:
                     known.add(name)
                     yield (
                         name,
@@ -256,9 +269,7 @@ class _Hierarchy:
         arrays = self._arrays | {path: array for path, (array, _) in self._coordinates.items()}
         nodes: dict[str, Any] = {}
         for path, array in arrays.items():
-            parts = path.split("/")[:-1]
-            for depth in range(1, len(parts) + 1):
-                nodes.setdefault("/".join(parts[:depth]), _group({}))
+            nodes.update({above: _group({}) for above in _groups_above(path)})
             nodes[path] = json.loads(array.metadata.to_buffer_dict(_PROTOTYPE)[_ROOT].to_bytes())
         for path, node in nodes.items():
             self._put(f"{path}/{_ROOT}", json.dumps(node).encode())
@@ -271,6 +282,11 @@ class _Hierarchy:
 
     def _put(self, key: str, data: bytes) -> None:
         sync(self._store.set, key, _PROTOTYPE.buffer.from_bytes(data))
+
+
+def _groups_above(path: str) -> list[str]:
+    """The paths of the groups that an array is in, but the root."""
+    return ["/".join(above) for above in itertools.accumulate([[name] for name in path.split("/")[:-1]])]
 
 
 def _group(attributes: Mapping[str, Any]) -> dict[str, Any]:

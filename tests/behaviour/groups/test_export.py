@@ -214,6 +214,28 @@ def test_a_ctrl_c_before_the_new_one_has_its_name_gives_the_old_one_back(
     assert names_in(tmp_path) == ["td"]
 
 
+@pytest.mark.parametrize(("suffix", "extent"), [("", 4), (".partial", 8)], ids=["the old one", "the new one"])
+def test_a_ctrl_c_right_after_one_was_renamed_leaves_one_in_its_place(
+    suffix: str, extent: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = TensorGroup({"a": plain((None,))})
+    group.save_tensordict(slice(0, 4), tmp_path / "td")
+    renamed = Path.rename
+
+    def interrupted(path: Path, target: Path) -> Path:
+        renamed(path, target)
+        if path.suffix == suffix:
+            raise KeyboardInterrupt
+        return path
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            group.save_tensordict(slice(0, 8), tmp_path / "td", overwrite=True)
+    assert TensorDict.load_memmap(tmp_path / "td")["a"].shape == (extent,)
+    assert names_in(tmp_path) == ["td"]
+
+
 def test_a_file_system_without_links_is_written_to_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_paths: object) -> None:
         raise OSError(errno.EPERM, "no links here")

@@ -113,6 +113,17 @@ def test_an_export_survives_a_kill_at_every_change(tmp_path: Path) -> None:
         survive(tmp_path / str(number), Kill(Moment("", "", number)))
 
 
+@pytest.mark.parametrize("name", [name for name in TARGETS if name != "out.zarr"])
+def test_a_file_that_was_renamed_after_a_kill_is_not_written_into(name: str, tmp_path: Path) -> None:
+    witness = Witness(tmp_path)
+    # It has both names then.
+    assert witness.see(export_all, before("os.remove", rf"^\.{name}\.partial$")) == -signal.SIGKILL
+    (tmp_path / name).rename(tmp_path / f"kept.{name}")
+    tensor_in(tmp_path, Counted(pattern)).export(sl[REGIONS[1]], tmp_path / name)
+    assert np.array_equal(opened(tmp_path / f"kept.{name}"), truth(REGIONS[0]))
+    assert np.array_equal(opened(tmp_path / name), truth(REGIONS[1]))
+
+
 LARGE = (slice(0, 512), slice(0, 512))
 
 

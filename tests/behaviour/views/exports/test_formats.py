@@ -107,6 +107,15 @@ def test_a_png_has_one_three_or_four_channels_of_8_or_16_bits(channels: int, dty
     assert np.array_equal(found, pixels[:, 5:69, 1:50].squeeze())
 
 
+@pytest.mark.parametrize(
+    "region", [sl[:, 5:6, 1:50], sl[:, 5:69, 1:2], sl[:, 5:6, 1:2]], ids=["row", "column", "pixel"]
+)
+def test_a_png_may_be_a_row_or_a_column(region: tuple[slice, ...], tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 2**16, (3, 70, 50), np.uint16)
+    from_array(pixels).export(region, tmp_path / "out.png")
+    assert np.array_equal(opened(tmp_path / "out.png"), pixels[region])
+
+
 @pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (3, "RGB"), (4, "RGBA")])
 def test_pillow_opens_a_png_as_an_image_of_these_colours(channels: int, mode: str, tmp_path: Path) -> None:
     # Smooth, so that each way to filter rows is the best somewhere.

@@ -12,7 +12,17 @@ import rasterio
 import torch
 from rasterio.crs import CRS
 
-from infinite_tensor import InfiniteTensor, TensorWindow, ValidationError, from_raster, map, predict, sl  # noqa: A004
+from infinite_tensor import (
+    InfiniteTensor,
+    TensorWindow,
+    ValidationError,
+    ZarrTileStore,
+    from_raster,
+    map,  # noqa: A004
+    predict,
+    sl,
+)
+from tests.behaviour.views.exports.scenes import names_in
 
 UTM = CRS.from_epsg(32633)
 TRANSFORM = rasterio.Affine(0.5, 0, 500_000, 0, -0.25, 4_600_000)
@@ -121,12 +131,71 @@ def test_rasters_that_agree_are_one_place(tmp_path: Path) -> None:
     assert transform == TRANSFORM
 
 
-def test_rasters_that_lie_in_different_places_are_an_error(tmp_path: Path) -> None:
-    elsewhere = raster(tmp_path, moved(1, 0))
-    both = map(lambda a, b: a + b, raster(tmp_path), elsewhere, window=16)
+SMALL = rasterio.Affine(1e-7, 0, 14, 0, -1e-7, 41)
+"""Pixels of a centimetre, in degrees."""
+
+
+def moved_in(transform: Any, x: float, y: float) -> Any:
+    """A transform of pixels without rotation, moved by so many of them."""
+    a, b, c, d, e, f = transform[:6]
+    return rasterio.Affine(a, b, c + a * x, d, e, f + e * y)
+
+
+@pytest.mark.parametrize("transform", [TRANSFORM, SMALL], ids=["metres", "degrees"])
+def test_rounding_does_not_part_rasters(transform: Any, tmp_path: Path) -> None:
+    rounded = rasterio.Affine(*[float(np.nextafter(number, np.inf)) for number in transform[:6]])
+    both = map(lambda a, b: a + b, raster(tmp_path, transform), raster(tmp_path, rounded), window=16)
+    assert place_of(both, ..., tmp_path)[1] == transform
+
+
+@pytest.mark.parametrize("transform", [TRANSFORM, SMALL], ids=["metres", "degrees"])
+@pytest.mark.parametrize("by", [(1, 0), (0, -0.01)], ids=str)
+def test_rasters_that_lie_in_different_places_are_an_error(
+    by: tuple[float, float], transform: Any, tmp_path: Path
+) -> None:
+    elsewhere = raster(tmp_path, moved_in(transform, *by))
+    both = map(lambda a, b: a + b, raster(tmp_path, transform), elsewhere, window=16)
     with pytest.raises(ValidationError, match="computed from rasters that lie in different places"):
         both.export(..., tmp_path / "out.tif")
     assert not (tmp_path / "out.tif").exists()
+
+
+@pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
+def test_a_tensor_that_was_opened_by_its_id_is_where_the_raster_is_that_it_is_given(tmp_path: Path) -> None:
+    image = raster(tmp_path)
+    with ZarrTileStore(tmp_path / "store", tile_size=16) as store:
+        image.map(torch.neg, window=16, store=store, tensor_id="negative").fill(..., progress=False)
+    with ZarrTileStore(tmp_path / "store", mode="r") as store:
+        crs, transform, _ = place_of(store.open("negative"), sl[:, 10:20, 20:30], tmp_path)
+        assert crs is None
+        assert transform.is_identity
+        crs, transform, _ = place_of(store.open("negative", args=[image]), sl[:, 10:20, 20:30], tmp_path)
+        assert crs == UTM
+        assert transform == moved(20, 10)
+
+
+ROTATED_POLE = CRS.from_string(
+    "+proj=ob_tran +o_proj=longlat +o_lon_p=-162 +o_lat_p=39.25 +lon_0=180 +to_meter=0.0174532925199433"
+)
+
+
+def test_a_crs_that_no_geotiff_holds_is_an_error(tmp_path: Path) -> None:
+    t = raster(tmp_path, crs=ROTATED_POLE)
+    before = names_in(tmp_path)
+    with pytest.raises(ValidationError, match=r"no GeoTIFF holds the CRS of the raster, .*; write .npy or .zarr"):
+        t.export(..., tmp_path / "out.tif")
+    assert names_in(tmp_path) == before
+    t.export(..., tmp_path / "out.npy")
+    assert np.array_equal(np.load(tmp_path / "out.npy"), PIXELS)
+
+
+@pytest.mark.parametrize(
+    "crs",
+    ["EPSG:4326", "EPSG:27700", "ESRI:102008", "+proj=sinu +R=6371007.181", "+proj=geos +h=35785831", "EPSG:4979"],
+)
+def test_most_are_found_again(crs: str, tmp_path: Path) -> None:
+    known = CRS.from_string(crs)
+    assert place_of(raster(tmp_path, crs=known), sl[:, 1:9, 1:9], tmp_path)[0] == known
 
 
 @pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")

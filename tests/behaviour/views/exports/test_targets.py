@@ -5,6 +5,9 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import torch
 
 from infinite_tensor import StoreError, ValidationError, ZarrTileStore, sl
 from tests.behaviour.views.exports.scenes import REGION, names_in, opened, pattern, plane, truth
+from tests.support.interpreters import DEADLINE
 from tests.support.reference import Index
 
 FORMS = ["zarr", "npy", "png", "tif"]
@@ -132,6 +136,36 @@ def test_two_at_once_do_not_write_into_each_other(form: str, tmp_path: Path) -> 
 
 
 @forms
+def test_one_that_ends_leaves_the_next_one_alone(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, synchronize = tmp_path / f"out.{form}", os.fsync
+    plane().export(sl[REGION], target)
+    written, ended = threading.Event(), threading.Event()
+
+    def wait_when_written(progress: Any) -> None:
+        if progress.done == progress.total:
+            written.set()
+            ended.wait(DEADLINE)
+
+    with ThreadPoolExecutor(1) as threads:
+        export_next = partial(plane(other).export, sl[REGION], target, overwrite=True, progress=wait_when_written)
+        begun: list[Any] = []
+
+        def begin_the_next(descriptor: int) -> None:
+            synchronize(descriptor)
+            if not begun and not (tmp_path / f".out.{form}.partial").exists():
+                begun.append(threads.submit(export_next))
+                written.wait(DEADLINE)
+
+        monkeypatch.setattr(os, "fsync", begin_the_next)
+        # Without an id it leaves nothing to continue with.
+        plane(tensor_id=None).export(sl[REGION], target, overwrite=True)
+        ended.set()
+        begun[0].result()
+    assert np.array_equal(opened(target), truth() + 1)
+    assert names_in(tmp_path) == [f"out.{form}"]
+
+
+@forms
 def test_what_a_killed_process_has_left_is_in_nobodys_way(form: str, tmp_path: Path) -> None:
     left = tmp_path / f".out.{form}.partial"
     if form == "zarr":
@@ -182,6 +216,14 @@ def test_what_cannot_be_written_is_a_store_error_that_names_it(form: str, tmp_pa
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match=rf"cannot write '.*out.{form}': (NotADirectory|FileExists)Error"):
         plane().export(sl[REGION], tmp_path / "file" / f"out.{form}")
+
+
+@forms
+@pytest.mark.parametrize("name", ["n" * 245, "n" * 300, "a\0b", "a\udcff" + "b" * 300])
+def test_a_name_that_no_file_can_have_is_a_store_error(form: str, name: str, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"(?s)cannot write '.*(too long|null|surrogates)"):
+        plane().export(sl[REGION], tmp_path / f"{name}.{form}")
+    assert names_in(tmp_path) == []
 
 
 # Names and formats.

@@ -51,6 +51,14 @@ def test_zarr_finds_the_array_with_its_origin(tmp_path: Path) -> None:
     assert np.array_equal(array[...], truth())
 
 
+@pytest.mark.parametrize("options", [{"tensor_id": "run.partial"}, {"dims": ("y.partial", "x")}], ids=str)
+def test_a_name_that_ends_in_partial_is_a_name_like_others(options: dict[str, Any], tmp_path: Path) -> None:
+    plane(**options).export(sl[REGION], tmp_path / "out.zarr")
+    assert np.array_equal(opened(tmp_path / "out.zarr"), truth())
+    with xarray.open_zarr(tmp_path / "out.zarr") as found:
+        assert [list(values.to_numpy()) for values in found.coords.values()] == [list(range(-5, 9)), list(range(2, 25))]
+
+
 def test_tensorstore_opens_the_array(tmp_path: Path) -> None:
     plane().export(sl[REGION], tmp_path / "out.zarr")
     spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(tmp_path / "out.zarr" / "height")}}
@@ -82,6 +90,16 @@ def test_chunks_full_of_the_fill_value_are_not_written(tmp_path: Path) -> None:
     assert zarr.open_array(tmp_path / "out.zarr" / "height", mode="r").fill_value == 250
     chunks = [path for path in (tmp_path / "out.zarr" / "height" / "c").rglob("*") if path.is_file()]
     assert len(chunks) == 1
+
+
+def test_complex_pixels_that_are_like_the_fill_value_are_written(tmp_path: Path) -> None:
+    pixel, fill_value = complex("nan"), complex(np.nan, 2)
+    t = plane(lambda _ctx: torch.full((4, 4), pixel), "complex64")
+    t.fill(sl[0:8, 0:8], progress=False)
+    t.export(sl[0:8, 0:16], tmp_path / "out.zarr", missing="fill", fill_value=fill_value)
+    found = zarr.open_array(tmp_path / "out.zarr" / "height", mode="r")
+    assert np.unique(np.imag(np.asarray(found[:, :8]))).tolist() == [0]
+    assert np.unique(np.imag(np.asarray(found[:, 8:]))).tolist() == [2]
 
 
 def test_all_pixels_dropped_but_one_are_an_array_without_dimensions(tmp_path: Path) -> None:
@@ -263,6 +281,38 @@ def test_dimensions_of_a_group_with_other_pixels_have_names_of_their_own(tmp_pat
         assert found["a"].dims == ("y", "x")
         assert found["b"].dims == ("b_y", "b_x")
         assert found["b"].shape == (16, 16)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_group_may_be_called_as_a_dimension_is(turned: bool, tmp_path: Path) -> None:
+    members: list[tuple[str, Any]] = [("height", plane()), ("x", {"height": plane()})]
+    TensorGroup(dict(members[::-1] if turned else members)).export(sl[REGION], tmp_path / "out.zarr")
+    found = zarr.open_group(tmp_path / "out.zarr", mode="r")
+    for path in ("height", "x/height"):
+        array = found[path]
+        assert isinstance(array, zarr.Array)
+        assert np.array_equal(array[...], truth())
+    assert sorted(found.array_keys()) == ["height", "y"]
+    assert sorted(found["x"].array_keys()) == ["height", "x", "y"]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("dim", [".", "..", "zarr.json", "export.json", "lat/lon"])
+def test_a_dimension_whose_name_no_array_has_is_without_coordinates(dim: str, tmp_path: Path) -> None:
+    plane(dims=(dim, "x")).export(sl[REGION], tmp_path / "out.zarr")
+    with xarray.open_zarr(tmp_path / "out.zarr") as found:
+        assert found["height"].dims == (dim, "x")
+        assert list(found.coords) == ["x"]
+        assert np.array_equal(found["height"].to_numpy(), truth())
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", ".", "zarr.json", "export.json", "a\0b", "\udcff"])
+def test_a_tensor_of_a_name_that_zarr_does_not_have_is_an_error(name: str, tmp_path: Path) -> None:
+    # As ("a", "b"), the other would be in the same place.
+    group = TensorGroup({"a": {"b": plane()}, name: plane()})
+    with pytest.raises(ValidationError, match=r"Zarr cannot name a tensor .*; export a group that calls it otherwise"):
+        group.export(sl[REGION], tmp_path / "out.zarr")
+    assert names_in(tmp_path) == []
+    TensorGroup({"a": group["a"], "other": group[name]}).export(sl[REGION], tmp_path / "out.zarr")
 
 
 def test_a_group_that_was_stopped_goes_on(tmp_path: Path) -> None:
