@@ -200,15 +200,17 @@ def predict(
     """
     import torch  # noqa: PLC0415  (every other command is quicker without it)
 
+    from infinite_tensor.pipelines.predict import stored_prediction  # noqa: PLC0415  (needs torch)
+
     options["autocast"] = None if autocast is None else getattr(torch, autocast)
     options["where"] = None if where is None else _mask(where, where_scale)
     if not callable(net):
         raise click.UsageError(f"--module must name a network, or a function of a batch, not a {type(net).__name__}")
     tensor = _source(source, source_tensor, dims)
     with infinite_tensor.open_store(target) as opened:
-        before = [name for name in opened.tensor_ids() if name == tensor_id or name.startswith(f"{tensor_id}/")]
-        if overwrite and before:
-            ask(f"This deletes {named(before)} in {target}.", yes=yes)
+        before = stored_prediction(opened, tensor_id) if overwrite else {}
+        if before:
+            ask(f"This deletes {named(list(before))} in {target}.", yes=yes)
         made = infinite_tensor.predict(
             net, tensor, opened, dims=dims, tensor_id=tensor_id, overwrite=overwrite, **options
         )

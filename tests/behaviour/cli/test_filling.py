@@ -203,3 +203,19 @@ def test_predict_overwrites_only_what_somebody_has_agreed_to(cli: CommandLine, m
     assert cli("predict", *other, "--overwrite", "--yes").code == 0
     with ZarrTileStore(target, mode="r") as opened:
         assert opened.open("prediction").shape == (1, 24, 24)
+
+
+def test_predict_asks_about_what_it_deletes_and_no_more(cli: CommandLine, model: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "image.npy", np.zeros((1, 24, 24), np.float32))
+    options = [tmp_path / "image.npy", tmp_path / "p.zarr", "--window", "16", "--dims", "c,y,x"]
+    for name in ("a", "a/b"):
+        assert cli("predict", "--module", f"{model}:flat", *options, "--tensor-id", name).code == 0
+    refused = cli("predict", "--module", f"{model}:half", *options, "--tensor-id", "a", "--overwrite")
+    assert (refused.code, "This deletes 'a' in" in refused.err) == (2, True)
+
+
+def test_predict_deletes_no_tensor_that_it_reads(cli: CommandLine, model: Path, store: Path) -> None:
+    options = ["--module", f"{model}:half", "--window", "4", "--region", "0:4,0:4", "--overwrite", "--yes"]
+    found = cli("predict", *options, store, store, "--source-tensor", "rows", "--tensor-id", "rows")
+    assert (found.code, "is computed from tensor 'rows'" in found.err) == (1, True)
+    assert tiles(store, "rows") == 8
