@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 
 import click
 
+from infinite_tensor.cli.output import keep_for_json
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 _INT = re.compile(r"[+-]?\d[\d_]*", re.ASCII)
@@ -109,6 +111,16 @@ def reference(text: str) -> Any:
     return found
 
 
+class Reference(click.ParamType[Any]):
+    """`reference` of an option. Of a function click would take a ValueError in the file for a wrong option."""
+
+    name = "reference"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ARG002
+        """What is named."""
+        return reference(value)
+
+
 def is_reference(value: str) -> bool:
     """Whether a text names something in a file, and is no path or URL itself."""
     place, colon, _ = value.rpartition(":")
@@ -154,7 +166,10 @@ def _offered(module: Any) -> str:
 
 def option_json(command: F) -> F:
     """``--json``, of every command."""
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")(command)
+    # Before a file of the user is loaded.
+    return click.option(
+        "--json", "as_json", is_flag=True, is_eager=True, callback=keep_for_json, help="Print JSON, for programs."
+    )(command)
 
 
 def option_yes(command: F) -> F:

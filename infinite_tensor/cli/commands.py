@@ -23,10 +23,11 @@ from the environment. ID is the id of a tensor.
 Exit codes:
   0    done
   1    the library has failed; the message says why
-  2    the command line makes no sense
+  2    the command line makes no sense, or nobody can be asked before something is deleted
   3    verify has found damage, which is still there
   4    code of yours has failed, with its traceback
   130  interrupted; what was finished is stored
+  141  who reads the output has closed it
 """
 
 

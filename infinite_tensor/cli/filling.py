@@ -8,6 +8,7 @@ import click
 
 import infinite_tensor
 from infinite_tensor.cli.arguments import (
+    Reference,
     argument_id,
     argument_store,
     floats,
@@ -18,7 +19,6 @@ from infinite_tensor.cli.arguments import (
     option_yes,
     options_of_fill,
     padding,
-    reference,
     region_of,
 )
 from infinite_tensor.cli.output import (
@@ -66,7 +66,7 @@ def plan(store: str, tensor_id: str, region: Any, max_memory: str | None, as_jso
 @click.option(
     "--module",
     "tensor",
-    type=reference,
+    type=Reference(),
     metavar="FILE.py:NAME",
     required=True,
     help="An InfiniteTensor or TensorGroup that a file defines, with its store; package.module:NAME works too.",
@@ -123,7 +123,7 @@ def _cells(name: str, figures: Any) -> list[str]:
 @click.option(
     "--module",
     "net",
-    type=reference,
+    type=Reference(),
     metavar="FILE.py:NAME",
     required=True,
     help="The network, or a function of a batch; package.module:NAME works too.",
@@ -159,7 +159,7 @@ def _cells(name: str, figures: Any) -> list[str]:
     metavar="MODE[:NUMBER]",
     help="What stands beyond the ends of SOURCE.",
 )
-@click.option("--preprocess", type=reference, metavar="FILE.py:NAME", help="A function of a batch, before the net.")
+@click.option("--preprocess", type=Reference(), metavar="FILE.py:NAME", help="A function of a batch, before the net.")
 @click.option(
     "--batch-size",
     type=int,
@@ -200,15 +200,17 @@ def predict(
     """
     import torch  # noqa: PLC0415  (every other command is quicker without it)
 
+    from infinite_tensor.pipelines.predict import stored_prediction  # noqa: PLC0415  (needs torch)
+
     options["autocast"] = None if autocast is None else getattr(torch, autocast)
     options["where"] = None if where is None else _mask(where, where_scale)
     if not callable(net):
         raise click.UsageError(f"--module must name a network, or a function of a batch, not a {type(net).__name__}")
     tensor = _source(source, source_tensor, dims)
     with infinite_tensor.open_store(target) as opened:
-        before = [name for name in opened.tensor_ids() if name == tensor_id or name.startswith(f"{tensor_id}/")]
-        if overwrite and before:
-            ask(f"This deletes {named(before)} in {target}.", yes=yes)
+        before = stored_prediction(opened, tensor_id) if overwrite else {}
+        if before:
+            ask(f"This deletes {named(list(before))} in {target}.", yes=yes)
         made = infinite_tensor.predict(
             net, tensor, opened, dims=dims, tensor_id=tensor_id, overwrite=overwrite, **options
         )

@@ -20,9 +20,7 @@ from infinite_tensor.cli.output import (
     ask,
     note,
     print_json,
-    tell,
 )
-from infinite_tensor.errors import ValidationError
 from infinite_tensor.support.tables import bytes_of, count_of
 
 
@@ -53,16 +51,15 @@ def cp(store: str, tensor_id: str, other: str, upstream: bool, yes: bool, as_jso
 def _copy(
     source: infinite_tensor.TileStore, tensor_id: str, target: infinite_tensor.TileStore, *, upstream: bool, yes: bool
 ) -> None:
-    try:
-        source.copy(tensor_id, target, upstream=upstream)
-    except ValidationError as error:
-        # Another tensor of that id is in the way.
-        if tensor_id not in target.tensor_ids():
-            raise
-        tell("error", str(error))
-        ask(f"This deletes from {target.address}:\n  {tensor_id}: {size_of(target, tensor_id)}", yes=yes)
-        # Deletes only what is another tensor: whatever else was wrong is wrong again.
-        source.copy(tensor_id, target, upstream=upstream, overwrite=True)
+    from infinite_tensor.views.copying import tensors_in_the_way  # noqa: PLC0415  (needs torch)
+
+    in_the_way = tensors_in_the_way(source, tensor_id, target, upstream=upstream)
+    if in_the_way:
+        lines = [f"This deletes from {target.address}:"]
+        for name, differences in in_the_way.items():
+            lines += [f"  {name}: {size_of(target, name)}", *(f"    {line}" for line in differences)]
+        ask("\n".join(lines), yes=yes)
+    source.copy(tensor_id, target, upstream=upstream, overwrite=bool(in_the_way))
 
 
 @click.command("export", short_help="Write a region as plain Zarr, NPY, PNG or TIFF.")

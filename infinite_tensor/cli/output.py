@@ -10,6 +10,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from fractions import Fraction
 from typing import Any
 
@@ -104,7 +105,15 @@ def _print(table: Any) -> None:
 
 def print_json(value: object) -> None:
     """A value as JSON, where what is not finite is one of the strings NaN, Infinity and -Infinity."""
-    click.echo(json.dumps(jsonable(value), indent=2, allow_nan=False))
+    click.echo(json.dumps(jsonable(value), indent=2, allow_nan=False), file=click.get_current_context().obj)
+
+
+def keep_for_json(context: click.Context, _option: click.Parameter, wanted: bool) -> bool:
+    """With ``--json``, what code of the user prints goes to standard error: the output is the JSON alone."""
+    if wanted:
+        context.obj = sys.stdout
+        context.with_resource(redirect_stdout(sys.stderr))
+    return wanted
 
 
 def jsonable(value: Any) -> Any:

@@ -31,10 +31,10 @@ def run(arguments: Sequence[str]) -> int:
         try:
             code = _run(arguments)
             sys.stdout.flush()
-        except BrokenPipeError:
-            # Who reads it has seen enough. What is left in the buffer must not fail again at the end.
+        except OSError as error:
+            # What is left in the buffer must not fail again at the end.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            code = CLOSED
+            code = _unprinted(error)
     return code
 
 
@@ -54,11 +54,25 @@ def _run(arguments: Sequence[str]) -> int:
         return _interrupted(abort) if isinstance(abort.__context__, KeyboardInterrupt) else FAILED
     except KeyboardInterrupt as interrupt:
         return _interrupted(interrupt)
-    except BrokenPipeError:
-        raise
-    except Exception as error:  # noqa: BLE001  (whatever it is, the exit code says so)
+    except (Exception, SystemExit) as error:
+        if _is_of_output(error):
+            raise
         return _failed(error)
     return found if isinstance(found, int) else 0
+
+
+def _is_of_output(error: BaseException) -> bool:
+    """Whether it is an OSError that nothing but the printing has met."""
+    ours = isinstance(error, OSError) and not isinstance(error, InfiniteTensorError)
+    return ours and _theirs(error.__traceback__) is None
+
+
+def _unprinted(error: OSError) -> int:
+    if isinstance(error, BrokenPipeError):
+        # Who reads it has seen enough.
+        return CLOSED
+    tell("error", f"cannot print: {error.strerror or error}")
+    return FAILED
 
 
 def _interrupted(interrupt: BaseException | None) -> int:
@@ -68,16 +82,20 @@ def _interrupted(interrupt: BaseException | None) -> int:
     return INTERRUPTED
 
 
-def _failed(error: Exception) -> int:
+def _failed(error: BaseException) -> int:
     # An ImportError of the library names an extra, and no module.
     if isinstance(error, InfiniteTensorError) or (isinstance(error, ImportError) and error.name is None):
         tell("error", "\n".join([str(error), *getattr(error, "__notes__", ())]))
         return FAILED
-    traceback.print_exception(error.with_traceback(_theirs(error.__traceback__) or error.__traceback__))
+    trace = _theirs(error.__traceback__)
+    # A file that is no Python has no code that could have been on the way.
+    if trace is None and not isinstance(error, SyntaxError):
+        trace = error.__traceback__
+    traceback.print_exception(error.with_traceback(trace))
     return BROKEN_CODE
 
 
-_BETWEEN = ("click", "importlib", "infinite_tensor", "infinite_tensor_stores")
+_BETWEEN = ("click", "concurrent", "importlib", "infinite_tensor", "infinite_tensor_stores", "rich")
 """What lies between a command and the code of a user."""
 
 

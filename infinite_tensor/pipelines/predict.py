@@ -129,7 +129,8 @@ def predict(
     version : JSON value, optional
         Anything else that identifies what is computed.
     overwrite : bool
-        Delete what `target` has under `tensor_id`, once the first batch has been computed.
+        Delete what `target` has under `tensor_id`, once the first batch has been computed. Never what the prediction is
+        computed from: that is a ValidationError.
     max_memory : int or str, optional
         The most memory that the process takes beside what it holds now and what `net` takes within, in bytes or as in
         "2 GB". With less, the image is worked in narrower bands.
@@ -179,7 +180,9 @@ def predict(
     if overwrite and shard is not None:
         raise ValidationError("overwrite=True of a shard would delete what the other shards store: give one of the two")
     store = _opened(target)
-    stored = _stored(store, tensor_id)
+    stored = stored_prediction(store, tensor_id)
+    if overwrite:
+        _check_none_is_read((sliding.source, where), store, stored)
     known = {} if overwrite else returned_before(tensor_id, stored, sliding)
     with evaluating(f.networks):
         found = known or _first_windows(f, sliding, region, edge, paddings, tensor_id)
@@ -286,7 +289,7 @@ def _version(f: BatchedNetwork, results: Mapping[str | None, Result], version: o
     return said if version is None else said | {"version": version}
 
 
-def _stored(store: TileStore, tensor_id: str) -> dict[str, dict[str, Any]]:
+def stored_prediction(store: TileStore, tensor_id: str) -> dict[str, dict[str, Any]]:
     """The definitions that a store has of a prediction, by their ids: of the tensor, or of the outputs of a group."""
     found = {}
     for name in store.tensor_ids():
@@ -298,6 +301,31 @@ def _stored(store: TileStore, tensor_id: str) -> dict[str, dict[str, Any]]:
             if definition.get("output") == [name.removeprefix(f"{tensor_id}/")]:
                 found[name] = definition
     return found
+
+
+def _check_none_is_read(given: Sequence[object], store: TileStore, stored: Mapping[str, Mapping[str, Any]]) -> None:
+    """ValidationError if something that would be deleted is what the prediction is computed from."""
+    waiting = [each for each in given if isinstance(each, InfiniteTensor)]
+    seen: set[int] = set()
+    while waiting:
+        tensor = waiting.pop()
+        if id(tensor) in seen:
+            continue
+        seen.add(id(tensor))
+        waiting += tensor.args
+        if tensor.tensor_id in stored and _is_stored_as(stored[tensor.tensor_id], tensor, store):
+            raise ValidationError(
+                f"the prediction is computed from tensor {tensor.tensor_id!r} of {store}, which overwrite=True would "
+                "delete; give another tensor_id, or another target"
+            )
+
+
+def _is_stored_as(definition: Mapping[str, Any], tensor: InfiniteTensor, store: TileStore) -> bool:
+    """Whether a tensor is the one that a store has under its id. That store may be open twice, and by two names."""
+    if tensor.tile_store is store:
+        return True
+    created = definition.get("incarnation")
+    return created is not None and tensor.tile_store.tensor_definition(tensor.tensor_id).get("incarnation") == created
 
 
 class _Look:

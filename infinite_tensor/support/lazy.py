@@ -36,7 +36,8 @@ def offered_by(
         if name in homes:
             found = package[name] = getattr(import_module(homes[name]), name)
             return found
-        if not name.startswith("_") and find_spec(f"{own}.{name}") is not None:
+        # A name with a point in it would be looked for in a module that there may not be.
+        if name.isidentifier() and not name.startswith("_") and find_spec(f"{own}.{name}") is not None:
             return import_module(f"{own}.{name}")
         raise AttributeError(f"module {own!r} has no attribute {name!r}")
 

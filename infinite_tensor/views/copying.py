@@ -56,8 +56,11 @@ def copy_tensor(
     other = _checked_store(store, other_store)
     target = _checked_contents(other)
     target.check_writable("take a copy")
-    in_the_way = [job.spec.tensor_id for job in jobs if _is_in_the_way(job, source, target, overwrite=overwrite)]
-    for name in in_the_way:
+    in_the_way = _all_in_the_way(jobs, source, target)
+    if in_the_way and not overwrite:
+        raise _taken(target, *next(iter(in_the_way.items())))
+    # What is computed from another comes first, as it would be warned of otherwise.
+    for name in reversed(in_the_way):
         other.clear_tensor(name)
     call = store_call()
     try:
@@ -70,6 +73,21 @@ def copy_tensor(
     except KeyboardInterrupt as interrupt:
         interrupt.add_note(_INTERRUPTED)
         raise
+
+
+def tensors_in_the_way(
+    store: TileStore, tensor_id: str, other: TileStore, *, upstream: bool
+) -> dict[str, Sequence[str]]:
+    """What a copy with ``overwrite=True`` would delete: ids of `other`, and in what those tensors are other ones.
+
+    Raises
+    ------
+    ValidationError
+        If there could be no such copy.
+    """
+    source, target = _checked_contents(store), _checked_contents(_checked_store(store, other))
+    jobs, _ = _jobs(source, tensor_id, upstream=upstream)
+    return _all_in_the_way(jobs, source, target)
 
 
 _Contents = PersistentContents | MemoryContents
@@ -162,10 +180,15 @@ def _job(source: _Contents, tensor_id: str) -> _Job:
     return _Job(StoredTensor.of(source, tensor_id, stored).spec(tensor_id), stored)
 
 
-def _is_in_the_way(job: _Job, source: _Contents, target: _Contents, *, overwrite: bool) -> bool:
-    """Whether the id is taken by another tensor, which is to be overwritten.
+def _all_in_the_way(jobs: Iterable[_Job], source: _Contents, target: _Contents) -> dict[str, Sequence[str]]:
+    found = {job.spec.tensor_id: _in_the_way(job, source, target) for job in jobs}
+    return {name: lines for name, lines in found.items() if lines}
 
-    ValidationError where it is not to be, or the target can hold nothing of this one.
+
+def _in_the_way(job: _Job, source: _Contents, target: _Contents) -> Sequence[str]:
+    """In what the tensor that has taken the id is another one; nothing where the id is free.
+
+    ValidationError where the target can hold nothing of this one, or is where it comes from.
     """
     spec = job.spec
     if isinstance(target, MemoryContents) and isinstance(source, PersistentContents):
@@ -173,21 +196,22 @@ def _is_in_the_way(job: _Job, source: _Contents, target: _Contents, *, overwrite
     if isinstance(source, PersistentContents) and not source.storage.finds_tiles and job.selection is None:
         _check_finite(spec, source)
     if not target.holds(spec.tensor_id):
-        return False
+        return ()
     stored = target.definition_of(spec.tensor_id)
     incarnation = stored.get("incarnation")
     if incarnation is not None and incarnation == job.stored.get("incarnation"):
         raise ValidationError(
             f"tensor {spec.tensor_id!r} cannot be copied into itself: {source} and {target} are one store"
         )
-    lines = _differences(StoredTensor.of(target, spec.tensor_id, stored), spec)
-    if lines and not overwrite:
-        listed = "".join(f"\n  {line}" for line in lines)
-        raise ValidationError(
-            f"{target} already holds a tensor {spec.tensor_id!r} with another definition:{listed}\n"
-            "Copy into another store, or give overwrite=True, which deletes the tensor that is there."
-        )
-    return bool(lines)
+    return _differences(StoredTensor.of(target, spec.tensor_id, stored), spec)
+
+
+def _taken(target: _Contents, tensor_id: str, lines: Sequence[str]) -> ValidationError:
+    listed = "".join(f"\n  {line}" for line in lines)
+    return ValidationError(
+        f"{target} already holds a tensor {tensor_id!r} with another definition:{listed}\n"
+        "Copy into another store, or give overwrite=True, which deletes the tensor that is there."
+    )
 
 
 def _differences(there: StoredTensor, spec: TensorSpec) -> list[str]:

@@ -56,6 +56,8 @@ def test_a_name_that_there_is_not_is_an_attribute_error() -> None:
         infinite_tensor.nothing  # type: ignore[attr-defined]  # noqa: B018
     with pytest.raises(ImportError, match="cannot import name 'nothing'"):
         exec("from infinite_tensor import nothing")  # noqa: S102  (mypy would refuse it)
+    for name in ("nothing.more", "tilestore.memory", "", "."):
+        assert not hasattr(infinite_tensor, name)
 
 
 def test_the_version_is_told() -> None:

@@ -10,6 +10,7 @@ import torch
 import zarr
 from PIL import Image
 
+import infinite_tensor
 from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore, from_array, predict
 from tests.support.command_line import CommandLine
 
@@ -129,6 +130,54 @@ def test_a_file_of_the_user_that_cannot_be_imported_is_shown(cli: CommandLine, t
     assert "cli_bad.py" in found.err
 
 
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("int('many')", "ValueError: invalid literal"),
+        ("raise SystemExit(0)", "SystemExit: 0"),
+        ("raise BrokenPipeError('theirs')", "BrokenPipeError: theirs"),
+        ("planets = [", "SyntaxError: "),
+    ],
+)
+def test_a_file_that_does_not_run_is_code_that_has_failed(
+    line: str, told: str, cli: CommandLine, tmp_path: Path
+) -> None:
+    path = tmp_path / "cli_fails.py"
+    path.write_text(line)
+    found = cli("fill", "--module", f"{path}:planet")
+    assert (found.code, told in found.err) == (4, True), found.err
+    assert f'File "{path}", line 1' in found.err
+    assert str(Path(infinite_tensor.__file__).parent) not in found.err
+
+
+def test_a_file_that_the_library_refuses_is_its_error(cli: CommandLine, tmp_path: Path) -> None:
+    path = tmp_path / "cli_refused.py"
+    path.write_text("from infinite_tensor import TensorWindow\nTensorWindow((0,))")
+    found = cli("fill", "--module", f"{path}:planet")
+    assert (found.code, found.err.startswith("error: "), "--help" in found.err) == (1, True, False), found.err
+
+
+def test_code_of_the_user_that_ends_python_has_failed(cli: CommandLine, world: Path) -> None:
+    with world.open("a") as file:
+        file.write(
+            "\n\ndef leave(ctx):\n    raise SystemExit(0)\n\n"
+            'left = InfiniteTensor((None, None), leave, WINDOW, tile_store=store, tensor_id="left")\n'
+        )
+    found = cli("fill", "--module", f"{world}:left", "--region", "0:4,0:4")
+    assert (found.code, "in leave" in found.err) == (4, True), found.err
+
+
+def test_what_code_of_the_user_prints_does_not_get_into_json(cli: CommandLine, world: Path) -> None:
+    with world.open("a") as file:
+        file.write(
+            "\nprint('loading')\n\ndef tell(ctx):\n    print('computing')\n    return ones(ctx)\n\n"
+            'told = InfiniteTensor((None, None), tell, WINDOW, tile_store=store, tensor_id="told")\n'
+        )
+    found = cli("fill", "--module", f"{world}:told", "--region", "0:4,0:4", "--json")
+    assert (found.code, found.json["windows"]) == (0, 1)
+    assert found.err == "loading\ncomputing\n"
+
+
 def test_plan_computes_nothing(cli: CommandLine, store: Path) -> None:
     found = cli("plan", store, "twice", "--region", ":,0:8", "--json")
     assert found.code == 0
@@ -203,3 +252,19 @@ def test_predict_overwrites_only_what_somebody_has_agreed_to(cli: CommandLine, m
     assert cli("predict", *other, "--overwrite", "--yes").code == 0
     with ZarrTileStore(target, mode="r") as opened:
         assert opened.open("prediction").shape == (1, 24, 24)
+
+
+def test_predict_asks_about_what_it_deletes_and_no_more(cli: CommandLine, model: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "image.npy", np.zeros((1, 24, 24), np.float32))
+    options = [tmp_path / "image.npy", tmp_path / "p.zarr", "--window", "16", "--dims", "c,y,x"]
+    for name in ("a", "a/b"):
+        assert cli("predict", "--module", f"{model}:flat", *options, "--tensor-id", name).code == 0
+    refused = cli("predict", "--module", f"{model}:half", *options, "--tensor-id", "a", "--overwrite")
+    assert (refused.code, "This deletes 'a' in" in refused.err) == (2, True)
+
+
+def test_predict_deletes_no_tensor_that_it_reads(cli: CommandLine, model: Path, store: Path) -> None:
+    options = ["--module", f"{model}:half", "--window", "4", "--region", "0:4,0:4", "--overwrite", "--yes"]
+    found = cli("predict", *options, store, store, "--source-tensor", "rows", "--tensor-id", "rows")
+    assert (found.code, "is computed from tensor 'rows'" in found.err) == (1, True)
+    assert tiles(store, "rows") == 8

@@ -11,7 +11,7 @@ import torch
 from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore
 from tests.support.command_line import CommandLine
 
-from .conftest import ramp
+from .conftest import doubled, ramp
 
 
 @pytest.mark.parametrize("name", ["other.zarr", "other.h5"])
@@ -42,11 +42,30 @@ def test_cp_onto_another_tensor_asks_before_it_deletes_that(cli: CommandLine, st
     assert cli("ls", other, "--json").json["tensors"][0]["shape"] == [None, None]
 
 
+def test_cp_asks_about_all_that_it_deletes(cli: CommandLine, store: Path, tmp_path: Path) -> None:
+    other, window = tmp_path / "other.zarr", TensorWindow((4, 4))
+    with ZarrTileStore(other) as opened:
+        rows = InfiniteTensor((4, 4), ramp, window, tile_store=opened, tensor_id="rows")
+        InfiniteTensor(
+            (4, 4), doubled, window, args=[rows], args_windows=[window], tile_store=opened, tensor_id="twice"
+        )[...]
+    refused = cli("cp", store, "twice", other, "--upstream")
+    assert refused.code == 2
+    assert "\n  rows: 1 tile, " in refused.err
+    assert "\n  twice: 1 tile, " in refused.err
+    assert "    shape: stored [4, 4], given [None, None]\n" in refused.err
+    assert {each["shape"][0] for each in cli("ls", other, "--json").json["tensors"]} == {4}
+    done = cli("cp", store, "twice", other, "--upstream", "--yes")
+    assert (done.code, "warning" in done.err) == (0, False), done.err
+    assert [each["shape"][0] for each in cli("ls", other, "--json").json["tensors"]] == [None, 8]
+
+
 def test_cp_onto_itself_deletes_nothing(cli: CommandLine, store: Path, tmp_path: Path) -> None:
     (tmp_path / "link.zarr").symlink_to(store)
-    for other in (store, tmp_path / "link.zarr"):
-        found = cli("cp", store, "rows", other, "--yes")
+    for other, option in ((store, "--yes"), (tmp_path / "link.zarr", "--yes"), (store, "--upstream")):
+        found = cli("cp", store, "rows", other, option)
         assert (found.code, "cannot be copied into itself" in found.err) == (1, True)
+        assert "This deletes" not in found.err
         assert cli("info", store, "rows", "--json").json["tiles_complete"] == 8
 
 

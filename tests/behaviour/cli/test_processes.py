@@ -69,6 +69,45 @@ def test_a_reader_that_has_seen_enough_is_no_error(store: Path) -> None:
     assert (process.returncode, err) == (141, b"")
 
 
+def test_what_the_output_cannot_hold_is_escaped(store: Path) -> None:
+    with ZarrTileStore(store) as opened:
+        opened.rename("twice", "日本")
+    found = in_a_process("ls", store, PYTHONIOENCODING="latin-1")
+    assert (found.returncode, found.stderr) == (0, "")
+    assert "\\u65e5\\u672c" in found.stdout
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is full")
+@pytest.mark.parametrize("options", [["ls"], ["ls", "--json"], ["read", "--fill-value", "0", "--region", "0:99,0:99"]])
+def test_an_output_that_is_full_is_told_in_a_line(options: list[str], store: Path) -> None:
+    command, *others = options
+    name = ["rows"] if command == "read" else []
+    with Path("/dev/full").open("w") as full:
+        found = subprocess.run(
+            [*COMMAND, command, str(store), *name, *others],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=_PATIENCE,
+        )
+    assert (found.returncode, found.stderr) == (1, "error: cannot print: No space left on device\n")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="it takes a shell that closes streams")
+def test_a_service_may_start_a_command_without_streams(store: Path) -> None:
+    def started(command: str, *closed: str) -> subprocess.CompletedProcess[str]:
+        words = ["sh", "-c", f'"$@" {" ".join(closed)}', "sh", *COMMAND, *command.split(), str(store)]
+        return subprocess.run(words, capture_output=True, text=True, check=False, timeout=_PATIENCE)
+
+    asked = started("gc", "<&-")
+    assert (asked.returncode, "give --yes" in asked.stderr) == (2, True), asked.stderr
+    for command in ("ls", "ls --json", "verify"):
+        found = started(command, "<&-", ">&-")
+        assert (found.returncode, "Traceback" in found.stderr) == (0, False), found.stderr
+    assert started("verify", "<&-", ">&-", "2>&-").returncode == 0
+
+
 SLOW = """
 import time, torch
 from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore

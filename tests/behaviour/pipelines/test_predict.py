@@ -563,6 +563,37 @@ def test_overwrite_deletes_no_other_prediction_and_nothing_before_it_can_be_repl
         assert store.tensor_info("a").tiles_complete == kept > 0
 
 
+@pytest.mark.parametrize("read", ["source", "upstream", "where"])
+def test_overwrite_never_deletes_what_the_prediction_is_computed_from(read: str, tmp_path: Path) -> None:
+    path, window = tmp_path / "s.zarr", TensorWindow((32, 32))
+    given: dict[str, Any] = {"window": 32, "dims": ("y", "x"), "progress": False}
+    with ZarrTileStore(path) as store:
+        kept = InfiniteTensor((64, 64), lambda _ctx: torch.ones(32, 32), window, tile_store=store, tensor_id="kept")
+        kept[...]
+        above = InfiniteTensor((64, 64), lambda _ctx, x: x + 1, window, args=[kept], args_windows=[window])
+        with ZarrTileStore(path, mode="r") as reader:
+            source = {"source": reader.open("kept"), "upstream": above, "where": torch.ones(64, 64)}[read]
+            given |= {"where": kept} if read == "where" else {}
+            with pytest.raises(ValidationError, match=r"computed from tensor 'kept' of .*another tensor_id"):
+                predict(torch.neg, source, path, tensor_id="kept", overwrite=True, **given)
+        assert store.tensor_info("kept").tiles_complete == 1
+        predict(torch.neg, source if read == "where" else kept, path, tensor_id="other", **given)
+        assert kept[0, 0] == 1
+
+
+def test_overwrite_deletes_a_copy_of_the_source_in_another_store(tmp_path: Path) -> None:
+    window = TensorWindow((32, 32))
+    with ZarrTileStore(tmp_path / "s.zarr") as store, ZarrTileStore(tmp_path / "copy.zarr") as copy:
+        kept = InfiniteTensor((64, 64), lambda _ctx: torch.ones(32, 32), window, tile_store=store, tensor_id="kept")
+        kept[...]
+        store.copy("kept", copy, progress=False)
+        found = predict(
+            torch.neg, kept, copy, window=32, dims=("y", "x"), tensor_id="kept", overwrite=True, progress=False
+        )
+        assert found[0, 0, 0] == -1
+        assert kept[0, 0] == 1
+
+
 def test_something_else_under_the_id_is_told_with_what_differs(tmp_path: Path) -> None:
     with ZarrTileStore(tmp_path / "s.zarr") as store:
         InfiniteTensor(
