@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from infinite_tensor import InfiniteTensor, TensorWindow, TileStore, ZarrTileStore
+from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore
 from tests.support.command_line import CommandLine
 
 from .conftest import ramp
