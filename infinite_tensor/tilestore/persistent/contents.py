@@ -7,7 +7,8 @@ been blended in. What differs between storages is in `Backend`.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -20,9 +21,9 @@ from infinite_tensor.support.allocation import as_array
 from infinite_tensor.support.interrupts import Mark, store_method
 from infinite_tensor.tilestore.contents import Access, Contents
 from infinite_tensor.tilestore.inventory import Damage, Dropped, Inventory, Known, TensorInfo
-from infinite_tensor.tilestore.layout import TileLayout
+from infinite_tensor.tilestore.layout import Record, TileLayout
 from infinite_tensor.tilestore.lru import LRU
-from infinite_tensor.tilestore.messages import warn_of_changes
+from infinite_tensor.tilestore.messages import changed_meanwhile, warn_of_changes
 from infinite_tensor.tilestore.partial import TileInProgress
 from infinite_tensor.tilestore.persistent.access import TileAccess
 from infinite_tensor.tilestore.persistent.cache import TileCache
@@ -273,6 +274,28 @@ class PersistentContents(Contents):
         size = self.registry.tile_sizes.pop(tensor_id, None)
         if size is not None:
             self.registry.tile_sizes[new_id] = size
+
+    def check_current(self, record: Record) -> None:
+        """StoreError if the store was closed, or the tensor cleared, renamed or invalidated since this was its record.
+
+        Where it is none, what was read before is of that tensor.
+        """
+        self.check_open()
+        if not self.registry.is_current(record):
+            raise changed_meanwhile(self, record.spec.tensor_id)
+
+    @contextmanager
+    def storing(self, record: Record) -> Iterator[Storage]:
+        """Storage, into which the tensor's tiles may be written while it is entered; errors as of `check_current`."""
+        with self.storage.writing:
+            self.check_current(record)
+            yield self.storage
+
+    def check_there(self, record: Record) -> None:
+        """The same, and StoreError if another process has cleared the tensor."""
+        self.check_current(record)
+        # Asked for no tile, a backend still tells.
+        self.storage.read_partials(record, [])
 
     def clear_cache(self, tensor_id: str) -> None:
         """Store what is pending, then drop the tensor's tiles from memory."""
