@@ -26,6 +26,7 @@ from infinite_tensor.values.spec import TensorSpec
 from infinite_tensor.views.copied import CopyReport, CopyTally, CopyWatcher, TensorCopy
 from infinite_tensor.views.copying_windows import tiles_into_windows, windows_into_tiles, windows_into_windows
 from infinite_tensor_stores import shared_store
+from infinite_tensor_stores.targets import is_local, local_path
 
 _BATCH_TILES = 256
 _BATCH_BYTES = 2**25
@@ -56,6 +57,8 @@ def copy_tensor(
     other = _checked_store(store, other_store)
     target = _checked_contents(other)
     target.check_writable("take a copy")
+    if _share_a_place(store, other):
+        _check_other(jobs, source, target)
     in_the_way = [job.spec.tensor_id for job in jobs if _is_in_the_way(job, source, target, overwrite=overwrite)]
     for name in in_the_way:
         other.clear_tensor(name)
@@ -121,6 +124,28 @@ def _checked_store(store: TileStore, other: object) -> TileStore:
     return other
 
 
+def _share_a_place(store: TileStore, other: TileStore) -> bool:
+    """Whether two stores are one as far as their addresses tell; those without one may be."""
+    if store.address is None or other.address is None or store.address == other.address:
+        return True
+    if not is_local(store.address) or not is_local(other.address):
+        return False
+    here, there = local_path(store.address), local_path(other.address)
+    return here.exists() and there.exists() and here.samefile(there)
+
+
+def _check_other(jobs: Sequence[_Job], source: _Contents, target: _Contents) -> None:
+    """ValidationError where the tensors of two stores at one place are the same; a copy of all its files is another."""
+    for job in jobs:
+        tensor_id, incarnation = job.spec.tensor_id, job.stored.get("incarnation")
+        if incarnation is None or not target.holds(tensor_id):
+            continue
+        if target.definition_of(tensor_id).get("incarnation") == incarnation:
+            raise ValidationError(
+                f"tensor {tensor_id!r} cannot be copied into itself: {source} and {target} are one store"
+            )
+
+
 def _checked_flag(name: str, given: object) -> bool:
     if not isinstance(given, bool):
         raise ValidationError(f"{name} must be a bool, got {quoted(given)}")
@@ -183,11 +208,6 @@ def _is_in_the_way(job: _Job, source: _Contents, target: _Contents, *, overwrite
     if not target.holds(spec.tensor_id):
         return False
     stored = target.definition_of(spec.tensor_id)
-    incarnation = stored.get("incarnation")
-    if incarnation is not None and incarnation == job.stored.get("incarnation"):
-        raise ValidationError(
-            f"tensor {spec.tensor_id!r} cannot be copied into itself: {source} and {target} are one store"
-        )
     lines = _differences(StoredTensor.of(target, spec.tensor_id, stored), spec)
     if lines and not overwrite:
         listed = "".join(f"\n  {line}" for line in lines)
