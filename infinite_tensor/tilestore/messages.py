@@ -83,6 +83,14 @@ def remade_elsewhere(store: object, tensor_id: str) -> StoreError:
     )
 
 
+def changed_meanwhile(store: object, tensor_id: str) -> StoreError:
+    """The error for a tensor of which something else was made while it was copied."""
+    return StoreError(
+        f"{store}: tensor {tensor_id!r} was cleared, renamed or invalidated while it was copied; copy again what is "
+        "there now"
+    )
+
+
 def vanished(store: object) -> StoreError:
     """The error for a store of which nothing is left."""
     return StoreError(f"{store}: the store has vanished since it was opened; open it again to begin with an empty one")

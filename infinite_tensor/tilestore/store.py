@@ -298,7 +298,8 @@ class TileStore:
             lists what differs. If it is read-only, or this store itself; or if it keeps windows in memory and these
             cannot be had back from tiles, as they overlap. Nothing has been copied then.
         StoreError
-            If this store holds no tensor of that id, or something cannot be read or stored. Copy again to continue.
+            If this store holds no tensor of that id, if somebody clears, renames or invalidates the tensor in either
+            store meanwhile, or if something cannot be read or stored. Copy again to continue.
 
         Examples
         --------

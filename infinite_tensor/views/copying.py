@@ -26,6 +26,7 @@ from infinite_tensor.values.spec import TensorSpec
 from infinite_tensor.views.copied import CopyReport, CopyTally, CopyWatcher, TensorCopy
 from infinite_tensor.views.copying_windows import tiles_into_windows, windows_into_tiles, windows_into_windows
 from infinite_tensor_stores import shared_store
+from infinite_tensor_stores.targets import is_local, local_path
 
 _BATCH_TILES = 256
 _BATCH_BYTES = 2**25
@@ -56,7 +57,7 @@ def copy_tensor(
     other = _checked_store(store, other_store)
     target = _checked_contents(other)
     target.check_writable("take a copy")
-    in_the_way = _all_in_the_way(jobs, source, target)
+    in_the_way = _all_in_the_way(jobs, store, other)
     if in_the_way and not overwrite:
         raise _taken(target, *next(iter(in_the_way.items())))
     # What is computed from another comes first, as it would be warned of otherwise.
@@ -85,9 +86,8 @@ def tensors_in_the_way(
     ValidationError
         If there could be no such copy.
     """
-    source, target = _checked_contents(store), _checked_contents(_checked_store(store, other))
-    jobs, _ = _jobs(source, tensor_id, upstream=upstream)
-    return _all_in_the_way(jobs, source, target)
+    jobs, _ = _jobs(_checked_contents(store), tensor_id, upstream=upstream)
+    return _all_in_the_way(jobs, store, _checked_store(store, other))
 
 
 _Contents = PersistentContents | MemoryContents
@@ -103,12 +103,15 @@ class _Job:
         The tensor.
     stored : mapping
         Its definition, as it is stored where it comes from.
+    record : Record or None
+        What that store knows of it; None for one in memory.
     selection : Selection or None
         Which pixels; None for all.
     """
 
     spec: TensorSpec
     stored: Mapping[str, Any]
+    record: Record | None = None
     selection: Selection | None = None
 
     def within(self, region: object) -> _Job:
@@ -134,6 +137,28 @@ def _checked_store(store: TileStore, other: object) -> TileStore:
     if other.contents is store.contents:
         raise ValidationError(f"{store} cannot be copied into itself; give another store, or rename the tensor")
     return other
+
+
+def _share_a_place(store: TileStore, other: TileStore) -> bool:
+    """Whether two stores are one as far as their addresses tell; those without one may be."""
+    if store.address is None or other.address is None or store.address == other.address:
+        return True
+    if not is_local(store.address) or not is_local(other.address):
+        return False
+    here, there = local_path(store.address), local_path(other.address)
+    return here.exists() and there.exists() and here.samefile(there)
+
+
+def _check_other(jobs: Sequence[_Job], source: _Contents, target: _Contents) -> None:
+    """ValidationError where the tensors of two stores at one place are the same; a copy of all its files is another."""
+    for job in jobs:
+        tensor_id, incarnation = job.spec.tensor_id, job.stored.get("incarnation")
+        if incarnation is None or not target.holds(tensor_id):
+            continue
+        if target.definition_of(tensor_id).get("incarnation") == incarnation:
+            raise ValidationError(
+                f"tensor {tensor_id!r} cannot be copied into itself: {source} and {target} are one store"
+            )
 
 
 def _checked_flag(name: str, given: object) -> bool:
@@ -177,10 +202,18 @@ def _job(source: _Contents, tensor_id: str) -> _Job:
     stored = source.definition_of(tensor_id)
     if isinstance(source, MemoryContents):
         return _Job(source.kept.specs[tensor_id], stored)
-    return _Job(StoredTensor.of(source, tensor_id, stored).spec(tensor_id), stored)
+    spec = StoredTensor.of(source, tensor_id, stored).spec(tensor_id)
+    with source.lock:
+        record = source.registry.records.get(tensor_id) or source.registry.record_of(spec)
+    # Another process may have cleared it, and created it again.
+    source.check_there(record)
+    return _Job(spec, stored, record)
 
 
-def _all_in_the_way(jobs: Iterable[_Job], source: _Contents, target: _Contents) -> dict[str, Sequence[str]]:
+def _all_in_the_way(jobs: Sequence[_Job], store: TileStore, other: TileStore) -> dict[str, Sequence[str]]:
+    source, target = _checked_contents(store), _checked_contents(other)
+    if _share_a_place(store, other):
+        _check_other(jobs, source, target)
     found = {job.spec.tensor_id: _in_the_way(job, source, target) for job in jobs}
     return {name: lines for name, lines in found.items() if lines}
 
@@ -198,11 +231,6 @@ def _in_the_way(job: _Job, source: _Contents, target: _Contents) -> Sequence[str
     if not target.holds(spec.tensor_id):
         return ()
     stored = target.definition_of(spec.tensor_id)
-    incarnation = stored.get("incarnation")
-    if incarnation is not None and incarnation == job.stored.get("incarnation"):
-        raise ValidationError(
-            f"tensor {spec.tensor_id!r} cannot be copied into itself: {source} and {target} are one store"
-        )
     return _differences(StoredTensor.of(target, spec.tensor_id, stored), spec)
 
 
@@ -251,14 +279,18 @@ def _copy(job: _Job, source: _Contents, target: _Contents, tally: CopyTally) -> 
     if isinstance(source, MemoryContents):
         move = windows_into_windows if isinstance(target, MemoryContents) else windows_into_tiles
         return move(spec, source, target, selection, tally)  # type: ignore[arg-type]
-    with source.lock:
-        record = source.registry.record_of(spec)
+    record = job.record
+    assert record is not None
+    source.check_current(record)
     if isinstance(target, MemoryContents):
         return tiles_into_windows(record, source, target, _stored(record, source, selection), tally)
     with target.lock:
         target.registry.create(spec, job.stored)
         there = target.registry.record_of(spec)
+    target.check_there(there)
     copied = _Tiles(record, source, there, target, tally).copy(selection)
+    source.check_there(record)
+    target.check_there(there)
     target.storage.flush()
     # What was known of incomplete tiles may be less than is stored by now.
     target.tiles.drop_in_progress(spec.tensor_id)
@@ -346,20 +378,24 @@ class _Tiles:
         if not tiles:
             return
         moved = self._move_encoded(tiles) if self._alike else self._move_decoded(tiles)
-        self._target.storage.write(self._tensor_id, {}, {tile: None for tile in moved if tile in self._begun_there})
+        with self._target.storing(self._there) as storage:
+            storage.write(self._tensor_id, {}, {tile: None for tile in moved if tile in self._begun_there})
         self._add(tiles=len(moved), bytes=sum(moved.values()), damaged=len(tiles) - len(moved))
 
     def _move_encoded(self, tiles: Sequence[Index]) -> dict[Index, int]:
-        source, target = self._source.storage, self._target.storage
-        found = source.read_encoded(self._tensor_id, tiles)
+        found = self._source.storage.read_encoded(self._tensor_id, tiles)
+        self._source.check_current(self._record)
         present = {tile: data for tile, data in found.items() if data is not None}
-        target.write_encoded(self._tensor_id, present)
-        again = target.read_encoded(self._tensor_id, list(present))
+        with self._target.storing(self._there) as storage:
+            storage.write_encoded(self._tensor_id, present)
+        again = self._target.storage.read_encoded(self._tensor_id, list(present))
+        self._target.check_current(self._there)
         _check(self._there, self._target, (tile for tile, data in present.items() if again[tile] != data))
         return {tile: len(data) for tile, data in present.items()}
 
     def _move_decoded(self, tiles: Sequence[Index]) -> dict[Index, int]:
         found = self._source.storage.read_tiles(self._record, tiles)
+        self._source.check_current(self._record)
         present = {tile: block for tile, block in found.items() if block is not None}
         store_blocks(self._there, self._target, present)
         return {tile: block.nbytes for tile, block in present.items()}
@@ -370,12 +406,15 @@ class _Tiles:
             return
         target = self._target.storage
         found = self._source.storage.read_partials(self._record, tiles)
+        self._source.check_current(self._record)
         known = target.read_partials(self._there, tiles)
         news = {tile: _news(part, known[tile]) for tile, part in found.items() if part is not None}
         parts = {tile: part for tile, part in news.items() if part is not None}
         if parts:
-            target.write(self._tensor_id, {}, parts)
+            with self._target.storing(self._there):
+                target.write(self._tensor_id, {}, parts)
             again = target.read_partials(self._there, list(parts))
+            self._target.check_current(self._there)
             lacking = [tile for tile, part in parts.items() if not _knows(again[tile], part)]
             # Somebody else may have completed it there meanwhile.
             _check(self._there, self._target, set(lacking) - set(target.those_there(self._tensor_id, lacking)))
@@ -388,8 +427,10 @@ class _Tiles:
 
 def store_blocks(record: Record, target: PersistentContents, blocks: Mapping[Index, torch.Tensor]) -> None:
     """Store complete tiles, and read them back."""
-    target.storage.write(record.spec.tensor_id, blocks, {})
+    with target.storing(record) as storage:
+        storage.write(record.spec.tensor_id, blocks, {})
     again = target.storage.read_tiles(record, list(blocks))
+    target.check_current(record)
     _check(record, target, (tile for tile, block in blocks.items() if not _same_bits(again[tile], block)))
 
 

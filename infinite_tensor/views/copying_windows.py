@@ -33,13 +33,17 @@ def windows_into_windows(
         there = target.registered(spec)
     windows = _kept_windows(spec, source, selection)
     tally.expect(len(windows))
-    moved = size = 0
+    moved = found = size = 0
     for some in _batches(windows, spec):
-        rows = {index: row for index, row in _rows(spec, source, some).items() if not target.kept.take(there, [index])}
-        target.kept.put(there, rows)
-        moved, size = moved + len(rows), size + sum(row.window_bytes for row in rows.values())
+        rows = _rows(spec, source, some)
+        missing = {index: row for index, row in rows.items() if not target.kept.take(there, [index])}
+        target.kept.put(there, missing)
+        moved, size = moved + len(missing), size + sum(row.window_bytes for row in missing.values())
+        found += len(rows)
         tally.count(len(some))
-    return TensorCopy(spec.tensor_id, windows=moved, there=len(windows) - moved, bytes=size)
+    source.check_current(spec)
+    target.check_current(there)
+    return TensorCopy(spec.tensor_id, windows=moved, there=found - moved, bytes=size)
 
 
 def windows_into_tiles(
@@ -48,13 +52,16 @@ def windows_into_tiles(
     """From memory into tiles: windows that are missing there are blended in, as those of a read are."""
     on_cpu = replace(spec, device=torch.device("cpu"))
     with target.lock:
-        target.registry.record_of(on_cpu)
+        record = target.registry.record_of(on_cpu)
+    target.check_there(record)
     windows = _kept_windows(spec, source, selection)
     tally.expect(len(windows))
     moved = size = 0
+    taken: list[Index] = []
     with closing(target.access(on_cpu)) as access:
         for some in _batches(windows, spec):
             rows = _rows(spec, source, some)
+            taken += rows
             wanted = _among(access.add(*_bounds(spec, some)), rows.keys())
             if wanted:
                 blocks = [as_tensor(rows[index].window(index)).to("cpu") for index in wanted]
@@ -62,9 +69,12 @@ def windows_into_tiles(
                 moved, size = moved + len(blocks), size + sum(block.nbytes for block in blocks)
             access.keep(None)
             tally.count(len(some))
+    source.check_current(spec)
+    target.check_current(record)
     target.flush()
-    _check_stored(on_cpu, target, windows)
-    return TensorCopy(spec.tensor_id, windows=moved, there=len(windows) - moved, bytes=size)
+    _check_stored(on_cpu, target, taken)
+    target.check_there(record)
+    return TensorCopy(spec.tensor_id, windows=moved, there=len(taken) - moved, bytes=size)
 
 
 def tiles_into_windows(
@@ -93,6 +103,8 @@ def tiles_into_windows(
             found += len(spec.grid.points(*region)) - len(windows)
             access.keep(None)
             tally.count(1)
+    source.check_there(record)
+    target.check_current(there)
     return TensorCopy(spec.tensor_id, windows=moved, there=found, bytes=size)
 
 

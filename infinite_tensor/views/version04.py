@@ -87,6 +87,7 @@ def copy_from_04(
         _check_same(record, tensor, old, path)
         target.flush()
         copied = _copy(record, old, target, tally)
+        target.check_there(record)
         target.storage.flush()
         target.tiles.drop_in_progress(record.spec.tensor_id)
         return tally.finish(CopyReport((copied,), (), str(tensor.tile_store), tally.seconds))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from infinite_tensor import (
     ValidationError,
     WeightedMean,
     ZarrTileStore,
+    open_store,
     sl,
 )
 from infinite_tensor_stores.zarr.codec import ChunkCodec
@@ -312,6 +314,17 @@ def test_a_region_in_memory_is_copied_by_its_windows(tmp_path: Path) -> None:
     assert copied.windows == 4
 
 
+def test_windows_that_leave_memory_while_they_are_copied_are_computed_in_the_copy(tmp_path: Path) -> None:
+    store = MemoryTileStore()
+    expected = made(store)[0:140, 0:140]
+    (copied,) = store.copy("t", tmp_path / "c.zarr", progress=lambda _: store.clear_cache("t")).tensors
+    # Those that had been moved by then.
+    assert (copied.windows, copied.there) == (1024, 0)
+    f = Counted(noise)
+    assert same_bits(made(tmp_path / "c.zarr", f)[0:140, 0:140], expected)
+    assert len(f.calls) == 36**2 - 1024
+
+
 def test_windows_in_memory_are_copied_into_memory() -> None:
     store, copy, f = MemoryTileStore(), MemoryTileStore(), Counted(noise)
     expected = made(store, f, blend=torch.maximum)[0:20, 0:20]
@@ -375,6 +388,23 @@ def test_a_store_is_not_copied_into_itself(tmp_path: Path) -> None:
     for same in (store, tmp_path / "s.zarr", tmp_path / "link"):
         with pytest.raises(ValidationError, match="cannot be copied into itself"):
             store.copy("t", same, progress=False)
+
+
+@pytest.mark.parametrize("name", ["s.zarr", "s.h5"])
+def test_a_copy_of_all_files_of_a_store_is_another_store(tmp_path: Path, name: str) -> None:
+    store = open_store(tmp_path / name, tile_size=8)
+    t = made(store)
+    t[0:20, 0:20]
+    store.close()
+    (shutil.copytree if (tmp_path / name).is_dir() else shutil.copy)(tmp_path / name, tmp_path / f"backup-{name}")
+    with store:
+        expected = t[20:40, 0:20]
+        (copied,) = store.copy("t", tmp_path / f"backup-{name}", progress=False).tensors
+    assert copied.tiles > 0
+    assert copied.there > 0
+    f = Counted(noise)
+    assert same_bits(made(tmp_path / f"backup-{name}", f)[20:40, 0:20], expected)
+    assert f.calls == []
 
 
 def test_a_store_that_is_read_only_gives_copies_and_takes_none(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from infinite_tensor.tilestore.lru import check_limit
 from infinite_tensor.tilestore.memory.access import MemoryAccess
 from infinite_tensor.tilestore.memory.kept_windows import KeptWindows
 from infinite_tensor.tilestore.memory.window_cache import Row, fold_rows, rows_in
-from infinite_tensor.tilestore.messages import check_same, unknown_tensor, warn_of_changes
+from infinite_tensor.tilestore.messages import changed_meanwhile, check_same, unknown_tensor, warn_of_changes
 from infinite_tensor.tilestore.store import TileStore
 from infinite_tensor.values.dims import joined_dims
 from infinite_tensor.values.spec import TensorSpec
@@ -254,6 +254,12 @@ class MemoryContents(Contents):
     def group_ids(self) -> list[str]:
         """Ids of all groups."""
         return list(self._groups)
+
+    def check_current(self, spec: TensorSpec) -> None:
+        """StoreError if the store was closed, or the tensor cleared, renamed or invalidated, since it was this."""
+        self.check_open()
+        if not self.kept.is_current(spec):
+            raise changed_meanwhile(self, spec.tensor_id)
 
     def registered(self, spec: TensorSpec) -> TensorSpec:
         """The tensor as it is kept; from now on if it is new."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +26,7 @@ from infinite_tensor.tilestore.glance import Glance, StoredSize
 from infinite_tensor.tilestore.inventory import Damage, Dropped, Inventory, Known, TensorInfo
 from infinite_tensor.tilestore.layout import Record, TileLayout, copy_shared
 from infinite_tensor.tilestore.lru import LRU
-from infinite_tensor.tilestore.messages import warn_of_changes
+from infinite_tensor.tilestore.messages import changed_meanwhile, warn_of_changes
 from infinite_tensor.tilestore.partial import TileInProgress
 from infinite_tensor.tilestore.persistent.access import TileAccess
 from infinite_tensor.tilestore.persistent.cache import TileCache
@@ -334,6 +335,28 @@ class PersistentContents(Contents):
         size = self.registry.tile_sizes.pop(tensor_id, None)
         if size is not None:
             self.registry.tile_sizes[new_id] = size
+
+    def check_current(self, record: Record) -> None:
+        """StoreError if the store was closed, or the tensor cleared, renamed or invalidated since this was its record.
+
+        Where it is none, what was read before is of that tensor.
+        """
+        self.check_open()
+        if not self.registry.is_current(record):
+            raise changed_meanwhile(self, record.spec.tensor_id)
+
+    @contextmanager
+    def storing(self, record: Record) -> Iterator[Storage]:
+        """Storage, into which the tensor's tiles may be written while it is entered; errors as of `check_current`."""
+        with self.storage.writing:
+            self.check_current(record)
+            yield self.storage
+
+    def check_there(self, record: Record) -> None:
+        """The same, and StoreError if another process has cleared the tensor."""
+        self.check_current(record)
+        # Asked for no tile, a backend still tells.
+        self.storage.read_partials(record, [])
 
     def clear_cache(self, tensor_id: str) -> None:
         """Store what is pending, then drop the tensor's tiles from memory."""

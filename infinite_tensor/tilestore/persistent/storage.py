@@ -64,6 +64,11 @@ class Storage:
 
     The backend is the store itself, which its parts must not keep alive: it is held weakly. Who uses them holds the
     store, by a tensor, say.
+
+    Attributes
+    ----------
+    writing : threading.RLock
+        Held while tiles are written, and while a tensor is renamed, deleted, or loses tiles.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -72,8 +77,9 @@ class Storage:
         renew_in_children(self)
 
     def _renew_after_fork(self) -> None:
-        # Backends need not be ready for two that write tiles at a time: the background writer, and a copy.
-        self._writing = threading.Lock()
+        # Backends need not be ready for two that write tiles at a time: the background writer, and a copy. A tensor is
+        # deleted under it too, so that who holds it and has looked whether the tensor is there writes into that one.
+        self.writing = threading.RLock()
 
     def attach(self, backend: Backend) -> None:
         """Use this backend, again where the garbage collector may have forgotten it."""
@@ -169,7 +175,7 @@ class Storage:
         self, tensor_id: str, complete: Mapping[Index, torch.Tensor], changes: Mapping[Index, PartialTile | None]
     ) -> None:
         """Store complete tiles, then what has become of incomplete ones; None deletes what is stored of these."""
-        with _Call(self, "store", tensor_id, [*{**complete, **changes}]) as call, self._writing:
+        with _Call(self, "store", tensor_id, [*{**complete, **changes}]) as call, self.writing:
             if complete:
                 call.backend._write_tiles(tensor_id, complete)
             if changes:
@@ -187,7 +193,7 @@ class Storage:
 
     def write_encoded(self, tensor_id: str, tiles: Mapping[Index, bytes]) -> None:
         """Store complete tiles that are encoded already."""
-        with _Call(self, "store", tensor_id, list(tiles)) as call, self._writing:
+        with _Call(self, "store", tensor_id, list(tiles)) as call, self.writing:
             call.backend._write_encoded(tensor_id, tiles)
 
     @property
@@ -222,13 +228,13 @@ class Storage:
 
     def rename(self, tensor_id: str, new_id: str) -> None:
         """Store a tensor under another id."""
-        with _Call(self, "rename", tensor_id) as call:
+        with _Call(self, "rename", tensor_id) as call, self.writing:
             call.backend._rename_tensor(tensor_id, new_id)
             call.backend._flush_backend()
 
     def delete_tensor(self, tensor_id: str) -> None:
         """Delete everything of a tensor, the definition first."""
-        with _Call(self, "delete", tensor_id) as call:
+        with _Call(self, "delete", tensor_id) as call, self.writing:
             call.backend._delete_tensor(tensor_id)
 
     def check_droppable(self, tensor_id: str) -> None:
@@ -239,7 +245,7 @@ class Storage:
 
     def drop(self, tensor_id: str, tiles: BoxUnion) -> int:
         """Delete all that is stored of some tiles; how many there were."""
-        with _Call(self, "drop", tensor_id) as call:
+        with _Call(self, "drop", tensor_id) as call, self.writing:
             complete, partial = call.backend._find_tiles(tensor_id, *tiles.hull)
             found = tiles.held(list(complete | partial))
             # Where there are few, also what nobody finds any more: parts behind a gap in a log.

@@ -323,6 +323,14 @@ def test_metadata_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
                 copy_from_04(path, tensor, progress=False)
 
 
+def test_a_tensor_that_is_cleared_while_tiles_come_over_is_an_error(tmp_path: Path) -> None:
+    with store_in(tmp_path) as store:
+        tensor = chain(store)["top"]
+        with pytest.raises(StoreError, match="was cleared"):
+            copy_from_04(file_of("chain", tmp_path), tensor, progress=lambda _: store.clear_tensor("top"))
+        assert "top" not in store
+
+
 def test_progress_is_told(tmp_path: Path) -> None:
     told: list[Any] = []
     with store_in(tmp_path) as store:
