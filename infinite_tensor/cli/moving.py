@@ -72,13 +72,23 @@ def _copy(
     type=click.Choice(["compute", "fill"]),
     default="compute",
     show_default=True,
-    help="What becomes of pixels that are not stored: they are computed, where the store tells how, or filled up.",
+    help="What to do with pixels that are not stored: compute them, which works only where the store alone says how, "
+    "or write --fill-value.",
 )
+@click.option("--fill-value", type=float, metavar="N", help="What --missing fill writes.  [default: 0]")
 @click.option("--overwrite", is_flag=True, help="Replace what is at TARGET.")
 @option_yes
 @option_json
 def export(
-    store: str, tensor_id: str, target: str, region: Any, missing: str, overwrite: bool, yes: bool, as_json: bool
+    store: str,
+    tensor_id: str,
+    target: str,
+    region: Any,
+    missing: str,
+    fill_value: float | None,
+    overwrite: bool,
+    yes: bool,
+    as_json: bool,
 ) -> None:
     """Write a region to TARGET as plain Zarr, NPY, PNG, TIFF or GeoTIFF, as its name ends."""
     with infinite_tensor.open_store(store, mode="r") as opened:
@@ -86,7 +96,7 @@ def export(
         region = region_of(tensor, region)
         if overwrite and _exists(target):
             ask(f"This replaces what is at {target}.", yes=yes)
-        tensor.export(region, target, missing=missing, progress=True, overwrite=overwrite)
+        tensor.export(region, target, missing=missing, fill_value=fill_value, overwrite=overwrite)
     if as_json:
         print_json({"target": target, "tensor_id": tensor_id})
     else:
