@@ -1,4 +1,4 @@
-"""Small pictures as PNG, without pillow: a notebook may show one where no other package is installed."""
+"""PNG without pillow, which a notebook may lack: small pictures, and what larger files are made of."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-_COLOURS = {1: 0, 3: 2, 4: 6}
+COLOURS = {1: 0, 3: 2, 4: 6}
 """The colour type of an image with so many channels: grey, RGB, RGBA."""
 
 _NONE, _UP = 0, 2
@@ -25,13 +25,16 @@ def png(pixels: npt.NDArray[Any]) -> bytes:
         Grey, RGB or RGBA, at least one pixel.
     """
     rows, columns, *channels = pixels.shape
-    kind = _COLOURS[channels[0] if channels else 1]
-    depth = 8 * pixels.dtype.itemsize
     # Most significant byte first.
     data = np.ascontiguousarray(pixels, pixels.dtype.newbyteorder(">")).reshape(rows, -1).view(np.uint8)
-    header = struct.pack(">IIBBBBB", columns, rows, depth, kind, 0, 0, 0)
-    parts = (b"IHDR", header), (b"IDAT", min(_filtered(data), key=len)), (b"IEND", b"")
-    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(*part) for part in parts)
+    begin = beginning(rows, columns, channels[0] if channels else 1, pixels.dtype.itemsize)
+    return begin + chunk(b"IDAT", min(_filtered(data), key=len)) + chunk(b"IEND", b"")
+
+
+def beginning(rows: int, columns: int, channels: int, depth: int) -> bytes:
+    """What a file begins with; `depth` is that of a channel, in bytes."""
+    header = struct.pack(">IIBBBBB", columns, rows, 8 * depth, COLOURS[channels], 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header)
 
 
 def _filtered(data: npt.NDArray[np.uint8]) -> Iterator[bytes]:
@@ -41,5 +44,6 @@ def _filtered(data: npt.NDArray[np.uint8]) -> Iterator[bytes]:
         yield zlib.compress(np.pad(rows, ((0, 0), (1, 0)), constant_values=number).tobytes(), 9)
 
 
-def _chunk(name: bytes, data: bytes) -> bytes:
+def chunk(name: bytes, data: bytes) -> bytes:
+    """A part of a file."""
     return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))

@@ -5,7 +5,6 @@ pillow takes an image whole, and no colours of 16 bits.
 
 from __future__ import annotations
 
-import struct
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,9 +16,8 @@ import numpy as np
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.views.exports.cutout import Cutout, Pixels, Place, Sink
+from infinite_tensor.views.png import COLOURS, beginning, chunk
 
-_COLOURS = {1: 0, 3: 2, 4: 6}
-"""The colour type of an image with so many channels: grey, RGB, RGBA."""
 _LONGEST = 2**31 - 1
 _STEP_BYTES = 2**20
 """About as much is filtered at a time."""
@@ -35,7 +33,7 @@ def check_png(cutout: Cutout) -> None:
             't.map(lambda x: (x.clamp(0, 1) * 255).round().to(torch.uint8), dtype="uint8").export(...), or write .npy, '
             ".tif or .zarr"
         )
-    if channels not in _COLOURS:
+    if channels not in COLOURS:
         raise ValidationError(
             f"format 'png' holds 1, 3 or 4 channels, and the region has {channels} along dimension "
             f"{cutout.dims[cutout.channels or 0]!r}; take some of them, as in sl[0:3, 0:512, 0:512], or one, as in "
@@ -63,9 +61,7 @@ class _Png(Sink):
         self._above = np.zeros((1, columns * self._bytes_per_pixel), np.uint8)
         self._compressor = zlib.compressobj()
         self.unit = _rows_of(cutout, self._above.size)
-        file.write(b"\x89PNG\r\n\x1a\n")
-        header = struct.pack(">IIBBBBB", columns, rows, 8 * self._depth, _COLOURS[channels], 0, 0, 0)
-        self._write(b"IHDR", header)
+        file.write(beginning(rows, columns, channels, self._depth))
 
     def put(self, place: Place, pixels: Pixels) -> None:
         del place
@@ -74,17 +70,17 @@ class _Png(Sink):
         count = max(1, _STEP_BYTES // rows.shape[1])
         for first in range(0, len(rows), count):
             some = rows[first : first + count]
-            self._write(b"IDAT", self._compressor.compress(_filtered(some, self._above, self._bytes_per_pixel)))
+            self._write(self._compressor.compress(_filtered(some, self._above, self._bytes_per_pixel)))
             self._above = some[-1:].copy()
 
     def end(self) -> None:
         """Write what comes after the last row."""
-        self._write(b"IDAT", self._compressor.flush())
-        self._write(b"IEND", b"")
+        self._write(self._compressor.flush())
+        self._file.write(chunk(b"IEND", b""))
 
-    def _write(self, kind: bytes, data: bytes) -> None:
-        if data or kind != b"IDAT":
-            self._file.write(struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)))
+    def _write(self, compressed: bytes) -> None:
+        if compressed:
+            self._file.write(chunk(b"IDAT", compressed))
 
 
 def _rows_of(cutout: Cutout, row_bytes: int) -> Index:
