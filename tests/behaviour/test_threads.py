@@ -259,6 +259,30 @@ def test_who_waited_for_an_f_that_raised_computes_the_window_himself() -> None:
     assert second.result(LIMIT).tolist() == [2] * 4
 
 
+@pytest.mark.parametrize("kind", ["memory", "zarr"])
+def test_who_waits_for_windows_of_a_tensor_gets_none_of_another_that_takes_its_place(kind: str, tmp_path: Path) -> None:
+    going = threading.Event()
+    store = MemoryTileStore() if kind == "memory" else ZarrTileStore(tmp_path, tile_size=64)
+
+    def made(f: Callable[[Index], torch.Tensor], version: int) -> InfiniteTensor:
+        return InfiniteTensor((None,), f, TensorWindow((4,)), tile_store=store, tensor_id="t", version=version)
+
+    def f(_ctx: Index) -> torch.Tensor:
+        if not going.is_set():
+            going.set()
+            wait_until_a_read_waits()
+            store.clear_tensor("t")
+            made(lambda _ctx: torch.full((4,), 7.0), 2)[0:32]
+        return torch.ones(4)
+
+    t = made(f, 1)
+    first = started(lambda: t[0:32])
+    assert going.wait(LIMIT)
+    second = started(lambda: t[0:32])
+    assert first.result(LIMIT).unique().tolist() == [1]
+    assert second.result(LIMIT).unique().tolist() == [1]
+
+
 def test_an_f_may_read_another_tensor() -> None:
     heights = InfiniteTensor((None,), lambda ctx: torch.full((4,), float(ctx[0])), TensorWindow((4,)))
 

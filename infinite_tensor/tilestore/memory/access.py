@@ -47,7 +47,7 @@ class MemoryAccess(Access):
         self._overlaps = not spec.grid.overlap_free
         self._tile_pixels = math.prod(layout.tile_shape)
         self._small_windows = 4 * math.prod(spec.grid.window.size) <= self._tile_pixels
-        self._held = Held(spec.tensor_id)
+        self._held = Held(spec)
         self._blended = BlendedForRead()
 
     def add(self, starts: IntArray, stops: IntArray) -> IntArray:
@@ -140,6 +140,7 @@ class MemoryAccess(Access):
     def detach(self) -> None:
         """Go on with an object of its own."""
         self._spec = replace(self._spec)
+        self._held = Held(self._spec)
 
     def close(self) -> None:
         """Drop all windows."""

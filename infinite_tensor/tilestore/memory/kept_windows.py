@@ -19,16 +19,16 @@ class Held:
 
     Attributes
     ----------
-    tensor_id : str
-        The tensor.
+    spec : TensorSpec
+        The tensor, as it is kept: what has taken its place under its id is another one.
     rows : dict of tuple of int to Row
         What it holds.
     awaited : set of tuple of int
         What it waits for. That stands here alone, so that nothing is left of a read that was interrupted.
     """
 
-    def __init__(self, tensor_id: str) -> None:
-        self.tensor_id = tensor_id
+    def __init__(self, spec: TensorSpec) -> None:
+        self.spec = spec
         self.rows: dict[Index, Row] = {}
         self.awaited: set[Index] = set()
 
@@ -116,7 +116,7 @@ class KeptWindows:
             self.windows.put(spec.tensor_id, rows)
             self.shrink_blended()
             for held in self._waiting or ():
-                if held.tensor_id == spec.tensor_id:
+                if held.spec is spec:
                     for index in held.awaited & rows.keys():
                         held.rows[index] = rows[index]
                     held.awaited -= rows.keys()
