@@ -355,7 +355,7 @@ class _Tiles:
             return
         moved = self._move_encoded(tiles) if self._alike else self._move_decoded(tiles)
         with self._target.storing(self._there) as storage:
-            storage.write(self._tensor_id, {}, {tile: None for tile in moved if tile in self._begun_there})
+            storage.write(self._tensor_id, {}, {tile: None for tile in moved if tile in self._begun_there}, "copy")
         self._add(tiles=len(moved), bytes=sum(moved.values()), damaged=len(tiles) - len(moved))
 
     def _move_encoded(self, tiles: Sequence[Index]) -> dict[Index, int]:
@@ -388,7 +388,7 @@ class _Tiles:
         parts = {tile: part for tile, part in news.items() if part is not None}
         if parts:
             with self._target.storing(self._there):
-                target.write(self._tensor_id, {}, parts)
+                target.write(self._tensor_id, {}, parts, "copy")
             again = target.read_partials(self._there, list(parts))
             self._target.check_current(self._there)
             lacking = [tile for tile, part in parts.items() if not _knows(again[tile], part)]
@@ -404,7 +404,7 @@ class _Tiles:
 def store_blocks(record: Record, target: PersistentContents, blocks: Mapping[Index, torch.Tensor]) -> None:
     """Store complete tiles, and read them back."""
     with target.storing(record) as storage:
-        storage.write(record.spec.tensor_id, blocks, {})
+        storage.write(record.spec.tensor_id, blocks, {}, "copy")
     again = target.storage.read_tiles(record, list(blocks))
     target.check_current(record)
     _check(record, target, (tile for tile, block in blocks.items() if not _same_bits(again[tile], block)))
