@@ -261,9 +261,12 @@ def _copy(job: _Job, source: _Contents, target: _Contents, tally: CopyTally) -> 
     if isinstance(target, MemoryContents):
         return tiles_into_windows(record, source, target, _stored(record, source, selection), tally)
     with target.lock:
-        target.registry.create(spec, job.stored)
+        known = target.registry.records.get(spec.tensor_id)
+        if known is None:
+            target.registry.create(spec, job.stored)
+        else:
+            target.check_there(known)
         there = target.registry.record_of(spec)
-    target.check_there(there)
     copied = _Tiles(record, source, there, target, tally).copy(selection)
     source.check_there(record)
     target.check_there(there)
