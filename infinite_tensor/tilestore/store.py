@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
-from uuid import UUID
 
 import torch
 
-from infinite_tensor.errors import StoreError
+from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.support.arguments import checked_id, checked_workers
-from infinite_tensor.support.given import word
 from infinite_tensor.support.interrupts import store_method, store_query
 from infinite_tensor.tilestore.contents import Contents
 from infinite_tensor.tilestore.dependants import check_renamable, dependants_in, readers_in
@@ -92,8 +90,11 @@ class TileStore:
     def __contains__(self, tensor_id: object) -> bool:
         """Whether it holds a tensor of this id, intact or not. Looks for that one alone."""
         self._check_open()
-        given = str(tensor_id) if isinstance(tensor_id, UUID) else word(tensor_id)
-        return bool(given and self.contents.holds(given))
+        try:
+            given = checked_id(tensor_id)
+        except ValidationError:
+            return False
+        return self.contents.holds(given)
 
     def __str__(self) -> str:
         """What messages call it: short, and without a look at what it holds."""

@@ -285,9 +285,12 @@ def _copy(job: _Job, source: _Contents, target: _Contents, tally: CopyTally) -> 
     if isinstance(target, MemoryContents):
         return tiles_into_windows(record, source, target, _stored(record, source, selection), tally)
     with target.lock:
-        target.registry.create(spec, job.stored)
+        known = target.registry.records.get(spec.tensor_id)
+        if known is None:
+            target.registry.create(spec, job.stored)
+        else:
+            target.check_there(known)
         there = target.registry.record_of(spec)
-    target.check_there(there)
     copied = _Tiles(record, source, there, target, tally).copy(selection)
     source.check_there(record)
     target.check_there(there)
@@ -379,7 +382,7 @@ class _Tiles:
             return
         moved = self._move_encoded(tiles) if self._alike else self._move_decoded(tiles)
         with self._target.storing(self._there) as storage:
-            storage.write(self._tensor_id, {}, {tile: None for tile in moved if tile in self._begun_there})
+            storage.write(self._tensor_id, {}, {tile: None for tile in moved if tile in self._begun_there}, "copy")
         self._add(tiles=len(moved), bytes=sum(moved.values()), damaged=len(tiles) - len(moved))
 
     def _move_encoded(self, tiles: Sequence[Index]) -> dict[Index, int]:
@@ -412,7 +415,7 @@ class _Tiles:
         parts = {tile: part for tile, part in news.items() if part is not None}
         if parts:
             with self._target.storing(self._there):
-                target.write(self._tensor_id, {}, parts)
+                target.write(self._tensor_id, {}, parts, "copy")
             again = target.read_partials(self._there, list(parts))
             self._target.check_current(self._there)
             lacking = [tile for tile, part in parts.items() if not _knows(again[tile], part)]
@@ -428,7 +431,7 @@ class _Tiles:
 def store_blocks(record: Record, target: PersistentContents, blocks: Mapping[Index, torch.Tensor]) -> None:
     """Store complete tiles, and read them back."""
     with target.storing(record) as storage:
-        storage.write(record.spec.tensor_id, blocks, {})
+        storage.write(record.spec.tensor_id, blocks, {}, "copy")
     again = target.storage.read_tiles(record, list(blocks))
     target.check_current(record)
     _check(record, target, (tile for tile, block in blocks.items() if not _same_bits(again[tile], block)))

@@ -56,7 +56,7 @@ def test_a_store_is_a_collection_of_ids(store: TileStore) -> None:
 
 def test_what_can_be_no_id_is_not_in_a_store(store: TileStore) -> None:
     made(store, "a")
-    assert not any(given in store for given in ("", 5, None, ("a",), b"a"))
+    assert not any(given in store for given in ("", 5, None, ("a",), b"a", "\ud800"))
 
 
 def test_a_uuid_stands_for_its_str(store: TileStore) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,28 @@ def test_a_copy_that_does_not_arrive_as_it_was_written_is_an_error(tmp_path: Pat
         store.copy("t", ZarrTileStore(Torn(MemoryStore()), compressors=compressors), progress=False)
     assert store.verify("t") == []
     assert same_bits(store.open("t")[0:16, 0:16], expected[:16, :16])
+
+
+class Full(WrapperStore[Any]):
+    """There is room for everything but chunks."""
+
+    async def set(self, key: str, value: Buffer) -> None:
+        if "/c/" in key:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        await super().set(key, value)
+
+
+@pytest.mark.parametrize("compressors", ["auto", LZ4], ids=["as it is", "encoded anew"])
+def test_a_copy_without_room_says_how_to_continue(tmp_path: Path, compressors: Any) -> None:
+    store, kept = ZarrTileStore(tmp_path / "s.zarr", tile_size=8), MemoryStore()
+    expected = made(store)[0:20, 0:20]
+    with pytest.raises(StoreError, match=r"could not copy tile .*No space left .*; copy again to continue$"):
+        store.copy("t", ZarrTileStore(Full(kept), compressors=compressors), progress=False)
+    copy = ZarrTileStore(kept, compressors=compressors)
+    store.copy("t", copy, progress=False)
+    f = Counted(noise)
+    assert same_bits(made(copy, f)[0:20, 0:20], expected)
+    assert f.calls == []
 
 
 # What is copied.

@@ -76,11 +76,11 @@ class Registry:
         return record
 
     def create(self, spec: TensorSpec, original: Mapping[str, Any]) -> None:
-        """Create a tensor that is to be stored as another one is, unless there is one of its id, or has been.
+        """Create a tensor that is to be stored as another one is, unless there is one of its id.
 
         `original` is the definition of that one, as it is stored.
         """
-        if spec.tensor_id not in self.records and self._storage.read_definition(spec.tensor_id, "register") is None:
+        if self._storage.read_definition(spec.tensor_id, "register") is None:
             layout = layout_of(spec.shape, self.given_tile(spec) or _usual_tile(spec), spec.dtype, spec.reduction)
             self._storage.create(spec.tensor_id, _new_definition(spec, layout), original)
 

@@ -24,6 +24,13 @@ from infinite_tensor.tilestore.persistent.backend import Backend, offers
 
 _FEW_TILES = 64
 
+_KEPT = ". Nothing stored is harmed; what was to be stored is kept in memory, flush to try again"
+_ADVICE = {
+    "store": _KEPT,
+    "flush": _KEPT,
+    "copy": ". The original is as it was, and so is what has been copied before; copy again to continue",
+}
+
 
 class _Call(interrupts_shown):
     """A call of a backend: what it raises becomes a StoreError that names store, tensor and tile.
@@ -51,11 +58,9 @@ class _Call(interrupts_shown):
             if self._tiles:
                 more = f" and {len(self._tiles) - 1} more" if len(self._tiles) > 1 else ""
                 what = f"tile {self._tiles[0]}{more} of {what}"
-            kept = ""
-            if self._action in ("store", "flush"):
-                kept = ". Nothing stored is harmed; what was to be stored is kept in memory, flush to try again"
+            advice = _ADVICE.get(self._action, "")
             raise StoreError(
-                f"{self.backend} could not {self._action} {what}: {type(error).__name__}: {error}{kept}"
+                f"{self.backend} could not {self._action} {what}: {type(error).__name__}: {error}{advice}"
             ) from error
 
 
@@ -172,10 +177,17 @@ class Storage:
             return dict(zip(tiles, call.backend._read_partials(tensor_id, tiles), strict=True))
 
     def write(
-        self, tensor_id: str, complete: Mapping[Index, torch.Tensor], changes: Mapping[Index, PartialTile | None]
+        self,
+        tensor_id: str,
+        complete: Mapping[Index, torch.Tensor],
+        changes: Mapping[Index, PartialTile | None],
+        action: str = "store",
     ) -> None:
-        """Store complete tiles, then what has become of incomplete ones; None deletes what is stored of these."""
-        with _Call(self, "store", tensor_id, [*{**complete, **changes}]) as call, self.writing:
+        """Store complete tiles, then what has become of incomplete ones; None deletes what is stored of these.
+
+        `action` is what it is done for, for messages.
+        """
+        with _Call(self, action, tensor_id, [*{**complete, **changes}]) as call, self.writing:
             if complete:
                 call.backend._write_tiles(tensor_id, complete)
             if changes:
@@ -193,7 +205,7 @@ class Storage:
 
     def write_encoded(self, tensor_id: str, tiles: Mapping[Index, bytes]) -> None:
         """Store complete tiles that are encoded already."""
-        with _Call(self, "store", tensor_id, list(tiles)) as call, self.writing:
+        with _Call(self, "copy", tensor_id, list(tiles)) as call, self.writing:
             call.backend._write_encoded(tensor_id, tiles)
 
     @property
