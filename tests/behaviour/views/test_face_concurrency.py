@@ -443,7 +443,8 @@ from infinite_tensor.views.requests import PLACES
 begun = threading.Semaphore(0)
 
 def f(ctx):
-    print(ctx, flush=True)
+    sys.stdout.write(f"{ctx}\\n")
+    sys.stdout.flush()
     begun.release()
     time.sleep(1)
     return torch.ones(4, 4)
@@ -452,7 +453,7 @@ def read(region):
     try:
         face[region]
     except CancelledError:
-        print("cancelled", file=sys.stderr)
+        sys.stderr.write("cancelled\\n")  # print writes the end of a line on its own
 
 store = ZarrTileStore(sys.argv[1], tile_size=4)
 t = InfiniteTensor((None, None), f, TensorWindow((4, 4)), tile_store=store, tensor_id="t")
