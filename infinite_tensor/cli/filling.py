@@ -58,8 +58,9 @@ def plan(store: str, tensor_id: str, region: Any, max_memory: str | None, as_jso
     ]
     total = ["all", "", "", count_of(found.windows), count_of(found.calls), bytes_of(found.bytes_written)]
     print_table(["tensor", "windows", "stored", "to compute", "calls of f", "written"], [*rows, total])
+    bands = f" in {count_of(found.bands)} bands" if found.bands > 1 else ""
     bound = "" if found.exact else "; counts are upper bounds"
-    click.echo(f"takes about {bytes_of(found.peak_memory)} of memory{bound}")
+    click.echo(f"takes about {bytes_of(found.peak_memory)} of memory{bands}{bound}")
 
 
 @click.command("fill", short_help="Compute and store a region of a tensor.")

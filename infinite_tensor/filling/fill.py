@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -22,13 +23,14 @@ from infinite_tensor.filling.mask import PlacedMask, Target
 from infinite_tensor.filling.plan import (
     NOTHING_LEFT_OUT,
     SKIPPED,
+    FilledRegion,
     FillPlan,
     LeftOut,
     demands,
     estimated,
-    fill_plan,
     left_out,
     share_of,
+    tensor_plans,
     tile_states,
 )
 from infinite_tensor.filling.progress import FillReport, Tally, TensorReport, Watcher
@@ -78,6 +80,25 @@ class Job:
         """The tensors that are filled and all upstream, each after those that it reads."""
         return chain_of([target.node for target in self.targets])
 
+    @property
+    def band_count(self) -> int:
+        """How many bands are worked through one after the other."""
+        return sum(bands.band_count for each in self.passes for bands in itertools.islice(each.values(), 1))
+
+    def across_bands(self) -> Counter[Node]:
+        """How many windows of each tensor several bands need, once for each of these but one.
+
+        By arithmetic, which sees no mask.
+        """
+        if self.band_count == 1:
+            return Counter()
+        found: Counter[Node] = Counter()
+        for cuts in self.passes:
+            for band in side_by_side(cuts):
+                boxes = {node: (steps.starts[0].tolist(), steps.stops[-1].tolist()) for node, steps in band.items()}
+                found += _needed([Target(node, tuple(start), tuple(stop)) for node, (start, stop) in boxes.items()])
+        return found - _needed(self.targets)
+
     def left_out(self) -> dict[Node, LeftOut]:
         """How many tiles of the regions are not stored, per tensor that is filled."""
         targets: dict[Node, list[Target]] = {}
@@ -94,7 +115,9 @@ class Job:
         """What it costs, beside what is stored."""
         needs, exact = demands(self.targets)
         masked = any(target.wanted is not None for target in self.targets)
-        return fill_plan(self.targets, needs, self.left_out() if masked else {}, self.peak_memory, exact=exact)
+        tensors = tensor_plans(self.targets, needs, self.left_out() if masked else {}, self.across_bands())
+        regions = [FilledRegion(target.node.spec.tensor_id, target.start, target.stop) for target in self.targets]
+        return FillPlan(tuple(regions), tuple(tensors), self.peak_memory, exact, self.band_count)
 
 
 class Request(NamedTuple):
@@ -119,6 +142,11 @@ def prepare(requests: Sequence[Request], max_memory: int | None, shard: tuple[in
     targets = [target for each in wanted if (target := _to_fill(*each, shard)) is not None]
     passes = [found for family in _families(targets) for found in _passes(family, max_memory)]
     return Job(tuple(cuts for cuts, _ in passes), max((most for _, most in passes), default=0), max_memory)
+
+
+def _needed(targets: Sequence[Target]) -> Counter[Node]:
+    """How many windows some regions need of each tensor, by arithmetic."""
+    return Counter({demand.node: demand.needed for demand in estimated(targets).demands})
 
 
 def _families(targets: Sequence[Target]) -> list[list[Target]]:
@@ -147,12 +175,21 @@ def _passes(targets: Sequence[Target], max_memory: int | None) -> list[tuple[dic
         if len(targets) == 1 and max_memory is not None and needed > held:
             raise ValidationError(
                 f"max_memory is {bytes_of(max_memory)}, but the caches of the stores may take {bytes_of(caches)}, a "
-                f"step {bytes_of(needed)}, and what waits to be written {bytes_of(_OVERHEAD)}: allow that much, or "
-                "give smaller tiles"
+                f"step {bytes_of(needed)}, and what waits to be written {bytes_of(_OVERHEAD)}: allow "
+                f"{bytes_of(_least(nodes, needed + _OVERHEAD))}, or give smaller tiles"
             )
         if len(targets) == 1 or (even and needed <= held):
             return [(cuts, needed + caches + _OVERHEAD)]
     return [found for target in targets for found in _passes([target], max_memory)]
+
+
+def _least(nodes: Sequence[Node], beside_caches: int) -> int:
+    """The `max_memory` that leaves so much beside the caches, which grow with it up to a limit; in whole MiB."""
+    stores, most, least = _stores_of(chain_of(nodes)), 0, beside_caches
+    while most < least:
+        most = -(-least // 2**20) * 2**20
+        least = beside_caches + sum(_kept_by(store, most) for store in stores)
+    return most
 
 
 def _cut(targets: Sequence[Target], most_bytes: int) -> dict[Node, Bands]:
@@ -253,19 +290,19 @@ def fill(job: Job, workers: int | None, progress: bool | str | Watcher) -> FillR
         finally:
             for store in job.stores:
                 store.flush()
-        report = FillReport(tuple(_reports(job, before, tally)), tally.seconds)
+        report = FillReport(tuple(_reports(job, before, tally)), tally.seconds, job.band_count)
         tally.finish(report)
     return report
 
 
 def _reports(job: Job, before: Mapping[Node, tuple[int, int]], tally: Tally) -> Iterator[TensorReport]:
-    left_out = job.left_out()
+    left_out, across = job.left_out(), job.across_bands()
     for node, earlier in before.items():
         # A tensor that has been cleared meanwhile is counted from 0 again.
         written = zip(node.contents.written(node.spec.tensor_id), earlier, strict=True)
         tiles, nbytes = (max(0, now - then) for now, then in written)
         without = left_out.get(node, NOTHING_LEFT_OUT)
-        yield TensorReport(node.spec.tensor_id, tally.windows[node], tiles, nbytes, *without)
+        yield TensorReport(node.spec.tensor_id, tally.windows[node], tiles, nbytes, *without, across[node])
 
 
 def _fill(cuts: Mapping[Node, Bands], tally: Tally, workers: int | None) -> None:

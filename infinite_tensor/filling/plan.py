@@ -303,6 +303,9 @@ class TensorPlan:
     amplification : float
         Windows needed per window that is needed of the tensor that is filled, of several the one that needs most: what
         halos and overlaps cost.
+    across_bands : int
+        Windows that several bands need, counted once for each of these but one. If the tensor is filled, what they add
+        to later bands is stored until then; otherwise they are read again, or computed again if they are not stored.
     """
 
     tensor_id: str
@@ -315,6 +318,7 @@ class TensorPlan:
     bytes_read: int
     bytes_written: int
     amplification: float
+    across_bands: int = 0
 
     @property
     def windows(self) -> int:
@@ -357,12 +361,15 @@ class FillPlan(Tabular):
     exact : bool
         Whether the windows are counted exactly. Otherwise there are too many to look at each, and the numbers are
         bounds: there are at most so many.
+    bands : int
+        In how many parts the regions are worked through one after the other: more where memory allows no wider ones.
     """
 
     regions: tuple[FilledRegion, ...]
     tensors: tuple[TensorPlan, ...]
     peak_memory: int
     exact: bool
+    bands: int = 1
 
     _HEADINGS: ClassVar = (
         "tensor",
@@ -378,6 +385,7 @@ class FillPlan(Tabular):
         "read",
         "written",
         "per window",
+        "across bands",
     )
 
     @property
@@ -411,51 +419,52 @@ class FillPlan(Tabular):
                 bytes_of(tensor.bytes_read),
                 bytes_of(tensor.bytes_written),
                 f"{tensor.amplification:.2f}",
+                count_if_any(tensor.across_bands),
             ]
             for tensor in self.tensors
         ]
         total = ["all", "", "", count_of(self.windows), count_of(self.calls), "", "", "", "", ""]
-        return [*rows, [*total, bytes_of(self.bytes_read), bytes_of(self.bytes_written), ""]]
+        return [*rows, [*total, bytes_of(self.bytes_read), bytes_of(self.bytes_written), "", ""]]
 
     @property
     def _title(self) -> str:
         names = [f"{shown_id(each.tensor_id)} " if len(self.regions) > 1 else "" for each in self.regions]
         filled = ", ".join(f"{name}{region}" for name, region in zip(names, self.regions, strict=True))
         bound = "" if self.exact else "; counts are upper bounds"
-        return f"fill {filled or 'nothing'}, about {bytes_of(self.peak_memory)} of memory{bound}"
+        bands = f" in {count_of(self.bands)} bands" if self.bands > 1 else ""
+        return f"fill {filled or 'nothing'}{bands}, about {bytes_of(self.peak_memory)} of memory{bound}"
 
 
-def fill_plan(
+def tensor_plans(
     targets: Sequence[Target],
     demands: Sequence[Demand],
     left_out: Mapping[Node, LeftOut],
-    peak_memory: int,
-    *,
-    exact: bool,
-) -> FillPlan:
-    """The cost of filling some pixels, which take these demands, consumers first, and leave some tiles out."""
+    across_bands: Mapping[Node, int],
+) -> list[TensorPlan]:
+    """What filling some pixels takes of each tensor, by these demands, which come consumers first."""
     roots = {target.node for target in targets}
     of_root = max((demand.needed for demand in demands if demand.node in roots), default=0)
-    regions = [FilledRegion(target.node.spec.tensor_id, target.start, target.stop) for target in targets]
-    tensors = [_tensor_plan(demand, of_root, left_out) for demand in reversed(demands)]
-    return FillPlan(tuple(regions), tuple(tensors), peak_memory, exact)
-
-
-def _tensor_plan(demand: Demand, of_root: int, left_out: Mapping[Node, LeftOut]) -> TensorPlan:
-    node, tile_bytes = demand.node, demand.layout.tile_bytes if demand.node.contents.outlives_process else 0
-    uncovered, skipped = left_out.get(node, (demand.uncovered, 0))
-    return TensorPlan(
-        node.spec.tensor_id,
-        demand.needed,
-        demand.needed - demand.missing,
-        node.computation.batching.calls(demand.runs),
-        demand.tiles,
-        uncovered,
-        skipped,
-        demand.tiles.complete * tile_bytes,
-        demand.written * tile_bytes,
-        demand.needed / of_root if of_root else 0.0,
-    )
+    found = []
+    for demand in reversed(demands):
+        node = demand.node
+        tile_bytes = demand.layout.tile_bytes if node.contents.outlives_process else 0
+        uncovered, skipped = left_out.get(node, (demand.uncovered, 0))
+        found.append(
+            TensorPlan(
+                node.spec.tensor_id,
+                demand.needed,
+                demand.needed - demand.missing,
+                node.computation.batching.calls(demand.runs),
+                demand.tiles,
+                uncovered,
+                skipped,
+                demand.tiles.complete * tile_bytes,
+                demand.written * tile_bytes,
+                demand.needed / of_root if of_root else 0.0,
+                across_bands.get(node, 0),
+            )
+        )
+    return found
 
 
 class LeftOut(NamedTuple):

@@ -146,6 +146,8 @@ class TensorReport:
         Tiles of the region that no window covers: nothing is stored of them.
     skipped : int
         Tiles of the region that the mask leaves out, and that are not stored.
+    across_bands : int
+        Windows that several bands need, as in `TensorPlan`.
     """
 
     tensor_id: str
@@ -154,6 +156,7 @@ class TensorReport:
     bytes: int
     uncovered: int = 0
     skipped: int = 0
+    across_bands: int = 0
 
 
 @dataclass(frozen=True)
@@ -166,12 +169,15 @@ class FillReport(Tabular):
         The tensors of the chain, each after those that it reads.
     seconds : float
         How long it took.
+    bands : int
+        In how many parts the regions were worked through one after the other.
     """
 
     tensors: tuple[TensorReport, ...]
     seconds: float
+    bands: int = 1
 
-    _HEADINGS: ClassVar = ("tensor", "windows", "tiles", "stored", "uncovered", "skipped")
+    _HEADINGS: ClassVar = ("tensor", "windows", "tiles", "stored", "uncovered", "skipped", "across bands")
 
     @property
     def windows(self) -> int:
@@ -200,10 +206,12 @@ class FillReport(Tabular):
 
     @property
     def _title(self) -> str:
-        return f"filled in {self.seconds:.1f} s"
+        bands = f", in {count_of(self.bands)} bands" if self.bands > 1 else ""
+        return f"filled in {self.seconds:.1f} s{bands}"
 
     def _rows(self) -> list[list[str]]:
-        return [*([shown_id(t.tensor_id), *_cells(t)] for t in self.tensors), ["all", *_cells(self)]]
+        rows = [[shown_id(t.tensor_id), *_cells(t), count_if_any(t.across_bands)] for t in self.tensors]
+        return [*rows, ["all", *_cells(self), ""]]
 
 
 def _cells(figures: TensorReport | FillReport) -> list[str]:

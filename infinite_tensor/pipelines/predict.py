@@ -383,7 +383,7 @@ def _beside_batches(max_memory: object, batches: int, batch_size: int) -> Iterat
     try:
         yield most - batches
     except ValidationError as error:
-        error.add_note(f"max_memory is {bytes_of(most)}, of which {takes}")
+        error.add_note(f"That is what is left of a max_memory of {bytes_of(most)}: {takes}")
         raise
 
 

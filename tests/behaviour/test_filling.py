@@ -344,8 +344,13 @@ class TestUpstream:
         t, functions = chain(MemoryTileStore(cache_size_bytes=1))
         region = sl[0:2048, 0:1024]
         plan = t.plan(region, max_memory=68 * MIB)
-        t.fill(region, max_memory=68 * MIB, progress=False)
-        assert plan.windows < sum(made(functions)) <= 1.05 * plan.windows
+        report = t.fill(region, max_memory=68 * MIB, progress=False)
+        # One more window on each side of the border for each tensor that is read, and at both ends of it.
+        across = [6 * (128 + 6), 4 * (128 + 4), 2 * (128 + 2), 0]
+        for told in (plan, report):
+            assert (told.bands, [tensor.across_bands for tensor in told.tensors]) == (2, across)
+            assert "in 2 bands" in str(told)
+        assert plan.windows < sum(made(functions)) <= plan.windows + sum(across) <= 1.05 * plan.windows
 
     def test_an_upstream_tensor_in_memory_does_not_outgrow_it(self, tmp_path: Path) -> None:
         memory, window = MemoryTileStore(), TensorWindow((512, 512))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import resource
 import sys
 from concurrent.futures import ProcessPoolExecutor
@@ -13,7 +14,15 @@ import numpy as np
 import pytest
 import torch
 
-from infinite_tensor import InfiniteTensor, ValidationError, predict
+from infinite_tensor import (
+    InfiniteTensor,
+    Progress,
+    TensorWindow,
+    ValidationError,
+    ZarrTileStore,
+    predict,
+    sl,
+)
 from tests.behaviour.pipelines.arrays import Recorded
 from tests.support.interpreters import CONTEXT
 
@@ -88,4 +97,44 @@ def test_memory_that_is_not_enough_for_a_batch_is_refused() -> None:
 def test_memory_that_is_not_enough_for_a_step_is_refused() -> None:
     with pytest.raises(ValidationError, match="what waits to be written") as caught:
         predict(torch.nn.Conv2d(3, 5, 1), torch.zeros(3, 100, 100), window=(80, 80), max_memory="2 MiB")
-    assert caught.value.__notes__[-1].startswith("max_memory is 2.0 MiB, of which a batch of 4 windows takes 1.3 MiB")
+    said = "That is what is left of a max_memory of 2.0 MiB: a batch of 4 windows takes 1.3 MiB"
+    assert caught.value.__notes__[-1].startswith(said)
+
+
+def test_memory_that_an_error_asks_for_is_enough(tmp_path: Path) -> None:
+    tensor = InfiniteTensor(
+        (None, None), lambda _ctx: torch.ones(64, 64), TensorWindow((64, 64)), tile_store=ZarrTileStore(tmp_path / "s")
+    )
+    with pytest.raises(ValidationError, match="allow ") as caught:
+        tensor.plan(sl[0:64, 0:64], max_memory=1)
+    found = re.search(r"allow (\d+)(\.0)? MiB, or", str(caught.value))
+    assert found is not None
+    needed = int(found[1])
+    tensor.plan(sl[0:64, 0:64], max_memory=f"{needed} MiB")
+    with pytest.raises(ValidationError, match=f"allow {needed}"):
+        tensor.plan(sl[0:64, 0:64], max_memory=f"{needed - 1} MiB")
+
+
+def test_a_fill_in_bands_tells_how_many_windows_lie_across_them_and_computes_each_once(tmp_path: Path) -> None:
+    calls, told = [], list[Progress]()
+
+    def net(batch: torch.Tensor) -> torch.Tensor:
+        calls.append(len(batch))
+        return batch.repeat(1, 30, 1, 1)
+
+    predict(
+        net,
+        np.zeros((1, 1024, 2048), np.float32),
+        tmp_path / "s.zarr",
+        window=(256, 256),
+        overlap=0.5,
+        reduce="argmax",
+        max_memory=175 * MIB,
+        progress=told.append,
+    )
+    report = told[-1].report
+    assert report is not None
+    (count,) = {tensor.across_bands for tensor in report.tensors if tensor.tensor_id == "prediction"}
+    # Bands are half as high as a window, of which there are 7 rows of 15: each lies across one border.
+    assert (report.bands, count, report.windows) == (8, 7 * 15, 7 * 15 + 6)
+    assert len(calls) == 7 * math.ceil(15 / BATCH)
