@@ -17,7 +17,6 @@ from __future__ import annotations
 import gc
 import os
 import re
-import sys
 from collections.abc import Generator
 from contextlib import suppress
 from pathlib import Path
@@ -55,14 +54,6 @@ def pytest_make_collect_report(
         report.outcome = "skipped"
         report.longrepr = (str(Path(collector.nodeid)), 1, f"Skipped: needs the package {missing[1]}")
     return report
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown() -> None:
-    """Have torch compute gradients again: a Ctrl-C at the very line of a ``with torch.no_grad()`` leaves it without."""
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.set_grad_enabled(mode=True)
 
 
 def pytest_collection_finish() -> None:

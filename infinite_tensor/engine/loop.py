@@ -24,6 +24,7 @@ from infinite_tensor.engine.lifetimes import Lifetimes, NumberedRegions
 from infinite_tensor.engine.plan import Workload, build
 from infinite_tensor.engine.reads import Views
 from infinite_tensor.geometry.points import IntArray, joined
+from infinite_tensor.support.gradients import without_gradients
 from infinite_tensor.support.interrupts import Mark, interrupts_shown
 
 Regions: TypeAlias = tuple[IntArray, IntArray]
@@ -152,9 +153,9 @@ def run(wanted: Mapping[Node, IntArray], views: Views, after: Callable[[int], No
     if torch.is_inference_mode_enabled():
         # A tensor that is born in it could not be blended into later.
         with torch.inference_mode(mode=False):
-            return run(wanted, views, after)
-    with torch.no_grad():
-        return _run(wanted, views, after)
+            run(wanted, views, after)
+            return
+    without_gradients(_run, wanted, views, after)
 
 
 def _run(
@@ -197,7 +198,7 @@ def _run_workload(claim: Claim) -> None:
         _work(claim)
     else:
         # Modes of torch are a thread's own.
-        _on_threads(min(workers, claim.schedule.calls), torch.no_grad()(partial(_work, claim)))
+        _on_threads(min(workers, claim.schedule.calls), partial(without_gradients, _work, claim))
 
 
 def _work(claim: Claim, may_continue: Callable[[], bool] | None = None) -> None:

@@ -16,6 +16,7 @@ from infinite_tensor.outputs import Output
 from infinite_tensor.pipelines.networks import InEvalMode
 from infinite_tensor.pipelines.patches import Sliding
 from infinite_tensor.support.given import quoted, word
+from infinite_tensor.support.gradients import without_gradients
 from infinite_tensor.values.fingerprint import networks_in
 from infinite_tensor.values.reduction import Reduction
 from infinite_tensor.values.weights import WeightedMean
@@ -78,8 +79,7 @@ def _reduction(given: Any, channels: int, dtype: torch.dtype) -> tuple[Reduction
     if word(given) is not None or not callable(given):
         return Reduction(given, channels, dtype=dtype), None
     try:
-        with torch.no_grad():
-            tried = given(torch.zeros(channels, 64, dtype=dtype))
+        tried = without_gradients(given, torch.zeros(channels, 64, dtype=dtype))
     except (RuntimeError, TypeError, IndexError) as error:
         raise ValidationError(
             f"reduce={quoted(given)} does not work on values of shape ({channels}, 64), those of 64 pixels: {error}"

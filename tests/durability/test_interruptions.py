@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.autograd import grad_mode
 
 from infinite_tensor import (
     InfiniteTensor,
@@ -25,6 +26,7 @@ from infinite_tensor.tilestore.persistent.writer import Writer
 from infinite_tensor.values.blend import Blender
 from tests.support.counting import Counted
 from tests.support.dict_store import DictTileStore
+from tests.support.interrupts import interrupted_at
 
 OVERLAP = TensorWindow((4,), stride=2)
 
@@ -297,3 +299,21 @@ def test_an_error_is_told_whatever_its_caller_has_caught(earlier: BaseException)
             failing.read(slice(0, 20), workers=2)
         with pytest.raises(StoreError, match="no disk"):
             broken[0:8]
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_ctrl_c_where_torch_changes_its_mode_leaves_the_one_that_was(*, enabled: bool) -> None:
+    folder = f"{Path(grad_mode.__file__).parent}/"
+    interrupted = 0
+    with torch.set_grad_enabled(enabled):
+        while True:
+            t = InfiniteTensor((None,), ones, OVERLAP, tile_store=MemoryTileStore())
+            try:
+                with interrupted_at(interrupted + 1, of=(folder,)):
+                    t[0:4]
+            except KeyboardInterrupt:
+                interrupted += 1
+                assert torch.is_grad_enabled() is enabled
+            else:
+                break
+    assert interrupted > 10
