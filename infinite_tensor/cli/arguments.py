@@ -177,6 +177,21 @@ def option_yes(command: F) -> F:
     return click.option("--yes", is_flag=True, help="Do not ask before something is deleted.")(command)
 
 
+def option_overwrite(what: str) -> Callable[[F], F]:
+    """``--overwrite``, of every command that writes where something may be already."""
+
+    def decorate(command: F) -> F:
+        return click.option("--overwrite", is_flag=True, help=f"Replace {what}, after a question.")(command)
+
+    return decorate
+
+
+def option_group(command: F) -> F:
+    """``--group``, of commands for tensors and groups."""
+    text = "ID is that of a group; needed only where a tensor has it too."
+    return click.option("--group", is_flag=True, help=text)(command)
+
+
 def option_region(command: F) -> F:
     """``--region``, of every command for a part of a tensor."""
     text = 'Pixels, as in "0:64,-32:32"; by default all of a finite tensor.'
@@ -209,7 +224,7 @@ def argument_store(command: F) -> F:
 
 
 def argument_id(command: F) -> F:
-    """A tensor in it."""
+    """A tensor in it; or a group, of commands with ``--group``."""
     return click.argument("tensor_id", metavar="ID")(command)
 
 
@@ -223,3 +238,15 @@ def region_of(tensor: Any, given: Any) -> Any:
             f'--region "{example}"'
         )
     return ... if given is None else given
+
+
+def exists(target: str) -> bool:
+    """Whether something lies at a path or URL."""
+    from fsspec.core import url_to_fs  # noqa: PLC0415  (most commands do without it)
+
+    try:
+        files, path = url_to_fs(target)
+    except (ImportError, ValueError):
+        # Which the library tells.
+        return False
+    return bool(files.exists(path))

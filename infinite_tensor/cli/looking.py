@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,11 +15,15 @@ import infinite_tensor
 from infinite_tensor.cli.arguments import (
     argument_id,
     argument_store,
+    option_group,
     option_json,
+    option_overwrite,
     option_region,
+    option_yes,
     region_of,
 )
 from infinite_tensor.cli.output import (
+    ask,
     in_lines,
     note,
     plain,
@@ -30,6 +35,7 @@ from infinite_tensor.cli.output import (
     tell,
     width,
 )
+from infinite_tensor.cli.saved_groups import means_group, members_of, print_members
 from infinite_tensor.errors import StoreError
 from infinite_tensor.support.tables import bytes_of, count_if_any, count_of
 from infinite_tensor_stores.listing import listing_of
@@ -104,13 +110,21 @@ def _print_listing(store: str, tensors: Mapping[str, Mapping[str, Any]], groups:
         click.echo(f"{chr(10) if tensors else ''}groups: {', '.join(map(plain, groups))}")
 
 
-@click.command("info", short_help="Tell what is stored of one tensor.")
+@click.command("info", short_help="Tell what is stored of one tensor or group.")
 @argument_store
 @argument_id
+@option_group
 @option_json
-def info(store: str, tensor_id: str, as_json: bool) -> None:
-    """Tell what is known and stored of one tensor."""
+def info(store: str, tensor_id: str, group: bool, as_json: bool) -> None:
+    """Tell what is known and stored of one tensor, or which tensors a group is made of."""
     with infinite_tensor.open_store(store, mode="r") as opened:
+        if means_group(opened, tensor_id, group=group):
+            members = members_of(opened, tensor_id)
+            if as_json:
+                print_json({"group_id": tensor_id, "members": members})
+            else:
+                print_members(tensor_id, members)
+            return
         found = opened.tensor_info(tensor_id)
     if as_json:
         print_json(found)
@@ -171,8 +185,19 @@ def _shown_arg(arg: Mapping[str, Any]) -> str:
     help="Write a .npy file, or a .png to look at, from the smallest number in black to the largest in white.",
 )
 @click.option("--fill-value", type=float, metavar="N", help="What stands for pixels that are not stored.")
+@option_overwrite("FILE")
+@option_yes
 @option_json
-def read(store: str, tensor_id: str, region: Any, output: Path | None, fill_value: float | None, as_json: bool) -> None:
+def read(
+    store: str,
+    tensor_id: str,
+    region: Any,
+    output: Path | None,
+    fill_value: float | None,
+    overwrite: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
     """Read what is stored of a region.
 
     Computes nothing: pixels that are not stored are an error, unless --fill-value says what stands for them.
@@ -181,10 +206,15 @@ def read(store: str, tensor_id: str, region: Any, output: Path | None, fill_valu
 
     if output is not None and output.suffix.lower() not in SUFFIXES:
         raise click.UsageError(f"{str(output)!r}: a file is one of {', '.join(SUFFIXES)}; export writes others")
+    taken = output is not None and os.path.lexists(output)
+    if taken and not overwrite:
+        raise click.ClickException(f"there is something at {str(output)!r} already; give another path, or --overwrite")
     with infinite_tensor.open_store(store, mode="r") as opened:
         tensor = opened.open(tensor_id)
         region = region_of(tensor, region)
         source = tensor if fill_value is None else tensor.stored_only(_as_dtype(fill_value))
+        if taken:
+            ask(f"This replaces what is at {output}.", yes=yes)
         values = as_array(source[region])
     if output is not None:
         save(values, output)
