@@ -85,7 +85,9 @@ def _interrupted(interrupt: BaseException | None) -> int:
 def _failed(error: BaseException) -> int:
     # An ImportError of the library names an extra, and no module.
     if isinstance(error, InfiniteTensorError) or (isinstance(error, ImportError) and error.name is None):
-        tell("error", "\n".join([str(error), *getattr(error, "__notes__", ())]))
+        message = "\n".join([str(error), *getattr(error, "__notes__", ())])
+        # The library names its argument.
+        tell("error", message.replace("overwrite=True", "--overwrite"))
         return FAILED
     trace = _theirs(error.__traceback__)
     # A file that is no Python has no code that could have been on the way.
