@@ -8,7 +8,7 @@ from collections.abc import Callable
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, TypeVar
 
 import click
@@ -129,6 +129,8 @@ def is_reference(value: str) -> bool:
 
 def _module(place: str) -> Any:
     if not place.endswith(".py"):
+        if not all(part.isidentifier() for part in place.split(".")):
+            raise _no_module(place)
         # As for a script: what lies in the current folder is found.
         sys.path.insert(0, str(Path.cwd()))
         try:
@@ -136,8 +138,7 @@ def _module(place: str) -> Any:
         except ModuleNotFoundError as error:
             if error.name is None or not f"{place}.".startswith(f"{error.name}."):
                 raise
-            message = f"there is no module {place!r}; a file is written with its ending, as in {place}.py:name"
-            raise click.BadParameter(message) from error
+            raise _no_module(place) from error
     path = Path(place)
     if not path.is_file():
         raise click.BadParameter(f"there is no file {place!r}")
@@ -154,13 +155,23 @@ def _module(place: str) -> Any:
     return module
 
 
+def _no_module(place: str) -> click.BadParameter:
+    return click.BadParameter(f"there is no module {place!r}; a file is written with its ending, as in world.py:name")
+
+
 _MOST_OFFERED = 8
 
 
 def _offered(module: Any) -> str:
     """What a module defines itself, for a message."""
     found = vars(module).items() if isinstance(module, ModuleType) else ()
-    names = [name for name, value in found if not name.startswith("_") and not isinstance(value, ModuleType | type)]
+    names = [
+        name
+        for name, value in found
+        if not name.startswith("_")
+        and not isinstance(value, ModuleType | type)
+        and not (isinstance(value, FunctionType) and value.__module__ != module.__name__)
+    ]
     return f"; it has {', '.join(names[:_MOST_OFFERED])}{', ...' * (len(names) > _MOST_OFFERED)}" if names else ""
 
 
@@ -210,7 +221,7 @@ def options_of_fill(command: F) -> F:
             type=floats,
             default="1",
             metavar="N",
-            help="Pixels along one of the mask.",
+            help="Pixels of the tensor along one of the mask.",
         ),
     ]
     for option in reversed(options):

@@ -151,7 +151,7 @@ def _cells(name: str, figures: Any) -> list[str]:
     type=click.Choice(["clip", "drop"]),
     default="clip",
     show_default=True,
-    help="Of windows that reach past the end.",
+    help="What becomes of windows that reach past the end.",
 )
 @click.option(
     "--padding",

@@ -135,7 +135,7 @@ def gc(store: str, yes: bool, as_json: bool) -> None:
 @option_yes
 @option_json
 def rm(store: str, tensor_id: str, dependants: bool, group: bool, yes: bool, as_json: bool) -> None:
-    """Delete a tensor: its definition and all its tiles. Of a group, its tensors stay."""
+    """Delete a tensor, with its definition and all its tiles; or a group, whose tensors stay."""
     tensors, groups = [], []
     with _opened(store) as opened:
         if means_group(opened, tensor_id, group=group):

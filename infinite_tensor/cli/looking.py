@@ -36,7 +36,7 @@ from infinite_tensor.cli.output import (
     width,
 )
 from infinite_tensor.cli.saved_groups import means_group, members_of, print_members
-from infinite_tensor.errors import StoreError
+from infinite_tensor.errors import StoreError, TileAccessError
 from infinite_tensor.support.tables import bytes_of, count_if_any, count_of
 from infinite_tensor_stores.listing import listing_of
 
@@ -200,7 +200,7 @@ def read(
 ) -> None:
     """Read what is stored of a region.
 
-    Computes nothing: pixels that are not stored are an error, unless --fill-value says what stands for them.
+    Computes nothing. Without --fill-value, pixels that are not stored are an error.
     """
     from infinite_tensor.cli.pictures import SUFFIXES, as_array, figures_of, save  # noqa: PLC0415  (needs torch)
 
@@ -215,7 +215,11 @@ def read(
         source = tensor if fill_value is None else tensor.stored_only(_as_dtype(fill_value))
         if taken:
             ask(f"This replaces what is at {output}.", yes=yes)
-        values = as_array(source[region])
+        try:
+            values = as_array(source[region])
+        except TileAccessError as error:
+            error.add_note("Or fill the region first, or give --fill-value.")
+            raise
     if output is not None:
         save(values, output)
     facts = {"shape": list(values.shape), "dtype": str(tensor.dtype).removeprefix("torch."), **figures_of(values)}

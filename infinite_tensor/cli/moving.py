@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -22,6 +23,7 @@ from infinite_tensor.cli.keeping import size_of
 from infinite_tensor.cli.output import (
     ask,
     note,
+    plural,
     print_json,
 )
 from infinite_tensor.support.tables import bytes_of, count_of
@@ -57,6 +59,9 @@ def cp(
     """
     from infinite_tensor_stores import shared_store  # noqa: PLC0415  (needs torch)
 
+    if _are_one(Path(store), Path(other)):
+        # An HDF5 file would be open twice.
+        raise click.ClickException(f"{tensor_id!r} cannot be copied into itself: {store} and {other} are one store")
     with infinite_tensor.open_store(store, mode="r") as source:
         replaces = overwrite and _agreed(source, tensor_id, other, upstream=upstream, yes=yes)
         source.copy(tensor_id, other, upstream=upstream, region=region, overwrite=replaces)
@@ -65,7 +70,13 @@ def cp(
     if as_json:
         print_json({"store": other, "tensor_id": tensor_id, "tiles": info.tiles_complete, "bytes": info.bytes_stored})
     else:
-        note(f"{other} holds {tensor_id!r}: {count_of(info.tiles_complete)} tiles, {bytes_of(info.bytes_stored)}")
+        tiles = info.tiles_complete
+        size = f"{count_of(tiles)} {plural('tile', tiles)}, {bytes_of(info.bytes_stored)}"
+        note(f"{other} holds {tensor_id!r}: {size}")
+
+
+def _are_one(path: Path, other: Path) -> bool:
+    return path.exists() and other.exists() and path.samefile(other)
 
 
 def _agreed(source: infinite_tensor.TileStore, tensor_id: str, other: str, *, upstream: bool, yes: bool) -> bool:
@@ -94,8 +105,7 @@ def _agreed(source: infinite_tensor.TileStore, tensor_id: str, other: str, *, up
     type=click.Choice(["compute", "fill"]),
     default="compute",
     show_default=True,
-    help="What to do with pixels that are not stored: compute them, which works only where the store alone says how, "
-    "or write --fill-value.",
+    help="Compute pixels that are not stored, where the store alone says how, or fill them with --fill-value.",
 )
 @click.option("--fill-value", type=float, metavar="N", help="What --missing fill writes.  [default: 0]")
 @option_overwrite("what is at TARGET")

@@ -46,9 +46,7 @@ def _run(arguments: Sequence[str]) -> int:
     except click.exceptions.Exit as ended:
         return ended.exit_code
     except click.ClickException as error:
-        tell("error", error.format_message())
-        if isinstance(error, click.UsageError) and error.ctx is not None:
-            note(f"Try '{error.ctx.command_path} --help'.")
+        _tell_usage(error)
         return error.exit_code
     except click.Abort as abort:
         return _interrupted(abort) if isinstance(abort.__context__, KeyboardInterrupt) else FAILED
@@ -59,6 +57,16 @@ def _run(arguments: Sequence[str]) -> int:
             raise
         return _failed(error)
     return found if isinstance(found, int) else 0
+
+
+def _tell_usage(error: click.ClickException) -> None:
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        # Its message is the help.
+        note(error.format_message())
+        return
+    tell("error", error.format_message())
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        note(f"Try '{error.ctx.command_path} --help'.")
 
 
 def _is_of_output(error: BaseException) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import click
+
 from infinite_tensor.cli.output import jsonable, print_facts, print_table, shown_shape
 from infinite_tensor.errors import StoreError
 
@@ -39,6 +41,7 @@ def _here(store: Any, member: Any) -> dict[str, Any]:
 def print_members(group_id: str, members: list[dict[str, Any]]) -> None:
     """The tensors of a group, for people."""
     print_facts({"group": group_id, "tensors": len(members)})
+    click.echo()
     headings = ["name", "tensor", "shape", "dtype", "shares", "scale", "found"]
     print_table(headings, list(map(_row, members)), left=len(headings))
 

@@ -37,6 +37,32 @@ def test_ls_tells_programs_the_same(cli: CommandLine, store: Path) -> None:
     }
 
 
+def test_what_is_too_wide_for_a_table_is_listed_row_by_row(
+    cli: CommandLine, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    assert cli("ls", store).out.splitlines() == [
+        "tensor  rows",
+        "shape   (None, None)",
+        "dims    y, x",
+        "dtype   float32",
+        "",
+        "tensor  twice",
+        "shape   (8, None)",
+        "dtype   float32",
+    ]
+
+
+def test_a_long_id_alone_is_folded(cli: CommandLine, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ZarrTileStore(store) as opened:
+        opened.rename("twice", "twice as high as all the other rows")
+    monkeypatch.setenv("COLUMNS", "60")
+    assert cli("ls", store).out.splitlines()[2:] == [
+        "twice as high as all the other   (8, None)           float32",
+        "rows",
+    ]
+
+
 def test_ls_counts_tiles_where_it_is_asked_to(cli: CommandLine, store: Path) -> None:
     counted = {each["tensor_id"]: each["tiles"] for each in cli("ls", "-l", store, "--json").json["tensors"]}
     assert counted == {"rows": 8, "twice": 1}
@@ -125,6 +151,7 @@ def test_info_of_a_group_tells_what_it_is_made_of(cli: CommandLine, store: Path)
     assert found.out.splitlines() == [
         "group    world",
         "tensors  2",
+        "",
         "name        tensor  shape         dtype    shares        scale",
         "height      rows    (None, None)  float32  y, x",
         "soil/depth  depth   (None, None)  float32  dim_0, dim_1  1/2, 1/2",
@@ -141,7 +168,7 @@ def test_info_of_a_group_tells_which_tensors_are_not_there(cli: CommandLine, sto
         opened.clear_tensor("rows", dependants=True)
         InfiniteTensor((8, 8), ramp, TensorWindow((4, 4)), tile_store=opened, tensor_id="rows")
     lines = cli("info", store, "world").out.splitlines()
-    assert [line.split(maxsplit=2)[2] for line in lines[3:]] == [
+    assert [line.split(maxsplit=2)[2] for line in lines[4:]] == [
         "another tensor of this id",
         "1/2, 1/2  not in this store",
     ]
@@ -175,7 +202,8 @@ def test_read_prints_what_is_stored(cli: CommandLine, store: Path) -> None:
 def test_read_computes_nothing(cli: CommandLine, store: Path) -> None:
     found = cli("read", store, "rows", "--region", "0:4,100:104")
     assert (found.code, found.out) == (1, "")
-    assert "are not stored" in found.err
+    assert "1 window within [0:4, 100:104] is not stored" in found.err
+    assert "give --fill-value" in found.err
     told = cli("read", store, "rows", "--region", "0:1,6:10", "--fill-value", "-1", "--json").json
     assert told["values"] == [[0.0, 0.0, -1.0, -1.0]]
 

@@ -73,6 +73,18 @@ def test_cp_onto_itself_deletes_nothing(cli: CommandLine, store: Path, tmp_path:
         assert cli("info", store, "rows", "--json").json["tiles_complete"] == 8
 
 
+def test_cp_of_an_hdf5_file_onto_itself_says_so(cli: CommandLine, store: Path, tmp_path: Path) -> None:
+    assert cli("cp", store, "rows", tmp_path / "o.h5").code == 0
+    for options in ([], ["--overwrite", "--yes"]):
+        found = cli("cp", tmp_path / "o.h5", "rows", tmp_path / "o.h5", *options)
+        assert (found.code, "'rows' cannot be copied into itself" in found.err) == (1, True)
+    assert cli("info", tmp_path / "o.h5", "rows", "--json").json["tiles_complete"] == 8
+
+
+def test_cp_counts_one_tile_as_one(cli: CommandLine, store: Path, tmp_path: Path) -> None:
+    assert "holds 'twice': 1 tile, " in cli("cp", store, "twice", tmp_path / "other.zarr").err
+
+
 def test_cp_copies_a_region(cli: CommandLine, store: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.zarr"
     assert cli("cp", store, "rows", other, "--region", "-1:1,0:4", "--json").json["tiles"] == 2
