@@ -105,7 +105,7 @@ def _agreed(source: infinite_tensor.TileStore, tensor_id: str, other: str, *, up
     type=click.Choice(["compute", "fill"]),
     default="compute",
     show_default=True,
-    help="Compute pixels that are not stored, where the store alone says how, or fill them with --fill-value.",
+    help="Compute pixels that are not stored, where the store alone says how, or fill them with a number.",
 )
 @click.option("--fill-value", type=float, metavar="N", help="What --missing fill writes.  [default: 0]")
 @option_overwrite("what is at TARGET")
