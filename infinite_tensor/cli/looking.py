@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -202,13 +203,9 @@ def read(
 
     Computes nothing. Without --fill-value, pixels that are not stored are an error.
     """
-    from infinite_tensor.cli.pictures import SUFFIXES, as_array, figures_of, save  # noqa: PLC0415  (needs torch)
+    from infinite_tensor.cli.pictures import as_array, figures_of, save  # noqa: PLC0415  (needs torch)
 
-    if output is not None and output.suffix.lower() not in SUFFIXES:
-        raise click.UsageError(f"{str(output)!r}: a file is one of {', '.join(SUFFIXES)}; export writes others")
-    taken = output is not None and os.path.lexists(output)
-    if taken and not overwrite:
-        raise click.ClickException(f"there is something at {str(output)!r} already; give another path, or --overwrite")
+    taken = output is not None and _is_taken(output, overwrite=overwrite)
     with infinite_tensor.open_store(store, mode="r") as opened:
         tensor = opened.open(tensor_id)
         region = region_of(tensor, region)
@@ -232,6 +229,21 @@ def read(
     print_facts({"shape": shown_shape(values.shape), "dtype": facts["dtype"], **shown})
     if output is not None:
         note(f"wrote {output}")
+
+
+def _is_taken(output: Path, *, overwrite: bool) -> bool:
+    """Whether something lies where a file is to be written, which is to be replaced."""
+    from infinite_tensor.cli.pictures import SUFFIXES  # noqa: PLC0415  (needs torch)
+
+    if output.suffix.lower() not in SUFFIXES:
+        raise click.UsageError(f"{str(output)!r}: a file is one of {', '.join(SUFFIXES)}; export writes others")
+    # A path has made one slash of two.
+    if re.match(r"\w\w+:/", str(output)):
+        raise click.UsageError(f"{str(output)!r}: a file is a path on this machine; export writes to URLs")
+    taken = os.path.lexists(output)
+    if taken and not overwrite:
+        raise click.ClickException(f"there is something at {str(output)!r} already; give another path, or --overwrite")
+    return taken
 
 
 def _as_dtype(value: float) -> float:

@@ -270,6 +270,11 @@ def test_read_tells_what_does_not_fit_a_picture(cli: CommandLine, store: Path, t
     assert list(tmp_path.glob("a.*")) == []
 
 
+def test_read_into_a_url_says_that_export_does_that(cli: CommandLine, store: Path) -> None:
+    found = cli("read", store, "rows", "--region", "0:4,0:4", "-o", "s3://bucket/a.npy")
+    assert (found.code, "export writes to URLs" in found.err) == (2, True)
+
+
 def test_read_into_a_folder_that_there_is_not_is_an_error(cli: CommandLine, store: Path, tmp_path: Path) -> None:
     found = cli("read", store, "rows", "--region", "0:4,0:4", "-o", tmp_path / "no" / "a.npy")
     assert found.code == 1
