@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from infinite_tensor.groups import TensorGroup
     from infinite_tensor.modules import InfiniteBuffer, VirtualTensor
     from infinite_tensor.outputs import Output
-    from infinite_tensor.pipelines.map import map  # noqa: A004  (users write it with its package, or as t.map)
+    from infinite_tensor.pipelines.map import map as map  # noqa: A004  (so it is public without __all__)
     from infinite_tensor.pipelines.noise import cell_generator, noise
     from infinite_tensor.pipelines.predict import predict
     from infinite_tensor.pipelines.sources import from_array, from_image, from_raster
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
     __version__: str
 
+# Not `map`, as numpy has it with its `max`: a star import would take Python's own from the file of a user.
 __all__ = [
     "BlobModeError",
     "BlobNotFoundError",
@@ -96,7 +97,6 @@ __all__ = [
     "from_array",
     "from_image",
     "from_raster",
-    "map",
     "no_digest",
     "noise",
     "open_store",
@@ -141,7 +141,7 @@ if not TYPE_CHECKING:
 
 
 def __dir__() -> list[str]:
-    return [*_names(), "__version__"]
+    return sorted([*_names(), "map", "__version__"])
 
 
 def _version() -> str:

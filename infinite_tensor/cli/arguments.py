@@ -8,7 +8,7 @@ from collections.abc import Callable
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, TypeVar
 
 import click
@@ -129,6 +129,8 @@ def is_reference(value: str) -> bool:
 
 def _module(place: str) -> Any:
     if not place.endswith(".py"):
+        if not all(part.isidentifier() for part in place.split(".")):
+            raise _no_module(place)
         # As for a script: what lies in the current folder is found.
         sys.path.insert(0, str(Path.cwd()))
         try:
@@ -136,8 +138,7 @@ def _module(place: str) -> Any:
         except ModuleNotFoundError as error:
             if error.name is None or not f"{place}.".startswith(f"{error.name}."):
                 raise
-            message = f"there is no module {place!r}; a file is written with its ending, as in {place}.py:name"
-            raise click.BadParameter(message) from error
+            raise _no_module(place) from error
     path = Path(place)
     if not path.is_file():
         raise click.BadParameter(f"there is no file {place!r}")
@@ -154,13 +155,23 @@ def _module(place: str) -> Any:
     return module
 
 
+def _no_module(place: str) -> click.BadParameter:
+    return click.BadParameter(f"there is no module {place!r}; a file is written with its ending, as in world.py:name")
+
+
 _MOST_OFFERED = 8
 
 
 def _offered(module: Any) -> str:
     """What a module defines itself, for a message."""
     found = vars(module).items() if isinstance(module, ModuleType) else ()
-    names = [name for name, value in found if not name.startswith("_") and not isinstance(value, ModuleType | type)]
+    names = [
+        name
+        for name, value in found
+        if not name.startswith("_")
+        and not isinstance(value, ModuleType | type)
+        and not (isinstance(value, FunctionType) and value.__module__ != module.__name__)
+    ]
     return f"; it has {', '.join(names[:_MOST_OFFERED])}{', ...' * (len(names) > _MOST_OFFERED)}" if names else ""
 
 
@@ -175,6 +186,21 @@ def option_json(command: F) -> F:
 def option_yes(command: F) -> F:
     """``--yes``, of every command that deletes something."""
     return click.option("--yes", is_flag=True, help="Do not ask before something is deleted.")(command)
+
+
+def option_overwrite(what: str) -> Callable[[F], F]:
+    """``--overwrite``, of every command that writes where something may be already."""
+
+    def decorate(command: F) -> F:
+        return click.option("--overwrite", is_flag=True, help=f"Replace {what}, after a question.")(command)
+
+    return decorate
+
+
+def option_group(command: F) -> F:
+    """``--group``, of commands for tensors and groups."""
+    text = "ID is that of a group; needed only where a tensor has it too."
+    return click.option("--group", is_flag=True, help=text)(command)
 
 
 def option_region(command: F) -> F:
@@ -195,7 +221,7 @@ def options_of_fill(command: F) -> F:
             type=floats,
             default="1",
             metavar="N",
-            help="Pixels along one of the mask.",
+            help="Pixels of the tensor along one of the mask.",
         ),
     ]
     for option in reversed(options):
@@ -209,7 +235,7 @@ def argument_store(command: F) -> F:
 
 
 def argument_id(command: F) -> F:
-    """A tensor in it."""
+    """A tensor in it; or a group, of commands with ``--group``."""
     return click.argument("tensor_id", metavar="ID")(command)
 
 
@@ -223,3 +249,15 @@ def region_of(tensor: Any, given: Any) -> Any:
             f'--region "{example}"'
         )
     return ... if given is None else given
+
+
+def exists(target: str) -> bool:
+    """Whether something lies at a path or URL."""
+    from fsspec.core import url_to_fs  # noqa: PLC0415  (most commands do without it)
+
+    try:
+        files, path = url_to_fs(target)
+    except (ImportError, ValueError):
+        # Which the library tells.
+        return False
+    return bool(files.exists(path))

@@ -17,13 +17,13 @@ class _InOrder(click.Group):
 
 _ENDING = """\
 STORE is the path of a Zarr folder or an HDF5 file, or any URL that fsspec opens; credentials and other options come
-from the environment. ID is the id of a tensor.
+from the environment. ID is the id of a tensor, or of a group for info and rm.
 
 \b
 Exit codes:
   0    done
   1    the library has failed; the message says why
-  2    the command line makes no sense, or nobody can be asked before something is deleted
+  2    the command line makes no sense, or nobody can confirm a deletion
   3    verify has found damage, which is still there
   4    code of yours has failed, with its traceback
   130  interrupted; what was finished is stored

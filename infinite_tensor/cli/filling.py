@@ -11,10 +11,12 @@ from infinite_tensor.cli.arguments import (
     Reference,
     argument_id,
     argument_store,
+    exists,
     floats,
     ints,
     names,
     option_json,
+    option_overwrite,
     option_region,
     option_yes,
     options_of_fill,
@@ -150,7 +152,7 @@ def _cells(name: str, figures: Any) -> list[str]:
     type=click.Choice(["clip", "drop"]),
     default="clip",
     show_default=True,
-    help="Of windows that reach past the end.",
+    help="What becomes of windows that reach past the end.",
 )
 @click.option(
     "--padding",
@@ -174,7 +176,7 @@ def _cells(name: str, figures: Any) -> list[str]:
 @click.option("--tensor-id", default="prediction", show_default=True, metavar="ID", help="Its name in TARGET.")
 @click.option("--source-tensor", metavar="ID", help="SOURCE is a store, and this a tensor in it.")
 @click.option("--version", metavar="TEXT", help="Anything else that identifies what is computed.")
-@click.option("--overwrite", is_flag=True, help="Delete what TARGET has under the id.")
+@option_overwrite("what TARGET has under the id")
 @option_region
 @options_of_fill
 @option_yes
@@ -201,21 +203,16 @@ def predict(
     """
     import torch  # noqa: PLC0415  (every other command is quicker without it)
 
-    from infinite_tensor.pipelines.predict import stored_prediction  # noqa: PLC0415  (needs torch)
-
     options["autocast"] = None if autocast is None else getattr(torch, autocast)
     options["where"] = None if where is None else _mask(where, where_scale)
     if not callable(net):
         raise click.UsageError(f"--module must name a network, or a function of a batch, not a {type(net).__name__}")
     tensor = _source(source, source_tensor, dims)
-    with infinite_tensor.open_store(target) as opened:
-        before = stored_prediction(opened, tensor_id) if overwrite else {}
-        if before:
-            ask(f"This deletes {named(list(before))} in {target}.", yes=yes)
-        made = infinite_tensor.predict(
-            net, tensor, opened, dims=dims, tensor_id=tensor_id, overwrite=overwrite, **options
-        )
-        found = {"": made} if isinstance(made, infinite_tensor.InfiniteTensor) else dict(made.items())
+    replaces = overwrite and _agreed(target, tensor_id, yes=yes)
+    # By its path: nothing is created there before it is clear that everything fits.
+    made = infinite_tensor.predict(net, tensor, target, dims=dims, tensor_id=tensor_id, overwrite=replaces, **options)
+    found = {"": made} if isinstance(made, infinite_tensor.InfiniteTensor) else dict(made.items())
+    with next(iter(found.values())).tile_store:
         lines = {each.tensor_id: {"shape": each.shape, "dtype": str(each.dtype)[6:]} for each in found.values()}
     if as_json:
         print_json({"store": target, "tensors": [{"tensor_id": name, **line} for name, line in lines.items()]})
@@ -223,6 +220,19 @@ def predict(
     rows = [[name, shown_shape(line["shape"]), line["dtype"]] for name, line in lines.items()]
     print_table(["tensor", "shape", "dtype"], rows, left=3)
     note(f"stored in {target}")
+
+
+def _agreed(target: str, tensor_id: str, *, yes: bool) -> bool:
+    """Whether there is something to replace, which somebody has agreed to."""
+    from infinite_tensor.pipelines.predict import stored_prediction  # noqa: PLC0415  (needs torch)
+
+    if not exists(target):
+        return False
+    with infinite_tensor.open_store(target) as opened:
+        before = stored_prediction(opened, tensor_id)
+    if before:
+        ask(f"This deletes {named(list(before))} in {target}.", yes=yes)
+    return bool(before)
 
 
 def _source(source: str, source_tensor: str | None, dims: tuple[str, ...] | None) -> Any:

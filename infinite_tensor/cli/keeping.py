@@ -11,6 +11,7 @@ import infinite_tensor
 from infinite_tensor.cli.arguments import (
     argument_id,
     argument_store,
+    option_group,
     option_json,
     option_yes,
 )
@@ -26,6 +27,7 @@ from infinite_tensor.cli.output import (
     tell,
     width,
 )
+from infinite_tensor.cli.saved_groups import means_group, members_of
 from infinite_tensor.errors import StoreError
 from infinite_tensor.support.tables import bytes_of, count_of
 
@@ -43,7 +45,7 @@ def verify(store: str, tensor_id: str | None, repair: bool, yes: bool, as_json: 
 
     Exits with 3 where something is. With --repair, that is what could not be repaired: a damaged definition stays.
     """
-    with infinite_tensor.open_store(store, mode="r+" if repair else "r") as opened:
+    with _opened(store) if repair else infinite_tensor.open_store(store, mode="r") as opened:
         ids = opened.tensor_ids() if tensor_id is None else [tensor_id]
         found = {name: opened.verify(name) for name in ids}
         dropped = {name: [each for each in damages if each.kind != "definition"] for name, damages in found.items()}
@@ -113,7 +115,7 @@ def _print_damages(found: Mapping[str, Sequence[Any]]) -> None:
 @option_json
 def gc(store: str, yes: bool, as_json: bool) -> None:
     """Delete what no tensor of STORE refers to: leavings of killed processes and of cleared tensors."""
-    with infinite_tensor.open_store(store, mode="r+") as opened:
+    with _opened(store) as opened:
         ask(
             f"This deletes what no tensor of {store} refers to. No process should be creating tensors there meanwhile.",
             yes=yes,
@@ -125,23 +127,42 @@ def gc(store: str, yes: bool, as_json: bool) -> None:
         click.echo(f"deleted {count_of(found.objects)} {plural('object', found.objects)}, {bytes_of(found.bytes)}")
 
 
-@click.command("rm", short_help="Delete a tensor.")
+@click.command("rm", short_help="Delete a tensor or a group.")
 @argument_store
 @argument_id
 @click.option("--dependants", is_flag=True, help="Delete the tensors of STORE that are computed from it too.")
+@option_group
 @option_yes
 @option_json
-def rm(store: str, tensor_id: str, dependants: bool, yes: bool, as_json: bool) -> None:
-    """Delete a tensor: its definition and all its tiles."""
-    with infinite_tensor.open_store(store, mode="r+") as opened:
-        deleted = [tensor_id, *(opened.dependants(tensor_id) if dependants else ())]
-        lines = [f"  {name}: {size_of(opened, name)}" for name in deleted]
-        ask("\n".join([f"This deletes from {store}:", *lines]), yes=yes)
-        opened.clear_tensor(tensor_id, dependants=dependants)
+def rm(store: str, tensor_id: str, dependants: bool, group: bool, yes: bool, as_json: bool) -> None:
+    """Delete a tensor, with its definition and all its tiles; or a group, whose tensors stay."""
+    tensors, groups = [], []
+    with _opened(store) as opened:
+        if means_group(opened, tensor_id, group=group):
+            if dependants:
+                raise click.UsageError(f"{tensor_id!r} is a group, and --dependants is for tensors")
+            if tensor_id not in opened.group_ids():
+                # It tells which there are.
+                members_of(opened, tensor_id)
+            ask(f"This deletes group {tensor_id!r} from {store}. Its tensors stay.", yes=yes)
+            opened.clear_group(tensor_id)
+            groups = [tensor_id]
+        else:
+            tensors = [tensor_id, *(opened.dependants(tensor_id) if dependants else ())]
+            lines = [f"  {name}: {size_of(opened, name)}" for name in tensors]
+            ask("\n".join([f"This deletes from {store}:", *lines]), yes=yes)
+            opened.clear_tensor(tensor_id, dependants=dependants)
     if as_json:
-        print_json({"store": store, "deleted": deleted})
+        print_json({"store": store, "deleted": tensors, "groups": groups})
     else:
-        note(f"deleted {named(deleted)}")
+        note(f"deleted group {tensor_id!r}; its tensors stay" if groups else f"deleted {named(tensors)}")
+
+
+def _opened(store: str) -> infinite_tensor.TileStore:
+    """A store that is there, to change something in it."""
+    # Mode r+ makes a store of a Zarr group or HDF5 file of somebody else.
+    infinite_tensor.open_store(store, mode="r").close()
+    return infinite_tensor.open_store(store, mode="r+")
 
 
 def size_of(store: Any, tensor_id: str) -> str:

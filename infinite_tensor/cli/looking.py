@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,11 +16,15 @@ import infinite_tensor
 from infinite_tensor.cli.arguments import (
     argument_id,
     argument_store,
+    option_group,
     option_json,
+    option_overwrite,
     option_region,
+    option_yes,
     region_of,
 )
 from infinite_tensor.cli.output import (
+    ask,
     in_lines,
     note,
     plain,
@@ -30,7 +36,8 @@ from infinite_tensor.cli.output import (
     tell,
     width,
 )
-from infinite_tensor.errors import StoreError
+from infinite_tensor.cli.saved_groups import means_group, members_of, print_members
+from infinite_tensor.errors import StoreError, TileAccessError
 from infinite_tensor.support.tables import bytes_of, count_if_any, count_of
 from infinite_tensor_stores.listing import listing_of
 
@@ -104,13 +111,21 @@ def _print_listing(store: str, tensors: Mapping[str, Mapping[str, Any]], groups:
         click.echo(f"{chr(10) if tensors else ''}groups: {', '.join(map(plain, groups))}")
 
 
-@click.command("info", short_help="Tell what is stored of one tensor.")
+@click.command("info", short_help="Tell what is stored of one tensor or group.")
 @argument_store
 @argument_id
+@option_group
 @option_json
-def info(store: str, tensor_id: str, as_json: bool) -> None:
-    """Tell what is known and stored of one tensor."""
+def info(store: str, tensor_id: str, group: bool, as_json: bool) -> None:
+    """Tell what is known and stored of one tensor, or which tensors a group is made of."""
     with infinite_tensor.open_store(store, mode="r") as opened:
+        if means_group(opened, tensor_id, group=group):
+            members = members_of(opened, tensor_id)
+            if as_json:
+                print_json({"group_id": tensor_id, "members": members})
+            else:
+                print_members(tensor_id, members)
+            return
         found = opened.tensor_info(tensor_id)
     if as_json:
         print_json(found)
@@ -171,21 +186,37 @@ def _shown_arg(arg: Mapping[str, Any]) -> str:
     help="Write a .npy file, or a .png to look at, from the smallest number in black to the largest in white.",
 )
 @click.option("--fill-value", type=float, metavar="N", help="What stands for pixels that are not stored.")
+@option_overwrite("FILE")
+@option_yes
 @option_json
-def read(store: str, tensor_id: str, region: Any, output: Path | None, fill_value: float | None, as_json: bool) -> None:
+def read(
+    store: str,
+    tensor_id: str,
+    region: Any,
+    output: Path | None,
+    fill_value: float | None,
+    overwrite: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
     """Read what is stored of a region.
 
-    Computes nothing: pixels that are not stored are an error, unless --fill-value says what stands for them.
+    Computes nothing. Without --fill-value, pixels that are not stored are an error.
     """
-    from infinite_tensor.cli.pictures import SUFFIXES, as_array, figures_of, save  # noqa: PLC0415  (needs torch)
+    from infinite_tensor.cli.pictures import as_array, figures_of, save  # noqa: PLC0415  (needs torch)
 
-    if output is not None and output.suffix.lower() not in SUFFIXES:
-        raise click.UsageError(f"{str(output)!r}: a file is one of {', '.join(SUFFIXES)}; export writes others")
+    taken = output is not None and _is_taken(output, overwrite=overwrite)
     with infinite_tensor.open_store(store, mode="r") as opened:
         tensor = opened.open(tensor_id)
         region = region_of(tensor, region)
         source = tensor if fill_value is None else tensor.stored_only(_as_dtype(fill_value))
-        values = as_array(source[region])
+        if taken:
+            ask(f"This replaces what is at {output}.", yes=yes)
+        try:
+            values = as_array(source[region])
+        except TileAccessError as error:
+            error.add_note("Or fill the region first, or give --fill-value.")
+            raise
     if output is not None:
         save(values, output)
     facts = {"shape": list(values.shape), "dtype": str(tensor.dtype).removeprefix("torch."), **figures_of(values)}
@@ -198,6 +229,21 @@ def read(store: str, tensor_id: str, region: Any, output: Path | None, fill_valu
     print_facts({"shape": shown_shape(values.shape), "dtype": facts["dtype"], **shown})
     if output is not None:
         note(f"wrote {output}")
+
+
+def _is_taken(output: Path, *, overwrite: bool) -> bool:
+    """Whether something lies where a file is to be written, which is to be replaced."""
+    from infinite_tensor.cli.pictures import SUFFIXES  # noqa: PLC0415  (needs torch)
+
+    if output.suffix.lower() not in SUFFIXES:
+        raise click.UsageError(f"{str(output)!r}: a file is one of {', '.join(SUFFIXES)}; export writes others")
+    # A path has made one slash of two.
+    if re.match(r"\w\w+:/", str(output)):
+        raise click.UsageError(f"{str(output)!r}: a file is a path on this machine; export writes to URLs")
+    taken = os.path.lexists(output)
+    if taken and not overwrite:
+        raise click.ClickException(f"there is something at {str(output)!r} already; give another path, or --overwrite")
+    return taken
 
 
 def _as_dtype(value: float) -> float:

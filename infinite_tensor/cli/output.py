@@ -18,6 +18,8 @@ import click
 
 _WIDEST = 1000
 """Columns of what is not printed on a terminal: a line of a table stays a line."""
+_NARROWEST = 24
+"""Columns in which text is still read with ease."""
 _STYLES = {"error": "red", "warning": "yellow", "interrupted": "yellow"}
 
 
@@ -41,7 +43,9 @@ def tell(kind: str, message: str) -> None:
         columns = shutil.get_terminal_size().columns
         lines = [part for line in lines for part in _wrapped(line, columns)]
     first, *others = map(plain, lines)
-    click.echo("\n".join([click.style(f"{kind}:", _STYLES[kind]) + first.removeprefix(f"{kind}:"), *others]), err=True)
+    # As no-color.org has it, and rich.
+    label = f"{kind}:" if os.environ.get("NO_COLOR") else click.style(f"{kind}:", _STYLES[kind], bold=True)
+    click.echo("\n".join([label + first.removeprefix(f"{kind}:"), *others]), err=True)
 
 
 def note(message: str) -> None:
@@ -66,17 +70,42 @@ def in_lines(parts: Sequence[str]) -> list[str]:
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, left: int = 1) -> None:
-    """Rows under headings; the first `left` columns to the left, figures to the right. Empty columns are left out."""
+    """Rows under headings; the first `left` columns to the left, figures to the right. Empty columns are left out.
+
+    What has no room for that is printed as facts, row by row.
+    """
     from rich.table import Table  # noqa: PLC0415  (it takes longer to import than a list to read)
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     kept = [number for number in range(len(headings)) if any(str(row[number]) for row in rows)]
+    folded = _folded(headings, rows, kept, left)
+    if folded is None:
+        for number, row in enumerate(rows):
+            if number:
+                click.echo()
+            print_facts({headings[each]: row[each] for each in kept})
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for number in kept:
-        style = "cyan" if number == 0 else ""
-        table.add_column(headings[number], style=style, justify="left" if number < left else "right", overflow="fold")
+        table.add_column(
+            headings[number],
+            style="cyan" if number == 0 else "",
+            justify="left" if number < left else "right",
+            overflow="fold",
+            no_wrap=number != folded,
+        )
     for row in rows:
         table.add_row(*[plain(row[number]) for number in kept])
     _print(table)
+
+
+def _folded(headings: Sequence[str], rows: Sequence[Sequence[object]], kept: Sequence[int], left: int) -> int | None:
+    """The column of text that has several lines where a table is too wide; None where that leaves too little of it."""
+    from rich.cells import cell_len  # noqa: PLC0415
+
+    widths = {each: max(cell_len(plain(line[each])) for line in (headings, *rows)) for each in kept}
+    folded = max((each for each in kept if each < left), key=widths.__getitem__)
+    beyond = sum(widths.values()) + 2 * (len(kept) - 1) - width()
+    return folded if beyond <= 0 or widths[folded] - beyond >= _NARROWEST else None
 
 
 def print_facts(facts: Mapping[str, object]) -> None:
@@ -163,7 +192,15 @@ def ask(what: str, *, yes: bool) -> None:
     if not sys.stdin.isatty():
         raise UnconfirmedError(f"{what}\nThere is no terminal to confirm this on: give --yes to go ahead.")
     note(what)
-    if not click.confirm("Go ahead?", err=True):
+    try:
+        agreed = click.confirm("Go ahead?", err=True)
+    except click.Abort as abort:
+        # The cursor stands behind the question.
+        note("")
+        if isinstance(abort.__context__, KeyboardInterrupt):
+            raise
+        agreed = False
+    if not agreed:
         note("Nothing was changed.")
         raise click.Abort
 

@@ -46,9 +46,7 @@ def _run(arguments: Sequence[str]) -> int:
     except click.exceptions.Exit as ended:
         return ended.exit_code
     except click.ClickException as error:
-        tell("error", error.format_message())
-        if isinstance(error, click.UsageError) and error.ctx is not None:
-            note(f"Try '{error.ctx.command_path} --help'.")
+        _tell_usage(error)
         return error.exit_code
     except click.Abort as abort:
         return _interrupted(abort) if isinstance(abort.__context__, KeyboardInterrupt) else FAILED
@@ -59,6 +57,16 @@ def _run(arguments: Sequence[str]) -> int:
             raise
         return _failed(error)
     return found if isinstance(found, int) else 0
+
+
+def _tell_usage(error: click.ClickException) -> None:
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        # Its message is the help.
+        note(error.format_message())
+        return
+    tell("error", error.format_message())
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        note(f"Try '{error.ctx.command_path} --help'.")
 
 
 def _is_of_output(error: BaseException) -> bool:
@@ -85,7 +93,9 @@ def _interrupted(interrupt: BaseException | None) -> int:
 def _failed(error: BaseException) -> int:
     # An ImportError of the library names an extra, and no module.
     if isinstance(error, InfiniteTensorError) or (isinstance(error, ImportError) and error.name is None):
-        tell("error", "\n".join([str(error), *getattr(error, "__notes__", ())]))
+        message = "\n".join([str(error), *getattr(error, "__notes__", ())])
+        # The library names its argument.
+        tell("error", message.replace("overwrite=True", "--overwrite"))
         return FAILED
     trace = _theirs(error.__traceback__)
     # A file that is no Python has no code that could have been on the way.

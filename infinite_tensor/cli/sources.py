@@ -56,7 +56,7 @@ def _file(path: Path, dims: tuple[str, ...] | None) -> Any:
         try:
             return infinite_tensor.from_array(np.load(path, mmap_mode="r"), dims=dims)
         except ValueError as error:
-            raise click.UsageError(f"{path} is no array of numbers: {error}") from error
+            raise click.UsageError(f"{path} holds no array of numbers as numpy.save writes it") from error
     if suffix in _RASTERS and find_spec("rasterio") is not None:
         return infinite_tensor.from_raster(path)
     return infinite_tensor.from_image(path)

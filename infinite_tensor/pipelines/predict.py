@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -179,9 +180,9 @@ def predict(
     _check_region(sliding, region)
     if overwrite and shard is not None:
         raise ValidationError("overwrite=True of a shard would delete what the other shards store: give one of the two")
-    store = _opened(target)
-    stored = stored_prediction(store, tensor_id)
-    if overwrite:
+    store = None if _is_new(target) else _opened(target)
+    stored = {} if store is None else stored_prediction(store, tensor_id)
+    if overwrite and store is not None:
         _check_none_is_read((sliding.source, where), store, stored)
     known = {} if overwrite else returned_before(tensor_id, stored, sliding)
     with evaluating(f.networks):
@@ -200,10 +201,14 @@ def predict(
             "batch_size": count,
             "version": _version(f, results, version),
         }
-        if overwrite:
-            # What does not fit is told before anything is deleted.
+        batches = _batch_bytes(sliding, found, count)
+        if overwrite or store is None:
+            # What does not fit is told before anything is deleted or created.
             tried = _made(f, outputs, options, resumed=False)
-            tried.plan(_region_of(tried, sliding, region), where=where)
+            with _beside_batches(max_memory, batches, count):
+                tried.plan(_region_of(tried, sliding, region), where=where)
+        store = store or _opened(target)
+        if overwrite:
             for name in stored:
                 store.clear_tensor(name)
         made = _made(f, outputs, options | {"tile_store": store}, resumed=bool(stored) and not overwrite)
@@ -216,7 +221,6 @@ def predict(
                 for name, result in results.items()
             }
         )
-        batches = _batch_bytes(sliding, found, count)
         with (
             _beside_batches(max_memory, batches, count) as most,
             _keeping_nothing_of(source, sliding, most),
@@ -467,6 +471,12 @@ def _dtype_of_autocast(autocast: object, device: torch.device) -> torch.dtype | 
     if not isinstance(autocast, torch.dtype) or not autocast.is_floating_point:
         raise ValidationError(f"autocast must be True, a torch.dtype of floats or None, got {quoted(autocast)}")
     return autocast
+
+
+def _is_new(target: object) -> bool:
+    """Whether nothing lies at a local path yet; behind a URL it would take requests to tell."""
+    local = isinstance(target, str | Path) and "://" not in str(target)
+    return local and not os.path.lexists(Path(str(target)).expanduser())
 
 
 def _opened(target: Any) -> TileStore:

@@ -15,7 +15,7 @@ from infinite_tensor.errors import StoreError
 from infinite_tensor.tilestore.formats import FORMAT, LATEST_FORMAT
 from infinite_tensor.tilestore.persistent.sealed import GROUP, TENSOR, Document, intact
 from infinite_tensor_stores.files import HDF5_SUFFIXES, LARGEST_DOCUMENT, read_file
-from infinite_tensor_stores.zarr.zarr_json import DOCUMENT, attributes_in
+from infinite_tensor_stores.zarr.zarr_json import DOCUMENT, attributes_in, member_in
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,10 @@ _Read = Callable[[Sequence[str]], Sequence[bytes | None]]
 def _zarr_documents(children: Sequence[str], read: _Read) -> tuple[object, list[str], list[Document]]:
     names = [name for name in children if name.startswith((TENSOR, GROUP))]
     root, *found = read([DOCUMENT, *(f"{name}/{DOCUMENT}" for name in names)])
-    if root is None:
+    mark = {} if root is None else attributes_in(root) or {}
+    if root is None or member_in(mark) is not None:
         raise ValueError("there is no store")
-    return (attributes_in(root) or {}).get("format"), names, list(map(_document_in, found))
+    return mark.get("format"), names, list(map(_document_in, found))
 
 
 def _document_in(found: bytes | None) -> Document:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import subprocess
 import sys
 
@@ -43,6 +44,14 @@ def test_a_star_imports_every_public_name() -> None:
     exec("from infinite_tensor import *", found)  # noqa: S102  (a star stands in no function)
     assert set(infinite_tensor.__all__) <= found.keys()
     assert found["InfiniteTensor"] is InfiniteTensor
+
+
+def test_a_star_hides_nothing_of_python() -> None:
+    found: dict[str, object] = {}
+    exec("from infinite_tensor import *", found)  # noqa: S102  (a star stands in no function)
+    assert found.keys() & vars(builtins).keys() == set()
+    assert infinite_tensor.map.__module__ == "infinite_tensor.pipelines.map"
+    assert "map" in dir(infinite_tensor)
 
 
 def test_modules_are_attributes_of_the_package() -> None:

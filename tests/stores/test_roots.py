@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -19,8 +20,10 @@ from zarr.storage import LocalStore
 
 from infinite_tensor import InfiniteTensor, StoreError, TensorGroup, TensorWindow, ZarrTileStore
 from infinite_tensor.tilestore import Garbage
+from infinite_tensor_stores.listing import listing_of
 
 MARK = {"format": 1}
+MODES = ["a", "r+", "r", "w"]
 INCARNATION = "0123456789abcdef"
 PHOTOGRAPH = b"\xff\xd8 of the sea"
 
@@ -225,6 +228,47 @@ def test_of_many_strangers_some_are_named(folder: Folder) -> None:
     folder.put(*(f"{number}.jpg" for number in range(100)))
     with pytest.raises(StoreError, match=r"library: '\d+.jpg', '\d+.jpg', '\d+.jpg'; choose"):
         folder.open()
+
+
+# Folders of other stores.
+
+CREATING = ["a", "w", "w-"]
+
+
+@pytest.mark.parametrize("mode", CREATING)
+@pytest.mark.parametrize("inside", ["t", "t-t/more", f"t-t/tiles-{INCARNATION}/c/0", "g-new"])
+def test_no_store_is_created_in_another_one(folder: Folder, inside: str, mode: str) -> None:
+    filled(folder.open())
+    before = folder.files()
+    with pytest.raises(StoreError, match=re.escape(f"the folder lies in the store {str(folder.path)!r}; open that")):
+        ZarrTileStore(folder.path / inside, mode=mode)
+    assert folder.files() == before
+
+
+def test_a_store_is_created_beside_another_one(folder: Folder, tmp_path: Path) -> None:
+    filled(folder.open())
+    for name in ("t-other", "s.zarr/beside/other", "s.zarr/t-t/../../other"):
+        ZarrTileStore(tmp_path / name).close()
+
+
+def test_a_store_that_lies_in_another_one_already_opens(folder: Folder, tmp_path: Path) -> None:
+    filled(folder.open())
+    inner = folder.path / "t"
+    ZarrTileStore(tmp_path / "elsewhere").close()
+    (tmp_path / "elsewhere").rename(inner)
+    for mode in MODES:
+        ZarrTileStore(inner, mode=mode).close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("name", "told"), [("t-t", "tensor 't'"), ("g-group", "group 'group'")])
+def test_what_lies_in_a_store_is_none(place: Place, name: str, told: str, mode: str) -> None:
+    filled(place.open())
+    before = place.files()
+    with pytest.raises(StoreError, match=f"there is {told} of a store, and no store; open the folder above"):
+        ZarrTileStore(f"{place.target}/{name}", mode=mode)
+    assert listing_of(f"{place.target}/{name}") is None
+    assert place.files() == before
 
 
 # A root document of ours.

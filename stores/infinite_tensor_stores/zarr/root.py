@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from infinite_tensor.errors import StoreError
@@ -21,7 +22,7 @@ from infinite_tensor.tilestore.formats import FORMAT
 from infinite_tensor.tilestore.inventory import Garbage
 from infinite_tensor.tilestore.messages import in_the_way
 from infinite_tensor.tilestore.persistent.sealed import GROUP, TENSOR
-from infinite_tensor_stores.files import Unreadable
+from infinite_tensor_stores.files import LARGEST_DOCUMENT, Unreadable, read_file
 from infinite_tensor_stores.loop import sync
 from infinite_tensor_stores.targets import check_format, check_found
 from infinite_tensor_stores.zarr.layout import Place, incarnation_of, is_temporary
@@ -35,6 +36,7 @@ from infinite_tensor_stores.zarr.zarr_json import (
     is_array,
     is_zarr_of_others,
     marked,
+    member_in,
 )
 
 # Some storages list the folder itself, without a name.
@@ -117,6 +119,7 @@ class Root:
         if mode != "r":
             self._check_writable()
         if document is None:
+            self._check_outside()
             self._check_no_strangers()
         if mode == "w":
             self._delete_ours()
@@ -145,6 +148,19 @@ class Root:
                 f"{self._owner}: there is {what}, and a Zarr store is a folder; choose another path, or open an HDF5 "
                 "file with HDF5TileStore"
             )
+
+    def _check_outside(self) -> None:
+        """StoreError where the folder of a new store lies in another store: right in it, or in a tensor of it."""
+        if self._objects.root is None:
+            # Elsewhere it would cost requests.
+            return
+        folder = self._objects.root.resolve()
+        for inner in (folder, *folder.parents):
+            if (inner == folder or _is_name_of_ours(inner.name)) and _is_store(inner.parent):
+                raise StoreError(
+                    f"{self._owner}: there is no store, and the folder lies in the store {str(inner.parent)!r}; open "
+                    "that one, and a tensor in it by its id, or choose a folder outside of it"
+                )
 
     def _check_no_strangers(self) -> None:
         strangers = self._strangers()
@@ -178,6 +194,12 @@ class Root:
             else:
                 advice = "It holds nothing but the version of the store: delete it, and open the store with mode 'a'"
             raise StoreError(f"{self._owner}: {DOCUMENT} of the store is damaged ({error}). {advice}") from error
+        member = None if ours is None else member_in(ours)
+        if member is not None:
+            raise StoreError(
+                f"{self._owner}: there is {member} of a store, and no store; open the folder above, and what is in it "
+                "by its id"
+            )
         return ours
 
     def _is_empty(self) -> bool:
@@ -278,6 +300,14 @@ class Root:
         """What lies right below a folder, without what counts for nothing."""
         found = dict.fromkeys(await self._objects.names_in(prefix))
         return [name for name in found if not _LEFT_BEHIND.fullmatch(name)]
+
+
+def _is_store(folder: Path) -> bool:
+    """Whether a store of this library lies in a folder, as far as that may be read."""
+    with suppress(OSError, ValueError):
+        ours = attributes_in(read_file(folder / DOCUMENT, LARGEST_DOCUMENT) or b"")
+        return ours is not None and member_in(ours) is None
+    return False
 
 
 def _is_name_of_ours(name: str) -> bool:

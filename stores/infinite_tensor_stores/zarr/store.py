@@ -52,7 +52,8 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
         from the folder that is current now, and stays the place that it is.
     mode : str
         ``a`` opens or creates, ``r+`` opens, ``r`` opens and never writes, ``w`` deletes what is there and
-        creates, ``w-`` creates and fails where something is.
+        creates, ``w-`` creates and fails where something is. On this machine no mode creates a store in another one;
+        behind a URL that is not looked for, as it would cost requests.
     tile_size : int or tuple of int, optional
         Extent of a tile, which is a chunk; see `PersistentTileStore`. Default: 512 for new tensors, what they are
         stored with for others.

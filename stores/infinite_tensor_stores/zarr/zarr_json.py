@@ -29,6 +29,14 @@ def attributes_in(document: bytes, node: str = "group") -> dict[str, Any] | None
     return ours
 
 
+def member_in(attributes: Mapping[str, Any]) -> str | None:
+    """The tensor or group whose definition these attributes of this library are; None for the mark of a store."""
+    for kind in ("tensor", "group"):
+        if f"{kind}_id" in attributes:
+            return f"{kind} {attributes[f'{kind}_id']!r:.200}"
+    return None
+
+
 def attributes_of_others(document: bytes) -> list[str]:
     """The names of the attributes in a ``zarr.json`` that are not of this library, as far as it can be read."""
     attributes = _readable(document).get("attributes", {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -89,12 +90,14 @@ def test_a_reference_is_what_a_module_defines(tmp_path: Path, monkeypatch: pytes
 
 
 def test_what_is_not_found_is_told_with_what_there_is(tmp_path: Path, cli: CommandLine) -> None:
-    (tmp_path / "some_world.py").write_text("import os\nheight = 1\n")
+    (tmp_path / "some_world.py").write_text("import os\nfrom os.path import join\nheight = 1\n")
     for given, told in [
         ("nothing.py:x", "there is no file 'nothing.py'"),
         ("no_such_module:x", "there is no module 'no_such_module'"),
         (f"{tmp_path / 'some_world.py'}:x", "has no 'x'; it has height"),
         ("world.py", "names nothing"),
+        (".:x", "there is no module '.'"),
+        ("some/world:x", "there is no module 'some/world'"),
     ]:
         found = cli("fill", "--module", given)
         assert (found.code, told in found.err) == (2, True), found.err
@@ -117,6 +120,18 @@ def test_help_lists_the_exit_codes(cli: CommandLine) -> None:
     found = cli("--help")
     assert all(f"\n    {code} " in found.out for code in (0, 1, 2, 3, 4, 130))
     assert cli("--version").out[0].isdigit()
+
+
+def test_no_command_is_answered_with_the_help(cli: CommandLine) -> None:
+    found = cli()
+    assert (found.code, found.out) == (2, "")
+    assert found.err.strip() == cli("--help").out.strip()
+
+
+@pytest.mark.parametrize("name", ["", *commands.commands])
+def test_help_fits_a_terminal_of_80_columns(name: str, cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.get_terminal_size", lambda *_: os.terminal_size((80, 24)))
+    assert max(map(len, cli(*[name] * bool(name), "--help").out.splitlines())) <= 80
 
 
 def test_a_command_that_there_is_not_is_an_error(cli: CommandLine) -> None:

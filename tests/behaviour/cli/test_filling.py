@@ -42,6 +42,9 @@ flat = torch.nn.Conv2d(1, 2, 3, padding=1)
 
 def half(batch):
     return batch / 2
+
+def fail(batch):
+    raise RuntimeError("no such planet")
 """
 
 
@@ -230,7 +233,9 @@ def test_predict_reads_many_kinds_of_sources(kind: str, cli: CommandLine, model:
 
 
 def test_predict_tells_what_is_no_source(cli: CommandLine, model: Path, store: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.npy").write_text("no array")
     for source, told in [
+        (tmp_path / "text.npy", "text.npy holds no array of numbers"),
         (tmp_path / "nothing.png", "there is no source"),
         (store, "give its id with --source-tensor"),
     ]:
@@ -239,13 +244,45 @@ def test_predict_tells_what_is_no_source(cli: CommandLine, model: Path, store: P
     assert not (tmp_path / "p.zarr").exists()
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--module", "nothing.py:net"],
+        ["--module", "{model}:nothing"],
+        ["--module", "{model}:fail"],
+        ["--window", "0"],
+        ["--region", "0:4,0:4,0:4"],
+        ["--where", "nothing.npy"],
+        ["--reduce", "argmin"],
+        ["--padding", "mirror"],
+        ["--max-memory", "1"],
+        ["--dims", "y,x"],
+        ["--preprocess", "{model}:fail"],
+        ["--shard", "2/2"],
+    ],
+    ids="=".join,
+)
+@pytest.mark.parametrize("option", [[], ["--overwrite", "--yes"]], ids=["new", "overwrite"])
+def test_predict_that_cannot_be_creates_no_store(
+    option: list[str], wrong: list[str], cli: CommandLine, model: Path, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "image.npy", np.zeros((1, 24, 24), np.float32))
+    options = ["--module", f"{model}:flat", "--window", "16", "--dims", "c,y,x", *option]
+    target = tmp_path / "new" / "p.zarr"
+    given = [each.format(model=model) for each in wrong]
+    assert cli("predict", tmp_path / "image.npy", target, *options, *given).code in (1, 2, 4)
+    assert not target.parent.exists()
+
+
 def test_predict_overwrites_only_what_somebody_has_agreed_to(cli: CommandLine, model: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "image.npy", np.zeros((1, 24, 24), np.float32))
     source, target = tmp_path / "image.npy", tmp_path / "p.zarr"
     options = ["--window", "16", "--dims", "c,y,x"]
     assert cli("predict", "--module", f"{model}:flat", source, target, *options).code == 0
     other = ["--module", f"{model}:half", source, target, *options]
-    assert "already holds a tensor 'prediction'" in cli("predict", *other).err
+    found = cli("predict", *other)
+    assert "already holds a tensor 'prediction'" in found.err
+    assert "another tensor_id, or --overwrite, which deletes what is stored" in found.err
     refused = cli("predict", *other, "--overwrite")
     assert (refused.code, "This deletes 'prediction' in" in refused.err) == (2, True)
     assert tiles(target, "prediction") > 0

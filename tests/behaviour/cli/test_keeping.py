@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import zarr
 
-from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore
+from infinite_tensor import InfiniteTensor, TensorGroup, TensorWindow, ZarrTileStore
 from tests.support.command_line import CommandLine
 
 from .conftest import ramp
@@ -111,13 +112,59 @@ def test_rm_with_dependants_lists_and_deletes_them_too(cli: CommandLine, store: 
     refused = cli("rm", store, "rows", "--dependants")
     assert (refused.code, "rows: 8 tiles, " in refused.err, "twice: 1 tile, " in refused.err) == (2, True, True)
     found = cli("rm", store, "rows", "--dependants", "--yes", "--json")
-    assert found.json == {"store": str(store), "deleted": ["rows", "twice"]}
+    assert found.json == {"store": str(store), "deleted": ["rows", "twice"], "groups": []}
     assert ids(store) == []
 
 
 def test_rm_of_what_there_is_not_is_an_error(cli: CommandLine, store: Path) -> None:
     found = cli("rm", store, "columns", "--yes")
     assert (found.code, "holds no tensor 'columns'" in found.err) == (1, True)
+
+
+def saved(store: Path, *names: str) -> None:
+    """Groups of the tensor ``rows``."""
+    with ZarrTileStore(store) as opened:
+        for name in names:
+            TensorGroup({"height": opened.open("rows")}).save(opened, name)
+
+
+def test_rm_of_a_group_says_that_its_tensors_stay(cli: CommandLine, store: Path) -> None:
+    saved(store, "world")
+    refused = cli("rm", store, "world")
+    assert (refused.code, f"This deletes group 'world' from {store}. Its tensors stay." in refused.err) == (2, True)
+    assert cli("ls", store, "--json").json["groups"] == ["world"]
+    found = cli("rm", store, "world", "--yes")
+    assert (found.code, found.err) == (0, "deleted group 'world'; its tensors stay\n")
+    assert cli("ls", store, "--json").json["groups"] == []
+    assert ids(store) == ["rows", "twice"]
+
+
+def test_rm_of_an_id_that_a_tensor_and_a_group_have_is_of_the_tensor_unless_the_group_is_named(
+    cli: CommandLine, store: Path
+) -> None:
+    saved(store, "twice")
+    assert "twice: 1 tile, " in cli("rm", store, "twice").err
+    found = cli("rm", store, "twice", "--group", "--yes", "--json")
+    assert found.json == {"store": str(store), "deleted": [], "groups": ["twice"]}
+    assert ids(store) == ["rows", "twice"]
+    missing = cli("rm", store, "twice", "--group", "--yes")
+    assert (missing.code, "holds no group 'twice', but a tensor of that id" in missing.err) == (1, True)
+
+
+def test_rm_deletes_a_group_that_is_damaged(cli: CommandLine, store: Path) -> None:
+    saved(store, "world")
+    document = store / "g-world" / "zarr.json"
+    document.write_text(document.read_text().replace("height", "weight"))
+    assert cli("info", store, "world").code == 1
+    assert cli("rm", store, "world", "--yes").code == 0
+    assert cli("ls", store, "--json").json["groups"] == []
+
+
+def test_rm_knows_no_dependants_of_a_group(cli: CommandLine, store: Path) -> None:
+    saved(store, "world")
+    found = cli("rm", store, "world", "--dependants", "--yes")
+    assert (found.code, "--dependants is for tensors" in found.err) == (2, True)
+    assert cli("ls", store, "--json").json["groups"] == ["world"]
 
 
 def test_rm_deletes_a_tensor_whose_definition_is_damaged(cli: CommandLine, store: Path) -> None:
@@ -132,6 +179,17 @@ def test_rm_deletes_a_tensor_whose_definition_is_damaged(cli: CommandLine, store
 def test_nothing_is_created_where_there_is_no_store(command: tuple[str, ...], cli: CommandLine, tmp_path: Path) -> None:
     assert cli(command[0], tmp_path / "nothing", *command[1:], "--yes").code == 1
     assert not (tmp_path / "nothing").exists()
+
+
+@pytest.mark.parametrize("command", [("rm", "rows"), ("gc",), ("verify", "--repair")])
+def test_a_zarr_group_of_somebody_else_stays_as_it_is(
+    command: tuple[str, ...], cli: CommandLine, tmp_path: Path
+) -> None:
+    zarr.create_group(tmp_path / "theirs", attributes={"year": 2024})
+    before = (tmp_path / "theirs" / "zarr.json").read_bytes()
+    found = cli(command[0], tmp_path / "theirs", *command[1:], "--yes")
+    assert (found.code, "there is a Zarr group with no store in it" in found.err) == (1, True)
+    assert (tmp_path / "theirs" / "zarr.json").read_bytes() == before
 
 
 def test_dependants_are_those_that_clear_tensor_deletes(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,32 @@ def test_ls_tells_programs_the_same(cli: CommandLine, store: Path) -> None:
         ],
         "groups": [],
     }
+
+
+def test_what_is_too_wide_for_a_table_is_listed_row_by_row(
+    cli: CommandLine, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    assert cli("ls", store).out.splitlines() == [
+        "tensor  rows",
+        "shape   (None, None)",
+        "dims    y, x",
+        "dtype   float32",
+        "",
+        "tensor  twice",
+        "shape   (8, None)",
+        "dtype   float32",
+    ]
+
+
+def test_a_long_id_alone_is_folded(cli: CommandLine, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ZarrTileStore(store) as opened:
+        opened.rename("twice", "twice as high as all the other rows")
+    monkeypatch.setenv("COLUMNS", "60")
+    assert cli("ls", store).out.splitlines()[2:] == [
+        "twice as high as all the other   (8, None)           float32",
+        "rows",
+    ]
 
 
 def test_ls_counts_tiles_where_it_is_asked_to(cli: CommandLine, store: Path) -> None:
@@ -109,6 +136,55 @@ def test_info_of_a_tensor_that_there_is_not_names_those_that_there_are(cli: Comm
     assert "holds no tensor 'columns'; it holds ['rows', 'twice']" in found.err
 
 
+def a_group(store: Path) -> None:
+    """The group ``world`` of two tensors, of which one has half the pixels."""
+    with ZarrTileStore(store) as opened:
+        depth = InfiniteTensor((None, None), ramp, TensorWindow((4, 4)), tile_store=opened, tensor_id="depth")
+        tensors = {"height": opened.open("rows"), "soil": {"depth": depth}}
+        TensorGroup(tensors, scale={("soil", "depth"): Fraction(1, 2)}).save(opened, "world")
+
+
+def test_info_of_a_group_tells_what_it_is_made_of(cli: CommandLine, store: Path) -> None:
+    a_group(store)
+    found = cli("info", store, "world")
+    assert found.code == 0
+    assert found.out.splitlines() == [
+        "group    world",
+        "tensors  2",
+        "",
+        "name        tensor  shape         dtype    shares        scale",
+        "height      rows    (None, None)  float32  y, x",
+        "soil/depth  depth   (None, None)  float32  dim_0, dim_1  1/2, 1/2",
+    ]
+    told = cli("info", store, "world", "--json").json
+    assert (told["group_id"], len(told["members"])) == ("world", 2)
+    assert told["members"][1].items() >= {"key": ["soil", "depth"], "tensor_id": "depth", "found": "here"}.items()
+
+
+def test_info_of_a_group_tells_which_tensors_are_not_there(cli: CommandLine, store: Path) -> None:
+    a_group(store)
+    with ZarrTileStore(store) as opened:
+        opened.clear_tensor("depth")
+        opened.clear_tensor("rows", dependants=True)
+        InfiniteTensor((8, 8), ramp, TensorWindow((4, 4)), tile_store=opened, tensor_id="rows")
+    lines = cli("info", store, "world").out.splitlines()
+    assert [line.split(maxsplit=2)[2] for line in lines[4:]] == [
+        "another tensor of this id",
+        "1/2, 1/2  not in this store",
+    ]
+
+
+def test_info_of_an_id_that_a_tensor_and_a_group_have_is_of_the_tensor_unless_the_group_is_named(
+    cli: CommandLine, store: Path
+) -> None:
+    with ZarrTileStore(store) as opened:
+        TensorGroup({"height": opened.open("rows")}).save(opened, "twice")
+    assert cli("info", store, "twice", "--json").json["tensor_id"] == "twice"
+    assert cli("info", store, "twice", "--group", "--json").json["group_id"] == "twice"
+    missing = cli("info", store, "rows", "--group")
+    assert (missing.code, "holds no group 'rows', but a tensor of that id" in missing.err) == (1, True)
+
+
 def test_read_prints_what_is_stored(cli: CommandLine, store: Path) -> None:
     found = cli("read", store, "rows", "--region", "-2:2,0")
     assert found.code == 0
@@ -126,7 +202,8 @@ def test_read_prints_what_is_stored(cli: CommandLine, store: Path) -> None:
 def test_read_computes_nothing(cli: CommandLine, store: Path) -> None:
     found = cli("read", store, "rows", "--region", "0:4,100:104")
     assert (found.code, found.out) == (1, "")
-    assert "are not stored" in found.err
+    assert "1 window within [0:4, 100:104] is not stored" in found.err
+    assert "give --fill-value" in found.err
     told = cli("read", store, "rows", "--region", "0:1,6:10", "--fill-value", "-1", "--json").json
     assert told["values"] == [[0.0, 0.0, -1.0, -1.0]]
 
@@ -148,6 +225,22 @@ def test_read_writes_npy(cli: CommandLine, store: Path, tmp_path: Path) -> None:
     found = cli("read", store, "rows", "--region", "0:4,0:8", "-o", tmp_path / "a.npy", "--json")
     assert found.json["output"] == str(tmp_path / "a.npy")
     assert np.array_equal(np.load(tmp_path / "a.npy"), torch.arange(4)[:, None].repeat(1, 8))
+
+
+def test_read_replaces_only_what_somebody_has_agreed_to(cli: CommandLine, store: Path, tmp_path: Path) -> None:
+    target = tmp_path / "a.npy"
+    target.write_bytes(b"mine")
+    options = [store, "rows", "--region", "0:4,0:8", "-o", target]
+    found = cli("read", *options)
+    assert (found.code, found.err) == (
+        1,
+        f"error: there is something at {str(target)!r} already; give another path, or --overwrite\n",
+    )
+    refused = cli("read", *options, "--overwrite")
+    assert (refused.code, f"This replaces what is at {target}." in refused.err) == (2, True)
+    assert target.read_bytes() == b"mine"
+    assert cli("read", *options, "--overwrite", "--yes").code == 0
+    assert np.load(target).shape == (4, 8)
 
 
 def test_read_draws_a_png_from_black_to_white(cli: CommandLine, store: Path, tmp_path: Path) -> None:
@@ -175,6 +268,11 @@ def test_read_tells_what_does_not_fit_a_picture(cli: CommandLine, store: Path, t
     assert found.code == 2
     assert "a file is one of .npy, .png" in found.err
     assert list(tmp_path.glob("a.*")) == []
+
+
+def test_read_into_a_url_says_that_export_does_that(cli: CommandLine, store: Path) -> None:
+    found = cli("read", store, "rows", "--region", "0:4,0:4", "-o", "s3://bucket/a.npy")
+    assert (found.code, "export writes to URLs" in found.err) == (2, True)
 
 
 def test_read_into_a_folder_that_there_is_not_is_an_error(cli: CommandLine, store: Path, tmp_path: Path) -> None:

@@ -34,11 +34,15 @@ def test_cp_onto_another_tensor_asks_before_it_deletes_that(cli: CommandLine, st
     other = tmp_path / "other.zarr"
     with ZarrTileStore(other) as opened:
         InfiniteTensor((4, 4), ramp, TensorWindow((4, 4)), tile_store=opened, tensor_id="rows")[...]
-    refused = cli("cp", store, "rows", other)
+    found = cli("cp", store, "rows", other)
+    assert found.code == 1
+    assert "shape: stored [4, 4], given [None, None]" in found.err
+    assert "give --overwrite, which deletes the tensor that is there" in found.err
+    refused = cli("cp", store, "rows", other, "--overwrite")
     assert refused.code == 2
     assert f"This deletes from {other}:\n  rows: 1 tile, " in refused.err
     assert cli("ls", other, "--json").json["tensors"][0]["shape"] == [4, 4]
-    assert cli("cp", store, "rows", other, "--yes").code == 0
+    assert cli("cp", store, "rows", other, "--overwrite", "--yes").code == 0
     assert cli("ls", other, "--json").json["tensors"][0]["shape"] == [None, None]
 
 
@@ -49,24 +53,49 @@ def test_cp_asks_about_all_that_it_deletes(cli: CommandLine, store: Path, tmp_pa
         InfiniteTensor(
             (4, 4), doubled, window, args=[rows], args_windows=[window], tile_store=opened, tensor_id="twice"
         )[...]
-    refused = cli("cp", store, "twice", other, "--upstream")
+    refused = cli("cp", store, "twice", other, "--upstream", "--overwrite")
     assert refused.code == 2
     assert "\n  rows: 1 tile, " in refused.err
     assert "\n  twice: 1 tile, " in refused.err
     assert "    shape: stored [4, 4], given [None, None]\n" in refused.err
     assert {each["shape"][0] for each in cli("ls", other, "--json").json["tensors"]} == {4}
-    done = cli("cp", store, "twice", other, "--upstream", "--yes")
+    done = cli("cp", store, "twice", other, "--upstream", "--overwrite", "--yes")
     assert (done.code, "warning" in done.err) == (0, False), done.err
     assert [each["shape"][0] for each in cli("ls", other, "--json").json["tensors"]] == [None, 8]
 
 
 def test_cp_onto_itself_deletes_nothing(cli: CommandLine, store: Path, tmp_path: Path) -> None:
     (tmp_path / "link.zarr").symlink_to(store)
-    for other, option in ((store, "--yes"), (tmp_path / "link.zarr", "--yes"), (store, "--upstream")):
-        found = cli("cp", store, "rows", other, option)
+    for other, option in ((store, "--overwrite"), (tmp_path / "link.zarr", "--overwrite"), (store, "--upstream")):
+        found = cli("cp", store, "rows", other, option, "--yes")
         assert (found.code, "cannot be copied into itself" in found.err) == (1, True)
         assert "This deletes" not in found.err
         assert cli("info", store, "rows", "--json").json["tiles_complete"] == 8
+
+
+def test_cp_of_an_hdf5_file_onto_itself_says_so(cli: CommandLine, store: Path, tmp_path: Path) -> None:
+    assert cli("cp", store, "rows", tmp_path / "o.h5").code == 0
+    for options in ([], ["--overwrite", "--yes"]):
+        found = cli("cp", tmp_path / "o.h5", "rows", tmp_path / "o.h5", *options)
+        assert (found.code, "'rows' cannot be copied into itself" in found.err) == (1, True)
+    assert cli("info", tmp_path / "o.h5", "rows", "--json").json["tiles_complete"] == 8
+
+
+def test_cp_counts_one_tile_as_one(cli: CommandLine, store: Path, tmp_path: Path) -> None:
+    assert "holds 'twice': 1 tile, " in cli("cp", store, "twice", tmp_path / "other.zarr").err
+
+
+def test_cp_copies_a_region(cli: CommandLine, store: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.zarr"
+    assert cli("cp", store, "rows", other, "--region", "-1:1,0:4", "--json").json["tiles"] == 2
+    assert cli("read", other, "rows", "--region", "-4:4,0", "--json").code == 0
+    assert cli("read", other, "rows", "--region", "-4:4,4").code == 1
+
+
+def test_cp_of_what_cannot_be_creates_no_store(cli: CommandLine, store: Path, tmp_path: Path) -> None:
+    for options in (["--region", "0:4"], ["--region", "0:4,0:4,0:4", "--overwrite"]):
+        assert cli("cp", store, "rows", tmp_path / "other.zarr", *options).code == 1
+    assert not (tmp_path / "other.zarr").exists()
 
 
 def test_cp_of_what_there_is_not_is_an_error(cli: CommandLine, store: Path, tmp_path: Path) -> None:
@@ -91,7 +120,8 @@ def test_export_writes_a_region(cli: CommandLine, store: Path, tmp_path: Path) -
 def test_export_replaces_only_what_somebody_has_agreed_to(cli: CommandLine, store: Path, tmp_path: Path) -> None:
     target = tmp_path / "a.npy"
     target.write_bytes(b"mine")
-    assert cli("export", store, "rows", target, "--region", "0:4,0:8").code == 1
+    found = cli("export", store, "rows", target, "--region", "0:4,0:8")
+    assert (found.code, "give another path, or --overwrite" in found.err) == (1, True)
     refused = cli("export", store, "rows", target, "--region", "0:4,0:8", "--overwrite")
     assert (refused.code, f"This replaces what is at {target}." in refused.err) == (2, True)
     assert target.read_bytes() == b"mine"

@@ -113,6 +113,7 @@ import time, torch
 from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore
 
 def slow(ctx):
+    # The fill of an interrupt must not end before that comes: it takes 500 s. The test waits for a tile.
     time.sleep(0.05)
     return torch.ones(4, 4)
 
@@ -141,7 +142,7 @@ def test_an_interrupted_fill_exits_with_130_and_keeps_what_is_finished(tmp_path:
         assert opened.verify("t") == []
 
 
-def on_a_terminal(*arguments: object, keys: bytes = b"") -> tuple[int, str]:
+def on_a_terminal(*arguments: object, keys: bytes = b"", plain: bool = True) -> tuple[int, str]:
     """The exit code of a command, and what it shows on a terminal on which somebody presses keys."""
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 100))
@@ -156,7 +157,8 @@ def on_a_terminal(*arguments: object, keys: bytes = b"") -> tuple[int, str]:
         # So Linux tells that nobody has the other end open any more.
         pass
     os.close(ours)
-    return process.wait(_PATIENCE), re.sub(r"\x1b\[[0-9;]*m", "", shown.decode())
+    text = shown.decode()
+    return process.wait(_PATIENCE), re.sub(r"\x1b\[[0-9;]*m", "", text) if plain else text
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="terminals differ")
@@ -167,6 +169,23 @@ def test_somebody_is_asked_before_a_tensor_is_deleted(store: Path) -> None:
     assert (code, "deleted 'twice'" in shown) == (0, True)
     with ZarrTileStore(store, mode="r") as opened:
         assert opened.tensor_ids() == ["rows"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="terminals differ")
+def test_a_question_that_is_not_answered_is_a_no(store: Path) -> None:
+    code, shown = on_a_terminal("rm", store, "twice", keys=b"\x04")
+    assert (code, shown.splitlines()[-2:]) == (1, ["Go ahead? [y/N]: ", "Nothing was changed."])
+    with ZarrTileStore(store) as opened:
+        assert opened.tensor_ids() == ["rows", "twice"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="terminals differ")
+def test_an_error_is_coloured_on_a_terminal_that_wants_colours(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, shown = on_a_terminal("ls", store / "nothing", plain=False)
+    assert shown.startswith("\x1b[31m\x1b[1merror:\x1b[0m")
+    monkeypatch.setenv("NO_COLOR", "1")
+    _, shown = on_a_terminal("ls", store / "nothing", plain=False)
+    assert shown.startswith("error:")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="terminals differ")

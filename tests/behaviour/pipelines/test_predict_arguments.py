@@ -55,19 +55,18 @@ def test_an_argument_is_refused_by_what_it_is(name: str) -> None:
     assert refused > len(HOSTILE) / 3
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"workers": 0},
-        {"client": "127.0.0.1:8786"},
-        {"progress": "often"},
-        {"device": "nowhere"},
-        {"region": sl[0:10, "all"]},
-        {"where": torch.ones(3, 3)},
-        {"where": Mask(torch.ones(12, 12), origin=5)},
-    ],
-    ids=lambda wrong: next(iter(wrong)),
-)
+WRONG: list[dict[str, Any]] = [
+    {"workers": 0},
+    {"client": "127.0.0.1:8786"},
+    {"progress": "often"},
+    {"device": "nowhere"},
+    {"region": sl[0:10, "all"]},
+    {"where": torch.ones(3, 3)},
+    {"where": Mask(torch.ones(12, 12), origin=5)},
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: next(iter(wrong)))
 def test_what_does_not_fit_is_refused_before_anything_is_overwritten(wrong: dict[str, Any], tmp_path: Path) -> None:
     before = predict(net, IMAGE, tmp_path / "s.zarr", window=(8, 8), progress=False)[...]
     options: dict[str, Any] = {"window": (8, 8), "overwrite": True, "progress": False} | wrong
@@ -75,6 +74,23 @@ def test_what_does_not_fit_is_refused_before_anything_is_overwritten(wrong: dict
         predict(net, -IMAGE, store, **options)
     with open_store(tmp_path / "s.zarr", mode="r") as store:
         assert torch.equal(store.open("prediction")[...], before)
+
+
+def failing(_batch: torch.Tensor) -> torch.Tensor:
+    raise RuntimeError("no such planet")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [*WRONG, {"max_memory": 1}, {"reduce": "argmin"}, {"blend": "sharp"}, {"preprocess": failing}, {"dtype": "text"}],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_what_does_not_fit_is_refused_before_a_store_is_created(wrong: dict[str, Any], tmp_path: Path) -> None:
+    options: dict[str, Any] = {"window": (8, 8), "progress": False} | wrong
+    for target in (tmp_path / "new" / "s.zarr", str(tmp_path / "s.h5")):
+        with pytest.raises((InfiniteTensorError, RuntimeError)):
+            predict(net, IMAGE, target, **options)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_reduction_that_fails_is_shown_what_it_was_given() -> None:
