@@ -26,7 +26,7 @@ class ShapeMismatchError(ValidationError):
 
 
 class DtypeMismatchError(ValidationError):
-    """``f`` returned a tensor of another dtype than the InfiniteTensor was declared with."""
+    """``f`` returned a tensor of another dtype than was declared, or cannot work on that of what it was given."""
 
 
 class DeviceMismatchError(ValidationError):

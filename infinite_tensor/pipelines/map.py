@@ -8,6 +8,7 @@ import enum
 import functools
 import hashlib
 import json
+import re
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -16,8 +17,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from infinite_tensor.errors import ShapeMismatchError, ValidationError
+from infinite_tensor.errors import DtypeMismatchError, ShapeMismatchError, ValidationError
 from infinite_tensor.geometry.window import TensorWindow
+from infinite_tensor.pipelines.networks import dtype_of
 from infinite_tensor.pipelines.sliding import Along, output_of, paddings_of, sources_of
 from infinite_tensor.support.given import array_advice, quoted
 from infinite_tensor.tensor import InfiniteTensor
@@ -28,6 +30,16 @@ from infinite_tensor.values.networks import no_digest
 _Sizes: TypeAlias = tuple[int, ...]
 _KEYS = (int, float, str)
 """Of keys and members of sets, those whose repr is the same in every run."""
+_REFUSALS = re.compile(
+    r"expected scalar type \w+ but found"
+    # Of other devices it names classes, such as torch.cuda.FloatTensor.
+    r"|type \((?!torch\.)[\w: ]+\) and \w+ type \((?!torch\.)[\w: ]+\) should be the same"
+    r"|(have the same|share same) d(ata)?type"
+    r"|not implemented for '\w+'"
+    r"|could not infer output dtype"
+    r"|can't be cast to the desired output type"
+)
+"""How torch says that an operation does not take a dtype."""
 
 
 def map(  # noqa: A001  (what it does to tensors is what the builtin does to iterables)
@@ -111,6 +123,8 @@ def map(  # noqa: A001  (what it does to tensors is what the builtin does to ite
         If an argument does not fit, or the store holds another tensor under `tensor_id`.
     ShapeMismatchError
         (when read) If `fn` returns another size: the message tells the likely cause.
+    DtypeMismatchError
+        (when read) If `fn` returns another dtype, or torch refuses that of the inputs.
 
     Examples
     --------
@@ -261,7 +275,13 @@ class _Mapped:
         return self._called(regions, ())
 
     def _called(self, regions: Sequence[torch.Tensor], batch: _Sizes) -> torch.Tensor:
-        output = self.__wrapped__(*regions)
+        try:
+            output = self.__wrapped__(*regions)
+        except RuntimeError as error:
+            refused = self._refused(regions, str(error))
+            if refused is None:
+                raise
+            raise refused from error
         if not isinstance(output, torch.Tensor) or output.is_nested:
             raise ValidationError(
                 f"fn must return one dense tensor, got {type(output).__name__}: {output!r:.80}; {_instead(output)}"
@@ -273,6 +293,18 @@ class _Mapped:
         if len(found) != len(batch) + len(crops) or found[: len(batch)] != batch or None in crops:
             raise ShapeMismatchError(_misfit(self._output, tuple(regions[0].shape), found, batch))
         return output[(..., *crops)]
+
+    def _refused(self, regions: Sequence[torch.Tensor], said: str) -> DtypeMismatchError | None:
+        """What to say of an error of torch that is about a dtype which `fn` was given; None where it is not."""
+        wanted = dtype_of(self.__wrapped__) or torch.float32
+        given = [region.dtype for region in regions]
+        if _REFUSALS.search(said) is None or given.count(wanted) == len(given):
+            return None
+        return DtypeMismatchError(
+            f"fn was given {', '.join([str(each) for each in given])} and cannot work on that "
+            f"({said.strip().splitlines()[0]}); convert it in fn, by x.to({wanted}), or before: "
+            f"t.map(lambda x: x.to({wanted}), dtype={wanted}).map(fn)"
+        )
 
 
 def _instead(output: object) -> str:

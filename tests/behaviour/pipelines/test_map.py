@@ -24,6 +24,7 @@ from torch.nn.functional import conv2d, interpolate
 
 import infinite_tensor
 from infinite_tensor import (
+    DtypeMismatchError,
     FunctionChangedWarning,
     InfiniteTensor,
     Mask,
@@ -34,6 +35,7 @@ from infinite_tensor import (
     TensorWindow,
     ValidationError,
     ZarrTileStore,
+    from_array,
     no_digest,
     sl,
 )
@@ -561,6 +563,70 @@ def test_a_result_that_is_no_tensor_is_told_what_to_return(name: str, batch_size
     fn, message = NO_TENSOR[name]
     with pytest.raises(ValidationError, match=f"(?s)^fn must return one dense tensor, got {message}"):
         photo().map(fn, window=8, batch_size=batch_size)[...]
+
+
+def photo_of_bytes() -> InfiniteTensor:
+    return from_array(PHOTO.to(torch.uint8), dims=("c", "y", "x"))
+
+
+KERNEL = torch.ones(3, 3, 3, 3)
+REFUSED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "convolution": nn.Conv2d(3, 3, 3, padding=1).eval(),
+    "linear": nn.Linear(8, 8).eval(),
+    "batch norm": nn.BatchNorm2d(3).eval(),
+    "layer norm": nn.LayerNorm(8).eval(),
+    "activation": nn.GELU().eval(),
+    "function": lambda x: conv2d(x, KERNEL, padding=1),
+    "product": lambda x: x @ torch.ones(8, 8),
+    "pooling": lambda x: torch.nn.functional.avg_pool2d(x, 3, 1, 1),
+    "mean": lambda x: x - x.mean(),
+    "in place": lambda x: x.mul_(0.5),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_bytes_that_a_function_of_floats_is_given_are_to_be_converted(name: str, batch_size: int | None) -> None:
+    float32 = r"torch\.float32"
+    advice = rf"x\.to\({float32}\), or before: t\.map\(lambda x: x\.to\({float32}\), dtype={float32}\)\.map\(fn\)\n"
+    with pytest.raises(DtypeMismatchError, match=rf"^fn was given torch\.uint8 and cannot .*{advice}") as caught:
+        photo_of_bytes().map(REFUSED[name], window=8, batch_size=batch_size)[:, 0:8, 0:8]
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    converted = photo_of_bytes().map(lambda x: x.to(torch.float32), dtype=torch.float32)
+    assert converted.map(REFUSED[name], window=8, batch_size=batch_size)[:, 0:8, 0:8].dtype is torch.float32
+
+
+def test_a_network_asks_for_the_dtype_of_its_weights() -> None:
+    net = nn.Conv2d(3, 3, 1).double().eval()
+    with pytest.raises(
+        DtypeMismatchError, match=r"given torch\.float32 .*; convert it in fn, by x\.to\(torch\.float64\)"
+    ):
+        photo().map(net, window=8)[:, 0:8, 0:8]
+
+
+def _raised(error: Exception) -> torch.Tensor:
+    raise error
+
+
+OTHER_ERRORS: dict[str, tuple[InfiniteTensor, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "shapes": (photo_of_bytes(), lambda x: x + torch.ones(5, 5, 5)),
+    "of a user": (photo_of_bytes(), lambda _x: _raised(RuntimeError("the model expects another dtype"))),
+    "other classes": (photo_of_bytes(), lambda _x: _raised(ValueError("they must have the same dtype"))),
+    "floats that are refused": (photo(), lambda x: x << 1),
+    "devices": (
+        photo_of_bytes(),
+        lambda _x: _raised(
+            RuntimeError("Input type (torch.FloatTensor) and weight type (torch.cuda.FloatTensor) should be the same")
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize(("image", "fn"), OTHER_ERRORS.values(), ids=OTHER_ERRORS)
+def test_other_errors_of_a_function_come_through(image: InfiniteTensor, fn: Callable[..., torch.Tensor]) -> None:
+    with pytest.raises((RuntimeError, ValueError)) as caught:
+        image.map(fn, window=8)[:, 0:8, 0:8]
+    assert not isinstance(caught.value, ValidationError)
 
 
 @pytest.mark.parametrize(("fn", "name"), [(nn.Conv2d(3, 8, 3).eval(), "Conv2d"), (torch.flatten, "flatten")])
