@@ -25,6 +25,7 @@ from infinite_tensor.geometry.regions import parse
 from infinite_tensor.geometry.window import Shape, TensorWindow
 from infinite_tensor.outputs import Output, Shared
 from infinite_tensor.support.arguments import checked_device, checked_id, checked_workers
+from infinite_tensor.support.functions import Unmovable
 from infinite_tensor.support.given import array_advice, members, quoted
 from infinite_tensor.support.nested import show
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
@@ -507,12 +508,18 @@ class InfiniteTensor(Fillable):
         TypeError
             If an argument is unknown or given twice, and for ``copy=True``.
         ValidationError
-            If the store cannot convert what it keeps; nothing has changed then.
+            If the store cannot convert what it keeps, or `f` is one of this library that comes in one dtype and on one
+            device, as that of `noise`; nothing has changed then.
         """
         args = tuple(_as_target(arg) for arg in args)
         kwargs = {name: _as_target(arg) for name, arg in kwargs.items()}
         device, dtype = move_target(self.device, self.dtype, args, kwargs)
         if (device, dtype) != (self.device, self.dtype):
+            if isinstance(self.f, Unmovable):
+                raise ValidationError(
+                    f"tensor {self.tensor_id!r} cannot be moved from {self.dtype} on {self.device} to {dtype} on "
+                    f"{device}: {self.f.instead(dtype, device)}"
+                )
             if self.reduce is None:
                 check_blend(self.blend, dtype, device)
             else:

@@ -23,7 +23,7 @@ from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.regions import Selection
 from infinite_tensor.geometry.window import TensorWindow, followed
 from infinite_tensor.support.allocation import IN_PARTS, new_result
-from infinite_tensor.support.interrupts import store_call
+from infinite_tensor.support.interrupts import running_f, store_call
 from infinite_tensor.values.spec import TensorSpec
 
 _BLOCK_BYTES = 16 * 2**20
@@ -57,7 +57,7 @@ def read_together(
     with call.running:
         call.begin(*[node.contents for node, _ in requests], reads=True)
         while True:
-            read, absent = _looked_up(requests)
+            read, absent = _looked_up(requests, workers)
             if not absent or _compute(absent, workers):
                 return [[selection.pick(box) for selection, box in parts] for parts in read]
 
@@ -68,8 +68,10 @@ _Request: TypeAlias = tuple[Node, TensorSpec, _Parts]
 """What is to be read of a tensor, and what it was when the blocks were allocated."""
 
 
-def _looked_up(requests: Sequence[tuple[Node, Sequence[Selection]]]) -> tuple[list[_Parts], list[_Request]]:
-    """The results, with what stores have in memory; and those parts of them that are still to be read."""
+def _looked_up(
+    requests: Sequence[tuple[Node, Sequence[Selection]]], workers: int | None
+) -> tuple[list[_Parts], list[_Request]]:
+    """The results, with what stores have in memory or takes no windows; and those parts that are still to be read."""
     read: list[_Parts] = []
     absent: list[_Request] = []
     for node, wanted in requests:
@@ -79,9 +81,21 @@ def _looked_up(requests: Sequence[tuple[Node, Sequence[Selection]]]) -> tuple[li
         parts = [(each, new_result(each.shape, spec.dtype, spec.device, IN_PARTS)) for each in wanted]
         read.append(parts)
         missing = [(each, box) for each, box in parts if box.numel() and not contents.serve(spec, each.start, box)]
-        if missing:
+        if missing and not _written(node, missing, workers):
             absent.append((node, spec, missing))
     return read, absent
+
+
+def _written(node: Node, parts: _Parts, workers: int | None) -> bool:
+    """Have an ``f`` that can write regions write some; whether it has."""
+    writer, contents = node.computation.writer, node.contents
+    if writer is None or contents.outlives_process or (workers or node.computation.workers) > 1:
+        return False
+    contents.check_open()
+    with running_f():
+        for selection, box in parts:
+            writer.write(selection.start, box)
+    return True
 
 
 def _compute(requests: Sequence[_Request], workers: int | None) -> bool:

@@ -14,6 +14,7 @@ from infinite_tensor.geometry.padding import ArgReads
 from infinite_tensor.geometry.points import IntArray
 from infinite_tensor.geometry.window import TensorWindow, coordinates_of
 from infinite_tensor.support.forks import cached_property
+from infinite_tensor.support.functions import RegionWriter
 from infinite_tensor.tilestore.contents import Contents
 from infinite_tensor.tilestore.store import TileStore
 from infinite_tensor.values.definition import Padding, modes_of
@@ -81,6 +82,8 @@ class Computation:
         Length of the longest chain upstream of it; 0 where it reads no other tensor.
     computable : bool
         Whether it has an `f`, and everything upstream of it too.
+    writer : RegionWriter or None
+        `f`, where it can write regions of its tensor without windows.
     """
 
     tensors: tuple[TensorInStore, ...]
@@ -92,6 +95,7 @@ class Computation:
     def __post_init__(self) -> None:
         self.depth: int = max((upstream.node.computation.depth + 1 for upstream in self.inputs), default=0)
         self.computable: bool = self.f is not None and all(each.node.computation.computable for each in self.inputs)
+        self.writer: RegionWriter | None = _writer_of(self.f, self.tensors[0].spec)
         _alive[id(self)] = self
 
     def __eq__(self, other: object) -> bool:
@@ -133,6 +137,16 @@ class Computation:
     def own(self, windows: IntArray) -> IntArray:
         """Window indices of one of its tensors, (N, ndim), as `f` is given them: (N, coordinates)."""
         return windows[:, : self.coordinates]
+
+
+def _writer_of(f: Callable[..., Any] | None, spec: TensorSpec) -> RegionWriter | None:
+    """`f`, where it can write regions of the tensor that it is the ``f`` of: each pixel is that of one window."""
+    if not isinstance(f, RegionWriter):
+        return None
+    definition, size = spec.definition, spec.grid.window.size
+    as_they_are = (definition.blend, definition.blend_init, definition.reduction) == (None, None, None)
+    side_by_side = definition.output_window == TensorWindow(size) and not spec.grid.uncovered
+    return f if as_they_are and side_by_side and f.writes(size, spec.dtype, spec.device) else None
 
 
 class Node:

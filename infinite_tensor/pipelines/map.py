@@ -14,6 +14,7 @@ from torch import nn
 
 from infinite_tensor.errors import ShapeMismatchError, ValidationError
 from infinite_tensor.geometry.window import TensorWindow
+from infinite_tensor.pipelines.networks import dtype_of
 from infinite_tensor.pipelines.sliding import Along, output_of, paddings_of, sources_of
 from infinite_tensor.support.given import array_advice, quoted
 from infinite_tensor.tensor import InfiniteTensor
@@ -106,6 +107,8 @@ def map(  # noqa: A001  (what it does to tensors is what the builtin does to ite
         If an argument does not fit, or the store holds another tensor under `tensor_id`.
     ShapeMismatchError
         (when read) If `fn` returns another size: the message tells the likely cause.
+    DtypeMismatchError
+        (when read) If `fn` returns another dtype.
 
     Examples
     --------
@@ -192,7 +195,11 @@ class _Mapped:
         return self._called(regions, ())
 
     def _called(self, regions: Sequence[torch.Tensor], batch: _Sizes) -> torch.Tensor:
-        output = self.__wrapped__(*regions)
+        try:
+            output = self.__wrapped__(*regions)
+        except RuntimeError as error:
+            self._note_dtypes(error, [region.dtype for region in regions])
+            raise
         if not isinstance(output, torch.Tensor) or output.is_nested:
             raise ValidationError(
                 f"fn must return one dense tensor, got {type(output).__name__}: {output!r:.80}; {_instead(output)}"
@@ -204,6 +211,17 @@ class _Mapped:
         if len(found) != len(batch) + len(crops) or found[: len(batch)] != batch or None in crops:
             raise ShapeMismatchError(_misfit(self._output, tuple(regions[0].shape), found, batch))
         return output[(..., *crops)]
+
+    def _note_dtypes(self, error: RuntimeError, given: Sequence[torch.dtype]) -> None:
+        """Where `fn` may need another dtype than it was given, say so: torch tells it in many ways, and no remedy."""
+        wanted = dtype_of(self.__wrapped__)
+        if wanted is None and not all(dtype.is_floating_point or dtype.is_complex for dtype in given):
+            wanted = torch.float32
+        if wanted not in (None, *given):
+            error.add_note(
+                f"fn was given {', '.join(map(str, given))}; if it needs {wanted}, convert in fn, by x.to({wanted}), or "
+                f"before: t.map(lambda x: x.to({wanted}), dtype={wanted}).map(fn)"
+            )
 
 
 def _instead(output: object) -> str:

@@ -166,7 +166,7 @@ class BatchedNetwork:
         self._expected: Mapping[str | None, tuple[tuple[int, ...], torch.dtype]] = {}
         self._kept: dict[Index, Outputs] = {}
         self.networks = networks_in((net, preprocess))
-        self._dtype = _dtype_of(net)
+        self._dtype = dtype_of(net)
 
     def __getstate__(self) -> dict[str, Any]:
         """All but what is kept, which is for this process."""
@@ -259,8 +259,8 @@ def device_of(net: object) -> torch.device:
     return next((each.device for network in networks_in((net,)) for each in network.parameters()), torch.device("cpu"))
 
 
-def _dtype_of(net: object) -> torch.dtype | None:
-    """What the parameters of the networks in a function are."""
+def dtype_of(net: object) -> torch.dtype | None:
+    """What the parameters of the networks in a function are; None where there are none."""
     parameters = (each for network in networks_in((net,)) for each in network.parameters())
     return next((each.dtype for each in parameters if each.is_floating_point()), None)
 

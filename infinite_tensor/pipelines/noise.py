@@ -11,7 +11,7 @@ import itertools
 import math
 import operator
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Literal, TypeAlias
@@ -24,6 +24,7 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.pipelines.normal import Floats, make_normal
 from infinite_tensor.support.allocation import new_block
+from infinite_tensor.support.functions import RegionWriter
 from infinite_tensor.support.given import as_index, members, quoted, word
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore
@@ -37,8 +38,10 @@ _WINDOW_CELLS = 8
 """Of one window: few, since most reads are of small regions anywhere; so many that there are not too many windows."""
 _BATCH = 8
 _CACHE_BYTES = 2**25
+_PART = 2**16
+"""Pixels that stay in the cache of a core while they are drawn; fewer take more calls."""
 _SERIAL = 2048
-"""More numbers at once are copied by torch on several threads."""
+"""More numbers at once are rounded by torch on several threads: in a forked child it has no others."""
 
 Address: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
 """A key and a counter, each as words, the lowest one first."""
@@ -55,7 +58,8 @@ def noise(
     """Random numbers, one for each coordinate.
 
     A pixel depends on `seed`, `stream`, `kind`, `dtype` and its coordinates, and on nothing else: neither on the
-    extents in `shape`, nor on what is read before or beside it. Nothing is stored; a few windows are kept in memory.
+    extents in `shape`, nor on what is read before or beside it. A read draws just the pixels that it returns, and keeps
+    none of them. Of what other tensors read, up to 32 MiB stay in memory. Nothing is stored.
 
     Parameters
     ----------
@@ -76,8 +80,8 @@ def noise(
     Returns
     -------
     InfiniteTensor
-        On the CPU. `version` in its definition holds seed, stream and kind, so that what is stored of a tensor that
-        reads it is refused with other ones.
+        On the CPU, from which it cannot be moved. `version` in its definition holds seed, stream and kind, so that what
+        is stored of a tensor that reads it is refused with other ones.
 
     Raises
     ------
@@ -216,18 +220,22 @@ class _Local(threading.local):
 
     def words(self, address: Address, count: int) -> npt.NDArray[np.uint64]:
         """So many words from an address on."""
+        # As tuples: to set them in arrays takes longer than to draw a hundred words.
         now = self._state["state"]
-        now["key"][:], now["counter"][:] = address
+        now["key"], now["counter"] = address
         self._generator.state = self._state
         return self._generator.random_raw(count).astype(_WORD, copy=False)
 
 
 _LOCAL = _Local()
 
+_Span: TypeAlias = tuple[int, int, int, slice]
+"""What an interval has of a cell: its index, the first pixel in it and the end, and where they are in the interval."""
+
 
 @dataclass(frozen=True)
-class _Draws:
-    """Computes windows of noise.
+class _Draws(RegionWriter):
+    """Computes noise.
 
     Attributes
     ----------
@@ -253,42 +261,153 @@ class _Draws:
 
     def windows(self, contexts: Sequence[Sequence[int]]) -> torch.Tensor:
         """The windows at some indices."""
-        computed = torch.float64 if self.dtype is torch.float64 else torch.float32
-        bits = _BITS[computed if self.normal else self.dtype]
-        drawn = new_block((len(contexts), *self.size), computed, torch.device("cpu"))
-        pixels, begin = drawn.numpy(), 0
+        windows = new_block((len(contexts), *self.size), self.dtype, torch.device("cpu"))
+        pixels = self._pixels(windows)
+        drawn, bits = self._begun(pixels)
+        begin = 0
         for end in range(1, len(contexts) + 1):
             # Windows that follow each other are drawn at once.
             if end == len(contexts) or contexts[end] != (*contexts[end - 1][:-1], contexts[end - 1][-1] + 1):
-                self._draw(contexts[begin], bits, pixels[begin:end])
+                self._draw_windows(contexts[begin], bits, drawn[begin:end])
                 begin = end
-        (to_normal if self.normal else to_uniform)(pixels.reshape(-1), bits)
-        if self.dtype is computed:
-            return drawn
-        windows = new_block(drawn.shape, self.dtype, torch.device("cpu"))
-        for part, target in zip(_parts(drawn), _parts(windows), strict=True):
-            target.copy_(part)
+        self._finish(drawn, bits, pixels)
         return windows
 
-    def _draw(self, ctx: Sequence[int], bits: int, pixels: npt.NDArray[Any]) -> None:
+    def writes(self, size: Sequence[int], dtype: torch.dtype, device: torch.device) -> bool:
+        """Whether the tensor is as `noise` makes it; see `RegionWriter.writes`."""
+        return (tuple(size), dtype, device.type) == (self.size, self.dtype, "cpu")
+
+    def instead(self, dtype: torch.dtype, device: torch.device) -> str:
+        """What to do rather than to move it; see `Unmovable.instead`."""
+        if dtype is self.dtype:
+            return f"noise is drawn on the CPU; move what is read: t[...].to({str(device)!r})"
+        made = f"make it with noise(..., dtype={dtype}), or " if dtype in _BITS else ""
+        return f"noise comes in the dtype that it was made with; {made}convert what is read: t[...].to({dtype})"
+
+    def write(self, start: Sequence[int], out: torch.Tensor) -> None:
+        """Draw the pixels from `start` on; see `RegionWriter.write`."""
+        for begin, part in _parts(start, self._pixels(out)):
+            drawn, bits = self._begun(part)
+            self._draw(begin, bits, drawn)
+            self._finish(drawn, bits, part)
+
+    def _pixels(self, out: torch.Tensor) -> npt.NDArray[Any]:
+        # Numpy lacks bfloat16: its bits.
+        return (out.view(torch.int16) if self.dtype is torch.bfloat16 else out).numpy()
+
+    def _begun(self, pixels: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], int]:
+        """Where to draw what becomes `pixels`, and how many bits of each."""
+        computed = torch.float64 if self.dtype is torch.float64 else torch.float32
+        straight = self.dtype is computed and pixels.flags.c_contiguous
+        drawn = pixels if straight else new_block(pixels.shape, computed, torch.device("cpu")).numpy()
+        return drawn, _BITS[computed if self.normal else self.dtype]
+
+    def _finish(self, drawn: npt.NDArray[Any], bits: int, pixels: npt.NDArray[Any]) -> None:
+        """Turn what has been drawn into numbers."""
+        (to_normal if self.normal else to_uniform)(drawn.reshape(-1), bits)
+        if drawn is not pixels:
+            np.copyto(pixels, drawn if self.dtype.itemsize > 2 else self._rounded(drawn))
+
+    def _rounded(self, drawn: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Numbers in a dtype of 16 bits."""
+        numbers = torch.from_numpy(drawn).view(-1)
+        rounded = new_block(drawn.shape, self.dtype, torch.device("cpu"))
+        for part, target in zip(torch.split(numbers, _SERIAL), torch.split(rounded.view(-1), _SERIAL), strict=True):
+            target.copy_(part)
+        return self._pixels(rounded)
+
+    def _draw_windows(self, ctx: Sequence[int], bits: int, pixels: npt.NDArray[Any]) -> None:
         """Write the upper bits of the words of a row of windows, signed for normal numbers, as they are."""
         cells = _cells_of(pixels)
         counts = cells.shape[1 : len(ctx) + 1]
         words = _CELL * pixels.itemsize // 8
-        length = words * len(cells) * counts[-1]
-        signed, unsigned = _HALVES if pixels.itemsize == 4 else _WHOLE
-        local = _LOCAL
         *others, first = map(operator.mul, ctx, counts)
         for row in itertools.product(*map(range, counts[:-1])):
             place = [*map(operator.add, others, row), first]
             # Cells of a row follow each other.
-            drawn = local.words(cell_address(self.seed, self.stream, place, words // 4), length)
-            upper = drawn.view(signed if self.normal else unsigned)
-            upper >>= 8 * pixels.itemsize - bits
-            # Signed numbers are converted several times as fast.
+            address = cell_address(self.seed, self.stream, place, words // 4)
+            upper = self._upper(address, words * len(cells) * counts[-1], bits, pixels.itemsize)
             at: tuple[Any, ...] = (slice(None), *row)
             target = cells[at]
-            np.copyto(target, upper.view(signed).reshape(target.shape), casting="unsafe")
+            np.copyto(target, upper.reshape(target.shape), casting="unsafe")
+
+    def _draw(self, start: Sequence[int], bits: int, pixels: npt.NDArray[Any]) -> None:
+        """Write the upper bits of the words of any region, likewise."""
+        columns = _spans(start[-1], pixels.shape[-1], _cell_of(pixels.ndim)[-1])
+        if pixels.ndim == 1:
+            # A cell is a row.
+            self._draw_row([], (0, 0, 1, slice(None)), columns, bits, pixels[None])
+            return
+        rows = _spans(start[-2], pixels.shape[-2], _SIDE)
+        for lead in itertools.product(*map(range, pixels.shape[:-2])):
+            place = [*map(operator.add, start, lead)]
+            for row in rows:
+                at: tuple[Any, ...] = (*lead, row[-1])
+                self._draw_row([*place, row[0]], row, columns, bits, pixels[at])
+
+    def _draw_row(
+        self, place: list[int], row: _Span, columns: Sequence[_Span], bits: int, pixels: npt.NDArray[Any]
+    ) -> None:
+        """Write what there is of some cells that follow each other, at `place` but for the last index."""
+        _, top, bottom, _ = row
+        width, itemsize = _SIDE if place else _CELL, pixels.itemsize
+        in_counter = 4 * 8 // itemsize
+        counters = _CELL // in_counter
+        key, (counter, *others) = cell_address(self.seed, self.stream, [*place, columns[0][0]], counters)
+        for _, left, right, at in columns:
+            # From the first pixel of the first row to the last one of the last row.
+            first, last = top * width + left, (bottom - 1) * width + right
+            begin, end = first // in_counter, -(-last // in_counter)
+            upper = self._upper((key, (counter + begin, *others)), 4 * (end - begin), bits, itemsize)
+            shape, skipped = (bottom - top, right - left), first - begin * in_counter
+            block = np.ndarray(shape, upper.dtype, upper, skipped * itemsize, (width * itemsize, itemsize))
+            np.copyto(pixels[:, at], block, casting="unsafe")
+            counter += counters
+
+    def _upper(self, address: Address, count: int, bits: int, itemsize: int) -> npt.NDArray[Any]:
+        """The upper bits of words, signed for normal numbers."""
+        signed, unsigned = _HALVES if itemsize == 4 else _WHOLE
+        upper = _LOCAL.words(address, count).view(signed if self.normal else unsigned)
+        upper >>= 8 * itemsize - bits
+        # Signed numbers are converted several times as fast.
+        return upper.view(signed)
+
+
+def _cell_of(ndim: int) -> tuple[int, ...]:
+    """The extents of a cell."""
+    return (_CELL,) if ndim == 1 else (*(1,) * (ndim - 2), _SIDE, _SIDE)
+
+
+def _spans(start: int, length: int, size: int) -> list[_Span]:
+    """An interval, cut at the borders of cells of a size."""
+    spans, stop = [], start + length
+    for cell in range(start // size, -(-stop // size)):
+        begin, end = max(start, cell * size), min(stop, (cell + 1) * size)
+        spans.append((cell, begin - cell * size, end - cell * size, slice(begin - start, end - start)))
+    return spans
+
+
+def _parts(start: Sequence[int], pixels: npt.NDArray[Any]) -> Iterator[tuple[Sequence[int], npt.NDArray[Any]]]:
+    """A region in parts of few pixels, cut between cells, along the first dimensions rather than the last."""
+    if pixels.size <= _PART:
+        yield start, pixels
+        return
+    for d, (first, extent, side) in enumerate(zip(start, pixels.shape, _cell_of(pixels.ndim), strict=True)):
+        before = (first + extent // 2) // side * side - first
+        middle = next((at for at in (before, before + side) if 0 < at < extent), None)
+        if middle is not None:
+            lead = (slice(None),) * d
+            yield from _parts(start, pixels[(*lead, slice(middle))])
+            yield from _parts([*start[:d], first + middle, *start[d + 1 :]], pixels[(*lead, slice(middle, None))])
+            return
+
+
+def _cells_of(pixels: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A view of some windows with the number of one, the index of a cell in it, then what is in that."""
+    if pixels.ndim == 2:
+        return pixels.reshape(len(pixels), -1, _CELL)
+    *others, rows, columns = pixels.shape
+    return pixels.reshape(*others, rows // _SIDE, _SIDE, columns // _SIDE, _SIDE).swapaxes(-3, -2)
 
 
 def to_uniform(numbers: Floats, bits: int) -> None:
@@ -302,19 +421,6 @@ def to_normal(numbers: Floats, bits: int) -> None:
     numbers += 0.5
     numbers *= 2.0**-bits
     make_normal(numbers)
-
-
-def _parts(window: torch.Tensor) -> Sequence[torch.Tensor]:
-    """Views of all pixels, few enough for torch to stay on one thread: in a forked child it has no others."""
-    return window.view(-1).chunk(-(-window.numel() // _SERIAL))
-
-
-def _cells_of(pixels: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """A view of some windows with the number of one, the index of a cell in it, then what is in that."""
-    if pixels.ndim == 2:
-        return pixels.reshape(len(pixels), -1, _CELL)
-    *others, rows, columns = pixels.shape
-    return pixels.reshape(*others, rows // _SIDE, _SIDE, columns // _SIDE, _SIDE).swapaxes(-3, -2)
 
 
 def _window_size(shape: object) -> tuple[int, ...]:

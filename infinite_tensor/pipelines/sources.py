@@ -14,6 +14,7 @@ import torch
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.pipelines.readers import ArrayReader, ImageReader, RasterReader, Reader
+from infinite_tensor.support.functions import Unmovable
 from infinite_tensor.support.given import as_index, members, quoted, word
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore
@@ -178,7 +179,7 @@ def from_raster(
     return _source(RasterTensor, RasterReader(_checked_path(path)), ("band", "y", "x"), chunks, name)
 
 
-class Blocks:
+class Blocks(Unmovable):
     """The ``f`` of a source: block `ctx` of what a reader reads.
 
     Parameters
@@ -196,6 +197,15 @@ class Blocks:
     def __call__(self, ctx: tuple[int, ...]) -> torch.Tensor:
         """One block; this is all that the fingerprint of a source sees of the code."""
         return self.block(ctx)
+
+    def instead(self, dtype: torch.dtype, device: torch.device) -> str:
+        """What to do rather than to move it; see `Unmovable.instead`."""
+        if dtype is self.reader.dtype:
+            return f"it is read as it is stored; move what is read: t[...].to({str(device)!r})"
+        return (
+            "it is read as it is stored; convert what is read, or make a tensor that does: "
+            f"t.map(lambda x: x.to({dtype}), dtype={dtype})"
+        )
 
     def block(self, ctx: tuple[int, ...]) -> torch.Tensor:
         """One block, of which what lies beyond the end of the array has no values."""

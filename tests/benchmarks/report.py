@@ -41,6 +41,8 @@ def is_met(row: Row, values: Values) -> bool | None:
         checks.append(ours <= target.of_floor * values[row.floor])
     if target.memory is not None:
         checks.append(ours <= target.memory)
+    if target.rate is not None:
+        checks.append(row.nbytes >= target.rate * ours)
     return all(checks) if checks else None
 
 
@@ -85,8 +87,8 @@ def _cells(row: Row, values: Values) -> list[str]:
     return [
         row.what,
         _value(row.peer, values, "" if row.peer is None else _STORES[row.peer.variant]),
-        _value(row.ours, values, _STORES[row.ours.variant]),
-        _value(row.floor, values, row.floor_name),
+        _value(row.ours, values, _STORES[row.ours.variant], row.nbytes),
+        _value(row.floor, values, row.floor_name, row.nbytes),
         NOTHING if row.peer is None else as_ratio(ours / values[row.peer]),
         NOTHING if row.floor is None else as_ratio(ours / values[row.floor]),
         _target(row.target) or NOTHING,
@@ -111,11 +113,12 @@ def _curve_cells(curve: Curve, values: Values) -> list[str]:
     ]
 
 
-def _value(measurement: Measurement | None, values: Values, label: str) -> str:
+def _value(measurement: Measurement | None, values: Values, label: str, nbytes: int = 0) -> str:
     if measurement is None:
         return NOTHING
     value = values[measurement]
-    return f"{f'{value / 10**6:.0f} MB' if measurement.alone else in_seconds(value)}, {label}"
+    rate = f"{nbytes / value / 10**6:.0f} MB/s, " if nbytes else ""
+    return f"{f'{value / 10**6:.0f} MB' if measurement.alone else in_seconds(value)}, {rate}{label}"
 
 
 def _target(target: Target) -> str:
@@ -126,6 +129,8 @@ def _target(target: Target) -> str:
         parts.append(f"{_fraction(target.of_floor)} of floor")
     if target.memory is not None:
         parts.append(f"{target.memory / 10**6:.0f} MB")
+    if target.rate is not None:
+        parts.append(f"{target.rate / 10**6:.0f} MB/s")
     return ", ".join(parts)
 
 

@@ -20,11 +20,14 @@ class Target:
         The most that the time may be, as a ratio.
     memory : int or None
         The most that the memory may grow by, in bytes.
+    rate : int or None
+        The fewest bytes of the result that a second may take.
     """
 
     of_peer: Fraction | None = None
     of_floor: Fraction | None = None
     memory: int | None = None
+    rate: int | None = None
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,8 @@ class Row:
         What the floor does.
     target : Target
         What is to be reached.
+    nbytes : int
+        Bytes of the result, where it is told how many a second takes; else 0.
     """
 
     case: str
@@ -56,6 +61,7 @@ class Row:
     floor: Measurement | None = None
     floor_name: str = ""
     target: Target = Target()
+    nbytes: int = 0
 
 
 def _ours(workload: str, store: str, size: int = 0, *, alone: bool = False) -> Measurement:
@@ -219,6 +225,24 @@ def _faces() -> list[Row]:
     ]
 
 
+def _drawing() -> list[Row]:
+    # The peer has no noise.
+    return [
+        Row(
+            "noise",
+            f"{side}x{side} of {kind} noise, anywhere (per read)",
+            _ours(f"drawing.{kind}", MEMORY, side),
+            None,
+            _floor(f"drawing.{kind}_floor", side),
+            "numpy",
+            Target(rate=(200 if side == 64 else 400) * 10**6),
+            4 * side**2,
+        )
+        for kind in ("uniform", "normal")
+        for side in (64, 256, 1024)
+    ]
+
+
 def _blobs() -> list[Row]:
     return [
         _blob("blob-write", "100,000 rows of 768 floats in one write", "write", "write_floor", 100_000),
@@ -252,5 +276,6 @@ ROWS = (
     *_others(),
     *_training(),
     *_faces(),
+    *_drawing(),
     *_blobs(),
 )

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import replace
 from fractions import Fraction
 from importlib import import_module
 from pathlib import Path
@@ -20,7 +21,7 @@ FLOOR = Measurement(Subject.FLOOR, "reading.warm_floor", "zarr")
 
 
 def row(target: Target) -> Row:
-    return Row("warm", "a read", OURS, PEER, FLOOR, "clone", target)
+    return Row("warm", "a read", OURS, PEER, FLOOR, "clone", target, 100 if target.rate else 0)
 
 
 @pytest.mark.parametrize(
@@ -33,6 +34,8 @@ def row(target: Target) -> Row:
         (Target(of_peer=Fraction(1, 4), of_floor=Fraction(3, 2)), 0.2, False),
         (Target(memory=500), 500, True),
         (Target(memory=500), 501, False),
+        (Target(rate=200), 0.5, True),
+        (Target(rate=200), 0.51, False),
         (Target(), 9.0, None),
     ],
 )
@@ -44,6 +47,12 @@ def test_a_row_shows_times_ratios_and_target() -> None:
     shown = report.table([row(Target(of_peer=Fraction(1, 3)))], {OURS: 0.5, PEER: 2.0, FLOOR: 0.0004})
     line = "| a read | 2 s, HDF5 | 500 ms, Zarr | 400 µs, clone | 0.25 | 1250.00 | 1/3 of peer | yes |"
     assert shown.splitlines()[2] == line
+
+
+def test_a_row_with_a_rate_shows_how_much_a_second_takes() -> None:
+    noise = replace(row(Target(rate=200 * 10**6)), peer=None, nbytes=10**8)
+    line = "| a read | - | 500 ms, 200 MB/s, Zarr | 250 ms, 400 MB/s, clone | - | 2.00 | 200 MB/s | yes |"
+    assert report.table([noise], {OURS: 0.5, FLOOR: 0.25}).splitlines()[2] == line
 
 
 @pytest.mark.parametrize("power", [0, 0.5, 1])

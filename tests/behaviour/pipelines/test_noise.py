@@ -42,7 +42,7 @@ from tests.support.philox import halves, philox, signed, words_of_cell
 from tests.support.reference import Index
 
 LIMIT = 2**51
-NUMPY_DTYPES = (torch.float16, torch.float32, torch.float64)
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 KINDS = ("uniform", "normal")
 
 PUBLISHED = {
@@ -257,6 +257,40 @@ def test_a_value_depends_on_its_coordinate_alone(shapes: list[Any], data: st.Dat
     pixel = [data.draw(st.integers(part.start, part.stop - 1)) for part in region]
     assert two[tuple(pixel)] == whole[tuple(at - part.start for at, part in zip(pixel, region, strict=True))]
     assert torch.equal(two[region], whole)
+    assert torch.equal(in_windows(one, region), whole)
+
+
+def in_windows(t: InfiniteTensor, region: Any) -> torch.Tensor:
+    """A region as it is put together of windows, which streams take."""
+    ((pixels,),) = t.iter_regions([region])
+    assert t.tile_store.tensor_info(t.tensor_id).bytes_stored > 0
+    return pixels
+
+
+FORMS = {
+    "small": ((None, None), sl[-70:-5, 61:131]),
+    "a row": ((None, None), sl[7, -100:4000]),
+    "a column": ((None, None), sl[-100:4000, -3:-1]),
+    "wide": ((None, None), sl[-70:-30, -5000:30_000]),
+    "high": ((None, None), sl[-1000:2000, 100:165]),
+    "large": ((None, None), sl[-700:500, -300:777]),
+    "long": ((None,), sl[-100_001:200_003]),
+    "short": ((None,), sl[4090:4100]),
+    "channels": ((3, None, None), sl[:, -150:150, 20:200]),
+    "many channels": ((None, None, None), sl[-5:95, 60:70, 60:120]),
+    "small extents": ((5, 70, 33), sl[1:, 3:, :30]),
+    "five dimensions": ((2, 2, None, None, None), sl[:, 1, -1:2, 60:200, -7:300]),
+}
+
+
+@pytest.mark.parametrize(("shape", "region"), FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_regions_of_any_form_have_the_bits_of_windows(shape: Any, region: Any, dtype: torch.dtype, kind: Any) -> None:
+    t = noise(shape, 9, 2, kind, dtype)
+    drawn = t[region]
+    assert drawn.dtype is dtype
+    assert torch.equal(in_windows(t, region), drawn)
 
 
 def test_regions_agree_in_whatever_order_they_are_read() -> None:
@@ -421,10 +455,36 @@ def test_nothing_but_a_few_windows_is_kept() -> None:
     assert 0 < t.tile_store.tensor_info(t.tensor_id).bytes_stored <= 2**25
 
 
-def test_a_small_region_draws_no_more_than_it_touches_of_windows_of_eight_cells() -> None:
+def test_a_read_keeps_nothing() -> None:
     t = noise((None, None), seed=3)
-    t[1000:1064, 10**9 + 100 : 10**9 + 164]
+    assert t[1000:1064, 10**9 + 100 : 10**9 + 164].shape == (64, 64)
+    assert t.tile_store.tensor_info(t.tensor_id).bytes_stored == 0
+
+
+def test_what_is_read_of_windows_takes_no_more_than_those_of_eight_cells_that_it_touches() -> None:
+    t = noise((None, None), seed=3)
+    in_windows(t, sl[1000:1064, 10**9 + 100 : 10**9 + 164])
     assert t.tile_store.tensor_info(t.tensor_id).bytes_stored == 2 * 8 * 64 * 64 * 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_another_dtype_is_asked_for_when_it_is_made(dtype: torch.dtype) -> None:
+    """Converted it would pass for that noise, of which it has not the bits."""
+    t = noise((None, None), seed=3)
+    before = t[0:9, 0:9]
+    with pytest.raises(ValidationError, match=rf"make it with noise\(\.\.\., dtype={dtype}\), or convert what is read"):
+        t.to(dtype)
+    assert torch.equal(t[0:9, 0:9], before)
+
+
+def test_a_dtype_that_noise_does_not_come_in_is_what_is_read_converted_to() -> None:
+    with pytest.raises(ValidationError, match=r"was made with; convert what is read: t\[\.\.\.\]\.to\(torch.int32\)"):
+        noise((None, None), seed=3).to(torch.int32)
+
+
+def test_another_device_is_where_what_is_read_is_moved_to() -> None:
+    with pytest.raises(ValidationError, match=r"drawn on the CPU; move what is read: t\[\.\.\.\]\.to\('meta'\)"):
+        noise((None, None), seed=3).to("meta")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -457,15 +517,10 @@ def test_threads_read_one_tensor() -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_forked_children_read_what_their_parent_reads() -> None:
-    """Also normal numbers, where torch has begun threads in the parent, which the child lacks.
-
-    Windows of bfloat16 are copied by torch, for which such a child must set one thread, as a `DataLoader` does.
-    """
+    """Also normal numbers, where torch has begun threads in the parent, which the child lacks."""
     gc.collect()
-    tensors = [noise((None, None), 3, kind="normal", dtype=dtype) for dtype in NUMPY_DTYPES]
+    tensors = [noise((None, None), 3, kind="normal", dtype=dtype) for dtype in DTYPES]
     expected = [digest(t[0:600, 0:600]) for t in tensors]
-    for t in tensors:
-        t.clear_cache()
     torch.ones(2**22).exp_()
     with multiprocessing.get_context("fork").Pool(1) as pool:
         assert pool.apply_async(_digests, (tensors,)).get(timeout=60) == expected

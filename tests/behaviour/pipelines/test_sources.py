@@ -587,3 +587,18 @@ def test_an_array_that_has_become_another_one_is_not_read(answer: Any, message: 
     array.answer = answer
     with pytest.raises(ValidationError, match=message):
         t[0, 0]
+
+
+def test_another_dtype_is_that_of_a_map() -> None:
+    image = from_array(torch.arange(12, dtype=torch.uint8).reshape(3, 4))
+    with pytest.raises(
+        ValidationError, match=r"read as it is stored; .*: t\.map\(lambda x: x\.to\(torch\.float32\), dtype"
+    ):
+        image.to(torch.float32)
+    assert image.map(lambda x: x.to(torch.float32), dtype=torch.float32, dims=(0, 1))[2].tolist() == [8, 9, 10, 11]
+    assert image[2].tolist() == [8, 9, 10, 11]
+
+
+def test_another_device_is_where_what_is_read_is_moved_to() -> None:
+    with pytest.raises(ValidationError, match=r"move what is read: t\[\.\.\.\]\.to\('meta'\)"):
+        from_array(torch.ones(3)).to("meta")

@@ -1,0 +1,35 @@
+"""What an ``f`` of this library may be, beyond a function that computes windows: these are its base classes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+
+
+class Unmovable(ABC):
+    """Returns windows of one dtype on one device, so that its tensor cannot be moved to others."""
+
+    @abstractmethod
+    def instead(self, dtype: torch.dtype, device: torch.device) -> str:
+        """What users do rather than to move its tensor there, for a message."""
+
+
+class RegionWriter(Unmovable):
+    """Can write any region of its tensor, and needs no windows for that.
+
+    A read of what is not in memory then computes just the pixels that are asked for, and nothing is kept of them. What
+    other tensors read, streams and fills take its windows, as those of any ``f``; so does a read on several threads.
+    """
+
+    @abstractmethod
+    def writes(self, size: Sequence[int], dtype: torch.dtype, device: torch.device) -> bool:
+        """Whether it does for a tensor of windows of this size, side by side from 0 on."""
+
+    @abstractmethod
+    def write(self, start: Sequence[int], out: torch.Tensor) -> None:
+        """Write the pixels from `start` on into `out`, with the bits that they have in windows.
+
+        `out` is contiguous, of the dtype and on the device of the tensor, and all of it lies in the tensor.
+        """

@@ -1,0 +1,173 @@
+"""An ``f`` that can write any region of its tensor is asked for that, where nothing is to be kept of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from infinite_tensor import (
+    InfiniteTensor,
+    MemoryTileStore,
+    StoreError,
+    TensorWindow,
+    ValidationError,
+    ZarrTileStore,
+    sl,
+)
+from infinite_tensor.support.functions import RegionWriter
+from tests.support.reference import Index
+
+SIZE = (4, 6)
+NEGATIVE = sl[-7:10, -9:5]
+
+
+def ramp(start: Sequence[int], shape: Sequence[int]) -> torch.Tensor:
+    rows, columns = (torch.arange(first, first + n) for first, n in zip(start, shape, strict=True))
+    return (1000 * rows[:, None] + columns).float()
+
+
+class Ramp(RegionWriter):
+    """Numbers that tell their place.
+
+    Attributes
+    ----------
+    regions : list of tuple of int
+        The first pixels of the regions that it was asked to write.
+    windows : list of tuple of int
+        The windows that it was asked to compute.
+    """
+
+    def __init__(self) -> None:
+        self.regions: list[Index] = []
+        self.windows: list[Index] = []
+
+    def __call__(self, ctx: Index) -> torch.Tensor:
+        self.windows.append(ctx)
+        return ramp([at * n for at, n in zip(ctx, SIZE, strict=True)], SIZE)
+
+    def instead(self, dtype: torch.dtype, device: torch.device) -> str:
+        return f"a ramp is no {dtype} on {device}"
+
+    def writes(self, size: Sequence[int], dtype: torch.dtype, device: torch.device) -> bool:
+        return (size, dtype, device.type) == (SIZE, torch.float32, "cpu")
+
+    def write(self, start: Sequence[int], out: torch.Tensor) -> None:
+        assert out.is_contiguous()
+        self.regions.append(tuple(start))
+        out.copy_(ramp(start, out.shape))
+
+
+def tensor(f: Ramp, shape: Any = (None, None), window: TensorWindow | None = None, **options: Any) -> InfiniteTensor:
+    return InfiniteTensor(shape, f, window or TensorWindow(SIZE), **options)
+
+
+def test_a_read_has_just_its_pixels_written_and_keeps_none() -> None:
+    f = Ramp()
+    t = tensor(f)
+    assert torch.equal(t[NEGATIVE], ramp((-7, -9), (17, 14)))
+    assert (f.regions, f.windows) == ([(-7, -9)], [])
+    assert t.tile_store.tensor_info(t.tensor_id).bytes_stored == 0
+
+
+def test_steps_ints_and_lists_of_regions_are_read_as_ever() -> None:
+    f = Ramp()
+    t = tensor(f)
+    backwards, number, nothing = t[[sl[8:-3:-2, 3], sl[5, 7], sl[3:3, 0:5]]]
+    assert backwards.tolist() == [8003, 6003, 4003, 2003, 3, -1997]
+    assert (number.item(), nothing.shape) == (5007, (0, 5))
+    assert f.regions == [(-2, 3), (5, 7)]
+
+
+def test_windows_that_are_in_memory_are_not_written_again() -> None:
+    f = Ramp()
+    t = tensor(f)
+    t.fill(sl[0:8, 0:12], progress=False)
+    assert len(f.windows) == 4
+    assert torch.equal(t[1:8, 2:11], ramp((1, 2), (7, 9)))
+    assert f.regions == []
+
+
+def test_what_other_tensors_read_is_computed_once_in_windows() -> None:
+    f = Ramp()
+    window = TensorWindow((2, 2))
+    t = InfiniteTensor((None, None), lambda _ctx, x: x[1:-1, 1:-1] + 1, window, [tensor(f)], [window.padded(1)])
+    assert torch.equal(t[0:8, 0:8], ramp((0, 0), (8, 8)) + 1)
+    assert len(f.windows) == len(set(f.windows)) == 12
+    assert f.regions == []
+
+
+def test_a_store_that_outlives_the_process_is_given_windows(tmp_path: Path) -> None:
+    f = Ramp()
+    with ZarrTileStore(tmp_path / "store.zarr") as store:
+        t = tensor(f, tile_store=store, tensor_id="ramp")
+        assert torch.equal(t[0:4, 0:6], ramp((0, 0), SIZE))
+    with ZarrTileStore(tmp_path / "store.zarr") as store:
+        assert torch.equal(store.open("ramp")[0:4, 0:6], ramp((0, 0), SIZE))
+    assert (f.windows, f.regions) == ([(0, 0)], [])
+
+
+@pytest.mark.parametrize(("of_store", "of_read"), [(2, None), (1, 2)])
+def test_several_workers_compute_windows(of_store: int, of_read: int | None) -> None:
+    f = Ramp()
+    read = tensor(f, tile_store=MemoryTileStore(workers=of_store)).read(NEGATIVE, workers=of_read)
+    assert torch.equal(read, ramp((-7, -9), (17, 14)))
+    assert (len(f.windows), f.regions) == (15, [])
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "overlapping": {"window": TensorWindow(SIZE, stride=(2, 6))},
+    "moved": {"window": TensorWindow(SIZE, offset=1)},
+    "begun elsewhere": {"blend_init": 5},
+    "combined": {"blend": "max"},
+    "not covered": {"shape": (9, 12)},
+}
+
+
+@pytest.mark.parametrize("options", OTHERS.values(), ids=OTHERS)
+@pytest.mark.filterwarnings("ignore::infinite_tensor.UncoveredPixelsWarning")
+def test_a_tensor_whose_pixels_are_not_those_of_one_window_is_made_of_windows(options: dict[str, Any]) -> None:
+    f = Ramp()
+    found = tensor(f, **options)[0:9, 0:12]
+    assert f.regions == []
+    # By a function that can do nothing else.
+    plain = tensor(f.__call__, **options)  # type: ignore[arg-type]
+    assert torch.equal(found, plain[0:9, 0:12])
+
+
+def test_ends_that_clip_windows_are_no_hindrance() -> None:
+    f = Ramp()
+    assert torch.equal(tensor(f, (9, 13), edge="clip")[...], ramp((0, 0), (9, 13)))
+    assert f.regions == [(0, 0)]
+
+
+def test_a_closed_store_is_told() -> None:
+    f = Ramp()
+    t = tensor(f)
+    t.tile_store.close()
+    with pytest.raises(StoreError, match="is closed"):
+        t[0:2, 0:2]
+    assert f.regions == []
+
+
+def test_an_f_may_read_other_tensors_while_it_writes() -> None:
+    class Above(Ramp):
+        below = tensor(Ramp())
+
+        def write(self, start: Sequence[int], out: torch.Tensor) -> None:
+            first, second = start
+            out.copy_(self.below[first : first + out.shape[0], second : second + out.shape[1]])
+
+    assert torch.equal(tensor(Above())[NEGATIVE], ramp((-7, -9), (17, 14)))
+
+
+@pytest.mark.parametrize("target", [torch.float64, "meta"])
+def test_its_tensor_is_not_moved(target: Any) -> None:
+    t = tensor(Ramp())
+    with pytest.raises(ValidationError, match=r"cannot be moved from torch.float32 on cpu to .*: a ramp is no "):
+        t.to(target)
+    assert t.to(torch.float32) is t
+    assert torch.equal(t[NEGATIVE], ramp((-7, -9), (17, 14)))
