@@ -17,11 +17,11 @@ from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.pipelines.networks import dtype_of
 from infinite_tensor.pipelines.sliding import Along, output_of, paddings_of, sources_of
 from infinite_tensor.support.given import array_advice, quoted
+from infinite_tensor.support.settings import innermost, settings_of
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
 from infinite_tensor.values.fingerprint import digests
 from infinite_tensor.values.networks import no_digest
-from infinite_tensor.values.settings import innermost, settings_of
 
 _Sizes: TypeAlias = tuple[int, ...]
 
@@ -218,8 +218,9 @@ class _Mapped:
         if wanted is None and not all(dtype.is_floating_point or dtype.is_complex for dtype in given):
             wanted = torch.float32
         if wanted not in (None, *given):
+            told = ", ".join([str(dtype) for dtype in given])
             error.add_note(
-                f"fn was given {', '.join(map(str, given))}; if it needs {wanted}, convert in fn, by x.to({wanted}), or "
+                f"fn was given {told}; if it needs {wanted}, convert in fn, by x.to({wanted}), or "
                 f"before: t.map(lambda x: x.to({wanted}), dtype={wanted}).map(fn)"
             )
 
