@@ -84,6 +84,8 @@ class Computation:
         Whether it has an `f`, and everything upstream of it too.
     writer : RegionWriter or None
         `f`, where it can write regions of its tensor without windows.
+    copied : bool
+        Whether it copies pixels from memory, and never computes a window.
     """
 
     tensors: tuple[TensorInStore, ...]
@@ -95,7 +97,9 @@ class Computation:
     def __post_init__(self) -> None:
         self.depth: int = max((upstream.node.computation.depth + 1 for upstream in self.inputs), default=0)
         self.computable: bool = self.f is not None and all(each.node.computation.computable for each in self.inputs)
-        self.writer: RegionWriter | None = _writer_of(self.f, self.tensors[0].spec)
+        tensor = self.tensors[0]
+        self.writer: RegionWriter | None = _writer_of(self.f, tensor.spec)
+        self.copied: bool = self.writer is not None and self.writer.copies and not tensor.contents.outlives_process
         _alive[id(self)] = self
 
     def __eq__(self, other: object) -> bool:

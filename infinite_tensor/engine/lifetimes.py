@@ -140,7 +140,8 @@ class Lifetimes:
     @property
     def held_bytes(self) -> int:
         """About the most that is held at once of all tensors, in bytes."""
-        return int(sum(self._most_pixels(node) * node.spec.gathered_bytes for node in self._reach))
+        held = [node for node in self._reach if not node.computation.copied]
+        return int(sum(self._most_pixels(node) * node.spec.gathered_bytes for node in held))
 
     def read_at(self, node: Node) -> int:
         """The greatest depth of a tensor that reads this one; what is read for itself is when all others have been."""

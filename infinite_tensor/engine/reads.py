@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from infinite_tensor.engine.chain import Node
+from infinite_tensor.engine.straight import StraightAccess
 from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.support.interrupts import enter, store_call
 from infinite_tensor.tilestore.contents import Access, Contents
@@ -106,6 +107,9 @@ class Views:
             with node.contents.lock:
                 spec = node.spec
                 access = node.contents.access(spec)
+            if node.computation.copied:
+                assert node.computation.writer is not None
+                access = StraightAccess(node.computation.writer, access)
             self._opened.append((node, spec, access))
             if DROPPING.count != self._drops and any(other.outdated for other in self._of.values()):
                 # What this tensor is computed from may have been dropped since it was read.

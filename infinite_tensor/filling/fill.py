@@ -217,7 +217,7 @@ def _stores_of(nodes: Sequence[Node]) -> list[TileStore]:
 def is_filled(request: Request) -> bool:
     """Whether no window is missing that a fill would compute."""
     target = _to_fill(node_of(request.tensor), request)
-    if target is None:
+    if target is None or target.node.computation.copied:
         return True
     node, grid = target.node, target.node.spec.grid
     inventory = node.contents.inventory(node.spec, target.start, target.stop)

@@ -119,7 +119,7 @@ def estimated(targets: Sequence[Target]) -> Estimate:
             read = [upstream.reads.intervals(part) for part in runs.parts]
             intervals.setdefault(upstream.node, []).extend(pixels for pixels in read if pixels is not None)
         counted, countable = _counted(computation, needs, runs, intervals)
-        found += counted
+        found += [_copied(demand) for demand in counted] if computation.copied else counted
         exact &= countable
     return Estimate(found, {node: _hull(parts) for node, parts in intervals.items() if parts}, exact, outside)
 
@@ -152,6 +152,11 @@ def _counted(
         )
         exact &= made.exact and either.exact and tiles.exact
     return found, exact
+
+
+def _copied(demand: Demand) -> Demand:
+    """What becomes of windows whose pixels are copied from memory: none is computed."""
+    return replace(demand, missing=0, runs=0, written=0, windows=())
 
 
 def uncovered_tiles(node: Node, intervals: Sequence[Intervals]) -> int:
@@ -223,7 +228,8 @@ def _named(targets: Sequence[Target], inventories: dict[Node, Inventory]) -> lis
             if node in inventories:
                 fresh = _without(missing.get(node, node.indices(windows[:0])), node.indices(before))
                 demand = _named_demand(node, regions.get(node), windows, inventories[node])
-                found.append(replace(demand, runs=runs, windows=fresh))
+                demand = replace(demand, runs=runs, windows=fresh)
+                found.append(_copied(demand) if computation.copied else demand)
                 before, runs = joined(before, computation.own(fresh)), 0
     return found
 

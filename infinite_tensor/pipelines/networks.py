@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import copy_context
-from functools import partial, update_wrapper
+from contextvars import ContextVar
+from functools import update_wrapper
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -17,6 +16,7 @@ from torch import nn
 from infinite_tensor.errors import ShapeMismatchError, ValidationError
 from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.support.given import quoted
+from infinite_tensor.support.interrupts import Mark
 from infinite_tensor.values.fingerprint import networks_in
 
 P = ParamSpec("P")
@@ -27,7 +27,11 @@ Outputs: TypeAlias = dict[str | None, torch.Tensor]
 
 
 class _Evaluating:
-    """Networks that are in eval mode for as long as somebody calls them, on any number of threads."""
+    """Networks that are in eval mode for as long as somebody calls them, on any number of threads.
+
+    Modules may be parts of several networks. Each has its own mode again when nobody is at it any more, also where a
+    Ctrl-C came in between.
+    """
 
     def __init__(self) -> None:
         self._renew_after_fork()
@@ -35,30 +39,55 @@ class _Evaluating:
 
     def _renew_after_fork(self) -> None:
         self._lock = threading.Lock()
-        # Modules may be parts of several networks. Other threads are not there in a child.
-        self._callers: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+        # Other threads are not there in a child.
+        self._callers: WeakKeyDictionary[nn.Module, list[Mark]] = WeakKeyDictionary()
         self._trained: WeakSet[nn.Module] = WeakSet()
 
     @contextmanager
     def __call__(self, networks: Sequence[nn.Module]) -> Iterator[None]:
-        modules = {module: None for network in networks for module in network.modules()}
+        modules = {module for network in networks for module in network.modules()}
+        mark, held = _HELD.get()
+        held = held if mark.is_under_way else frozenset()
+        if modules <= held:
+            yield
+            return
+        mark = Mark()
+        try:
+            with mark.running:
+                self._begin(modules, mark)
+                token = _HELD.set((mark, held | modules))
+                try:
+                    yield
+                finally:
+                    _HELD.reset(token)
+        finally:
+            try:
+                self._end()
+            finally:
+                # The first may have been interrupted.
+                self._end()
+
+    def _begin(self, modules: Iterable[nn.Module], mark: Mark) -> None:
         with self._lock:
             for module in modules:
-                self._callers[module] = self._callers.get(module, 0) + 1
+                self._callers.setdefault(module, []).append(mark)
                 if module.training:
                     self._trained.add(module)
                     module.training = False
-        try:
-            yield
-        finally:
-            with self._lock:
-                for module in modules:
-                    self._callers[module] -= 1
-                    if not self._callers[module]:
-                        del self._callers[module]
-                        module.training = module in self._trained
-                        self._trained.discard(module)
 
+    def _end(self) -> None:
+        """Give the modules their modes again that nobody is at any more."""
+        with self._lock:
+            for module, marks in list(self._callers.items()):
+                if not any(mark.is_under_way for mark in marks):
+                    if module in self._trained:
+                        module.training = True
+                        self._trained.discard(module)
+                    del self._callers[module]
+
+
+_HELD: ContextVar[tuple[Mark, frozenset[nn.Module]]] = ContextVar("held", default=(Mark(), frozenset()))
+"""The modules that the calls around this one have in eval mode while the mark of the innermost is under way."""
 
 evaluating = _Evaluating()
 """``with evaluating(networks):`` has networks in eval mode; each module has its own mode again at the end."""
@@ -93,35 +122,6 @@ class InEvalMode:
 
     def __repr__(self) -> str:
         return repr(self.__wrapped__)
-
-
-class _OwnThreads:
-    """Threads that only networks run on, one for each that calls them.
-
-    glibc gives each thread an arena of its own. Where other blocks, small and kept for long, come in between what a
-    network allocates and frees, the next batch does not fit into the holes, and the process grows with each.
-    """
-
-    def __init__(self) -> None:
-        self._renew_after_fork()
-        renew_in_children(self)
-
-    def _renew_after_fork(self) -> None:
-        # One is started where none is idle.
-        self._threads = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="infinite_tensor-network")
-
-    def __call__(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What a function returns on such a thread, or raises."""
-        call = self._threads.submit(copy_context().run, partial(function, *args, **kwargs))
-        try:
-            return call.result()
-        finally:
-            # After a Ctrl-C, networks must be in the modes that they had before the caller goes on.
-            wait([call])
-
-
-_MOST_THREADS = 2**10
-_on_own_thread = _OwnThreads()
 
 
 class BatchedNetwork:
@@ -183,16 +183,13 @@ class BatchedNetwork:
     def first(self, ctxs: Sequence[Index], regions: Sequence[torch.Tensor]) -> Outputs:
         """What the network returns for its first regions, which is kept for the calls that ask for them."""
         # The network may use its buffer again.
-        outputs = {name: output.clone() for name, output in _on_own_thread(self._outputs, regions).items()}
+        outputs = {name: output.clone() for name, output in self._outputs(regions).items()}
         for at, ctx in enumerate(ctxs):
             self._kept[ctx] = {name: output[at : at + 1] for name, output in outputs.items()}
         return outputs
 
     def __call__(self, ctxs: Sequence[Index], regions: Sequence[torch.Tensor]) -> Any:
         """What the network returns for some regions, stacked."""
-        return _on_own_thread(self._stacked, ctxs, regions)
-
-    def _stacked(self, ctxs: Sequence[Index], regions: Sequence[torch.Tensor]) -> Any:
         known = [self._kept.pop(ctx[: regions[0].ndim - (self._channel_dim is not None)], None) for ctx in ctxs]
         missing = [region for region, kept in zip(regions, known, strict=True) if kept is None]
         computed = self._outputs(missing) if missing else {}

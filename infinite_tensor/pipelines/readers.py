@@ -47,12 +47,15 @@ class Reader(ABC):
         Where the tensors are that it returns.
     chunks : tuple of int or None
         The blocks that are read at once where it is kept.
+    in_memory : bool
+        Whether to read takes no longer than to copy.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     device = torch.device("cpu")
     chunks: tuple[int, ...] | None = None
+    in_memory = False
 
     def read(self, region: Region) -> torch.Tensor:
         """One region, of slices with both ends; the tensor may be a view of the source itself.
@@ -135,6 +138,8 @@ class ArrayReader(Reader):
         self.dtype = _torch_dtype(self._array.dtype)
         if isinstance(self._array, torch.Tensor):
             self.device = self._array.device
+        # Of a memmap it is the operating system that decides what to keep.
+        self.in_memory = isinstance(self._array, torch.Tensor | np.ndarray) and self.device.type == "cpu"
         self.chunks = _chunks_of(self._array)
         self._renew_after_fork()
         renew_in_children(self)
@@ -311,6 +316,8 @@ class ImageReader(Reader):
     name : str or None
         Stands for the content; it is not looked at then.
     """
+
+    in_memory = True
 
     def __init__(self, path: str, name: str | None = None) -> None:
         self._path, self._digest = path, None if name else _file_digest(path)

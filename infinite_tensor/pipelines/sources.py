@@ -14,7 +14,7 @@ import torch
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.pipelines.readers import ArrayReader, ImageReader, RasterReader, Reader
-from infinite_tensor.support.functions import Unmovable
+from infinite_tensor.support.functions import RegionWriter
 from infinite_tensor.support.given import as_index, members, quoted, word
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore
@@ -55,8 +55,8 @@ def from_array(
     Returns
     -------
     InfiniteTensor
-        Of the shape and dtype of `a`, with its values, on the device of a `torch.Tensor`. It keeps in memory what was
-        read last, up to 128 MiB; ``tensor.tile_store.cache_size_bytes = "1GB"`` makes that more.
+        Of the shape and dtype of `a`, with its values, on the device of a `torch.Tensor`. Of what does not lie in memory
+        it keeps there what was read last, up to 128 MiB; ``tensor.tile_store.cache_size_bytes = "1GB"`` makes that more.
 
     Raises
     ------
@@ -179,8 +179,10 @@ def from_raster(
     return _source(RasterTensor, RasterReader(_checked_path(path)), ("band", "y", "x"), chunks, name)
 
 
-class Blocks(Unmovable):
+class Blocks(RegionWriter):
     """The ``f`` of a source: block `ctx` of what a reader reads.
+
+    Of what lies in memory no blocks are made, but the regions that are read.
 
     Parameters
     ----------
@@ -199,13 +201,27 @@ class Blocks(Unmovable):
         return self.block(ctx)
 
     def instead(self, dtype: torch.dtype, device: torch.device) -> str:
-        """What to do rather than to move it; see `Unmovable.instead`."""
+        """What to do rather than to move it; see `RegionWriter.instead`."""
         if dtype is self.reader.dtype:
             return f"it is read as it is stored; move what is read: t[...].to({str(device)!r})"
         return (
             "it is read as it is stored; convert what is read, or make a tensor that does: "
             f"t.map(lambda x: x.to({dtype}), dtype={dtype})"
         )
+
+    @property
+    def copies(self) -> bool:
+        """Whether all of it lies in memory; see `RegionWriter.copies`."""
+        return self.reader.in_memory
+
+    def writes(self, size: Sequence[int], dtype: torch.dtype, device: torch.device) -> bool:
+        """Whether it does, as the tensor was made; see `RegionWriter.writes`."""
+        reader = self.reader
+        return reader.in_memory and (self.size, reader.dtype, reader.device) == (tuple(size), dtype, device)
+
+    def write(self, start: Sequence[int], out: torch.Tensor) -> None:
+        """Copy the pixels from `start` on; see `RegionWriter.write`."""
+        out.copy_(self.reader.read(tuple([slice(a, a + n) for a, n in zip(start, out.shape, strict=True)])))
 
     def block(self, ctx: tuple[int, ...]) -> torch.Tensor:
         """One block, of which what lies beyond the end of the array has no values."""

@@ -21,7 +21,13 @@ class RegionWriter(Unmovable):
 
     A read of what is not in memory then computes just the pixels that are asked for, and nothing is kept of them. What
     other tensors read, streams and fills take its windows, as those of any ``f``; so does a read on several threads.
+    Nothing does if it `copies`.
     """
+
+    @property
+    def copies(self) -> bool:
+        """Whether it only copies what lies in memory, so that to keep windows would be to hold pixels twice."""
+        return False
 
     @abstractmethod
     def writes(self, size: Sequence[int], dtype: torch.dtype, device: torch.device) -> bool:

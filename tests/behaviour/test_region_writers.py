@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from infinite_tensor import (
     InfiniteTensor,
@@ -16,6 +19,8 @@ from infinite_tensor import (
     TensorWindow,
     ValidationError,
     ZarrTileStore,
+    from_array,
+    from_image,
     sl,
 )
 from infinite_tensor.support.functions import RegionWriter
@@ -171,3 +176,97 @@ def test_its_tensor_is_not_moved(target: Any) -> None:
         t.to(target)
     assert t.to(torch.float32) is t
     assert torch.equal(t[NEGATIVE], ramp((-7, -9), (17, 14)))
+
+
+class Copy(Ramp):
+    """What lies in memory already."""
+
+    @property
+    def copies(self) -> bool:
+        return True
+
+
+def above(source: InfiniteTensor, **options: Any) -> InfiniteTensor:
+    window = TensorWindow((4, 4), stride=2)
+    return InfiniteTensor(
+        (None, None), lambda _ctx, x: x[1:-1, 1:-1] + 1, window, [source], [window.padded(1)], **options
+    )
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_nothing_takes_windows_of_what_is_copied(workers: int, tmp_path: Path) -> None:
+    f, g = Copy(), Ramp()
+    with ZarrTileStore(tmp_path / "store.zarr", tile_size=8) as store:
+        for source, name in ((tensor(f), "copied"), (tensor(g), "computed")):
+            t = above(source, tile_store=store, tensor_id=name)
+            t.fill(sl[0:16, 0:16], workers=workers, progress=False)
+            t.read(sl[-20:-10, 0:4], workers=workers)
+        assert torch.equal(store.open("copied")[0:16, 0:16], store.open("computed")[0:16, 0:16])
+        assert torch.equal(store.open("copied")[-20:-10, 0:4], store.open("computed")[-20:-10, 0:4])
+    t = tensor(f)
+    t.fill(NEGATIVE, workers=workers, progress=False)
+    (streamed,) = t.iter_regions([NEGATIVE], workers=workers)
+    assert torch.equal(streamed[0], ramp((-7, -9), (17, 14)))
+    assert torch.equal(t.read(NEGATIVE, workers=workers), streamed[0])
+    assert f.windows == []
+    assert f.regions
+    assert g.windows
+
+
+def test_a_plan_counts_no_window_of_what_is_copied() -> None:
+    f, g = Copy(), Ramp()
+    plans = [above(tensor(each)).plan(sl[0:64, 0:96]) for each in (f, g)]
+    of_copied, of_computed = (plan.tensors[0] for plan in plans)
+    assert (of_copied.needed, of_copied.windows, of_copied.calls) == (of_computed.windows, 0, 0)
+    assert of_computed.calls == of_computed.windows == 18 * 18
+    # A strip of windows that no other step reads.
+    assert plans[0].peak_memory < plans[1].peak_memory
+    t = tensor(f)
+    assert t.is_filled(NEGATIVE)
+    t.fill(NEGATIVE, progress=False)
+    assert (t.plan(NEGATIVE).windows, above(t).plan(NEGATIVE).tensors[0].windows) == (0, 0)
+
+
+def test_a_plan_of_what_is_stored_in_part_counts_no_window_of_what_is_copied(tmp_path: Path) -> None:
+    with ZarrTileStore(tmp_path / "store.zarr", tile_size=8) as store:
+        t = above(tensor(Copy()), tile_store=store, tensor_id="t")
+        t.fill(sl[0:8, 0:8], progress=False)
+        plan = t.plan(sl[0:16, 0:16])
+        assert (plan.tensors[0].windows, plan.tensors[0].needed > 0, plan.tensors[1].windows) == (
+            0,
+            True,
+            9 * 9 - 5 * 5,
+        )
+
+
+def test_what_is_computed_from_pixels_that_change_meanwhile_is_not_stored() -> None:
+    array = np.zeros((8, 8), np.float32)
+    source = from_array(array)
+    calls: list[Index] = []
+
+    def doubled(ctx: Index, x: torch.Tensor) -> torch.Tensor:
+        calls.append(ctx)
+        if len(calls) == 1:
+            array[...] = 1
+            changing = threading.Thread(target=source.invalidate, args=(...,))
+            changing.start()
+            changing.join()
+        return 2 * x
+
+    window = TensorWindow((8, 8))
+    t = InfiniteTensor((8, 8), doubled, window, args=[source], args_windows=[window])
+    assert t[...].unique().tolist() == [0.0]
+    assert t[...].unique().tolist() == [2.0]
+    assert t[...].unique().tolist() == [2.0]
+    assert len(calls) == 2
+
+
+def test_arrays_and_images_in_memory_are_copied(tmp_path: Path) -> None:
+    pixels = torch.randint(0, 256, (3, 40, 50), dtype=torch.uint8)
+    Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(tmp_path / "image.png")
+    for source in (from_array(pixels), from_array(pixels.numpy()[:, :, ::-1]), from_image(tmp_path / "image.png")):
+        mapped = source.map(lambda x: x.clone(), halo=2, dims=("dim_1", "dim_2") if source.dims[0] == "dim_0" else None)
+        read = mapped[:, 1:39, 1:49]
+        assert torch.equal(read, source[:, 1:39, 1:49])
+        assert mapped.plan(...).tensors[0].windows == 0
+        assert source.tile_store.tensor_info(source.tensor_id).bytes_stored == 0

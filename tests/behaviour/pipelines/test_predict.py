@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -30,6 +31,8 @@ from infinite_tensor import (
     sl,
 )
 from infinite_tensor.filling.progress import TensorReport
+from infinite_tensor.pipelines import networks
+from tests.support.interrupts import interrupted_at
 
 Sizes = tuple[int, ...]
 
@@ -222,6 +225,26 @@ def test_after_an_interruption_only_what_is_missing_is_computed(
     # A batch was lost at most, and one may be half full at the end of each run.
     assert len(again.batches) - 100 <= len(whole.batches) - fails_at + 3
     assert torch.equal(found[...], expected[...])
+
+
+def test_a_network_has_its_modes_again_after_a_ctrl_c_at_any_line_that_changes_them() -> None:
+    net = nn.Sequential(Net(), nn.Dropout(0.5), nn.BatchNorm2d(5).eval())
+    picture, interrupted = image(3, 40, 40), 0
+    while True:
+        try:
+            with interrupted_at(interrupted + 1, of=(str(networks.__file__),)):
+                predict(net, picture, window=(32, 32), progress=False)
+        except KeyboardInterrupt as interrupt:
+            interrupted += 1
+            # What it holds: a `with` that was about to be entered, or left.
+            traceback.clear_frames(interrupt.__traceback__)
+            del interrupt
+            assert [module.training for module in net.modules()] == [True, True, True, True, False], interrupted
+        else:
+            break
+    counted = net[0]
+    assert isinstance(counted, Net)
+    assert (interrupted > 100, set(counted.modes)) == (True, {False})
 
 
 def test_a_network_runs_in_eval_mode_and_keeps_its_modes() -> None:
