@@ -10,7 +10,8 @@ import numpy as np
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.support.given import quoted
 from infinite_tensor.tensor import InfiniteTensor
-from infinite_tensor.views.frame import Frame, plain_name_of
+from infinite_tensor.views.frame import Frame
+from infinite_tensor.views.names import plain_name_of
 from infinite_tensor.views.pixels import Pixels
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,7 +20,6 @@ _HALF = 2**30
 """Pixels on each side of 0 that are shown of an unbounded dimension: viewers count in 32 bits."""
 _MOST_COORDINATES = 2**22
 """Programs read all coordinates of a dimension when they open an array; longer dimensions are left without."""
-_PLAIN_NAME = re.compile(r"[^\W_][\w.-]*")
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,17 +143,6 @@ class Frame:
         node = node_of(self.tensor)
         tile = node.contents.tile_in_memory(node.spec, [part.start for part in box], [part.stop for part in box])
         return None if tile is None or shown_dtype(tile.dtype) != self.dtype else shown(tile)
-
-
-def plain_name_of(tensor: InfiniteTensor) -> str | None:
-    """The last part of a tensor's id; None if it has a random id, or one that other programs may not take as a name."""
-    last = tensor.tensor_id.rpartition("/")[2]
-    return last if node_of(tensor).tensor.named and is_plain_name(last) and last not in tensor.dims else None
-
-
-def is_plain_name(name: str) -> bool:
-    """Whether a name is made of letters, digits, dots, hyphens and underscores, as all programs take it."""
-    return _PLAIN_NAME.fullmatch(name) is not None and name != "zarr.json"
 
 
 def shown_dtype(dtype: torch.dtype) -> np.dtype[np.generic]:

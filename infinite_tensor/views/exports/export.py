@@ -19,7 +19,7 @@ from infinite_tensor.filling.progress import Tally, Watcher
 from infinite_tensor.filling.stored_only import StoredOnly
 from infinite_tensor.support.arguments import checked_progress, checked_workers
 from infinite_tensor.support.given import quoted, word
-from infinite_tensor.support.nested import Key, show
+from infinite_tensor.support.nested import Key
 from infinite_tensor.support.publishing import publish, synchronize, unfinished_file
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.values.definition import Number
@@ -28,9 +28,10 @@ from infinite_tensor.views.exports.npy import opened_npy
 from infinite_tensor.views.exports.png import check_png, opened_png
 from infinite_tensor.views.exports.streaming import Computed, Source, Stored, stream, units_in
 from infinite_tensor.views.exports.tiff import check_tiff, opened_tiff
-from infinite_tensor.views.exports.zarrs import Content, is_name, opened_zarr
-from infinite_tensor.views.face import Face, path_of, with_distinct_dims
-from infinite_tensor.views.frame import plain_name_of, shown
+from infinite_tensor.views.exports.zarrs import Content, opened_zarr
+from infinite_tensor.views.face import Face, with_distinct_dims
+from infinite_tensor.views.frame import shown
+from infinite_tensor.views.names import path_of, plain_name_of
 from infinite_tensor_stores.targets import is_local, local_path, text_of
 from infinite_tensor_stores.targets import shown as shown_target
 
@@ -108,11 +109,6 @@ def export_members(
         )
     cutouts, scales = {}, {}
     for key, (tensor, region, scale) in members.items():
-        if not all(map(is_name, key)):
-            raise ValidationError(
-                f"Zarr cannot name a tensor {show(key)}; export a group that calls it otherwise, as in "
-                "TensorGroup({'name': group[key]}), or give save_tensordict a path, which has all names"
-            )
         path = path_of(key)
         cutouts[path], scales[path] = Cutout.of(tensor, region), scale
     faces = {path: Face(cutout.frame, cutout.dims) for path, cutout in cutouts.items()}
