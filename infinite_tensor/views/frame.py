@@ -108,6 +108,12 @@ class Frame:
         return tuple([slice(low, min(low + n, end)) for low, n, end in zip(lows, self.chunk_shape, ends, strict=True)])
 
     @property
+    def tile_counts(self) -> Index:
+        """How many tiles lie in the frame, or partly, per dimension."""
+        spans = zip(self.origin, self.shape, self.tile, strict=True)
+        return tuple([(first + extent - 1) // n - first // n + 1 for first, extent, n in spans])
+
+    @property
     def tile_cuts(self) -> tuple[tuple[int, ...], ...]:
         """Pixels of each tile that lie in the frame, per dimension."""
         cuts = []

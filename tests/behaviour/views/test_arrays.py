@@ -152,6 +152,21 @@ class TestDask:
         with pytest.raises(ValidationError, match="chunks must"):
             tensor_of().to_dask(REGION, chunks)
 
+    @pytest.mark.parametrize("chunks", [0, -2, (2, 0), True, {0: 0}, ((14, 0), 8), ((15, -1), 8)])
+    def test_chunks_of_no_pixels(self, chunks: Any) -> None:
+        with pytest.raises(ValidationError, match=r"^chunks must have 1 pixel or more .*; by default they are tiles"):
+            tensor_of().to_dask(REGION, chunks)
+
+    @pytest.mark.parametrize("chunks", ["tiles", 1, (2**10, 2**10), {0: 2**10, 1: 1}, "1 kiB", ("1 kiB", -1)])
+    def test_more_chunks_than_dask_holds(self, chunks: Any) -> None:
+        with pytest.raises(ValidationError, match=r"may have 4,194,304 chunks, .*; give a smaller region, or larger"):
+            tensor_of().to_dask(sl[0 : 2**40, 0 : 2**21], chunks)
+
+    def test_a_long_region_in_large_chunks(self) -> None:
+        array = tensor_of().to_dask(sl[0 : 2**40, 0 : 2**10], (2**30, -1))
+        assert array.numblocks == (2**10, 1)
+        assert array.dtype == np.float32
+
     def test_what_is_not_used_is_not_computed(self) -> None:
         f = Counted(ramp)
         array = tensor_of(f).to_dask(REGION)
