@@ -14,7 +14,7 @@ import pytest
 import torch
 import xarray
 
-from infinite_tensor import MemoryTileStore, ValidationError, ZarrTileStore, sl
+from infinite_tensor import MemoryTileStore, RegionError, ValidationError, ZarrTileStore, sl
 from tests.behaviour.views.shown import pixels_of, ramp, ramp_of, tensor_of
 from tests.support.counting import Counted
 from tests.support.dict_store import DictTileStore
@@ -122,9 +122,16 @@ class TestXarray:
         with pytest.raises(ValidationError, match="coords must"):
             tensor_of().to_xarray(REGION, coords)
 
-    def test_a_tensor_without_bounds_needs_a_region(self) -> None:
-        with pytest.raises(ValueError, match="unbounded"):
-            tensor_of().to_xarray()
+    def test_by_default_it_shows_what_a_face_shows(self) -> None:
+        t = tensor_of(shape=(None, 8))
+        array, face = t.to_xarray(), t.as_zarr()
+        assert array.shape == face.shape == (2**31, 8)
+        assert array.sel(y=-(2**30), x=3).item() == face[0, 3]
+
+    def test_all_of_a_tensor_without_bounds_is_an_error(self) -> None:
+        for view in (tensor_of().to_xarray, tensor_of().to_dask, tensor_of().as_zarr):
+            with pytest.raises(RegionError, match="unbounded"):
+                view(...)
 
     def test_a_face_is_opened_as_a_dataset(self) -> None:
         data = xarray.open_zarr(tensor_of().as_zarr(REGION).store)
@@ -191,13 +198,30 @@ class TestDask:
             tensor_of().to_dask(REGION)
 
     def test_dask_itself_takes_no_dtype_of_torch(self) -> None:
-        """So `from_array` is given a face, or an array of `to_dask` is used."""
+        """So `from_array` is given a face, or `asarray` is called."""
         for array in (torch.ones(8, 4), tensor_of(shape=(8, 4))):
             with pytest.raises(TypeError, match="data type"):
                 dask.array.from_array(array)
         assert np.array_equal(
             dask.array.from_array(tensor_of(shape=(8, 4)).as_zarr()).compute(), ramp_of(range(8), range(4))
         )
+
+    def test_functions_that_make_arrays_take_a_finite_tensor(self) -> None:
+        f = Counted(ramp)
+        t, truth = tensor_of(f, shape=(8, 4)), ramp_of(range(8), range(4))
+        array = dask.array.asarray(t)
+        assert f.calls == []
+        assert array.chunks == ((4, 4), (4,))
+        assert np.array_equal(array.compute(), truth)
+        assert np.array_equal(dask.array.concatenate([t, array]).compute(), np.concatenate([truth, truth]))
+        with pytest.raises(RegionError, match="unbounded"):
+            dask.array.asarray(tensor_of())
+
+    def test_by_default_it_shows_what_a_face_shows(self) -> None:
+        assert tensor_of(shape=(8, 4)).to_dask().shape == (8, 4)
+        assert tensor_of(shape=(None, 4)).to_dask(chunks=2**20).shape == (2**31, 4)
+        with pytest.raises(ValidationError, match="give a smaller region"):
+            tensor_of().to_dask()
 
     def test_it_takes_a_face(self) -> None:
         array = dask.array.from_array(tensor_of().as_zarr(REGION))
