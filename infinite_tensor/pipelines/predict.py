@@ -24,7 +24,7 @@ from infinite_tensor.pipelines.returned import (
     returned_by,
 )
 from infinite_tensor.pipelines.sources import from_array
-from infinite_tensor.support.arguments import check_fill, checked_device, checked_id
+from infinite_tensor.support.arguments import check_fill, checked_device, checked_flag, checked_id
 from infinite_tensor.support.given import as_index, members, quoted, word
 from infinite_tensor.support.interrupts import Mark
 from infinite_tensor.support.sizes import checked_bytes
@@ -177,7 +177,7 @@ def predict(
     place = device_of(net) if device is None else checked_device(device)
     f = BatchedNetwork(net, preprocess, count, place, _dtype_of_autocast(autocast, place), sliding.channel_dim)
     _check_region(sliding, region)
-    if overwrite and shard is not None:
+    if checked_flag("overwrite", overwrite) and shard is not None:
         raise ValidationError("overwrite=True of a shard would delete what the other shards store: give one of the two")
     store = _opened(target)
     stored = stored_prediction(store, tensor_id)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from infinite_tensor.errors import ValidationError
+from infinite_tensor.support.arguments import checked_flag
 from infinite_tensor.support.given import as_index, members, quoted, word
 from infinite_tensor.support.tables import count_of
 from infinite_tensor.tensor import InfiniteTensor
@@ -40,7 +41,7 @@ def xarray_of(
     along = {
         dim: span(first, extent) for dim, first, extent in zip(tensor.dims, frame.origin, frame.shape, strict=True)
     }
-    data = lazily(pixels) if lazy else pixels[(slice(None),) * pixels.ndim]
+    data = lazily(pixels) if checked_flag("lazy", lazy) else pixels[(slice(None),) * pixels.ndim]
     try:
         return xarray.DataArray(data, along | dict(coords or {}), tensor.dims, plain_name_of(tensor))
     except (TypeError, ValueError) as error:

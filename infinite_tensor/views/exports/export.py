@@ -17,7 +17,7 @@ from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.progress import Tally, Watcher
 from infinite_tensor.filling.stored_only import StoredOnly
-from infinite_tensor.support.arguments import checked_progress, checked_workers
+from infinite_tensor.support.arguments import checked_flag, checked_progress, checked_workers
 from infinite_tensor.support.given import quoted, word
 from infinite_tensor.support.nested import Key
 from infinite_tensor.support.publishing import publish, synchronize, unfinished_file
@@ -180,6 +180,7 @@ def _checked(target: object, options: Options) -> tuple[str, str]:
         raise ValidationError(f'missing must be "compute" or "fill", got {quoted(options.missing)}')
     if options.fill_value is not None and options.missing != "fill":
         raise ValidationError('fill_value goes with missing="fill", which shows it where nothing is stored')
+    checked_flag("overwrite", options.overwrite)
     checked_progress(options.progress)
     if options.workers is not None:
         checked_workers(options.workers)
