@@ -187,6 +187,33 @@ def test_a_partial_one_of_another_kind_is_in_nobodys_way(tmp_path: Path) -> None
     assert names_in(tmp_path) == ["out"]
 
 
+@pytest.mark.parametrize(("form", "other_form"), [("npy", "zarr"), ("zarr", "npy"), ("npy", "tiff")])
+def test_another_format_does_not_delete_what_is_being_written(form: str, other_form: str, tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    refused: list[Any] = []
+
+    def f(ctx: Index) -> torch.Tensor:
+        if not refused:
+            with pytest.raises(StoreError, match=r"another process or thread is writing .*; wait for it") as caught:
+                plane(other).export(sl[REGION], target, format=other_form)
+            refused.append(caught.value)
+        return pattern(ctx)
+
+    plane(f).export(sl[REGION], target, format=form)
+    target.rename(tmp_path / f"out.{form}")
+    assert np.array_equal(opened(tmp_path / f"out.{form}"), truth())
+    assert names_in(tmp_path) == [f"out.{form}"]
+
+
+@pytest.mark.parametrize("form", ["zarr", "npy"])
+def test_a_link_in_the_place_of_a_partial_one_is_left_as_it_is(form: str, tmp_path: Path) -> None:
+    (tmp_path / "theirs").write_text("all of it")
+    (tmp_path / f".out.{form}.partial").symlink_to(tmp_path / "theirs")
+    with pytest.raises(StoreError, match="cannot write"):
+        plane().export(sl[REGION], tmp_path / f"out.{form}")
+    assert (tmp_path / "theirs").read_text() == "all of it"
+
+
 def test_a_file_that_gets_its_name_while_it_is_locked_is_not_written_into(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
