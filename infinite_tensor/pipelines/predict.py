@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from infinite_tensor.errors import ValidationError
+from infinite_tensor.filling.mask import Mask
 from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.outputs import Output
 from infinite_tensor.pipelines.networks import BatchedNetwork, Index, Outputs, device_of, evaluating
@@ -182,7 +183,7 @@ def predict(
     store = _opened(target)
     stored = stored_prediction(store, tensor_id)
     if overwrite:
-        _check_none_is_read((sliding.source, where), store, stored)
+        _check_none_is_read((sliding.source, where.values if isinstance(where, Mask) else where), store, stored)
     known = {} if overwrite else returned_before(tensor_id, stored, sliding)
     with evaluating(f.networks):
         found = known or _first_windows(f, sliding, region, edge, paddings, tensor_id)
