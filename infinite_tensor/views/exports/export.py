@@ -37,16 +37,33 @@ from infinite_tensor_stores.targets import shown as shown_target
 
 
 class _Form(NamedTuple):
-    """A format of one file: what it refuses, and how a file is begun and finished."""
+    """A format of one file.
+
+    Attributes
+    ----------
+    check
+        What raises a ValidationError for what it cannot hold.
+    opened
+        How a file is begun and finished.
+    sidecars
+        What the names of files end in, after the name of this one, that say more of it: GDAL writes statistics, masks
+        and overviews there, and would show those of a former file for the new one.
+    """
 
     check: Callable[[Cutout], None]
     opened: Callable[[Cutout, Path], AbstractContextManager[Sink]]
+    sidecars: tuple[str, ...] = ()
+
+    def sidecars_of(self, path: Path) -> list[Path]:
+        """Where they are."""
+        return [path.with_name(path.name + ending) for ending in self.sidecars]
 
 
+_OF_GDAL = (".aux.xml", ".ovr", ".msk")
 _FORMS = {
     "npy": _Form(lambda _cutout: None, opened_npy),
-    "png": _Form(check_png, opened_png),
-    "tiff": _Form(check_tiff, opened_tiff),
+    "png": _Form(check_png, opened_png, _OF_GDAL),
+    "tiff": _Form(check_tiff, opened_tiff, _OF_GDAL),
 }
 _ZARR = "zarr"
 _ENDINGS = {".zarr": _ZARR, ".npy": "npy", ".png": "png", ".tif": "tiff", ".tiff": "tiff"}
@@ -83,7 +100,8 @@ def export(tensor: InfiniteTensor, region: object, target: object, options: Opti
         return
     _FORMS[form].check(cutout)
     path = local_path(place).absolute()
-    with _explaining(_begun(path, overwrite=options.overwrite), str(path)) as unfinished:
+    sidecars = _FORMS[form].sidecars_of(path)
+    with _explaining(_begun(path, sidecars, overwrite=options.overwrite), str(path)) as unfinished:
         with (
             _explaining(_FORMS[form].opened(cutout, unfinished), str(path)) as sink,
             Tally(units_in(cutout, sink.unit), options.progress, unit="tile") as tally,
@@ -91,6 +109,7 @@ def export(tensor: InfiniteTensor, region: object, target: object, options: Opti
             stream(cutout, sink, source, tally, str(path))
         with explained(str(path)):
             synchronize(unfinished)
+            _make_way(path, sidecars, overwrite=options.overwrite)
             publish(unfinished, path, overwrite=options.overwrite)
 
 
@@ -139,12 +158,23 @@ def _export_zarr(
 
 
 @contextmanager
-def _begun(path: Path, *, overwrite: bool) -> Iterator[Path]:
+def _begun(path: Path, sidecars: Sequence[Path], *, overwrite: bool) -> Iterator[Path]:
     """The file that gets a name in the end, in a folder that is there."""
-    _check_free(path, overwrite=overwrite)
+    for each in (path, *sidecars):
+        _check_free(each, overwrite=overwrite)
     path.parent.mkdir(parents=True, exist_ok=True)
     with unfinished_file(path) as unfinished:
         yield unfinished
+
+
+def _make_way(path: Path, sidecars: Sequence[Path], *, overwrite: bool) -> None:
+    """Delete what says more of a former file, before another one can be taken for it."""
+    there = [each for each in sidecars if os.path.lexists(each)]
+    for each in there:
+        _check_free(each, overwrite=overwrite)
+        each.unlink()
+    if there:
+        synchronize(path.parent, deep=False)
 
 
 @contextmanager
