@@ -12,6 +12,7 @@ import itertools
 import json
 import math
 import re
+import threading
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -85,12 +86,17 @@ class Face:
         """Bytes of a chunk."""
         return math.prod(self.frame.chunk_shape) * self.frame.dtype.itemsize
 
+    def chunk_in_memory(self, index: Index) -> memoryview | None:
+        """The bytes of a chunk if it is a tile in memory, without waiting; otherwise None. Not on the main thread."""
+        pixels = self.frame.tile_in_memory(self.frame.box_of(index))
+        return None if pixels is None or pixels.shape != self.frame.chunk_shape else _bytes_of(pixels)
+
     def chunk(self, index: Index) -> memoryview:
         """The bytes of a chunk, not to be changed; what lies outside of the frame is 0."""
-        box = self.frame.box_of(index)
-        pixels = self.frame.tile_in_memory(box)
-        if pixels is None:
-            pixels = self.frame.read(box)
+        found = self.chunk_in_memory(index)
+        if found is not None:
+            return found
+        pixels = self.frame.read(self.frame.box_of(index))
         if pixels.shape != self.frame.chunk_shape:
             whole = np.zeros(self.frame.chunk_shape, pixels.dtype)
             whole[tuple(map(slice, pixels.shape))] = pixels
@@ -219,7 +225,11 @@ class FaceStore(Store):
             if chunk is None:
                 return None
             face, index = chunk
-            found = await self._requests.get(key, partial(face.chunk, index))
+            # To have another thread look takes several times as long.
+            is_main = threading.current_thread() is threading.main_thread()
+            found = None if is_main else face.chunk_in_memory(index)
+            if found is None:
+                found = await self._requests.get(key, partial(face.chunk, index))
         return (prototype or default_buffer_prototype()).buffer.from_bytes(found[_range_of(byte_range, len(found))])
 
     async def get_partial_values(

@@ -13,6 +13,7 @@ from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.regions import parse
+from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.given import quoted
 from infinite_tensor.tensor import InfiniteTensor
 
@@ -87,12 +88,12 @@ class Frame:
         node = node_of(self.tensor)
         return node.token, node.spec.definition.digest, self.origin, self.shape
 
-    @property
+    @cached_property
     def chunk_shape(self) -> Index:
         """Pixels of a chunk: those of a tile, or fewer where the frame is smaller."""
         return tuple(map(min, self.tile, self.shape))
 
-    @property
+    @cached_property
     def chunk_counts(self) -> Index:
         """How many chunks there are per dimension."""
         return tuple([-(-extent // n) for extent, n in zip(self.shape, self.chunk_shape, strict=True)])
