@@ -635,7 +635,8 @@ class InfiniteTensor(Fillable):
         -------
         xarray.DataArray
             It is called by the last part of `tensor_id`, if that was given, and has the dimensions `dims`. bfloat16,
-            which numpy lacks, becomes float32.
+            which numpy lacks, becomes float32. Coordinates take no memory. Along a dimension of more than ``2**24``
+            pixels xarray aligns it only with other arrays of this kind; select a part first.
 
         Raises
         ------

@@ -34,22 +34,23 @@ def xarray_of(
     except ImportError as error:
         raise ImportError("to_xarray needs the package xarray: pip install xarray") from error
     # If the extra is missing, the error above says so.
-    from infinite_tensor.views.lazy_xarray import lazily, span  # noqa: PLC0415
+    from infinite_tensor.views.lazy_xarray import coordinates, lazily  # noqa: PLC0415
 
     frame = Frame.of(tensor, region)
     pixels = Pixels(frame)
-    along = {
-        dim: span(first, extent) for dim, first, extent in zip(tensor.dims, frame.origin, frame.shape, strict=True)
-    }
     data = lazily(pixels) if checked_flag("lazy", lazy) else pixels[(slice(None),) * pixels.ndim]
     try:
-        return xarray.DataArray(data, along | dict(coords or {}), tensor.dims, plain_name_of(tensor))
+        array = xarray.DataArray(data, dict(coords or {}), tensor.dims, plain_name_of(tensor))
+        for dim, first, extent in zip(tensor.dims, frame.origin, frame.shape, strict=True):
+            if dim not in array.coords:
+                array = array.assign_coords(coordinates(dim, first, extent))
     except (TypeError, ValueError) as error:
         sizes = dict(zip(tensor.dims, frame.shape, strict=True))
         raise ValidationError(
             f"coords must be a mapping from names of dimensions to one coordinate for each pixel, of which the region "
             f"has {sizes}, got {quoted(coords)}: {error}"
         ) from error
+    return array
 
 
 def dask_of(tensor: InfiniteTensor, region: object, chunks: Any) -> dask.array.Array:

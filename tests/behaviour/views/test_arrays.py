@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,87 @@ class TestXarray:
         array = tensor_of().to_xarray(sl[-(2**40) : 2**40, 0:4])
         assert array.shape == (2**41, 4)
         assert array.sel(y=-(2**39), x=3).item() == np.float32(-1000.0 * 2**39 + 3)
+
+    @pytest.mark.parametrize(
+        ("label", "method", "expected"),
+        [
+            (slice(-10.5, -7.2), None, [-10, -9, -8]),
+            (slice(-np.inf, 1.5 - 2**27), None, [-(2**27), 1 - 2**27]),
+            (slice(2**27 - 2.5, None), None, [2**27 - 2, 2**27 - 1]),
+            (slice(2**40, np.inf), None, []),
+            (slice(-10, 10, 8), None, [-10, -2, 6]),
+            (5.0, None, 5),
+            ([5, 3], None, [5, 3]),
+            (2.5, "nearest", 3),
+            ([-3.6, 2.0**40], "nearest", [-4, 2**27 - 1]),
+            ([-3.6, 2.0**40], "ffill", [-4, 2**27 - 1]),
+            ([-3.6, -(2.0**40)], "bfill", [-3, -(2**27)]),
+            (xarray.DataArray([1.2, 7.9], dims="point"), "pad", [1, 7]),
+        ],
+        ids=str,
+    )
+    def test_labels_are_found_among_very_many_without_making_them(self, label: Any, method: Any, expected: Any) -> None:
+        array = tensor_of().to_xarray(sl[-(2**27) : 2**27, 0:1])
+        tracemalloc.start()
+        try:
+            found = array.sel(y=label, method=method)
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert found.y.values.tolist() == expected
+        assert most < 2**20
+
+    @pytest.mark.parametrize(
+        ("label", "options"),
+        [
+            (-(2.0**40), {"method": "pad"}),
+            (2.0**40, {"method": "backfill"}),
+            (2.7, {"method": "nearest", "tolerance": 0.2}),
+            (2.7, {}),
+            (2**40, {}),
+        ],
+    )
+    def test_labels_that_are_not_there_are_not_found_among_very_many(self, label: Any, options: Any) -> None:
+        with pytest.raises(KeyError, match="not all values found in index 'y'"):
+            tensor_of().to_xarray(sl[-(2**27) : 2**27, 0:1]).sel(y=label, **options)
+
+    def test_some_of_very_many_pixels_are_like_any_others(self) -> None:
+        t = tensor_of()
+        long = t.to_xarray(sl[-(2**27) : 2**27, 2:10])
+        some = long.sel(y=slice(-5, 8))
+        assert some.identical(t.to_xarray(REGION))
+        assert type(some.xindexes["y"]) is xarray.indexes.PandasIndex
+        assert (some + t.to_xarray(sl[0:20, 2:10])).y.values.tolist() == list(range(9))
+
+    def test_very_many_coordinates_are_joined(self) -> None:
+        t, half = tensor_of(), 2**25
+        west, east = (t.to_xarray(sl[0:4, part]).coords.to_dataset() for part in (slice(-half, 0), slice(0, half)))
+        joined = xarray.concat([west, east], "x")
+        assert joined.sel(x=0.4, method="nearest").x.item() == 0
+        assert joined.xindexes["x"].equals(t.to_xarray(sl[0:4, -half:half]).xindexes["x"])
+        renamed = joined.rename(x="column").isel(column=slice(-3, None))
+        assert renamed.column.values.tolist() == [half - 3, half - 2, half - 1]
+
+    def test_very_many_pixels_are_aligned_with_as_many_of_the_same_coordinates(self) -> None:
+        t = tensor_of()
+        first, second = (t.to_xarray(sl[-(2**40) : 2**40, 0:4]) for _ in range(2))
+        assert xarray.align(first, second, join="exact")[0].shape == (2**41, 4)
+        with pytest.raises(ValueError, match="conflicting indexes"):
+            xarray.align(first, t.to_xarray(REGION))
+
+    @pytest.mark.parametrize("key", [np.s_[:, :], np.s_[3:9:2, -1], np.s_[::-2, [5, 1, 1]], np.s_[4, 4], np.s_[4]])
+    def test_it_is_transposed_without_being_read(self, key: Any) -> None:
+        f = Counted(ramp)
+        lazy, read = tensor_of(f).to_xarray(REGION), tensor_of().to_xarray(REGION, lazy=False)
+        turned = lazy[key].T
+        assert f.calls == []
+        assert turned.equals(read[key].T)
+        assert lazy.T[::2, 3:5].T[1].equals(read.T[::2, 3:5].T[1])
+
+    def test_very_many_pixels_are_transposed(self) -> None:
+        array = tensor_of().to_xarray(sl[-(2**40) : 2**40, 0:4]).T
+        assert array.dims == ("x", "y")
+        assert array.sel(x=2, y=slice(5, 6)).values.tolist() == [5002, 6002]
 
     def test_what_is_written_into_it_is_a_copy(self) -> None:
         t = tensor_of()
