@@ -183,7 +183,7 @@ def predict(
     store = _opened(target)
     stored = stored_prediction(store, tensor_id)
     if overwrite:
-        _check_none_is_read((sliding.source, where.values if isinstance(where, Mask) else where), store, stored)
+        _check_none_is_read((sliding.source, _read_of_mask(where)), store, stored)
     known = {} if overwrite else returned_before(tensor_id, stored, sliding)
     with evaluating(f.networks):
         found = known or _first_windows(f, sliding, region, edge, paddings, tensor_id)
@@ -319,6 +319,13 @@ def _check_none_is_read(given: Sequence[object], store: TileStore, stored: Mappi
                 f"the prediction is computed from tensor {tensor.tensor_id!r} of {store}, which overwrite=True would "
                 "delete; give another tensor_id, or another target"
             )
+
+
+def _read_of_mask(where: object) -> object:
+    """What a mask takes its pixels from."""
+    values = where.values if isinstance(where, Mask) else where
+    # A view such as `t.stored_only()` has the tensor that it shows.
+    return getattr(values, "tensor", values)
 
 
 def _is_stored_as(definition: Mapping[str, Any], tensor: InfiniteTensor, store: TileStore) -> bool:
