@@ -600,7 +600,8 @@ class InfiniteTensor(Fillable):
         ----------
         region : optional
             Which pixels: a slice for each dimension, as in ``sl[:, -512:512, 0:4096]``. Chunks begin at its first
-            pixel. Default: all of them, and of an unbounded dimension those from about ``-2**30`` to ``2**30``.
+            pixel. Default: all of a finite dimension, and of an unbounded one those from about ``-2**30`` to
+            ``2**30``. ``...`` is all of a finite tensor.
 
         Returns
         -------
@@ -623,14 +624,14 @@ class InfiniteTensor(Fillable):
         return zarr_of(self, region)
 
     def to_xarray(
-        self, region: object = ..., coords: Mapping[str, Any] | None = None, *, lazy: bool = True
+        self, region: object = None, coords: Mapping[str, Any] | None = None, *, lazy: bool = True
     ) -> xarray.DataArray:
         """An `xarray.DataArray` of a region, which computes what is used of it.
 
         Parameters
         ----------
         region : optional
-            A slice for each dimension. Default: all of a finite tensor.
+            As of `as_zarr`, with the same default.
         coords : mapping of str to array, optional
             Coordinates along some dimensions, by their names. Default: those of the pixels.
         lazy : bool
@@ -641,7 +642,8 @@ class InfiniteTensor(Fillable):
         -------
         xarray.DataArray
             It is called by the last part of `tensor_id`, if that was given, and has the dimensions `dims`. bfloat16,
-            which numpy lacks, becomes float32.
+            which numpy lacks, becomes float32. Coordinates take no memory. Along a dimension of more than ``2**24``
+            pixels xarray aligns it only with other arrays of this kind; select a part first.
 
         Raises
         ------
@@ -657,15 +659,16 @@ class InfiniteTensor(Fillable):
 
         return xarray_of(self, region, coords, lazy=lazy)
 
-    def to_dask(self, region: object = ..., chunks: Any = "tiles") -> dask.array.Array:
+    def to_dask(self, region: object = None, chunks: Any = "tiles") -> dask.array.Array:
         """A `dask.array` of a region, each chunk of which is a read.
 
-        `dask.array.from_array` does not take a tensor itself, whose dtype is torch's, but it takes ``t.as_zarr()``.
+        `dask.array.asarray` takes a finite tensor as it is. `dask.array.from_array` does not, since its dtype is
+        torch's, but it takes ``t.as_zarr()``.
 
         Parameters
         ----------
         region : optional
-            A slice for each dimension. Default: all of a finite tensor.
+            As of `as_zarr`, with the same default, which of an unbounded tensor has more chunks than Dask takes.
         chunks : optional
             "tiles" for a chunk per tile, cut where the region ends; or what Dask takes: "auto", an int, a tuple.
 
@@ -687,6 +690,20 @@ class InfiniteTensor(Fillable):
         from infinite_tensor.views.arrays import dask_of  # noqa: PLC0415
 
         return dask_of(self, region, chunks)
+
+    def to_dask_array(self) -> dask.array.Array:
+        """As `to_dask` of all of a finite tensor. `dask.array.asarray`, `stack` and `concatenate` call it.
+
+        Returns
+        -------
+        dask.array.Array
+
+        Raises
+        ------
+        RegionError
+            (an IndexError) If a dimension is unbounded.
+        """
+        return self.to_dask(...)
 
     def show(
         self,
@@ -782,8 +799,9 @@ class InfiniteTensor(Fillable):
         Parameters
         ----------
         region
-            As a read takes it, without a step. Images have 2 dimensions, or 3 with channels: that of the name c,
-            channel, channels, band or bands, else the first. Ints drop the dimensions that there are beside these.
+            As a read takes it, without a step. There is no default, since all of it is written. Images have 2
+            dimensions, or 3 with channels: that of the name c, channel, channels, band or bands, else the first. Ints
+            drop the dimensions that there are beside these.
         target : str or path
             A local path; for Zarr, any fsspec URL too.
         missing : "compute" or "fill"
@@ -795,7 +813,9 @@ class InfiniteTensor(Fillable):
             The format, whatever the target is called.
         overwrite : bool
             Replace a file, or a Zarr group that an export has written. A local target is there until the end; a local
-            group is missing for a moment then, and one at a URL all the time.
+            group is missing for a moment then, and one at a URL all the time. What GDAL has written beside an image
+            (``.aux.xml``, ``.ovr``, ``.msk``) is deleted with it; without `overwrite`, it counts as something that is
+            there.
         storage_options : dict, optional
             Passed to fsspec.
         workers : int, optional

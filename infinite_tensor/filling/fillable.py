@@ -12,7 +12,7 @@ from infinite_tensor.filling.invalidate import Invalidation, invalidate
 from infinite_tensor.filling.plan import FillPlan
 from infinite_tensor.filling.progress import FillReport, Watcher
 from infinite_tensor.geometry.regions import Selection
-from infinite_tensor.support.arguments import check_fill, checked_shard
+from infinite_tensor.support.arguments import check_fill, checked_flag, checked_shard
 from infinite_tensor.support.sizes import checked_bytes
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ class Fillable(ABC):
         parts: list[tuple[Node, Selection | None]] = [(node_of(tensor), None) for tensor in self._tensors()]
         if region is not None:
             parts = [(node_of(request.tensor), request.selection) for request in self._requests(region)]
-        return invalidate(parts, dependants=dependants)
+        return invalidate(parts, dependants=checked_flag("dependants", dependants))
 
 
 def plan_together(requests: Sequence[Request], *, max_memory: int | str | None = None) -> FillPlan:

@@ -34,18 +34,20 @@ class StoredOnly:
 
     Attributes
     ----------
+    tensor : InfiniteTensor
+        What it shows.
     fill_value : number
         What stands where a tile is missing.
     """
 
     def __init__(self, tensor: NodeHolder, fill_value: Number) -> None:
-        self._tensor = tensor
+        self.tensor = tensor
         self.fill_value = fill_value
         pixel_value("fill_value", fill_value, self.dtype)
 
     @property
     def _node(self) -> Node:
-        return node_of(self._tensor)
+        return node_of(self.tensor)
 
     @property
     def shape(self) -> Shape:

@@ -34,7 +34,7 @@ from infinite_tensor.groups.members import (
 from infinite_tensor.groups.saved import checked_tensor, opened_tensor, save_group, stored_members
 from infinite_tensor.groups.stored_only import StoredOnlyGroup
 from infinite_tensor.groups.tensordicts import assembled, import_tensordict, tensors_of
-from infinite_tensor.support.arguments import checked_device, checked_id, checked_workers
+from infinite_tensor.support.arguments import checked_device, checked_flag, checked_id, checked_workers
 from infinite_tensor.support.given import quoted
 from infinite_tensor.support.nested import Key, as_key, chosen, is_key, listed, named_leaves, nested, show
 from infinite_tensor.tensor import InfiniteTensor
@@ -338,6 +338,7 @@ class TensorGroup(Fillable):
         if not isinstance(path, str | os.PathLike):
             raise ValidationError(f"path must be a local path, got {quoted(path)}")
         workers = None if workers is None else checked_workers(workers)
+        overwrite = checked_flag("overwrite", overwrite)
         save_tensordict(self._members, self._plain(region), Path(path), format, workers, overwrite=overwrite)
 
     def save(self, store: TileStore, group_id: str) -> None:

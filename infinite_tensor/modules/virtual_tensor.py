@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from infinite_tensor.errors import DeviceMismatchError, ValidationError
 from infinite_tensor.modules.tensor_like import TensorLike
+from infinite_tensor.support.arguments import checked_flag
 
 Materializer: TypeAlias = "str | Callable[[Any, torch.dtype, torch.device], torch.Tensor]"
 
@@ -252,7 +253,8 @@ class _Placement:
                 f"{type(owner).__name__} has an attribute {attribute!r}, which virtual tensor {name!r} needs for its "
                 "dtype and device; rename one of the two"
             )
-        owner.register_buffer(attribute, torch.empty(0, dtype=dtype, device=device), persistent=persist)
+        persistent = checked_flag("persist", persist)
+        owner.register_buffer(attribute, torch.empty(0, dtype=dtype, device=device), persistent=persistent)
         before, after = partial(_prepare_load, attribute), partial(_follow_load, attribute)
         handles = (
             owner.register_load_state_dict_pre_hook(before),  # type: ignore[no-untyped-call]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from infinite_tensor.errors import ValidationError
+from infinite_tensor.filling.mask import Mask
 from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.outputs import Output
 from infinite_tensor.pipelines.networks import BatchedNetwork, Index, Outputs, device_of, evaluating
@@ -25,7 +26,7 @@ from infinite_tensor.pipelines.returned import (
     returned_by,
 )
 from infinite_tensor.pipelines.sources import from_array
-from infinite_tensor.support.arguments import check_fill, checked_device, checked_id
+from infinite_tensor.support.arguments import check_fill, checked_device, checked_flag, checked_id
 from infinite_tensor.support.given import as_index, members, quoted, word
 from infinite_tensor.support.interrupts import Mark
 from infinite_tensor.support.sizes import checked_bytes
@@ -178,12 +179,12 @@ def predict(
     place = device_of(net) if device is None else checked_device(device)
     f = BatchedNetwork(net, preprocess, count, place, _dtype_of_autocast(autocast, place), sliding.channel_dim)
     _check_region(sliding, region)
-    if overwrite and shard is not None:
+    if checked_flag("overwrite", overwrite) and shard is not None:
         raise ValidationError("overwrite=True of a shard would delete what the other shards store: give one of the two")
     store = None if _is_new(target) else _opened(target)
     stored = {} if store is None else stored_prediction(store, tensor_id)
     if overwrite and store is not None:
-        _check_none_is_read((sliding.source, where), store, stored)
+        _check_none_is_read((sliding.source, _read_of_mask(where)), store, stored)
     known = {} if overwrite else returned_before(tensor_id, stored, sliding)
     with evaluating(f.networks):
         found = known or _first_windows(f, sliding, region, edge, paddings, tensor_id)
@@ -322,6 +323,13 @@ def _check_none_is_read(given: Sequence[object], store: TileStore, stored: Mappi
                 f"the prediction is computed from tensor {tensor.tensor_id!r} of {store}, which overwrite=True would "
                 "delete; give another tensor_id, or another target"
             )
+
+
+def _read_of_mask(where: object) -> object:
+    """What a mask takes its pixels from."""
+    values = where.values if isinstance(where, Mask) else where
+    # A view such as `t.stored_only()` has the tensor that it shows.
+    return getattr(values, "tensor", values)
 
 
 def _is_stored_as(definition: Mapping[str, Any], tensor: InfiniteTensor, store: TileStore) -> bool:

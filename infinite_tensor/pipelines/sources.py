@@ -55,8 +55,9 @@ def from_array(
     Returns
     -------
     InfiniteTensor
-        Of the shape and dtype of `a`, with its values, on the device of a `torch.Tensor`. Of what does not lie in memory
-        it keeps there what was read last, up to 128 MiB; ``tensor.tile_store.cache_size_bytes = "1GB"`` makes that more.
+        Of the shape and dtype of `a`, with its values, on the device of a `torch.Tensor`. Of what does not lie in
+        memory, it keeps what was read last, up to 128 MiB; ``tensor.tile_store.cache_size_bytes = "1GB"`` makes that
+        more.
 
     Raises
     ------

@@ -36,6 +36,13 @@ def checked_device(device: object) -> torch.device:
         raise ValidationError(f"device {quoted(device)} cannot be used: {error}") from error
 
 
+def checked_flag(name: str, given: object) -> bool:
+    """`given` if it is a bool: a str such as "no" would count as true. `name` is the argument, for messages."""
+    if not isinstance(given, bool):
+        raise ValidationError(f"{name} must be a bool, got {quoted(given)}")
+    return given
+
+
 def check_fill(workers: object, client: object, progress: object, shard: object) -> None:
     """ValidationError for what no fill takes, before it is known what is to be filled."""
     if workers is not None:

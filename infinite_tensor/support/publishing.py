@@ -1,6 +1,7 @@
 """Files and folders that are written beside their place: they get their name when all of them is written.
 
-What is not finished lies in ``.<name>.partial``, where the next attempt finds it. One process at a time writes it.
+What is not finished lies in ``.<name>.partial``, where the next attempt finds it. One process at a time writes it, or
+deletes what another kind of attempt has left there: a folder in the place of a file.
 """
 
 from __future__ import annotations
@@ -24,9 +25,7 @@ if sys.platform != "win32":
 def unfinished_file(path: Path) -> Iterator[Path]:
     """An empty file beside `path`, which nobody else writes; in the end it is deleted where it is still there."""
     unfinished = _beside(path)
-    if unfinished.is_dir():
-        remove(unfinished)
-    with _alone(unfinished, lambda: os.close(os.open(unfinished, os.O_WRONLY | os.O_CREAT, 0o666)), path) as is_left:
+    with _alone(unfinished, _create_file, stat.S_ISREG, path) as is_left:
         os.truncate(unfinished, 0)
         try:
             yield unfinished
@@ -42,9 +41,7 @@ def unfinished_folder(path: Path) -> Iterator[tuple[Path, Callable[[], bool]]]:
     With it comes what tells whether it is still there. Once it has got its name, another process may have begun one.
     """
     unfinished = _beside(path)
-    if unfinished.is_file():
-        remove(unfinished)
-    with _alone(unfinished, lambda: unfinished.mkdir(exist_ok=True), path) as is_left:
+    with _alone(unfinished, _create_folder, stat.S_ISDIR, path) as is_left:
         yield unfinished, is_left
 
 
@@ -52,37 +49,51 @@ def _beside(path: Path) -> Path:
     return path.with_name(f".{path.name}.partial")
 
 
+def _create_file(path: Path) -> None:
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o666))
+
+
+def _create_folder(path: Path) -> None:
+    path.mkdir(exist_ok=True)
+
+
 @contextmanager
-def _alone(unfinished: Path, create: Callable[[], object], path: Path) -> Iterator[Callable[[], bool]]:
+def _alone(
+    unfinished: Path, create: Callable[[Path], None], is_kind: Callable[[int], bool], path: Path
+) -> Iterator[Callable[[], bool]]:
     """While it is entered, what is created is locked: a lock ends with its process, however that ends.
 
     It gives what tells whether that is still there.
     """
     if sys.platform == "win32":
         # No folder can be opened there.
-        create()
+        if unfinished.exists() and not is_kind(unfinished.stat().st_mode):
+            remove(unfinished)
+        create(unfinished)
         yield unfinished.exists
         return
-    descriptor = _locked(unfinished, create, path)
+    descriptor = _locked(unfinished, create, is_kind, path)
     try:
         yield lambda: _is_there(descriptor, unfinished)
     finally:
         os.close(descriptor)
 
 
-def _locked(unfinished: Path, create: Callable[[], object], path: Path) -> int:
+def _locked(unfinished: Path, create: Callable[[Path], None], is_kind: Callable[[int], bool], path: Path) -> int:
     while True:
-        create()
+        with suppress(IsADirectoryError, FileExistsError):
+            create(unfinished)
         try:
-            descriptor = os.open(unfinished, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(unfinished, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
             continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_there(descriptor, unfinished):
-                if not _has_another_name(descriptor):
+                if is_kind(os.fstat(descriptor).st_mode) and not _has_another_name(descriptor):
                     return descriptor
-                unfinished.unlink()
+                # Nobody is writing it.
+                remove(unfinished)
         except BlockingIOError as error:
             os.close(descriptor)
             raise StoreError(

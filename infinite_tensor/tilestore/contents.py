@@ -206,7 +206,8 @@ class Contents(ABC):
     ) -> torch.Tensor | None:
         """The pixels ``[start, stop)`` if they are one complete tile in memory: itself, which must not be changed.
 
-        The way of who only looks at the pixels: `serve` copies them. None means that they are to be read.
+        The way of who only looks at the pixels: `serve` copies them. It never waits, so that event loops may ask, but
+        not on the main thread. None means that they are to be read.
         """
         return None
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from infinite_tensor.errors import StoreError, ValidationError
-from infinite_tensor.support.arguments import checked_id, checked_workers
+from infinite_tensor.support.arguments import checked_flag, checked_id, checked_workers
 from infinite_tensor.support.interrupts import store_method, store_query
 from infinite_tensor.tilestore.contents import Contents
 from infinite_tensor.tilestore.dependants import check_renamable, dependants_in, readers_in
@@ -180,7 +180,7 @@ class TileStore:
             Delete the tensors of this store that are computed from it too, and those that are computed from these.
             Without it they stay as they are, and a `DependantsRemainWarning` names those that read it.
         """
-        contents = self.contents
+        contents, dependants = self.contents, checked_flag("dependants", dependants)
         with contents.lock:
             self._check_open()
             contents.check_writable(f"clear tensor {tensor_id!r}")
@@ -210,7 +210,7 @@ class TileStore:
         self._check_open()
         self.contents.clear_cache(tensor_id)
 
-    def verify(self, tensor_id: str, *, repair: bool = False) -> list[Damage]:  # noqa: ARG002  (nothing decays in memory)
+    def verify(self, tensor_id: str, *, repair: bool = False) -> list[Damage]:
         """Read everything that is stored of a tensor, and list what is damaged.
 
         Other processes may continue meanwhile. A damaged tile that one of them has just replaced may be dropped all
@@ -234,7 +234,9 @@ class TileStore:
         StoreError
             If the store holds no tensor of that id, or cannot be read.
         """
+        checked_flag("repair", repair)
         self.tensor_definition(tensor_id)
+        # Nothing decays in memory.
         return []
 
     def gc(self) -> Garbage:
@@ -464,7 +466,7 @@ class TileStore:
             Give up what cannot be stored. Without it, a store that cannot be flushed raises StoreError and
             stays open.
         """
-        self.contents.close(discard=discard)
+        self.contents.close(discard=checked_flag("discard", discard))
 
     def __enter__(self) -> Self:
         with self.contents.lock:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from infinite_tensor.errors import ValidationError
-from infinite_tensor.support.given import quoted
+from infinite_tensor.support.arguments import checked_flag
+from infinite_tensor.support.given import as_index, members, quoted, word
+from infinite_tensor.support.tables import count_of
 from infinite_tensor.tensor import InfiniteTensor
-from infinite_tensor.views.frame import Frame, plain_name_of
+from infinite_tensor.views.frame import Frame
+from infinite_tensor.views.names import plain_name_of
 from infinite_tensor.views.pixels import Pixels
 
 if TYPE_CHECKING:
     import dask.array
     import xarray
+
+_MOST_CHUNKS = 2**22
+"""Dask takes some 200 bytes for each when anything of an array is computed."""
 
 
 def xarray_of(
@@ -27,22 +34,23 @@ def xarray_of(
     except ImportError as error:
         raise ImportError("to_xarray needs the package xarray: pip install xarray") from error
     # If the extra is missing, the error above says so.
-    from infinite_tensor.views.lazy_xarray import lazily, span  # noqa: PLC0415
+    from infinite_tensor.views.lazy_xarray import coordinates, lazily  # noqa: PLC0415
 
     frame = Frame.of(tensor, region)
     pixels = Pixels(frame)
-    along = {
-        dim: span(first, extent) for dim, first, extent in zip(tensor.dims, frame.origin, frame.shape, strict=True)
-    }
-    data = lazily(pixels) if lazy else pixels[(slice(None),) * pixels.ndim]
+    data = lazily(pixels) if checked_flag("lazy", lazy) else pixels[(slice(None),) * pixels.ndim]
     try:
-        return xarray.DataArray(data, along | dict(coords or {}), tensor.dims, plain_name_of(tensor))
+        array = xarray.DataArray(data, dict(coords or {}), tensor.dims, plain_name_of(tensor))
+        for dim, first, extent in zip(tensor.dims, frame.origin, frame.shape, strict=True):
+            if dim not in array.coords:
+                array = array.assign_coords(coordinates(dim, first, extent))
     except (TypeError, ValueError) as error:
         sizes = dict(zip(tensor.dims, frame.shape, strict=True))
         raise ValidationError(
             f"coords must be a mapping from names of dimensions to one coordinate for each pixel, of which the region "
             f"has {sizes}, got {quoted(coords)}: {error}"
         ) from error
+    return array
 
 
 def dask_of(tensor: InfiniteTensor, region: object, chunks: Any) -> dask.array.Array:
@@ -52,11 +60,64 @@ def dask_of(tensor: InfiniteTensor, region: object, chunks: Any) -> dask.array.A
     except ImportError as error:
         raise ImportError("to_dask needs the package dask.array: pip install 'dask[array]'") from error
     pixels = Pixels(Frame.of(tensor, region))
+    of_tiles = word(chunks) == "tiles"
+    _check_count(pixels.frame, math.prod(pixels.frame.tile_counts) if of_tiles else _count(pixels.frame, chunks))
     try:
-        cuts = pixels.frame.tile_cuts if isinstance(chunks, str) and chunks == "tiles" else chunks
+        cuts = pixels.frame.tile_cuts if of_tiles else chunks
         array: dask.array.Array = dask.array.from_array(
             pixels, cuts, asarray=False, fancy=False, meta=np.empty((0,) * pixels.ndim, pixels.dtype)
         )
     except (TypeError, ValueError) as error:
         raise ValidationError(f'chunks must be "tiles" or what Dask takes, got {quoted(chunks)}: {error}') from error
     return array
+
+
+def _check_count(frame: Frame, count: int) -> None:
+    if count > _MOST_CHUNKS:
+        raise ValidationError(
+            f"an array of Dask may have {count_of(_MOST_CHUNKS)} chunks, and the region of shape {frame.shape} has "
+            f"{count_of(count)}; give a smaller region, or larger chunks, as in chunks={2 * max(frame.tile)}"
+        )
+
+
+def _count(frame: Frame, chunks: Any) -> int:
+    """How many chunks Dask would make, or fewer; ValidationError for chunks without pixels, which Dask takes."""
+    entries = members(chunks)
+    if isinstance(chunks, Mapping):
+        entries = tuple([chunks.get(d, -1) for d in range(len(frame.shape))])
+    elif entries is None:
+        entries = (chunks,) * len(frame.shape)
+    elif len(frame.shape) == 1 < len(entries):
+        # All are chunks of the one dimension.
+        entries = (entries,)
+    nbytes = math.prod(frame.shape) * frame.dtype.itemsize
+    counts = [nbytes // most for most in map(_most_bytes, entries) if most]
+    return max([math.prod(map(_count_along, frame.shape, entries)), *counts])
+
+
+def _count_along(extent: int, entry: object) -> int:
+    """How many chunks a dimension is cut into; 1 where the entry is for Dask to understand."""
+    sizes = members(entry)
+    numbers = [as_index(size) for size in ((entry,) if sizes is None else sizes)]
+    if sizes is None and numbers in ([-1], [None]) and not isinstance(entry, bool):
+        return 1
+    if isinstance(entry, bool) or not all(number is None or number > 0 for number in numbers):
+        raise ValidationError(
+            f"chunks must have 1 pixel or more along each dimension, or -1 for all of it, got "
+            f"{quoted(entry)}; by default they are tiles"
+        )
+    return len(numbers) if sizes is not None else -(-extent // (numbers[0] or 1))
+
+
+def _most_bytes(entry: object) -> int | None:
+    """How many bytes a chunk may have by a text such as "16 MiB"; None for everything else."""
+    from dask.utils import parse_bytes  # noqa: PLC0415  (an extra)
+
+    text = word(entry)
+    if text in (None, "auto"):
+        return None
+    try:
+        return max(1, int(parse_bytes(text)))
+    except ValueError:
+        # Dask says what it is.
+        return None

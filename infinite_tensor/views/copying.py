@@ -12,7 +12,7 @@ import torch
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.geometry.points import COORDINATE_LIMIT, Index, is_empty
 from infinite_tensor.geometry.regions import Selection, parse
-from infinite_tensor.support.arguments import checked_id, checked_progress
+from infinite_tensor.support.arguments import checked_flag, checked_id, checked_progress
 from infinite_tensor.support.given import quoted
 from infinite_tensor.support.interrupts import store_call
 from infinite_tensor.tilestore.layout import Record, TileLayout
@@ -50,8 +50,8 @@ def copy_tensor(
     """`TileStore.copy`; see there."""
     tensor_id, watcher = checked_id(tensor_id), checked_progress(progress)
     source = _checked_contents(store)
-    overwrite = _checked_flag("overwrite", overwrite)
-    jobs, absent = _jobs(source, tensor_id, upstream=_checked_flag("upstream", upstream))
+    overwrite = checked_flag("overwrite", overwrite)
+    jobs, absent = _jobs(source, tensor_id, upstream=checked_flag("upstream", upstream))
     jobs[-1] = jobs[-1].within(region)
     # Last, as it may create one. What a store holds does not keep it alive.
     other = _checked_store(store, other_store)
@@ -159,12 +159,6 @@ def _check_other(jobs: Sequence[_Job], source: _Contents, target: _Contents) -> 
             raise ValidationError(
                 f"tensor {tensor_id!r} cannot be copied into itself: {source} and {target} are one store"
             )
-
-
-def _checked_flag(name: str, given: object) -> bool:
-    if not isinstance(given, bool):
-        raise ValidationError(f"{name} must be a bool, got {quoted(given)}")
-    return given
 
 
 # Which tensors.

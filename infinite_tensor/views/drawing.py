@@ -60,6 +60,38 @@ class _View:
         return -(-self.boxes[0].shape[d] // self.steps[d])
 
 
+@dataclass(frozen=True)
+class _Picture:
+    """What has been read of a view.
+
+    Attributes
+    ----------
+    view : _View
+        What it is.
+    dims : tuple of str
+        Names of the dimensions of the tensor.
+    pixels : array
+        (rows, columns, channels). What extends along one dimension is one row.
+    known : bool array or None
+        Which of these are known, of the same shape; None for all.
+    """
+
+    view: _View
+    dims: Sequence[str]
+    pixels: npt.NDArray[Any]
+    known: npt.NDArray[np.bool_] | None
+
+    @property
+    def channels(self) -> int:
+        """How many it has."""
+        return int(self.pixels.shape[-1])
+
+    def channel(self, number: int) -> npt.NDArray[Any]:
+        """Real numbers that a channel is drawn as; NaN for what is not known."""
+        values: npt.NDArray[Any] = as_reals(self.pixels[..., number])
+        return values if self.known is None else np.where(self.known[..., number], values, np.nan)
+
+
 def draw(
     tensor: InfiniteTensor,
     region: object,
@@ -78,13 +110,13 @@ def draw(
     if word(missing) not in ("compute", "fill"):
         raise ValidationError(f'missing must be "compute" or "fill", got {quoted(missing)}')
     view = _view(tensor, region, channel)
-    pixels, known = _pixels(tensor, view, computed=word(missing) == "compute")
+    picture = _Picture(view, tensor.dims, *_pixels(tensor, view, computed=word(missing) == "compute"))
     if ax is None:
         _, ax = plt.subplots(layout="constrained")
     if view.axes.rows is None:
-        _draw_line(ax, tensor, view, pixels, known, options)
+        _draw_line(ax, picture, options)
     else:
-        _draw_image(ax, tensor, view, pixels, known, {"cmap": cmap, **options})
+        _draw_image(ax, picture, {"cmap": cmap, **options})
     ax.set_title(_title(tensor, view))
     return ax
 
@@ -197,23 +229,15 @@ def _known(tensor: InfiniteTensor, box: Selection) -> npt.NDArray[np.bool_]:
     return ~found
 
 
-def _draw_image(
-    ax: matplotlib.axes.Axes,
-    tensor: InfiniteTensor,
-    view: _View,
-    pixels: npt.NDArray[Any],
-    known: npt.NDArray[np.bool_] | None,
-    options: dict[str, Any],
-) -> None:
+def _draw_image(ax: matplotlib.axes.Axes, picture: _Picture, options: dict[str, Any]) -> None:
+    view, known = picture.view, picture.known
     rows, columns = view.axes.rows, view.axes.columns
     assert rows is not None
     assert columns is not None
-    values: npt.NDArray[Any]
-    if pixels.shape[-1] == 1:
-        values = as_reals(pixels[..., 0])
-        values = values if known is None else np.where(known[..., 0], values, np.nan)
+    if picture.channels == 1:
+        values = picture.channel(0)
     else:
-        values = np.nan_to_num(as_colours(pixels))
+        values = np.nan_to_num(as_colours(picture.pixels))
         options.pop("cmap")
         if known is not None:
             values = np.where(known.all(-1, keepdims=True), values, float(_BLANK))
@@ -221,28 +245,20 @@ def _draw_image(
         ax.set_facecolor(_BLANK)
     (left, right), (top, bottom) = view.extent(columns), view.extent(rows)
     image = ax.imshow(values, **{"extent": (left, right, bottom, top), "origin": "upper", **options})
-    ax.set_xlabel(tensor.dims[columns])
-    ax.set_ylabel(tensor.dims[rows])
-    if pixels.shape[-1] == 1 and ax.figure is not None:
+    ax.set_xlabel(picture.dims[columns])
+    ax.set_ylabel(picture.dims[rows])
+    if picture.channels == 1 and ax.figure is not None:
         # As high as the picture, whatever its shape.
         ax.figure.colorbar(image, cax=ax.inset_axes((1.03, 0, 0.05, 1)))
 
 
-def _draw_line(
-    ax: matplotlib.axes.Axes,
-    tensor: InfiniteTensor,
-    view: _View,
-    pixels: npt.NDArray[Any],
-    known: npt.NDArray[np.bool_] | None,
-    options: dict[str, Any],
-) -> None:
-    d = view.axes.columns
+def _draw_line(ax: matplotlib.axes.Axes, picture: _Picture, options: dict[str, Any]) -> None:
+    view, d = picture.view, picture.view.axes.columns
     assert d is not None
     at = view.boxes[0].start[d] + view.steps[d] * np.arange(view.count(d))
-    for number in range(pixels.shape[-1]):
-        values = as_reals(pixels[0, :, number])
-        ax.plot(at, values if known is None else np.where(known[0, :, number], values, np.nan), **options)
-    ax.set_xlabel(tensor.dims[d])
+    for number in range(picture.channels):
+        ax.plot(at, picture.channel(number)[0], **options)
+    ax.set_xlabel(picture.dims[d])
 
 
 def _title(tensor: InfiniteTensor, view: _View) -> str:

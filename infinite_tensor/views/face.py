@@ -12,6 +12,7 @@ import itertools
 import json
 import math
 import re
+import threading
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -24,12 +25,12 @@ import zarr
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.buffer import default_buffer_prototype
 
-from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.support.forks import cached_property
-from infinite_tensor.support.nested import Key, show
+from infinite_tensor.support.nested import Key
 from infinite_tensor.tensor import InfiniteTensor
-from infinite_tensor.views.frame import Frame, is_plain_name, plain_name_of
+from infinite_tensor.views.frame import Frame
+from infinite_tensor.views.names import DOCUMENT, is_plain_name, path_of, plain_name_of
 from infinite_tensor.views.requests import Requests
 
 if TYPE_CHECKING:
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
 Bytes: TypeAlias = "bytes | memoryview"
 
-_DOCUMENT = "zarr.json"
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 _KEYS_AT_ONCE = 1000
 
@@ -86,29 +86,22 @@ class Face:
         """Bytes of a chunk."""
         return math.prod(self.frame.chunk_shape) * self.frame.dtype.itemsize
 
+    def chunk_in_memory(self, index: Index) -> memoryview | None:
+        """The bytes of a chunk if it is a tile in memory, without waiting; otherwise None. Not on the main thread."""
+        pixels = self.frame.tile_in_memory(self.frame.box_of(index))
+        return None if pixels is None or pixels.shape != self.frame.chunk_shape else _bytes_of(pixels)
+
     def chunk(self, index: Index) -> memoryview:
         """The bytes of a chunk, not to be changed; what lies outside of the frame is 0."""
-        box = self.frame.box_of(index)
-        pixels = self.frame.tile_in_memory(box)
-        if pixels is None:
-            pixels = self.frame.read(box)
+        found = self.chunk_in_memory(index)
+        if found is not None:
+            return found
+        pixels = self.frame.read(self.frame.box_of(index))
         if pixels.shape != self.frame.chunk_shape:
             whole = np.zeros(self.frame.chunk_shape, pixels.dtype)
             whole[tuple(map(slice, pixels.shape))] = pixels
             pixels = whole
         return _bytes_of(pixels)
-
-
-def path_of(key: Key) -> str:
-    """The path of a member of a group; ValidationError if one of its names can be none in Zarr."""
-    for name in key:
-        if re.search(r"[/\\]", name) or not name.strip(".") or name.startswith("__") or name == _DOCUMENT:
-            raise ValidationError(
-                f"{show(key)} cannot be the path of a Zarr array: names there hold no slash, are not made of dots "
-                f"alone, do not begin with '__', and are not {_DOCUMENT!r}; give the tensor another name, as by "
-                f"TensorGroup({{'another': group[{show(key)}]}})"
-            )
-    return "/".join(key)
 
 
 def with_distinct_dims(faces: Mapping[str, Face], scales: Mapping[str, Sequence[Fraction]]) -> dict[str, Face]:
@@ -209,7 +202,7 @@ class FaceStore(Store):
             # xarray looks for it, and need not list the store.
             "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": nodes}
         }
-        said = {_DOCUMENT: root} | {f"{path}/{_DOCUMENT}": node for path, node in nodes.items()}
+        said = {DOCUMENT: root} | {f"{path}/{DOCUMENT}": node for path, node in nodes.items()}
         return {key: json.dumps(node).encode() for key, node in said.items()} | coordinates
 
     def _chunk_of(self, key: str) -> tuple[Face, Index] | None:
@@ -232,7 +225,11 @@ class FaceStore(Store):
             if chunk is None:
                 return None
             face, index = chunk
-            found = await self._requests.get(key, partial(face.chunk, index))
+            # To have another thread look takes several times as long.
+            is_main = threading.current_thread() is threading.main_thread()
+            found = None if is_main else face.chunk_in_memory(index)
+            if found is None:
+                found = await self._requests.get(key, partial(face.chunk, index))
         return (prototype or default_buffer_prototype()).buffer.from_bytes(found[_range_of(byte_range, len(found))])
 
     async def get_partial_values(

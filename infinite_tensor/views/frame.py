@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.regions import parse
+from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.given import quoted
 from infinite_tensor.tensor import InfiniteTensor
 
@@ -21,7 +21,6 @@ _HALF = 2**30
 """Pixels on each side of 0 that are shown of an unbounded dimension: viewers count in 32 bits."""
 _MOST_COORDINATES = 2**22
 """Programs read all coordinates of a dimension when they open an array; longer dimensions are left without."""
-_PLAIN_NAME = re.compile(r"[^\W_][\w.-]*")
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,12 +88,12 @@ class Frame:
         node = node_of(self.tensor)
         return node.token, node.spec.definition.digest, self.origin, self.shape
 
-    @property
+    @cached_property
     def chunk_shape(self) -> Index:
         """Pixels of a chunk: those of a tile, or fewer where the frame is smaller."""
         return tuple(map(min, self.tile, self.shape))
 
-    @property
+    @cached_property
     def chunk_counts(self) -> Index:
         """How many chunks there are per dimension."""
         return tuple([-(-extent // n) for extent, n in zip(self.shape, self.chunk_shape, strict=True)])
@@ -108,6 +107,12 @@ class Frame:
         lows = [first + i * n for first, i, n in zip(self.origin, chunk, self.chunk_shape, strict=True)]
         ends = [first + extent for first, extent in zip(self.origin, self.shape, strict=True)]
         return tuple([slice(low, min(low + n, end)) for low, n, end in zip(lows, self.chunk_shape, ends, strict=True)])
+
+    @property
+    def tile_counts(self) -> Index:
+        """How many tiles lie in the frame, or partly, per dimension."""
+        spans = zip(self.origin, self.shape, self.tile, strict=True)
+        return tuple([(first + extent - 1) // n - first // n + 1 for first, extent, n in spans])
 
     @property
     def tile_cuts(self) -> tuple[tuple[int, ...], ...]:
@@ -145,17 +150,6 @@ class Frame:
         node = node_of(self.tensor)
         tile = node.contents.tile_in_memory(node.spec, [part.start for part in box], [part.stop for part in box])
         return None if tile is None or shown_dtype(tile.dtype) != self.dtype else shown(tile)
-
-
-def plain_name_of(tensor: InfiniteTensor) -> str | None:
-    """The last part of a tensor's id; None if it has a random id, or one that other programs may not take as a name."""
-    last = tensor.tensor_id.rpartition("/")[2]
-    return last if node_of(tensor).tensor.named and is_plain_name(last) and last not in tensor.dims else None
-
-
-def is_plain_name(name: str) -> bool:
-    """Whether a name is made of letters, digits, dots, hyphens and underscores, as all programs take it."""
-    return _PLAIN_NAME.fullmatch(name) is not None and name != "zarr.json"
 
 
 def shown_dtype(dtype: torch.dtype) -> np.dtype[np.generic]:

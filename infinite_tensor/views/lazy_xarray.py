@@ -1,44 +1,138 @@
-"""How xarray reads what is not in memory: the interface that it has for backends.
+"""How xarray reads what is not in memory: the interface that it has for backends, and one for indexes.
 
 Most of it lies in `xarray.core`, from where xarray's guide for authors of backends takes it.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import pandas as pd
+import xarray
 from xarray.backends import BackendArray
 from xarray.core.indexing import (
+    BasicIndexer,
     CopyOnWriteArray,
     ExplicitIndexer,
     IndexingSupport,
     LazilyIndexedArray,
+    OuterIndexer,
     explicit_indexing_adapter,
 )
+from xarray.indexes import PandasIndex
 
+from infinite_tensor.geometry.points import Index
+from infinite_tensor.support.given import number
 from infinite_tensor.views.pixels import Pixels
+
+_MOST_ORDINARY = 2**24
+"""Coordinates, of 8 bytes each, that pandas may hold. Longer dimensions have an index of another type, which xarray
+does not align with those of pandas."""
 
 
 class _Lazy(BackendArray):
-    def __init__(self, pixels: Pixels) -> None:
+    """Pixels with their dimensions in some order."""
+
+    def __init__(self, pixels: Pixels, order: Index) -> None:
         self.pixels = pixels
-        self.shape = pixels.shape
+        self.order = order
+        self.shape = tuple([pixels.shape[d] for d in order])
         self.dtype = pixels.dtype
 
     def __getitem__(self, key: ExplicitIndexer) -> npt.NDArray[Any]:
-        read = self.pixels.__getitem__
-        found: npt.NDArray[Any] = explicit_indexing_adapter(key, self.shape, IndexingSupport.BASIC, read)
+        found: npt.NDArray[Any] = explicit_indexing_adapter(key, self.shape, IndexingSupport.BASIC, self._read)
         return found
+
+    def _read(self, key: tuple[int | slice, ...]) -> npt.NDArray[Any]:
+        of_pixels = dict(zip(self.order, key, strict=True))
+        kept = [d for d in self.order if isinstance(of_pixels[d], slice)]
+        found = self.pixels[tuple([of_pixels[d] for d in range(len(key))])]
+        return found.transpose([sorted(kept).index(d) for d in kept])
+
+
+class _LazilyIndexed(LazilyIndexedArray):
+    """One that stays lazy when it is transposed: that of xarray makes the coordinates of all pixels."""
+
+    def transpose(self, order: Sequence[int]) -> CopyOnWriteArray:
+        entries, lazy = self.key.tuple, self.array
+        kept = [d for d, entry in enumerate(entries) if isinstance(entry, slice | np.ndarray)]
+        dims = [*(kept[place] for place in order), *(d for d in range(len(entries)) if d not in kept)]
+        moved = tuple([entries[d] for d in dims])
+        kind = OuterIndexer if any(isinstance(entry, np.ndarray) for entry in moved) else BasicIndexer
+        array = _Lazy(lazy.pixels, tuple([lazy.order[d] for d in dims]))
+        return CopyOnWriteArray(type(self)(array, kind(moved)))  # type: ignore[arg-type]  # as `lazily` does
 
 
 def lazily(pixels: Pixels) -> CopyOnWriteArray:
     """An array for an `xarray.Variable` that reads what is used of it. It is not copied until it is written to."""
     # As xarray does itself, against the types that it declares.
-    return CopyOnWriteArray(LazilyIndexedArray(_Lazy(pixels)))  # type: ignore[arg-type]
+    return CopyOnWriteArray(_LazilyIndexed(_Lazy(pixels, tuple(range(pixels.ndim)))))  # type: ignore[arg-type]
 
 
-def span(first: int, extent: int) -> pd.RangeIndex:
-    """The coordinates from a first one on, which take no memory."""
-    return pd.RangeIndex(first, first + extent)
+class _Span(PandasIndex):
+    """Successive coordinates, which are never all made: pandas would make them to find what is not an int."""
+
+    def _replace(self, index: pd.Index, dim: Hashable = None, coord_dtype: Any = None) -> PandasIndex:
+        return _index_of(index, self.dim if dim is None else dim, coord_dtype)
+
+    @classmethod
+    def concat(cls, indexes: Sequence[PandasIndex], dim: Hashable, positions: Any = None) -> Any:
+        joined = PandasIndex.concat(indexes, dim, positions)
+        return _index_of(joined.index, joined.dim, joined.coord_dtype)
+
+    def join(self, other: Any, how: str = "inner") -> Any:
+        joined = super().join(other, how)
+        return _index_of(joined.index, joined.dim, joined.coord_dtype)
+
+    def sel(self, labels: dict[Any, Any], method: str | None = None, tolerance: Any = None) -> Any:
+        ((name, label),) = labels.items()
+        if isinstance(label, slice):
+            among = slice(self._rounded(label.start, math.ceil), self._rounded(label.stop, math.floor), label.step)
+            return super().sel({name: among}, method, tolerance)
+        if method not in _ROUNDINGS:
+            return super().sel(labels, method, tolerance)
+        values = np.asarray(label)
+        first, last = self.index[0], self.index[-1]
+        found = _ROUNDINGS[method](values).clip(first, last).astype(np.int64)
+        known = np.abs(found - values) <= (np.inf if tolerance is None else tolerance)
+        if method in ("pad", "ffill"):
+            known &= values >= first
+        elif method != "nearest":
+            known &= values <= last
+        if not known.all():
+            raise KeyError(f"not all values found in index {name!r}")
+        if isinstance(label, xarray.DataArray | xarray.Variable):
+            found = label.copy(data=found)
+        return super().sel({name: found})
+
+    def _rounded(self, bound: Any, to_int: Callable[[float], int]) -> Any:
+        """A bound of a slice as an int, if it is a number; what lies outside stays outside."""
+        value = number(bound)
+        if not isinstance(value, float) or math.isnan(value):
+            return bound
+        return to_int(min(max(value, self.index[0] - 1), self.index[-1] + 1))
+
+
+_ROUNDINGS: dict[str | None, Callable[[Any], Any]] = {
+    "pad": np.floor,
+    "ffill": np.floor,
+    "backfill": np.ceil,
+    "bfill": np.ceil,
+    # As pandas does, of two that are as near the larger.
+    "nearest": lambda values: np.floor(values + 0.5),
+}
+
+
+def coordinates(dim: str, first: int, extent: int) -> xarray.Coordinates:
+    """The coordinates along a dimension from a first one on, which take no memory."""
+    index = _index_of(pd.RangeIndex(first, first + extent, name=dim), dim)
+    return xarray.Coordinates(index.create_variables(), {dim: index})
+
+
+def _index_of(index: pd.Index, dim: Hashable, coord_dtype: Any = None) -> PandasIndex:
+    is_long = isinstance(index, pd.RangeIndex) and index.step == 1 and len(index) > _MOST_ORDINARY
+    return (_Span if is_long else PandasIndex)(index, dim, coord_dtype)

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ParamSpec
 
-from infinite_tensor.engine.chain import node_of
+from infinite_tensor.engine.chain import Node, node_of
 from infinite_tensor.geometry.window import Shape
 from infinite_tensor.groups.group import TensorGroup
 from infinite_tensor.groups.members import shown_scale
@@ -82,7 +82,7 @@ def html_of_tensor(tensor: InfiniteTensor) -> str:
     """What a notebook shows of a tensor."""
     node = node_of(tensor)
     name = code(tensor.tensor_id) if node.tensor.named else code(shown_id(tensor.tensor_id))
-    size, picture = _looked_up(lambda: _size_told(tensor.tile_store, tensor.tensor_id), lambda: thumbnail(tensor))
+    size, picture = _looked_up(lambda: _size_of(node), lambda: thumbnail(tensor))
     rows = [*_facts_of(tensor), ("store", code(_store_told(tensor.tile_store))), ("stored", size)]
     told = element("div", facts(rows), style="flex:1 1 200px;")
     side = "display:flex;flex-wrap:wrap;align-items:flex-start;"
@@ -126,6 +126,10 @@ def _store_told(store: TileStore) -> str:
     except Exception as error:  # noqa: BLE001  (a class of a user)
         told = f"{type(store).__name__}, whose str is a {type(error).__name__}"
     return told
+
+
+def _size_of(node: Node) -> str:
+    return "all of it lies in memory" if node.computation.copied else _size_told(node.store, node.spec.tensor_id)
 
 
 def _size_told(store: TileStore, tensor_id: str, definition: dict[str, Any] | None = None) -> str:

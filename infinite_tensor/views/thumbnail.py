@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from infinite_tensor.engine.chain import node_of
+from infinite_tensor.engine.chain import Node, node_of
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.support.html import LINE, element, escaped, note
 from infinite_tensor.support.tables import bytes_of
@@ -70,9 +70,12 @@ def thumbnail(tensor: InfiniteTensor) -> str:
     box = _box(tensor, axes, layout)
     if box is None:
         return note(f"No picture: a tile has {bytes_of(layout.tile_bytes)}. t.show(region) draws a part of one.")
-    if not node.contents.outlives_process:
-        box = _narrowed(tensor, axes, *box)
-    glance = node.contents.glance(node.spec, *box)
+    if node.computation.copied:
+        glance = _copied(node, *box)
+    else:
+        if not node.contents.outlives_process:
+            box = _narrowed(tensor, axes, *box)
+        glance = node.contents.glance(node.spec, *box)
     picture = _picture(tensor, axes, glance, *box)
     where = "around the origin" if None in tensor.shape else "in the middle"
     lines = [note(f"Nothing is stored {where}.") if picture is None else _html(picture)]
@@ -80,6 +83,14 @@ def thumbnail(tensor: InfiniteTensor) -> str:
         what = "tile is" if glance.damaged == 1 else "tiles are"
         lines.append(note(f"{glance.damaged} {what} damaged: store.verify({tensor.tensor_id!r}) lists all that are."))
     return element("div", *lines)
+
+
+def _copied(node: Node, start: Index, stop: Index) -> Glance:
+    """The pixels of an array in memory, of which nothing is stored beside it."""
+    pixels = torch.empty([b - a for a, b in zip(start, stop, strict=True)], dtype=node.spec.dtype, device="cpu")
+    assert node.computation.writer is not None
+    node.computation.writer.write(start, pixels)
+    return Glance(pixels, np.ones(pixels.shape, dtype=bool))
 
 
 def _box(tensor: InfiniteTensor, axes: Axes, layout: TileLayout) -> tuple[Index, Index] | None:

@@ -18,11 +18,14 @@ from infinite_tensor import (
     Mask,
     MemoryTileStore,
     Output,
+    TensorGroup,
     TensorWindow,
     ValidationError,
+    VirtualTensor,
     WeightedMean,
     digest,
     open_store,
+    predict,
     sl,
 )
 
@@ -257,6 +260,44 @@ def test_an_argument_is_refused_by_what_it_is(argument: str, filled: InfiniteTen
             assert not [*place.iterdir()], name
             refused += 1
     assert refused > len(HOSTILE) / 3
+
+
+def group_of(t: InfiniteTensor) -> TensorGroup:
+    return TensorGroup({"t": t}, dims={"t": (0, 1)})
+
+
+FLAGS: dict[str, Callable[[InfiniteTensor, Any], object]] = {
+    "overwrite of an export": lambda t, flag: t.export(PLAIN, "out.npy", overwrite=flag),
+    "overwrite of a group": lambda t, flag: group_of(t).export(PLAIN, "out.zarr", overwrite=flag),
+    "overwrite of a TensorDict": lambda t, flag: group_of(t).save_tensordict(PLAIN, "out", overwrite=flag),
+    "overwrite of a prediction": lambda t, flag: predict(torch.nn.ReLU(), t, window=(8, 8), overwrite=flag),
+    "overwrite of a copy": lambda t, flag: t.tile_store.copy("t", "out.zarr", overwrite=flag),
+    "upstream": lambda t, flag: t.tile_store.copy("t", "out.zarr", upstream=flag),
+    "dependants of a clearing": lambda t, flag: t.tile_store.clear_tensor("t", dependants=flag),
+    "dependants": lambda t, flag: t.invalidate(dependants=flag),
+    "repair": lambda t, flag: t.tile_store.verify("t", repair=flag),
+    "repair in memory": lambda _t, flag: MemoryTileStore().verify("t", repair=flag),
+    "discard": lambda t, flag: t.tile_store.close(discard=flag),
+    "lazy": lambda t, flag: t.to_xarray(PLAIN, lazy=flag),
+    "persist": lambda _t, flag: VirtualTensor(torch.nn.ReLU(), "v", lambda *_: torch.ones(1), persist=flag),
+}
+
+
+@pytest.mark.parametrize("argument", FLAGS)
+@pytest.mark.parametrize("value", ["no", 1, None], ids=str)
+def test_a_flag_is_a_bool(argument: str, value: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or "no" would be a yes."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with open_store(tmp_path / "store.zarr") as store:
+        t = InfiniteTensor(
+            (16, 16), lambda _ctx: torch.ones(4, 4), TensorWindow((4, 4)), tile_store=store, tensor_id="t"
+        )
+        t.fill(..., progress=False)
+        with pytest.raises(ValidationError, match=f"^{argument.split(maxsplit=1)[0]} must be a bool, got {value!r}$"):
+            FLAGS[argument](t, value)
+        assert t.is_filled(...)
+    assert not [*(tmp_path / "here").iterdir()]
 
 
 @pytest.mark.parametrize("name", ["nothing", "bytes", "an object", "fails to show", "fails to be a path", "is bytes"])

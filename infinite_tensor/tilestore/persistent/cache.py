@@ -94,6 +94,19 @@ class TileCache:
                 tiles[tile] = entry
         return None if self._writer.failed else tiles
 
+    def complete_at_once(self, record: Record, tile: Index) -> torch.Tensor | None:
+        """A tile as of `complete`, without waiting: None too while another thread uses the cache.
+
+        Not for the main thread, where a Ctrl-C might come before the lock is given back.
+        """
+        if not self.lock.acquire(blocking=False):
+            return None
+        try:
+            entry = self.entries.get((record, tile))
+        finally:
+            self.lock.release()
+        return None if self._writer.failed or not isinstance(entry, torch.Tensor) else entry
+
     def written(self, tensor_id: str) -> tuple[int, int]:
         """How many complete tiles of a tensor have been stored, and how many bytes, not compressed."""
         return self._storer.written(tensor_id)

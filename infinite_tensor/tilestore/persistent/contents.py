@@ -236,8 +236,8 @@ class PersistentContents(Contents):
         tile = tuple(low)
         if [i + 1 for i in low] != high or record.layout.start(tile) != tuple(start):
             return None
-        found = self.tiles.complete(record, (low, high))
-        return found[tile] if found and tuple(found[tile].shape) == tuple(map(operator.sub, stop, start)) else None
+        found = self.tiles.complete_at_once(record, tile)
+        return found if found is not None and tuple(found.shape) == tuple(map(operator.sub, stop, start)) else None
 
     def _record_in_memory(self, spec: TensorSpec) -> Record | None:
         """The tensor as it is known, without a look into storage; None where it is not, or there is none to serve."""

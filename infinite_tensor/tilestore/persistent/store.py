@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from infinite_tensor.errors import ValidationError
+from infinite_tensor.support.arguments import checked_flag
 from infinite_tensor.support.exit import flush_at_exit
 from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.support.given import quoted
@@ -115,7 +116,7 @@ class PersistentTileStore(TileStore, Backend):
     def verify(self, tensor_id: str, *, repair: bool = False) -> list[Damage]:
         """Read everything that is stored of a tensor, after a flush, and list what is damaged."""
         self._check_open()
-        if repair:
+        if checked_flag("repair", repair):
             self.contents.check_writable(f"repair tensor {tensor_id!r}")
         return self.contents.verify(tensor_id, repair=repair)
 

@@ -17,9 +17,9 @@ from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.progress import Tally, Watcher
 from infinite_tensor.filling.stored_only import StoredOnly
-from infinite_tensor.support.arguments import checked_progress, checked_workers
+from infinite_tensor.support.arguments import checked_flag, checked_progress, checked_workers
 from infinite_tensor.support.given import quoted, word
-from infinite_tensor.support.nested import Key, show
+from infinite_tensor.support.nested import Key
 from infinite_tensor.support.publishing import publish, synchronize, unfinished_file
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.values.definition import Number
@@ -28,24 +28,42 @@ from infinite_tensor.views.exports.npy import opened_npy
 from infinite_tensor.views.exports.png import check_png, opened_png
 from infinite_tensor.views.exports.streaming import Computed, Source, Stored, stream, units_in
 from infinite_tensor.views.exports.tiff import check_tiff, opened_tiff
-from infinite_tensor.views.exports.zarrs import Content, is_name, opened_zarr
-from infinite_tensor.views.face import Face, path_of, with_distinct_dims
-from infinite_tensor.views.frame import plain_name_of, shown
+from infinite_tensor.views.exports.zarrs import Content, opened_zarr
+from infinite_tensor.views.face import Face, with_distinct_dims
+from infinite_tensor.views.frame import shown
+from infinite_tensor.views.names import path_of, plain_name_of
 from infinite_tensor_stores.targets import is_local, local_path, text_of
 from infinite_tensor_stores.targets import shown as shown_target
 
 
 class _Form(NamedTuple):
-    """A format of one file: what it refuses, and how a file is begun and finished."""
+    """A format of one file.
+
+    Attributes
+    ----------
+    check
+        What raises a ValidationError for what it cannot hold.
+    opened
+        How a file is begun and finished.
+    sidecars
+        What the names of files end in, after the name of this one, that say more of it: GDAL writes statistics, masks
+        and overviews there, and would show those of a former file for the new one.
+    """
 
     check: Callable[[Cutout], None]
     opened: Callable[[Cutout, Path], AbstractContextManager[Sink]]
+    sidecars: tuple[str, ...] = ()
+
+    def sidecars_of(self, path: Path) -> list[Path]:
+        """Where they are."""
+        return [path.with_name(path.name + ending) for ending in self.sidecars]
 
 
+_OF_GDAL = (".aux.xml", ".ovr", ".msk")
 _FORMS = {
     "npy": _Form(lambda _cutout: None, opened_npy),
-    "png": _Form(check_png, opened_png),
-    "tiff": _Form(check_tiff, opened_tiff),
+    "png": _Form(check_png, opened_png, _OF_GDAL),
+    "tiff": _Form(check_tiff, opened_tiff, _OF_GDAL),
 }
 _ZARR = "zarr"
 _ENDINGS = {".zarr": _ZARR, ".npy": "npy", ".png": "png", ".tif": "tiff", ".tiff": "tiff"}
@@ -82,7 +100,8 @@ def export(tensor: InfiniteTensor, region: object, target: object, options: Opti
         return
     _FORMS[form].check(cutout)
     path = local_path(place).absolute()
-    with _explaining(_begun(path, overwrite=options.overwrite), str(path)) as unfinished:
+    sidecars = _FORMS[form].sidecars_of(path)
+    with _explaining(_begun(path, sidecars, overwrite=options.overwrite), str(path)) as unfinished:
         with (
             _explaining(_FORMS[form].opened(cutout, unfinished), str(path)) as sink,
             Tally(units_in(cutout, sink.unit), options.progress, unit="tile") as tally,
@@ -90,6 +109,7 @@ def export(tensor: InfiniteTensor, region: object, target: object, options: Opti
             stream(cutout, sink, source, tally, str(path))
         with explained(str(path)):
             synchronize(unfinished)
+            _make_way(path, sidecars, overwrite=options.overwrite)
             publish(unfinished, path, overwrite=options.overwrite)
 
 
@@ -108,11 +128,6 @@ def export_members(
         )
     cutouts, scales = {}, {}
     for key, (tensor, region, scale) in members.items():
-        if not all(map(is_name, key)):
-            raise ValidationError(
-                f"Zarr cannot name a tensor {show(key)}; export a group that calls it otherwise, as in "
-                "TensorGroup({'name': group[key]}), or give save_tensordict a path, which has all names"
-            )
         path = path_of(key)
         cutouts[path], scales[path] = Cutout.of(tensor, region), scale
     faces = {path: Face(cutout.frame, cutout.dims) for path, cutout in cutouts.items()}
@@ -143,12 +158,23 @@ def _export_zarr(
 
 
 @contextmanager
-def _begun(path: Path, *, overwrite: bool) -> Iterator[Path]:
+def _begun(path: Path, sidecars: Sequence[Path], *, overwrite: bool) -> Iterator[Path]:
     """The file that gets a name in the end, in a folder that is there."""
-    _check_free(path, overwrite=overwrite)
+    for each in (path, *sidecars):
+        _check_free(each, overwrite=overwrite)
     path.parent.mkdir(parents=True, exist_ok=True)
     with unfinished_file(path) as unfinished:
         yield unfinished
+
+
+def _make_way(path: Path, sidecars: Sequence[Path], *, overwrite: bool) -> None:
+    """Delete what says more of a former file, before another one can be taken for it."""
+    there = [each for each in sidecars if os.path.lexists(each)]
+    for each in there:
+        _check_free(each, overwrite=overwrite)
+        each.unlink()
+    if there:
+        synchronize(path.parent, deep=False)
 
 
 @contextmanager
@@ -184,6 +210,7 @@ def _checked(target: object, options: Options) -> tuple[str, str]:
         raise ValidationError(f'missing must be "compute" or "fill", got {quoted(options.missing)}')
     if options.fill_value is not None and options.missing != "fill":
         raise ValidationError('fill_value goes with missing="fill", which shows it where nothing is stored')
+    checked_flag("overwrite", options.overwrite)
     checked_progress(options.progress)
     if options.workers is not None:
         checked_workers(options.workers)

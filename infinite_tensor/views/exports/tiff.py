@@ -120,6 +120,7 @@ class _Tiff(Sink):
             )
 
     def put(self, place: Place, pixels: Pixels) -> None:
+        """See `Sink`."""
         from rasterio.windows import Window  # noqa: PLC0415  (of an extra)
 
         if self._channels is None:

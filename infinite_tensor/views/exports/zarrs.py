@@ -29,26 +29,13 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.support.publishing import publish, remove, unfinished_folder
 from infinite_tensor.views.exports.cutout import Cutout, Pixels, Place, Sink
+from infinite_tensor.views.names import DOCUMENT, UNFINISHED, is_name
 from infinite_tensor_stores.loop import sync
 from infinite_tensor_stores.targets import is_local, local_path, shown, zarr_store
 
-_ROOT = "zarr.json"
-_UNFINISHED = "export.json"
 _MARK = "infinite_tensor_export"
 _PROTOTYPE = default_buffer_prototype()
 _CHUNK = re.compile(r"c(/[0-9]+)*")
-
-
-_RESERVED = (".", "..", _ROOT, _UNFINISHED)
-
-
-def is_name(name: str) -> bool:
-    """Whether an array or a group can have a name."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return name not in _RESERVED and {"/", "\0"}.isdisjoint(name)
 
 
 @dataclass(frozen=True)
@@ -122,7 +109,7 @@ def _check_free(path: Path, *, overwrite: bool) -> None:
         return
     if not overwrite:
         raise ValidationError(f"there is something at {str(path)!r} already; give another path, or overwrite=True")
-    root = path / _ROOT
+    root = path / DOCUMENT
     if path.is_symlink() or not root.is_file() or not _is_export(root.read_bytes()):
         raise ValidationError(f"what is at {str(path)!r} was not written by export, so it is not overwritten")
 
@@ -203,7 +190,7 @@ class _Hierarchy:
     @property
     def is_begun(self) -> bool:
         """Whether the same export has been begun, and can be continued."""
-        return self._content.identity is not None and self._get(_UNFINISHED) == self._note
+        return self._content.identity is not None and self._get(UNFINISHED) == self._note
 
     @property
     def may_continue(self) -> bool:
@@ -216,7 +203,7 @@ class _Hierarchy:
 
     def make_room(self, target: str, *, overwrite: bool) -> None:
         """Delete what an export has written there; ValidationError for what else is there, or if it is not to be."""
-        root, note = self._get(_ROOT), self._get(_UNFINISHED)
+        root, note = self._get(DOCUMENT), self._get(UNFINISHED)
         if root is None and note is None:
             if self._is_empty():
                 return
@@ -227,7 +214,7 @@ class _Hierarchy:
         if root is not None and not _is_export(root):
             raise ValidationError(f"what is at {target!r} was not written by export, so it is not overwritten")
         # In this order nobody finds a group that lacks something.
-        sync(self._store.delete, _ROOT)
+        sync(self._store.delete, DOCUMENT)
         sync(self._store.delete_dir, "")
 
     def _is_empty(self) -> bool:
@@ -254,7 +241,7 @@ class _Hierarchy:
 
     def begin(self) -> None:
         """Say what is being written."""
-        self._put(_UNFINISHED, self._note)
+        self._put(UNFINISHED, self._note)
 
     def sinks(self) -> dict[str, Sink]:
         """Where the arrays are written."""
@@ -270,15 +257,15 @@ class _Hierarchy:
         nodes: dict[str, Any] = {}
         for path, array in arrays.items():
             nodes.update({above: _group({}) for above in _groups_above(path)})
-            nodes[path] = json.loads(array.metadata.to_buffer_dict(_PROTOTYPE)[_ROOT].to_bytes())
+            nodes[path] = json.loads(array.metadata.to_buffer_dict(_PROTOTYPE)[DOCUMENT].to_bytes())
         for path, node in nodes.items():
-            self._put(f"{path}/{_ROOT}", json.dumps(node).encode())
+            self._put(f"{path}/{DOCUMENT}", json.dumps(node).encode())
         root = _group({_MARK: self._content.identity}) | {
             # xarray looks for it, and need not list the store.
             "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": nodes}
         }
-        self._put(_ROOT, json.dumps(root).encode())
-        sync(self._store.delete, _UNFINISHED)
+        self._put(DOCUMENT, json.dumps(root).encode())
+        sync(self._store.delete, UNFINISHED)
 
     def _put(self, key: str, data: bytes) -> None:
         sync(self._store.set, key, _PROTOTYPE.buffer.from_bytes(data))

@@ -586,7 +586,7 @@ def test_overwrite_deletes_no_other_prediction_and_nothing_before_it_can_be_repl
         assert store.tensor_info("a").tiles_complete == kept > 0
 
 
-@pytest.mark.parametrize("read", ["source", "upstream", "where"])
+@pytest.mark.parametrize("read", ["source", "upstream", "where", "mask", "stored"])
 def test_overwrite_never_deletes_what_the_prediction_is_computed_from(read: str, tmp_path: Path) -> None:
     path, window = tmp_path / "s.zarr", TensorWindow((32, 32))
     given: dict[str, Any] = {"window": 32, "dims": ("y", "x"), "progress": False}
@@ -595,12 +595,12 @@ def test_overwrite_never_deletes_what_the_prediction_is_computed_from(read: str,
         kept[...]
         above = InfiniteTensor((64, 64), lambda _ctx, x: x + 1, window, args=[kept], args_windows=[window])
         with ZarrTileStore(path, mode="r") as reader:
-            source = {"source": reader.open("kept"), "upstream": above, "where": torch.ones(64, 64)}[read]
-            given |= {"where": kept} if read == "where" else {}
+            source = {"source": reader.open("kept"), "upstream": above}.get(read, torch.ones(64, 64))
+            given |= {"where": {"where": kept, "mask": Mask(kept), "stored": kept.stored_only()}.get(read)}
             with pytest.raises(ValidationError, match=r"computed from tensor 'kept' of .*another tensor_id"):
                 predict(torch.neg, source, path, tensor_id="kept", overwrite=True, **given)
         assert store.tensor_info("kept").tiles_complete == 1
-        predict(torch.neg, source if read == "where" else kept, path, tensor_id="other", **given)
+        predict(torch.neg, source if given["where"] is not None else kept, path, tensor_id="other", **given)
         assert kept[0, 0] == 1
 
 

@@ -17,6 +17,8 @@ from tests.support.reference import Index
 Pixels: TypeAlias = npt.NDArray[Any]
 
 WINDOW = TensorWindow((4, 4))
+NO_NAMES = ["a/b", "a\\b", "..", ".", "...", "__a", "zarr.json", "export.json", "a\0b", "\udcff"]
+"""What no array in a group of Zarr is called."""
 
 
 def ramp(ctx: Index) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 import torch
 import xarray
 
-from infinite_tensor import MemoryTileStore, ValidationError, ZarrTileStore, sl
+from infinite_tensor import MemoryTileStore, RegionError, ValidationError, ZarrTileStore, sl
 from tests.behaviour.views.shown import pixels_of, ramp, ramp_of, tensor_of
 from tests.support.counting import Counted
 from tests.support.dict_store import DictTileStore
@@ -85,6 +86,87 @@ class TestXarray:
         assert array.shape == (2**41, 4)
         assert array.sel(y=-(2**39), x=3).item() == np.float32(-1000.0 * 2**39 + 3)
 
+    @pytest.mark.parametrize(
+        ("label", "method", "expected"),
+        [
+            (slice(-10.5, -7.2), None, [-10, -9, -8]),
+            (slice(-np.inf, 1.5 - 2**27), None, [-(2**27), 1 - 2**27]),
+            (slice(2**27 - 2.5, None), None, [2**27 - 2, 2**27 - 1]),
+            (slice(2**40, np.inf), None, []),
+            (slice(-10, 10, 8), None, [-10, -2, 6]),
+            (5.0, None, 5),
+            ([5, 3], None, [5, 3]),
+            (2.5, "nearest", 3),
+            ([-3.6, 2.0**40], "nearest", [-4, 2**27 - 1]),
+            ([-3.6, 2.0**40], "ffill", [-4, 2**27 - 1]),
+            ([-3.6, -(2.0**40)], "bfill", [-3, -(2**27)]),
+            (xarray.DataArray([1.2, 7.9], dims="point"), "pad", [1, 7]),
+        ],
+        ids=str,
+    )
+    def test_labels_are_found_among_very_many_without_making_them(self, label: Any, method: Any, expected: Any) -> None:
+        array = tensor_of().to_xarray(sl[-(2**27) : 2**27, 0:1])
+        tracemalloc.start()
+        try:
+            found = array.sel(y=label, method=method)
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert found.y.values.tolist() == expected
+        assert most < 2**20
+
+    @pytest.mark.parametrize(
+        ("label", "options"),
+        [
+            (-(2.0**40), {"method": "pad"}),
+            (2.0**40, {"method": "backfill"}),
+            (2.7, {"method": "nearest", "tolerance": 0.2}),
+            (2.7, {}),
+            (2**40, {}),
+        ],
+    )
+    def test_labels_that_are_not_there_are_not_found_among_very_many(self, label: Any, options: Any) -> None:
+        with pytest.raises(KeyError, match="not all values found in index 'y'"):
+            tensor_of().to_xarray(sl[-(2**27) : 2**27, 0:1]).sel(y=label, **options)
+
+    def test_some_of_very_many_pixels_are_like_any_others(self) -> None:
+        t = tensor_of()
+        long = t.to_xarray(sl[-(2**27) : 2**27, 2:10])
+        some = long.sel(y=slice(-5, 8))
+        assert some.identical(t.to_xarray(REGION))
+        assert type(some.xindexes["y"]) is xarray.indexes.PandasIndex
+        assert (some + t.to_xarray(sl[0:20, 2:10])).y.values.tolist() == list(range(9))
+
+    def test_very_many_coordinates_are_joined(self) -> None:
+        t, half = tensor_of(), 2**25
+        west, east = (t.to_xarray(sl[0:4, part]).coords.to_dataset() for part in (slice(-half, 0), slice(0, half)))
+        joined = xarray.concat([west, east], "x")
+        assert joined.sel(x=0.4, method="nearest").x.item() == 0
+        assert joined.xindexes["x"].equals(t.to_xarray(sl[0:4, -half:half]).xindexes["x"])
+        renamed = joined.rename(x="column").isel(column=slice(-3, None))
+        assert renamed.column.values.tolist() == [half - 3, half - 2, half - 1]
+
+    def test_very_many_pixels_are_aligned_with_as_many_of_the_same_coordinates(self) -> None:
+        t = tensor_of()
+        first, second = (t.to_xarray(sl[-(2**40) : 2**40, 0:4]) for _ in range(2))
+        assert xarray.align(first, second, join="exact")[0].shape == (2**41, 4)
+        with pytest.raises(ValueError, match="conflicting indexes"):
+            xarray.align(first, t.to_xarray(REGION))
+
+    @pytest.mark.parametrize("key", [np.s_[:, :], np.s_[3:9:2, -1], np.s_[::-2, [5, 1, 1]], np.s_[4, 4], np.s_[4]])
+    def test_it_is_transposed_without_being_read(self, key: Any) -> None:
+        f = Counted(ramp)
+        lazy, read = tensor_of(f).to_xarray(REGION), tensor_of().to_xarray(REGION, lazy=False)
+        turned = lazy[key].T
+        assert f.calls == []
+        assert turned.equals(read[key].T)
+        assert lazy.T[::2, 3:5].T[1].equals(read.T[::2, 3:5].T[1])
+
+    def test_very_many_pixels_are_transposed(self) -> None:
+        array = tensor_of().to_xarray(sl[-(2**40) : 2**40, 0:4]).T
+        assert array.dims == ("x", "y")
+        assert array.sel(x=2, y=slice(5, 6)).values.tolist() == [5002, 6002]
+
     def test_what_is_written_into_it_is_a_copy(self) -> None:
         t = tensor_of()
         array = t.to_xarray(REGION)
@@ -122,9 +204,16 @@ class TestXarray:
         with pytest.raises(ValidationError, match="coords must"):
             tensor_of().to_xarray(REGION, coords)
 
-    def test_a_tensor_without_bounds_needs_a_region(self) -> None:
-        with pytest.raises(ValueError, match="unbounded"):
-            tensor_of().to_xarray()
+    def test_by_default_it_shows_what_a_face_shows(self) -> None:
+        t = tensor_of(shape=(None, 8))
+        array, face = t.to_xarray(), t.as_zarr()
+        assert array.shape == face.shape == (2**31, 8)
+        assert array.sel(y=-(2**30), x=3).item() == face[0, 3]
+
+    def test_all_of_a_tensor_without_bounds_is_an_error(self) -> None:
+        for view in (tensor_of().to_xarray, tensor_of().to_dask, tensor_of().as_zarr):
+            with pytest.raises(RegionError, match="unbounded"):
+                view(...)
 
     def test_a_face_is_opened_as_a_dataset(self) -> None:
         data = xarray.open_zarr(tensor_of().as_zarr(REGION).store)
@@ -152,6 +241,21 @@ class TestDask:
         with pytest.raises(ValidationError, match="chunks must"):
             tensor_of().to_dask(REGION, chunks)
 
+    @pytest.mark.parametrize("chunks", [0, -2, (2, 0), True, {0: 0}, ((14, 0), 8), ((15, -1), 8)])
+    def test_chunks_of_no_pixels(self, chunks: Any) -> None:
+        with pytest.raises(ValidationError, match=r"^chunks must have 1 pixel or more .*; by default they are tiles"):
+            tensor_of().to_dask(REGION, chunks)
+
+    @pytest.mark.parametrize("chunks", ["tiles", 1, (2**10, 2**10), {0: 2**10, 1: 1}, "1 kiB", ("1 kiB", -1)])
+    def test_more_chunks_than_dask_holds(self, chunks: Any) -> None:
+        with pytest.raises(ValidationError, match=r"may have 4,194,304 chunks, .*; give a smaller region, or larger"):
+            tensor_of().to_dask(sl[0 : 2**40, 0 : 2**21], chunks)
+
+    def test_a_long_region_in_large_chunks(self) -> None:
+        array = tensor_of().to_dask(sl[0 : 2**40, 0 : 2**10], (2**30, -1))
+        assert array.numblocks == (2**10, 1)
+        assert array.dtype == np.float32
+
     def test_what_is_not_used_is_not_computed(self) -> None:
         f = Counted(ramp)
         array = tensor_of(f).to_dask(REGION)
@@ -176,13 +280,30 @@ class TestDask:
             tensor_of().to_dask(REGION)
 
     def test_dask_itself_takes_no_dtype_of_torch(self) -> None:
-        """So `from_array` is given a face, or an array of `to_dask` is used."""
+        """So `from_array` is given a face, or `asarray` is called."""
         for array in (torch.ones(8, 4), tensor_of(shape=(8, 4))):
             with pytest.raises(TypeError, match="data type"):
                 dask.array.from_array(array)
         assert np.array_equal(
             dask.array.from_array(tensor_of(shape=(8, 4)).as_zarr()).compute(), ramp_of(range(8), range(4))
         )
+
+    def test_functions_that_make_arrays_take_a_finite_tensor(self) -> None:
+        f = Counted(ramp)
+        t, truth = tensor_of(f, shape=(8, 4)), ramp_of(range(8), range(4))
+        array = dask.array.asarray(t)
+        assert f.calls == []
+        assert array.chunks == ((4, 4), (4,))
+        assert np.array_equal(array.compute(), truth)
+        assert np.array_equal(dask.array.concatenate([t, array]).compute(), np.concatenate([truth, truth]))
+        with pytest.raises(RegionError, match="unbounded"):
+            dask.array.asarray(tensor_of())
+
+    def test_by_default_it_shows_what_a_face_shows(self) -> None:
+        assert tensor_of(shape=(8, 4)).to_dask().shape == (8, 4)
+        assert tensor_of(shape=(None, 4)).to_dask(chunks=2**20).shape == (2**31, 4)
+        with pytest.raises(ValidationError, match="give a smaller region"):
+            tensor_of().to_dask()
 
     def test_it_takes_a_face(self) -> None:
         array = dask.array.from_array(tensor_of().as_zarr(REGION))

@@ -25,6 +25,7 @@ import xarray
 import zarr
 from distributed import Client
 from zarr.buffer import default_buffer_prototype
+from zarr.core.sync import sync
 
 from infinite_tensor import InfiniteTensor, TileStore, ValidationError, ZarrTileStore, sl
 from infinite_tensor.views import face as face_module
@@ -41,6 +42,7 @@ from tests.support.reference import Index
 
 REGION = sl[-8:24, -8:24]
 TRUTH = ramp_of(range(-8, 24), range(-8, 24))
+SOME = sl[0:4, 0:4]
 READERS = 32
 
 
@@ -96,6 +98,36 @@ def test_no_chunk_is_read_twice_from_storage_by_many_readers() -> None:
     assert len(store.reads) == 64
     assert set(store.reads.values()) == {1}
     assert set(f.counts.values()) == {1}
+
+
+def test_a_tile_in_memory_is_told_at_once() -> None:
+    """Not on another thread, which takes several times as long."""
+    face = tensor_of().as_zarr(SOME)
+    face[...]
+
+    async def told() -> bool:
+        asked = asyncio.create_task(face.store.get("height/c/0/0", default_buffer_prototype()))
+        await asyncio.sleep(0)
+        return asked.done()
+
+    assert sync(told())
+
+
+def test_an_event_loop_never_waits_for_a_store_that_a_thread_uses() -> None:
+    t = tensor_of()
+    face = t.as_zarr(SOME)
+    before = face[...]
+
+    async def goes_on() -> bool:
+        asked = asyncio.create_task(face.store.get("height/c/0/0", default_buffer_prototype()))
+        await asyncio.sleep(0)
+        return not asked.done()
+
+    contents: Any = t.tile_store.contents
+    with ThreadPoolExecutor(1) as threads:
+        with contents.tiles.lock:
+            assert threads.submit(sync, goes_on()).result(DEADLINE)
+        assert np.array_equal(face[...], before)
 
 
 def test_readers_of_the_same_chunk_leave_places_to_others() -> None:

@@ -124,6 +124,29 @@ def test_a_file_that_was_renamed_after_a_kill_is_not_written_into(name: str, tmp
     assert np.array_equal(opened(tmp_path / name), truth(REGIONS[1]))
 
 
+def overwrite_image(path: Path, kill: Kill) -> None:
+    enter_child()
+    kill.arm(path)
+    tensor_in(path, Counted(pattern)).export(sl[REGIONS[1]], path / "out.tif", overwrite=True)
+
+
+@pytest.mark.parametrize(
+    "kill", [before("os.remove", r"^out\.tif\.aux\.xml$"), before("os.rename", r"^out\.tif$")], ids=str
+)
+def test_what_gdal_wrote_of_an_image_is_never_left_beside_another(kill: Kill, tmp_path: Path) -> None:
+    target, sidecar = tmp_path / "out.tif", tmp_path / "out.tif.aux.xml"
+    tensor_in(tmp_path, Counted(pattern)).export(sl[REGIONS[0]], target)
+    sidecar.write_text("<PAMDataset></PAMDataset>")
+    process = CONTEXT.Process(target=overwrite_image, args=(tmp_path, kill))
+    process.start()
+    process.join(DEADLINE)
+    assert process.exitcode == -signal.SIGKILL
+    assert np.array_equal(opened(target), truth(REGIONS[0]))
+    tensor_in(tmp_path, Counted(pattern)).export(sl[REGIONS[1]], target, overwrite=True)
+    assert np.array_equal(opened(target), truth(REGIONS[1]))
+    assert not sidecar.exists()
+
+
 LARGE = (slice(0, 512), slice(0, 512))
 
 

@@ -6,7 +6,7 @@ import itertools
 import os
 import signal
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import FrameType
 
@@ -15,9 +15,11 @@ import pytest
 from infinite_tensor import HDF5TileStore, TensorGroup
 from tests.durability.crash.victims import fill_and_idle
 from tests.durability.crash.witness import Witness
-from tests.stores.hdf5.files import EXPECTED, make_theirs, pixels, tensor, theirs
+from tests.stores.hdf5.files import EXPECTED, PLACE, make_theirs, pixels, tensor, theirs
 from tests.support.interpreters import CONTEXT, DEADLINE, enter_child
 from tests.support.interrupts import lines_seen
+
+steps = pytest.mark.parametrize("step", [pytest.param(9, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)])
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -42,16 +44,16 @@ def _world(path: Path) -> None:
         TensorGroup({"height": tensor(store)}).save(store, "world")
 
 
-def killed_at(number: int, path: Path, mode: str) -> bool:
-    """Have a process open and close a file, killed before the `number`-th line that it comes to; whether it was."""
-    process = CONTEXT.Process(target=_open, args=(number, path, mode), daemon=True)
+def killed_at(number: int, use: Callable[[Path], None], path: Path) -> bool:
+    """Have a process use a file, killed before the `number`-th line of the backend; whether it was."""
+    process = CONTEXT.Process(target=_use, args=(number, use, path), daemon=True)
     process.start()
     process.join(DEADLINE)
     assert process.exitcode in (0, -signal.SIGKILL)
     return process.exitcode != 0
 
 
-def _open(number: int, path: Path, mode: str) -> None:
+def _use(number: int, use: Callable[[Path], None], path: Path) -> None:
     enter_child()
     lines = itertools.count(1)
 
@@ -60,7 +62,16 @@ def _open(number: int, path: Path, mode: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     with lines_seen(lambda frame: _is_of_the_backend(frame.f_code.co_filename), see):
-        HDF5TileStore(path, mode, tile_size=8).close()
+        use(path)
+
+
+def _open(path: Path, mode: str) -> None:
+    HDF5TileStore(path, mode, tile_size=8).close()
+
+
+def _rename(path: Path) -> None:
+    with HDF5TileStore(path) as store:
+        store.rename("map", "new")
 
 
 @cache
@@ -69,7 +80,7 @@ def _is_of_the_backend(file: str) -> bool:
     return Path(file).parent.name == "hdf5"
 
 
-@pytest.mark.parametrize("step", [pytest.param(9, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)])
+@steps
 @pytest.mark.parametrize(
     ("begin", "mode"), [(_nothing, "a"), (Path.touch, "r+"), (make_theirs, "a"), (make_theirs, "w"), (_world, "w")]
 )
@@ -80,7 +91,7 @@ def test_a_kill_before_any_line_of_opening_leaves_what_is_theirs_and_a_file_that
         path = tmp_path / f"{number}.h5"
         begin(path)
         before = theirs(path) if path.exists() and path.stat().st_size else {}
-        killed = killed_at(number, path, mode)
+        killed = killed_at(number, partial(_open, mode=mode), path)
         with HDF5TileStore(path, tile_size=8) as store:
             assert set(store.tensor_ids()) <= {"map", "second"}
             assert set(store.group_ids()) <= {"world"}
@@ -95,3 +106,30 @@ def test_a_kill_before_any_line_of_opening_leaves_what_is_theirs_and_a_file_that
         if not killed:
             break
     assert number > 40
+
+
+@steps
+def test_a_tensor_is_whole_under_one_of_its_ids_or_both_after_a_kill_before_any_line(step: int, tmp_path: Path) -> None:
+    seen = set()
+    for number in itertools.count(1, step):
+        path = tmp_path / f"{number}.h5"
+        with HDF5TileStore(path, tile_size=8) as store:
+            assert pixels(store) == EXPECTED
+        killed = killed_at(number, _rename, path)
+        with HDF5TileStore(path) as store:
+            ids = store.tensor_ids()
+            for name in ids:
+                assert store.verify(name) == []
+                assert store.open(name)[PLACE].tolist() == EXPECTED
+            if len(ids) == 2:
+                store.clear_tensor("map")
+            elif ids == ["map"]:
+                store.rename("map", "new")
+            store.gc()
+            assert store.tensor_ids() == ["new"]
+            assert store.open("new")[PLACE].tolist() == EXPECTED
+        path.unlink()
+        seen.add(tuple(ids))
+        if not killed:
+            break
+    assert seen == {("map",), ("map", "new"), ("new",)}

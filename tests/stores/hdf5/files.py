@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import torch
 
-from infinite_tensor import InfiniteTensor, TensorWindow, TileStore
+from infinite_tensor import InfiniteTensor, TensorWindow, TileStore, sl
 
 
 def make_theirs(path: Path, **options: Any) -> None:
@@ -57,7 +57,8 @@ def tensor(store: TileStore, tensor_id: str = "map") -> InfiniteTensor:
 
 def pixels(store: TileStore, tensor_id: str = "map") -> list[list[float]]:
     """Of a complete tile of 8 by 8, and three that are partial."""
-    return [[float(value) for value in row] for row in tensor(store, tensor_id)[0:12:4, -4:8:4]]
+    return [[float(value) for value in row] for row in tensor(store, tensor_id)[PLACE]]
 
 
+PLACE = sl[0:12:4, -4:8:4]
 EXPECTED = [[100.0 * y + x for x in (-1, 0, 1)] for y in (0, 1, 2)]

@@ -6,6 +6,7 @@ import fcntl
 import os
 import re
 import threading
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import rasterio
 import torch
 
 from infinite_tensor import StoreError, ValidationError, ZarrTileStore, sl
@@ -51,6 +53,39 @@ def test_a_folder_that_no_export_wrote_is_never_overwritten(tmp_path: Path) -> N
     store.close()
     with ZarrTileStore(tmp_path / "tiles.zarr", mode="r") as found:
         assert np.array_equal(found.open("world/height")[REGION].numpy(), truth())
+
+
+def maximum(path: Path) -> float:
+    """The largest pixel of an image as GDAL tells it: of what it has counted before, if it has."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
+        # What takes its place keeps nothing.
+        warnings.simplefilter("ignore", rasterio.errors.RasterioDeprecationWarning)
+        with rasterio.open(path) as file:
+            return float(file.statistics(1).max)
+
+
+@pytest.mark.parametrize("form", ["png", "tif"])
+def test_what_gdal_has_written_beside_an_image_is_never_taken_for_that_of_the_next(form: str, tmp_path: Path) -> None:
+    target = tmp_path / f"out.{form}"
+    plane().export(sl[REGION], target)
+    assert maximum(target) == truth().max()
+    assert (tmp_path / f"out.{form}.aux.xml").is_file()
+    for ending in ("ovr", "msk"):
+        (tmp_path / f"out.{form}.{ending}").touch()
+    plane(other).export(sl[REGION], target, overwrite=True)
+    assert names_in(tmp_path) == [f"out.{form}"]
+    assert maximum(target) == truth().max() + 1
+
+
+@pytest.mark.parametrize("form", ["png", "tif"])
+def test_what_gdal_has_left_of_an_image_that_is_gone_is_something_that_is_there(form: str, tmp_path: Path) -> None:
+    (tmp_path / f"out.{form}.aux.xml").touch()
+    with pytest.raises(ValidationError, match=r"something at '.*aux.xml' already; give another path, or overwrite"):
+        plane().export(sl[REGION], tmp_path / f"out.{form}")
+    assert names_in(tmp_path) == [f"out.{form}.aux.xml"]
+    plane().export(sl[REGION], tmp_path / f"out.{form}", overwrite=True)
+    assert names_in(tmp_path) == [f"out.{form}"]
 
 
 @files
@@ -185,6 +220,33 @@ def test_a_partial_one_of_another_kind_is_in_nobodys_way(tmp_path: Path) -> None
     os.replace(tmp_path / "out", tmp_path / ".out.partial")  # noqa: PTH105  (onto what is not there)
     plane().export(sl[REGION], tmp_path / "out", format="zarr")
     assert names_in(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize(("form", "other_form"), [("npy", "zarr"), ("zarr", "npy"), ("npy", "tiff")])
+def test_another_format_does_not_delete_what_is_being_written(form: str, other_form: str, tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    refused: list[Any] = []
+
+    def f(ctx: Index) -> torch.Tensor:
+        if not refused:
+            with pytest.raises(StoreError, match=r"another process or thread is writing .*; wait for it") as caught:
+                plane(other).export(sl[REGION], target, format=other_form)
+            refused.append(caught.value)
+        return pattern(ctx)
+
+    plane(f).export(sl[REGION], target, format=form)
+    target.rename(tmp_path / f"out.{form}")
+    assert np.array_equal(opened(tmp_path / f"out.{form}"), truth())
+    assert names_in(tmp_path) == [f"out.{form}"]
+
+
+@pytest.mark.parametrize("form", ["zarr", "npy"])
+def test_a_link_in_the_place_of_a_partial_one_is_left_as_it_is(form: str, tmp_path: Path) -> None:
+    (tmp_path / "theirs").write_text("all of it")
+    (tmp_path / f".out.{form}.partial").symlink_to(tmp_path / "theirs")
+    with pytest.raises(StoreError, match="cannot write"):
+        plane().export(sl[REGION], tmp_path / f"out.{form}")
+    assert (tmp_path / "theirs").read_text() == "all of it"
 
 
 def test_a_file_that_gets_its_name_while_it_is_locked_is_not_written_into(
