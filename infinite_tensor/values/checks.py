@@ -226,7 +226,8 @@ def outside_arg(names: str, at: int, arg_id: str, label: str, low: int, high: in
     """The error for an arg window that leaves a finite dimension of its arg."""
     return RegionError(
         f"args_windows[{at}] of tensor {names} reads pixels [{low}, {high}) in dimension {label} of {arg_id!r}, "
-        f"which ends at [0, {extent}); change the window, or say by args_padding what stands beyond: {_PADDINGS}"
+        f"which ends at [0, {extent}); change the window, or say by args_padding (padding in map and predict) what "
+        f"stands beyond: {_PADDINGS}"
     )
 
 

@@ -310,7 +310,7 @@ class TestErrors:
         arg = source(torch.arange(4.0))
         t = InfiniteTensor((None,), lambda _ctx, r: r, TensorWindow((4,)), [arg], [TensorWindow((4,))])
         assert t[0:4].tolist() == [0, 1, 2, 3]
-        with pytest.raises(RegionError, match="say by args_padding what stands beyond"):
+        with pytest.raises(RegionError, match=r"say by args_padding \(padding in map and predict\) what stands beyond"):
             t[4:8]
 
     @pytest.mark.parametrize("stored", [False, True])
