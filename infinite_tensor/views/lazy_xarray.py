@@ -26,7 +26,7 @@ from xarray.core.indexing import (
 from xarray.indexes import PandasIndex
 
 from infinite_tensor.geometry.points import Index
-from infinite_tensor.support.given import number
+from infinite_tensor.support.given import number, quoted
 from infinite_tensor.views.pixels import Pixels
 
 _MOST_ORDINARY = 2**24
@@ -91,33 +91,55 @@ class _Span(PandasIndex):
     def sel(self, labels: dict[Any, Any], method: str | None = None, tolerance: Any = None) -> Any:
         ((name, label),) = labels.items()
         if isinstance(label, slice):
-            among = slice(self._rounded(label.start, math.ceil), self._rounded(label.stop, math.floor), label.step)
-            return super().sel({name: among}, method, tolerance)
-        if method not in _ROUNDINGS:
+            return super().sel({name: self._of_ints(label)}, method, tolerance)
+        is_mask = np.asarray(label).dtype.kind == "b" and method is None
+        if is_mask or method not in _ROUNDINGS or (method is None and tolerance is not None):
             return super().sel(labels, method, tolerance)
-        values = np.asarray(label)
-        first, last = self.index[0], self.index[-1]
-        found = _ROUNDINGS[method](values).clip(first, last).astype(np.int64)
-        known = np.abs(found - values) <= (np.inf if tolerance is None else tolerance)
-        if method in ("pad", "ffill"):
-            known &= values >= first
-        elif method != "nearest":
-            known &= values <= last
-        if not known.all():
+        found = self._found(label, method, tolerance)
+        if found is None:
             raise KeyError(f"not all values found in index {name!r}")
         if isinstance(label, xarray.DataArray | xarray.Variable):
             found = label.copy(data=found)
         return super().sel({name: found})
 
+    def _found(self, label: Any, method: str | None, tolerance: Any) -> Any:
+        """The coordinates that labels stand for, None where one of them stands for none."""
+        values = np.asarray(label)
+        if values.dtype.kind not in "iuf":
+            return None
+        # All coordinates are exact in it, which they are in no smaller type.
+        values = values.astype(np.float64)
+        first, last = self.index[0], self.index[-1]
+        found = _ROUNDINGS[method](values).clip(first, last)
+        known = np.abs(found - values) <= (np.inf if tolerance is None else tolerance)
+        if method is None:
+            known = found == values
+        elif method in ("pad", "ffill"):
+            known &= values >= first
+        elif method != "nearest":
+            known &= values <= last
+        return found.astype(np.int64) if known.all() else None
+
+    def _of_ints(self, label: slice) -> slice:
+        """A slice that has the same coordinates, by bounds that are coordinates or next to the first or last one."""
+        is_backwards = label.step is not None and label.step < 0
+        low: Callable[[float], int] = math.floor if is_backwards else math.ceil
+        high: Callable[[float], int] = math.ceil if is_backwards else math.floor
+        return slice(self._rounded(label.start, low), self._rounded(label.stop, high), label.step)
+
     def _rounded(self, bound: Any, to_int: Callable[[float], int]) -> Any:
-        """A bound of a slice as an int, if it is a number; what lies outside stays outside."""
-        value = number(bound)
-        if not isinstance(value, float) or math.isnan(value):
-            return bound
-        return to_int(min(max(value, self.index[0] - 1), self.index[-1] + 1))
+        if bound is None:
+            return None
+        value = number(np.asarray(bound)[()])
+        if not isinstance(value, int | float):
+            raise TypeError(f"the coordinates are ints, got {quoted(bound)} as a bound of a slice; give a number")
+        outside = self.index[-1] + 1
+        # As pandas does, which sorts it last.
+        return outside if math.isnan(value) else to_int(min(max(value, self.index[0] - 1), outside))
 
 
 _ROUNDINGS: dict[str | None, Callable[[Any], Any]] = {
+    None: np.floor,
     "pad": np.floor,
     "ffill": np.floor,
     "backfill": np.ceil,

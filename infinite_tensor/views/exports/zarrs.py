@@ -121,6 +121,14 @@ def _is_export(document: bytes) -> bool:
         return False
 
 
+def _is_note(document: bytes) -> bool:
+    """Whether it tells of an export that has not come to its end: any program may call a document so."""
+    try:
+        return bool(json.loads(document).keys() == {_MARK})
+    except (ValueError, AttributeError):
+        return False
+
+
 class _Hierarchy:
     """The group, in a store.
 
@@ -204,18 +212,33 @@ class _Hierarchy:
     def make_room(self, target: str, *, overwrite: bool) -> None:
         """Delete what an export has written there; ValidationError for what else is there, or if it is not to be."""
         root, note = self._get(DOCUMENT), self._get(UNFINISHED)
-        if root is None and note is None:
+        is_begun = note is not None and _is_note(note)
+        if root is None and not is_begun:
             if self._is_empty():
                 return
             raise ValidationError(f"what is at {target!r} was not written by export; give another place")
         if not overwrite:
-            found = "something" if note is None else "an export of something else that has not come to its end"
+            found = "an export of something else that has not come to its end" if is_begun else "something"
             raise ValidationError(f"there is {found} at {target!r} already; give another place, or overwrite=True")
         if root is not None and not _is_export(root):
             raise ValidationError(f"what is at {target!r} was not written by export, so it is not overwritten")
-        # In this order nobody finds a group that lacks something.
+        self._delete_all()
+
+    def _delete_all(self) -> None:
+        """Delete all but a note that something was being written, of no export that could be continued.
+
+        Killed in between, what is left can be overwritten, and is not taken for chunks of the export to come.
+        """
+        self._put(UNFINISHED, json.dumps({_MARK: None}).encode())
+        # First, so that nobody finds a group that lacks something.
         sync(self._store.delete, DOCUMENT)
-        sync(self._store.delete_dir, "")
+        for name in sync(self._names):
+            if name != UNFINISHED:
+                sync(self._store.delete_dir, name)
+                sync(self._store.delete, name)
+
+    async def _names(self) -> list[str]:
+        return [name async for name in self._store.list_dir("")]
 
     def _is_empty(self) -> bool:
         async def empty() -> bool:

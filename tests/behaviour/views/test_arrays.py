@@ -94,13 +94,19 @@ class TestXarray:
             (slice(2**27 - 2.5, None), None, [2**27 - 2, 2**27 - 1]),
             (slice(2**40, np.inf), None, []),
             (slice(-10, 10, 8), None, [-10, -2, 6]),
+            (slice(10.5, 7.2, -1), None, [10, 9, 8]),
+            (slice(-np.inf, 5.5, -1), None, []),
             (5.0, None, 5),
             ([5, 3], None, [5, 3]),
+            ([5.0, -3.0], None, [5, -3]),
             (2.5, "nearest", 3),
             ([-3.6, 2.0**40], "nearest", [-4, 2**27 - 1]),
             ([-3.6, 2.0**40], "ffill", [-4, 2**27 - 1]),
             ([-3.6, -(2.0**40)], "bfill", [-3, -(2**27)]),
             (xarray.DataArray([1.2, 7.9], dims="point"), "pad", [1, 7]),
+            (np.float32(2**23 + 1), "nearest", 2**23 + 1),
+            (np.float32(2**30), "nearest", 2**27 - 1),
+            (np.array([-3, 4], dtype=np.int8), "pad", [-3, 4]),
         ],
         ids=str,
     )
@@ -122,12 +128,20 @@ class TestXarray:
             (2.0**40, {"method": "backfill"}),
             (2.7, {"method": "nearest", "tolerance": 0.2}),
             (2.7, {}),
+            ([2.0, 2.7], {}),
             (2**40, {}),
+            (2**70, {"method": "nearest"}),
+            (np.nan, {"method": "nearest"}),
+            (["north"], {}),
         ],
     )
     def test_labels_that_are_not_there_are_not_found_among_very_many(self, label: Any, options: Any) -> None:
         with pytest.raises(KeyError, match="not all values found in index 'y'"):
             tensor_of().to_xarray(sl[-(2**27) : 2**27, 0:1]).sel(y=label, **options)
+
+    def test_bounds_that_are_no_numbers_are_refused_among_very_many(self) -> None:
+        with pytest.raises(TypeError, match="the coordinates are ints, got 'north' as a bound of a slice"):
+            tensor_of().to_xarray(sl[-(2**27) : 2**27, 0:1]).sel(y=slice("north", 5))
 
     def test_some_of_very_many_pixels_are_like_any_others(self) -> None:
         t = tensor_of()

@@ -139,9 +139,26 @@ def test_an_export_is_overwritten_from_its_root_on(proxy: Proxy, server: S3Serve
     before = len(proxy.requests)
     plane().export(sl[REGION], url, storage_options=options, overwrite=True)
     changes = [request for request in proxy.requests[before:] if request[0] in ("PUT", "DELETE", "POST")]
-    assert changes[0][0] == "DELETE"
-    assert changes[0][1].endswith(".zarr/zarr.json")
+    assert [(method, target.rpartition("/")[2].partition("?")[0]) for method, target in changes[:2]] == [
+        ("PUT", "export.json"),
+        ("DELETE", "zarr.json"),
+    ]
     assert np.array_equal(read(url, server.options()), truth())
+
+
+def test_an_overwriting_that_was_stopped_is_repeated(
+    proxy: Proxy, server: S3Server, url: str, bucket: S3FileSystem
+) -> None:
+    plane().export(sl[LARGE], url, storage_options=server.options())
+    through = {**server.options(), "endpoint_url": proxy.url, "config_kwargs": {"retries": {"max_attempts": 0}}}
+    proxy.refuse = lambda request: request[0] == "POST"
+    with pytest.raises(StoreError):
+        plane().export(sl[REGION], url, storage_options=through, overwrite=True)
+    left = keys(bucket, url)
+    assert "zarr.json" not in left
+    assert "height/c/0/0" in left
+    plane(lambda ctx: pattern(ctx) + 1).export(sl[REGION], url, storage_options=server.options(), overwrite=True)
+    assert np.array_equal(read(url, server.options()), truth() + 1)
 
 
 def test_what_is_not_an_export_is_left_as_it_is(server: S3Server, url: str, bucket: S3FileSystem) -> None:

@@ -99,15 +99,17 @@ def test_a_folder_or_a_link_in_the_place_of_a_file_is_never_overwritten(form: st
     assert (tmp_path / "precious").read_text() == "all of it"
 
 
-def test_objects_that_no_export_wrote_are_left_as_they_are() -> None:
+@pytest.mark.parametrize("name", ["thesis.txt", "export.json"])
+def test_objects_that_no_export_wrote_are_left_as_they_are(name: str) -> None:
     import fsspec  # noqa: PLC0415
 
     files = fsspec.filesystem("memory")
-    files.pipe_file("/theirs/out.zarr/thesis.txt", b"all of it")
+    files.pipe_file(f"/theirs/out.zarr/{name}", b"all of it")
     for overwrite in (False, True):
         with pytest.raises(ValidationError, match="was not written by export; give another place"):
             plane().export(sl[REGION], "memory://theirs/out.zarr", overwrite=overwrite)
-    assert files.cat_file("/theirs/out.zarr/thesis.txt") == b"all of it"
+    assert files.cat_file(f"/theirs/out.zarr/{name}") == b"all of it"
+    files.rm("/theirs", recursive=True)
 
 
 @forms
