@@ -186,7 +186,8 @@ def predict(
     if overwrite and store is not None:
         _check_none_is_read((sliding.source, _read_of_mask(where)), store, stored)
     known = {} if overwrite else returned_before(tensor_id, stored, sliding)
-    with evaluating(f.networks):
+
+    def made_and_filled() -> InfiniteTensor | TensorGroup:
         found = known or _first_windows(f, sliding, region, edge, paddings, tensor_id)
         results = {
             name: each.reduced_by(reduction_for(name, reduce, found), dtype, sliding.scale_of(each.size, scale))
@@ -208,11 +209,11 @@ def predict(
             tried = _made(f, outputs, options, resumed=False)
             with _beside_batches(max_memory, batches, count):
                 tried.plan(_region_of(tried, sliding, region), where=where)
-        store = store or _opened(target)
+        holder = store or _opened(target)
         if overwrite:
             for name in stored:
-                store.clear_tensor(name)
-        made = _made(f, outputs, options | {"tile_store": store}, resumed=bool(stored) and not overwrite)
+                holder.clear_tensor(name)
+        made = _made(f, outputs, options | {"tile_store": holder}, resumed=bool(stored) and not overwrite)
         f.returns(
             {
                 name: (
@@ -225,7 +226,7 @@ def predict(
         with (
             _beside_batches(max_memory, batches, count) as most,
             _keeping_nothing_of(source, sliding, most),
-            _keeping_little_in(store),
+            _keeping_little_in(holder),
         ):
             made.fill(
                 _region_of(made, sliding, region),
@@ -237,7 +238,9 @@ def predict(
                 where=where,
             )
         f.forget()
-    return made
+        return made
+
+    return evaluating(f.networks, made_and_filled)
 
 
 _LARGEST_BATCH = 2**20
@@ -282,8 +285,10 @@ def _version(f: BatchedNetwork, results: Mapping[str | None, Result], version: o
         for name, result in results.items()
         if result.reduction is not None and callable(result.reduction.function)
     }
-    with evaluating(networks_in(functions.values())):
-        reductions = {name: digests(function) for name, function in functions.items()}
+    reductions = evaluating(
+        networks_in(functions.values()),
+        lambda: {name: digests(function) for name, function in functions.items()},
+    )
     said: dict[str, Any] = {"net": digests(f.net), **reductions}
     if None not in results:
         said["outputs"] = sorted(str(name) for name in results)
