@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from contextvars import ContextVar
 from functools import update_wrapper
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
@@ -52,19 +51,19 @@ class _Evaluating:
     def __call__(self, networks: Sequence[nn.Module], function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         # Not a context manager: what interrupts one that is about to be entered or left holds it open.
         modules = {module for network in networks for module in network.modules()}
-        mark, held = _HELD.get()
-        held = held if mark.is_under_way else frozenset()
+        outer = _HERE.mark, _HERE.held
+        held = _HERE.held if _HERE.mark.is_under_way else frozenset()
         if modules <= held:
             return function(*args, **kwargs)
         mark = Mark()
         try:
             with mark.running:
                 self._begin(modules, mark)
-                token = _HELD.set((mark, held | modules))
+                _HERE.mark, _HERE.held = mark, held | modules
                 try:
                     return function(*args, **kwargs)
                 finally:
-                    _HELD.reset(token)
+                    _HERE.mark, _HERE.held = outer
         finally:
             try:
                 self._end()
@@ -91,8 +90,18 @@ class _Evaluating:
                     del self._callers[module]
 
 
-_HELD: ContextVar[tuple[Mark, frozenset[nn.Module]]] = ContextVar("held", default=(Mark(), frozenset()))
-"""The modules that the calls around this one have in eval mode while the mark of the innermost is under way."""
+class _Here(threading.local):
+    """The modules that the calls of this thread have in eval mode while the mark of the innermost is under way.
+
+    Not those of other threads, even of one that waits for this: it may be interrupted, and end before.
+    """
+
+    def __init__(self) -> None:
+        self.mark = Mark()
+        self.held: frozenset[nn.Module] = frozenset()
+
+
+_HERE = _Here()
 
 evaluating = _Evaluating()
 """``evaluating(networks, function, ...)`` is what a function returns while networks are in eval mode."""

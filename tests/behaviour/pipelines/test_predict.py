@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import itertools
 import math
 import os
@@ -247,6 +248,29 @@ def test_a_network_has_its_modes_again_after_a_ctrl_c_at_any_line_that_changes_t
     counted = net[0]
     assert isinstance(counted, Net)
     assert (interrupted > 100, set(counted.modes)) == (True, {False})
+
+
+def test_a_worker_that_an_interrupt_leaves_behind_calls_its_network_in_eval_mode_to_the_end() -> None:
+    net, called, caller_is_gone = nn.Dropout(0.5), threading.Event(), threading.Event()
+    modes: list[bool] = []
+
+    def work() -> None:
+        called.set()
+        caller_is_gone.wait()
+        modes.append(net.training)
+
+    def begin() -> threading.Thread:
+        # Workers are given the context of their caller.
+        call = contextvars.copy_context().run
+        thread = threading.Thread(target=call, args=(networks.evaluating, [net], work))
+        thread.start()
+        called.wait()
+        return thread
+
+    thread = networks.evaluating([net], begin)
+    caller_is_gone.set()
+    thread.join()
+    assert (modes, net.training) == ([False], True)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
