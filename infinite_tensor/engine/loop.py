@@ -219,12 +219,20 @@ def _on_threads(count: int, work: Callable[[Callable[[], bool]], None]) -> None:
     The first error that one of them raises comes through, and so does a Ctrl-C. From then on ``may_continue()`` is
     false, which must bring the others to an end soon: they are waited for.
     """
-    waiting = Mark()
-    with interrupts_shown(), ThreadPoolExecutor(count, thread_name_prefix="infinite_tensor-worker") as pool:
-        with waiting.running:
-            running = [
-                pool.submit(contextvars.copy_context().run, work, lambda: waiting.is_under_way) for _ in range(count)
-            ]
-            done, _ = wait(running, return_when=FIRST_EXCEPTION)
-        for future in done:
-            future.result()
+    waiting, works = Mark(), [Mark() for _ in range(count)]
+
+    def run(own: Mark) -> None:
+        with own.running:
+            work(lambda: waiting.is_under_way)
+
+    try:
+        with interrupts_shown(), ThreadPoolExecutor(count, thread_name_prefix="infinite_tensor-worker") as pool:
+            with waiting.running:
+                running = [pool.submit(contextvars.copy_context().run, run, own) for own in works]
+                done, _ = wait(running, return_when=FIRST_EXCEPTION)
+            for future in done:
+                future.result()
+    finally:
+        # The pool does not know of a thread that was being started when a Ctrl-C came.
+        for own in works:
+            own.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -133,15 +134,37 @@ def prepare(requests: Sequence[Request], max_memory: int | None, shard: tuple[in
 
     Raises
     ------
+    MemoryTooSmallError
+        If it cannot be done within `max_memory`.
     ValidationError
-        If it cannot be done within `max_memory`, or a mask does not cover a region.
+        If a mask does not cover a region.
     """
     nodes = resolved([node_of(request.tensor) for request in requests])
     order = chain_of(nodes)
     wanted = sorted(zip(nodes, requests, strict=True), key=lambda each: order.index(each[0]))
     targets = [target for each in wanted if (target := _to_fill(*each, shard)) is not None]
-    passes = [found for family in _families(targets) for found in _passes(family, max_memory)]
+    passes = _passes_of(_families(targets), max_memory)
     return Job(tuple(cuts for cuts, _ in passes), max((most for _, most in passes), default=0), max_memory)
+
+
+class MemoryTooSmallError(ValidationError):
+    """`max_memory` is not enough."""
+
+    def __init__(self, message: str, least: int) -> None:
+        super().__init__(message, least)
+
+    @property
+    def least(self) -> int:
+        """What is enough, in bytes."""
+        return int(self.args[1])
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+def whole_mebibytes(nbytes: int) -> str:
+    """At least so many bytes, as a limit that may be given."""
+    return f"{-(-nbytes // 2**20)} MiB"
 
 
 def _needed(targets: Sequence[Target]) -> Counter[Node]:
@@ -163,6 +186,19 @@ def _families(targets: Sequence[Target]) -> list[list[Target]]:
     return [together for _, together in families]
 
 
+def _passes_of(parts: Sequence[Sequence[Target]], max_memory: int | None) -> list[tuple[dict[Node, Bands], int]]:
+    """How regions are worked through, part after part. Of several that need more memory, the one is told that most."""
+    found, refused = [], []
+    for targets in parts:
+        try:
+            found += _passes(targets, max_memory)
+        except MemoryTooSmallError as error:
+            refused.append(error)
+    if refused:
+        raise max(refused, key=operator.attrgetter("least"))
+    return found
+
+
 def _passes(targets: Sequence[Target], max_memory: int | None) -> list[tuple[dict[Node, Bands], int]]:
     """How regions are worked through: side by side where memory allows it. And how much memory each pass takes."""
     nodes = [target.node for target in targets]
@@ -173,14 +209,16 @@ def _passes(targets: Sequence[Target], max_memory: int | None) -> list[tuple[dic
         even = len({bands.band_count for bands in cuts.values()}) == 1
         needed = held_bytes(cuts) if even else 0
         if len(targets) == 1 and max_memory is not None and needed > held:
-            raise ValidationError(
+            least = _least(nodes, needed + _OVERHEAD)
+            raise MemoryTooSmallError(
                 f"max_memory is {bytes_of(max_memory)}, but the caches of the stores may take {bytes_of(caches)}, a "
                 f"step {bytes_of(needed)}, and what waits to be written {bytes_of(_OVERHEAD)}: allow "
-                f"{bytes_of(_least(nodes, needed + _OVERHEAD))}, or give smaller tiles"
+                f"{whole_mebibytes(least)}, or give smaller tiles",
+                least,
             )
         if len(targets) == 1 or (even and needed <= held):
             return [(cuts, needed + caches + _OVERHEAD)]
-    return [found for target in targets for found in _passes([target], max_memory)]
+    return _passes_of([[target] for target in targets], max_memory)
 
 
 def _least(nodes: Sequence[Node], beside_caches: int) -> int:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import update_wrapper
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
@@ -16,6 +15,7 @@ from torch import nn
 from infinite_tensor.errors import ShapeMismatchError, ValidationError
 from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.support.given import quoted
+from infinite_tensor.support.gradients import in_inference_mode
 from infinite_tensor.support.interrupts import Mark
 from infinite_tensor.values.fingerprint import networks_in
 
@@ -30,36 +30,40 @@ class _Evaluating:
     """Networks that are in eval mode for as long as somebody calls them, on any number of threads.
 
     Modules may be parts of several networks. Each has its own mode again when nobody is at it any more, also where a
-    Ctrl-C came in between.
+    Ctrl-C came in between, and in a child that is forked meanwhile.
     """
 
     def __init__(self) -> None:
-        self._renew_after_fork()
+        self._lock = threading.Lock()
+        # The marks of those who are at a module, each with its thread.
+        self._callers: WeakKeyDictionary[nn.Module, list[tuple[int, Mark]]] = WeakKeyDictionary()
+        self._trained: WeakSet[nn.Module] = WeakSet()
         renew_in_children(self)
 
     def _renew_after_fork(self) -> None:
         self._lock = threading.Lock()
-        # Other threads are not there in a child.
-        self._callers: WeakKeyDictionary[nn.Module, list[Mark]] = WeakKeyDictionary()
-        self._trained: WeakSet[nn.Module] = WeakSet()
+        here, callers, trained = threading.get_ident(), list(self._callers.items()), list(self._trained)
+        # Other threads are not there in a child, and nobody would end their marks.
+        own = {module: [each for each in marks if each[0] == here] for module, marks in callers}
+        self._callers, self._trained = WeakKeyDictionary(own), WeakSet(trained)
+        self._end()
 
-    @contextmanager
-    def __call__(self, networks: Sequence[nn.Module]) -> Iterator[None]:
+    def __call__(self, networks: Sequence[nn.Module], function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        # Not a context manager: what interrupts one that is about to be entered or left holds it open.
         modules = {module for network in networks for module in network.modules()}
-        mark, held = _HELD.get()
-        held = held if mark.is_under_way else frozenset()
+        outer = _HERE.mark, _HERE.held
+        held = _HERE.held if _HERE.mark.is_under_way else frozenset()
         if modules <= held:
-            yield
-            return
+            return function(*args, **kwargs)
         mark = Mark()
         try:
             with mark.running:
                 self._begin(modules, mark)
-                token = _HELD.set((mark, held | modules))
+                _HERE.mark, _HERE.held = mark, held | modules
                 try:
-                    yield
+                    return function(*args, **kwargs)
                 finally:
-                    _HELD.reset(token)
+                    _HERE.mark, _HERE.held = outer
         finally:
             try:
                 self._end()
@@ -70,7 +74,7 @@ class _Evaluating:
     def _begin(self, modules: Iterable[nn.Module], mark: Mark) -> None:
         with self._lock:
             for module in modules:
-                self._callers.setdefault(module, []).append(mark)
+                self._callers.setdefault(module, []).append((threading.get_ident(), mark))
                 if module.training:
                     self._trained.add(module)
                     module.training = False
@@ -79,18 +83,28 @@ class _Evaluating:
         """Give the modules their modes again that nobody is at any more."""
         with self._lock:
             for module, marks in list(self._callers.items()):
-                if not any(mark.is_under_way for mark in marks):
+                if not any(mark.is_under_way for _, mark in marks):
                     if module in self._trained:
                         module.training = True
                         self._trained.discard(module)
                     del self._callers[module]
 
 
-_HELD: ContextVar[tuple[Mark, frozenset[nn.Module]]] = ContextVar("held", default=(Mark(), frozenset()))
-"""The modules that the calls around this one have in eval mode while the mark of the innermost is under way."""
+class _Here(threading.local):
+    """The modules that the calls of this thread have in eval mode while the mark of the innermost is under way.
+
+    Not those of other threads, even of one that waits for this: it may be interrupted, and end before.
+    """
+
+    def __init__(self) -> None:
+        self.mark = Mark()
+        self.held: frozenset[nn.Module] = frozenset()
+
+
+_HERE = _Here()
 
 evaluating = _Evaluating()
-"""``with evaluating(networks):`` has networks in eval mode; each module has its own mode again at the end."""
+"""``evaluating(networks, function, ...)`` is what a function returns while networks are in eval mode."""
 
 
 class InEvalMode:
@@ -111,8 +125,7 @@ class InEvalMode:
 
     def __call__(self, *args: Any) -> Any:
         """What the function returns."""
-        with evaluating(self.networks):
-            return self.__wrapped__(*args)
+        return evaluating(self.networks, self.__wrapped__, *args)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, InEvalMode) and self.__wrapped__ == other.__wrapped__
@@ -206,7 +219,13 @@ class BatchedNetwork:
         repeated = [*regions, *[regions[-1]] * (self.batch_size - len(regions))]
         batch = torch.stack(repeated)
         batch = batch.unsqueeze(1) if self._channel_dim is None else batch.movedim(1 + self._channel_dim, 1)
-        with evaluating(self.networks), torch.inference_mode(), self._autocasting():
+        returned = evaluating(self.networks, in_inference_mode, self._called, batch)
+        outputs = {name: self._checked(name, output) for name, output in _named(returned).items()}
+        self._check_as_before(outputs)
+        return {name: output.cpu() for name, output in outputs.items()}
+
+    def _called(self, batch: torch.Tensor) -> object:
+        with self._autocasting():
             batch = batch.to(self._device, non_blocking=True)
             if not (batch.is_floating_point() or batch.is_complex()):
                 batch = batch.to(torch.float32)
@@ -214,10 +233,7 @@ class BatchedNetwork:
                 batch = self.preprocess(batch)
             if self._dtype is not None and self.autocast is None and batch.is_floating_point():
                 batch = batch.to(self._dtype)
-            returned = self.net(batch)
-        outputs = {name: self._checked(name, output) for name, output in _named(returned).items()}
-        self._check_as_before(outputs)
-        return {name: output.cpu() for name, output in outputs.items()}
+            return self.net(batch)
 
     def _check_as_before(self, outputs: Outputs) -> None:
         """ShapeMismatchError where a batch has other outputs than those that the prediction was begun with."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from infinite_tensor.errors import ValidationError
+from infinite_tensor.filling.fill import MemoryTooSmallError, whole_mebibytes
 from infinite_tensor.filling.mask import Mask
 from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.outputs import Output
@@ -33,6 +34,7 @@ from infinite_tensor.support.sizes import checked_bytes
 from infinite_tensor.support.tables import bytes_of
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
+from infinite_tensor.tilestore.persistent import PersistentTileStore
 from infinite_tensor.values.fingerprint import digests, networks_in
 from infinite_tensor.values.networks import no_digest
 from infinite_tensor.values.weights import WeightedMean
@@ -186,7 +188,8 @@ def predict(
     if overwrite and store is not None:
         _check_none_is_read((sliding.source, _read_of_mask(where)), store, stored)
     known = {} if overwrite else returned_before(tensor_id, stored, sliding)
-    with evaluating(f.networks):
+
+    def made_and_filled() -> InfiniteTensor | TensorGroup:
         found = known or _first_windows(f, sliding, region, edge, paddings, tensor_id)
         results = {
             name: each.reduced_by(reduction_for(name, reduce, found), dtype, sliding.scale_of(each.size, scale))
@@ -205,14 +208,14 @@ def predict(
         batches = _batch_bytes(sliding, found, count)
         if overwrite or store is None:
             # What does not fit is told before anything is deleted or created.
-            tried = _made(f, outputs, options, resumed=False)
-            with _beside_batches(max_memory, batches, count):
-                tried.plan(_region_of(tried, sliding, region), where=where)
-        store = store or _opened(target)
+            tried = _made(f, outputs, options | {"tile_store": _empty_one_like(store)}, resumed=False)
+            with _beside_batches(max_memory, batches, count) as most:
+                tried.plan(_region_of(tried, sliding, region), max_memory=most, where=where)
+        holder = store or _opened(target)
         if overwrite:
             for name in stored:
-                store.clear_tensor(name)
-        made = _made(f, outputs, options | {"tile_store": store}, resumed=bool(stored) and not overwrite)
+                holder.clear_tensor(name)
+        made = _made(f, outputs, options | {"tile_store": holder}, resumed=bool(stored) and not overwrite)
         f.returns(
             {
                 name: (
@@ -225,7 +228,7 @@ def predict(
         with (
             _beside_batches(max_memory, batches, count) as most,
             _keeping_nothing_of(source, sliding, most),
-            _keeping_little_in(store),
+            _keeping_little_in(holder),
         ):
             made.fill(
                 _region_of(made, sliding, region),
@@ -237,7 +240,9 @@ def predict(
                 where=where,
             )
         f.forget()
-    return made
+        return made
+
+    return evaluating(f.networks, made_and_filled)
 
 
 _LARGEST_BATCH = 2**20
@@ -282,8 +287,10 @@ def _version(f: BatchedNetwork, results: Mapping[str | None, Result], version: o
         for name, result in results.items()
         if result.reduction is not None and callable(result.reduction.function)
     }
-    with evaluating(networks_in(functions.values())):
-        reductions = {name: digests(function) for name, function in functions.items()}
+    reductions = evaluating(
+        networks_in(functions.values()),
+        lambda: {name: digests(function) for name, function in functions.items()},
+    )
     said: dict[str, Any] = {"net": digests(f.net), **reductions}
     if None not in results:
         said["outputs"] = sorted(str(name) for name in results)
@@ -382,21 +389,20 @@ def _batch_bytes(sliding: Sliding, found: Mapping[str | None, Returned], batch_s
 
 @contextmanager
 def _beside_batches(max_memory: object, batches: int, batch_size: int) -> Iterator[int | None]:
-    """What batches leave of the memory; errors say what they take."""
+    """What batches leave of the memory; where that is too little, the error says what all takes."""
     most = checked_bytes("max_memory", max_memory)
     if most is None:
         yield None
         return
-    takes = f"a batch of {batch_size} windows takes {bytes_of(batches)} with what net returns for it"
-    if most <= batches:
-        raise ValidationError(
-            f"max_memory is {bytes_of(most)}, but {takes}: allow more, or give a smaller batch_size or window"
-        )
     try:
-        yield most - batches
-    except ValidationError as error:
-        error.add_note(f"That is what is left of a max_memory of {bytes_of(most)}: {takes}")
-        raise
+        # What is too little for the batches alone is told with all that it takes.
+        yield max(1, most - batches)
+    except MemoryTooSmallError as error:
+        raise ValidationError(
+            f"max_memory is {bytes_of(most)}, but a batch of {batch_size} windows takes {bytes_of(batches)} with what "
+            f"net returns for it, and what else there is {bytes_of(error.least)}: allow "
+            f"{whole_mebibytes(batches + error.least)}, or give a smaller batch_size or window, or smaller tiles"
+        ) from error
 
 
 @contextmanager
@@ -479,6 +485,20 @@ def _dtype_of_autocast(autocast: object, device: torch.device) -> torch.dtype | 
     if not isinstance(autocast, torch.dtype) or not autocast.is_floating_point:
         raise ValidationError(f"autocast must be True, a torch.dtype of floats or None, got {quoted(autocast)}")
     return autocast
+
+
+def _empty_one_like(store: TileStore | None) -> TileStore:
+    """A store in memory in which a prediction has the tiles that it has in another one; None is one yet to be made."""
+    if isinstance(store, MemoryTileStore):
+        return MemoryTileStore(store.cache_size_bytes)
+    # Stores need packages that a user of others may do without.
+    from zarr.storage import MemoryStore  # noqa: PLC0415
+
+    from infinite_tensor_stores import ZarrTileStore  # noqa: PLC0415
+
+    if not isinstance(store, PersistentTileStore):
+        return ZarrTileStore(MemoryStore())
+    return ZarrTileStore(MemoryStore(), tile_size=store.tile_size, cache_size_bytes=store.contents.cache_limit)
 
 
 def _is_new(target: object) -> bool:

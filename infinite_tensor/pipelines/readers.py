@@ -90,7 +90,9 @@ class Reader(ABC):
 
 
 def _bytes_of(block: torch.Tensor) -> memoryview:
-    return block.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    # The only element of a view may have any stride.
+    row = block.cpu().contiguous().as_strided((block.numel(),), (1,))
+    return row.view(torch.uint8).numpy().data
 
 
 def _run(shape: Sequence[int], itemsize: int, nbytes: int) -> list[int]:
@@ -161,11 +163,17 @@ class ArrayReader(Reader):
         opened = _reference(self._array)
         if opened is not None:
             return _reopened, opened
-        return type(self), (_checked_pickle(self._array),)
+        array = _checked_pickle(self._array)
+        if isinstance(array, torch.Tensor) and array.dtype in _AS_SIGNED:
+            return _reopened, (torch.Tensor.view, array.view(_AS_SIGNED[array.dtype]), array.dtype)
+        return type(self), (array,)
 
     def __repr__(self) -> str:
         return f"source({type(self._array).__module__}.{type(self._array).__qualname__})"
 
+
+_AS_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+"""Dtypes of which torch does not read the pickles that it makes, and those as which they are pickled."""
 
 _PARALLEL = {"numpy", "torch", "zarr", "dask", "xarray", "tensorstore", "infinite_tensor"}
 """Libraries whose arrays may be read on several threads at a time."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from infinite_tensor import (
     ZarrTileStore,
 )
 from tests.support.counting import Counted
+from tests.support.interrupts import Line, interrupted_where
 
 LIMIT = 30.0
 SIDE_BY_SIDE = TensorWindow((4,))
@@ -124,6 +127,41 @@ def test_what_f_raises_comes_through_and_what_was_finished_stays() -> None:
     broken = False
     assert t.read(slice(0, 400), workers=3).tolist() == [float(x // 4) for x in range(400)]
     assert sorted(f.calls) == sorted([*((number,) for number in range(100)), (20,)])
+
+
+def lasting(ended: threading.Event, outlived: list[bool], _ctx: Any) -> torch.Tensor:
+    """An ``f`` that takes its time, so that it is seen where nobody waits for it."""
+    outlived.append(ended.wait(0.02))
+    return torch.ones(4)
+
+
+def is_last(lines: Iterator[int], _line: Line) -> bool:
+    return next(lines) == 0
+
+
+def test_no_f_runs_on_after_a_ctrl_c_while_threads_are_started() -> None:
+    interrupted = 0
+    while True:
+        ended, outlived, lines = threading.Event(), list[bool](), itertools.count(-interrupted)
+        t = tensor(partial(lasting, ended, outlived))
+        try:
+            with interrupted_where(
+                partial(is_last, lines),
+                lambda code: code.co_name in ("start", "wait"),
+                of=(str(threading.__file__),),
+            ):
+                t.read(slice(0, 8), workers=2)
+        except KeyboardInterrupt:
+            interrupted += 1
+        else:
+            break
+        finally:
+            ended.set()
+        for thread in threading.enumerate():
+            if thread.name.startswith("infinite_tensor-worker") and thread.is_alive():
+                thread.join(LIMIT)
+        assert not any(outlived), interrupted
+    assert interrupted > 5
 
 
 def test_an_f_on_a_worker_may_read_another_tensor() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextvars
 import itertools
 import math
-import traceback
+import os
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.autograd import grad_mode
 
 from infinite_tensor import (
     FunctionChangedWarning,
@@ -232,19 +235,67 @@ def test_a_network_has_its_modes_again_after_a_ctrl_c_at_any_line_that_changes_t
     picture, interrupted = image(3, 40, 40), 0
     while True:
         try:
-            with interrupted_at(interrupted + 1, of=(str(networks.__file__),)):
+            with interrupted_at(interrupted + 1, of=(str(networks.__file__), str(grad_mode.__file__))):
                 predict(net, picture, window=(32, 32), progress=False)
         except KeyboardInterrupt as interrupt:
             interrupted += 1
-            # What it holds: a `with` that was about to be entered, or left.
-            traceback.clear_frames(interrupt.__traceback__)
-            del interrupt
-            assert [module.training for module in net.modules()] == [True, True, True, True, False], interrupted
+            # As a shell does, which keeps what was raised last: frames that it holds are not left.
+            kept = interrupt
+            assert [module.training for module in net.modules()] == [True, True, True, True, False], (interrupted, kept)
+            assert not torch.is_inference_mode_enabled()
         else:
             break
     counted = net[0]
     assert isinstance(counted, Net)
     assert (interrupted > 100, set(counted.modes)) == (True, {False})
+
+
+def test_a_worker_that_an_interrupt_leaves_behind_calls_its_network_in_eval_mode_to_the_end() -> None:
+    net, called, caller_is_gone = nn.Dropout(0.5), threading.Event(), threading.Event()
+    modes: list[bool] = []
+
+    def work() -> None:
+        called.set()
+        caller_is_gone.wait()
+        modes.append(net.training)
+
+    def begin() -> threading.Thread:
+        # Workers are given the context of their caller.
+        call = contextvars.copy_context().run
+        thread = threading.Thread(target=call, args=(networks.evaluating, [net], work))
+        thread.start()
+        called.wait()
+        return thread
+
+    thread = networks.evaluating([net], begin)
+    caller_is_gone.set()
+    thread.join()
+    assert (modes, net.training) == ([False], True)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_that_is_forked_while_a_network_is_called_has_its_modes_again() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 5, 1), nn.Dropout(0.5))
+    called, forked = threading.Event(), threading.Event()
+
+    def wait(batch: torch.Tensor) -> torch.Tensor:
+        called.set()
+        forked.wait()
+        return batch
+
+    options: dict[str, Any] = {"window": (32, 32), "preprocess": wait, "progress": False}
+    thread = threading.Thread(target=predict, args=(net, image(3, 32, 32)), kwargs=options)
+    thread.start()
+    called.wait()
+    child = os.fork()
+    if not child:
+        os._exit(not all(module.training for module in net.modules()))
+    in_parent = [module.training for module in net.modules()]
+    forked.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
+    assert in_parent == [False] * 3
+    assert all(module.training for module in net.modules())
 
 
 def test_a_network_runs_in_eval_mode_and_keeps_its_modes() -> None:

@@ -442,6 +442,18 @@ def test_a_zarr_array_is_pickled_by_its_path(tmp_path: Path) -> None:
     assert len(pickle.dumps(t)) < 10_000
 
 
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64, torch.bfloat16])
+def test_a_tensor_of_any_dtype_is_pickled_with_its_values(dtype: torch.dtype) -> None:
+    t = from_array(torch.arange(24).to(dtype).reshape(4, 6)[:, ::2])
+    read = sent(t)
+    assert (read.dtype, torch.equal(read[...], t[...])) == (dtype, True)
+
+
+@pytest.mark.parametrize("of", [torch.arange, np.arange])
+def test_one_element_of_any_stride_is_a_source(of: Any) -> None:
+    assert from_array(of(12).reshape(4, 3)[::4, ::3])[...].tolist() == [[0]]
+
+
 def test_a_part_of_a_tensor_is_pickled_without_the_rest() -> None:
     t = from_array(torch.rand(1000, 1000)[:10])
     assert len(pickle.dumps(t)) < 100_000
