@@ -40,6 +40,7 @@ from infinite_tensor.geometry.regions import Selection
 from infinite_tensor.geometry.window_sets import IndexProduct, Intervals
 from infinite_tensor.support.given import quoted, word
 from infinite_tensor.support.interrupts import Mark, store_call
+from infinite_tensor.support.sizes import MemoryTooSmallError, whole_mebibytes
 from infinite_tensor.support.tables import bytes_of
 from infinite_tensor.tilestore.inventory import TILE_STATES
 from infinite_tensor.tilestore.store import TileStore
@@ -145,26 +146,6 @@ def prepare(requests: Sequence[Request], max_memory: int | None, shard: tuple[in
     targets = [target for each in wanted if (target := _to_fill(*each, shard)) is not None]
     passes = _passes_of(_families(targets), max_memory)
     return Job(tuple(cuts for cuts, _ in passes), max((most for _, most in passes), default=0), max_memory)
-
-
-class MemoryTooSmallError(ValidationError):
-    """`max_memory` is not enough."""
-
-    def __init__(self, message: str, least: int) -> None:
-        super().__init__(message, least)
-
-    @property
-    def least(self) -> int:
-        """What is enough, in bytes."""
-        return int(self.args[1])
-
-    def __str__(self) -> str:
-        return str(self.args[0])
-
-
-def whole_mebibytes(nbytes: int) -> str:
-    """At least so many bytes, as a limit that may be given."""
-    return f"{-(-nbytes // 2**20)} MiB"
 
 
 def _needed(targets: Sequence[Target]) -> Counter[Node]:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from infinite_tensor.errors import ValidationError
-from infinite_tensor.filling.fill import MemoryTooSmallError, whole_mebibytes
 from infinite_tensor.filling.mask import Mask
 from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.outputs import Output
@@ -30,11 +29,10 @@ from infinite_tensor.pipelines.sources import from_array
 from infinite_tensor.support.arguments import check_fill, checked_device, checked_flag, checked_id
 from infinite_tensor.support.given import as_index, members, quoted, word
 from infinite_tensor.support.interrupts import Mark
-from infinite_tensor.support.sizes import checked_bytes
+from infinite_tensor.support.sizes import MemoryTooSmallError, checked_bytes, whole_mebibytes
 from infinite_tensor.support.tables import bytes_of
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
-from infinite_tensor.tilestore.persistent import PersistentTileStore
 from infinite_tensor.values.fingerprint import digests, networks_in
 from infinite_tensor.values.networks import no_digest
 from infinite_tensor.values.weights import WeightedMean
@@ -227,8 +225,7 @@ def predict(
         )
         with (
             _beside_batches(max_memory, batches, count) as most,
-            _keeping_nothing_of(source, sliding, most),
-            _keeping_little_in(holder),
+            _keeping_little(holder, sliding, most),
         ):
             made.fill(
                 _region_of(made, sliding, region),
@@ -317,19 +314,24 @@ def stored_prediction(store: TileStore, tensor_id: str) -> dict[str, dict[str, A
 
 def _check_none_is_read(given: Sequence[object], store: TileStore, stored: Mapping[str, Mapping[str, Any]]) -> None:
     """ValidationError if something that would be deleted is what the prediction is computed from."""
-    waiting = [each for each in given if isinstance(each, InfiniteTensor)]
-    seen: set[int] = set()
-    while waiting:
-        tensor = waiting.pop()
-        if id(tensor) in seen:
-            continue
-        seen.add(id(tensor))
-        waiting += tensor.args
+    for tensor in _chain_of(given):
         if tensor.tensor_id in stored and _is_stored_as(stored[tensor.tensor_id], tensor, store):
             raise ValidationError(
                 f"the prediction is computed from tensor {tensor.tensor_id!r} of {store}, which overwrite=True would "
                 "delete; give another tensor_id, or another target"
             )
+
+
+def _chain_of(given: Sequence[object]) -> Iterator[InfiniteTensor]:
+    """The tensors among some values, and all that they are computed from."""
+    waiting = [each for each in given if isinstance(each, InfiniteTensor)]
+    seen: set[int] = set()
+    while waiting:
+        tensor = waiting.pop()
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            waiting += tensor.args
+            yield tensor
 
 
 def _read_of_mask(where: object) -> object:
@@ -406,33 +408,22 @@ def _beside_batches(max_memory: object, batches: int, batch_size: int) -> Iterat
 
 
 @contextmanager
-def _keeping_nothing_of(source: object, sliding: Sliding, max_memory: int | None) -> Iterator[None]:
-    """While an array is worked through, nothing of it is kept in the cache of the tensor that stands for it.
+def _keeping_little(target: TileStore, sliding: Sliding, max_memory: int | None) -> Iterator[None]:
+    """While a prediction is stored, little is kept in memory of its complete tiles, and of what it is computed from.
 
-    A fill holds what its next steps read. Only bands, which a limit makes, read something again.
-    """
-    store = sliding.source.tile_store
-    if max_memory is not None or sliding.source is source or not isinstance(store, MemoryTileStore):
-        yield
-        return
-    most, store.cache_size_bytes = store.cache_size_bytes, 1
-    try:
-        yield
-    finally:
-        store.cache_size_bytes = most
-
-
-@contextmanager
-def _keeping_little_in(store: TileStore) -> Iterator[None]:
-    """While a prediction is stored, few of its complete tiles are kept in memory: nothing reads them.
-
-    Thousands of small ones, kept for long, lie between the large blocks of each batch, and the holes around them cannot
-    be used again: the process would grow with the image.
+    Nothing reads these tiles, and a fill holds of the tensors upstream what its next steps read; only bands, which a
+    limit makes, read something again. Thousands of small blocks, kept for long, lie between the large ones of each
+    batch, and the holes around them cannot be used again: the process would grow with the image.
     """
     under_way = Mark()
     with under_way.running:
-        if store.contents.outlives_process:
-            store.contents.lend(under_way, _LITTLE_BYTES)
+        if target.contents.outlives_process:
+            target.contents.lend(under_way, _LITTLE_BYTES)
+        upstream = (
+            {tensor.tile_store.contents for tensor in _chain_of([sliding.source])} if max_memory is None else set()
+        )
+        for contents in upstream - {target.contents}:
+            contents.lend(under_way, 0)
         yield
 
 
@@ -496,9 +487,10 @@ def _empty_one_like(store: TileStore | None) -> TileStore:
 
     from infinite_tensor_stores import ZarrTileStore  # noqa: PLC0415
 
-    if not isinstance(store, PersistentTileStore):
+    if store is None:
         return ZarrTileStore(MemoryStore())
-    return ZarrTileStore(MemoryStore(), tile_size=store.tile_size, cache_size_bytes=store.contents.cache_limit)
+    tile_size = getattr(store, "tile_size", None)
+    return ZarrTileStore(MemoryStore(), tile_size=tile_size, cache_size_bytes=store.contents.cache_limit)
 
 
 def _is_new(target: object) -> bool:

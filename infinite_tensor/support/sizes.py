@@ -40,3 +40,23 @@ def checked_bytes(name: str, value: object) -> int | None:
             f"got {quoted(value)}"
         )
     return size
+
+
+class MemoryTooSmallError(ValidationError):
+    """`max_memory` is not enough."""
+
+    def __init__(self, message: str, least: int) -> None:
+        super().__init__(message, least)
+
+    @property
+    def least(self) -> int:
+        """What is enough, in bytes."""
+        return int(self.args[1])
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+def whole_mebibytes(nbytes: int) -> str:
+    """At least so many bytes, as a limit that may be given."""
+    return f"{-(-nbytes // 2**20)} MiB"
