@@ -813,9 +813,9 @@ class InfiniteTensor(Fillable):
             The format, whatever the target is called.
         overwrite : bool
             Replace a file, or a Zarr group that an export has written. A local target is there until the end; a local
-            group is missing for a moment then, and one at a URL all the time. What GDAL has written beside an image
-            (``.aux.xml``, ``.ovr``, ``.msk``) is deleted with it; without `overwrite`, it counts as something that is
-            there.
+            group is missing for a moment then, and one at a URL all the time: let one process at a time export to a
+            URL. What GDAL has written beside an image (``.aux.xml``, ``.ovr``, ``.msk``) is deleted with it; without
+            `overwrite`, it counts as something that is there.
         storage_options : dict, optional
             Passed to fsspec.
         workers : int, optional

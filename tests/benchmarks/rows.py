@@ -143,7 +143,7 @@ def _storing() -> list[Row]:
         _row("reopen", reopen, ZARR, "storing.reopen", raw_reopen, _target("1/5", "1.3")),
         _row("reopen", reopen, HDF5, "storing.reopen", file_reopen),
         # The peer copies nothing.
-        Row("copy", "copy 64 MiB, 64 tiles", _ours("storing.copy", ZARR), None, _floor("storing.copy_floor"), "cp -r"),
+        Row("copy", "copy 64 MiB, 64 tiles", _ours("moving.copy", ZARR), None, _floor("moving.copy_floor"), "cp -r"),
         _row("small-windows", small, ZARR, "storing.small_windows", ("loop, zarr", looped), _target("1/20")),
         _row("small-windows", small, HDF5, "storing.small_windows", ("loop, zarr", looped)),
     ]
@@ -152,7 +152,7 @@ def _storing() -> list[Row]:
 def _exports() -> list[Row]:
     what, floor = "export 64 MiB to Zarr, tiles of 512x512", _floor("raw_zarr.new_array")
     # The peer exports nothing.
-    return [Row("export", what, _ours("storing.export", store), None, floor, "zarr") for store in (MEMORY, ZARR)]
+    return [Row("export", what, _ours("moving.export", store), None, floor, "zarr") for store in (MEMORY, ZARR)]
 
 
 def _opening() -> list[Row]:

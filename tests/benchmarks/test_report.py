@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import subprocess
 import sys
 from dataclasses import replace
 from fractions import Fraction
@@ -97,6 +98,14 @@ def test_each_measurement_names_a_workload_that_exists() -> None:
     for workload in ours:
         module, _, name = workload.rpartition(".")
         assert callable(getattr(import_module(f"tests.benchmarks.workloads.{module}"), name))
+
+
+def test_workloads_of_the_peer_import_only_what_its_environment_has() -> None:
+    cells = [cell for case in turns(ROWS, CURVES) for cell in case if cell.subject is Subject.PEER]
+    modules = sorted({f"workloads.{cell.workload.rpartition('.')[0]}" for cell in cells})
+    without_zarr = f"import importlib, sys; sys.modules['zarr'] = None; [*map(importlib.import_module, {modules})]"
+    done = subprocess.run([sys.executable, "-c", without_zarr], cwd=HERE, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_workloads_import_nothing_of_the_repository_by_name() -> None:
