@@ -111,6 +111,8 @@ class MemoryContents(Contents):
         with self.lock:
             if self.closed or not kept.keeps(spec):
                 return False
+            if spec.grid.overlap_free and kept.windows.empty:
+                return False
             rows = tiles = None
             stop = list(map(operator.add, start, out.shape))
             if spec.grid.overlap_free:

@@ -126,6 +126,11 @@ class AllWindows:
         self._rows: dict[str, dict[Index, Row]] = {}
 
     @property
+    def empty(self) -> bool:
+        """Whether there is no window."""
+        return not any(self._rows.values())
+
+    @property
     def total_bytes(self) -> int:
         """What all windows take."""
         return sum(row.window_bytes for rows in self._rows.values() for row in rows.values())
@@ -188,6 +193,11 @@ class RecentWindows:
 
     def __init__(self, max_bytes: int | None, max_items: int | None) -> None:
         self._windows: LRU[tuple[str, Index], Row] = LRU(max_bytes, max_items)
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is no window."""
+        return not self._windows
 
     @property
     def max_bytes(self) -> int | None:
