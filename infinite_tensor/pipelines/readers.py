@@ -429,7 +429,7 @@ def _form_of(image: Any, path: str) -> tuple[tuple[int, ...], torch.dtype]:
     return shape, torch.uint16 if deep else _DTYPES.get(mode, torch.uint8)
 
 
-_GDAL_CACHE_BYTES = 2**25
+_GDAL_CACHE_BYTES = 2**23
 """GDAL would keep blocks in a twentieth of the machine's memory, beside those that the tensor keeps."""
 
 
