@@ -50,6 +50,7 @@ _CACHE_BYTES = 2**26
 """What a store without a limit may keep."""
 _CACHE_SHARE = 8
 """Of `max_memory`, a store may keep one part of so many."""
+_MOST_BANDS = 2**8
 _OVERHEAD = 2**26
 """What waits to be written, and results that have not been handed to a store yet."""
 
@@ -90,9 +91,9 @@ class Job:
     def across_bands(self) -> Counter[Node]:
         """How many windows of each tensor several bands need, once for each of these but one.
 
-        By arithmetic, which sees no mask.
+        By arithmetic, which sees no mask. Nothing of more than 256 bands: a plan of any region is quick.
         """
-        if self.band_count == 1:
+        if not 1 < self.band_count <= _MOST_BANDS:
             return Counter()
         found: Counter[Node] = Counter()
         for cuts in self.passes:

@@ -312,6 +312,7 @@ class TensorPlan:
     across_bands : int
         Windows that several bands need, counted once for each of these but one. If the tensor is filled, what they add
         to later bands is stored until then; otherwise they are read again, or computed again if they are not stored.
+        0 where there are more than 256 bands: nobody counts these.
     """
 
     tensor_id: str
