@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from infinite_tensor.tensor import InfiniteTensor
     from infinite_tensor.tilestore import Damage, Garbage, MemoryTileStore, TensorInfo, TileStore
     from infinite_tensor.values.digest import digest
-    from infinite_tensor.values.fingerprint import digests
-    from infinite_tensor.values.networks import no_digest
     from infinite_tensor.values.reduction import Reduction
     from infinite_tensor.values.weights import WeightedMean
     from infinite_tensor.views.copied import CopyProgress, CopyReport
@@ -93,11 +91,9 @@ __all__ = [
     "cell_generator",
     "copy_from_04",
     "digest",
-    "digests",
     "from_array",
     "from_image",
     "from_raster",
-    "no_digest",
     "noise",
     "open_store",
     "predict",
@@ -122,8 +118,6 @@ _find, _names = offered_by(
         "infinite_tensor.tensor": ["InfiniteTensor"],
         "infinite_tensor.tilestore": ["Damage", "Garbage", "MemoryTileStore", "TensorInfo", "TileStore"],
         "infinite_tensor.values.digest": ["digest"],
-        "infinite_tensor.values.fingerprint": ["digests"],
-        "infinite_tensor.values.networks": ["no_digest"],
         "infinite_tensor.values.reduction": ["Reduction"],
         "infinite_tensor.values.weights": ["WeightedMean"],
         "infinite_tensor.views.copied": ["CopyProgress", "CopyReport"],

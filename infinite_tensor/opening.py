@@ -28,7 +28,6 @@ from infinite_tensor.values.definition import (
     functions_of,
     resolved_blend,
 )
-from infinite_tensor.values.fingerprint import fingerprint
 from infinite_tensor.values.reduction import (
     Reduction,
     UnknownReduction,
@@ -162,7 +161,8 @@ def _bind(
         check_args(tensor_id, spec.grid, args, definition.args)
     if f is not None:
         upstream = tuple(node_of(arg).spec.definition.functions for arg in args)
-        definition = replace(definition, functions=functions_of(fingerprint(f), blend, upstream, reduce))
+        told = definition.version is not None
+        definition = replace(definition, functions=functions_of(f, blend, upstream, reduce, told=told))
     opened = replace(spec, definition=definition, device=device, blend=used, reduction=reduction)
     own = TensorInStore(opened, store, named=True)
     (tensor,) = tensors_of([own], f, Batching.of(batch_size), args)

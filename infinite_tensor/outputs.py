@@ -11,7 +11,6 @@ import torch
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window import TensorWindow, checked_edge, coordinates_of, followed
 from infinite_tensor.support.arguments import checked_id
-from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.given import quoted
 from infinite_tensor.support.nested import Key, leaves, show
 from infinite_tensor.values.blend import check_blend
@@ -29,7 +28,7 @@ from infinite_tensor.values.definition import (
 )
 from infinite_tensor.values.dims import checked_dims
 from infinite_tensor.values.dtypes import checked_dtype
-from infinite_tensor.values.fingerprint import fingerprint
+from infinite_tensor.values.functions import Functions
 from infinite_tensor.values.reduction import Reduction, check_gathered_mean, check_reduction, reduction_to_json
 from infinite_tensor.values.spec import TensorSpec
 
@@ -80,8 +79,8 @@ class Shared:
         Computes a window of each.
     args : tuple of ArgDefinition
         What `f` reads.
-    upstream : tuple of mapping of str to str
-        Fingerprints of the functions of these.
+    upstream : tuple of Functions
+        The functions of these.
     device : torch.device
         Where `f` returns windows.
     version : object
@@ -91,14 +90,9 @@ class Shared:
     tensor_id: str
     f: Callable[..., Any]
     args: tuple[ArgDefinition, ...]
-    upstream: tuple[Mapping[str, str], ...]
+    upstream: tuple[Functions, ...]
     device: torch.device
     version: object
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Of `f`, taken once for all outputs: a network in it is hashed."""
-        return fingerprint(self.f)
 
     def spec(self, output: Output, key: Key = ()) -> TensorSpec:
         """The tensor of an output; the only one has no key.
@@ -125,7 +119,7 @@ class Shared:
             blend=blend_name(blend),
             blend_init=json_scalar("blend_init", output.blend_init, gathered_dtype),
             version=json_value("version", self.version),
-            functions=functions_of(self.fingerprint, blend, self.upstream, reduction),
+            functions=functions_of(self.f, blend, self.upstream, reduction, told=self.version is not None),
             edge=edge,
             output=key or None,
             dims=checked_dims(output.dims, len(shape)),

@@ -47,6 +47,7 @@ from infinite_tensor.values.definition import (
     Padding,
 )
 from infinite_tensor.values.dims import contradict, names_of
+from infinite_tensor.values.fingerprint import Item
 from infinite_tensor.values.reduction import Reduction, check_reduction
 from infinite_tensor.values.spec import TensorSpec
 
@@ -240,6 +241,11 @@ class InfiniteTensor(Fillable):
 
         return group_of_outputs(dict(zip(specs, tensors, strict=True)))
 
+    def _reaches(self) -> Mapping[str, object]:
+        """What another tensor's ``f`` that reads this one is looked at for: the definition."""
+        name = f"tensor {self.tensor_id!r}" if self._node.tensor.named else "a tensor"
+        return {name: Item(name, f"#{self._spec.definition.digest}", "state")}
+
     @property
     def _spec(self) -> TensorSpec:
         return self._node.tensor.spec
@@ -414,6 +420,7 @@ class InfiniteTensor(Fillable):
         """
         workers = None if workers is None else checked_workers(workers)
         regions = indices if isinstance(indices, list) else [indices]
+        self._node.computation.warn_of_other_code()
         spec = self._spec
         request = self._node, [parse(region, spec.definition.shape, spec.labels) for region in regions]
         read_together = compiled.read_together if torch.compiler.is_compiling() else assemble.read_together

@@ -9,7 +9,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -30,7 +29,7 @@ from infinite_tensor.support.interrupts import running_f
 from infinite_tensor.support.nested import Key, leaves, show
 from infinite_tensor.tilestore.contents import Access, Contents
 from infinite_tensor.values.digest import name_of
-from infinite_tensor.values.fingerprint import unwrapped
+from infinite_tensor.values.fingerprint import innermost
 from infinite_tensor.values.spec import TensorSpec
 
 _SMALLER = "give args_windows a smaller size"
@@ -229,9 +228,7 @@ def _as_list(returned: object, count: int) -> Sequence[object]:
 
 def _source_of(f: Callable[..., Any]) -> str:
     """What a function of a user is called, and where it is defined, for messages."""
-    f = unwrapped(f)
-    while isinstance(f, partial):
-        f = f.func
+    f = innermost(f)
     kind, code = type(f), getattr(f, "__code__", None)
     if code is not None:
         return f", by {f.__name__} defined in {code.co_filename}:{code.co_firstlineno}"

@@ -16,8 +16,10 @@ from infinite_tensor.geometry.window import TensorWindow, coordinates_of
 from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.functions import RegionWriter
 from infinite_tensor.tilestore.contents import Contents
+from infinite_tensor.tilestore.messages import warn_of_opaque, warn_of_other_code
 from infinite_tensor.tilestore.store import TileStore
 from infinite_tensor.values.definition import Padding, modes_of
+from infinite_tensor.values.fingerprint import innermost
 from infinite_tensor.values.spec import TensorSpec
 
 
@@ -86,6 +88,8 @@ class Computation:
         `f`, where it can write regions of its tensor without windows.
     copied : bool
         Whether it copies pixels from memory, and never computes a window.
+    function, code
+        The function of a user that `f` calls in the end, and the code that it had when the tensor was built.
     """
 
     tensors: tuple[TensorInStore, ...]
@@ -100,6 +104,8 @@ class Computation:
         tensor = self.tensors[0]
         self.writer: RegionWriter | None = _writer_of(self.f, tensor.spec)
         self.copied: bool = self.writer is not None and self.writer.copies and not tensor.contents.outlives_process
+        self.function: Any = None if self.f is None else innermost(self.f)
+        self.code = getattr(self.function, "__code__", None)
         _alive[id(self)] = self
 
     def __eq__(self, other: object) -> bool:
@@ -115,13 +121,24 @@ class Computation:
     ) -> Computation:
         """The computation of tensors that are made known to their stores; `args` may be none where `f` is None."""
         for tensor in tensors:
+            stored = tensor.contents.outlives_process
+            if tensor.named and not stored:
+                tensor.spec.definition.functions.look()
             tensor.spec = tensor.contents.register(tensor.spec)
+            if tensor.named and stored and f is not None:
+                warn_of_opaque(tensor.spec)
         first = tensors[0].spec
         read = [(arg.window, arg.padding) for arg in first.definition.args]
         inputs = tuple(Input(node, *how) for node, how in zip(args, read, strict=False))
         ndim = first.grid.ndim
         coordinates = ndim if first.definition.output is None else max(1, coordinates_of(first.grid.window))
         return cls(tuple(tensors), f, batching, inputs, coordinates)
+
+    def warn_of_other_code(self) -> None:
+        """FunctionChangedWarning, once, where its function was given other code: by a reload of its module, say."""
+        if self.code is not None and self.function.__code__ is not self.code:
+            self.code = self.function.__code__
+            warn_of_other_code(self.tensors[0].spec)
 
     @property
     def nodes(self) -> list[Node]:

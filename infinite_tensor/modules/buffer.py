@@ -16,7 +16,8 @@ from infinite_tensor.errors import FunctionChangedWarning, ValidationError
 from infinite_tensor.support.given import array_advice
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore.stored_definition import StoredTensor
-from infinite_tensor.values.definition import Definition, changed_functions, differences
+from infinite_tensor.values.definition import Definition, differences
+from infinite_tensor.values.functions import changes
 
 
 class InfiniteBuffer(nn.Module):
@@ -192,9 +193,10 @@ class _Saved:
                 f"the state defines another tensor than the module has:{listed}\nBuild the module with the tensor "
                 "that it was saved with, or leave the tensor out of the state: its key ends in '_extra_state'"
             )
-        for name in changed_functions(self.definition.functions, given.functions):
+        changed = changes(self.definition.functions.record, given.functions.record)
+        for line in (*(f"the code of {name}" for name in changed.code), *changed.firm, *changed.values):
             warnings.warn(
-                f"{name!r} of tensor {tensor.tensor_id!r} looks different from the one that the state was saved with",
+                f"tensor {tensor.tensor_id!r} is not quite that which the state was saved with: {line}",
                 FunctionChangedWarning,
                 stacklevel=2,
             )

@@ -16,12 +16,11 @@ from infinite_tensor.errors import ShapeMismatchError, ValidationError
 from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.pipelines.networks import dtype_of
 from infinite_tensor.pipelines.sliding import Along, output_of, paddings_of, sources_of
+from infinite_tensor.support.functions import Calling
 from infinite_tensor.support.given import array_advice, quoted
-from infinite_tensor.support.settings import innermost, settings_of
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
-from infinite_tensor.values.fingerprint import digests
-from infinite_tensor.values.networks import no_digest
+from infinite_tensor.values.fingerprint import innermost
 
 _Sizes: TypeAlias = tuple[int, ...]
 
@@ -89,17 +88,16 @@ def map(  # noqa: A001  (what it does to tensors is what the builtin does to ite
         Where windows are kept, as `tile_store` of an `InfiniteTensor`. Default: in memory.
     tensor_id : str, optional
         The name under which the store finds the tensor again. Default in a store that is not memory: one that is made
-        of the name of `fn` and a digest of all that defines the tensor, the code of `fn`, its weights, and numbers and
-        str in its closure, in attributes of its object and in globals that it names included, also in lists,
-        dictionaries and dataclasses there. What other objects hold is not noticed: name it in `version`.
+        of the name of `fn` and a digest of all that defines the tensor, the code and values of all functions of the
+        chain included; a random one where `fn` holds something that cannot be looked into and there is no `version`.
     version : JSON value, optional
         Anything else that identifies what `fn` computes, such as a file that it reads.
 
     Returns
     -------
     InfiniteTensor
-        The `digests` of `fn` are part of its `version`: under the same `tensor_id`, other weights are a
-        ValidationError. In a `no_digest` block they are left out.
+        Under the same `tensor_id`, other values than those that `fn` was stored with are a ValidationError: other
+        weights, globals, closures, attributes. Other code is a FunctionChangedWarning.
 
     Raises
     ------
@@ -128,9 +126,6 @@ def map(  # noqa: A001  (what it does to tensors is what the builtin does to ite
     tensors = _tensors(inputs)
     sources = sources_of(tensors, dims, window, halo, scale)
     output = output_of(sources, window, channels)
-    weights = digests(fn)
-    if weights:
-        version = {"weights": weights} if version is None else {"weights": weights, "version": version}
     named = any(along.name for along in output)
     make = functools.partial(
         InfiniteTensor,
@@ -147,11 +142,9 @@ def map(  # noqa: A001  (what it does to tensors is what the builtin does to ite
         args_padding=paddings_of(sources, padding),
         dims=[along.name or f"dim_{d}" for d, along in enumerate(output)] if named else None,
     )
-    # They have been taken: they are in the version.
-    with no_digest():
-        if tensor_id is None and not (store is None or isinstance(store, MemoryTileStore)):
-            tensor_id = _derived_id(fn, make())
-        return make(tile_store=store, tensor_id=tensor_id)
+    if tensor_id is None and not (store is None or isinstance(store, MemoryTileStore)):
+        tensor_id = _derived_id(fn, make())
+    return make(tile_store=store, tensor_id=tensor_id)
 
 
 def _tensors(inputs: Sequence[Any]) -> list[InfiniteTensor]:
@@ -169,22 +162,27 @@ def _tensors(inputs: Sequence[Any]) -> list[InfiniteTensor]:
     return found
 
 
-def _derived_id(fn: Callable[..., Any], made: InfiniteTensor) -> str:
-    """A name that another function, or the same one of other inputs, does not get."""
+def _derived_id(fn: Callable[..., Any], made: InfiniteTensor) -> str | None:
+    """A name that another function, or the same one of other inputs, does not get; None where that cannot be told."""
     definition = {name: value for name, value in made.to_json().items() if name != "device"}
-    said = json.dumps([definition, list(settings_of(fn))], sort_keys=True)
+    if definition["functions"]["opaque"]:  # type: ignore[index, call-overload]
+        return None
+    said = json.dumps(definition, sort_keys=True)
     own = innermost(fn)
     name = getattr(own, "__name__", type(own).__name__)
     return f"{name if name.isidentifier() else 'map'}-{hashlib.sha256(said.encode()).hexdigest()[:20]}"
 
 
-class _Mapped:
+class _Mapped(Calling):
     """The ``f`` of a mapped tensor: gives regions to the function of a user, and crops what it returns."""
 
     def __init__(self, fn: Callable[..., torch.Tensor], output: Sequence[Along]) -> None:
         self.__wrapped__ = fn
         self._output = output
         self._size = tuple([along.size for along in output])
+
+    def _reaches(self) -> Mapping[str, object]:
+        return {"fn": self.__wrapped__}
 
     def __call__(self, ctx: object, *regions: Any) -> torch.Tensor:
         """One window; those of a batch, stacked, where it is given lists."""

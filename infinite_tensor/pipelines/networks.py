@@ -14,10 +14,11 @@ from torch import nn
 
 from infinite_tensor.errors import ShapeMismatchError, ValidationError
 from infinite_tensor.support.forks import renew_in_children
+from infinite_tensor.support.functions import Calling
 from infinite_tensor.support.given import quoted
 from infinite_tensor.support.gradients import in_inference_mode
 from infinite_tensor.support.interrupts import Mark
-from infinite_tensor.values.fingerprint import networks_in
+from infinite_tensor.values.fingerprint import Setting, networks_in
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -107,7 +108,7 @@ evaluating = _Evaluating()
 """``evaluating(networks, function, ...)`` is what a function returns while networks are in eval mode."""
 
 
-class InEvalMode:
+class InEvalMode(Calling):
     """A function that holds networks, which are in eval mode while it runs. Otherwise it is the function itself.
 
     Parameters
@@ -127,6 +128,9 @@ class InEvalMode:
         """What the function returns."""
         return evaluating(self.networks, self.__wrapped__, *args)
 
+    def _reaches(self) -> Mapping[str, object]:
+        return {"reduce": self.__wrapped__}
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, InEvalMode) and self.__wrapped__ == other.__wrapped__
 
@@ -137,7 +141,7 @@ class InEvalMode:
         return repr(self.__wrapped__)
 
 
-class BatchedNetwork:
+class BatchedNetwork(Calling):
     """The ``f`` of a prediction: calls a network with batches of regions, all of one size.
 
     The last batch repeats its last region. Most networks round otherwise in batches of other sizes; so the bits of a
@@ -168,8 +172,7 @@ class BatchedNetwork:
         autocast: torch.dtype | None,
         channel_dim: int | None,
     ) -> None:
-        # All that decides what it returns, for the fingerprint.
-        self.__wrapped__ = (net, preprocess, batch_size)
+        self.__wrapped__ = net
         self.net = net
         self.preprocess = preprocess
         self.autocast = autocast
@@ -184,6 +187,10 @@ class BatchedNetwork:
     def __getstate__(self) -> dict[str, Any]:
         """All but what is kept, which is for this process."""
         return self.__dict__ | {"_kept": {}}
+
+    def _reaches(self) -> Mapping[str, object]:
+        autocast = {} if self.autocast is None else {"autocast": self.autocast}
+        return {"net": self.net, "preprocess": self.preprocess, **autocast, "batch_size": Setting(self.batch_size)}
 
     def returns(self, expected: Mapping[str | None, tuple[tuple[int, ...], torch.dtype]]) -> None:
         """What the network returns: each output, of one window, has this shape, and is given back in this dtype."""

@@ -33,8 +33,7 @@ from infinite_tensor.support.sizes import MemoryTooSmallError, checked_bytes, wh
 from infinite_tensor.support.tables import bytes_of
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
-from infinite_tensor.values.fingerprint import digests, networks_in
-from infinite_tensor.values.networks import no_digest
+from infinite_tensor.values.fingerprint import networks_in
 from infinite_tensor.values.weights import WeightedMean
 
 if TYPE_CHECKING:
@@ -155,8 +154,8 @@ def predict(
     Notes
     -----
     Windows begin at pixel 0; the last one reaches past the end of the source and is padded there. MONAI shifts it
-    inside instead. The digests of all networks, tensors and arrays in `net`, `preprocess` and `reduce` are part of the
-    definition. Another `batch_size`, or other code of these, gives a FunctionChangedWarning.
+    inside instead. All values that `net`, `preprocess` and `reduce` reach are part of what is stored: weights, and
+    whatever their code names. Another `batch_size`, or other code of these, gives a FunctionChangedWarning.
 
     Examples
     --------
@@ -178,6 +177,7 @@ def predict(
     reduce, paddings = in_eval_mode(reduce), sliding.paddings(padding)
     place = device_of(net) if device is None else checked_device(device)
     f = BatchedNetwork(net, preprocess, count, place, _dtype_of_autocast(autocast, place), sliding.channel_dim)
+    f.told, f.stored = version is not None, target is not None
     _check_region(sliding, region)
     if checked_flag("overwrite", overwrite) and shard is not None:
         raise ValidationError("overwrite=True of a shard would delete what the other shards store: give one of the two")
@@ -201,7 +201,7 @@ def predict(
             "args_padding": paddings,
             "tensor_id": tensor_id,
             "batch_size": count,
-            "version": _version(f, results, version),
+            "version": _version(results, version),
         }
         batches = _batch_bytes(sliding, found, count)
         if overwrite or store is None:
@@ -239,7 +239,7 @@ def predict(
         f.forget()
         return made
 
-    return evaluating(f.networks, made_and_filled)
+    return evaluating(networks_in((f, reduce)), made_and_filled)
 
 
 _LARGEST_BATCH = 2**20
@@ -253,22 +253,20 @@ def _made(
 ) -> InfiniteTensor | TensorGroup:
     """The tensor, or the group of several outputs."""
     try:
-        # Networks are in the version.
-        with no_digest():
-            output = outputs.get(None)
-            if output is None:
-                return InfiniteTensor.from_multi(f, {str(name): each for name, each in outputs.items()}, **options)
-            return InfiniteTensor(
-                output.shape,
-                f,
-                output.window,
-                dtype=output.dtype,
-                blend=output.blend,
-                edge=output.edge,
-                dims=output.dims,
-                reduce=output.reduce,
-                **options,
-            )
+        output = outputs.get(None)
+        if output is None:
+            return InfiniteTensor.from_multi(f, {str(name): each for name, each in outputs.items()}, **options)
+        return InfiniteTensor(
+            output.shape,
+            f,
+            output.window,
+            dtype=output.dtype,
+            blend=output.blend,
+            edge=output.edge,
+            dims=output.dims,
+            reduce=output.reduce,
+            **options,
+        )
     except ValidationError as error:
         if not resumed or "already holds a tensor" not in str(error):
             raise
@@ -277,25 +275,12 @@ def _made(
         ) from error
 
 
-def _version(f: BatchedNetwork, results: Mapping[str | None, Result], version: object) -> dict[str, Any]:
-    """What identifies the values: the weights of all that is called."""
-    functions = {
-        "reduce" if name is None else f"reduce {name}": result.reduction.function
-        for name, result in results.items()
-        if result.reduction is not None and callable(result.reduction.function)
-    }
-    reductions = evaluating(
-        networks_in(functions.values()),
-        lambda: {name: digests(function) for name, function in functions.items()},
-    )
-    said: dict[str, Any] = {"net": digests(f.net), **reductions}
-    if None not in results:
-        said["outputs"] = sorted(str(name) for name in results)
-    if f.preprocess is not None:
-        said["preprocess"] = digests(f.preprocess)
-    if f.autocast is not None:
-        said["autocast"] = str(f.autocast).removeprefix("torch.")
-    return said if version is None else said | {"version": version}
+def _version(results: Mapping[str | None, Result], version: object) -> object:
+    """What the user says of the values, with the names of all outputs of a group."""
+    if None in results:
+        return version
+    outputs = sorted(str(name) for name in results)
+    return {"outputs": outputs} if version is None else {"outputs": outputs, "version": version}
 
 
 def stored_prediction(store: TileStore, tensor_id: str) -> dict[str, dict[str, Any]]:
@@ -378,8 +363,7 @@ def _first_windows(
         # Which errors name.
         tensor_id=tensor_id,
     )
-    with no_digest():
-        windows[sliding.first(region, edge, f.batch_size)]
+    windows[sliding.first(region, edge, f.batch_size)]
     return {name: returned_by(name, output, sliding) for name, output in look.returned.items()}
 
 

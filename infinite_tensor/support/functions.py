@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -14,6 +14,25 @@ class Unmovable(ABC):
     @abstractmethod
     def instead(self, dtype: torch.dtype, device: torch.device) -> str:
         """What users do rather than to move its tensor there, for a message."""
+
+
+class Calling(ABC):
+    """Calls functions of a user; other values of these than those that are stored are an error, not a warning.
+
+    Attributes
+    ----------
+    told : bool
+        Whether a user has said, by a version, what it calls, as far as that cannot be seen.
+    stored : bool
+        Whether what it computes is to be found again, so that it matters what it calls.
+    """
+
+    told = True
+    stored = True
+
+    @abstractmethod
+    def _reaches(self) -> Mapping[str, object]:
+        """The functions, by what messages call them, and what else decides what they are given."""
 
 
 class RegionWriter(Unmovable):

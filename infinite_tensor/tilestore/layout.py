@@ -15,6 +15,7 @@ from infinite_tensor.geometry.window import Shape, TensorWindow, WindowGrid
 from infinite_tensor.support.allocation import Array
 from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.given import as_index, quoted
+from infinite_tensor.values.functions import Functions
 from infinite_tensor.values.reduction import Reduction, gathered_shape
 from infinite_tensor.values.spec import TensorSpec
 
@@ -82,13 +83,13 @@ class Record:
         What is stored; another one of the same definition may take its place.
     layout : TileLayout
         How it is cut into tiles.
-    functions : mapping of str to str
-        Fingerprints of the functions that computed what is stored.
+    functions : Functions
+        Those that computed what is stored.
     """
 
     spec: TensorSpec
     layout: TileLayout
-    functions: Mapping[str, str]
+    functions: Functions
 
     @cached_property
     def gathered(self) -> TileLayout:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from infinite_tensor.errors import (
     DamagedDataWarning,
@@ -16,7 +16,8 @@ from infinite_tensor.errors import (
     ValidationError,
 )
 from infinite_tensor.geometry.window import WindowGrid, followed
-from infinite_tensor.values.definition import Definition, changed_functions, differences
+from infinite_tensor.values.definition import Definition, differences
+from infinite_tensor.values.functions import Functions, changes
 from infinite_tensor.values.spec import TensorSpec
 
 _FUNCTIONS = {
@@ -118,16 +119,53 @@ def changed_args(stored: Definition, given: Definition) -> list[str]:
     ]
 
 
-def warn_of_changes(tensor_id: str, stored: Mapping[str, str], given: Mapping[str, str], store: object) -> None:
-    """FunctionChangedWarning for each function that is not the one of the stored values."""
-    for name in changed_functions(stored, given):
+def check_functions(tensor_id: str, stored: Functions, given: Functions, store: object) -> None:
+    """ValidationError where values that a tensor is computed from have changed, FunctionChangedWarning for the rest."""
+    found = changes(stored.record, given.record)
+    if found.firm:
+        listed = "".join(f"\n  {line}" for line in found.firm)
+        raise ValidationError(
+            f"{store} already holds a tensor {tensor_id!r}, which was computed from other values:{listed}\n"
+            f"Give another tensor_id, or delete what is stored with store.clear_tensor({tensor_id!r})."
+        )
+    for name in found.code:
+        _warn_of_change(tensor_id, f"{_FUNCTIONS[name]} has other code than what {store} was filled with")
+    values = found.values + [f"{place}, has been changed in place" for place in stored.altered()]
+    if values:
+        _warn_of_change(tensor_id, f"{store} was filled with other values: {'; '.join(values)}")
+    if found.stamps:
+        _warn_of_change(
+            tensor_id,
+            f"{'; '.join(found.stamps)} since {store} was filled, or is a copy without its times. If its content is "
+            "the same, name= of the source says so",
+        )
+
+
+def _warn_of_change(tensor_id: str, what: str) -> None:
+    warnings.warn(
+        f"tensor {tensor_id!r}: {what}. Stored pixels are used as they are; to compute them again, give version=... or "
+        f"call store.clear_tensor({tensor_id!r}), or give predict overwrite=True",
+        FunctionChangedWarning,
+        stacklevel=_level_of_caller(),
+    )
+
+
+def warn_of_opaque(spec: TensorSpec) -> None:
+    """FunctionChangedWarning where a change of what a stored tensor is computed from could not be noticed."""
+    opaque = spec.definition.functions.record.opaque
+    if opaque:
         warnings.warn(
-            f"{_FUNCTIONS[name]} of tensor {tensor_id!r} is not the one that {store} was filled with: its code, or a "
-            "network in it, or the batch_size of predict, is another one. Stored values are used as they are; to "
-            f"compute them again, give version=... or call store.clear_tensor({tensor_id!r})",
+            f"tensor {spec.tensor_id!r}: what {', '.join(opaque[:_MOST_NAMED])} holds cannot be looked into, so that "
+            "another one would not be noticed, and old pixels be used: set version= to what identifies it, such as "
+            "the hash of a checkpoint",
             FunctionChangedWarning,
             stacklevel=_level_of_caller(),
         )
+
+
+def warn_of_other_code(spec: TensorSpec) -> None:
+    """FunctionChangedWarning where the ``f`` of a tensor was given other code since the tensor was built."""
+    _warn_of_change(spec.tensor_id, "the code of its f has been replaced since it was built")
 
 
 def warn_of_uncovered(spec: TensorSpec) -> None:

@@ -31,6 +31,7 @@ from infinite_tensor.values.definition import (
 )
 from infinite_tensor.values.dims import checked_dims
 from infinite_tensor.values.dtypes import dtype_of
+from infinite_tensor.values.functions import Functions, Record
 from infinite_tensor.values.reduction import (
     check_gathered_mean,
     check_reduction,
@@ -132,9 +133,7 @@ def definition_of(fields: Mapping[str, Any]) -> Definition:
         check_reduction(reduction, shape, window, dtype, torch.device("cpu"))
     blend, blend_init = _field(fields, "blend"), scalar_from_json(_field(fields, "blend_init"))
     check_gathered_mean(reduction, blend_of(blend), window, dtype, blend_init)
-    functions = _typed(dict, "functions", _field(fields, "functions"))
-    if not all(isinstance(digest, str) for digest in functions.values()):
-        raise ValidationError(f"functions must hold digests, got {functions!r}")
+    functions = Record.from_json(_typed(dict, "functions", _field(fields, "functions")))
     return Definition(
         shape=shape,
         dtype=dtype,
@@ -143,7 +142,7 @@ def definition_of(fields: Mapping[str, Any]) -> Definition:
         blend=blend,
         blend_init=json_scalar("blend_init", blend_init, dtype if reduction is None else reduction.dtype),
         version=json_value("version", _field(fields, "version")),
-        functions=functions,
+        functions=Functions.of_record(functions),
         edge=edge,
         output=_output(fields.get("output")),
         dims=checked_dims(fields.get("dims"), len(shape)),

@@ -8,8 +8,8 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -21,7 +21,8 @@ from infinite_tensor.support.given import members, number, quoted, word
 from infinite_tensor.support.nested import Key
 from infinite_tensor.values.dims import Dims
 from infinite_tensor.values.dtypes import dtype_name
-from infinite_tensor.values.fingerprint import PYTHON, combined, differ, fingerprint, function_name, is_anonymous
+from infinite_tensor.values.fingerprint import function_name
+from infinite_tensor.values.functions import Functions
 from infinite_tensor.values.reduction import Reduction, gathered_shape, gathered_window, reduction_from_json
 from infinite_tensor.values.weights import KINDS, UnknownWeights, WeightedMean, mean_from_json, mean_to_json
 
@@ -76,10 +77,10 @@ class ArgDefinition:
 
 @dataclass(frozen=True)
 class Definition:
-    """What decides the values of a tensor, and the fingerprints of the functions that compute them.
+    """What decides the values of a tensor, and the functions that compute them.
 
-    Two definitions with the same `digest` give the same values. The fingerprints are kept beside it:
-    a changed function is worth a warning, not an error.
+    Two definitions with the same `digest` and the same functions give the same values. What the functions were is kept
+    beside it, and compared apart.
     """
 
     shape: Shape
@@ -89,7 +90,7 @@ class Definition:
     blend: Json
     blend_init: Json
     version: Json
-    functions: Mapping[str, str]
+    functions: Functions = field(compare=False)
     edge: Edge | None = None
     """What happens to windows that reach past finite dimensions; None where all are dropped."""
     output: Key | None = None
@@ -149,7 +150,7 @@ class Definition:
         stored = self.values()
         for entry, arg in zip(stored["args"], self.args, strict=True):  # type: ignore[arg-type]
             entry["tensor_id"] = arg.tensor_id  # type: ignore[index, call-overload]
-        stored["functions"] = dict(self.functions)
+        stored["functions"] = self.functions.record.to_json()
         return stored if self.dims is None else stored | {"dims": list(self.dims)}
 
 
@@ -379,31 +380,16 @@ UNKNOWN = UnknownBlend, UnknownWeights
 
 
 def functions_of(
-    of_f: str | None,
+    f: Callable[..., Any] | None,
     blend: Blend | None,
-    upstream: tuple[Mapping[str, str], ...],
+    upstream: Iterable[Functions],
     reduction: Reduction | None = None,
-) -> dict[str, str]:
-    """The fingerprint of ``f``, with those of an anonymous `blend`, a `reduction` and everything upstream."""
-    found = {"python": PYTHON}
-    if of_f is not None:
-        found["f"] = of_f
-    if callable(blend) and is_anonymous(blend):
-        found["blend"] = fingerprint(blend)
-    if reduction is not None and callable(reduction.function):
-        found["reduce"] = fingerprint(reduction.function)
-    if upstream:
-        found["upstream"] = combined(upstream)
-    return found
-
-
-def changed_functions(stored: Mapping[str, str], given: Mapping[str, str]) -> list[str]:
-    """Which functions differ between two sets of fingerprints, where they can be compared."""
-    if stored.get("python") != given.get("python"):
-        return []
-    return [
-        name
-        for name in ("f", "blend", "reduce", "upstream")
-        if name in stored and name in given
-        if differ(stored[name], given[name])
-    ]
+    *,
+    told: bool = False,
+) -> Functions:
+    """The functions of a tensor, with those of everything upstream; `told`: a version says what cannot be seen."""
+    if not getattr(f, "stored", True):
+        return Functions()
+    own = {"f": f, "blend": blend, "reduce": None if reduction is None else reduction.function}
+    found = {name: each for name, each in own.items() if callable(each)}
+    return Functions(found, upstream, told=told and getattr(f, "told", True))

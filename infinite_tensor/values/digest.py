@@ -1,15 +1,20 @@
-"""A digest of a network: the same for the same weights, wherever and however they are kept."""
+"""Digests of what numbers are in: networks, tensors and arrays, wherever and however they are kept."""
 
 from __future__ import annotations
 
 import hashlib
+import io
 import re
+import types
+import weakref
+import zipfile
 from collections.abc import Collection, Iterable, Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager
-from itertools import chain
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from itertools import chain, islice
 from typing import Any, TypeAlias
 
+import google_crc32c
 import numpy as np
 import torch
 from torch import nn
@@ -17,14 +22,22 @@ from torch.nn.parameter import is_lazy
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.support.given import quoted
+from infinite_tensor.values.bytecode import assigned_by, uses_of
 
-Values: TypeAlias = "torch.Tensor | np.ndarray[Any, Any] | np.generic"
-"""Numbers that a function may hold."""
+Array: TypeAlias = "np.ndarray[Any, Any] | np.generic"
 
 _LEAF = 1 << 22
-"""Bytes of a tensor that are hashed by themselves, so that threads share the work."""
+"""Bytes that are hashed by themselves, so that threads share the work."""
+_LARGE = 1 << 26
+"""Of an array beyond so many bytes, leaves count by their CRC-32C, which is ten times as fast."""
+_MOST_LISTED = 1000
+"""Modules and tensors of one list or dict in a module."""
 
 _ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
+_MANGLED = re.compile(rb"\.?___torch_mangle_\d+")
+"""What TorchScript numbers classes of one name by, in the order in which a process has met them."""
+_NOT_CODE = (".debug_pkl", "version", "serialization_id")
+"""Files of a TorchScript archive that say nothing of what it computes."""
 
 _OF_SPARSE = {
     torch.sparse_coo: ("indices", "values"),
@@ -39,9 +52,11 @@ _OF_SPARSE = {
 def digest(module: nn.Module) -> str:
     """SHA-256 of what a network is, as hexadecimal digits: other weights give another digest.
 
-    Covered are, for each submodule, its class by name, its `extra_repr` and whether it is in training mode, and of each
-    parameter and buffer (also of those that are not in the ``state_dict``) its name, dtype, shape and bytes. What a
-    submodule has in the ``state_dict`` beside these counts too: the packed weights of a quantized layer, say.
+    Covered are, for each submodule, its class by name, its `extra_repr`, whether it is in training mode where its class
+    reads `training`, and of each parameter, buffer (also of those that are not in the ``state_dict``) and tensor among
+    its attributes its name, dtype, shape and bytes. What a submodule has in the ``state_dict`` beside these counts too:
+    the packed weights of a quantized layer, say. Modules and tensors in lists and dicts count like those beside them,
+    TorchScript by all that it is saved as. Buffers and tensors that `forward` assigns do not count: they are caches.
 
     It does not depend on the device, on strides, on `requires_grad`, or on the process. ``torch.compile``,
     ``DataParallel`` and ``DistributedDataParallel`` around a module or a submodule do not count.
@@ -65,8 +80,8 @@ def digest(module: nn.Module) -> str:
     Notes
     -----
     Tensors are cut into leaves of 4 MiB, which ``torch.get_num_threads()`` threads hash at the same time; the digest is
-    that of the digests of all leaves, in order. SHA-256 is the fastest hash of Python's own on processors that have
-    instructions for it: about 1 GB/s and more on each thread. Leaves are copied from a device one by one.
+    that of the digests of all leaves, in order. A tensor is hashed once in a process, unless it has changed since: its
+    storage, its version, or, on the CPU, a CRC-32C of its bytes.
 
     Code, hooks and plain attributes do not count, unless `extra_repr` tells of them. An `InfiniteBuffer` counts by the
     definition of its tensor.
@@ -84,42 +99,55 @@ def digest(module: nn.Module) -> str:
     """
     if not isinstance(module, nn.Module):
         raise ValidationError(f"digest takes a torch.nn.Module, got {quoted(module)}; give the network itself")
-    return Digests().of(module)
+    return digest_of_module(module)
 
 
-class Digests:
-    """Digests of networks that may share tensors: each tensor is hashed once."""
+def digest_of_module(module: nn.Module) -> str:
+    """`digest` of a network."""
+    try:
+        return _Modules().digest(module, "")
+    except ValidationError:
+        raise
+    except Exception as error:
+        # Attributes and the state of a module may be computed by code of a user.
+        raise ValidationError(
+            f"digest: {name_of(type(module))} cannot be looked through: {type(error).__name__}: {error}; set "
+            "version= to something else that identifies the weights"
+        ) from error
+
+
+def digest_of_script(scripted: Any) -> str:
+    """SHA-256 of TorchScript, a module or a function: of its code, constants, parameters and attributes."""
+    said = []
+    with zipfile.ZipFile(io.BytesIO(scripted.save_to_buffer())) as archive:
+        for name in archive.namelist():
+            # In a folder, whose name says nothing.
+            inside = name.partition("/")[2]
+            if not inside.endswith(_NOT_CODE) and not inside.startswith("traced_inputs"):
+                said.append(_MANGLED.sub(b"", inside.encode()) + b"\0" + _MANGLED.sub(b"", archive.read(name)))
+    return hashlib.sha256(b"".join(hashlib.sha256(each).digest() for each in sorted(said))).hexdigest()
+
+
+def digest_of_array(array: Array) -> str:
+    """SHA-256 of dtype, shape and values; beyond 64 MiB of the CRC-32C of each 4 MiB of them."""
+    content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    hashed: Any = hashlib.sha256() if content.nbytes <= _LARGE else _Checksums()
+    for start in range(0, content.nbytes, _LEAF):
+        hashed.update(content[start : start + _LEAF])
+    return sha256_of([array.dtype.str, str(array.shape), hashed.hexdigest()])
+
+
+class _Checksums:
+    """SHA-256 of checksums."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[torch.Tensor, str]] = {}
+        self._hash = hashlib.sha256()
 
-    def of(self, module: nn.Module) -> str:
-        """`digest` of one."""
-        try:
-            with self._bytes() as bytes_of:
-                return sha256_of(_said(module, bytes_of))
-        except ValidationError:
-            raise
-        except Exception as error:
-            # Attributes and the state of a module may be computed by code of a user.
-            raise ValidationError(
-                f"digest: {name_of(type(module))} cannot be looked through: {type(error).__name__}: {error}; set "
-                "version= to something else that identifies the weights"
-            ) from error
+    def update(self, leaf: Any) -> None:
+        self._hash.update(google_crc32c.value(leaf).to_bytes(4, "little"))
 
-    def of_values(self, values: Values) -> str:
-        """SHA-256 of dtype, shape and values; ValidationError where there are none to be had."""
-        if isinstance(values, torch.Tensor):
-            with self._bytes() as bytes_of:
-                return sha256_of([bytes_of.tensor(".a tensor", values)])
-        # Not as a tensor: some dtypes of numpy have no counterpart.
-        content = hashlib.sha256(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data).hexdigest()
-        return sha256_of([values.dtype.str, str(values.shape), content])
-
-    @contextmanager
-    def _bytes(self) -> Iterator[_Bytes]:
-        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-            yield _Bytes(pool, self._known)
+    def hexdigest(self) -> str:
+        return self._hash.hexdigest()
 
 
 def bare(module: nn.Module) -> nn.Module:
@@ -147,31 +175,81 @@ def sha256_of(said: Iterable[str]) -> str:
     return digest.hexdigest()
 
 
-def _said(module: nn.Module, bytes_of: _Bytes) -> Iterator[str]:
-    """What there is to say of a module and of all in it, each before the next one beside it.
+@lru_cache(maxsize=4096)
+def mode_matters(kind: type) -> bool:
+    """Whether what a class of modules computes depends on `training`: its code reads it."""
+    return any(
+        "training" in uses_of(method.__code__).attributes
+        for each in kind.__mro__
+        if each not in (nn.Module, object)
+        for name, method in vars(each).items()
+        if isinstance(method, types.FunctionType) and name not in ("__init__", "train")
+    )
 
-    A loop instead of recursion: modules may lie deep in each other. What was met before stands as a reference.
-    """
-    seen: dict[int, str] = {}
-    rest = [("", module)]
-    while rest:
-        path, wrapped = rest.pop()
-        net = bare(wrapped)
-        yield f"module {path}"
-        if id(net) in seen:
-            yield f"is {seen[id(net)]}"
-            continue
-        seen[id(net)] = path
-        yield from (name_of(type(net)), _extra(net), f"training={net.training}")
-        # As torch has them: some networks have such methods of their own.
-        parameters = nn.Module.named_parameters(net, recurse=False, remove_duplicate=False)
-        tensors = dict(chain(parameters, nn.Module.named_buffers(net, recurse=False, remove_duplicate=False)))
-        for name, value in chain(tensors.items(), _rest_of_state(net, tensors)):
-            yield f"tensor {name}"
-            yield from bytes_of.state(f"{path}.{name}", value)
-        # Private to torch, but `named_children` leaves out a child that has two names.
-        children = net._modules.items()  # noqa: SLF001
-        rest += [(f"{path}.{name}", child) for name, child in reversed(children) if child is not None]
+
+class _Modules:
+    """Digests of a module and of those in it, each looked at once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, str] = {}
+
+    def digest(self, module: nn.Module, path: str) -> str:
+        """Of a module, and before it of all in it. A loop instead of recursion: modules may lie deep in each other."""
+        waiting = [(bare(module), path, False)]
+        while waiting:
+            net, path, within = waiting.pop()
+            if within:
+                self._known[id(net)] = sha256_of(self._said(net, path))
+            elif isinstance(net, torch.jit.ScriptModule):
+                self._known[id(net)] = digest_of_script(net)
+            elif id(net) not in self._known:
+                # Until it is known: one in it may hold it.
+                self._known[id(net)] = "circle"
+                waiting.append((net, path, True))
+                waiting += [(bare(child), where, False) for _, where, child in reversed(_held(net, path)[1])]
+        return self._known[id(bare(module))]
+
+    def _said(self, net: nn.Module, path: str) -> Iterator[str]:
+        kind: Any = type(net)
+        yield from (name_of(kind), _extra(net))
+        if net.training and mode_matters(kind):
+            yield "in training mode"
+        made = assigned_by(kind, frozenset())
+        tensors, modules = _held(net, path)
+        # Parameters count in any case.
+        for name, where, each in tensors:
+            if name in net._parameters or name not in made:  # noqa: SLF001
+                yield from (f"tensor {name}", digest_of_tensor(each, where))
+        for name, value in _rest_of_state(net, [name for name, _, _ in tensors]):
+            yield from (f"tensor {name}", *_state(f"{path}.{name}", value))
+        for name, _, child in modules:
+            yield from (f"module {name}", self._known[id(bare(child))])
+
+
+_Named: TypeAlias = list[tuple[str, str, Any]]
+"""Tensors or modules, each with its name in a module and its path from the outermost one."""
+
+
+def _held(net: nn.Module, path: str) -> tuple[_Named, _Named]:
+    """The tensors and the modules that a module holds, in lists and dicts among its attributes too."""
+    found: tuple[_Named, _Named] = [], []
+
+    def put(name: str, value: object) -> None:
+        if isinstance(value, torch.Tensor | nn.Module):
+            found[isinstance(value, nn.Module)].append((name, f"{path}.{name}", value))
+
+    # Private to torch, but its methods leave out what has two names, and some networks have such of their own.
+    for each in (net._parameters, net._buffers, net._modules):  # noqa: SLF001
+        for name, value in each.items():
+            put(name, value)
+    for name, value in vars(net).items():
+        if isinstance(value, torch.Tensor):
+            put(name, value)
+        elif isinstance(value, list | tuple | dict) and name[0] != "_":
+            items = enumerate(value) if isinstance(value, list | tuple) else tuple(value.items())
+            for key, member in islice(items, _MOST_LISTED):
+                put(f"{name}[{key!r:.100}]" if isinstance(key, int | str) else name, member)
+    return found
 
 
 def _extra(module: nn.Module) -> str:
@@ -194,64 +272,80 @@ def _rest_of_state(module: nn.Module, tensors: Collection[str]) -> Iterator[tupl
         return
     saved: dict[str, object] = {}
     module._save_to_state_dict(saved, "", True)  # noqa: SLF001
-    yield from ((name, value) for name, value in saved.items() if name not in tensors)
+    yield from ((name, value) for name, value in saved.items() if name not in tensors and name not in module._buffers)  # noqa: SLF001
 
 
-class _Bytes:
-    """Says what tensors hold; what it has said of which is in `known`."""
+def _state(name: str, value: object) -> Iterator[str]:
+    """What an entry of a ``state_dict`` is; of one that is neither a tensor nor plain, its class."""
+    if isinstance(value, torch.Tensor):
+        yield digest_of_tensor(value, name)
+    elif isinstance(value, list | tuple | dict):
+        yield f"{type(value).__name__}[{len(value)}]"
+        for each in chain.from_iterable(value.items()) if isinstance(value, dict) else value:
+            yield from _state(name, each)
+    elif value is None or isinstance(value, bool | int | float | complex | str | bytes | torch.dtype):
+        yield repr(value)
+    else:
+        yield name_of(type(value))
 
-    def __init__(self, pool: Executor, known: dict[int, tuple[torch.Tensor, str]]) -> None:
-        self._pool = pool
-        self._known = known
 
-    def state(self, name: str, value: object) -> Iterator[str]:
-        """What an entry of a ``state_dict`` is; of one that is neither a tensor nor plain, its class."""
-        if isinstance(value, torch.Tensor):
-            yield self.tensor(name, value)
-        elif isinstance(value, list | tuple | dict):
-            yield f"{type(value).__name__}[{len(value)}]"
-            for each in chain.from_iterable(value.items()) if isinstance(value, dict) else value:
-                yield from self.state(name, each)
-        elif value is None or isinstance(value, bool | int | float | complex | str | bytes | torch.dtype):
-            yield repr(value)
-        else:
-            yield name_of(type(value))
+def digest_of_tensor(tensor: torch.Tensor, name: str = ".a tensor") -> str:
+    """Dtype, shape, and the digest of the bytes; ValidationError where there are none to be had."""
+    if is_lazy(tensor) or tensor.is_meta:
+        state = "is of a lazy module that has not been called yet" if is_lazy(tensor) else "is on meta"
+        raise ValidationError(f"digest: {name[1:]!r} {state}, and has no values; load the weights first")
+    try:
+        return _hashed(tensor)
+    except (RuntimeError, TypeError) as error:
+        raise ValidationError(
+            f"digest: the bytes of {name[1:]!r} ({type(tensor).__name__}, {tensor.dtype}, {tensor.layout}) "
+            f"cannot be read: {error}; set version= to something else that identifies the weights"
+        ) from error
 
-    def tensor(self, name: str, tensor: torch.Tensor) -> str:
-        """Dtype, shape, and the digest of the bytes; ValidationError where there are none to be had."""
-        if id(tensor) not in self._known:
-            if is_lazy(tensor) or tensor.is_meta:
-                state = "is of a lazy module that has not been called yet" if is_lazy(tensor) else "is on meta"
-                raise ValidationError(f"digest: {name[1:]!r} {state}, and has no values; load the weights first")
-            try:
-                said = self._said(tensor.detach())
-            except (RuntimeError, TypeError) as error:
-                raise ValidationError(
-                    f"digest: the bytes of {name[1:]!r} ({type(tensor).__name__}, {tensor.dtype}, {tensor.layout}) "
-                    f"cannot be read: {error}; set version= to something else that identifies the weights"
-                ) from error
-            # Keeping the tensor keeps its id from being given to another one.
-            self._known[id(tensor)] = tensor, said
-        return self._known[id(tensor)][1]
 
-    def _said(self, tensor: torch.Tensor) -> str:
-        dense = _dense(tensor)
-        if dense is None:
-            kind, parts = _parts(tensor)
-            said = [kind, *map(self._said, parts)]
-        else:
-            said = self._leaves(dense)
-        # The extent of a dimension in which others are nested is a number of this process.
-        shape = [extent if isinstance(extent, int) else "nested" for extent in tensor.shape]
-        return " ".join((str(tensor.dtype), str(shape), *said))
+_hashes: dict[int, tuple[weakref.ref[torch.Tensor], tuple[Any, ...], str]] = {}
+"""What was hashed before, by the ids of tensors, with what told their content then."""
 
-    def _leaves(self, tensor: torch.Tensor) -> list[str]:
-        if not tensor.is_contiguous():
-            # Only what stands in a row is cut into leaves; the copy takes no memory of a device.
-            tensor = tensor.cpu().contiguous()
-        flat = tensor.reshape(-1).view(torch.uint8)
-        leaves = [flat[start : start + _LEAF] for start in range(0, len(flat), _LEAF)]
-        return list(map(_sha256, leaves) if len(leaves) < 2 else self._pool.map(_sha256, leaves))
+
+def _hashed(tensor: torch.Tensor) -> str:
+    state = state_of(tensor)
+    known = _hashes.get(id(tensor))
+    if known is not None and known[0]() is tensor and state is not None and known[1] == state:
+        return known[2]
+    # The extent of a dimension in which others are nested is a number of this process.
+    shape = [extent if isinstance(extent, int) else "nested" for extent in tensor.shape]
+    said = " ".join((str(tensor.dtype), str(shape), *_parts_said(tensor.detach())))
+    if state is not None:
+        key = id(tensor)
+        _hashes[key] = weakref.ref(tensor, lambda _: _hashes.pop(key, None)), state, said
+    return said
+
+
+def state_of(tensor: torch.Tensor) -> tuple[Any, ...] | None:
+    """What changes when the content of a tensor does; None where that cannot be told without hashing it."""
+    if tensor.layout != torch.strided or tensor.is_inference() or type(tensor) not in (torch.Tensor, nn.Parameter):
+        return None
+    checksum = None
+    if tensor.device.type == "cpu" and (dense := _dense(tensor.detach())) is not None and dense.is_contiguous():
+        # `tensor.data` and views of numpy change values without a trace.
+        checksum = google_crc32c.value(dense.reshape(-1).view(torch.uint8).numpy())
+    return tensor.data_ptr(), tensor._version, tensor.shape, tensor.stride(), tensor.dtype, checksum  # noqa: SLF001
+
+
+def _parts_said(tensor: torch.Tensor) -> list[str]:
+    dense = _dense(tensor)
+    if dense is None:
+        kind, parts = _parts(tensor)
+        return [kind, *(digest_of_tensor(part) for part in parts)]
+    if not dense.is_contiguous():
+        # Only what stands in a row is cut into leaves; the copy takes no memory of a device.
+        dense = dense.cpu().contiguous()
+    flat = dense.reshape(-1).view(torch.uint8)
+    leaves = [flat[start : start + _LEAF] for start in range(0, len(flat), _LEAF)]
+    if len(leaves) < 2:
+        return list(map(_sha256, leaves))
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        return list(pool.map(_sha256, leaves))
 
 
 def _sha256(leaf: torch.Tensor) -> str:

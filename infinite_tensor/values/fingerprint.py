@@ -1,62 +1,143 @@
-"""A fingerprint of a function: equal for equal code, stable across processes of one Python version.
+"""What a function is: one walk over all that it reaches, by value, without running any of it.
 
-It tells a person that ``f`` has changed since results were stored. It is a hint, not a proof: what a
-function reads from the world, a file say, is not part of it, nor is all of a large table. The weights of networks are,
-as they are when the fingerprint is taken.
+What it reaches is told in three parts, which are compared apart. *Code* is bytecode and names. *Values* are data that
+the code names: constants of modules, closures, defaults, attributes, weights, arrays. *Opaque* is what cannot be looked
+into. What the code assigns by itself, such as counters and caches, is none of these.
 """
 
 from __future__ import annotations
 
+import datetime as dt
+import decimal
+import enum
+import fractions
 import functools
-import json
+import pathlib
+import re
+import site
 import sys
+import sysconfig
 import types
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
 from hashlib import sha256
-from itertools import islice
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from infinite_tensor.errors import ValidationError
-from infinite_tensor.support.given import quoted
-from infinite_tensor.values.digest import bare, name_of, sha256_of
-from infinite_tensor.values.networks import Networks
+from infinite_tensor.values.bytecode import Uses, uses_of
+from infinite_tensor.values.digest import (
+    bare,
+    digest_of_array,
+    digest_of_module,
+    digest_of_script,
+    digest_of_tensor,
+    name_of,
+    sha256_of,
+    state_of,
+)
 
-PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-"""Bytecode differs between minor versions, so fingerprints compare only within one."""
+_MOST_LOOKS = 50_000
+"""At so many values: what lies behind them is opaque."""
+_MOST_MEMBERS = 10_000
+"""Of one container; of a larger one, so many are looked at, evenly spread, and it is opaque."""
+_DEEPEST = 50
 
-_MOST_VALUES = 10_000
-_MOST_MEMBERS = 1000
-"""Of one container, in a fingerprint of the second scheme."""
+_OURS = frozenset({"infinite_tensor", "infinite_tensor_stores"})
+_TELLING_NOTHING = frozenset({"tqdm", "rich", "loguru", "logging"})
+"""Packages whose objects only tell people how things go."""
+_RANDOM = (torch.Generator, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
+_STREAMS = (torch.Stream, torch.Event)
 
-_SECOND = "2:"
-_THIRD = "3:"
+_VALUE, _STATE, _STAMP = "value", "state", "stamp"
+
+Said: TypeAlias = "str | Callable[[], str]"
+"""What there is to say of a value: as Python writes it, or ``#`` and a digest, which may take a while to compute."""
 
 
-def fingerprint(function: Callable[..., Any]) -> str:
-    """SHA-256 over the code of `function` and of the functions it names, as hexadecimal digits.
+class Item(NamedTuple):
+    """A value that a function reaches.
 
-    Covered are bytecode, names, constants, defaults, plain values in closures, and functions that are
-    reached as globals, closures or attributes of a partial or a bound method. Locks, modules of Python and the
-    storage of tensors are not.
-
-    Where these are 10,000 values or more, or one is an int that is too large to be written in decimal, only the
-    nearest 10,000 count, at most 1,000 of each list, and the fingerprint is of a second scheme: ``2:`` stands before
-    the digits. So it is where one fails when it is looked into, by the code of its class; that counts by its class.
-
-    Networks count by their digest: those among the values above, among globals that are named, and in the attributes
-    of objects among all these. A function with one has a fingerprint of a third scheme: ``3:``, the digits, and behind
-    another colon the fingerprint that it has without the weights. Networks without a digest count by their class.
-
-    What this library has put around a function does not count: its code changes with the version.
+    Attributes
+    ----------
+    place : str
+        What people call it: "`MEAN`, a global of `norm`".
+    said : str
+        What it is, or "#" and a digest of that.
+    kind : str
+        "value"; "state", which may change without a change of results; or "stamp", of a file that was not read whole.
     """
-    function, networks = unwrapped(function), Networks()
-    scheme, digits = _looked_through(function, networks)
-    if not networks.found:
-        return scheme + digits
-    return f"{_THIRD}{digits}:{''.join(_looked_through(function, Networks(told=False)))}"
+
+    place: str
+    said: str
+    kind: str = _VALUE
+
+
+class Setting(NamedTuple):
+    """A value that an ``f`` of this library has, whose change deserves a warning and no more."""
+
+    value: object
+
+
+class Reach:
+    """What a function reaches.
+
+    Parameters
+    ----------
+    function : callable or object
+        What to look at. Nothing in it is called.
+    name : str
+        What messages call it.
+
+    Attributes
+    ----------
+    networks : list of torch.nn.Module
+        The networks that it reaches, each once, and not those within others.
+    opaque : list of str
+        What cannot be looked into, by place and class.
+    """
+
+    def __init__(self, function: object, name: str) -> None:
+        known = Uses()
+        while True:
+            walk = _Walk(known, _package_of(function))
+            walk.run(function, name)
+            if known | walk.uses == known:
+                break
+            # Code that was met reads or assigns other names: they change what there is to be seen.
+            known |= walk.uses
+        self._walk = walk
+        self.networks = list(walk.networks.values())
+        self.opaque = list(dict.fromkeys(walk.opaque))
+
+    def code(self) -> str:
+        """SHA-256 of the code; of bytecode, which differs between minor versions of Python."""
+        return sha256_of(sorted(set(self._walk.code)))
+
+    def items(self) -> list[Item]:
+        """The values, of which large ones are hashed now."""
+        return [Item(place, _resolved(said), kind) for place, said, kind in self._walk.items]
+
+    def states(self) -> list[tuple[str, object]]:
+        """What tells the content of weights and tensors apart in this process, with their places."""
+        held = [
+            (place, tensor)
+            for place, each in self._walk.tensors
+            for tensor in ([each] if isinstance(each, torch.Tensor) else each.parameters())
+        ]
+        return [(place, state_of(tensor)) for place, tensor in held]
+
+
+def networks_in(functions: Iterable[object]) -> list[nn.Module]:
+    """The networks that functions reach, each once."""
+    found = [network for function in functions for network in Reach(function, "f").networks]
+    return list({id(network): network for network in found}.values())
 
 
 def is_anonymous(function: object) -> bool:
@@ -72,333 +153,540 @@ def function_name(function: Any) -> str:
     return f"{module}.{function.__qualname__}"
 
 
-def digests(function: Callable[..., Any]) -> list[str]:
-    """Digests of the networks, tensors and arrays that a function holds: other weights give other ones.
+def innermost(function: Any) -> Any:
+    """The function of a user that partials, and objects of this library, call in the end."""
+    while True:
+        if isinstance(function, functools.partial):
+            function = function.func
+        elif _top(type(function).__module__) in _OURS and hasattr(function, "__wrapped__"):
+            function = function.__wrapped__
+        else:
+            return function
 
-    They are looked for where a fingerprint looks for networks: `function` itself, its closure, defaults, the arguments
-    of a `functools.partial`, globals that it names, the attributes of the object of a method, and the lists, tuples,
-    dicts and objects among these. A `numpy.memmap` and arrays of objects do not count.
+
+def _resolved(said: Said) -> str:
+    return said if isinstance(said, str) else said()
+
+
+class _Place(NamedTuple):
+    """Where a value was met: its name, what that is a name in, and the objects around it."""
+
+    path: str
+    of: str = ""
+    within: tuple[int, ...] = ()
+    kind: str = _VALUE
+
+    def __str__(self) -> str:
+        return f"`{self.path}`, {self.of}" if self.of else f"`{self.path}`"
+
+    def at(self, step: str, value: object = None, kind: str | None = None) -> _Place:
+        """A place in the value at this one."""
+        within = self.within if value is None else (*self.within, id(value))
+        return _Place(f"{self.path}{step}", self.of, within, kind or self.kind)
+
+
+class _Walk:
+    """One way through all that a function reaches.
 
     Parameters
     ----------
-    function : callable
-        A function, a network, or an object that can be called.
-
-    Returns
-    -------
-    list of str
-        64 hexadecimal digits for each, the same in every process; no entry in a `no_digest` block.
-
-    Raises
-    ------
-    ValidationError
-        If `function` is not callable, or one of these has no values that can be read, as for `digest`.
-
-    Examples
-    --------
-    >>> kernel = torch.ones(1, 1, 3, 3)
-    >>> def f(ctx):
-    ...     return torch.nn.functional.conv2d(torch.full((1, 4, 4), float(ctx[1])), kernel, padding=1)
-    >>> t = InfiniteTensor((1, 4, None), f, TensorWindow((1, 4, 4)), version=digests(f))
-    >>> len(digests(f))
-    1
+    known : Uses
+        The names that code is known to use: attributes to look at, and what to leave out.
+    package : str or None
+        The package whose installed code counts, as the function is of it.
     """
-    if not callable(function):
-        raise ValidationError(f"digests takes a function, got {quoted(function)}; give one that can be called")
-    networks = Networks()
-    _looked_through(unwrapped(function), networks)
-    return networks.digests()
 
+    def __init__(self, known: Uses, package: str | None) -> None:
+        self.known = known
+        self.uses = Uses()
+        self.code: list[str] = []
+        self.items: list[tuple[str, Said, str]] = []
+        self.networks: dict[int, nn.Module] = {}
+        self.opaque: list[str] = []
+        self.tensors: list[tuple[str, torch.Tensor | nn.Module]] = []
+        self._package = package
+        self._queue: deque[tuple[object, _Place]] = deque()
+        self._expanded: dict[object, object] = {}
+        self._looks = 0
 
-def networks_in(functions: Iterable[object]) -> list[nn.Module]:
-    """The networks that functions hold, wherever `digests` looks for them, without a digest of any."""
-    networks = Networks(hashed=False)
-    for function in functions:
-        if callable(function):
-            _looked_through(unwrapped(function), networks)
-    return networks.met()
+    def run(self, value: object, name: str) -> None:
+        """Look at a value and at all that it reaches, what is nearest first."""
+        self._queue.append((value, _Place(name)))
+        while self._queue:
+            value, place = self._queue.popleft()
+            if self._is_too_much(place):
+                return
+            self._look(value, place)
 
+    def _is_too_much(self, place: _Place) -> bool:
+        self._looks += 1
+        if self._looks == _MOST_LOOKS:
+            self.opaque.append(f"{place} and what lies behind it, for there is too much")
+        return self._looks >= _MOST_LOOKS
 
-def unwrapped(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of a user that an object of this library calls, and has as ``__wrapped__``; another one itself."""
-    while name_of(type(function)).startswith("infinite_tensor.") and hasattr(function, "__wrapped__"):
-        function = function.__wrapped__
-    return function
+    def _put(self, value: object, place: _Place) -> None:
+        self._queue.append((value, place))
 
+    def _say(self, place: _Place, said: Said) -> None:
+        self.items.append((str(place), said, place.kind))
 
-def combined(fingerprints: Sequence[Mapping[str, str]]) -> str:
-    """One fingerprint for the functions of several tensors, of the highest scheme among theirs."""
-    highest, lowest = (
-        [{name: "".join(_schemes(value)[at]) for name, value in functions.items()} for functions in fingerprints]
-        for at in (0, -1)
-    )
-    digits = sha256(json.dumps(highest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-    if highest != lowest:
-        return f"{_THIRD}{digits}:{combined(lowest)}"
-    second = any(value.startswith(_SECOND) for functions in fingerprints for value in functions.values())
-    return _SECOND * second + digits
+    def _look(self, value: object, place: _Place) -> None:  # noqa: C901, PLR0911, PLR0912  (one case for each kind)
+        value = _unwrapped(value)
+        said = _plain(value)
+        if said is not None:
+            return self._say(place, said)
+        if id(value) in place.within:
+            return None
+        kind = type(value)
+        # By type: an object may compute its class.
+        if issubclass(kind, types.FunctionType):
+            return self._function(value, place)  # type: ignore[arg-type]
+        if issubclass(kind, types.MethodType):
+            self._put(value.__func__, place)  # type: ignore[attr-defined]
+            return self._put(value.__self__, _Place(kind_name(value.__self__), "", place.within))  # type: ignore[attr-defined]
+        if issubclass(kind, functools.partial):
+            return self._partial(value, place)  # type: ignore[arg-type]
+        if issubclass(kind, torch.jit.ScriptFunction):
+            return self._say(place, lambda: f"#{digest_of_script(value)}")
+        if issubclass(kind, nn.Module):
+            return self._network(value, place)  # type: ignore[arg-type]
+        if issubclass(kind, torch.Tensor):
+            return self._tensor(value, place)  # type: ignore[arg-type]
+        if issubclass(kind, np.ndarray) and not value.dtype.hasobject:  # type: ignore[attr-defined]
+            return self._say(place, lambda: f"#{digest_of_array(value)}")  # type: ignore[arg-type]
+        if issubclass(kind, type):
+            return self._class(value, place)  # type: ignore[arg-type]
+        if issubclass(kind, types.ModuleType):
+            return self._python_module(value, place)  # type: ignore[arg-type]
+        if _container(value) is not None:
+            return self._container(value, place)
+        if issubclass(kind, _CALLABLES):
+            return self._builtin(value, place)
+        return self._object(value, place)
 
+    def _function(self, function: types.FunctionType, place: _Place) -> None:
+        if not self._is_project(function.__module__, function.__code__.co_filename):
+            self._say(place, f"#{sha256_of([str(function.__module__), function.__qualname__])}")
+            for name, value in _closure(function):
+                self._put(value, place.at(f".{name}", function))
+            return
+        self.code.append(f"{place.path} {_code_said(function.__code__)}")
+        if id(function) in self._expanded:
+            return
+        self._expanded[id(function)] = function
+        uses = uses_of(function.__code__)
+        self.uses |= uses
+        name = function.__qualname__.rpartition(".")[2]
+        parameters = function.__code__.co_varnames[: function.__code__.co_argcount]
+        defaults = function.__defaults__ or ()
+        for parameter, value in (
+            *zip(parameters[len(parameters) - len(defaults) :], defaults, strict=True),
+            *(function.__kwdefaults__ or {}).items(),
+        ):
+            self._put(value, _Place(parameter, f"a default of `{name}`"))
+        for variable, value in _closure(function):
+            self._named(variable, value, _Place(variable, f"a variable around `{name}`"), self.known.rebound)
+        for variable in sorted(uses.globals):
+            value = function.__globals__.get(variable, _NOTHING)
+            self._named(variable, value, _Place(variable, f"a global of `{name}`"), self.known.rebound)
+        for imported in sorted(uses.imported):
+            if imported in sys.modules:
+                self._put(sys.modules[imported], _Place(imported, f"imported by `{name}`"))
 
-def differ(one: str, other: str) -> bool:
-    """Whether two fingerprints tell of different functions, by the highest scheme that both have; False without one."""
-    if one == other:
-        return False
-    others = dict(_schemes(other))
-    return next((digits != others[scheme] for scheme, digits in _schemes(one) if scheme in others), False)
+    def _named(self, name: str, value: object, place: _Place, assigned: frozenset[str]) -> None:
+        """A value that walked code has a name for, unless code assigns that, or fills it."""
+        if value is _NOTHING or name in assigned or (name in self.known.filled and _container(value) is not None):
+            return
+        self._put(value, place)
 
+    def _partial(self, partial: functools.partial[Any], place: _Place) -> None:
+        self._put(partial.func, place)
+        whose = f"of a partial of `{kind_name(innermost(partial))}`"
+        for at, value in enumerate(partial.args):
+            self._put(value, _Place(f"args[{at}]", whose, (*place.within, id(partial))))
+        for name, value in sorted(partial.keywords.items()):
+            self._put(value, _Place(name, whose, (*place.within, id(partial))))
 
-def _schemes(fingerprint: str) -> list[tuple[str, str]]:
-    """By which rules it was made, highest first, with the digits; "" stands for the first rules."""
-    found: list[tuple[str, str]] = []
-    while True:
-        number, colon, rest = fingerprint.partition(":")
-        if not colon:
-            return [*found, ("", fingerprint)]
-        digits, colon, fingerprint = rest.partition(":")
-        found.append((f"{number}:", digits))
-        if not colon:
-            return found
+    def _network(self, network: nn.Module, place: _Place) -> None:
+        self.networks.setdefault(id(network), network)
+        modules = [] if isinstance(network, torch.jit.ScriptModule) else list(nn.Module.named_modules(network))
+        weights = f"the weights of {place}"
+        if any(is_lazy(each) for _, module in modules for each in module._parameters.values()):  # noqa: SLF001
+            self.opaque.append(f"`{place.path}`, a lazy module that has not been called yet")
+        else:
+            self.items.append((weights, lambda: self._weights(network), _VALUE))
+            self.tensors.append((weights, network))
+        for name, module in modules:
+            inner = place.at(f".{name}" if name else "", None if module is network else network)
+            hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]  # noqa: SLF001
+            for at, hook in enumerate(hooks):
+                self._put(hook, inner.at(f".hooks[{at}]", module))
+            if self._is_project_class(type(module)):
+                self.code.append(f"{inner.path} {name_of(type(module))}")
+                self._expand_class(type(module), made=False)
+                # Parameters and modules are weights.
+                held = {name: each for name, each in vars(module).items() if not isinstance(each, torch.Tensor)}
+                self._attributes(module, held, inner)
 
+    @staticmethod
+    def _weights(network: nn.Module) -> str:
+        try:
+            return f"#{digest_of_module(network)}"
+        except ValidationError:
+            return f"#{sha256_of([name_of(type(network)), 'has no values to be read'])}"
 
-def _looked_through(function: object, networks: Networks) -> tuple[str, str]:
-    """The scheme and the digits of a fingerprint."""
-    try:
-        return "", sha256_of(_in_depth(function, _MOST_VALUES, networks)[0])
-    except Exception:  # noqa: BLE001  (too many values, or one that fails)
-        return _SECOND, sha256_of(_in_breadth(function, networks))
+    def _tensor(self, tensor: torch.Tensor, place: _Place) -> None:
+        self.tensors.append((str(place), tensor))
 
+        def said() -> str:
+            try:
+                return f"#{sha256_of([digest_of_tensor(tensor)])}"
+            except ValidationError:
+                return f"#{sha256_of([name_of(type(tensor)), str(tensor.dtype), str(tuple(tensor.shape))])}"
 
-class _Said(str):
-    """Something to say of a value, told apart from the strings that are values."""
+        self._say(place, said)
 
-    __slots__ = ()
+    def _class(self, kind: type, place: _Place) -> None:
+        if not self._is_project_class(kind):
+            return self._say(place, f"#{sha256_of([name_of(kind)])}")
+        self.code.append(f"{place.path} {name_of(kind)}")
+        self._expand_class(kind, made=True)
+        return None
 
+    def _expand_class(self, kind: type, *, made: bool) -> None:
+        """The code of a class, once, and the attributes of it that code names; how objects are made if code does."""
+        if (id(kind), made) in self._expanded:
+            return
+        self._expanded[id(kind), made] = kind
+        for each in filter(self._is_project_class, kind.__mro__):
+            for name, value in sorted(vars(each).items()):
+                place = _Place(name, f"an attribute of class `{each.__qualname__}`")
+                for part in _parts_of_attribute(value):
+                    if isinstance(part, types.FunctionType):
+                        if self._is_called(name, made=made):
+                            self._method(part)
+                    elif name in self.known.attributes:
+                        self._named(name, part, place, self.known.assigned)
 
-class _Apart(NamedTuple):
-    """A value that is to be looked into by itself, whatever was met before."""
+    def _is_called(self, method: str, *, made: bool) -> bool:
+        """Whether walked code may call a method of a class, or an operator or torch does."""
+        if method in _MAKING:
+            return made
+        operator = method.startswith("__") and method.endswith("__") and method not in _NOT_CALLED
+        return operator or method == "forward" or method in self.known.attributes
 
-    value: object
+    def _method(self, function: types.FunctionType) -> None:
+        # A name that two classes have is one place.
+        before = self.uses
+        self._function(function, _Place(function.__qualname__))
+        if function.__name__ in _MAKING:
+            # What a constructor assigns is what there is to be seen.
+            self.uses = before | Uses(self.uses.globals, self.uses.attributes, self.uses.imported)
 
+    def _attributes(self, owner: object, held: Mapping[str, object], place: _Place) -> None:
+        """The attributes that an object, or a module of Python, has by itself and that walked code names."""
+        assigned = self.known.assigned
+        if issubclass(type(owner), types.ModuleType):
+            assigned |= self.known.rebound
+        for name in sorted(self.known.attributes & held.keys()):
+            if not isinstance(_class_attribute(type(owner), name), functools.cached_property):
+                self._named(name, held[name], place.at(f".{name}", owner), assigned)
 
-_Steps: TypeAlias = Generator[object, str | None, None]
-"""A look into a value: things said, and the values in it; what is said of one apart is sent back."""
+    def _python_module(self, module: types.ModuleType, place: _Place) -> None:
+        if id(module) in self._expanded or not self._is_project(module.__name__, getattr(module, "__file__", None)):
+            return
+        self._expanded[id(module)] = module
+        self._attributes(module, vars(module), place)
 
-_END = object()
+    def _container(self, value: object, place: _Place) -> None:
+        """Plain values of a container count together; what else is in it has places of its own."""
+        mutable = not isinstance(value, tuple | frozenset)
+        kind = _STATE if mutable else place.kind
+        self._say(place._replace(kind=kind), f"#{sha256_of(self._flat(value, place, 0))}")
 
-
-class _TooManyValuesError(Exception):
-    """There are more values than may be looked at."""
-
-
-class _Look:
-    """A way through a value and all that is in it, where what was met before stands as a reference to itself."""
-
-    def __init__(self, value: object, networks: Networks) -> None:
-        self.said: list[str] = []
-        self._networks = networks
-        self._inside: list[_Steps] = []
-        self._seen: dict[int, tuple[int, object]] = {}
-        self.meet(value)
-
-    def meet(self, value: object) -> None:
-        """Say what a value is, or begin to look into it."""
+    def _flat(self, value: object, place: _Place, depth: int) -> Iterator[str]:
+        value = _unwrapped(value)
         plain = _plain(value)
         if plain is not None:
-            self.said.append(plain)
-        elif id(value) in self._seen:
-            self.said.append(f"seen={self._seen[id(value)][0]}")
-        else:
-            # Keeping the value keeps its id from being given to another one.
-            self._seen[id(value)] = (len(self._seen), value)
-            self._inside.append(_steps(value, self._networks))
-
-    def step(self, answer: str | None) -> object:
-        """The next value, or `_END`; `answer` is what there is to say of the last one, if that was apart."""
-        while self._inside:
-            try:
-                step = self._inside[-1].send(answer)
-            except StopIteration:
-                self._inside.pop()
-            else:
-                if type(step) is not _Said:
-                    return step
-                self.said.append(step)
-            answer = None
-        return _END
-
-
-def _in_depth(value: object, most: int, networks: Networks) -> tuple[list[str], int]:
-    """What there is to say of all values, each before the next one beside it, and their number.
-
-    A loop instead of recursion: values may lie deep in each other, or in themselves. _TooManyValuesError where there
-    are `most` values or more.
-    """
-    looks, answer, count = [_Look(value, networks)], None, 1
-    while True:
-        step = looks[-1].step(answer)
-        answer = None
-        if step is _END:
-            said = looks.pop().said
-            if not looks:
-                return said, count
-            answer = "".join(said)
-            continue
-        count += 1
-        if count >= most:
-            raise _TooManyValuesError
-        if type(step) is not _Apart:
-            looks[-1].meet(step)
-            continue
-        answer = _plain(step.value)
-        if answer is None:
-            looks.append(_Look(step.value, networks))
-
-
-def _in_breadth(function: object, networks: Networks) -> list[str]:
-    """What there is to say of the values that are nearest to a function."""
-    said: list[str] = []
-    queue, places, count = [function], {id(function): 0}, 1
-    for value in queue:
-        steps, answer = _steps(value, networks, _MOST_MEMBERS), None
-        # Members of a set come in any order, but nothing is said of them before all are counted.
-        while count < _MOST_VALUES:
-            try:
-                step = steps.send(answer)
-            except Exception:  # noqa: BLE001  (its end, or it fails)
+            yield f"{type(value).__name__}={plain}"
+            return
+        items = _container(value)
+        if items is None:
+            self._put(value, place)
+            return
+        if depth > _DEEPEST or id(value) in place.within:
+            yield "deeper"
+            return
+        yield f"{type(value).__name__}[{len(items)}]"
+        if len(items) > _MOST_MEMBERS:
+            self.opaque.append(f"{place}, of which {_MOST_MEMBERS} of {len(items)} members are looked at")
+            items = [items[at * (len(items) - 1) // (_MOST_MEMBERS - 1)] for at in range(_MOST_MEMBERS)]
+        said = []
+        for step, key, member in items:
+            if self._is_too_much(place):
                 break
-            answer = None
-            # By type: a reference to an object that is gone fails when it is asked for its class.
-            if type(step) is _Said:
-                said.append(step)
-            elif type(step) is _Apart:
-                answer, number = _apart(step.value, networks)
-                count += number
-            else:
-                count += 1
-                try:
-                    plain = _plain(step)
-                except Exception:  # noqa: BLE001  (too long, or it fails)
-                    plain = hex(cast("int", step)) if issubclass(type(step), int) else name_of(type(step))
-                if plain is None and id(step) not in places:
-                    places[id(step)] = len(queue)
-                    queue.append(step)
-                said.append(f"at={places[id(step)]}" if plain is None else plain)
-    return said
+            said.append((key, sha256_of(self._flat(member, place.at(step, value), depth + 1))))
+        # Members of sets and entries of dictionaries come in any order.
+        for key, member in sorted(said) if isinstance(value, Mapping | set | frozenset) else said:
+            yield f"{key}:{member}"
+
+    def _builtin(self, value: Any, place: _Place) -> None:
+        owner = getattr(value, "__self__", None)
+        if owner is not None and not issubclass(type(owner), types.ModuleType | type):
+            self._put(owner, place.at("", value))
+        self._say(place, f"#{sha256_of([str(getattr(value, '__module__', '')), _name(value)])}")
+
+    def _object(self, value: object, place: _Place) -> None:
+        kind = type(value)
+        module = str(kind.__module__)
+        top = _top(module)
+        if top in _OURS:
+            return self._ours(value, place)
+        if top in _TELLING_NOTHING or issubclass(kind, (*_RANDOM, *_STREAMS)):
+            return None
+        held = _held(value)
+        if self._is_project_class(kind) or issubclass(kind, types.SimpleNamespace) or module == "argparse":
+            if self._is_project_class(kind):
+                self.code.append(f"{place.path} {name_of(kind)}")
+                self._expand_class(kind, made=False)
+            inner = _Place(kind_name(value), "", (*place.within, id(value))) if place.of == "" else place
+            self._attributes(value, held, inner)
+            return None
+        reads = all(_class_attribute(kind, name) is not None for name in ("shape", "dtype", "__getitem__"))
+        # An array of Zarr or Dask, say, reads what lies elsewhere.
+        if top not in sys.stdlib_module_names and not reads:
+            if not held:
+                self.opaque.append(f"{place} ({name_of(kind)})")
+            for name, member in sorted(held.items()):
+                self._put(member, place.at(f".{name}", value, _STATE))
+        return None
+
+    def _ours(self, value: Any, place: _Place) -> None:
+        """An object of this library says by itself what it reaches."""
+        for name, each in getattr(type(value), "_reaches", lambda _: {})(value).items():
+            if isinstance(each, Setting):
+                self._say(_Place(name, kind=_STATE), str(each.value))
+            elif isinstance(each, Item):
+                self.items.append(each)
+            elif each is not None:
+                self._put(each, _Place(name, "", (*place.within, id(value))))
+
+    def _is_project_class(self, kind: type) -> bool:
+        return self._is_project(kind.__module__, None)
+
+    def _is_project(self, module: object, file: str | None) -> bool:
+        """Whether code is of the user's project: not installed, or of the package that the function is of."""
+        top = _top(str(module))
+        return top not in _OURS and (top == self._package or not _is_installed(str(module), file))
 
 
-def _apart(value: object, networks: Networks) -> tuple[str, int]:
-    """What there is to say of a value by itself, where it is not too much, and at how many values that takes a look."""
-    try:
-        said, count = _in_depth(value, _MOST_MEMBERS, networks)
-    except Exception:  # noqa: BLE001  (too many values, or one that fails)
-        return name_of(type(value)), _MOST_MEMBERS
-    return "".join(said), count
+_NOTHING = object()
+
+_CALLABLES = (
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.MethodWrapperType,
+    np.ufunc,
+)
+
+_MAKING = ("__init__", "__new__", "__post_init__", "__setstate__", "__init_subclass__")
+_NOT_CALLED = {"__repr__", "__str__", "__reduce__", "__reduce_ex__", "__getstate__", "__del__", "__eq__", "__hash__"}
+"""Of a class: what a call does not run."""
 
 
-def _plain(value: object) -> str | None:
-    """What there is to say of a value with no others in it; None for all others. ValueError for very large ints."""
-    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
-        return f"{type(value).__name__}={value!r}"
-    return repr(value) if isinstance(value, torch.dtype | torch.device | range | slice) else None
+def kind_name(value: Any) -> str:
+    """What messages call an object: its own name, or that of its class."""
+    return value.__name__ if issubclass(type(value), types.FunctionType | type) else type(value).__name__
 
 
-def _steps(value: object, networks: Networks, most: int = sys.maxsize) -> _Steps:
-    """A look into a value, at so many members of a container at most."""
-    if isinstance(value, types.CodeType):
-        yield from _code(value)
-    elif isinstance(value, types.FunctionType):
-        yield from _function(value, networks)
-    elif isinstance(value, functools.partial):
-        yield _Said("partial")
-        yield from (value.func, value.args, value.keywords)
-    elif isinstance(value, types.MethodType):
-        yield _Said("method")
-        yield from (value.__func__, type(value.__self__).__qualname__)
-        yield from _networks_in(value.__self__, "", networks)
-    elif isinstance(value, tuple | list):
-        yield _Said(f"{type(value).__name__}[{len(value)}]")
-        yield from value if len(value) <= most else _spread(value, most)
-    elif isinstance(value, set | frozenset):
-        yield _Said(f"set[{len(value)}]")
-        if len(value) <= most:
-            yield from _set(value)
-    elif isinstance(value, dict):
-        yield _Said(f"dict[{len(value)}]")
-        for item in islice(value.items(), most):
-            yield from item
-    else:
-        yield from _named(value, networks)
+def _name(value: object) -> str:
+    return str(getattr(value, "__qualname__", None) or getattr(value, "__name__", type(value).__name__))
 
 
-def _spread(values: Sequence[object], count: int) -> Iterator[object]:
-    """So many of the values, evenly spread, the first and the last one among them."""
-    return (values[i * (len(values) - 1) // (count - 1)] for i in range(count))
+def _top(module: str) -> str:
+    return module.partition(".")[0]
 
 
-def _set(values: Collection[object]) -> _Steps:
-    said = []
-    for value in values:
-        answer = yield _Apart(value)
-        assert answer is not None
-        said.append(answer)
-    yield from map(_Said, sorted(said))
+def _package_of(function: object) -> str | None:
+    """The package that a function is of, where it has a name of a package that may count."""
+    function = innermost(function)
+    module = getattr(function if isinstance(function, types.FunctionType) else type(function), "__module__", "") or ""
+    top = _top(module)
+    known = top in sys.stdlib_module_names or top in ("torch", "numpy", *_OURS) or isinstance(function, nn.Module)
+    return None if known else top
 
 
-def _code(code: types.CodeType) -> Iterator[object]:
-    yield _Said(code.co_code.hex())
-    yield from (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
-    yield from code.co_consts
+@lru_cache(maxsize=4096)
+def _is_installed(module: str, file: str | None) -> bool:
+    top = _top(module)
+    if top == "__main__":
+        return False
+    if top in sys.stdlib_module_names or top in sys.builtin_module_names:
+        return True
+    home = getattr(sys.modules.get(module) or sys.modules.get(top), "__file__", None)
+    # Code that was compiled from a string, as that of dataclasses, is of the module it stands in.
+    path = file if file is not None and not file.startswith("<") else home
+    if path is None:
+        return False
+    return path.startswith(_INSTALLED) or not _PACKAGES.isdisjoint(pathlib.PurePath(path).parts)
 
 
-def _function(function: types.FunctionType, networks: Networks) -> Iterator[object]:
-    yield from _code(function.__code__)
-    yield from (function.__defaults__, function.__kwdefaults__)
-    for cell in function.__closure__ or ():
+_PACKAGES = frozenset({"site-packages", "dist-packages"})
+_INSTALLED = tuple(
+    {
+        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+        *site.getsitepackages(),
+        site.getusersitepackages(),
+    }
+)
+
+
+def _unwrapped(value: Any) -> Any:
+    """What another function or module is only wrapped around, to compile it, cache it, or spread it over devices."""
+    while True:
+        kind = type(value)
+        if issubclass(kind, nn.Module):
+            return bare(value)
+        if issubclass(kind, staticmethod | classmethod):
+            value = value.__func__
+        elif issubclass(kind, types.FunctionType | functools._lru_cache_wrapper):  # noqa: SLF001  (it has no public name)
+            held = value.__dict__
+            inner = held.get("_torchdynamo_orig_callable", held.get("__wrapped__"))
+            # The wrapper of a project is code of its own.
+            if inner is None or ("_torchdynamo_orig_callable" not in held and not _only_wraps(value)):
+                return value
+            value = inner
+        else:
+            return value
+
+
+def _only_wraps(value: Any) -> bool:
+    return not isinstance(value, types.FunctionType) or _is_installed(
+        str(value.__globals__.get("__name__")), value.__code__.co_filename
+    )
+
+
+def _plain(value: Any) -> str | None:  # noqa: PLR0911  (one case for each kind)
+    """What there is to say of a value with no others in it; None for all others. Strings may be secret: a digest."""
+    kind = type(value)
+    if value is None or kind in (bool, float, complex):
+        return repr(value)
+    if issubclass(kind, enum.Enum):
+        return f"{kind.__qualname__}.{value._name_}"
+    if issubclass(kind, int):
+        return int.__repr__(value) if int.bit_length(value) < 1000 else f"#{sha256_of([hex(value)])}"
+    if issubclass(kind, np.generic) and not value.dtype.hasobject:
+        return f"{value.dtype} {value.item()!r}" if value.dtype.kind in "biufc" else f"#{digest_of_array(value)}"
+    if issubclass(kind, float):
+        return float.__repr__(value)
+    if issubclass(kind, str | bytes | bytearray):
+        raw = value.encode("utf-8", "surrogatepass") if issubclass(kind, str) else bytes(value)
+        return f"#{sha256(kind.__name__.encode() + raw).hexdigest()}"
+    if issubclass(kind, _TOLD_BY_REPR):
+        return repr(value)
+    if issubclass(kind, slice):
+        ends = [_plain(each) for each in (value.start, value.stop, value.step)]
+        return None if None in ends else f"slice({', '.join(map(str, ends))})"
+    return f"#{sha256_of([kind.__name__, repr(value)])}" if issubclass(kind, _HASHED_BY_REPR) else None
+
+
+_TOLD_BY_REPR = (
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    torch.Size,
+    np.dtype,
+    range,
+    type(...),
+    type(NotImplemented),
+)
+_HASHED_BY_REPR = (
+    pathlib.PurePath,
+    decimal.Decimal,
+    fractions.Fraction,
+    dt.date,
+    dt.time,
+    dt.timedelta,
+    uuid.UUID,
+    re.Pattern,
+)
+
+_Members: TypeAlias = list[tuple[str, str, object]]
+
+
+def _container(value: Any) -> _Members | None:
+    """The members of a container, each with the step to it and its key; None for what is none."""
+    kind = type(value)
+    if issubclass(kind, dict | types.MappingProxyType):
+        # A copy: other threads may add to it.
+        items = list(dict.items(value)) if issubclass(kind, dict) else list(value.items())
+        return [(f"[{_key(key)}]", f"{type(key).__name__}={_plain(key)}", member) for key, member in items]
+    if issubclass(kind, list | tuple | deque):
+        return [(f"[{at}]", "", member) for at, member in enumerate(list(value))]
+    if issubclass(kind, set | frozenset):
+        return [("{}", "", member) for member in list(value)]
+    if issubclass(kind, np.ndarray) and value.dtype.hasobject:
+        return [(f"[{at}]", "", member) for at, member in enumerate(value.ravel().tolist())]
+    return None
+
+
+def _key(key: object) -> str:
+    return repr(key) if type(key) in (str, int, bool, float) and len(repr(key)) < 80 else type(key).__name__
+
+
+def _closure(function: types.FunctionType) -> Iterator[tuple[str, object]]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
-            yield cell.cell_contents
-        except ValueError:
-            yield _Said("empty cell")
-    for name in _names_of(function.__code__):
-        named = function.__globals__.get(name)
-        if isinstance(named, types.FunctionType | functools.partial):
-            yield _Said(name)
-            yield named
-        elif named is not None:
-            yield from _networks_in(named, name, networks)
+            yield name, cell.cell_contents
+        except ValueError:  # it is empty: the name has no value yet
+            yield name, _NOTHING
 
 
-def _networks_in(value: object, name: str, networks: Networks) -> Iterator[object]:
-    for where, network in networks.among(name, value):
-        yield _Said(where)
-        yield network
+def _held(value: object) -> dict[str, object]:
+    """The attributes that an object has by itself; properties are not called."""
+    try:
+        held = dict(object.__getattribute__(value, "__dict__"))
+    except (AttributeError, TypeError, ValueError):
+        held = {}
+    for kind in type(value).__mro__:
+        for name, slot in vars(kind).items():
+            if isinstance(slot, types.MemberDescriptorType):
+                try:
+                    held[name] = slot.__get__(value)
+                except AttributeError:  # it is empty
+                    continue
+    return held
 
 
-def _named(value: object, networks: Networks) -> Iterator[object]:
-    """Everything else counts by its type, the code that a call of it would run, and the networks in it."""
-    if isinstance(value, nn.Module) and (digest := networks.digest_of(value)) is not None:
-        yield _Said(digest)
-        value = bare(value)
-    else:
-        yield from _networks_in(value, "", networks)
-    kind = value if isinstance(value, type) else type(value)
-    yield _Said(name_of(kind))
-    if isinstance(value, types.BuiltinFunctionType):
-        yield _Said(value.__qualname__)
-    if hasattr(value, "__wrapped__"):
-        yield value.__wrapped__
-    for method in ("__call__", "forward"):
-        code = getattr(kind, method, None)
-        # What torch itself does when a module is called is no part of the user's function.
-        if isinstance(code, types.FunctionType) and not (code.__module__ or "").startswith("torch."):
-            yield code
+def _class_attribute(kind: type, name: str) -> object:
+    return next((vars(each)[name] for each in kind.__mro__ if name in vars(each)), None)
 
 
-def _names_of(code: types.CodeType) -> list[str]:
-    """Global names that `code` or a function nested in it may look up, in order."""
-    names: list[str] = []
-    rest = [code]
-    while rest:
-        code = rest.pop()
-        names += code.co_names
-        rest += [constant for constant in reversed(code.co_consts) if isinstance(constant, types.CodeType)]
-    return names
+def _parts_of_attribute(value: object) -> list[object]:
+    """The functions that an attribute of a class stands for, or its value."""
+    if isinstance(value, property):
+        return [each for each in (value.fget, value.fset) if each is not None]
+    if isinstance(value, functools.cached_property):
+        return [value.func]
+    if isinstance(value, types.MemberDescriptorType | types.GetSetDescriptorType):
+        return []
+    return [_unwrapped(value)]
+
+
+@lru_cache(maxsize=4096)
+def _code_said(code: types.CodeType) -> str:
+    """A digest of code and its constants."""
+    said = [code.co_code.hex(), *map(str, (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars))]
+    return sha256_of([*said, *map(_constant_said, code.co_consts)])
+
+
+def _constant_said(constant: object) -> str:
+    if isinstance(constant, types.CodeType):
+        return _code_said(constant)
+    if isinstance(constant, tuple):
+        return f"({','.join(map(_constant_said, constant))})"
+    if isinstance(constant, frozenset):
+        return f"{{{','.join(sorted(map(_constant_said, constant)))}}}"
+    return f"{type(constant).__name__}={constant!r}"

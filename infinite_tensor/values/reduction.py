@@ -138,6 +138,10 @@ class Reduction:
         """What ``f`` returns."""
         return self._dtype
 
+    def _reaches(self) -> Mapping[str, object]:
+        """What a reduction is looked at for."""
+        return {"reduce": self._function}
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Reduction) and self._fields() == other._fields()
 

@@ -21,7 +21,8 @@ from infinite_tensor.tilestore.partial import PartialTile
 from infinite_tensor.tilestore.persistent.contents import PersistentContents
 from infinite_tensor.tilestore.store import TileStore
 from infinite_tensor.tilestore.stored_definition import StoredTensor
-from infinite_tensor.values.definition import changed_functions, differences
+from infinite_tensor.values.definition import differences
+from infinite_tensor.values.functions import changes
 from infinite_tensor.values.spec import TensorSpec
 from infinite_tensor.views.copied import CopyReport, CopyTally, CopyWatcher, TensorCopy
 from infinite_tensor.views.copying_windows import tiles_into_windows, windows_into_tiles, windows_into_windows
@@ -243,8 +244,9 @@ def _differences(there: StoredTensor, spec: TensorSpec) -> list[str]:
         before, now = before | {"tile_size": list(there.tile_size)}, now | {"tile_size": list(spec.tile_size)}
     if there.definition.dims is not None and spec.definition.dims is not None:
         before, now = before | {"dims": list(there.definition.dims)}, now | {"dims": list(spec.definition.dims)}
-    changed = changed_functions(there.definition.functions, spec.definition.functions)
-    return [*differences(before, now), *(f"{name}: not the function that computed what is there" for name in changed)]
+    changed = changes(there.definition.functions.record, spec.definition.functions.record)
+    code = [f"{name}: not the function that computed what is there" for name in changed.code]
+    return [*differences(before, now), *code, *changed.firm, *changed.values]
 
 
 def _check_separable(spec: TensorSpec, target: MemoryContents) -> None:

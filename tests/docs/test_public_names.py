@@ -101,7 +101,7 @@ def test_pipelines_are_made_of_public_names(path: Path) -> None:
             _, _, part = str(node.module).partition(".")
             of_all = part.startswith(("support", "geometry", "pipelines", "errors"))
             names = [] if of_all or node.module == "infinite_tensor_stores" else [alias.name for alias in node.names]
-            # What nobody else needs: the search that `digests` makes, without a digest.
+            # What nobody else needs: the networks in functions.
             assert set(names) - {"networks_in"} <= set(PUBLIC), f"{path.name}: {names} of {part}"
 
 

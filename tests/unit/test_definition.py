@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
-import sys
-import threading
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,7 +21,6 @@ from infinite_tensor.values.definition import (
     resolved_blend,
     scalar_from_json,
 )
-from infinite_tensor.values.fingerprint import fingerprint
 
 WINDOW = TensorWindow((4,))
 
@@ -162,91 +157,3 @@ def test_a_blend_of_another_name_is_refused(given: object) -> None:
     ) as caught:
         resolved_blend(given)
     assert len(str(caught.value)) < 400
-
-
-# Fingerprints.
-
-
-def adding(n: float) -> Callable[[float], float]:
-    return lambda x: x + n
-
-
-count = 0
-
-
-def helper(x: float) -> float:
-    return x * 2
-
-
-def calls_helper(x: float) -> float:
-    return helper(x)
-
-
-def test_equal_code_has_an_equal_fingerprint() -> None:
-    assert fingerprint(adding(1)) == fingerprint(adding(1))
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (lambda x: torch.sin(x), lambda x: torch.cos(x)),  # noqa: PLW0108  (names are what differs)
-        (lambda x: x + 1, lambda x: x + 2),
-        (lambda x, y=1: x + y, lambda x, y=2: x + y),
-        (adding(1), adding(2)),
-        (functools.partial(helper, 1), functools.partial(helper, 2)),
-        (lambda x: x in {1, 2}, lambda x: x in {1, 3}),
-        (lambda x: (lambda: x + 1)(), lambda x: (lambda: x + 2)()),  # noqa: PLC3002
-    ],
-)
-def test_different_code_has_a_different_fingerprint(one: Callable[..., Any], other: Callable[..., Any]) -> None:
-    assert fingerprint(one) != fingerprint(other)
-
-
-def test_a_function_that_is_named_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = fingerprint(calls_helper)
-    monkeypatch.setattr(sys.modules[__name__], "helper", lambda x: x * 3)
-    assert fingerprint(calls_helper) != before
-
-
-def test_a_global_that_is_counted_up_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    def counts(x: float) -> float:
-        global count  # noqa: PLW0603
-        count += 1
-        return x
-
-    before = fingerprint(counts)
-    monkeypatch.setattr(sys.modules[__name__], "count", 5)
-    assert fingerprint(counts) == before
-
-
-def test_locks_modules_and_weights_do_not_count() -> None:
-    def around(lock: object, weight: torch.Tensor) -> Callable[[], object]:
-        return lambda: (lock, weight, torch)
-
-    assert fingerprint(around(threading.Lock(), torch.zeros(2))) == fingerprint(around(threading.Lock(), torch.ones(3)))
-
-
-class Base:
-    def __call__(self, ctx: object) -> object:
-        return ctx
-
-
-class Derived(Base):
-    pass
-
-
-def test_an_inherited_call_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = fingerprint(Derived())
-    monkeypatch.setattr(Base, "__call__", lambda _self, _ctx: None)
-    assert fingerprint(Derived()) != before
-
-
-def test_a_cached_function_is_looked_into() -> None:
-    assert fingerprint(functools.lru_cache(helper)) != fingerprint(functools.lru_cache(calls_helper))
-
-
-def test_recursion_ends() -> None:
-    def loop(n: int) -> int:
-        return loop(n - 1) if n else 0
-
-    assert fingerprint(loop) == fingerprint(loop)

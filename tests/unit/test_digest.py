@@ -394,13 +394,8 @@ class Raising(Stateful):
         raise LookupError("no state here")
 
 
-def frozen() -> nn.Module:
-    """A script whose weights have become constants of its code."""
-    return torch.jit.freeze(torch.jit.script(nn.Linear(1, 4).eval()))  # type: ignore[no-any-return]
-
-
 @of_torch
-@pytest.mark.parametrize("make", [lambda: Raising(1), lambda: nn.Linear.__new__(nn.Linear), frozen])
+@pytest.mark.parametrize("make", [lambda: Raising(1), lambda: nn.Linear.__new__(nn.Linear)])
 def test_a_module_that_does_not_tell_what_it_is_made_of_is_refused(make: Callable[[], nn.Module]) -> None:
     net = make()
     with pytest.raises(ValidationError, match=r"digest: \S+ cannot be looked through: .*set version="):
@@ -536,7 +531,7 @@ def _with_leaves(values: torch.Tensor) -> str:
     """The digest that was documented: of the digests of leaves of 4 MiB, with what is said of the module."""
     data = values.numpy().tobytes()
     leaves = [hashlib.sha256(data[start : start + 4 * LEAF]).hexdigest() for start in range(0, len(data), 4 * LEAF)]
-    said = ["module ", "torch.nn.modules.module.Module", "", "training=True", "tensor held"]
+    said = ["torch.nn.modules.module.Module", "", "tensor held"]
     said.append(" ".join((str(values.dtype), str(list(values.shape)), *leaves)))
     return hashlib.sha256("".join(f"{len(part)}:{part}" for part in said).encode()).hexdigest()
 

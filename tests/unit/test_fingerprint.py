@@ -1,297 +1,669 @@
-"""Fingerprints stay what they were, and take bounded work whatever a function holds."""
+"""What a function is: all that it reaches, by value, in code, values and what cannot be looked into."""
 
 from __future__ import annotations
 
+import argparse
+import collections
+import enum
 import functools
-import json
-import re
-import shutil
+import itertools
+import logging
 import subprocess
 import sys
+import threading
+import types
 import warnings
-import weakref
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import tqdm
+from torch import nn
 
-from infinite_tensor import FunctionChangedWarning, InfiniteTensor, TensorWindow, TileStore, ZarrTileStore, no_digest
-from infinite_tensor.values.definition import changed_functions, functions_of
-from infinite_tensor.values.fingerprint import PYTHON, differ, fingerprint
-from tests.support.networks import Net
-from tests.unit.fingerprinted import FUNCTIONS, closure, deep, halved, looked_up, square
+from infinite_tensor import InfiniteTensor, TensorWindow
+from infinite_tensor.support.functions import Calling
+from infinite_tensor.values.fingerprint import Reach
+from infinite_tensor.values.functions import Changes, Functions, Record, changes
+from tests.support.networks import Net, Painter, closing_over, filled, with_net
+from tests.unit import constants
 
-HERE = Path(__file__).parent
-WINDOW = TensorWindow((4,))
-
-of_this_bytecode = pytest.mark.skipif(PYTHON != "3.11", reason="the bytecode of Python 3.11 is what was fingerprinted")
-
-
-BEFORE = json.loads((HERE / "fingerprints.json").read_text())
-NETWORKS = ("module", "linear")
-"""Which of the functions are networks."""
+ROOT = Path(__file__).parents[2]
 
 
-@of_this_bytecode
-@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name not in NETWORKS])
-def test_a_fingerprint_is_what_it_was_before_there_were_schemes(name: str) -> None:
-    assert fingerprint(FUNCTIONS[name]) == BEFORE[name]
+def record(function: Callable[..., Any]) -> Record:
+    return Functions({"f": function}).record
 
 
-@of_this_bytecode
-@pytest.mark.parametrize("name", NETWORKS)
-def test_the_fingerprint_of_a_network_ends_in_what_it_was_before(name: str) -> None:
-    assert re.fullmatch(f"3:[0-9a-f]{{64}}:{BEFORE[name]}", fingerprint(FUNCTIONS[name]))
-    with no_digest():
-        assert fingerprint(FUNCTIONS[name]) == BEFORE[name]
+def changed(one: Callable[..., Any], other: Callable[..., Any]) -> Changes:
+    return changes(record(one), record(other))
 
 
-def test_a_function_with_10_000_values_has_a_fingerprint_of_the_second_scheme() -> None:
-    assert ":" not in fingerprint(closure(list(range(9989))))
-    assert fingerprint(closure(list(range(9990)))).startswith("2:")
+def nothing() -> Changes:
+    return Changes([], [], [], [])
 
 
-# Bounded work.
+def closure(value: Any) -> Callable[[], Any]:
+    return lambda: value
 
 
-class Counted(list[int]):
-    """A list that counts how often one of its members is looked at."""
+def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def inner(*args: Any) -> Any:
+        return function(*args)
 
-    looks = 0
-
-    def __iter__(self) -> Iterator[int]:
-        for value in super().__iter__():
-            Counted.looks += 1
-            yield value
-
-    def __getitem__(self, at: Any) -> Any:
-        Counted.looks += 1
-        return super().__getitem__(at)
-
-
-def test_of_a_million_values_some_are_looked_at() -> None:
-    Counted.looks = 0
-    assert fingerprint(closure(Counted(range(10**6)))).startswith("2:")
-    assert 1000 <= Counted.looks < 12_000
-
-
-def looped_set() -> Callable[..., object]:
-    """A function in a set that it holds, together with others in no particular order."""
-    values: set[object] = {"b", "a", ("c", 1)}
-
-    def inner(*_args: object) -> object:
-        return values, sorted(map(str, values))
-
-    values |= {inner, FUNCTIONS["nested"], functools.partial(inner, 1)}
     return inner
 
 
-class Endless:
-    """Something that is always wrapped around something else."""
+def of_default(value: Any) -> Callable[..., Any]:
+    def inner(*, by: Any = value) -> object:
+        return by
 
-    @property
-    def __wrapped__(self) -> Endless:
-        return Endless()
-
-    def __call__(self, ctx: object) -> object:
-        return ctx
+    return inner
 
 
-class Unlisted(list[int]):
-    """A list that fails when it is looked into."""
+# Values: whatever code names.
 
-    def __iter__(self) -> Iterator[int]:
-        raise OSError("it was on a disk that is gone")
-
-
-class Unwritten(int):
-    """A number that fails when it is written."""
-
-    def __repr__(self) -> str:
-        raise LookupError("no name for it")
+MEAN: Any = 0.25
+TABLE: dict[str, Any] = {}
 
 
-class Lazy:
-    """An object that loads what it is asked for, and fails."""
-
-    def __getattr__(self, name: str) -> object:
-        raise OSError(f"cannot load {name}")
+def norm(x: float) -> float:
+    return x - MEAN  # type: ignore[no-any-return]
 
 
-def dead() -> object:
-    """What stands for an object that is gone."""
-    return weakref.proxy(Endless())
+def by_module(_x: float) -> float:
+    return constants.SCALE
 
 
-MANY: dict[str, Callable[[], Callable[..., Any]]] = {
-    "a set that holds the function": looped_set,
-    "a default of a set of sets": lambda: closure({frozenset({(i, j) for j in range(90)}) for i in range(300)}),
-    "a million ints": lambda: closure(list(range(10**6))),
-    "a large set": lambda: closure({str(i) for i in range(10**5)}),
-    "a large mapping": lambda: closure({str(i): [i] for i in range(10**5)}),
-    "many lists": lambda: closure([[str(i), {i}] for i in range(10**4)]),
-    "lists 1,000 deep": lambda: closure(deep(1000)),
-    "lists 20,000 deep": lambda: closure(deep(20_000)),
-    "tuples deep": lambda: closure(deep(20_000, lambda inner: (inner,))),
-    "mappings deep": lambda: closure(deep(20_000, lambda inner: {"in": inner})),
-    "sets deep": lambda: closure(deep(20_000, lambda inner: frozenset({inner, "x"}))),
-    "closures deep": lambda: deep(10**4, closure),
-    "partials deep": lambda: deep(10**4, lambda inner: functools.partial(closure, inner)),
-    "wrapped without end": Endless,
-    "an int of 5,000 digits": lambda: closure(10**5000),
-    "a list that fails": lambda: closure(Unlisted([1])),
-    "a number that fails": lambda: closure([Unwritten(1), {Unwritten(2)}]),
-    "an object that fails": lambda: closure(Lazy()),
-    "a reference to nothing": lambda: closure([dead(), {"it": dead()}]),
+def by_import(_x: float) -> float:
+    from tests.unit import constants as imported  # noqa: PLC0415
+
+    return imported.SCALE
+
+
+class Settings:
+    scale = 1.0
+
+
+def by_class(_x: float) -> float:
+    return Settings.scale
+
+
+def calls_norm(x: float) -> float:
+    return norm(x)
+
+
+@pytest.mark.parametrize(
+    ("function", "where", "name", "line"),
+    [
+        (norm, sys.modules[__name__], "MEAN", "`MEAN`, a global of `norm`, was 0.25 and is 0.75"),
+        (calls_norm, sys.modules[__name__], "MEAN", "`MEAN`, a global of `norm`, was 0.25 and is 0.75"),
+        (by_module, constants, "SCALE", "`constants.SCALE`, a global of `by_module`, was 0.25 and is 0.75"),
+        (by_import, constants, "SCALE", "`tests.unit.constants.SCALE`, imported by `by_import`, was 0.25 and is 0.75"),
+        (by_class, Settings, "scale", "`scale`, an attribute of class `Settings`, was 0.25 and is 0.75"),
+    ],
+)
+def test_a_constant_that_is_named_is_told_with_both_values(
+    function: Callable[..., Any], where: object, name: str, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(where, name, 0.25)
+    before = record(function)
+    monkeypatch.setattr(where, name, 0.75)
+    assert changes(before, record(function)) == nothing()._replace(values=[line])
+
+
+def test_a_global_that_is_called_as_an_attribute_in_the_code_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def f(x: Any) -> object:
+        return x.TABLE
+
+    before = record(f)
+    monkeypatch.setitem(TABLE, "x", 1)
+    assert record(f) == before
+
+
+class Blur:
+    def __init__(self, t: Any) -> None:
+        self.t = t
+        self.unread = object()
+
+    def __call__(self, x: Any) -> Any:
+        return self.scaled(x)
+
+    def scaled(self, x: Any) -> Any:
+        return x * self.t
+
+    @functools.cached_property
+    def table(self) -> list[Any]:
+        return [self.t]
+
+
+class Slotted:
+    __slots__ = ("t", "unset")
+
+    def __init__(self, t: Any) -> None:
+        self.t = t
+
+    def __call__(self, x: Any) -> Any:
+        return x * self.t
+
+
+@dataclass(frozen=True)
+class Config:
+    t: Any
+
+
+class Settled(nn.Module):
+    """A network with a plain tensor, a number, and networks in a list."""
+
+    def __init__(self, value: Any = 0.5) -> None:
+        super().__init__()
+        self.mean = torch.full((2,), float(value))
+        self.gain = 2.0
+        self.parts = [filled(nn.Linear(2, 2))]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x - self.mean) * self.gain
+
+
+def with_gain(gain: float) -> nn.Module:
+    net = Settled()
+    net.gain = gain
+    return net
+
+
+def with_part(value: float) -> nn.Module:
+    net = Settled()
+    net.parts = [filled(nn.Linear(2, 2), value)]
+    return net
+
+
+def with_hook(value: float) -> nn.Module:
+    net = filled(nn.Linear(2, 2))
+    adapter = filled(nn.Linear(2, 2), value)
+    net.register_forward_hook(lambda _net, args, output: output + adapter(args[0]))
+    return net
+
+
+def traced(value: float) -> Any:
+    with warnings.catch_warnings(action="ignore"):
+        return torch.jit.trace(lambda x: x * value, torch.ones(2))  # type: ignore[no-untyped-call]
+
+
+def scripted(value: float) -> Any:
+    with warnings.catch_warnings(action="ignore"):
+        return torch.jit.freeze(torch.jit.script(Settled(value).eval()))
+
+
+def by_t(config: Any) -> Callable[..., Any]:
+    return lambda x: x * config.t
+
+
+def by_table(blur: Blur) -> Callable[..., Any]:
+    return lambda x: x * blur.table[0]
+
+
+class Color(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+
+VALUES: dict[str, Callable[[Any], Callable[..., Any]]] = {
+    "a closure": closure,
+    "a closure on a tuple": lambda value: closure((1, (value,))),
+    "a closure on a closure": lambda value: wrapped(closure(value)),
+    "a default": of_default,
+    "a partial": lambda value: functools.partial(closure, value),
+    "a keyword of a partial": lambda value: functools.partial(closure, value=value),
+    "an object that is called": Blur,
+    "a method of it": lambda value: Blur(value).scaled,
+    "a slot": Slotted,
+    "a frozen dataclass": lambda value: by_t(Config(value)),
+    "a namespace": lambda value: by_t(types.SimpleNamespace(t=value)),
+    "parsed arguments": lambda value: by_t(argparse.Namespace(t=value)),
+    "a cached property": lambda value: by_table(Blur(value)),
+    "a cached function": lambda value: functools.lru_cache(closure(value)),
+    "a function without gradients": lambda value: torch.no_grad()(closure(value)),
+    "a method of a builtin": lambda value: {1: (value,)}.get,
 }
-
-
-@functools.cache
-def fingerprint_of(name: str) -> str:
-    return fingerprint(MANY[name]())
-
-
-@pytest.mark.parametrize("name", MANY)
-def test_whatever_a_function_holds_it_has_a_fingerprint(name: str) -> None:
-    assert fingerprint_of(name) == fingerprint(MANY[name]())
-
-
-def test_a_value_that_fails_hides_nothing_beside_it() -> None:
-    for fails in (Unlisted([1]), Unwritten(1), Lazy(), dead()):
-        assert fingerprint(closure([fails, 1])) != fingerprint(closure([fails, 2]))
-        assert differ(fingerprint(closure([fails, Net(0.5)])), fingerprint(closure([fails, Net(0.25)])))
-
-
-def of_sets(x: list[str], names: frozenset[str] = frozenset({"a", "b", "c"})) -> list[str]:
-    return [y for y in x if y in {"p", "q", "r"} or y in names]
-
-
-def in_another_process(seed: int, *names: str) -> tuple[dict[str, str], list[str]]:
-    """Fingerprints there, that of `of_sets` among them; and the order of a set, which goes by the seed of hashes."""
-    code = (
-        "import json, sys\nfrom infinite_tensor.values.fingerprint import fingerprint\n"
-        "from tests.unit.test_fingerprint import MANY, of_sets\n"
-        "found = {name: fingerprint(MANY[name]()) for name in sys.argv[1:]}\n"
-        "print(json.dumps([found | {'of sets': fingerprint(of_sets)}, [*{'a', 'b', 'c'}]]))"
-    )
-    command, environment = [sys.executable, "-c", code, *names], {"PYTHONHASHSEED": str(seed)}
-    done = subprocess.run(command, cwd=HERE.parents[1], env=environment, check=True, capture_output=True, text=True)
-    found, order = json.loads(done.stdout)
-    return found, order
-
-
-@pytest.fixture(scope="module")
-def elsewhere() -> tuple[dict[str, str], list[str]]:
-    """All of them in another process."""
-    return in_another_process(1, *MANY)
-
-
-@pytest.mark.parametrize("name", MANY)
-def test_it_is_the_same_in_every_process(name: str, elsewhere: tuple[dict[str, str], list[str]]) -> None:
-    assert elsewhere[0][name] == fingerprint_of(name)
-
-
-def test_it_does_not_go_by_the_order_of_sets(elsewhere: tuple[dict[str, str], list[str]]) -> None:
-    (first, order), (second, other_order) = elsewhere, in_another_process(2)
-    assert order != other_order
-    assert first["of sets"] == second["of sets"] == fingerprint(of_sets)
 
 
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        (closure(list(range(10**5))), closure(list(range(10**5 + 1)))),
-        (closure([0] * 10**5), closure([0] * (10**5 - 1) + [1])),
-        (closure([set(range(10**4)), {1}]), closure([set(range(10**4)), {2}])),
-        (closure([[0] * 10**5, closure(1)]), closure([[0] * 10**5, closure(2)])),
-        (closure(10**5000), closure(10**5000 + 1)),
-        (closure([*range(10**5), len]), closure([*range(10**5), max])),
+        (0.25, 0.75),
+        (1, True),
+        (0.0, -0.0),
+        ("a", "b"),
+        (b"a", b"b"),
+        (10**400, 10**400 + 1),
+        (Color.RED, Color.BLUE),
+        (Fraction(1, 2), Fraction(1, 3)),
+        (PurePosixPath("a"), PurePosixPath("b")),
+        (np.float32(1), np.float64(1)),
+        (torch.float16, torch.float32),
+        (torch.zeros(3), torch.tensor([0.0, 1, 0])),
+        (np.zeros(3), np.ones(3)),
+        (np.zeros(4, "i4"), np.zeros(4, "u4")),
+        (np.zeros(4), np.zeros((2, 2))),
+        (frozenset({1, 2}), frozenset({1, 3})),
+        (torch.sin, torch.cos),
+        (nn.functional.relu, nn.functional.gelu),
+        (Net(0.5), Net(0.25)),
+        (scripted(0.5), scripted(0.25)),
+        (traced(0.5), traced(0.25)),
+        (with_hook(0.5), with_hook(0.25)),
+        (with_gain(2.0), with_gain(3.0)),
+        (with_part(0.5), with_part(0.25)),
+        (Settled(0.5), Settled(0.25)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+@pytest.mark.parametrize("name", VALUES)
+def test_other_values_are_seen_wherever_they_are(name: str, one: Any, other: Any) -> None:
+    hold = VALUES[name]
+    found = changed(hold(one), hold(other))
+    assert len(found.values) == 1
+    assert not found.code
+    assert changed(hold(one), hold(one)) == nothing()
+
+
+HOLDERS: dict[str, Callable[[Any], Callable[..., Any]]] = {
+    "the network": lambda net: net,
+    "a method of it": lambda net: net.sample,
+    "a closure": closing_over,
+    "a list": lambda net: closure([1, net]),
+    "a dict": lambda net: closure({"net": (net,)}),
+    "a set": lambda net: closure({net, "net", 1}),
+    "an object with it in a list": lambda net: Painter(net).paint,
+    "an object in an object": lambda net: Blur(Painter(net).paint),
+    "a partial": lambda net: functools.partial(with_net, net),
+}
+
+
+@pytest.mark.parametrize("name", HOLDERS)
+def test_other_weights_are_told_as_weights(name: str) -> None:
+    hold = HOLDERS[name]
+    (line,) = changed(hold(Net(0.5)), hold(Net(0.25))).values
+    assert line.startswith("the weights of `")
+    assert line.endswith("have changed")
+    assert changed(hold(Net()), hold(Net())) == nothing()
+
+
+@pytest.mark.parametrize("wrap", [functools.partial(torch.compile, backend="eager"), nn.DataParallel])
+@pytest.mark.parametrize("name", ["the network", "a closure", "a list", "an object with it in a list"])
+def test_what_a_network_is_only_wrapped_in_does_not_count(name: str, wrap: Callable[[Any], Any]) -> None:
+    assert changed(HOLDERS[name](Net()), HOLDERS[name](wrap(Net()))) == nothing()
+
+
+def test_weights_that_change_in_place_are_hashed_again() -> None:
+    net, table = Net(), np.zeros(4)
+    f = closure((net, table))
+    before = record(f)
+    net.out.weight.data[0, 0] = 7
+    assert changes(before, record(f)).values == [
+        "the weights of `value[0]`, a variable around `<lambda>`, have changed"
+    ]
+    table[0] = 1
+    assert len(changes(before, record(f)).values) == 2
+
+
+def test_a_secret_is_not_kept() -> None:
+    assert "hunter2" not in str(record(closure(["hunter2", {"hunter2": "hunter2"}])).items)
+
+
+# Code.
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (lambda x: torch.sin(x), lambda x: torch.cos(x)),  # noqa: PLW0108  (names are what differs)
+        (lambda x: x + 1, lambda x: x + 2),
+        (lambda x: x in {1, 2}, lambda x: x in {1, 3}),
+        (lambda x: (lambda: x + 1)(), lambda x: (lambda: x + 2)()),  # noqa: PLC3002
+        (closure(lambda x: x + 1), closure(lambda x: x + 2)),
+        (functools.lru_cache(norm), functools.lru_cache(calls_norm)),
     ],
 )
-def test_a_change_near_the_function_is_seen(one: Callable[..., Any], other: Callable[..., Any]) -> None:
-    assert fingerprint(one) != fingerprint(other)
+def test_other_code_is_other_code(one: Callable[..., Any], other: Callable[..., Any]) -> None:
+    assert changed(one, other).code == ["f"]
 
 
-def test_code_is_nearer_than_the_tables_beside_it() -> None:
-    def sine(x: Any, table: tuple[int, ...] = tuple(range(20_000))) -> Any:
-        return torch.sin(x), table
+def test_the_code_of_classes_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Derived(Blur):
+        pass
 
-    def cosine(x: Any, table: tuple[int, ...] = tuple(range(20_000))) -> Any:
-        return torch.cos(x), table
-
-    assert fingerprint(sine) != fingerprint(cosine)
-
-
-# Schemes, in stores.
+    before = record(Derived(1))
+    monkeypatch.setattr(Blur, "scaled", lambda _self, x: x)
+    assert changes(before, record(Derived(1))).code == ["f"]
 
 
-def test_fingerprints_compare_within_one_scheme() -> None:
-    few, many, more = ({"python": PYTHON, "f": text} for text in ("ab", "2:ab", "2:cd"))
-    assert changed_functions(few, many) == changed_functions(many, few) == []
-    assert changed_functions(many, more) == changed_functions(few, {**few, "f": "cd"}) == ["f"]
+def test_a_renamed_variable_does_not_hide_other_weights() -> None:
+    class Firm(Calling):
+        def __init__(self, fn: Callable[..., Any]) -> None:
+            self.fn = fn
+
+        def _reaches(self) -> dict[str, object]:
+            return {"fn": self.fn}
+
+    # Objects that say what they reach are of this library.
+    Firm.__module__ = "infinite_tensor.tests"
+
+    def before(net: nn.Module) -> Any:
+        return Firm(lambda x: net(x))  # noqa: PLW0108
+
+    def after(model: nn.Module) -> Any:
+        return Firm(lambda x: model(x))  # noqa: PLW0108
+
+    assert changed(before(Net()), after(Net())) == nothing()._replace(code=["f"])
+    found = changed(before(Net()), after(Net(0.25)))
+    assert found.firm == ["the weights of `net`, a variable around `<lambda>`, is not there any more"]
 
 
-def test_fingerprints_compare_by_the_highest_scheme_that_both_have() -> None:
-    code, other_code, table, weights, other_weights, alone = (
-        {"python": PYTHON, "f": text} for text in ("ab", "cd", "2:ab", "3:ef:ab", "3:gh:ab", "3:ef:2:ab")
-    )
-    assert changed_functions(weights, other_weights) == changed_functions(code, alone | {"f": "3:ef:cd"}) == ["f"]
-    assert changed_functions(other_code, weights) == changed_functions(weights, other_code) == ["f"]
-    assert changed_functions(table, alone | {"f": "3:ef:2:cd"}) == ["f"]
-    for one, other in [(code, weights), (other_weights, code), (weights, alone), (table, alone), (table, weights)]:
-        assert changed_functions(one, other) == []
+# What does not count.
+
+COUNT = itertools.count(1)
+
+calls = 0
 
 
-def test_what_is_computed_from_a_tensor_of_the_second_scheme_is_of_it_too() -> None:
-    upstream = functions_of(fingerprint(looked_up), None, ())
-    below = functions_of(fingerprint(halved), None, (upstream,))
-    assert [name for name in ("f", "upstream") if below[name].startswith("2:")] == ["upstream"]
-    assert functions_of(fingerprint(halved), None, (below,))["upstream"].startswith("2:")
+def counts(x: float) -> float:
+    global calls  # noqa: PLW0603
+    calls += 1
+    return x
 
 
-def build(store: TileStore, of_square: Callable[..., Any] = square, of_table: Callable[..., Any] = looked_up) -> Any:
-    options: dict[str, Any] = {"tile_store": store}
-    squares = InfiniteTensor((None,), of_square, WINDOW, tensor_id="square", **options)
-    table = InfiniteTensor((None,), of_table, WINDOW, tensor_id="looked up", **options)
-    half = InfiniteTensor((None,), halved, WINDOW, [table], [WINDOW], tensor_id="halved", **options)
-    return squares, table, half
+def memoised(x: int) -> object:
+    return TABLE.setdefault(str(x), x)
 
 
-@pytest.fixture
-def written_before(tmp_path: Path) -> Path:
-    """A store that was written before there were schemes; the fingerprint of `looked_up` is of 20,000 values."""
-    return Path(shutil.copytree(HERE / "written_before.zarr", tmp_path / "store.zarr"))
+class Counting(Blur):
+    def __init__(self) -> None:
+        super().__init__(0.5)
+        self.calls, self.memo, self.seen = 0, {}, []  # type: ignore[var-annotated]
+
+    def __call__(self, x: Any) -> Any:
+        self.calls += 1
+        seen = self.seen
+        seen.append(x)
+        self.memo[x] = x
+        return x
 
 
-def test_a_store_written_before_there_were_schemes_opens_without_a_warning(written_before: Path) -> None:
-    with ZarrTileStore(written_before, tile_size=8) as store:
-        squares, table, half = build(store)
-        assert squares[-4:12].tolist() == [1.0] * 4 + [0.0] * 4 + [1.0] * 4 + [4.0] * 4
-        assert table[0:16].tolist() == [2.0 * i for i in range(16)]
-        assert half[0:8].tolist() == [float(i) for i in range(8)]
+class Rotary(nn.Module):
+    """Makes a buffer and a table when it is called first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = filled(nn.Linear(4, 4))
+        self.table: torch.Tensor | None = None
+        self.longest = 0
+        self.register_buffer("cached", None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.table is None:
+            self.fill(len(x))
+        return torch.as_tensor(self.layer(x) + self.table)
+
+    def fill(self, length: int) -> None:
+        self.table, self.longest = torch.arange(4.0), length
+        self.register_buffer("cached", torch.ones(length))
 
 
-@of_this_bytecode
-def test_a_function_of_few_values_that_has_changed_since_is_a_warning(written_before: Path) -> None:
-    with (
-        ZarrTileStore(written_before, tile_size=8) as store,
-        pytest.warns(FunctionChangedWarning, match="f of tensor 'square'"),
-    ):
-        build(store, of_square=lambda _ctx: torch.ones(4))
+def collecting() -> nn.Module:
+    net, features = filled(nn.Linear(4, 4)), dict[nn.Module, torch.Tensor]()
+
+    def hook(module: nn.Module, _args: object, output: torch.Tensor) -> None:
+        features[module] = output
+
+    net.register_forward_hook(hook)
+    return net
 
 
-def test_a_change_among_many_values_is_a_warning_in_a_store_of_today(tmp_path: Path) -> None:
-    with ZarrTileStore(tmp_path / "store.zarr") as store:
-        build(store)
-    with ZarrTileStore(tmp_path / "store.zarr") as store:
-        build(store)
-    changed = functools.partial(looked_up, table=tuple(range(20_000)))
-    with ZarrTileStore(tmp_path / "store.zarr") as store, warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        build(store, of_table=changed)
-    assert [str(each.message).split(" is not")[0] for each in caught] == [
-        "f of tensor 'looked up'",
-        "A function upstream of tensor 'halved'",
+def counted_around() -> Callable[..., Any]:
+    count = 0
+
+    def f(x: Any) -> Any:
+        nonlocal count
+        count += 1
+        return x
+
+    return f
+
+
+def idle(*things: object) -> Callable[..., Any]:
+    return lambda x: (things, x)[1]
+
+
+@pytest.mark.parametrize(
+    ("f", "use"),
+    [
+        (counts, lambda f: f(1.0)),
+        (memoised, lambda f: f(1)),
+        (Counting(), lambda f: f(1)),
+        (Rotary(), lambda f: f(torch.ones(4))),
+        (closing_over(Rotary()), lambda f: f((1,))),
+        (collecting(), lambda f: f(torch.ones(4))),
+        (counted_around(), lambda f: f(1)),
+        (functools.lru_cache(abs), lambda f: f(1)),
+    ],
+    ids=["global", "memo", "object", "rotary", "rotary in a closure", "hook", "nonlocal", "cache"],
+)
+def test_what_the_code_itself_changes_does_not_count(f: Callable[..., Any], use: Callable[[Any], Any]) -> None:
+    before = record(f)
+    use(f)
+    assert changes(before, record(f)) == nothing()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        threading.Lock,
+        itertools.count,
+        lambda: logging.getLogger(str(id(object()))),
+        lambda: tqdm.tqdm(total=next(COUNT), disable=True),
+        lambda: torch.Generator().manual_seed(next(COUNT)),
+        lambda: np.random.default_rng(next(COUNT)),
+        lambda: (each for each in range(next(COUNT))),
+        lambda: open(__file__),  # noqa: SIM115, PTH123
+    ],
+)
+def test_locks_loggers_bars_files_and_generators_do_not_count(make: Callable[[], Any]) -> None:
+    one, other = make(), make()
+    found = changed(idle(one), idle(other))
+    for each in (one, other):
+        getattr(each, "close", lambda: None)()
+    assert found == nothing()
+    assert record(idle(one)).opaque == ()
+
+
+def test_a_list_that_is_only_read_is_a_value_and_an_appended_one_is_not() -> None:
+    def reads(table: list[int]) -> Callable[..., Any]:
+        return lambda x: table[x]
+
+    assert [item.kind for item in record(reads([1])).items] == ["state"]
+    assert changed(reads([1]), reads([2])).values == ["`table`, a variable around `<lambda>`, has changed"]
+
+
+def test_the_mode_of_a_network_counts_where_its_code_reads_it() -> None:
+    assert changed(Net().train(), Net().eval()).values
+    plain = filled(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+    assert changed(plain.train(), plain) == nothing()
+    assert changed(nn.Sequential(plain).train(), nn.Sequential(plain).eval()) == nothing()
+
+
+# What cannot be looked into.
+
+
+def test_what_has_no_attributes_is_opaque() -> None:
+    assert record(closure(np.nditer(np.zeros(2)))).opaque == ("`value`, a variable around `<lambda>` (numpy.nditer)",)
+
+
+def test_a_very_long_list_is_opaque_and_what_is_looked_at_counts() -> None:
+    one, other = closure(list(range(10**5))), closure(list(range(10**5 + 1)))
+    assert changed(one, other).values
+    (line,) = record(one).opaque
+    assert line == "`value`, a variable around `<lambda>`, of which 10000 of 100000 members are looked at"
+
+
+# Hostile objects.
+
+
+class Failing:
+    """Runs nothing of its own while it is looked at."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __getattribute__(self, name: str) -> object:
+        raise AssertionError(name)
+
+    def __eq__(self, other: object) -> bool:
+        raise AssertionError
+
+    def __reduce__(self) -> Any:
+        raise AssertionError
+
+    def __repr__(self) -> str:
+        raise AssertionError
+
+    @property
+    def value(self) -> object:
+        raise AssertionError
+
+
+def valued(held: Any) -> Callable[..., Any]:
+    return lambda x: (held.value, x)
+
+
+def looped() -> list[object]:
+    items: list[object] = [1]
+    items.append((items, {"self": items}))
+    return items
+
+
+def loops(n: int) -> int:
+    return loops(n - 1) if n else 0
+
+
+class Node:
+    def __init__(self) -> None:
+        self.next = self
+
+    def __call__(self) -> object:
+        return self.next
+
+
+def deep(kind: Callable[[Any], Any]) -> Any:
+    value: Any = 0
+    for _ in range(5000):
+        value = kind(value)
+    return value
+
+
+def shared() -> Any:
+    value: Any = [1]
+    for _ in range(40):
+        value = (value, value)
+    return value
+
+
+@pytest.mark.parametrize(
+    "make",
+    [Failing, looped, Node, shared, lambda: deep(lambda each: [each]), lambda: loops, lambda: collections.deque([1])],
+)
+def test_whatever_a_function_holds_the_look_ends(make: Callable[[], Any]) -> None:
+    assert changed(valued(make()), valued(make())) == nothing()
+    assert changed(closure(make()), closure(make())) == nothing()
+
+
+def test_it_does_not_count_what_objects_are_shared() -> None:
+    table = (1, (2, "x"))
+    again = (1, (*"", 2, "x"))
+    assert record(closure((table, table))) == record(closure((table, again)))
+    config = Config(1.0)
+    assert record(idle_of(config, config)) == record(idle_of(config, Config(1.0)))
+
+
+def idle_of(a: Config, b: Config) -> Callable[..., Any]:
+    return lambda x: x + a.t + b.t
+
+
+SETS = frozenset({"a", "b", "c", "d", ("e", frozenset({"f"}))})
+
+
+def of_sets(x: str, names: frozenset[Any] = SETS) -> bool:
+    return x in {"p", "q", "r"} or x in names
+
+
+EVERYWHERE: dict[str, Callable[[], Callable[..., Any]]] = {
+    "sets": lambda: of_sets,
+    "object": lambda: Blur(0.5),
+    "network": lambda: closing_over(Net()),
+    "hook": lambda: with_hook(0.5),
+    "script": lambda: scripted(0.5),
+    "trace": lambda: traced(0.5),
+    "module": lambda: by_module,
+    "failing": lambda: closure([lambda: 1, Failing, Color.RED, {"b": 1, "a": 2}]),
+}
+
+
+def everywhere() -> Iterator[str]:
+    # What a process has compiled before is part of the names of its TorchScript.
+    scripted(0.25)
+    for make in EVERYWHERE.values():
+        yield str(record(make()).to_json())
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_it_is_the_same_in_every_process(seed: int) -> None:
+    code = "from tests.unit.test_fingerprint import everywhere\nprint('\\n'.join(everywhere()))"
+    command, environment = [sys.executable, "-W", "ignore", "-c", code], {"PYTHONHASHSEED": str(seed)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines() == list(everywhere())
+
+
+# Chains.
+
+
+def test_functions_upstream_count() -> None:
+    def below(value: Any) -> Record:
+        upstream = Functions({"f": closing_over(Net(value))})
+        return Functions({"f": norm}, (upstream, Functions({"f": calls_norm}))).record
+
+    assert changes(below(0.5), below(0.5)) == nothing()
+    assert changes(below(0.5), below(0.25)).values == [
+        "the weights of `net`, a variable around `<lambda>`, have changed"
     ]
+
+
+def test_a_chain_may_be_long() -> None:
+    functions = Functions({"f": norm})
+    for _ in range(5000):
+        functions = Functions({"f": norm}, (functions,))
+    assert functions.record.code.keys() == {"f", "upstream"}
+
+
+def test_a_tensor_counts_by_its_definition() -> None:
+    def reading(size: int) -> Callable[..., Any]:
+        t = InfiniteTensor((None,), lambda _ctx: torch.zeros(size), TensorWindow((size,)))
+        return lambda ctx: t[ctx[0] : ctx[0] + 4]
+
+    assert changed(reading(4), reading(4)) == nothing()
+    assert changed(reading(4), reading(8)).values == ["a tensor has changed"]
+
+
+def test_networks_are_found_without_hashing_them() -> None:
+    net = Net().to("meta")
+    assert Reach(Blur(Painter(net).paint), "f").networks == [net]
+
+
+def test_a_record_is_read_back_from_json_and_one_of_other_rules_is_empty() -> None:
+    found = record(closing_over(Net()))
+    assert Record.from_json(found.to_json()) == found
+    assert Record.from_json({"python": "3.11", "f": "00" * 32}) == Record()
+    assert changes(Record(), found) == nothing()

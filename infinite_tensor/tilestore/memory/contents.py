@@ -25,7 +25,7 @@ from infinite_tensor.tilestore.lru import check_limit
 from infinite_tensor.tilestore.memory.access import MemoryAccess
 from infinite_tensor.tilestore.memory.kept_windows import KeptWindows
 from infinite_tensor.tilestore.memory.window_cache import Row, fold_rows, rows_in
-from infinite_tensor.tilestore.messages import changed_meanwhile, check_same, unknown_tensor, warn_of_changes
+from infinite_tensor.tilestore.messages import changed_meanwhile, check_functions, check_same, unknown_tensor
 from infinite_tensor.tilestore.store import TileStore
 from infinite_tensor.values.dims import joined_dims
 from infinite_tensor.values.spec import TensorSpec
@@ -70,7 +70,8 @@ class MemoryContents(Contents):
         with self.lock:
             self.check_open()
             known = self.registered(spec)
-            warn_of_changes(spec.tensor_id, known.definition.functions, spec.definition.functions, self)
+            if known is not spec:
+                check_functions(spec.tensor_id, known.definition.functions, spec.definition.functions, self)
             return spec.with_dims(joined_dims(known.definition.dims, spec.definition.dims))
 
     def access(self, spec: TensorSpec) -> Access:

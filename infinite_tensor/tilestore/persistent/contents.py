@@ -26,7 +26,7 @@ from infinite_tensor.tilestore.glance import Glance, StoredSize
 from infinite_tensor.tilestore.inventory import Damage, Dropped, Inventory, Known, TensorInfo
 from infinite_tensor.tilestore.layout import Record, TileLayout, copy_shared
 from infinite_tensor.tilestore.lru import LRU
-from infinite_tensor.tilestore.messages import changed_meanwhile, warn_of_changes
+from infinite_tensor.tilestore.messages import changed_meanwhile, check_functions
 from infinite_tensor.tilestore.partial import TileInProgress
 from infinite_tensor.tilestore.persistent.access import TileAccess
 from infinite_tensor.tilestore.persistent.cache import TileCache
@@ -100,7 +100,7 @@ class PersistentContents(Contents):
         with self.lock:
             self.check_open()
             record = self.registry.record_of(spec)
-            warn_of_changes(spec.tensor_id, record.functions, spec.definition.functions, self)
+            check_functions(spec.tensor_id, record.functions, spec.definition.functions, self)
             return spec.with_dims(joined_dims(record.spec.definition.dims, spec.definition.dims))
 
     def with_tile_size(self, spec: TensorSpec) -> TensorSpec:

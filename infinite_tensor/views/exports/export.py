@@ -267,7 +267,7 @@ def _identity(cutouts: Mapping[str, Cutout], dims: Mapping[str, tuple[str, ...]]
             path,
             node.spec.tensor_id,
             node.spec.definition.digest,
-            dict(node.spec.definition.functions),
+            node.spec.definition.functions.record.to_json(),
             cutout.frame.origin,
             cutout.frame.shape,
             cutout.frame.tile,

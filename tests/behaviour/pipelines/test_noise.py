@@ -36,7 +36,7 @@ from infinite_tensor import (
     sl,
 )
 from infinite_tensor.pipelines import noise as module
-from infinite_tensor.values.fingerprint import fingerprint
+from infinite_tensor.values.functions import Functions
 from tests.support.counting import Counted
 from tests.support.philox import halves, philox, signed, words_of_cell
 from tests.support.reference import Index
@@ -443,9 +443,9 @@ def test_another_seed_stream_or_kind_is_another_definition(tmp_path: Path, other
 def test_what_is_stored_does_not_warn_of_changes_within_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     f = noise((None, None), seed=3).f
     assert f is not None
-    before = fingerprint(f)
+    before = Functions({"f": f}).record
     monkeypatch.setattr(type(f), "windows", lambda self, contexts: torch.zeros(len(contexts), *self.size))
-    assert fingerprint(f) == before
+    assert Functions({"f": f}).record == before
 
 
 def test_nothing_but_a_few_windows_is_kept() -> None:

@@ -312,9 +312,8 @@ def test_other_weights_are_refused_and_never_meet_old_pixels(tmp_path: Path) -> 
     options: dict[str, Any] = {"window": (32, 32), "progress": False}
     predict(Net(seed=0), picture, tmp_path / "s.zarr", **options)
     for net in (Net(seed=1), OTHER, OTHER.forward):
-        with pytest.raises(ValidationError, match=r"(?s)version\.net.*another tensor_id, or overwrite=True") as caught:
+        with pytest.raises(ValidationError, match=r"(?s)the weights of .*another tensor_id, or overwrite=True"):
             predict(net, picture, tmp_path / "s.zarr", **options)
-        assert "version.net" in str(caught.value)
     with pytest.raises(ValidationError, match=r"(?s)output_window.*another tensor_id, or overwrite=True"):
         predict(Net(seed=0), picture, tmp_path / "s.zarr", window=(24, 24), progress=False)
     new = predict(Net(seed=1), picture, tmp_path / "s.zarr", overwrite=True, **options)
@@ -335,7 +334,7 @@ def test_what_a_preprocess_holds_counts_too(tmp_path: Path) -> None:
     assert torch.equal(found[...], looped(lambda x: Net().eval()(x - 0.25), picture, (32, 32), (24, 24), 4))
     predict(Net(), picture, tmp_path / "s.zarr", preprocess=shifted(0.25), **options)
     for other in (shifted(0.5), None):
-        with pytest.raises(ValidationError, match="preprocess"):
+        with pytest.raises(ValidationError, match="`mean`, a variable around"):
             predict(Net(), picture, tmp_path / "s.zarr", preprocess=other, **options)
     with pytest.raises(ValidationError, match="autocast"):
         predict(Net(), picture, tmp_path / "s.zarr", preprocess=shifted(0.25), autocast=torch.bfloat16, **options)

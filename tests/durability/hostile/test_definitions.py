@@ -51,6 +51,8 @@ _WRONG_SCALES: list[Any] = [
     *(0, -1, "1", True, None, 10**400, math.nan, [], {}),
     *([0.1], [0.1, 0.2, 0.3], [0.1, None], [[0.1]]),
 ]
+_FUNCTIONS: dict[str, Any] = {"scheme": 4, "python": "3.11", "code": {}, "values": [], "opaque": []}
+
 _WRONG: dict[str, list[Any]] = {
     "format": [None, "1", 0, -1, True, 1.0, math.nan, [1], {}],
     "tensor_id": [None, "top", 3, ["base"], {}],
@@ -93,7 +95,22 @@ _WRONG: dict[str, list[Any]] = {
         *("yx", {}, 0, False, [], ["y"], ["y", "x", "z"], ["y", "y"], ["", "x"], ["y", 3], ["y", None], [["y"], "x"]),
         *(["y", "x\0"], ["y", "\ud800"], ["y", "x" * 101], ["dim_1", "dim_0"], ["dim_01", "x"], [nested(90), "x"]),
     ],
-    "functions": [None, [], "f", {"f": 1}, {"f": None}, {"f": {}}],
+    "functions": [
+        *(
+            None,
+            [],
+            "f",
+            {"scheme": 4},
+            _FUNCTIONS | {"python": 3},
+            _FUNCTIONS | {"code": []},
+            _FUNCTIONS | {"code": {"f": 1}},
+        ),
+        *(
+            _FUNCTIONS | {"values": each}
+            for each in (None, "abc", [1], [["a", "b"]], [["a", "b", 3]], [[[], "b", "c"]])
+        ),
+        *(_FUNCTIONS | {"opaque": each} for each in (None, 1, [1], [None])),
+    ],
     "tile_size": [
         *(8, "88", [], [8], [8, 8, 8], [0, 8], [-8, 8], [8, True], [8, 8.0], [8, math.nan], {}),
         *([8, 2**70], [8, 10**400], [10**6, 10**6], [2**31, 1]),

@@ -1,0 +1,165 @@
+"""What code does with names, as its bytecode tells: which it reads, which it assigns, which containers it fills."""
+
+from __future__ import annotations
+
+import dis
+import types
+from dataclasses import dataclass
+from functools import lru_cache
+
+_FILLING = {"add", "append", "appendleft", "clear", "discard", "extend", "extendleft", "insert", "move_to_end", "pop"}
+_FILLING |= {"popitem", "popleft", "remove", "setdefault", "update"}
+"""Methods of containers that change what is in them."""
+
+_VARIABLES = ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW")
+_NAMES = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_ATTR", "LOAD_METHOD", *_VARIABLES)
+
+Instructions = list[dis.Instruction]
+
+
+@dataclass(frozen=True)
+class Uses:
+    """The names that some code uses, that of functions within it included.
+
+    Attributes
+    ----------
+    globals, attributes : frozenset of str
+        Read as globals, and as attributes of whatever object.
+    imported : frozenset of str
+        Modules that it imports, by their full names.
+    assigned : frozenset of str
+        Attributes that it assigns, and buffers that it registers.
+    rebound : frozenset of str
+        Globals, and variables of functions around it, that it assigns.
+    filled : frozenset of str
+        What the containers are called whose items it changes.
+    """
+
+    globals: frozenset[str] = frozenset()
+    attributes: frozenset[str] = frozenset()
+    imported: frozenset[str] = frozenset()
+    assigned: frozenset[str] = frozenset()
+    rebound: frozenset[str] = frozenset()
+    filled: frozenset[str] = frozenset()
+
+    def __or__(self, other: Uses) -> Uses:
+        return Uses(
+            self.globals | other.globals,
+            self.attributes | other.attributes,
+            self.imported | other.imported,
+            self.assigned | other.assigned,
+            self.rebound | other.rebound,
+            self.filled | other.filled,
+        )
+
+
+@lru_cache(maxsize=4096)
+def uses_of(code: types.CodeType) -> Uses:
+    """What the code of a function uses."""
+    instructions = list(dis.get_instructions(code))
+    found: dict[str, set[str]] = {}
+    for at, each in enumerate(instructions):
+        kind = _KINDS.get(each.opname)
+        if kind is not None and (each.opname != "STORE_DEREF" or each.argval in code.co_freevars):
+            found.setdefault(kind, set()).add(each.argval)
+        elif each.opname == "LOAD_CONST" and _name_before(instructions, at) == "register_buffer":
+            found.setdefault("assigned", set()).add(str(each.argval))
+    uses = Uses(filled=frozenset(_filled(instructions)), **{kind: frozenset(names) for kind, names in found.items()})
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            uses |= uses_of(constant)
+    return uses
+
+
+_KINDS = {
+    "LOAD_GLOBAL": "globals",
+    "LOAD_NAME": "globals",
+    "LOAD_FROM_DICT_OR_GLOBALS": "globals",
+    "LOAD_ATTR": "attributes",
+    "LOAD_METHOD": "attributes",
+    "LOAD_SUPER_ATTR": "attributes",
+    "IMPORT_FROM": "attributes",
+    "IMPORT_NAME": "imported",
+    "STORE_GLOBAL": "rebound",
+    "STORE_DEREF": "rebound",
+    "STORE_ATTR": "assigned",
+}
+
+
+def _filled(instructions: Instructions) -> set[str]:
+    """The names of the containers whose items are set, deleted, or changed by a method."""
+    aliases = _aliases(instructions)
+    found = set()
+    for at, each in enumerate(instructions):
+        name = None
+        if each.opname in ("LOAD_ATTR", "LOAD_METHOD") and each.argval in _FILLING:
+            name = _name_before(instructions, at)
+        elif each.opname in ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE"):
+            # Below the container lie its key, or both ends of a slice, or, swapped, the value that was computed of it.
+            swapped = instructions[at - 1].opname == "SWAP"
+            name = _name_pushed(instructions, at, 2 if swapped or each.opname == "STORE_SLICE" else 1)
+        if name is not None:
+            found.add(aliases.get(name, name))
+    return found
+
+
+def _aliases(instructions: Instructions) -> dict[str, str]:
+    """Local variables that stand for a global or an attribute: ``cache = self.cache``."""
+    found = {}
+    for at, each in enumerate(instructions):
+        if each.opname == "STORE_FAST" and (name := _name_before(instructions, at)) is not None:
+            found[each.argval] = name
+    return found
+
+
+def _name_before(instructions: Instructions, at: int) -> str | None:
+    """The name that the instruction before this one pushes."""
+    return _name_of(instructions[at - 1]) if at else None
+
+
+def _name_pushed(instructions: Instructions, at: int, below: int) -> str | None:
+    """The name of the value that lies so far below the top of the stack."""
+    depth = 0
+    for each in reversed(instructions[:at]):
+        if depth == -below:
+            return _name_of(each)
+        depth -= dis.stack_effect(each.opcode, each.arg if each.opcode >= dis.HAVE_ARGUMENT else None, jump=False)
+    return None
+
+
+def _name_of(instruction: dis.Instruction) -> str | None:
+    if isinstance(instruction.argval, tuple):  # two variables at once
+        return str(instruction.argval[-1])
+    return str(instruction.argval) if instruction.opname in _NAMES else None
+
+
+@lru_cache(maxsize=4096)
+def assigned_by(kind: type, called: frozenset[str]) -> frozenset[str]:
+    """The attributes that instances of a class assign themselves when they are called, or one of these methods is.
+
+    Counters, caches, tables that the first call makes; not what the constructor sets.
+    """
+    methods: dict[str, types.FunctionType] = {}
+    for each in reversed(kind.__mro__):
+        methods |= {name: method for name, method in vars(each).items() if isinstance(method, types.FunctionType)}
+    waiting = ["__call__", "forward", *called]
+    seen: set[str] = set()
+    found: frozenset[str] = frozenset()
+    while waiting:
+        name = waiting.pop()
+        # What torch does around every call is no part of a module.
+        if name in seen or name in _MAKING or (method := methods.get(name)) is None or _is_of_all_modules(method):
+            continue
+        seen.add(name)
+        uses = uses_of(method.__code__)
+        found |= uses.assigned
+        waiting += uses.attributes
+    return found
+
+
+_MAKING = ("__init__", "__new__", "__post_init__", "__setstate__")
+"""Methods that make an object, and do not change one."""
+
+
+def _is_of_all_modules(method: types.FunctionType) -> bool:
+    return method.__module__ == "torch.nn.modules.module"

@@ -1,0 +1,234 @@
+"""The functions of a tensor and of all that it is computed from: what was kept of them, and what has changed since."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Self
+
+from infinite_tensor.errors import ValidationError
+from infinite_tensor.support.functions import Calling
+from infinite_tensor.values.fingerprint import Item, Reach
+
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+"""Bytecode differs between minor versions, so code is compared only within one."""
+
+_SCHEME = 4
+"""By which rules a record was made; one of other rules is compared with nothing."""
+_MOST_ITEMS = 300
+_FIRM = "firm"
+"""The kind of a value of which another one is an error."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """What functions were when they were looked at, as a definition keeps it.
+
+    Attributes
+    ----------
+    python : str
+        The version whose bytecode `code` is of.
+    code : mapping of str to str
+        Digests of code: of "f", "blend" and "reduce", and of all functions "upstream".
+    items : tuple of Item
+        The values that they reach.
+    opaque : tuple of str
+        What of them could not be looked into.
+    """
+
+    python: str = PYTHON
+    code: Mapping[str, str] = field(default_factory=dict)
+    items: tuple[Item, ...] = ()
+    opaque: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON; `from_json` reads it back."""
+        return {
+            "scheme": _SCHEME,
+            "python": self.python,
+            "code": dict(self.code),
+            "values": [list(item) for item in self.items],
+            "opaque": list(self.opaque),
+        }
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> Self:
+        """What `to_json` gave; an empty record for one of other rules. ValidationError for what is none."""
+        if stored.get("scheme") != _SCHEME:
+            return cls()
+        kept: Any = [stored.get(name) for name in ("python", "code", "values", "opaque")]
+        python, code, items, opaque = kept
+        try:
+            values = [(place, said, kind) for place, said, kind in items]
+            texts = [python, *code.values(), *opaque, *(text for value in values for text in value)]
+        except (AttributeError, TypeError, ValueError):
+            texts = [None]
+        if not all(isinstance(text, str) for text in texts):
+            raise ValidationError("functions must hold what was kept of functions: digests, values and their places")
+        return cls(python, code, tuple([Item(*item) for item in items]), tuple(opaque))
+
+
+class Changes(NamedTuple):
+    """What has changed of functions: their code, values, and values of which another one makes stored pixels wrong."""
+
+    code: list[str]
+    values: list[str]
+    firm: list[str]
+    stamps: list[str]
+
+
+class Functions:
+    """The functions of one tensor, with those of the tensors upstream. They are looked at when they are asked for.
+
+    Parameters
+    ----------
+    own : mapping of str to callable
+        The functions of this tensor: "f", "blend", "reduce".
+    upstream : iterable of Functions
+        Those of its args.
+    told : bool
+        Whether a user has said, by a version, what cannot be seen of its own.
+    """
+
+    def __init__(
+        self,
+        own: Mapping[str, Callable[..., Any]] | None = None,
+        upstream: Iterable[Functions] = (),
+        *,
+        told: bool = False,
+    ) -> None:
+        self._own = own or {}
+        self._upstream = tuple(upstream)
+        self._told = told
+        self._reached: dict[str, Reach] | None = None
+        self._states: list[tuple[str, object]] = []
+        self._record: Record | None = None
+
+    @classmethod
+    def of_record(cls, record: Record) -> Self:
+        """Functions of which only a record is known."""
+        functions = cls()
+        functions._record = record
+        return functions
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle what is known of them: functions may be looked at only where they are."""
+        return type(self).of_record, (self._record or Record(),)
+
+    def look(self) -> None:
+        """Look at the functions now, and hash nothing; `altered` tells what is changed in place later."""
+        if self._reached is None and self._record is None:
+            self._reached = self._looked_through()
+            self._states = self._states_now()
+
+    def _looked_through(self) -> dict[str, Reach]:
+        return {name: Reach(function, name) for name, function in self._own.items()}
+
+    def _states_now(self) -> list[tuple[str, object]]:
+        return [each for reach in (self._reached or {}).values() for each in reach.states()]
+
+    def altered(self) -> list[str]:
+        """The places of weights and tensors that have been changed in place since they were looked at."""
+        pairs = zip(self._states, self._states_now(), strict=True)
+        return list(dict.fromkeys(place for (place, before), (_, now) in pairs if before != now))
+
+    @property
+    def record(self) -> Record:
+        """What they are, upstream included."""
+        # A loop instead of recursion: chains may be long.
+        waiting = [self]
+        while waiting:
+            unknown = waiting[-1].unknown()
+            if not unknown:
+                waiting.pop().keep()
+            waiting += unknown
+        assert self._record is not None
+        return self._record
+
+    def unknown(self) -> list[Functions]:
+        """Functions upstream that have no record yet."""
+        return [each for each in self._upstream if each._record is None] if self._record is None else []  # noqa: SLF001
+
+    def keep(self) -> None:
+        """Make the record; those upstream are there."""
+        if self._record is None:
+            self._record = self._recorded()
+
+    def _recorded(self) -> Record:
+        reached = self._looked_through() if self._reached is None else self._reached
+        code = {name: reach.code() for name, reach in reached.items()}
+        records = [each.record for each in dict.fromkeys(self._upstream)]
+        if any(record.code for record in records):
+            said = json.dumps([record.code for record in records], sort_keys=True)
+            code["upstream"] = hashlib.sha256(said.encode()).hexdigest()
+        firm = any(isinstance(function, Calling) for function in self._own.values())
+        items = _merged(
+            item._replace(kind=_FIRM) if firm and item.kind == "value" else item
+            for item in (
+                *(item for reach in reached.values() for item in reach.items()),
+                *(item for record in records for item in record.items),
+            )
+        )
+        opaque = [name for reach in reached.values() for name in reach.opaque if not self._told]
+        opaque += [name for record in records for name in record.opaque]
+        return Record(PYTHON, code, items, tuple(dict.fromkeys(opaque)))
+
+
+def _merged(items: Iterable[Item]) -> tuple[Item, ...]:
+    """One item for each place; places of one name with other values are numbered."""
+    found: dict[str, Item] = {}
+    for item in items:
+        place, number = item.place, 1
+        while place in found and found[place].said != item.said:
+            number += 1
+            place = f"{item.place} ({number})"
+        if place not in found or item.kind == _FIRM:
+            found[place] = item._replace(place=place)
+    kept = list(found.values())
+    if len(kept) > _MOST_ITEMS:
+        rest = kept[_MOST_ITEMS - 1 :]
+        said = hashlib.sha256(json.dumps([item[:2] for item in rest]).encode()).hexdigest()
+        kind = _FIRM if any(item.kind == _FIRM for item in rest) else rest[0].kind
+        kept = [*kept[: _MOST_ITEMS - 1], Item(f"one of {len(rest)} further values", f"#{said}", kind)]
+    return tuple(kept)
+
+
+def changes(stored: Record, given: Record) -> Changes:
+    """What has changed between two looks at functions that should be the same, in words."""
+    same_python = stored.python == given.python
+    code = [name for name, digest in given.code.items() if same_python and stored.code.get(name, digest) != digest]
+    found = Changes(code, [], [], [])
+    before, now = ({item.place: item for item in record.items} for record in (stored, given))
+    known = {item.said for item in given.items}
+    for place in dict.fromkeys((*before, *now)):
+        old, new = before.get(place), now.get(place)
+        kind = (new or before[place]).kind
+        if old is not None and new is not None:
+            line = _line(old, new)
+        elif kind == _FIRM and same_python and stored.code and given.code:
+            # Other code reaches other values, by other names: what must not be missed are weights.
+            line = f"{_subject(place)} {'is not there any more' if new is None else 'was not there'}"
+            if code and (old is None or old.said[0] != "#" or old.said in known):
+                line = ""
+        else:
+            line = ""
+        if line:
+            (found.firm if kind == _FIRM else found.stamps if kind == "stamp" else found.values).append(line)
+    return found
+
+
+def _line(old: Item, new: Item) -> str:
+    """In what two looks at one place differ; "" where they do not."""
+    if old.said == new.said:
+        return ""
+    place = _subject(new.place)
+    if "#" in (old.said[0], new.said[0]):
+        return f"{place} {'have' if place.startswith('the weights') else 'has'} changed"
+    return f"{place} was {old.said} and is {new.said}"
+
+
+def _subject(place: str) -> str:
+    return f"{place}," if "`, " in place else place

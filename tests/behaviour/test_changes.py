@@ -1,0 +1,309 @@
+"""What a stored tensor was computed from has changed: it is told before a stored pixel is returned."""
+
+from __future__ import annotations
+
+import types
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from infinite_tensor import (
+    FunctionChangedWarning,
+    InfiniteTensor,
+    MemoryTileStore,
+    TensorWindow,
+    ValidationError,
+    ZarrTileStore,
+    from_array,
+    noise,
+    predict,
+)
+from tests.support.networks import filled
+
+IMAGE = torch.rand(3, 40, 40, generator=torch.Generator().manual_seed(0))
+DIMS = ("c", "y", "x")
+
+MEAN: Any = 0.25
+GAIN = 1.0
+models = types.ModuleType("tests.behaviour.models")
+
+
+def norm(x: torch.Tensor) -> torch.Tensor:
+    return x - float(MEAN)
+
+
+def amp(x: torch.Tensor) -> torch.Tensor:
+    return x * GAIN
+
+
+def soft(x: torch.Tensor) -> torch.Tensor:
+    return x.clamp(0, 1)
+
+
+class Threshold:
+    def __init__(self, t: float) -> None:
+        self.t = t
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return (x > self.t).to(torch.float32)
+
+
+def scorer(value: float = 0.5) -> nn.Module:
+    return filled(nn.Conv2d(3, 2, 3, padding=1), value).eval()
+
+
+class Holder:
+    net = scorer()
+
+
+class Shifted(nn.Module):
+    """Keeps a tensor as a plain attribute."""
+
+    def __init__(self, mean: float) -> None:
+        super().__init__()
+        self.mean = torch.full((1,), mean)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - self.mean
+
+
+def adapted(value: float) -> nn.Module:
+    net, adapter = scorer(), filled(nn.Conv2d(3, 2, 1), value)
+    net.register_forward_hook(lambda _net, args, output: output + adapter(args[0]))
+    return net
+
+
+def by_module(batch: torch.Tensor) -> torch.Tensor:
+    return models.net(batch)  # type: ignore[no-any-return]
+
+
+def by_class(batch: torch.Tensor) -> torch.Tensor:
+    return torch.as_tensor(Holder.net(batch))
+
+
+def in_list(value: float) -> Callable[..., Any]:
+    nets = [scorer(value)]
+    return lambda batch: nets[0](batch) + 0
+
+
+def traced(value: float) -> Any:
+    with warnings.catch_warnings(action="ignore"):
+        return torch.jit.trace(lambda x: x * value, torch.ones(4, 3, 32, 32))  # type: ignore[no-untyped-call]
+
+
+def predicted(store: object, net: Any, **options: Any) -> Any:
+    return predict(net, IMAGE, store, window=(32, 32), dims=DIMS, progress=False, **options)  # type: ignore[arg-type]
+
+
+# A prediction.
+
+
+@pytest.mark.parametrize(
+    ("make", "line"),
+    [
+        (traced, "`net` has changed"),
+        (Threshold, "`Threshold.t` was 0.5 and is 0.25"),
+        (scorer, "the weights of `net` have changed"),
+        (Shifted, "the weights of `net` have changed"),
+        (
+            adapted,
+            "the weights of `net.hooks\\[0\\].*, have changed|`adapter`, a variable around `<lambda>`, have changed",
+        ),
+        (in_list, "the weights of `nets\\[0\\]`, a variable around `<lambda>`, have changed"),
+    ],
+)
+def test_a_prediction_by_other_values_is_refused(make: Callable[[float], Any], line: str, tmp_path: Path) -> None:
+    first = predicted(tmp_path / "s.zarr", make(0.5))[...]
+    assert torch.equal(predicted(tmp_path / "s.zarr", make(0.5))[...], first)
+    with pytest.raises(ValidationError, match=f"(?s)(?:{line}).*Give predict another tensor_id, or overwrite=True"):
+        predicted(tmp_path / "s.zarr", make(0.25))
+    again = predicted(tmp_path / "s.zarr", make(0.25), overwrite=True)
+    assert torch.equal(again[...], predicted(None, make(0.25))[...])
+
+
+@pytest.mark.parametrize("kind", ["net", "preprocess", "reduce"])
+def test_a_constant_counts_in_every_function_of_a_prediction(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = scorer()
+    given: dict[str, dict[str, Any]] = {
+        "net": {"net": lambda batch: net(norm(batch))},
+        "preprocess": {"net": net, "preprocess": norm},
+        "reduce": {"net": net, "reduce": norm},
+    }
+    options = given[kind]
+    predicted(tmp_path / "s.zarr", **options)
+    monkeypatch.setitem(globals(), "MEAN", 0.75)
+    with pytest.raises(ValidationError, match=r"`MEAN`, a global of `norm`, was 0.25 and is 0.75"):
+        predicted(tmp_path / "s.zarr", **options)
+
+
+@pytest.mark.parametrize(("net", "holder"), [(by_module, models), (by_class, Holder)])
+def test_a_network_is_found_in_a_module_and_in_a_class(
+    net: Callable[..., Any], holder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holder, "net", scorer(), raising=False)
+    predicted(tmp_path / "s.zarr", net)
+    monkeypatch.setattr(holder, "net", scorer(0.25))
+    with pytest.raises(ValidationError, match=r"the weights of .* have changed"):
+        predicted(tmp_path / "s.zarr", net)
+
+
+class Estimator:
+    """Stands for a fitted estimator: an object of an installed package."""
+
+    def __init__(self, value: float) -> None:
+        self.coef_ = np.full(2, value)
+
+    def transform(self, values: torch.Tensor) -> torch.Tensor:
+        return values * torch.as_tensor(self.coef_, dtype=torch.float32)[:, None]
+
+
+def test_another_fitted_estimator_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Estimator, "__module__", "torchgen.estimator")
+    monkeypatch.setattr(Estimator.transform, "__module__", "torchgen.estimator")
+    predicted(tmp_path / "s.zarr", scorer(), reduce=Estimator(1.0).transform)
+    predicted(tmp_path / "s.zarr", scorer(), reduce=Estimator(1.0).transform)
+    with pytest.warns(FunctionChangedWarning, match=r"`Estimator.coef_` has changed"):
+        predicted(tmp_path / "s.zarr", scorer(), reduce=Estimator(2.0).transform)
+
+
+def test_what_cannot_be_looked_into_asks_for_a_version_once(tmp_path: Path) -> None:
+    engine = np.nditer(np.zeros(2))
+
+    def net(batch: torch.Tensor) -> torch.Tensor:
+        return batch * float(engine.ndim)
+
+    with pytest.warns(FunctionChangedWarning, match=r"`engine`, a variable around `net` \(numpy.nditer\).*version="):
+        predicted(tmp_path / "s.zarr", net)
+    predicted(tmp_path / "s.zarr", net, version="engine 7", tensor_id="other")
+    predicted(None, net)
+
+
+def test_a_prediction_resumes_after_its_network_has_made_tables(tmp_path: Path) -> None:
+    class Rotary(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table: torch.Tensor | None = None
+            self.register_buffer("cached", None)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.table is None:
+                self.table = torch.ones(1)
+                self.register_buffer("cached", torch.ones(1))
+            return x + self.table
+
+    net = Rotary()
+    predicted(tmp_path / "s.zarr", net, region=(slice(0, 8), slice(0, 8)))
+    predicted(tmp_path / "s.zarr", net)
+
+
+@pytest.mark.parametrize("wrap", [torch.compile, nn.DataParallel])
+def test_a_prediction_begun_by_a_wrapped_network_is_continued_by_the_network(
+    wrap: Callable[..., Any], tmp_path: Path
+) -> None:
+    net = scorer()
+    predicted(tmp_path / "s.zarr", wrap(net) if wrap is nn.DataParallel else torch.compile(net, backend="eager"))
+    predicted(tmp_path / "s.zarr", net)
+
+
+def test_autocast_counts(tmp_path: Path) -> None:
+    predicted(tmp_path / "s.zarr", scorer())
+    with pytest.raises(ValidationError, match="`autocast` was not there"):
+        predicted(tmp_path / "s.zarr", scorer(), autocast=torch.bfloat16)
+
+
+# A map.
+
+
+def test_a_map_under_an_id_is_refused_and_without_one_is_another_tensor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = noise((None, None), seed=1)
+    with ZarrTileStore(tmp_path / "s.zarr") as store:
+        named = world.map(norm, store=store, tensor_id="t")
+        unnamed, below = world.map(norm, store=store), world.map(amp).map(soft, store=store)
+        assert world.map(amp).map(soft, store=store).tensor_id == below.tensor_id
+        assert world.map(norm, store=store, tensor_id="t").tensor_id == named.tensor_id
+        monkeypatch.setitem(globals(), "MEAN", 0.75)
+        monkeypatch.setitem(globals(), "GAIN", 2.0)
+        with pytest.raises(ValidationError, match=r"(?s)`MEAN`, .* was 0.25 and is 0.75.*store.clear_tensor\('t'\)"):
+            world.map(norm, store=store, tensor_id="t")
+        assert world.map(norm, store=store).tensor_id != unnamed.tensor_id
+        assert world.map(amp).map(soft, store=store).tensor_id != below.tensor_id
+
+
+def test_a_change_upstream_of_a_map_is_refused_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def made() -> InfiniteTensor:
+        return noise((None, None), seed=1).map(amp).map(soft, store=store, tensor_id="t")
+
+    with ZarrTileStore(tmp_path / "s.zarr") as store:
+        made()
+        monkeypatch.setitem(globals(), "GAIN", 2.0)
+        with pytest.raises(ValidationError, match=r"`GAIN`, a global of `amp`, was 1.0 and is 2.0"):
+            made()
+
+
+def test_an_opaque_function_gets_another_id_each_time(tmp_path: Path) -> None:
+    engine = np.nditer(np.zeros(2))
+    with ZarrTileStore(tmp_path / "s.zarr") as store:
+        one, other = (noise((None,), seed=1).map(lambda x: x * engine.ndim, store=store) for _ in range(2))
+        assert one.tensor_id != other.tensor_id
+        ids = {
+            noise((None,), seed=1).map(lambda x: x * engine.ndim, store=store, version=1).tensor_id for _ in range(2)
+        }
+        assert len(ids) == 1
+
+
+# An InfiniteTensor.
+
+
+def constant(_ctx: object) -> torch.Tensor:
+    return torch.full((4,), float(MEAN))
+
+
+@pytest.mark.parametrize("kind", ["zarr", "memory"])
+def test_a_plain_tensor_warns_and_its_pixels_stay(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def made() -> InfiniteTensor:
+        return InfiniteTensor((None,), constant, TensorWindow((4,)), tile_store=store, tensor_id="t")
+
+    with ZarrTileStore(tmp_path / "s.zarr") if kind == "zarr" else MemoryTileStore() as store:
+        assert made()[0] == 0.25
+        monkeypatch.setitem(globals(), "MEAN", 0.75)
+        with pytest.warns(FunctionChangedWarning, match=r"`MEAN`, a global of .*, was 0.25 and is 0.75") as told:
+            again = made()
+        assert again[0] == 0.25
+        assert len(told) == 1
+
+
+def test_code_that_is_replaced_in_place_warns_at_the_next_read() -> None:
+    def f(_ctx: object) -> torch.Tensor:
+        return torch.zeros(4)
+
+    def after(_ctx: object) -> torch.Tensor:
+        return torch.ones(4)
+
+    t = InfiniteTensor((None,), f, TensorWindow((4,)))
+    t[0:4]
+    f.__code__ = after.__code__
+    with pytest.warns(FunctionChangedWarning, match="the code of its f has been replaced") as told:
+        t[0:4]
+    t[0:4]
+    assert len(told) == 1
+
+
+def test_in_memory_nothing_is_hashed() -> None:
+    class Told(nn.Conv2d):
+        def extra_repr(self) -> str:
+            raise AssertionError
+
+    net = filled(Told(3, 2, 3, padding=1)).eval()
+    predicted(None, net)
+    from_array(IMAGE, dims=DIMS).map(net, halo=1, channels=2)[...]
+    InfiniteTensor((None,), lambda ctx: torch.full((4,), float(ctx[0])), TensorWindow((4,)), tensor_id="t")

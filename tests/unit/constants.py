@@ -1,0 +1,3 @@
+"""Constants that a test changes."""
+
+SCALE = 1.0
