@@ -18,6 +18,7 @@ from infinite_tensor.values.checks import check_followed, check_output_window, c
 from infinite_tensor.values.definition import (
     ArgDefinition,
     Blend,
+    Content,
     Definition,
     Number,
     blend_name,
@@ -118,7 +119,7 @@ class Shared:
             args=self.args,
             blend=blend_name(blend),
             blend_init=json_scalar("blend_init", output.blend_init, gathered_dtype),
-            version=json_value("version", self.version),
+            version=self.version if isinstance(self.version, Content) else json_value("version", self.version),
             functions=functions_of(self.f, blend, self.upstream, reduction, told=self.version is not None),
             edge=edge,
             output=key or None,

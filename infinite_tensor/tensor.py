@@ -346,7 +346,8 @@ class InfiniteTensor(Fillable):
     @property
     def version(self) -> Json:
         """The version that was given, as JSON holds it."""
-        return self._spec.definition.version
+        version: Json = self._spec.definition.values()["version"]
+        return version
 
     @property
     def tensor_id(self) -> str:
@@ -1037,6 +1038,6 @@ def arg_definitions(
 ) -> tuple[ArgDefinition, ...]:
     """What a definition says of its args."""
     return tuple(
-        ArgDefinition(window, node.spec.definition.digest, node.spec.tensor_id if node.tensor.named else None, padding)
+        ArgDefinition(window, node.spec.definition, node.spec.tensor_id if node.tensor.named else None, padding)
         for node, window, padding in zip(map(node_of, args), windows, paddings, strict=True)
     )

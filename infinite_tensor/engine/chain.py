@@ -18,7 +18,7 @@ from infinite_tensor.support.functions import RegionWriter
 from infinite_tensor.tilestore.contents import Contents
 from infinite_tensor.tilestore.messages import warn_of_opaque, warn_of_other_code
 from infinite_tensor.tilestore.store import TileStore
-from infinite_tensor.values.definition import Padding, modes_of
+from infinite_tensor.values.definition import Padding, modes_of, same
 from infinite_tensor.values.fingerprint import innermost
 from infinite_tensor.values.spec import TensorSpec
 
@@ -53,7 +53,7 @@ class TensorInStore:
             isinstance(other, TensorInStore)
             and self.store is other.store
             and self.spec.tensor_id == other.spec.tensor_id
-            and self.spec.definition.digest == other.spec.definition.digest
+            and same(self.spec.definition, other.spec.definition)
         )
 
     def __hash__(self) -> int:

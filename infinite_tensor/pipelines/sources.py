@@ -18,6 +18,7 @@ from infinite_tensor.support.functions import RegionWriter
 from infinite_tensor.support.given import as_index, members, quoted, word
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore
+from infinite_tensor.values.definition import Content
 
 _USEFUL_BYTES = 2**20
 """Of a block: little enough for a patch of 64 pixels, and enough for the work that each block is."""
@@ -252,7 +253,7 @@ def _source(kind: type[T], reader: Reader, dims: Sequence[str] | None, chunks: o
         dtype=reader.dtype,
         device=reader.device,
         tile_store=MemoryTileStore(_CACHE_BYTES),
-        version={"content": reader.digest()} if known is None else {"name": known},
+        version=Content(reader.digest) if known is None else {"name": known},
         edge="clip",
         dims=dims,
     )

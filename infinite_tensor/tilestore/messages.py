@@ -16,7 +16,7 @@ from infinite_tensor.errors import (
     ValidationError,
 )
 from infinite_tensor.geometry.window import WindowGrid, followed
-from infinite_tensor.values.definition import Definition, differences
+from infinite_tensor.values.definition import Definition, differences, same
 from infinite_tensor.values.functions import Functions, changes
 from infinite_tensor.values.spec import TensorSpec
 
@@ -104,7 +104,7 @@ def warn_of_damage(store: object, what: str) -> None:
 
 def check_same(tensor_id: str, stored: Definition, given: Definition, store: object) -> None:
     """ValidationError that lists every differing field, unless both definitions give the same values."""
-    if stored.digest != given.digest:
+    if not same(stored, given):
         lines = differences(stored.values(), given.values())
         raise mismatch(tensor_id, lines, store, changed_args(stored, given))
 

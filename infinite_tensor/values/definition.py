@@ -56,18 +56,45 @@ def modes_of(padding: tuple[Padding, ...] | None) -> list[str] | None:
     return None if padding is None else [each.mode for each in padding]
 
 
+class Content:
+    """A version that takes a look at all of some content, which is taken when something is stored or compared.
+
+    Parameters
+    ----------
+    digest : callable
+        ``digest() -> str`` of the content.
+    """
+
+    def __init__(self, digest: Callable[[], str]) -> None:
+        self._digest = digest
+
+    @cached_property
+    def said(self) -> Json:
+        """The version."""
+        return {"content": self._digest()}
+
+
 @dataclass(frozen=True)
 class ArgDefinition:
     """One upstream tensor: the window through which it is read, and what it is.
 
-    ``digest`` stands for everything that decides its values, upstream of it included. ``tensor_id`` is
-    None where the user gave none, ``padding`` where no window may leave the arg.
+    ``of`` is its definition, or the digest of one. ``tensor_id`` is None where the user gave none, ``padding`` where no
+    window may leave the arg.
     """
 
     window: TensorWindow
-    digest: str
+    of: Definition | str
     tensor_id: str | None
     padding: tuple[Padding, ...] | None = None
+
+    @property
+    def digest(self) -> str:
+        """Stands for everything that decides its values, upstream of it included."""
+        return self.of if isinstance(self.of, str) else self.of.digest
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the digest, not all that is upstream."""
+        return type(self), (self.window, self.digest, self.tensor_id, self.padding)
 
     def values(self) -> dict[str, Json]:
         """The part that decides values, as JSON."""
@@ -89,7 +116,7 @@ class Definition:
     args: tuple[ArgDefinition, ...]
     blend: Json
     blend_init: Json
-    version: Json
+    version: Json | Content
     functions: Functions = field(compare=False)
     edge: Edge | None = None
     """What happens to windows that reach past finite dimensions; None where all are dropped."""
@@ -109,7 +136,7 @@ class Definition:
             "args": [arg.values() for arg in self.args],
             "blend": self.blend,
             "blend_init": self.blend_init,
-            "version": self.version,
+            "version": self.version.said if isinstance(self.version, Content) else self.version,
         }
         # What is not given leaves no trace, so that what was stored before there was such a thing is still the same.
         given = {"edge": self.edge, "output": self.output}
@@ -152,6 +179,11 @@ class Definition:
             entry["tensor_id"] = arg.tensor_id  # type: ignore[index, call-overload]
         stored["functions"] = self.functions.record.to_json()
         return stored if self.dims is None else stored | {"dims": list(self.dims)}
+
+
+def same(one: Definition, other: Definition) -> bool:
+    """Whether two definitions give the same values; of one and the same, nothing is worked out."""
+    return one is other or one.digest == other.digest
 
 
 def differences(stored: Mapping[str, Json], given: Mapping[str, Json]) -> list[str]:

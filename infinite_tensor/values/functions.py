@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 from infinite_tensor.errors import ValidationError
@@ -115,8 +116,11 @@ class Functions:
         return functions
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle what is known of them: functions may be looked at only where they are."""
-        return type(self).of_record, (self._record or Record(),)
+        """Pickle what they are; of a tensor without args, the functions, which are pickled with it anyhow."""
+        if self._record is None and not self._upstream:
+            return partial(type(self), told=self._told), (self._own,)
+        # Not those upstream: chains may be long.
+        return type(self).of_record, (self.record,)
 
     def look(self) -> None:
         """Look at the functions now, and hash nothing; `altered` tells what is changed in place later."""

@@ -11,6 +11,7 @@ from infinite_tensor.support.allocation import Array
 from infinite_tensor.tilestore.blended import BlendedTiles, blended_layout
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.memory.window_cache import AllWindows, Row, WindowCache
+from infinite_tensor.values.definition import same
 from infinite_tensor.values.spec import TensorSpec
 
 
@@ -83,7 +84,7 @@ class KeptWindows:
         """Whether what is in memory is of this tensor, which may have been cleared or moved meanwhile."""
         known = self.specs.get(spec.tensor_id)
         return known is spec or (
-            known is not None and known.device == spec.device and known.definition.digest == spec.definition.digest
+            known is not None and known.device == spec.device and same(known.definition, spec.definition)
         )
 
     def is_current(self, spec: TensorSpec) -> bool:

@@ -33,6 +33,7 @@ from infinite_tensor.tilestore.persistent.cache import TileCache
 from infinite_tensor.tilestore.persistent.registry import Registry
 from infinite_tensor.tilestore.persistent.storage import Storage
 from infinite_tensor.tilestore.persistent.transfer import Entry, Key
+from infinite_tensor.values.definition import same
 from infinite_tensor.values.dims import joined_dims
 from infinite_tensor.values.spec import TensorSpec
 
@@ -244,8 +245,8 @@ class PersistentContents(Contents):
         record = self.registry.records.get(spec.tensor_id)
         if self.closed or record is None:
             return None
-        same = record.spec is spec or record.spec.definition.digest == spec.definition.digest
-        return record if same else None
+        alike = record.spec is spec or same(record.spec.definition, spec.definition)
+        return record if alike else None
 
     def migrate(self, spec: TensorSpec, moved: TensorSpec) -> None:
         """A device may change, tiles are kept on the CPU; a dtype is part of what is stored."""

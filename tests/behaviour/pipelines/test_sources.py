@@ -170,7 +170,9 @@ def test_nothing_is_read_to_make_a_tensor_that_has_a_name() -> None:
 
 def test_a_large_array_is_looked_at_in_64_places_of_4_kib() -> None:
     array = Recorded(np.broadcast_to(numbers((1, 1, 4000), "uint8"), (3, 9000, 4000)))
-    from_array(array)
+    t = from_array(array)
+    assert array.regions == []
+    assert t.version
     assert len(array.regions) == 64
     assert all(array.values[region].nbytes <= 4096 for region in array.regions)
     assert array.elements > 60 * 4000
@@ -184,7 +186,7 @@ def test_a_large_array_is_looked_at_in_64_places_of_4_kib() -> None:
 def test_samples_lie_all_over_an_image_of_any_height() -> None:
     # As many rows apart as the image has columns, say: a step through the pixels would meet one column only.
     array = Recorded(np.broadcast_to(numbers((1, 1), "uint8"), (63 * 1000, 63 * 1000)))
-    from_array(array)
+    assert from_array(array).version
     for d in (0, 1):
         starts = sorted(region[d].start for region in array.regions)
         assert starts[0] == 0
@@ -196,7 +198,7 @@ def test_samples_lie_all_over_an_image_of_any_height() -> None:
 
 def test_a_digest_of_all_reads_a_little_at_a_time() -> None:
     array = Recorded(numbers((5, 3000, 1000), "uint8"))
-    from_array(array)
+    assert from_array(array).version
     assert array.elements == array.values.size
     assert max(array.values[region].nbytes for region in array.regions) <= 4 * 2**20
 
