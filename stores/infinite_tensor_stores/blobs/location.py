@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from infinite_tensor.errors import BlobNotFoundError, RegionError, StoreError, ValidationError
+from infinite_tensor.support.disks import OpenFile, tell_weaker
 from infinite_tensor_stores.blobs.header import DOCUMENT, Header, explained
-from infinite_tensor_stores.blobs.writers import FOLDER, LOCK, LOCKS, FileLock, Lease
+from infinite_tensor_stores.blobs.writers import FOLDER, LOCK, SECONDS, FileLock, Lease, NoLocksError
 from infinite_tensor_stores.file_store import FileStore
 from infinite_tensor_stores.files import (
     LARGEST_DOCUMENT,
-    OpenFile,
     content,
     opened,
     read_file,
@@ -236,7 +236,14 @@ class Folder(Location):
         """A lock on a file where the operating system has such, else a lease."""
         if self.store.read_only:
             raise StoreError("the zarr Store that was given is read-only")
-        return FileLock(self.path) if LOCKS else Lease(Objects(lambda: self.store))
+        try:
+            return FileLock(self.path)
+        except NoLocksError:
+            tell_weaker(
+                self.path,
+                f"this file system has no locks, so a writer that was killed keeps others out for {SECONDS:.0f} s",
+            )
+            return Lease(Objects(lambda: self.store))
 
     def settle(self) -> None:
         """Nothing is."""
