@@ -20,6 +20,7 @@ from infinite_tensor.errors import (
     TileAccessError,
     UncoveredPixelsWarning,
     ValidationError,
+    WeakerStorageWarning,
 )
 from infinite_tensor.support.lazy import offered_by
 
@@ -86,6 +87,7 @@ __all__ = [
     "UncoveredPixelsWarning",
     "ValidationError",
     "VirtualTensor",
+    "WeakerStorageWarning",
     "WeightedMean",
     "ZarrTileStore",
     "cell_generator",

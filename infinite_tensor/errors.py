@@ -65,5 +65,9 @@ class DependantsRemainWarning(UserWarning):
     """A tensor was cleared, and tensors that were computed from it stay as they are."""
 
 
+class WeakerStorageWarning(UserWarning):
+    """Storage has no hard links, no locks, or the like: what is weaker there is told once in a process and place."""
+
+
 class DamagedDataWarning(UserWarning):
     """A stored object failed its checksum or did not decode; it is recomputed where ``f`` is at hand."""

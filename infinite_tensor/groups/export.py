@@ -18,6 +18,7 @@ from infinite_tensor.errors import InfiniteTensorError, StoreError, ValidationEr
 from infinite_tensor.geometry.regions import Selection
 from infinite_tensor.groups.members import GroupMember, Members, read_members, unit_of
 from infinite_tensor.groups.tensordicts import assembled, batch_size
+from infinite_tensor.support.disks import allocate_file
 from infinite_tensor.support.given import quoted
 from infinite_tensor.support.nested import Key, show
 from infinite_tensor.support.publishing import publish, remove, synchronize
@@ -149,6 +150,8 @@ def _memory_mapped(folder: Path, content: _Content) -> Iterator[Write]:
     skeleton: Any = assembled(content.members, sample, content.region, torch.device("cpu")).memmap_like(folder)
     files = {key: skeleton.get(key).filename for key, tensor in sample.items() if tensor.numel()}
     del skeleton
+    for file in files.values():
+        allocate_file(Path(file))
 
     def write(key: Key, at: Slices, block: torch.Tensor) -> None:
         like = sample[key]
@@ -178,8 +181,14 @@ def _hdf5(path: Path, content: _Content) -> Iterator[Write]:
 @contextmanager
 def _zarr(folder: Path, content: _Content) -> Iterator[Write]:
     import zarr  # noqa: PLC0415  (the same)
+    from zarr.abc.store import Store  # noqa: PLC0415
+    from zarr.storage import LocalStore  # noqa: PLC0415
 
-    root: Any = zarr.open_group(str(folder), mode="w-")
+    class Fresh(LocalStore):
+        # Nobody else writes there, so it takes no hard links to create what is not there.
+        set_if_not_exists = Store.set_if_not_exists
+
+    root: Any = zarr.open_group(Fresh(folder), mode="w-")
     members, region = content.members, content.region
     levels = dict.fromkeys(key[:depth] for key in members for depth in range(len(key)))
     for level in levels:

@@ -16,9 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from infinite_tensor.errors import StoreError, ValidationError
-
-if sys.platform != "win32":
-    import fcntl
+from infinite_tensor.support.disks import give_name, lock, sync_file, tell_weaker
 
 
 @contextmanager
@@ -50,7 +48,7 @@ def _beside(path: Path) -> Path:
 
 
 def _create_file(path: Path) -> None:
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o666))
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
 
 
 def _create_folder(path: Path) -> None:
@@ -84,11 +82,16 @@ def _locked(unfinished: Path, create: Callable[[Path], None], is_kind: Callable[
         with suppress(IsADirectoryError, FileExistsError):
             create(unfinished)
         try:
-            descriptor = os.open(unfinished, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            descriptor = _opened(unfinished)
         except FileNotFoundError:
             continue
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not lock(descriptor, wait=False):
+                tell_weaker(
+                    path.parent,
+                    "this file system has no locks, so two processes that write one file or folder at the same time "
+                    "are not kept apart",
+                )
             if _is_there(descriptor, unfinished):
                 if is_kind(os.fstat(descriptor).st_mode) and not _has_another_name(descriptor):
                     return descriptor
@@ -104,6 +107,32 @@ def _locked(unfinished: Path, create: Callable[[Path], None], is_kind: Callable[
             raise
         # Somebody has finished it, and given it its name.
         os.close(descriptor)
+
+
+def _opened(unfinished: Path) -> int:
+    """A descriptor of what lies there; OSError where that is nothing that an earlier attempt can have left."""
+    # To open a FIFO waits for somebody who writes, unless told not to.
+    flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        try:
+            # NFS locks a file only for those who may write to it.
+            descriptor = os.open(unfinished, os.O_RDWR | flags)
+        except IsADirectoryError:
+            return os.open(unfinished, os.O_RDONLY | flags)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO):
+            raise
+        raise _in_the_way(unfinished) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _in_the_way(unfinished)
+    return descriptor
+
+
+def _in_the_way(unfinished: Path) -> OSError:
+    return FileExistsError(
+        f"{str(unfinished)!r} is neither a file nor a folder, but a link, a FIFO or the like; delete it"
+    )
 
 
 def _is_there(descriptor: int, path: Path) -> bool:
@@ -139,7 +168,7 @@ def publish(unfinished: Path, path: Path, *, overwrite: bool) -> None:
         if unfinished.is_dir():
             unfinished.rename(path)
         else:
-            _link(unfinished, path)
+            give_name(unfinished, path, path.parent)
     except BaseException as error:
         if former.exists() and not path.exists():
             former.rename(path)
@@ -152,31 +181,15 @@ def publish(unfinished: Path, path: Path, *, overwrite: bool) -> None:
     remove(former)
 
 
-def _link(unfinished: Path, path: Path) -> None:
-    """Name a file; unlike a rename, that does not replace what somebody else has put there meanwhile."""
-    try:
-        os.link(unfinished, path)
-    except OSError as error:
-        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP):
-            raise
-        # A file system without links.
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-        unfinished.replace(path)
-
-
 def synchronize(path: Path, *, deep: bool = True) -> None:
     """Bring files, and which files there are, to the disk."""
     for each in [path, *(path.rglob("*") if deep and path.is_dir() else ())]:
-        handle = os.open(each, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        sync_file(each)
 
 
 def remove(path: Path) -> None:
     """Delete a file, or a folder with all that is in it; nothing where there is none."""
-    if path.is_dir():
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)

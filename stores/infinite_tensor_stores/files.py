@@ -11,12 +11,8 @@ import json
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any, Self
-
-with suppress(ImportError):  # Windows, where no folder can be opened
-    import fcntl
 
 LARGEST_DOCUMENT = 2**25
 """Bytes that a ``zarr.json`` of ours, or of a group that we are a guest of, takes at most."""
@@ -133,42 +129,3 @@ def read_file(path: str | os.PathLike[str], most: int) -> bytes | None:
         if error.errno == errno.ELOOP:
             return None
         raise
-
-
-class OpenFile:
-    """A descriptor, which is closed when nobody refers to it any more: by an interrupt, perhaps."""
-
-    number: int | None = None
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def close(self) -> None:
-        """Close it; a second time is no error."""
-        number, self.number = self.number, None
-        if number is not None:
-            os.close(number)
-
-    def __del__(self) -> None:
-        self.close()
-
-
-@contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """While it is entered, nobody else enters it for this folder, in any process.
-
-    Where there is no folder, or it cannot be locked, anybody may.
-    """
-    file = None
-    with suppress(OSError):
-        # By an object: whatever interrupts this, nobody refers to that any more, and closing it unlocks the folder.
-        file = OpenFile(descriptor := os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)))
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        if file is not None:
-            with suppress(OSError):
-                # Closing would not unlock it while a child that was forked in this moment has it open.
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
-            file.close()

@@ -11,6 +11,7 @@ from urllib.parse import quote, unquote
 from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import FsspecStore
 
+from infinite_tensor.support.disks import tell_weaker
 from infinite_tensor_stores.files import bounded
 
 _HIDDEN = "***"
@@ -55,6 +56,9 @@ class LoginMask:
 class MaskedFileSystem:
     """A file system of fsspec whose requests raise no error that `mask` would hide."""
 
+    creates: bool | None = None
+    """Whether `create` replaces nothing; None until it has been tried."""
+
     def __init__(self, files: Any, mask: LoginMask) -> None:
         self.files = files
         self.mask = mask
@@ -88,6 +92,8 @@ class MaskedFileSystem:
 class FilesInMemory(MaskedFileSystem):
     """Fsspec's memory of this process, which looks for a file first and writes it then, on a thread of its own."""
 
+    creates = True
+
     async def create(self, path: str, data: bytes) -> None:
         """Write a file; FileExistsError if there is one."""
         # On the thread of the event loop nobody comes in between.
@@ -112,10 +118,28 @@ class RemoteStore(FsspecStore):
     async def create(self, key: str, data: bytes) -> bool:
         """Write an object unless there is one; whether it was written."""
         self._check_writable()
+        path = f"{self.path}/{key}"
+        if self.fs.creates is not True and await self.fs._exists(path):  # noqa: SLF001  (so fsspec names it)
+            return False
+        try:
+            await self.fs.create(path, data)
+        except FileExistsError:
+            return False
+        if self.fs.creates is None:
+            await self._try_again(path, data)
+        return True
+
+    async def _try_again(self, path: str, data: bytes) -> None:
+        """Create what was just created, with the same content, to see whether the file system refuses that."""
+        self.fs.creates = True
         with suppress(FileExistsError):
-            await self.fs.create(f"{self.path}/{key}", data)
-            return True
-        return False
+            await self.fs.create(path, data)
+            self.fs.creates = False
+            tell_weaker(
+                repr(self),
+                "this file system creates no file exclusively, so where two processes create the same at the same "
+                "moment, the later one wins",
+            )
 
     async def list_sizes(self, prefix: str) -> AsyncIterator[tuple[str, int]]:
         """The keys that begin with `prefix`, a folder, with the size of each object in bytes."""

@@ -94,6 +94,8 @@ class S3Requests(MaskedFileSystem):
     an answer can come within `timeout` seconds; each time it is given up when nothing moves for a third of that.
     """
 
+    creates = True
+
     def __init__(self, files: S3FileSystem, path: str, mask: LoginMask, timeout: float) -> None:
         super().__init__(_like(files, timeout), mask)
         self._bucket, root, _ = files.split_path(path)

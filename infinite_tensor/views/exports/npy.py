@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
+from infinite_tensor.support.disks import allocate_file
 from infinite_tensor.views.exports.cutout import Cutout, Pixels, Place, Sink
 
 
@@ -16,15 +16,8 @@ from infinite_tensor.views.exports.cutout import Cutout, Pixels, Place, Sink
 def opened_npy(cutout: Cutout, path: Path) -> Iterator[Sink]:
     """A file for a region, in C order."""
     np.lib.format.open_memmap(path, "w+", cutout.dtype, cutout.shape).flush()
-    _reserve(path)
+    allocate_file(path)
     yield _Npy(cutout, path)
-
-
-def _reserve(path: Path) -> None:
-    """Take the room on the disk now: where a mapped page finds none, the process is killed."""
-    if hasattr(os, "posix_fallocate"):
-        with path.open("r+b") as file:
-            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
 
 
 class _Npy(Sink):

@@ -6,7 +6,6 @@ import os
 import sys
 import weakref
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy.typing as npt
@@ -156,8 +155,8 @@ class TensorBlob(Dataset[torch.Tensor]):
         return repr(self._rows.location)
 
     @property
-    def filename(self) -> Path | str:
-        """The absolute path of its folder on a local disk; elsewhere its URL as a str, without credentials."""
+    def filename(self) -> str:
+        """The absolute path of its folder on a local disk; elsewhere its URL, without credentials."""
         return self._rows.location.filename
 
     @property

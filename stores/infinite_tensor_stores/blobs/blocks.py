@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import mmap
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import google_crc32c
@@ -23,6 +24,7 @@ from infinite_tensor_stores.zarr.codec import ChunkCodec
 _CRC_BYTES = 4
 _MISSING = "it is missing"
 _ZEROS = np.zeros(2**18, np.uint8)
+_PIECE = 2**18
 
 RowNumbers: TypeAlias = npt.NDArray[np.int64]
 BlockPart: TypeAlias = tuple[int, slice | RowNumbers, slice | RowNumbers]
@@ -135,24 +137,48 @@ class MappedBlocks(Blocks):
             self._folder.replace(self._header.key(number), parts, size + _CRC_BYTES)
 
     def _load(self, number: int) -> torch.Tensor:
-        size = self._header.block_bytes
+        path, size = self._folder.path / self._header.key(number), self._header.block_bytes
         try:
-            with opened(self._folder.path / self._header.key(number)) as (descriptor, found):
+            with opened(path) as (descriptor, found):
                 if found.st_size != size + _CRC_BYTES:
                     raise DamagedBlockError(number, f"it has {found.st_size} bytes, not {size + _CRC_BYTES}")
-                # Private: torch wants memory that could be written to.
-                pages = mmap.mmap(descriptor, size + _CRC_BYTES, access=mmap.ACCESS_COPY)
+                stamp = found.st_ino, found.st_mtime_ns, found.st_ctime_ns
+                if self._checked.get(number) != stamp:
+                    _check(number, descriptor, size)
+                    self._checked[number] = stamp
+                block = _mapped(path, size)
+                if not os.path.samestat(found, path.stat()):
+                    # The writer has put another one in its place.
+                    return self._load(number)
         except FileNotFoundError:
             raise DamagedBlockError(number, _MISSING) from None
         except ValueError as error:
             raise DamagedBlockError(number, str(error)) from error
-        stamp = found.st_ino, found.st_mtime_ns, found.st_ctime_ns
-        if self._checked.get(number) != stamp:
-            if google_crc32c.value(np.frombuffer(pages, np.uint8, size)) != int.from_bytes(pages[size:], "little"):
-                raise DamagedBlockError(number, "its checksum is not that of its content")
-            self._checked[number] = stamp
-        block = torch.frombuffer(pages, dtype=torch.uint8, count=size).view(self._header.dtype)
-        return block.view(self._header.block_size, *self._header.shape)
+        return block.view(self._header.dtype).view(self._header.block_size, *self._header.shape)
+
+
+def _check(number: int, descriptor: int, size: int) -> None:
+    """DamagedBlockError if a file does not end in the checksum of the bytes before it, which are read and not mapped.
+
+    Mapped, the hole after the last row would take room in memory on a tmpfs, and kill the process where there is none.
+    """
+    checksum = 0
+    while size and (piece := os.read(descriptor, min(size, _PIECE))):
+        checksum = google_crc32c.extend(checksum, piece)
+        size -= len(piece)
+    if os.read(descriptor, _CRC_BYTES) != checksum.to_bytes(_CRC_BYTES, "little"):
+        raise DamagedBlockError(number, "its checksum is not that of its content")
+
+
+def _mapped(path: Path, size: int) -> torch.Tensor:
+    """The bytes of a file, mapped. Torch keeps no descriptor for that, as Python's own maps do."""
+    try:
+        # Private: it could be written to, as torch wants it, and the file would stay as it is.
+        return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8, device="cpu")
+    except RuntimeError:
+        # Of a file that is gone by now the caller knows what to make.
+        path.stat()
+        raise
 
 
 class EncodedBlocks(Blocks):

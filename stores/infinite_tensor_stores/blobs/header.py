@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
@@ -13,7 +13,9 @@ from typing import Any
 import torch
 
 from infinite_tensor.errors import StoreError
+from infinite_tensor.geometry.window import LARGEST
 from infinite_tensor.support.forks import cached_property
+from infinite_tensor.tilestore.layout import LARGEST_TILE_BYTES
 from infinite_tensor.tilestore.persistent.sealed import sealed
 from infinite_tensor.values.dtypes import dtype_name, dtype_of
 from infinite_tensor_stores.dtypes import stored_dtype
@@ -24,6 +26,20 @@ DOCUMENT = "zarr.json"
 FORMAT = 1
 
 _STORED_AS_THEY_ARE = ("block_size", "codecs", "incarnation", "rows", "edits")
+
+
+def _is_int(value: object, least: int = 0) -> bool:
+    return type(value) is int and least <= value <= LARGEST
+
+
+_FITS: dict[str, Callable[[Any], bool]] = {
+    "shape": lambda value: isinstance(value, list) and all(_is_int(extent, 1) for extent in value),
+    "block_size": lambda value: _is_int(value, 1),
+    "codecs": lambda value: isinstance(value, list) and all(isinstance(codec["name"], str) for codec in value),
+    "incarnation": lambda value: isinstance(value, str),
+    "rows": _is_int,
+    "edits": _is_int,
+}
 
 
 @contextmanager
@@ -83,7 +99,12 @@ class Header:
         if ours["format"] > FORMAT:
             raise ValueError(f"it has format {ours['format']}, this version reads up to {FORMAT}")
         as_they_are = {name: ours[name] for name in _STORED_AS_THEY_ARE}
+        for name, fits in _FITS.items():
+            if not fits(ours[name]):
+                raise ValueError(f"its {name} cannot be {ours[name]!r:.200}")
         header = cls(tuple(ours["shape"]), dtype_of(ours["dtype"]), **as_they_are, attributes=attributes)
+        if header.block_bytes > LARGEST_TILE_BYTES:
+            raise ValueError(f"its blocks would have {header.block_bytes} bytes")
         array = header._array()
         if {key: found.get(key) for key in array} != array:
             raise ValueError("another tool has changed the array; what it says is not what the blob says")

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from infinite_tensor.errors import BlobNotFoundError, RegionError, StoreError, ValidationError
+from infinite_tensor.support.disks import OpenFile, sync_opened, tell_weaker
 from infinite_tensor_stores.blobs.header import DOCUMENT, Header, explained
-from infinite_tensor_stores.blobs.writers import FOLDER, LOCK, LOCKS, FileLock, Lease
+from infinite_tensor_stores.blobs.writers import FOLDER, LOCK, SECONDS, FileLock, Lease, NoLocksError
 from infinite_tensor_stores.file_store import FileStore
 from infinite_tensor_stores.files import (
     LARGEST_DOCUMENT,
-    OpenFile,
     content,
     opened,
     read_file,
@@ -98,7 +98,7 @@ class Location(Objects):
         return location_of, self.address
 
     @property
-    def filename(self) -> Path | str:
+    def filename(self) -> str:
         """The absolute path of a folder; elsewhere the URL, without credentials."""
         return repr(self)
 
@@ -129,7 +129,7 @@ class Location(Objects):
             raise BlobNotFoundError(f"{self!r}: there is no blob; mode 'w' creates one")
         return Header.from_bytes(document.content), document
 
-    def commit(self, header: Header) -> None:
+    def commit(self, header: Header, *, durable: bool = True) -> None:  # noqa: ARG002  (what is sent is stored)
         """Put a ``zarr.json`` in the place of the one that is there."""
         self.put({DOCUMENT: header.to_bytes()})
 
@@ -176,9 +176,9 @@ class Folder(Location):
         return shown(self.path)
 
     @property
-    def filename(self) -> Path:
+    def filename(self) -> str:
         """The absolute path."""
-        return self.path
+        return str(self.path)
 
     @explained()
     def document(self) -> Document | None:
@@ -196,12 +196,16 @@ class Folder(Location):
         """Whether there are files."""
         return [(self.path / key).exists() for key in keys]
 
+    def commit(self, header: Header, *, durable: bool = True) -> None:
+        """Put a ``zarr.json`` in the place of the one that is there; a `durable` one is brought to the disk first."""
+        self.replace(DOCUMENT, [header.to_bytes()], sync=durable)
+
     def put(self, objects: Mapping[str, bytes]) -> None:
         """Write files, and rename them."""
         for key, data in objects.items():
             self.replace(key, [data])
 
-    def replace(self, key: str, parts: Sequence[Any], size: int = 0) -> None:
+    def replace(self, key: str, parts: Sequence[Any], size: int = 0, *, sync: bool = False) -> None:
         """Put a new file in the place of `key`: some parts, with a hole before the last where `size` is more."""
         partial = self.path / _PARTIAL
         descriptor = _created(partial)
@@ -212,6 +216,8 @@ class Folder(Location):
                 view = memoryview(part).cast("B")
                 while len(view):
                     view = view[os.write(descriptor, view) :]
+            if sync:
+                sync_opened(descriptor, partial)
         except BaseException:
             os.close(descriptor)
             with suppress(OSError):
@@ -236,7 +242,14 @@ class Folder(Location):
         """A lock on a file where the operating system has such, else a lease."""
         if self.store.read_only:
             raise StoreError("the zarr Store that was given is read-only")
-        return FileLock(self.path) if LOCKS else Lease(Objects(lambda: self.store))
+        try:
+            return FileLock(self.path)
+        except NoLocksError:
+            tell_weaker(
+                self.path,
+                f"this file system has no locks, so a writer that was killed keeps others out for {SECONDS:.0f} s",
+            )
+            return Lease(Objects(lambda: self.store))
 
     def settle(self) -> None:
         """Nothing is."""

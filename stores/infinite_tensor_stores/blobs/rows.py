@@ -13,6 +13,7 @@ from infinite_tensor.errors import RegionError, StoreError
 from infinite_tensor.support.allocation import new_block, new_result
 from infinite_tensor.support.exit import flush_at_exit
 from infinite_tensor.support.forks import renew_in_children
+from infinite_tensor.support.gradients import outside_inference_mode
 from infinite_tensor.tilestore.lru import LRU
 from infinite_tensor_stores.blobs.blocks import BlockPart, DamagedBlockError, RowNumbers, blocks_of, indexable, parts_of
 from infinite_tensor_stores.blobs.header import Header
@@ -20,6 +21,8 @@ from infinite_tensor_stores.blobs.location import Document, Location, Right
 
 _CPU = torch.device("cpu")
 _BUFFERED_BYTES = 2**26
+_MOST_BLOCKS = 2**12
+"""An operating system has room for some 65,000 maps in a process."""
 _FEWER = "read fewer rows at a time"
 
 
@@ -82,7 +85,7 @@ class Rows:
         self._kind = header.shape, header.dtype, torch.strided, _CPU, False
         self._blocks = blocks_of(location, header)
         self.needs_loop = self._blocks.needs_loop
-        self.most_blocks = most_blocks or max(2, self._blocks.cache_bytes // header.block_bytes)
+        self.most_blocks = most_blocks or max(2, min(_MOST_BLOCKS, self._blocks.cache_bytes // header.block_bytes))
         self._at_once = min(self._blocks.at_once, self.most_blocks)
         self._loaded = LRU[int, torch.Tensor](max_items=self.most_blocks)
         # Blocks that are being written, the one that is not full yet among them.
@@ -385,15 +388,17 @@ class Rows:
         self._save((number for number in self._unsaved if number < last), self.length)
         rows = self.length if last not in self._unsaved else max(last * self._size, self.header.rows)
         if rows > self.header.rows:
-            self._commit(rows, self.header.edits)
+            self._commit(rows, self.header.edits, durable=False)
 
     def _buffer(self, number: int, stop: int) -> torch.Tensor:
         """A block to write into, where rows up to `stop` are being written."""
         buffer = self._buffers.get(number)
         if buffer is None:
-            buffer = new_block((self._size, *self.header.shape), self.header.dtype, _CPU)
-            if number * self._size < self.length:
-                buffer.copy_(self._block(number))
+            buffer = outside_inference_mode(new_block, (self._size, *self.header.shape), self.header.dtype, _CPU)
+            # What follows the last row is a hole, and mapped, a hole takes room when it is read.
+            there = min(self._size, self.length - number * self._size)
+            if there > 0:
+                buffer[:there].copy_(self._block(number)[:there])
             while len(self._buffers) >= self._most_buffers:
                 oldest = next(iter(self._buffers))
                 self._save([oldest] if oldest in self._unsaved else [], max(stop, self.length))
@@ -426,12 +431,12 @@ class Rows:
         if not self.header.changing:
             self._commit(self.header.rows, self.header.edits + 1)
 
-    def _commit(self, rows: int, edits: int) -> None:
+    def _commit(self, rows: int, edits: int, *, durable: bool = True) -> None:
         self._check_right()
         header = replace(self.header, rows=rows, edits=edits)
         # One that fails may have been carried out, too.
         self._in_doubt = True
-        self.location.commit(header)
+        self.location.commit(header, durable=durable)
         self.header = header
         self._in_doubt = False
 

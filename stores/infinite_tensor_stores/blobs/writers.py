@@ -30,15 +30,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from infinite_tensor.errors import StoreError
-from infinite_tensor_stores.files import OpenFile
+from infinite_tensor.support.disks import OpenFile, lock, unlock
 from infinite_tensor_stores.zarr.objects import Objects
-
-try:
-    import fcntl
-except ImportError:  # Windows: blobs have a lease there.
-    LOCKS = False
-else:
-    LOCKS = True
 
 LOCK = "writer.lock"
 
@@ -51,6 +44,10 @@ _CERTAIN = 20.0
 
 More than RENEWAL. What remains of SECONDS is for the difference of clocks and for a request under way.
 """
+
+
+class NoLocksError(Exception):
+    """A file system has no locks."""
 
 
 class FileLock:
@@ -67,6 +64,8 @@ class FileLock:
     ------
     StoreError
         If somebody holds the lock.
+    NoLocksError
+        If the file system has no locks.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -83,8 +82,7 @@ class FileLock:
     def release(self) -> None:
         """Let others write."""
         if self._file.number is not None:
-            # Closing would not unlock it while a child that was forked in this moment has it open.
-            fcntl.flock(self._file.number, fcntl.LOCK_UN)
+            unlock(self._file.number)
         self.abandon()
 
     def abandon(self) -> None:
@@ -99,7 +97,8 @@ class FileLock:
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise StoreError(f"{LOCK} is not a regular file; delete it")
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not lock(descriptor, wait=False):
+                raise NoLocksError
             if os.path.samestat(os.fstat(descriptor), path.stat()):
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, f"{_this_process()}\n".encode(), 0)

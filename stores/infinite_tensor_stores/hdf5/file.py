@@ -6,7 +6,6 @@ again whenever an object is closed, and in the end it takes the interpreter with
 
 from __future__ import annotations
 
-import errno
 import os
 import tempfile
 import threading
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from infinite_tensor.errors import StoreError
+from infinite_tensor.support.disks import allocate
 from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.tilestore.formats import FORMAT
 from infinite_tensor.tilestore.inventory import Garbage
@@ -50,7 +50,7 @@ def reserve(h5: Any, nbytes: int) -> None:
     """Take room for `nbytes` more of data in an open file; OSError where there is none."""
     descriptor, end = h5.id.get_vfd_handle(), h5.id.get_filesize()
     if os.fstat(descriptor).st_size < end + nbytes + _MARGIN:
-        _allocate(descriptor, end, nbytes + _MARGIN)
+        allocate(descriptor, end, nbytes + _MARGIN)
 
 
 def give_back(h5: Any) -> None:
@@ -61,18 +61,7 @@ def give_back(h5: Any) -> None:
 def check_room(folder: Path) -> None:
     """OSError where there is no room for a new file."""
     with tempfile.TemporaryFile(dir=folder) as scratch:
-        _allocate(scratch.fileno(), 0, _MARGIN)
-
-
-def _allocate(descriptor: int, start: int, nbytes: int) -> None:
-    if not hasattr(os, "posix_fallocate"):
-        return
-    try:
-        os.posix_fallocate(descriptor, start, nbytes)
-    except OSError as error:
-        # Some file systems cannot tell beforehand.
-        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
-            raise
+        allocate(scratch.fileno(), 0, _MARGIN)
 
 
 class SharedFile:

@@ -17,9 +17,10 @@ from zarr.abc.store import Store
 from zarr.core.buffer import Buffer, default_buffer_prototype
 from zarr.storage import LocalStore, MemoryStore
 
+from infinite_tensor.support.disks import alone_in
 from infinite_tensor.support.interrupts import Mark
 from infinite_tensor_stores.file_store import FileStore
-from infinite_tensor_stores.files import LARGEST_DOCUMENT, Unreadable, alone_in, bounded
+from infinite_tensor_stores.files import LARGEST_DOCUMENT, Unreadable, bounded
 from infinite_tensor_stores.loop import sync
 from infinite_tensor_stores.remote import RemoteStore
 from infinite_tensor_stores.targets import innermost
@@ -149,7 +150,7 @@ class Objects:
         return [key for key in keys if root is None or _is_free(root / key)]
 
     def alone_in(self, folder: str) -> AbstractContextManager[None]:
-        """`files.alone_in` on a local disk; elsewhere anybody else may come in between."""
+        """`disks.alone_in` on a local disk; elsewhere anybody else may come in between."""
         return nullcontext() if self.root is None else alone_in(self.root / folder)
 
     # One, on zarr's event loop.

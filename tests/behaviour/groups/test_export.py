@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -234,15 +232,3 @@ def test_a_ctrl_c_right_after_one_was_renamed_leaves_one_in_its_place(
             group.save_tensordict(slice(0, 8), tmp_path / "td", overwrite=True)
     assert TensorDict.load_memmap(tmp_path / "td")["a"].shape == (extent,)
     assert names_in(tmp_path) == ["td"]
-
-
-def test_a_file_system_without_links_is_written_to_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_paths: object) -> None:
-        raise OSError(errno.EPERM, "no links here")
-
-    monkeypatch.setattr(os, "link", refused)
-    group = TensorGroup({"a": plain((None,))})
-    group.save_tensordict(slice(0, 4), tmp_path / "td.h5", format="h5")
-    with pytest.raises(ValidationError, match="already"):
-        group.save_tensordict(slice(0, 4), tmp_path / "td.h5", format="h5")
-    assert names_in(tmp_path) == ["td.h5"]

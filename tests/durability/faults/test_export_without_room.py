@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from infinite_tensor import InfiniteTensor, StoreError, TensorWindow, ZarrTileStore, cell_generator, sl
+from infinite_tensor import InfiniteTensor, StoreError, TensorGroup, TensorWindow, ZarrTileStore, cell_generator, sl
 from tests.behaviour.views.exports.scenes import names_in, opened
 from tests.durability.faults.disks import small_disk
 from tests.durability.faults.test_disk_full import FULL
+from tests.support.interpreters import Team
 from tests.support.reference import Index
 
 REGION = sl[0:2048, 0:2048]
@@ -42,6 +43,18 @@ def test_a_full_disk_is_named_and_a_later_export_succeeds(
         t.export(REGION, folder / f"out.{form}", progress=False)
         assert np.array_equal(opened(folder / f"out.{form}"), t[REGION].numpy())
         assert names_in(folder) == [f"out.{form}"]
+
+
+def save(folder: Path, scratch: Path) -> None:
+    TensorGroup({"t": noise(scratch)}).save_tensordict(REGION, folder / "saved")
+
+
+def test_a_saved_tensordict_without_room_is_an_error_and_kills_no_process(folder: Path, tmp_path: Path) -> None:
+    with small_disk("tmpfs", folder) as disk:
+        disk.fill(2**20)
+        with Team(1) as team, pytest.raises(StoreError, match="No space left"):
+            team.members[0].call(save, folder, tmp_path)
+        assert names_in(folder) == ["ballast"]
 
 
 def test_a_disk_on_which_no_file_can_be_large(folder: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import torch
 import zarr
 
 from infinite_tensor import StoreError
+from infinite_tensor.tilestore.persistent.sealed import sealed
 from tests.stores.blobs.conftest import Place
 from tests.stores.blobs.rows import SHAPE, made, numbered
 
@@ -48,6 +49,37 @@ def test_a_flipped_bit_in_a_block_is_found(on_disk: Place, seed: int) -> None:
     flip(path, random.Random(seed).randrange(path.stat().st_size))  # noqa: S311
     with pytest.raises(StoreError, match=r"block c\.1\.0\.0, .* is damaged"):
         on_disk.open().read()
+
+
+WRONG = {
+    "rows": ["12", 1.5, -1, True, None, [10], 2**60],
+    "edits": ["0", 0.0, -2, None],
+    "block_size": ["4", 4.0, 0, -4, None, 2**50],
+    "shape": ["23", [2, 3.0], [2, "3"], [2, 0], 6, None],
+    "incarnation": [7, None, ["a"]],
+    "codecs": ["bytes", {}, [7], [{"name": 7}], [{}], None],
+    "dtype": [32, "float33", None],
+    "format": ["1", None, 2],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
+@pytest.mark.parametrize("mode", ["r", "a"])
+def test_a_document_of_other_kinds_than_it_can_have_is_a_store_error(
+    mode: str, name: str, value: object, on_disk: Place
+) -> None:
+    path = Path(on_disk.target, "zarr.json")
+    document = json.loads(path.read_bytes())
+    ours = document["attributes"]["infinite_tensor_blob"]
+    del ours["digest"]
+    document["attributes"]["infinite_tensor_blob"] = sealed(ours | {name: value})
+    # The array agrees with it, as far as it tells of it.
+    if name in ("rows", "shape"):
+        extents = value if isinstance(value, list) else [value]
+        document["shape"] = [value, 2, 3] if name == "rows" else [10, *extents]
+    path.write_text(json.dumps(document))
+    with pytest.raises(StoreError, match=r"its zarr\.json is damaged, or of something else"):
+        on_disk.open(mode)
 
 
 def test_any_flipped_bit_in_the_document_is_found_or_harmless(folder: Place) -> None:

@@ -27,10 +27,10 @@ def test_filename_is_the_absolute_path_of_a_folder(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     with TensorBlob.open(filename="~/rows", mode="w", dtype="float32", shape=SHAPE) as blob:
-        assert blob.filename == tmp_path / "rows"
+        assert blob.filename == str(tmp_path / "rows")
         blob.write(numbered(3))
     for given in ("rows", Path("rows"), "~/rows", f"file://{tmp_path}/rows", LocalStore("rows")):
-        assert TensorBlob.open(given).filename == tmp_path / "rows"
+        assert TensorBlob.open(given).filename == str(tmp_path / "rows")
 
 
 def test_filename_elsewhere_is_where_it_is_without_logins() -> None:

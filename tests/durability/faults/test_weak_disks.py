@@ -1,0 +1,288 @@
+"""File systems without hard links or locks, or that sync no folder: all works, and what is weaker is told once."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import fsspec
+import numpy as np
+import pytest
+import torch
+from fsspec.asyn import AsyncFileSystem
+
+from infinite_tensor import StoreError, TensorBlob, TensorGroup, ValidationError, WeakerStorageWarning, ZarrTileStore
+from infinite_tensor.support import disks
+from infinite_tensor_stores.loop import sync
+from tests.behaviour.views.exports.scenes import REGION, names_in, opened, pattern, plane, truth
+from tests.stores.blobs.rows import SHAPE, numbered
+from tests.support.counting import Counted
+from tests.support.interpreters import Team
+from tests.support.weak_disks import NO_LINKS, NO_LOCKS, without_links, without_locks, without_synced_folders
+
+EXPORTS = ["zarr", "npy", "png", "tif"]
+SAVED = ["memmap", "h5", "zarr"]
+LINKS, LOCKS = "this file system has no hard links", "this file system has no locks"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disks, "_told", set())
+
+
+@pytest.fixture
+def told() -> Iterator[Callable[[], list[str]]]:
+    """What was warned of, each once."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        yield lambda: [str(each.message) for each in found if each.category is WeakerStorageWarning]
+
+
+@pytest.mark.parametrize("code", NO_LINKS)
+def test_a_store_without_hard_links_is_created_filled_and_found(
+    code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Callable[[], list[str]]
+) -> None:
+    without_links(monkeypatch, code)
+    f = Counted(pattern)
+    for _ in range(2):
+        with ZarrTileStore(tmp_path / "s", tile_size=8) as store:
+            t = plane(f, tile_store=store)
+            # Each leaves a part in the logs of incomplete tiles.
+            for part in (slice(-5, 0), slice(0, 2), slice(2, 9)):
+                t[part, REGION[1]]
+                store.flush()
+    assert set(f.counts.values()) == {1}
+    with ZarrTileStore(tmp_path / "s", mode="r") as store:
+        assert np.array_equal(plane(f, tile_store=store)[REGION], truth())
+    assert set(f.counts.values()) == {1}
+    assert [message.partition(",")[0] for message in told()] == [f"{tmp_path / 's'}: {LINKS}"]
+
+
+def test_what_another_process_has_created_without_hard_links_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_links(monkeypatch, "EPERM")
+    with pytest.warns(WeakerStorageWarning, match=LINKS), ZarrTileStore(tmp_path / "s", tile_size=8) as store:
+        plane(tile_store=store)[0:8, 0:8]
+        document = (tmp_path / "s" / "t-world=2Fheight" / "zarr.json").read_bytes()
+        with pytest.raises(FileExistsError):
+            disks.give_name(tmp_path / "s" / "zarr.json", tmp_path / "s" / "t-world=2Fheight" / "zarr.json", tmp_path)
+    assert (tmp_path / "s" / "t-world=2Fheight" / "zarr.json").read_bytes() == document
+
+
+@pytest.mark.parametrize("code", NO_LINKS)
+@pytest.mark.parametrize("form", EXPORTS)
+def test_exports_need_no_hard_links_and_replace_nothing(
+    form: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Callable[[], list[str]]
+) -> None:
+    without_links(monkeypatch, code)
+    plane().export(REGION, tmp_path / f"out.{form}", progress=False)
+    assert np.array_equal(opened(tmp_path / f"out.{form}"), truth())
+    with pytest.raises(ValidationError, match="already"):
+        plane().export(REGION, tmp_path / f"out.{form}", progress=False)
+    assert names_in(tmp_path) == [f"out.{form}"]
+    assert len(told()) == (form != "zarr")
+
+
+@pytest.mark.parametrize("code", NO_LINKS)
+@pytest.mark.parametrize("form", SAVED)
+def test_saved_groups_need_no_hard_links(
+    form: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Callable[[], list[str]]
+) -> None:
+    without_links(monkeypatch, code)
+    group = TensorGroup({"a": plane(), "deep": {"b": plane(tensor_id="b")}})
+    group.save_tensordict(REGION, tmp_path / "out", format=form)
+    with pytest.raises(ValidationError, match="already"):
+        group.save_tensordict(REGION, tmp_path / "out", format=form)
+    assert names_in(tmp_path) == ["out"]
+    assert len(told()) == (form == "h5")
+
+
+@pytest.mark.parametrize("code", NO_LOCKS)
+@pytest.mark.parametrize("form", EXPORTS)
+def test_exports_need_no_locks(
+    form: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Callable[[], list[str]]
+) -> None:
+    without_locks(monkeypatch, code)
+    for overwrite in (False, True, True):
+        plane().export(REGION, tmp_path / f"out.{form}", overwrite=overwrite, progress=False)
+    assert np.array_equal(opened(tmp_path / f"out.{form}"), truth())
+    assert [message.partition(",")[0] for message in told()] == [f"{tmp_path}: {LOCKS}"]
+
+
+@pytest.mark.parametrize("code", NO_LOCKS)
+def test_a_blob_without_locks_is_written_by_one_process_at_a_time(
+    code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_locks(monkeypatch, code)
+    place = tmp_path / "blob"
+    with pytest.warns(WeakerStorageWarning, match=rf"{place}: {LOCKS}, so a writer that was killed .* for 60 s"):
+        blob = TensorBlob.open(place, "w", dtype="float32", shape=SHAPE, block_size=4)
+    blob.write(numbered(10))
+    with pytest.raises(StoreError, match=r"process \d+ on .* has it open for writing"):
+        TensorBlob.open(place, "a")
+    blob.close()
+    with TensorBlob.open(place, "a+") as again:
+        again.write(numbered(3, 10))
+        assert torch.equal(again[:], numbered(13))
+    TensorBlob.unlink(place)
+    with pytest.raises(FileNotFoundError):
+        TensorBlob.open(place)
+
+
+def test_a_tensor_is_cleared_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_locks(monkeypatch, "ENOLCK")
+    with ZarrTileStore(tmp_path / "s", tile_size=8) as store:
+        plane(tile_store=store)[0:8, 0:8]
+        with pytest.warns(WeakerStorageWarning, match=f"{tmp_path / 's'}: {LOCKS}"):
+            store.clear_tensor("world/height")
+        assert list(store) == []
+
+
+@pytest.mark.parametrize("code", ["EINVAL", "ENOTSUP", "ENOSYS"])
+@pytest.mark.parametrize("form", EXPORTS)
+def test_exports_need_no_folder_that_can_be_synced(
+    form: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Callable[[], list[str]]
+) -> None:
+    without_synced_folders(monkeypatch, code)
+    for overwrite in (False, True):
+        plane().export(REGION, tmp_path / f"out.{form}", overwrite=overwrite, progress=False)
+    assert np.array_equal(opened(tmp_path / f"out.{form}"), truth())
+    assert [message.partition(",")[0] for message in told()] == [f"{tmp_path}: this file system syncs no folders"]
+
+
+@pytest.mark.parametrize("form", SAVED)
+def test_saved_groups_need_no_folder_that_can_be_synced(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Callable[[], list[str]]
+) -> None:
+    without_synced_folders(monkeypatch)
+    group = TensorGroup({"a": plane()})
+    for overwrite in (False, True):
+        group.save_tensordict(REGION, tmp_path / "out", format=form, overwrite=overwrite)
+    assert names_in(tmp_path) == ["out"]
+    assert told()
+
+
+def test_another_error_of_a_call_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_locks(monkeypatch, "EIO")
+    with pytest.raises(StoreError, match="Input/output error"):
+        plane().export(REGION, tmp_path / "out.npy", progress=False)
+    with pytest.raises(StoreError, match="Input/output error"):
+        TensorBlob.open(tmp_path / "blob", "w", dtype="float32", shape=SHAPE)
+    without_links(monkeypatch, "EIO")
+    with pytest.raises(StoreError, match="Input/output error"):
+        ZarrTileStore(tmp_path / "s")
+
+
+# File systems of fsspec.
+
+
+class Files(AsyncFileSystem):  # type: ignore[misc]
+    """Files in memory that may know no exclusive creation; how often each was written."""
+
+    protocol = "weak"
+    cachable = False
+    written: ClassVar[Counter[str]] = Counter()
+
+    def __init__(self, exclusive: bool, **options: Any) -> None:
+        super().__init__(**options)
+        self.exclusive = exclusive
+        self.files: dict[str, bytes] = CONTENT
+
+    async def _pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
+        if self.exclusive and mode == "create" and path in self.files:
+            raise FileExistsError(path)
+        self.written[path] += 1
+        self.files[path] = value
+
+    async def _cat_file(self, path: str, **_: Any) -> bytes:
+        if path not in self.files:
+            raise FileNotFoundError(path)
+        return self.files[path]
+
+    async def _info(self, path: str, **_: Any) -> dict[str, Any]:
+        return {"name": path, "size": len(await self._cat_file(path)), "type": "file"}
+
+    async def _ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
+        inside = {name[len(path) + 1 :].split("/")[0]: name for name in self.files if name.startswith(f"{path}/")}
+        found = [
+            {
+                "name": f"{path}/{name}",
+                "size": len(self.files[key]),
+                "type": "file" if key == f"{path}/{name}" else "directory",
+            }
+            for name, key in inside.items()
+        ]
+        return found if detail else [each["name"] for each in found]
+
+
+CONTENT: dict[str, bytes] = {}
+
+
+@pytest.fixture
+def weak_files() -> dict[str, bytes]:
+    fsspec.register_implementation("weak", Files, clobber=True)
+    CONTENT.clear()
+    Files.written.clear()
+    return CONTENT
+
+
+def test_a_file_system_that_ignores_exclusive_creation_overwrites_no_definition(
+    weak_files: dict[str, bytes], told: Callable[[], list[str]]
+) -> None:
+    f = Counted(pattern)
+    for _ in range(2):
+        with ZarrTileStore("weak://s", tile_size=8, storage_options={"exclusive": False}) as store:
+            assert np.array_equal(plane(f, tile_store=store)[REGION], truth())
+    assert set(f.counts.values()) == {1}
+    (message,) = told()
+    assert message.startswith("RemoteStore(Files, 's'): this file system creates no file exclusively")
+    before = weak_files["s/zarr.json"]
+    with ZarrTileStore("weak://s", storage_options={"exclusive": False}) as store:
+        assert not sync(store._objects.create, "zarr.json", b"of another process")
+    assert weak_files["s/zarr.json"] == before
+
+
+@pytest.mark.usefixtures("weak_files")
+def test_nothing_is_told_where_a_file_system_creates_exclusively(told: Callable[[], list[str]]) -> None:
+    with ZarrTileStore("weak://s", tile_size=8, storage_options={"exclusive": True}) as store:
+        assert np.array_equal(plane(tile_store=store)[REGION], truth())
+    assert not told()
+    assert set(Files.written.values()) == {1}
+
+
+# What lies at the hidden name beside the target of an export.
+
+IN_THE_WAY: dict[str, Callable[[Path, Path], Any]] = {
+    "a FIFO": lambda path, _: os.mkfifo(path),
+    "a link to nothing": lambda path, theirs: path.symlink_to(theirs / "new"),
+    "a link to a folder": lambda path, theirs: path.symlink_to(theirs),
+    "a link to itself": lambda path, _: path.symlink_to(path),
+    "a link to a device": lambda path, _: path.symlink_to("/dev/null"),
+}
+
+
+def export(folder: Path, form: str) -> None:
+    plane().export(REGION, folder / f"out.{form}", progress=False)
+
+
+@pytest.mark.parametrize("kind", IN_THE_WAY)
+@pytest.mark.parametrize("form", ["zarr", "npy"])
+def test_what_no_export_has_left_is_refused_and_left_as_it_is(form: str, kind: str, tmp_path: Path) -> None:
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+    theirs.mkdir()
+    ours.mkdir()
+    hidden = ours / f".out.{form}.partial"
+    IN_THE_WAY[kind](hidden, theirs)
+    before = hidden.lstat()
+    with Team(1) as team, pytest.raises(StoreError, match=rf"{hidden.name}' is neither a file nor a folder.*delete it"):
+        team.members[0].call(export, ours, form)
+    assert os.path.samestat(hidden.lstat(), before)
+    assert names_in(theirs) == []
+    hidden.unlink()
+    export(ours, form)
+    assert np.array_equal(opened(ours / f"out.{form}"), truth())
