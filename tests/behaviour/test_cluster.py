@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 from distributed import Client
+from tblib import pickling_support
 
 from infinite_tensor import (
     HDF5TileStore,
     InfiniteTensor,
     MemoryTileStore,
+    OutOfMemoryError,
     Output,
     Progress,
     TensorWindow,
@@ -26,6 +29,7 @@ from infinite_tensor.filling.fill import Request
 from infinite_tensor.filling.fillable import fill_together, plan_together
 from infinite_tensor.geometry.regions import parse
 from tests.support.clusters import chain, cluster, computed, meeting, more_workers, one_worker_killed, with_ends
+from tests.support.interpreters import CONTEXT
 
 REGION = sl[-70:90, 0:150]
 
@@ -252,3 +256,27 @@ def test_progress_counts_what_the_workers_do(client: Client, tmp_path: Path) -> 
         total = t.plan(REGION).windows
         report = t.fill(REGION, client=client, progress=told.append)
     assert (told[-1].done, told[-1].report) == (total, report)
+
+
+def too_large() -> torch.Tensor:
+    t = InfiniteTensor((None, None), lambda _ctx: torch.ones(8, 8), TensorWindow((8, 8)))
+    pixels: torch.Tensor = t[0 : 2**30, 0 : 2**30]
+    return pixels
+
+
+def test_a_worker_that_lacks_memory_says_so(client: Client) -> None:
+    with pytest.raises(OutOfMemoryError, match="iter_regions"):
+        client.submit(too_large).result()
+
+
+def too_large_for_tblib() -> torch.Tensor:
+    # As `import distributed` does, for all exceptions that there are by then.
+    pickling_support.install()
+    return too_large()
+
+
+def test_a_pool_of_processes_continues_after_a_lack_of_memory_that_tblib_pickles() -> None:
+    with ProcessPoolExecutor(1, CONTEXT) as pool:
+        with pytest.raises(OutOfMemoryError, match="iter_regions"):
+            pool.submit(too_large_for_tblib).result(60)
+        assert pool.submit(len, [1]).result(60) == 1

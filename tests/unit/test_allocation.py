@@ -49,6 +49,16 @@ def test_only_so_much_is_kept_for_later(monkeypatch: pytest.MonkeyPatch) -> None
     assert [len(held) for held in allocation._FREED._pages.values()] == [3]
 
 
+def test_what_is_kept_is_of_few_sizes_and_the_last_ones() -> None:
+    for nbytes in range(2**20, 2**20 + 3000):
+        new_block((nbytes,), torch.uint8, CPU)
+    assert sum(len(held) for held in allocation._FREED._pages.values()) <= 16
+    last = new_block(MANY, torch.float32, CPU)
+    address = last.data_ptr()
+    del last
+    assert new_block(MANY, torch.float32, CPU).data_ptr() == address
+
+
 def test_a_result_is_never_of_memory_that_was_used_before() -> None:
     first = new_result((2**24,), torch.float32, CPU)
     del first
