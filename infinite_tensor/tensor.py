@@ -904,6 +904,10 @@ class InfiniteTensor(Fillable):
             )
         return extent
 
+    def __bool__(self) -> bool:
+        """True, as of any object: ``t or default`` reads nothing."""
+        return True
+
     def _check_finite(self, action: str) -> None:
         for d, extent in enumerate(self.shape):
             if extent is None:

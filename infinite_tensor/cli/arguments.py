@@ -111,14 +111,9 @@ def reference(text: str) -> Any:
     return found
 
 
-class Reference(click.ParamType[Any]):
-    """`reference` of an option. Of a function click would take a ValueError in the file for a wrong option."""
-
-    name = "reference"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ARG002
-        """What is named."""
-        return reference(value)
+def taken_reference(_context: click.Context, _option: click.Parameter, text: str | None) -> Any:
+    """`reference` of an option. Of a type that is a function click would take a ValueError in the file for its own."""
+    return None if text is None else reference(text)
 
 
 def is_reference(value: str) -> bool:

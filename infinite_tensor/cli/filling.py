@@ -8,7 +8,6 @@ import click
 
 import infinite_tensor
 from infinite_tensor.cli.arguments import (
-    Reference,
     argument_id,
     argument_store,
     exists,
@@ -22,6 +21,7 @@ from infinite_tensor.cli.arguments import (
     options_of_fill,
     padding,
     region_of,
+    taken_reference,
 )
 from infinite_tensor.cli.output import (
     ask,
@@ -69,7 +69,7 @@ def plan(store: str, tensor_id: str, region: Any, max_memory: str | None, as_jso
 @click.option(
     "--module",
     "tensor",
-    type=Reference(),
+    callback=taken_reference,
     metavar="FILE.py:NAME",
     required=True,
     help="An InfiniteTensor or TensorGroup that a file defines, with its store; package.module:NAME works too.",
@@ -126,7 +126,7 @@ def _cells(name: str, figures: Any) -> list[str]:
 @click.option(
     "--module",
     "net",
-    type=Reference(),
+    callback=taken_reference,
     metavar="FILE.py:NAME",
     required=True,
     help="The network, or a function of a batch; package.module:NAME works too.",
@@ -162,7 +162,9 @@ def _cells(name: str, figures: Any) -> list[str]:
     metavar="MODE[:NUMBER]",
     help="What stands beyond the ends of SOURCE.",
 )
-@click.option("--preprocess", type=Reference(), metavar="FILE.py:NAME", help="A function of a batch, before the net.")
+@click.option(
+    "--preprocess", callback=taken_reference, metavar="FILE.py:NAME", help="A function of a batch, before the net."
+)
 @click.option(
     "--batch-size",
     type=int,

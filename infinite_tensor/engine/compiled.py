@@ -73,7 +73,12 @@ def _unread(selection: Selection, dtype: torch.dtype, device: torch.device) -> t
     return torch.empty(pixels.shape, dtype=dtype, device=device)
 
 
-@torch.library.custom_op("infinite_tensor::read_together", mutates_args=())
+# torch before 2.7 does not derive a schema from list[int].
+@torch.library.custom_op(
+    "infinite_tensor::read_together",
+    mutates_args=(),
+    schema="(str tokens, SymInt[] boxes, Tensor[] like, SymInt? workers) -> Tensor[]",
+)
 def _read_together(
     tokens: str,
     boxes: list[int],

@@ -449,6 +449,14 @@ def test_protocols_name_the_unbounded_dimension(store: TileStore) -> None:
         len(u)
 
 
+@pytest.mark.parametrize("shape", [(None, None), (4, 4), (0, 4)])
+def test_a_tensor_is_true_and_is_not_read_for_it(shape: tuple[int | None, ...]) -> None:
+    ramp = Counted(Ramp((4, 4)))
+    t = InfiniteTensor(shape, ramp, TensorWindow((4, 4)), edge="clip")
+    assert (t or None) is t
+    assert not ramp.calls
+
+
 def test_a_finite_tensor_is_a_sequence_and_an_array(store: TileStore) -> None:
     t = InfiniteTensor((2, 4), Counted(Ramp((2, 4))), TensorWindow((2, 4)), tile_store=store)
     assert [row.tolist() for row in t] == np.asarray(t).tolist() == t[...].tolist()
