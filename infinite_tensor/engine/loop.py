@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextvars
 import operator
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from functools import partial
 from typing import TypeAlias
 
@@ -220,19 +220,34 @@ def _on_threads(count: int, work: Callable[[Callable[[], bool]], None]) -> None:
     false, which must bring the others to an end soon: they are waited for.
     """
     waiting, works = Mark(), [Mark() for _ in range(count)]
+    errors: list[BaseException] = []
 
     def run(own: Mark) -> None:
         with own.running:
-            work(lambda: waiting.is_under_way)
+            try:
+                work(lambda: waiting.is_under_way and not errors)
+            except BaseException as error:  # noqa: BLE001  (the caller raises it)
+                errors.append(error)
 
     try:
-        with interrupts_shown(), ThreadPoolExecutor(count, thread_name_prefix="infinite_tensor-worker") as pool:
-            with waiting.running:
-                running = [pool.submit(contextvars.copy_context().run, run, own) for own in works]
-                done, _ = wait(running, return_when=FIRST_EXCEPTION)
-            for future in done:
-                future.result()
+        with waiting.running, interrupts_shown():
+            threads = [_started(partial(contextvars.copy_context().run, run, own)) for own in works]
+            if not any(threads):
+                # None can be started any more: the interpreter exits.
+                run(works[0])
+            for thread in filter(None, threads):
+                thread.join()
     finally:
-        # The pool does not know of a thread that was being started when a Ctrl-C came.
         for own in works:
             own.wait()
+    if errors:
+        raise errors[0]
+
+
+def _started(work: Callable[[], object]) -> threading.Thread | None:
+    thread = threading.Thread(target=work, name="infinite_tensor-worker", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        return None
+    return thread

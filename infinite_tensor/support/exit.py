@@ -1,7 +1,8 @@
 """Flushing, at the end of a process, the stores that are still alive: when the interpreter exits, and at SIGTERM.
 
-`atexit` and `weakref.finalize` run too late: zarr's event loop and thread pools no longer take work then.
-`threading._register_atexit`, which `concurrent.futures` uses for the same purpose, runs before that.
+`atexit` runs when all threads but daemons have come to their end, so what a thread stores after the main thread's last
+line is flushed too. It does not run in the children of multiprocessing; `threading._register_atexit`, which
+`concurrent.futures` uses, does, when the main thread has come to its end.
 
 A `torch.utils.data.DataLoader` ends its workers by SIGTERM where they are persistent, or take more than five seconds to
 end by themselves; what the interpreter does at its exit never has its turn then.
@@ -9,6 +10,7 @@ end by themselves; what the interpreter does at its exit never has its turn then
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import threading
@@ -49,6 +51,21 @@ def end_before_flush(end: Callable[[], object]) -> None:
     """Call ``end()`` when the interpreter exits, before stores are flushed."""
     # Who registers last is called first.
     threading._register_atexit(end)  # type: ignore[attr-defined]  # noqa: SLF001  (see above)
+
+
+def end_after_flush(end: Callable[[], object]) -> None:
+    """Call ``end()`` when the interpreter exits, after stores are flushed for the last time."""
+    _ends.append(end)
+
+
+_ends: list[Callable[[], object]] = []
+
+
+@atexit.register
+def _flush_and_end() -> None:
+    flush_all()
+    for end in _ends:
+        end()
 
 
 threading._register_atexit(flush_all)  # type: ignore[attr-defined]  # noqa: SLF001  (see above)

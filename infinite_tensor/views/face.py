@@ -1,7 +1,6 @@
 """Zarr arrays whose chunks are computed when somebody reads them.
 
-What leans on zarr beyond its documented functions stands here: the abstract class of its stores with the helpers that
-it has for subclasses, and metadata that are written by hand, those that zarr consolidates among them. The tests compare
+What leans on zarr is its abstract class of stores, with the helpers that this has for subclasses. The tests compare
 every key, byte and listing with those of an array that zarr itself has written.
 """
 
@@ -9,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import math
 import re
 import threading
@@ -20,7 +18,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import zarr
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.buffer import default_buffer_prototype
@@ -29,8 +26,9 @@ from infinite_tensor.geometry.points import Index
 from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.nested import Key
 from infinite_tensor.tensor import InfiniteTensor
+from infinite_tensor.views.documents import array_document, chunk_bytes, groups_above, hierarchy
 from infinite_tensor.views.frame import Frame
-from infinite_tensor.views.names import DOCUMENT, is_plain_name, path_of, plain_name_of
+from infinite_tensor.views.names import is_plain_name, path_of, plain_name_of
 from infinite_tensor.views.requests import Requests
 
 if TYPE_CHECKING:
@@ -79,7 +77,7 @@ class Face:
         attributes = {
             "infinite_tensor": {"tensor_id": frame.tensor.tensor_id, "origin": [-first for first in frame.origin]}
         }
-        return _array_document(frame.shape, frame.chunk_shape, frame.dtype, self.dims, attributes)
+        return array_document(frame.shape, frame.chunk_shape, frame.dtype, self.dims, attributes)
 
     @property
     def chunk_bytes(self) -> int:
@@ -89,7 +87,7 @@ class Face:
     def chunk_in_memory(self, index: Index) -> memoryview | None:
         """The bytes of a chunk if it is a tile in memory, without waiting; otherwise None. Not on the main thread."""
         pixels = self.frame.tile_in_memory(self.frame.box_of(index))
-        return None if pixels is None or pixels.shape != self.frame.chunk_shape else _bytes_of(pixels)
+        return None if pixels is None or pixels.shape != self.frame.chunk_shape else chunk_bytes(pixels)
 
     def chunk(self, index: Index) -> memoryview:
         """The bytes of a chunk, not to be changed; what lies outside of the frame is 0."""
@@ -101,7 +99,7 @@ class Face:
             whole = np.zeros(self.frame.chunk_shape, pixels.dtype)
             whole[tuple(map(slice, pixels.shape))] = pixels
             pixels = whole
-        return _bytes_of(pixels)
+        return chunk_bytes(pixels)
 
 
 def with_distinct_dims(faces: Mapping[str, Face], scales: Mapping[str, Sequence[Fraction]]) -> dict[str, Face]:
@@ -121,30 +119,6 @@ def with_distinct_dims(faces: Mapping[str, Face], scales: Mapping[str, Sequence[
             dims.append(name)
         renamed[path] = Face(face.frame, tuple(dims))
     return renamed
-
-
-def _array_document(
-    shape: Index, chunks: Index, dtype: np.dtype[Any], dims: Sequence[str], attributes: Mapping[str, Any]
-) -> dict[str, Any]:
-    zero: Any = {"b": False, "c": [0.0, 0.0], "f": 0.0}.get(dtype.kind, 0)
-    codec: dict[str, Any] = {"name": "bytes"}
-    return {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": shape,
-        "data_type": dtype.name,
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunks}},
-        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-        "fill_value": zero,
-        "codecs": [codec if dtype.itemsize == 1 else codec | {"configuration": {"endian": "little"}}],
-        "attributes": attributes,
-        "dimension_names": dims,
-    }
-
-
-def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
-    little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
-    return little.reshape(-1).view(np.uint8).data.toreadonly()
 
 
 class FaceStore(Store):
@@ -188,22 +162,16 @@ class FaceStore(Store):
     @cached_property
     def _documents(self) -> dict[str, bytes]:
         """What is known without computing: metadata and coordinates, by their keys."""
-        nodes: dict[str, Any] = {}
-        for path, face in self._faces.items():
-            nodes |= {"/".join(above): _group_document() for above in _paths_above(path)} | {path: face.document}
+        arrays = {path: face.document for path, face in self._faces.items()}
+        groups = {above for path in arrays for above in groups_above(path)}
         coordinates: dict[str, bytes] = {}
         for path, face in self._faces.items():
             for d, dim in enumerate(face.dims):
                 array, pixels = "/".join([*path.split("/")[:-1], dim]), face.frame.coordinates(d)
-                if pixels is not None and array not in nodes and is_plain_name(dim):
-                    nodes[array] = _array_document(pixels.shape, pixels.shape, pixels.dtype, [dim], {})
-                    coordinates[f"{array}/c/0"] = bytes(_bytes_of(pixels))
-        root = _group_document() | {
-            # xarray looks for it, and need not list the store.
-            "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": nodes}
-        }
-        said = {DOCUMENT: root} | {f"{path}/{DOCUMENT}": node for path, node in nodes.items()}
-        return {key: json.dumps(node).encode() for key, node in said.items()} | coordinates
+                if pixels is not None and array not in arrays and array not in groups and is_plain_name(dim):
+                    arrays[array] = array_document(pixels.shape, pixels.shape, pixels.dtype, [dim], {})
+                    coordinates[f"{array}/c/0"] = bytes(chunk_bytes(pixels))
+        return hierarchy(arrays, {}) | coordinates
 
     def _chunk_of(self, key: str) -> tuple[Face, Index] | None:
         """The face whose chunk has a key, and which one that is."""
@@ -295,12 +263,6 @@ class FaceStore(Store):
             yield str(i)
 
 
-def _paths_above(path: str) -> Iterator[list[str]]:
-    """The groups that a path is in, from the outermost on, but for the root."""
-    parts = path.split("/")
-    return (parts[:depth] for depth in range(1, len(parts)))
-
-
 def _chunks(counts: Index, begun: str) -> Iterator[str]:
     """The keys of chunks, without their folder, that begin so; `counts` chunks are there per dimension."""
     number, slash, rest = begun.partition("/")
@@ -322,10 +284,6 @@ def _numbers(begun: str, end: int, *, whole: bool) -> Iterable[int]:
         return range(first, min(first + 1, end))
     powers = itertools.takewhile(lambda power: first * power < end, (10**n for n in itertools.count()))
     return itertools.chain.from_iterable(range(first * power, min((first + 1) * power, end)) for power in powers)
-
-
-def _group_document() -> dict[str, Any]:
-    return {"zarr_format": 3, "node_type": "group", "attributes": {}}
 
 
 def _range_of(part: ByteRequest | None, length: int) -> slice:

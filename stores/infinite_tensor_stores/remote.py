@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import quote, unquote
 
-from zarr.core.buffer import default_buffer_prototype
+from zarr.buffer import default_buffer_prototype
 from zarr.storage import FsspecStore
 
 from infinite_tensor.support.disks import tell_weaker

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import io
 import math
 import os
@@ -20,10 +19,10 @@ from botocore.handlers import add_expect_header
 from s3fs import S3FileSystem
 from s3fs.core import S3_RETRYABLE_ERRORS
 from s3fs.errors import translate_boto_error
-from zarr.core.sync import loop
 
+from infinite_tensor.support.exit import end_after_flush
 from infinite_tensor_stores.files import Unreadable
-from infinite_tensor_stores.loop import sync
+from infinite_tensor_stores.loop import running_loop, sync
 from infinite_tensor_stores.remote import LoginMask, MaskedFileSystem, RemoteStore
 
 _SETTINGS = {
@@ -249,8 +248,9 @@ async def _close(clients: set[Any]) -> None:
 
 def _dropped(clients: set[Any]) -> None:
     # Whatever thread this runs on, it must not wait.
-    if clients and loop[0] is not None and loop[0].is_running():
-        closing = asyncio.run_coroutine_threadsafe(_close(clients), loop[0])
+    loop = running_loop()
+    if clients and loop is not None:
+        closing = asyncio.run_coroutine_threadsafe(_close(clients), loop)
         _closing.add(closing)
         closing.add_done_callback(_closing.discard)
 
@@ -268,7 +268,9 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_wait_for_closing)
 
 
-@atexit.register
 def _close_all() -> None:
     if os.getpid() in _owners.values():
         sync(_close, set(_owners))
+
+
+end_after_flush(_close_all)

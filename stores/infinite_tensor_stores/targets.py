@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from copy import copy
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 from fsspec import available_protocols
 from fsspec.asyn import AsyncFileSystem
+from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 from zarr.abc.store import Store
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, WrapperStore
 
@@ -208,8 +208,9 @@ def innermost(store: Store) -> Store:
 
 def _of_url(url: str, storage_options: dict[str, Any], read_only: bool, timeout: float) -> Store:
     mask = LoginMask(url, storage_options)
-    # A cached listing would hide what another process has written.
-    options = {"use_listings_cache": False, **storage_options}
+    # A cached listing would hide what another process has written, and what somebody else has used is connected to
+    # another event loop.
+    options = {"use_listings_cache": False, **storage_options, "skip_instance_cache": True}
     try:
         return _remote(FsspecStore.from_url(url, storage_options=options, read_only=read_only), mask, timeout)
     except ImportError as error:
@@ -230,16 +231,14 @@ def _remote(store: FsspecStore, mask: LoginMask, timeout: float) -> Store:
 
         return S3Store(S3Requests(store.fs, store.path, mask, timeout), store.read_only, path)
     kind = FilesInMemory if _MEMORY in store.fs.protocol else MaskedFileSystem
-    return RemoteStore(kind(_of_this_process(store.fs), mask), store.read_only, path)
+    return RemoteStore(kind(_of_our_own(store.fs), mask), store.read_only, path)
 
 
-def _of_this_process(fs: AsyncFileSystem) -> AsyncFileSystem:
-    try:
-        fs.loop  # noqa: B018  (it tells whether the process has been forked)
-    except RuntimeError:
-        # What it is connected to is the parent's.
-        return copy(fs)
-    return fs
+def _of_our_own(fs: AsyncFileSystem) -> AsyncFileSystem:
+    """A file system like `fs` that is connected to nothing: what somebody else uses is, to another event loop."""
+    if isinstance(fs, AsyncFileSystemWrapper):
+        return AsyncFileSystemWrapper(fs.sync_fs, asynchronous=True)
+    return type(fs)(*fs.storage_args, **{**fs.storage_options, "asynchronous": True, "skip_instance_cache": True})
 
 
 def shown(target: object) -> str:

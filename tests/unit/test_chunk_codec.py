@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,14 +13,12 @@ import pytest
 import torch
 import zarr
 from numcodecs import Blosc, Zstd  # type: ignore[import-untyped]
-from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
-from zarr.core.codec_pipeline import BatchedCodecPipeline
+from zarr.codecs import BloscCodec, Crc32cCodec, ZstdCodec
 from zarr.storage import MemoryStore
 
 from infinite_tensor.values.dtypes import DTYPES, dtype_name
 from infinite_tensor_stores.dtypes import stored_dtype
-from infinite_tensor_stores.zarr import codec
-from infinite_tensor_stores.zarr.codec import ChunkCodec, codecs_of, content_size, on_threads
+from infinite_tensor_stores.zarr.codec import ChunkCodec, codecs_of, content_size
 from infinite_tensor_stores.zarr.objects import PROTOTYPE, Objects
 from tests.support.bounds import bounded
 
@@ -29,7 +26,7 @@ Block = npt.NDArray[Any]
 
 SHAPE = (5, 24)
 
-DIRECT: dict[str, Any] = {
+COMPRESSORS: dict[str, Any] = {
     "auto": "auto",
     "nothing": None,
     "zstd with checksum": ZstdCodec(level=3, checksum=True),
@@ -39,8 +36,6 @@ DIRECT: dict[str, Any] = {
     "blosc, then zstd": (BloscCodec(cname="lz4", shuffle="bitshuffle"), ZstdCodec(level=1)),
     "zstd, then blosc": (ZstdCodec(), BloscCodec(cname="blosclz")),
 }
-PIPED: dict[str, Any] = {"gzip": GzipCodec(level=1), "gzip, then zstd": (GzipCodec(level=1), ZstdCodec())}
-COMPRESSORS = DIRECT | PIPED
 
 
 def document(dtype: str, compressors: Any, shape: Sequence[int] = SHAPE) -> dict[str, Any]:
@@ -53,7 +48,7 @@ def document(dtype: str, compressors: Any, shape: Sequence[int] = SHAPE) -> dict
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(shape)}},
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
         "fill_value": False if dtype == "bool" else [0, 0] if dtype.startswith("complex") else 0,
-        "codecs": codecs_of(dtype, shape, compressors),
+        "codecs": codecs_of(dtype, compressors),
         "attributes": {},
     }
 
@@ -99,7 +94,7 @@ def same(found: Block | Exception, expected: Block) -> bool:
     return (found.dtype, found.shape, found.tobytes()) == (expected.dtype, expected.shape, expected.tobytes())
 
 
-@pytest.mark.parametrize("compressors", DIRECT.values(), ids=DIRECT)
+@pytest.mark.parametrize("compressors", COMPRESSORS.values(), ids=COMPRESSORS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=dtype_name)
 def test_chunks_are_what_zarr_writes(dtype: torch.dtype, compressors: Any) -> None:
     description = document(stored_dtype(dtype), compressors)
@@ -120,14 +115,20 @@ def test_we_read_what_zarr_writes_and_zarr_what_we_write(dtype: torch.dtype, com
     assert all(same(read_by_zarr(chunk, description), block) for chunk, block in zip(chunks, blocks, strict=True))
 
 
-@pytest.mark.parametrize("compressors", DIRECT.values(), ids=DIRECT)
-def test_known_codecs_do_without_the_pipeline(monkeypatch: pytest.MonkeyPatch, compressors: Any) -> None:
-    codec = ChunkCodec(document("float32", compressors))
-    blocks = blocks_of("float32")
-    for method in ("encode", "decode"):
-        monkeypatch.delattr(BatchedCodecPipeline, method)
-    found = codec.decode(codec.encode(blocks))
-    assert all(map(same, found, blocks))
+def test_a_codec_may_be_given_as_a_document_names_it() -> None:
+    assert codecs_of("float32", {"name": "zstd", "configuration": {"level": 1, "checksum": False}}) == codecs_of("float32")
+    assert codecs_of("float32", [{"name": "zstd", "configuration": {"level": 3}}]) == codecs_of("float32", ZstdCodec(level=3))
+
+
+def test_codecs_are_those_that_zarr_writes_for_them() -> None:
+    for dtype in map(stored_dtype, DTYPES):
+        for compressors in COMPRESSORS.values():
+            given = ZstdCodec(level=1) if compressors == "auto" else () if compressors is None else compressors
+            several = given if isinstance(given, tuple) else (given,)
+            array = zarr.create_array(
+                MemoryStore(), shape=(1,), chunks=(1,), dtype=dtype, compressors=(*several, Crc32cCodec()), filters=None
+            )
+            assert codecs_of(dtype, compressors) == list(array.metadata.to_dict()["codecs"])
 
 
 def test_a_chunk_of_the_other_byte_order_is_read() -> None:
@@ -221,30 +222,3 @@ def test_a_chunk_that_lies_about_its_size_is_refused(compressors: Any, compresse
     with bounded():
         (found,) = codec.decode([sealed(compressed)])
     assert isinstance(found, ValueError | RuntimeError)
-
-
-def test_calls_on_threads_overlap_and_give_their_results_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codec, "_THREADS", 4)
-    together = threading.Barrier(4, timeout=20)
-    threads = set()
-
-    def call(number: int) -> int:
-        if number % 10 == 0:
-            together.wait()
-            threads.add(threading.get_ident())
-        return number * number
-
-    assert on_threads(call, range(40), nbytes=2**20) == [number * number for number in range(40)]
-    assert len(threads) == 4
-
-
-def test_work_that_is_not_worth_a_thread_stays_on_the_callers() -> None:
-    found = on_threads(lambda _: threading.get_ident(), range(1000), nbytes=2**16)
-    assert set(found) == {threading.get_ident()}
-    assert on_threads(lambda _: threading.get_ident(), [], nbytes=2**30) == []
-
-
-def test_an_error_on_a_thread_comes_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codec, "_THREADS", 2)
-    with pytest.raises(ZeroDivisionError):
-        on_threads(lambda number: 1 // (number - 7), range(8), nbytes=2**30)

@@ -146,13 +146,21 @@ class Writer(Generic[K, J]):
     def _start(self, write: Write[K, J]) -> None:
         """Have a thread work off the queue, if there is anything in it."""
         with interrupts_shown(), self._lock:
-            if self._queued and (self._thread is None or not self._thread.is_alive()):
-                # The thread that is entered here is the one that works, should an interrupt keep it from starting,
-                # or from being seen to have started, and lead to another.
-                self._thread = threading.Thread(
-                    target=self._work, args=(write,), name="infinite_tensor-writer", daemon=True
-                )
+            if not self._queued or (self._thread is not None and self._thread.is_alive()):
+                return
+            # The thread that is entered here is the one that works, should an interrupt keep it from starting, or from
+            # being seen to have started, and lead to another.
+            self._thread = threading.Thread(
+                target=self._work, args=(write,), name="infinite_tensor-writer", daemon=True
+            )
+            try:
                 self._thread.start()
+            except RuntimeError:
+                # None can be started any more: the interpreter exits.
+                self._thread = threading.current_thread()
+            else:
+                return
+        self._work(write)
 
     def _work(self, write: Write[K, J]) -> None:
         while self._begin():

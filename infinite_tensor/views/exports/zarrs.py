@@ -11,30 +11,34 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import zarr
+from numcodecs import Zstd  # type: ignore[import-untyped]
 from zarr.abc.store import Store
-from zarr.core.buffer import default_buffer_prototype
-from zarr.storage import MemoryStore, StorePath
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.support.publishing import publish, remove, unfinished_folder
+from infinite_tensor.support.threads import on_threads
+from infinite_tensor.views.documents import array_document, chunk_bytes, groups_above, hierarchy
 from infinite_tensor.views.exports.cutout import Cutout, Pixels, Place, Sink
 from infinite_tensor.views.names import DOCUMENT, UNFINISHED, is_name
-from infinite_tensor_stores.loop import sync
 from infinite_tensor_stores.targets import is_local, local_path, shown, zarr_store
+from infinite_tensor_stores.zarr.codec import threads_for
+from infinite_tensor_stores.zarr.objects import Objects
 
 _MARK = "infinite_tensor_export"
-_PROTOTYPE = default_buffer_prototype()
+_ZSTD = Zstd(0)
+_COMPRESSORS = [{"name": "zstd", "configuration": {"level": 0, "checksum": False}}]
+"""What zarr itself compresses new arrays by."""
+
 _CHUNK = re.compile(r"c(/[0-9]+)*")
 
 
@@ -142,68 +146,49 @@ class _Hierarchy:
 
     def __init__(self, content: Content, store: Store) -> None:
         self._content = content
-        self._store = store
-        self._arrays = {path: self._array(path, cutout) for path, cutout in content.cutouts.items()}
-        self._coordinates = dict(self._coordinate_arrays())
+        self._objects = Objects(lambda: store)
+        self._documents = {path: self._document(path, cutout) for path, cutout in content.cutouts.items()}
 
-    def _array(self, path: str, cutout: Cutout) -> zarr.Array[Any]:
+    def _document(self, path: str, cutout: Cutout) -> dict[str, Any]:
         fill_values = self._content.fill_values
-        return self._created(
-            path,
-            shape=cutout.shape,
-            chunks=tuple(map(min, cutout.of_kept(cutout.frame.tile), cutout.shape)),
-            dtype=cutout.dtype,
-            fill_value=np.zeros((), cutout.dtype)[()] if fill_values is None else fill_values[path],
-            dimension_names=self._content.dims[path],
-            attributes={
-                "infinite_tensor": {
-                    "tensor_id": cutout.tensor.tensor_id,
-                    "origin": [-first for first in cutout.of_kept(cutout.frame.origin)],
-                }
-            },
-            # A chunk that is there is known to have been written. For zarr, all complex numbers with a NaN are equal.
-            config={"write_empty_chunks": fill_values is None or cutout.dtype.kind == "c"},
+        attributes = {
+            "infinite_tensor": {
+                "tensor_id": cutout.tensor.tensor_id,
+                "origin": [-first for first in cutout.of_kept(cutout.frame.origin)],
+            }
+        }
+        return array_document(
+            cutout.shape,
+            cutout.of_kept(cutout.frame.chunk_shape),
+            cutout.dtype,
+            self._content.dims[path],
+            attributes,
+            0 if fill_values is None else fill_values[path],
+            _COMPRESSORS,
         )
 
-    def _coordinate_arrays(self) -> Iterator[tuple[str, tuple[zarr.Array[Any], Pixels]]]:
-        known = set(self._arrays).union(*map(_groups_above, self._arrays))
+    def _coordinates(self) -> Iterator[tuple[str, str, Pixels]]:
+        """Of each dimension that has any: the path of their array, its name, and the coordinates of the pixels."""
+        known = set(self._documents).union(*map(groups_above, self._documents))
         for path, cutout in self._content.cutouts.items():
             above, _, _ = path.rpartition("/")
             for d, dim in zip(cutout.kept, self._content.dims[path], strict=True):
                 name, pixels = f"{above}/{dim}".lstrip("/"), cutout.frame.coordinates(d)
                 if pixels is not None and is_name(dim) and name not in known:
                     known.add(name)
-                    yield (
-                        name,
-                        (
-                            self._created(
-                                name,
-                                shape=pixels.shape,
-                                chunks=pixels.shape,
-                                dtype=pixels.dtype,
-                                dimension_names=[dim],
-                                config={"write_empty_chunks": True},
-                            ),
-                            pixels,
-                        ),
-                    )
-
-    def _created(self, path: str, **options: Any) -> zarr.Array[Any]:
-        """An array in the store, of which no document is there yet."""
-        made = zarr.create_array(MemoryStore(), **options).async_array
-        return zarr.Array(zarr.AsyncArray(made.metadata, StorePath(self._store, path), made.config))
+                    yield name, dim, pixels
 
     # What is there.
 
     @property
     def is_begun(self) -> bool:
         """Whether the same export has been begun, and can be continued."""
-        return self._content.identity is not None and self._get(UNFINISHED) == self._note
+        return self._content.identity is not None and self._objects.get([UNFINISHED]) == [self._note]
 
     @property
     def may_continue(self) -> bool:
         """Whether it is worth to continue."""
-        return self._content.identity is not None and any(map(self._chunks, self._arrays))
+        return self._content.identity is not None and any(map(self._chunks, self._documents))
 
     @property
     def _note(self) -> bytes:
@@ -211,10 +196,10 @@ class _Hierarchy:
 
     def make_room(self, target: str, *, overwrite: bool) -> None:
         """Delete what an export has written there; ValidationError for what else is there, or if it is not to be."""
-        root, note = self._get(DOCUMENT), self._get(UNFINISHED)
+        root, note = self._objects.get([DOCUMENT, UNFINISHED])
         is_begun = note is not None and _is_note(note)
         if root is None and not is_begun:
-            if self._is_empty():
+            if next(self._objects.pages("", 1), None) is None:
                 return
             raise ValidationError(f"what is at {target!r} was not written by export; give another place")
         if not overwrite:
@@ -229,105 +214,86 @@ class _Hierarchy:
 
         Killed in between, what is left can be overwritten, and is not taken for chunks of the export to come.
         """
-        self._put(UNFINISHED, json.dumps({_MARK: None}).encode())
+        self._objects.put({UNFINISHED: json.dumps({_MARK: None}).encode()})
         # First, so that nobody finds a group that lacks something.
-        sync(self._store.delete, DOCUMENT)
-        for name in sync(self._names):
-            if name != UNFINISHED:
-                sync(self._store.delete_dir, name)
-                sync(self._store.delete, name)
-
-    async def _names(self) -> list[str]:
-        return [name async for name in self._store.list_dir("")]
-
-    def _is_empty(self) -> bool:
-        async def empty() -> bool:
-            async for _ in self._store.list_prefix(""):
-                return False
-            return True
-
-        return sync(empty)
+        self._objects.delete([DOCUMENT])
+        names = [name for name in self._objects.children("") if name != UNFINISHED]
+        self._objects.each(self._objects.delete_folder, names)
+        self._objects.delete(names)
 
     def _chunks(self, path: str) -> set[str]:
         """The keys of chunks of an array that are there."""
-
-        async def listed() -> set[str]:
-            return {key.removeprefix(f"{path}/") async for key in self._store.list_prefix(f"{path}/c")}
-
-        return set(filter(_CHUNK.fullmatch, sync(listed)))
-
-    def _get(self, key: str) -> bytes | None:
-        found = sync(self._store.get, key, _PROTOTYPE)
-        return None if found is None else found.to_bytes()
+        keys = itertools.chain.from_iterable(self._objects.pages(path))
+        return set(filter(_CHUNK.fullmatch, (key.removeprefix(f"{path}/") for key in keys)))
 
     # What is written.
 
     def begin(self) -> None:
         """Say what is being written."""
-        self._put(UNFINISHED, self._note)
+        self._objects.put({UNFINISHED: self._note})
 
     def sinks(self) -> dict[str, Sink]:
         """Where the arrays are written."""
+        fills = self._content.fill_values
         return {
-            path: _Array(array, self._content.cutouts[path], self._chunks(path)) for path, array in self._arrays.items()
+            path: _Array(self._objects, path, cutout, None if fills is None else fills[path], self._chunks(path))
+            for path, cutout in self._content.cutouts.items()
         }
 
     def finish(self) -> None:
         """Write all that is not chunks, last of all what makes it a group."""
-        for array, pixels in self._coordinates.values():
-            array[...] = pixels
-        arrays = self._arrays | {path: array for path, (array, _) in self._coordinates.items()}
-        nodes: dict[str, Any] = {}
-        for path, array in arrays.items():
-            nodes.update({above: _group({}) for above in _groups_above(path)})
-            nodes[path] = json.loads(array.metadata.to_buffer_dict(_PROTOTYPE)[DOCUMENT].to_bytes())
-        for path, node in nodes.items():
-            self._put(f"{path}/{DOCUMENT}", json.dumps(node).encode())
-        root = _group({_MARK: self._content.identity}) | {
-            # xarray looks for it, and need not list the store.
-            "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": nodes}
-        }
-        self._put(DOCUMENT, json.dumps(root).encode())
-        sync(self._store.delete, UNFINISHED)
-
-    def _put(self, key: str, data: bytes) -> None:
-        sync(self._store.set, key, _PROTOTYPE.buffer.from_bytes(data))
+        documents = dict(self._documents)
+        for path, dim, pixels in self._coordinates():
+            documents[path] = array_document(pixels.shape, pixels.shape, pixels.dtype, [dim], {}, 0, _COMPRESSORS)
+            self._objects.put({f"{path}/c/0": _encoded(pixels)})
+        written = hierarchy(documents, {_MARK: self._content.identity})
+        root = written.pop(DOCUMENT)
+        self._objects.put(written)
+        self._objects.put({DOCUMENT: root})
+        self._objects.delete([UNFINISHED])
 
 
-def _groups_above(path: str) -> list[str]:
-    """The paths of the groups that an array is in, but the root."""
-    return ["/".join(above) for above in itertools.accumulate([[name] for name in path.split("/")[:-1]])]
-
-
-def _group(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    return {"zarr_format": 3, "node_type": "group", "attributes": attributes}
+def _encoded(pixels: Pixels) -> bytes:
+    return bytes(_ZSTD.encode(chunk_bytes(pixels)))
 
 
 class _Array(Sink):
-    def __init__(self, array: zarr.Array[Any], cutout: Cutout, written: set[str]) -> None:
+    def __init__(self, objects: Objects, path: str, cutout: Cutout, fill_value: Any, written: set[str]) -> None:
         self.unit = cutout.frame.chunk_shape
-        self._array = array
+        self._objects = objects
+        self._path = path
+        self._chunk_shape = cutout.of_kept(self.unit)
+        self._filled = np.full(self._chunk_shape, 0 if fill_value is None else fill_value, cutout.dtype)
+        # Where all chunks are written, one that is not there is known to be missing.
+        self._left_out = None if fill_value is None else self._filled.tobytes()
         self._written = written
 
     def put(self, place: Place, pixels: Pixels) -> None:
-        missing = [chunk for chunk in self._chunks_in(place) if not self._is_written(chunk)]
-        if len(missing) == math.prod(map(len, self._indices(place))):
-            self._array[place] = pixels
-            return
-        for chunk in missing:
-            box = [slice(i * n, (i + 1) * n) for i, n in zip(chunk, self._array.chunks, strict=True)]
-            inside = [slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(box, place, strict=True)]
-            part = [slice(a.start - b.start, a.stop - b.start) for a, b in zip(inside, place, strict=True)]
-            self._array[tuple(inside)] = pixels[tuple(part)]
+        missing = [chunk for chunk in self._chunks_in(place) if _key(chunk) not in self._written]
+        encoded = on_threads(partial(self._encoded, place, pixels), missing, threads_for(pixels.nbytes))
+        found = zip(missing, encoded, strict=True)
+        self._objects.put({f"{self._path}/{_key(chunk)}": data for chunk, data in found if data is not None})
+
+    def _encoded(self, place: Place, pixels: Pixels, chunk: Index) -> bytes | None:
+        """A chunk of which some pixels are at hand, and nothing lies in the region else; None if it is left out."""
+        box = [
+            slice(i * n - b.start, (i + 1) * n - b.start)
+            for i, n, b in zip(chunk, self._chunk_shape, place, strict=True)
+        ]
+        part = pixels[tuple(box)]
+        if part.shape != self._chunk_shape:
+            whole = self._filled.copy()
+            whole[tuple(map(slice, part.shape))] = part
+            part = whole
+        return None if self._left_out is not None and part.tobytes() == self._left_out else _encoded(part)
 
     def has(self, place: Place) -> bool:
-        return bool(self._written) and all(map(self._is_written, self._chunks_in(place)))
-
-    def _indices(self, place: Place) -> list[range]:
-        return [range(part.start // n, -(-part.stop // n)) for part, n in zip(place, self._array.chunks, strict=True)]
+        return bool(self._written) and all(_key(chunk) in self._written for chunk in self._chunks_in(place))
 
     def _chunks_in(self, place: Place) -> Iterator[Index]:
-        return itertools.product(*self._indices(place))
+        shape = self._chunk_shape
+        return itertools.product(*[range(b.start // n, -(-b.stop // n)) for b, n in zip(place, shape, strict=True)])
 
-    def _is_written(self, chunk: Index) -> bool:
-        return self._array.metadata.encode_chunk_key(chunk) in self._written
+
+def _key(chunk: Index) -> str:
+    return "/".join(["c", *map(str, chunk)])

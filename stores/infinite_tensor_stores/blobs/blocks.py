@@ -18,7 +18,7 @@ from infinite_tensor.errors import StoreError
 from infinite_tensor_stores.blobs.header import Header
 from infinite_tensor_stores.blobs.location import Folder, Location
 from infinite_tensor_stores.dtypes import from_stored, to_stored
-from infinite_tensor_stores.files import Unreadable, opened
+from infinite_tensor_stores.files import opened
 from infinite_tensor_stores.zarr.codec import ChunkCodec
 
 _CRC_BYTES = 4
@@ -79,7 +79,7 @@ class Blocks(ABC):
     """How many blocks are worth asking for at a time."""
 
     needs_loop: bool
-    """Whether to store them takes zarr's event loop, which a finalizer must not wait for."""
+    """Whether to store them takes the event loop, which a finalizer must not wait for."""
 
     def __init__(self, location: Location, header: Header) -> None:
         self._location = location
@@ -184,20 +184,23 @@ def _mapped(path: Path, size: int) -> torch.Tensor:
 class EncodedBlocks(Blocks):
     """Blocks that are fetched whole and decoded: compressed ones, and all that are not on a local disk."""
 
-    cache_bytes, at_once, needs_loop = 2**27, 8, True
+    cache_bytes, at_once = 2**27, 8
 
     def __init__(self, location: Location, header: Header) -> None:
         super().__init__(location, header)
-        self._codec = ChunkCodec(header.document())
-        if not self._codec.is_bounded:
-            raise StoreError("its compressors could take any amount of memory; they are not those that a blob has")
+        self.needs_loop = not location.is_local
+        try:
+            self._codec = ChunkCodec(header.document())
+        except ValueError as error:
+            raise StoreError(f"{error}; zarr-python reads what it holds") from error
 
     def load(self, numbers: Sequence[int]) -> list[torch.Tensor]:
         """Fetch the blocks at the same time."""
-        found = self._location.get([self._header.key(number) for number in numbers], self._codec.most_bytes)
-        stored = [Unreadable(_MISSING) if data is None else data for data in found]
+        found = self._location.get_decoded([self._header.key(number) for number in numbers], self._codec)
         blocks = []
-        for number, block in zip(numbers, self._codec.decode(stored), strict=True):
+        for number, block in zip(numbers, found, strict=True):
+            if block is None:
+                raise DamagedBlockError(number, _MISSING)
             if isinstance(block, Exception):
                 raise DamagedBlockError(number, str(block)) from block
             blocks.append(from_stored(block, self._header.dtype))
@@ -206,7 +209,7 @@ class EncodedBlocks(Blocks):
     def save(self, blocks: Mapping[int, torch.Tensor]) -> None:
         """Write the blocks at the same time."""
         whole = {self._header.key(number): to_stored(self._filled(rows)) for number, rows in blocks.items()}
-        self._location.put_encoded(whole, self._codec.encode)
+        self._location.put_encoded(whole, self._codec)
 
     def _filled(self, rows: torch.Tensor) -> torch.Tensor:
         if len(rows) == self._header.block_size:

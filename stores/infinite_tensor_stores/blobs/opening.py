@@ -21,7 +21,7 @@ from infinite_tensor_stores.blobs.header import DOCUMENT, Header, is_blob
 from infinite_tensor_stores.blobs.location import Document, Location, Right
 from infinite_tensor_stores.blobs.rows import Rows
 from infinite_tensor_stores.dtypes import stored_dtype
-from infinite_tensor_stores.zarr.codec import new_codecs_of
+from infinite_tensor_stores.zarr.codec import codecs_of
 
 _BLOCK_BYTES = 4 * 2**20
 _MOST_ROWS = 8192
@@ -57,7 +57,7 @@ class Wanted:
             )
         is_automatic = isinstance(self.compressors, str) and self.compressors == "auto"
         compressors = None if is_automatic and is_local else self.compressors
-        codecs = new_codecs_of(stored_dtype(dtype), (block_size, *shape), compressors)
+        codecs = codecs_of(stored_dtype(dtype), compressors)
         return Header(shape, dtype, block_size, codecs, secrets.token_hex(8))
 
     def check(self, header: Header) -> None:
@@ -171,7 +171,7 @@ def close_dropped(rows: Rows) -> None:
     if not rows.needs_loop:
         rows.close()
         return
-    # This may run anywhere, on zarr's own thread too, which must not wait for itself.
+    # This may run anywhere, on the event loop too, which must not wait for itself.
     thread = threading.Thread(target=rows.close, name="infinite_tensor-blob")
     _closing.add(thread)
     thread.start()

@@ -1,4 +1,4 @@
-"""The objects of a zarr Store: moved and listed many at once, on zarr's own event loop."""
+"""The objects of a zarr Store: moved and listed many at once, on an event loop unless they are local files."""
 
 from __future__ import annotations
 
@@ -6,27 +6,32 @@ import asyncio
 import errno
 import os
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
+import numpy.typing as npt
+from zarr.abc.buffer import Buffer
 from zarr.abc.store import Store
-from zarr.core.buffer import Buffer, default_buffer_prototype
+from zarr.buffer import default_buffer_prototype
 from zarr.storage import LocalStore, MemoryStore
 
 from infinite_tensor.support.disks import alone_in
 from infinite_tensor.support.interrupts import Mark
+from infinite_tensor.support.threads import on_threads
 from infinite_tensor_stores.file_store import FileStore
-from infinite_tensor_stores.files import LARGEST_DOCUMENT, Unreadable, bounded
+from infinite_tensor_stores.files import LARGEST_DOCUMENT, Unreadable, alone_in, bounded, read_file
 from infinite_tensor_stores.loop import sync
 from infinite_tensor_stores.remote import RemoteStore
 from infinite_tensor_stores.targets import innermost
+from infinite_tensor_stores.zarr.codec import ChunkCodec, threads_for
 
 T = TypeVar("T")
 R = TypeVar("R")
+P = ParamSpec("P")
 
 PROTOTYPE = default_buffer_prototype()
 
@@ -79,10 +84,21 @@ class Objects:
         if isinstance(self._store, RemoteStore):
             sync(self._store.fs.disconnect)
 
+    @property
+    def _waits_for_nothing(self) -> bool:
+        """Whether what is asked of the Store comes to its end without an event loop."""
+        return type(self.store) is FileStore
+
+    def run(self, call: Callable[P, Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs) -> R:
+        """The result of ``await call(*args, **kwargs)``, of which all that is waited for is of these objects."""
+        return _at_once(call(*args, **kwargs)) if self._waits_for_nothing else sync(call, *args, **kwargs)
+
     # Many at once.
 
-    def each(self, call: Callable[[T], Awaitable[R]], arguments: Iterable[T]) -> list[R]:
-        """`concurrently`."""
+    def each(self, call: Callable[[T], Coroutine[Any, Any, R]], arguments: Iterable[T]) -> list[R]:
+        """`concurrently`; one after the other on a local disk."""
+        if self._waits_for_nothing:
+            return _one_by_one(lambda argument: _at_once(call(argument)), list(arguments))
         return concurrently(call, arguments, self.concurrency)
 
     def get(self, keys: Iterable[str], most: int = LARGEST_DOCUMENT) -> list[bytes | None]:
@@ -92,6 +108,21 @@ class Objects:
         """
         return self.each(lambda key: self.get_one(key, most), keys)
 
+    def get_decoded(self, keys: Sequence[str], codec: ChunkCodec) -> list[npt.NDArray[Any] | Exception | None]:
+        """The chunks under `keys`, None for those that do not exist, and what is wrong with one that is damaged."""
+        store = self.store
+        if isinstance(store, FileStore) and self._waits_for_nothing:
+
+            def read(key: str) -> npt.NDArray[Any] | Exception | None:
+                found = read_file(store.root / key, codec.most_bytes)
+                return None if found is None else codec.decoded(found)
+
+            return _one_by_one(read, keys, codec.threads(len(keys)))
+        found = self.get(keys, codec.most_bytes)
+        present = {key: data for key, data in zip(keys, found, strict=True) if data is not None}
+        blocks = dict(zip(present, codec.decode(list(present.values())), strict=True))
+        return [blocks.get(key) for key in keys]
+
     def put(self, objects: Mapping[str, bytes]) -> None:
         """Write each object, whether or not it exists."""
         store = self.store
@@ -100,18 +131,22 @@ class Objects:
             data = PROTOTYPE.buffer.from_bytes(item[1])
             await self._insist(lambda: store.set(item[0], data), FileNotFoundError)
 
-        self.each(put, objects.items())
+        if self._waits_for_nothing:
+            threads = threads_for(sum(map(len, objects.values())))
+            _one_by_one(lambda item: _at_once(put(item)), list(objects.items()), threads)
+        else:
+            concurrently(put, objects.items(), self.concurrency)
 
-    def put_encoded(self, blocks: Mapping[str, T], encode: Callable[[Sequence[T]], list[bytes]]) -> None:
-        """Write what ``encode(blocks)`` makes of each block under its key; from afar, some while it makes others."""
+    def put_encoded(self, blocks: Mapping[str, npt.NDArray[Any]], codec: ChunkCodec) -> None:
+        """Write each block as a chunk under its key; from afar, some while others are encoded."""
         store = self.store
         if isinstance(store, LocalStore | MemoryStore):
-            self.put(dict(zip(blocks, encode(list(blocks.values())), strict=True)))
+            self.put(dict(zip(blocks, codec.encode(list(blocks.values())), strict=True)))
             return
 
-        async def put(item: tuple[str, T]) -> None:
+        async def put(item: tuple[str, npt.NDArray[Any]]) -> None:
             key, block = item
-            (data,) = await asyncio.to_thread(encode, [block])
+            (data,) = await asyncio.to_thread(codec.encode, [block])
             await store.set(key, PROTOTYPE.buffer.from_bytes(data))
 
         self.each(put, blocks.items())
@@ -153,7 +188,7 @@ class Objects:
         """`disks.alone_in` on a local disk; elsewhere anybody else may come in between."""
         return nullcontext() if self.root is None else alone_in(self.root / folder)
 
-    # One, on zarr's event loop.
+    # One, for `each` and `run`.
 
     async def get_one(self, key: str, most: int = LARGEST_DOCUMENT) -> bytes | None:
         """One object, as of `get`."""
@@ -206,10 +241,10 @@ class Objects:
 
     def children(self, prefix: str) -> list[str]:
         """Names of the objects and folders right below a folder."""
-        return sync(self.names_in, prefix)
+        return self.run(self.names_in, prefix)
 
     async def names_in(self, prefix: str) -> list[str]:
-        """`children`, on zarr's event loop."""
+        """`children`, for `each` and `run`."""
         return [name.rstrip("/") async for name in self.store.list_dir(prefix)]
 
     def pages(self, prefix: str, length: int = _PAGE) -> Iterator[list[str]]:
@@ -262,7 +297,7 @@ class Objects:
 def concurrently(
     call: Callable[[T], Awaitable[R]], arguments: Iterable[T], concurrency: int = DEFAULT_CONCURRENCY
 ) -> list[R]:
-    """Run ``call(argument)`` for all arguments on zarr's event loop, `concurrency` of them at a time.
+    """Run ``call(argument)`` for all arguments on the event loop, `concurrency` of them at a time.
 
     Where some fail, the others are carried out all the same, unless so many fail one after the other that the
     storage itself must be out of order. The first error is raised when none is in progress any more.
@@ -273,6 +308,40 @@ def concurrently(
     wave = _Wave(call, wanted, concurrency)
     with wave.wanted.running:
         return sync(wave.run)
+
+
+def _at_once(call: Coroutine[Any, Any, R]) -> R:
+    """The result of a coroutine that waits for nothing."""
+    try:
+        call.send(None)
+    except StopIteration as end:
+        found: R = end.value
+        return found
+    raise AssertionError("a folder has made somebody wait")
+
+
+def _one_by_one(call: Callable[[T], R], arguments: Sequence[T], threads: int = 1) -> list[R]:
+    """Run ``call(argument)`` for all arguments, with errors as of `concurrently`."""
+    errors: list[Exception] = []
+    failed_in_a_row = 0
+
+    def attempt(argument: T) -> R | None:
+        nonlocal failed_in_a_row
+        if failed_in_a_row >= _FEWEST_FAILURES:
+            return None
+        try:
+            found = call(argument)
+        except Exception as error:  # noqa: BLE001  (raised when the others are done)
+            errors.append(error)
+            failed_in_a_row += 1
+            return None
+        failed_in_a_row = 0
+        return found
+
+    results = on_threads(attempt, arguments, threads)
+    if errors:
+        raise errors[0]
+    return cast("list[R]", results)
 
 
 _tasks: weakref.WeakKeyDictionary[asyncio.Task[Any], Mark] = weakref.WeakKeyDictionary()

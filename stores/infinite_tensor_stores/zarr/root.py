@@ -23,7 +23,6 @@ from infinite_tensor.tilestore.inventory import Garbage
 from infinite_tensor.tilestore.messages import in_the_way
 from infinite_tensor.tilestore.persistent.sealed import GROUP, TENSOR
 from infinite_tensor_stores.files import LARGEST_DOCUMENT, Unreadable, read_file
-from infinite_tensor_stores.loop import sync
 from infinite_tensor_stores.targets import check_format, check_found
 from infinite_tensor_stores.zarr.layout import Place, incarnation_of, is_temporary
 from infinite_tensor_stores.zarr.objects import Objects
@@ -124,7 +123,7 @@ class Root:
         if mode == "w":
             self._delete_ours()
         if document is None:
-            if not sync(self._objects.create, DOCUMENT, group_document(_MARK)):
+            if not self._objects.run(self._objects.create, DOCUMENT, group_document(_MARK)):
                 if mode == "w-":
                     raise StoreError(f"{self._owner}: somebody else has just created it; mode 'a' opens it")
                 # Somebody else was first.
@@ -204,7 +203,7 @@ class Root:
 
     def _is_empty(self) -> bool:
         """Whether nothing lies at the root."""
-        return not sync(self._names, "")
+        return not self._objects.run(self._names, "")
 
     def _strangers(self) -> list[str]:
         """Some of what lies at the root and is not ours; none where nothing does."""
@@ -219,7 +218,7 @@ class Root:
                     break
             return strangers
 
-        return sync(find)
+        return self._objects.run(find)
 
     def ours(self) -> dict[str, list[str]]:
         """The folders of tensors and groups, those without a definition too, each with what lies right below it."""
@@ -230,12 +229,16 @@ class Root:
         """Whether what lies where the definition of a tensor or group of ours would be is somebody else's."""
         (document,) = self._objects.get([f"{name}/{DOCUMENT}"])
         # To look costs more.
-        return document is not None and is_zarr_of_others(document) and sync(self._look, name).stranger is not None
+        return (
+            document is not None
+            and is_zarr_of_others(document)
+            and self._objects.run(self._look, name).stranger is not None
+        )
 
     def check_free(self, name: str, what: str) -> None:
         """StoreError if something that is not ours lies where `what`, a tensor or a group, is to be kept."""
         # Elsewhere a listing would be one more request, and mode 'w' tells what it finds later.
-        stranger = None if self._objects.root is None else sync(self._look, name).stranger
+        stranger = None if self._objects.root is None else self._objects.run(self._look, name).stranger
         if stranger is not None:
             raise in_the_way(self._owner, stranger, what)
 
@@ -276,7 +279,7 @@ class Root:
                 (self._objects.root / name).rmdir()
 
     def _named_as_ours(self) -> list[str]:
-        return list(filter(_is_name_of_ours, sync(self._names, "")))
+        return list(filter(_is_name_of_ours, self._objects.run(self._names, "")))
 
     async def _look(self, name: str) -> _Folder:
         inside = await self._names(name)
@@ -371,7 +374,7 @@ class Sweep:
             if self._in_use(name, incarnation):
                 self._deleted, self._bytes = counted
             else:
-                sync(self._objects.delete_folder, prefix)
+                self._objects.run(self._objects.delete_folder, prefix)
 
     def _sweep_logs(self, name: str) -> None:
         """Delete the logs of complete tiles."""

@@ -20,7 +20,6 @@ from infinite_tensor.tilestore.persistent.documents import layout_of
 from infinite_tensor.tilestore.persistent.sealed import GROUP, TENSOR, name_of
 from infinite_tensor_stores.dtypes import stored_dtype
 from infinite_tensor_stores.handles import HandleStore
-from infinite_tensor_stores.loop import sync
 from infinite_tensor_stores.targets import (
     DEFAULT_TIMEOUT,
     absolute,
@@ -31,7 +30,7 @@ from infinite_tensor_stores.targets import (
     shown,
     zarr_store,
 )
-from infinite_tensor_stores.zarr.codec import can_be_chosen, codecs_of, new_codecs_of
+from infinite_tensor_stores.zarr.codec import codecs_of, is_known
 from infinite_tensor_stores.zarr.layout import Place, array_bytes, incarnation_of, origin_of, tensor_document
 from infinite_tensor_stores.zarr.objects import DEFAULT_CONCURRENCY, Objects
 from infinite_tensor_stores.zarr.ome import OME, why_no_ome
@@ -176,18 +175,18 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
     def _create_document(self, name: str, document: dict[str, Any]) -> None:
         if name.startswith(GROUP):
             self._root.check_free(name, f"group {document['group_id']!r}")
-            sync(self._objects.create, self._document_path(name), group_document(document))
+            self._objects.run(self._objects.create, self._document_path(name), group_document(document))
             return
         self._root.check_free(name, f"tensor {document['tensor_id']!r}")
         place = Place.of(document)
         self._objects.put({f"{place.array}/{DOCUMENT}": array_bytes(document)})
-        if sync(self._objects.create, self._document_path(name), tensor_document(document)):
+        if self._objects.run(self._objects.create, self._document_path(name), tensor_document(document)):
             self._created = document["incarnation"]
         else:
             winner = self._read_definition(document["tensor_id"])
             # Storage may have hidden for a moment that the definition is ours.
             if winner is not None and winner["incarnation"] != document["incarnation"]:
-                sync(self._objects.delete_folder, place.array)
+                self._objects.run(self._objects.delete_folder, place.array)
 
     def _delete_document(self, name: str) -> None:
         # Another process that clears it as well could else delete what is created next.
@@ -195,7 +194,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
             incarnations = self._undefined(name)
         for incarnation in incarnations - {None}:
             for folder in ("tiles", "partial"):
-                sync(self._objects.delete_folder, f"{name}/{folder}-{incarnation}")
+                self._objects.run(self._objects.delete_folder, f"{name}/{folder}-{incarnation}")
 
     def _undefined(self, name: str) -> set[str | None]:
         """Delete a document; the incarnations that it has left behind."""
@@ -209,7 +208,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
             # Damaged, of a later version, or somebody else's.
             self._documents.check_ours(name)
             incarnations = {incarnation_of(folder) for folder in self._objects.children(name)}
-        if sync(self._objects.delete_link, name):
+        if self._objects.run(self._objects.delete_link, name):
             return set()
         # The definition first: without it the rest is garbage, whatever happens to this process.
         self._objects.delete([key])
@@ -231,9 +230,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
 
     def _write_definition(self, tensor_id: str, definition: dict[str, Any]) -> None:
         _, layout = layout_of(definition)
-        self._create(
-            tensor_id, definition, new_codecs_of(stored_dtype(layout.dtype), layout.tile_shape, self._compressors)
-        )
+        self._create(tensor_id, definition, codecs_of(stored_dtype(layout.dtype), self._compressors))
 
     def _create(self, tensor_id: str, definition: dict[str, Any], codecs: Sequence[Mapping[str, Any]]) -> None:
         _, layout = layout_of(definition)
@@ -242,11 +239,9 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
 
     def _write_copy(self, tensor_id: str, definition: dict[str, Any], original: Mapping[str, Any]) -> None:
         # Compressed as it was, unless somebody has said how.
-        if isinstance(self._compressors, str) and "codecs" in original:
-            codecs = original["codecs"]
-            if can_be_chosen(codecs):
-                self._create(tensor_id, definition, codecs)
-                return
+        if isinstance(self._compressors, str) and is_known(original.get("codecs", ())):
+            self._create(tensor_id, definition, original["codecs"])
+            return
         self._write_definition(tensor_id, definition)
 
     def _encoding(self, tensor_id: str) -> object:
@@ -268,21 +263,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
         self._created = None
 
     def _handle_of(self, definition: Mapping[str, Any]) -> ZarrTensor:
-        place = Place.of(definition)
-        handle = ZarrTensor(self._objects, place, self.contents.storage)
-        if not handle.codec.is_bounded:
-            self._check_chosen(place)
-        return handle
-
-    def _check_chosen(self, place: Place) -> None:
-        """StoreError unless the codecs of a tensor are those that this store was given."""
-        chosen = codecs_of(stored_dtype(place.layout.dtype), place.layout.tile_shape, self._compressors)
-        names, chosen_names = ([one["name"] for one in codecs] for codecs in (place.definition["codecs"], chosen))
-        if names != chosen_names:
-            raise StoreError(
-                f"{self}: tensor {place.definition['tensor_id']!r} is stored with {', '.join(names)}: damage there "
-                "may take any amount of memory. If you trust the store, name them in compressors=... when you open it"
-            )
+        return ZarrTensor(self._objects, Place.of(definition), self.contents.storage)
 
     def _rename_tensor(self, tensor_id: str, new_id: str) -> None:
         definition = self._read_definition(tensor_id)

@@ -20,7 +20,6 @@ from infinite_tensor.tilestore.partial import PartialTile
 from infinite_tensor_stores.dtypes import to_stored
 from infinite_tensor_stores.files import LARGEST_DOCUMENT, content, parsed
 from infinite_tensor_stores.handles import TensorHandle
-from infinite_tensor_stores.loop import sync
 from infinite_tensor_stores.zarr.codec import ChunkCodec, normal_form
 from infinite_tensor_stores.zarr.layout import Place, array_bytes, array_document
 from infinite_tensor_stores.zarr.objects import Objects
@@ -187,9 +186,8 @@ class ZarrTensor(TensorHandle):
     def read_tiles(self, tiles: Sequence[Index]) -> list[torch.Tensor | None]:
         """The complete tiles, each a request where something may be stored of it."""
         candidates = self._candidates(tiles)
-        found = self._objects.get(map(self.place.chunk, candidates), self.codec.most_bytes)
-        present = {tile: data for tile, data in zip(candidates, found, strict=True) if data is not None}
-        blocks = dict(zip(present, self.codec.decode(list(present.values())), strict=True))
+        found = self._objects.get_decoded(list(map(self.place.chunk, candidates)), self.codec)
+        blocks = dict(zip(candidates, found, strict=True))
         return [self.tile_from(tile, blocks.get(tile)) for tile in tiles]
 
     @property
@@ -217,7 +215,7 @@ class ZarrTensor(TensorHandle):
         self._check_place(*self._objects.get([self.place.group]))
         self.writers.will_write(self._objects, tiles)
         blocks = {self.place.chunk(tile): to_stored(block) for tile, block in tiles.items()}
-        self._objects.put_encoded(blocks, self.codec.encode)
+        self._objects.put_encoded(blocks, self.codec)
 
     def read_partials(self, tiles: Sequence[Index]) -> list[PartialTile | None]:
         """What their logs hold."""
@@ -347,11 +345,9 @@ class ZarrTensor(TensorHandle):
 
     def _damages_of_tiles(self, keys: Sequence[str], *, repair: bool) -> Iterator[Damage]:
         chunks = [(key, tile) for key in keys if (tile := self.place.tile_of_chunk(key)) is not None]
-        stored = self._objects.get([key for key, _ in chunks], self.codec.most_bytes)
-        present = [(key, tile, data) for (key, tile), data in zip(chunks, stored, strict=True) if data is not None]
-        blocks = self.codec.decode([data for *_, data in present])
+        blocks = self._objects.get_decoded([key for key, _ in chunks], self.codec)
         damaged = []
-        for (key, tile, _), block in zip(present, blocks, strict=True):
+        for (key, tile), block in zip(chunks, blocks, strict=True):
             if isinstance(block, Exception):
                 damaged.append(key)
                 yield Damage("tile", tile, key, str(block))
@@ -388,7 +384,7 @@ class ZarrTensor(TensorHandle):
                 key = part_of(self.place.log(tile), number)
                 yield Damage("partial", tile, key, "it is missing, so that later parts are not read")
                 if repair:
-                    sync(self._objects.create, key, self._nothing(tile))
+                    self._objects.run(self._objects.create, key, self._nothing(tile))
 
     def _mend(self, objects: Mapping[str, bytes]) -> None:
         """Put objects in the places of damaged ones."""

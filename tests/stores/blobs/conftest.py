@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from zarr.codecs import GzipCodec
+from zarr.codecs import ZstdCodec
 
 from infinite_tensor import TensorBlob
 from tests.stores.blobs.rows import made
@@ -32,7 +32,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """Each kind of place in turn."""
     if request.param == "memory":
         return Place(f"memory://blobs-{next(_numbers)}/rows", {})
-    options = {"compressors": GzipCodec(level=1)} if request.param == "compressed" else {}
+    options = {"compressors": ZstdCodec(level=1)} if request.param == "compressed" else {}
     return Place(str(tmp_path / "blob"), options)
 
 
@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Place:
     return Place(str(tmp_path / "blob"), {})
 
 
-@pytest.fixture(params=[None, GzipCodec(level=1)], ids=["mapped", "decoded"])
+@pytest.fixture(params=[None, ZstdCodec(level=1)], ids=["mapped", "decoded"])
 def on_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """A local disk, with a blob of ten rows whose blocks are mapped, or decoded."""
     place = Place(str(tmp_path / "blob"), {"compressors": request.param})

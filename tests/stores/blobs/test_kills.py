@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from zarr.codecs import GzipCodec
+from zarr.codecs import ZstdCodec
 
 from infinite_tensor import TensorBlob
 from tests.stores.blobs.killed import WIDTH, kill_at_random, rows
@@ -34,7 +34,7 @@ def survive(target: str, seed: int, kills: int) -> None:
 
 def empty(tmp_path: Path, *, compressed: bool) -> str:
     target = str(tmp_path / "blob")
-    compressors = GzipCodec(level=1) if compressed else None
+    compressors = ZstdCodec(level=1) if compressed else None
     TensorBlob.open(target, "w", dtype="int64", shape=WIDTH, block_size=4, compressors=compressors).close()
     return target
 

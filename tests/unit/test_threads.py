@@ -1,0 +1,43 @@
+"""Work on several threads, as long as any can be started."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from infinite_tensor.support.threads import begin, on_threads
+
+
+def test_calls_on_threads_overlap_and_give_their_results_in_order() -> None:
+    together = threading.Barrier(4, timeout=20)
+    threads = set()
+
+    def call(number: int) -> int:
+        if number % 10 == 0:
+            together.wait()
+            threads.add(threading.get_ident())
+        return number * number
+
+    assert on_threads(call, range(40), threads=4) == [number * number for number in range(40)]
+    assert len(threads) == 4
+
+
+def test_one_thread_is_the_callers() -> None:
+    found = on_threads(lambda _: threading.get_ident(), range(1000), threads=1)
+    assert set(found) == {threading.get_ident()}
+    assert on_threads(lambda _: threading.get_ident(), [], threads=4) == []
+
+
+def test_an_error_on_a_thread_comes_through() -> None:
+    with pytest.raises(ZeroDivisionError):
+        on_threads(lambda number: 1 // (number - 7), range(8), threads=2)
+
+
+def test_where_no_thread_can_be_started_the_caller_does_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(*_: object) -> int:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr("_thread.start_new_thread", start)
+    assert begin(lambda: None) is None
+    assert set(on_threads(lambda _: threading.get_ident(), range(9), threads=4)) == {threading.get_ident()}
