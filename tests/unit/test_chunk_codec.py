@@ -116,8 +116,12 @@ def test_we_read_what_zarr_writes_and_zarr_what_we_write(dtype: torch.dtype, com
 
 
 def test_a_codec_may_be_given_as_a_document_names_it() -> None:
-    assert codecs_of("float32", {"name": "zstd", "configuration": {"level": 1, "checksum": False}}) == codecs_of("float32")
-    assert codecs_of("float32", [{"name": "zstd", "configuration": {"level": 3}}]) == codecs_of("float32", ZstdCodec(level=3))
+    assert codecs_of("float32", {"name": "zstd", "configuration": {"level": 1, "checksum": False}}) == codecs_of(
+        "float32"
+    )
+    assert codecs_of("float32", [{"name": "zstd", "configuration": {"level": 3}}]) == codecs_of(
+        "float32", ZstdCodec(level=3)
+    )
 
 
 def test_codecs_are_those_that_zarr_writes_for_them() -> None:

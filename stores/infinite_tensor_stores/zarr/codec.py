@@ -154,7 +154,7 @@ def _compressor(codec: Mapping[str, Any]) -> Any:
         shuffle = _SHUFFLES.index(given["shuffle"])
         made = Blosc(given["cname"], given["clevel"], shuffle, given["blocksize"], given.get("typesize"))
     else:
-        raise ValueError(f"{name!r:.100} is not known here")
+        raise ValueError(f"{name!r:.100} is not known here; zarr.open_array may read the array")
     # What makes no sense is told where it is used first.
     made.encode(bytes(16))
     return made

@@ -10,8 +10,8 @@ version wrote is still read.
 
 Each of the tensors has tiles that are complete, and tiles of which some windows are there:
 
-- ``noise`` has windows that overlap, and a version; in Zarr, ``bare``, ``blosc``, ``gzip`` and ``bz2`` are the same
-  with other codecs, the last of which must be named to open the tensor;
+- ``noise`` has windows that overlap, and a version; in Zarr, ``bare`` and ``blosc`` are the same with other codecs
+  (``gzip`` and ``bz2`` too, which are not read any more);
 - ``top`` is computed from ``noise``, is of bfloat16, and blended by name from a `blend_init`;
 - ``strip`` has a finite dimension;
 - ``both/height`` and ``both/sea`` are outputs of one f;
@@ -33,7 +33,6 @@ from typing import Any, TypeAlias
 
 import pytest
 import torch
-from zarr.codecs.numcodecs import BZ2
 
 from infinite_tensor import (
     HDF5TileStore,
@@ -112,8 +111,6 @@ STAGES: dict[str, Stage] = {
     "both/sea": Stage(ROW, torch.bool, LINE, lambda ctx: both(ctx)["sea"], beside=3),
     "bare": Stage(PLANE, torch.float32, SQUARE, partial(noise, "bare")),
     "blosc": Stage(PLANE, torch.float32, SQUARE, partial(noise, "blosc")),
-    "gzip": Stage(PLANE, torch.float32, SQUARE, partial(noise, "gzip")),
-    "bz2": Stage(PLANE, torch.float32, SQUARE, partial(noise, "bz2")),
     "hann": Stage(PLANE, torch.bfloat16, SQUARE, hann, blend=WeightedMean("hann")),
     "given": Stage(ROW, torch.complex64, LINE, given, blend=WEIGHTS),
     "image": Stage((7, 14), torch.float32, SMALL, image, edge=("clip", "clip")),
@@ -129,7 +126,7 @@ STAGES: dict[str, Stage] = {
     ),
 }
 
-CODECS = ("bare", "blosc", "gzip", "bz2")
+CODECS = ("bare", "blosc")
 LATER = ("hann", "given", "image", "padded")
 
 ASKED: dict[str, dict[str, Any]] = {"given": {"blend": WEIGHTS}}
@@ -239,10 +236,6 @@ def zarr_at(path: Path, **options: Any) -> ZarrTileStore:
     return ZarrTileStore(path / "store.zarr", tile_size=8, **options)
 
 
-def bz2_at(path: Path, **options: Any) -> ZarrTileStore:
-    return zarr_at(path, compressors=BZ2(level=1), **options)
-
-
 def hdf5_at(path: Path, **options: Any) -> HDF5TileStore:
     return HDF5TileStore(path / "store.h5", tile_size=8, **options)
 
@@ -262,14 +255,7 @@ KINDS = [
     pytest.param(later_hdf5_at, LATER, build_later, reopened_later, id="later hdf5"),
     pytest.param(later_zarr_at, LATER, build_later, reopened_later, id="later zarr"),
     *(
-        pytest.param(
-            bz2_at if name == "bz2" else zarr_at,
-            [name],
-            partial(build_with, name),
-            partial(reopened_with, name),
-            id=name,
-            marks=pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3 specification"),
-        )
+        pytest.param(zarr_at, [name], partial(build_with, name), partial(reopened_with, name), id=name)
         for name in CODECS
     ),
 ]
