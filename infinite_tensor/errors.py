@@ -33,7 +33,8 @@ class DeviceMismatchError(ValidationError):
     """``f`` returned a tensor on another device than it was declared with, or a materializer one on meta."""
 
 
-class OutOfMemoryError(InfiniteTensorError, MemoryError):
+# MemoryError, whose `__new__` is its own, comes first: that of another base could not make one, as pickles of tblib do.
+class OutOfMemoryError(MemoryError, InfiniteTensorError):
     """What a read returns, or what it needs at one time, does not fit into memory."""
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import mmap
 import weakref
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -28,6 +29,8 @@ _BLOCK_BYTES = 2**16
 """Blocks that are smaller lie where the allocator has room for them."""
 _KEPT_BYTES = 2**25
 """So much of what is freed waits to be used again."""
+_KEPT_SIZES = 16
+"""Of so many sizes: they are gone through whenever a block is freed."""
 
 
 def new_result(shape: Sequence[int], dtype: torch.dtype, device: torch.device, advice: str = "") -> torch.Tensor:
@@ -74,29 +77,45 @@ def out_of_memory(shape: Sequence[int], dtype: torch.dtype, advice: str) -> OutO
 
 
 class _FreedBlocks:
-    """Pages that nobody uses any more, to be used again: to clear new ones takes longer than to fill them."""
+    """Pages that nobody uses any more, to be used again: to clear new ones takes longer than to fill them.
+
+    Where a thread, or a collection of garbage, comes in between, some pages are not used again; none are used twice.
+    """
 
     def __init__(self) -> None:
-        # Only operations that no thread, and no collection of garbage, can come into the middle of.
-        self._pages: defaultdict[int, deque[mmap.mmap]] = defaultdict(deque)
+        # By size, the one that was freed last at the end.
+        self._pages: dict[int, deque[mmap.mmap]] = {}
         self._users: dict[int, weakref.ref[memoryview]] = {}
 
     def take(self, nbytes: int) -> memoryview:
         """Pages, which are here again when the view is dropped."""
         try:
             pages = self._pages[nbytes].pop()
-        except IndexError:
+        except (KeyError, IndexError):
             pages = _mapped(nbytes)
         view = memoryview(pages)
         key = id(view)
 
         def give_back(_view: object) -> None:
             self._users.pop(key, None)
-            if sum(size * len(held) for size, held in list(self._pages.items())) < _KEPT_BYTES:
-                self._pages[nbytes].append(pages)
+            self._make_room()
+            held = self._pages.pop(nbytes, deque())
+            held.append(pages)
+            self._pages[nbytes] = held
 
         self._users[key] = weakref.ref(view, give_back)
         return view
+
+    def _make_room(self) -> None:
+        """Let go of what was freed first, where there are too many sizes or bytes."""
+        while (kept := self._pages.copy()) and (
+            len(kept) >= _KEPT_SIZES or sum(size * len(held) for size, held in kept.items()) >= _KEPT_BYTES
+        ):
+            size, held = next(iter(kept.items()))
+            with suppress(IndexError):
+                held.popleft()
+            if not held:
+                self._pages.pop(size, None)
 
 
 _FREED = _FreedBlocks()
