@@ -51,7 +51,7 @@ class FileStore(LocalStore):
             finally:
                 os.close(descriptor)
             if exclusive:
-                os.link(partial, path)
+                give_name(partial, path, self.root)
             else:
                 partial.replace(path)
         except BaseException:
@@ -59,7 +59,8 @@ class FileStore(LocalStore):
                 partial.unlink()
             raise
         if exclusive:
-            partial.unlink()
+            # Where there are no hard links it was renamed.
+            partial.unlink(missing_ok=True)
 
     async def exists(self, key: str) -> bool:
         """Whether there is a file."""
@@ -77,22 +78,6 @@ class FileStore(LocalStore):
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
-
-    async def set_if_not_exists(self, key: str, value: Buffer) -> None:
-        """Write an object unless there is one."""
-        self._check_writable()
-        await asyncio.to_thread(self._create, key, value)
-
-    def _create(self, key: str, value: Buffer) -> None:
-        path = self.root / key
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{uuid.uuid4().hex}.partial")
-        try:
-            partial.write_bytes(value.as_buffer_like())
-            with suppress(FileExistsError):
-                give_name(partial, path, self.root)
-        finally:
-            partial.unlink(missing_ok=True)
 
     async def delete_dir(self, prefix: str) -> None:
         """Delete all objects below a folder. Of a symbolic link only the link goes."""

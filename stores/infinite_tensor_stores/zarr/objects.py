@@ -23,7 +23,7 @@ from infinite_tensor.support.disks import alone_in
 from infinite_tensor.support.interrupts import Mark
 from infinite_tensor.support.threads import on_threads
 from infinite_tensor_stores.file_store import FileStore
-from infinite_tensor_stores.files import LARGEST_DOCUMENT, Unreadable, alone_in, bounded, read_file
+from infinite_tensor_stores.files import LARGEST_DOCUMENT, Unreadable, bounded, read_file
 from infinite_tensor_stores.loop import sync
 from infinite_tensor_stores.remote import RemoteStore
 from infinite_tensor_stores.targets import innermost
