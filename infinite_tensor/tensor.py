@@ -683,7 +683,9 @@ class InfiniteTensor(Fillable):
         Returns
         -------
         dask.array.Array
-            bfloat16, which numpy lacks, becomes float32.
+            bfloat16, which numpy lacks, becomes float32. After each `invalidate` of the tensor, or of what it is
+            computed from, a new one has another name, so that Dask serves no block from before. Until then, a stored
+            tensor has the same name in all processes.
 
         Raises
         ------

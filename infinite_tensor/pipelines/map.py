@@ -164,9 +164,12 @@ def _tensors(inputs: Sequence[Any]) -> list[InfiniteTensor]:
 
 def _derived_id(fn: Callable[..., Any], made: InfiniteTensor) -> str | None:
     """A name that another function, or the same one of other inputs, does not get; None where that cannot be told."""
-    definition = {name: value for name, value in made.to_json().items() if name != "device"}
-    if definition["functions"]["opaque"]:  # type: ignore[index, call-overload]
+    definition: dict[str, Any] = {name: value for name, value in made.to_json().items() if name != "device"}
+    functions = definition["functions"]
+    if functions["opaque"]:
         return None
+    # A file of another name may be the same one, moved.
+    functions["values"] = [["" if kind == "stamp" else place, said, kind] for place, said, kind in functions["values"]]
     said = json.dumps(definition, sort_keys=True)
     own = innermost(fn)
     name = getattr(own, "__name__", type(own).__name__)

@@ -16,19 +16,23 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 
 from infinite_tensor.errors import StoreError, ValidationError
+from infinite_tensor.pipelines import stamps
+from infinite_tensor.pipelines.stamps import Stamps
 from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.support.given import quoted
+from infinite_tensor.values.digest import checksum
+from infinite_tensor_stores.targets import is_in_memory
 
 Region: TypeAlias = tuple[slice, ...]
 
 _ALL_BYTES = 2**26
-"""A digest sees all of an array up to this size, and samples of a larger one."""
+"""Of what does not lie in memory, a digest sees all up to this size, and samples of what is larger."""
 _SAMPLES = 64
 _SAMPLE_BYTES = 2**12
 _STEP_BYTES = 2**22
@@ -49,6 +53,8 @@ class Reader(ABC):
         The blocks that are read at once where it is kept.
     in_memory : bool
         Whether to read takes no longer than to copy.
+    in_file : bool
+        Whether it lies in a file, a memory map say, or wherever else others may change it.
     """
 
     shape: tuple[int, ...]
@@ -56,6 +62,7 @@ class Reader(ABC):
     device = torch.device("cpu")
     chunks: tuple[int, ...] | None = None
     in_memory = False
+    in_file = True
 
     def read(self, region: Region) -> torch.Tensor:
         """One region, of slices with both ends; the tensor may be a view of the source itself.
@@ -77,16 +84,31 @@ class Reader(ABC):
     def _read(self, region: Region) -> torch.Tensor: ...
 
     def digest(self) -> str:
-        """SHA-256 of its values, as bytes in C order: of all up to 64 MiB, or of 64 samples.
+        """SHA-256 of its values, as bytes in C order; beyond 64 MiB of the CRC-32C of each 4 MiB, in a file of samples.
 
-        A sample is a run of pixels of up to 4 KiB. They are spread evenly along each dimension; the first and the last
-        are at the two ends of the array.
+        A sample is a run of pixels of up to 4 KiB. 64 of them are spread evenly along each dimension; the first and the
+        last are at the two ends of the array.
         """
-        sampled = math.prod(self.shape) * self.dtype.itemsize > _ALL_BYTES
         digest = hashlib.sha256()
-        for region in (_samples if sampled else _steps)(self.shape, self.dtype.itemsize):
-            digest.update(_bytes_of(self.read(region)))
+        for region in (_samples if self._is_sampled else _steps)(self.shape, self.dtype.itemsize):
+            read = _bytes_of(self.read(region))
+            digest.update(read if self._is_sampled or not self._is_large else checksum(read))
         return digest.hexdigest()
+
+    def stamps(self) -> Stamps:
+        """What tells that a file has changed of which `digest` has seen samples only, for each by its name."""
+        return self._stamps() if self._is_sampled else {}
+
+    def _stamps(self) -> Stamps:
+        return {}
+
+    @property
+    def _is_large(self) -> bool:
+        return math.prod(self.shape) * self.dtype.itemsize > _ALL_BYTES
+
+    @property
+    def _is_sampled(self) -> bool:
+        return self._is_large and self.in_file
 
 
 def _bytes_of(block: torch.Tensor) -> memoryview:
@@ -140,6 +162,7 @@ class ArrayReader(Reader):
         self.dtype = _torch_dtype(self._array.dtype)
         if isinstance(self._array, torch.Tensor):
             self.device = self._array.device
+        self.in_file = _lies_elsewhere(self._array)
         # Of a memmap it is the operating system that decides what to keep.
         self.in_memory = isinstance(self._array, torch.Tensor | np.ndarray) and self.device.type == "cpu"
         self.chunks = _chunks_of(self._array)
@@ -167,6 +190,11 @@ class ArrayReader(Reader):
         if isinstance(array, torch.Tensor) and array.dtype in _AS_SIGNED:
             return _reopened, (torch.Tensor.view, array.view(_AS_SIGNED[array.dtype]), array.dtype)
         return type(self), (array,)
+
+    def _stamps(self) -> Stamps:
+        opened = _reference(self._array)
+        file = _file_of(self._array) if opened is None else opened[1]
+        return stamps.of_array(self._array, file)
 
     def __repr__(self) -> str:
         return f"source({type(self._array).__module__}.{type(self._array).__qualname__})"
@@ -196,11 +224,26 @@ def _prepared(array: Any) -> Any:
         raise ValidationError("a has a mask, for which there is no place in a tensor; give a.filled(value)")
     if _library(array) == "xarray":
         # Its slices come without coordinates.
-        return getattr(array, "variable", array)
+        variable = getattr(array, "variable", array)
+        return variable.data if isinstance(getattr(variable, "_data", None), np.ndarray) else variable
     if _library(array) == "tensorstore":
         # Its slices are in coordinates of the domain.
         return array.translate_to[(0,) * array.ndim]
     return array.as_tensor() if hasattr(type(array), "as_tensor") else array
+
+
+def _lies_elsewhere(array: Any) -> bool:
+    """Whether an array is more than memory of this process."""
+    if isinstance(array, torch.Tensor):
+        return _file_of(array) is not None
+    if isinstance(array, np.ndarray):
+        return _mapped(array) is not None
+    return _library(array) != "zarr" or not is_in_memory(array.store_path.store)
+
+
+def _file_of(array: Any) -> str | None:
+    """The file that a tensor of torch is mapped from."""
+    return getattr(array.untyped_storage(), "filename", None) if isinstance(array, torch.Tensor) else None
 
 
 _INSTEAD = {
@@ -328,7 +371,7 @@ class ImageReader(Reader):
     in_memory = True
 
     def __init__(self, path: str, name: str | None = None) -> None:
-        self._path, self._digest = path, None if name else _file_digest(path)
+        self._path, self._file = path, None if name else _looked_at(path)
         with _opened_image(path) as image:
             self.shape, self.dtype = _form_of(image, path)
             # Some are decoded by now: the orientation of a PNG may stand at its end.
@@ -346,15 +389,19 @@ class ImageReader(Reader):
         return self._pixels[region]
 
     def _decoded(self) -> torch.Tensor:
-        if self._digest is not None and _file_digest(self._path) != self._digest:
+        if self._file is not None and _looked_at(self._path).digest != self._file.digest:
             raise StoreError(f"{self._path} has changed since a tensor was made of it; make it again")
         with _opened_image(self._path) as image:
             return _pixels_of(image)
 
     def digest(self) -> str:
         """That of the bytes of the file: nothing is decoded for it."""
-        assert self._digest is not None
-        return self._digest
+        assert self._file is not None
+        return self._file.digest
+
+    def stamps(self) -> Stamps:
+        """That of the file, where it was not read whole."""
+        return {} if self._file is None else self._file.stamps
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_lock"} | {"_pixels": None}
@@ -368,11 +415,19 @@ class ImageReader(Reader):
         return f"image({self._path!r})"
 
 
-def _file_digest(path: str) -> str:
+class _LookedAt(NamedTuple):
+    """A file when a tensor was made of it."""
+
+    digest: str
+    stamps: Stamps
+
+
+def _looked_at(path: str) -> _LookedAt:
     try:
         if not Path(path).stat().st_size:
             raise StoreError(f"{path} is an empty file")
-        return ArrayReader(np.memmap(path, np.uint8, "r")).digest()
+        reader = ArrayReader(np.memmap(path, np.uint8, "r"))
+        return _LookedAt(reader.digest(), reader.stamps())
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error}") from error
 
@@ -481,6 +536,9 @@ class RasterReader(Reader):
                 return _as_tensor(self._handle().read(list(range(bands.start + 1, bands.stop + 1)), window=window))
         except OSError as error:
             raise StoreError(f"{self._path} cannot be read: {error}") from error
+
+    def _stamps(self) -> Stamps:
+        return stamps.of_raster(self._path, self._handle().files)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_handles"}

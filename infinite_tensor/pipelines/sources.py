@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, SupportsIndex, TypeVar
 
@@ -14,11 +14,14 @@ import torch
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.pipelines.readers import ArrayReader, ImageReader, RasterReader, Reader
+from infinite_tensor.pipelines.stamps import Stamps
+from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.functions import RegionWriter
 from infinite_tensor.support.given import as_index, members, quoted, word
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore
 from infinite_tensor.values.definition import Content
+from infinite_tensor.values.fingerprint import Item
 
 _USEFUL_BYTES = 2**20
 """Of a block: little enough for a patch of 64 pixels, and enough for the work that each block is."""
@@ -50,8 +53,9 @@ def from_array(
         tensor's definition. Default: the chunks of the array, joined to blocks of up to 1 MiB, or cut to 16 MiB; of an
         array without chunks, blocks of up to 1 MiB.
     name : str, optional
-        Identifies the content, which is not looked at then: give other content another name. Default: a digest of the
-        content, of all of it up to 64 MiB, and of 64 samples of 4 KiB of a larger array.
+        Identifies the content, which is not looked at then: give other content another name. Default: a digest of all
+        of the content; where that lies in a file and is larger than 64 MiB, of 64 samples of 4 KiB. Such a file is
+        known by its size and time of change beside these: an edited one is a `FunctionChangedWarning`.
 
     Returns
     -------
@@ -192,11 +196,22 @@ class Blocks(RegionWriter):
         It knows where the values are.
     size : tuple of int
         Extents of a block.
+    named : bool
+        Whether a user says what the content is.
     """
 
-    def __init__(self, reader: Reader, size: tuple[int, ...]) -> None:
+    def __init__(self, reader: Reader, size: tuple[int, ...], *, named: bool = False) -> None:
         self.reader = reader
         self.size = size
+        self._named = named
+
+    @cached_property
+    def stamps(self) -> Stamps:
+        """What tells that a file has changed of which the digest has seen samples only; nothing of a named source."""
+        return {} if self._named else self.reader.stamps()
+
+    def _reaches(self) -> Mapping[str, object]:
+        return {file: Item(repr(file), f"#{stamp}", "stamp") for file, stamp in self.stamps.items()}
 
     def __call__(self, ctx: tuple[int, ...]) -> torch.Tensor:
         """One block; this is all that the fingerprint of a source sees of the code."""
@@ -248,7 +263,7 @@ def _source(kind: type[T], reader: Reader, dims: Sequence[str] | None, chunks: o
     size, known = _block_of(reader, chunks), _checked_name(name)
     return kind(
         reader.shape,
-        Blocks(reader, size),
+        Blocks(reader, size, named=known is not None),
         TensorWindow(size),
         dtype=reader.dtype,
         device=reader.device,

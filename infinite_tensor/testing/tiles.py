@@ -97,6 +97,20 @@ class TileTests(BackendTests):
         assert begun is not None
         assert begun.prefix_length == 1
 
+    def test_each_deletion_of_tiles_is_told_to_all(self, location: Any) -> None:
+        """Also to store objects that are open already, and of one tensor only."""
+        ones = torch.ones(TILE, TILE)
+        with self._open_with("_generation", location, "t", "other") as store, self._open(location, "t") as second:
+            store._write_tiles("t", {(0, 0): ones, (0, 1): ones})
+            found = [(store._generation("t"), second._generation("t"), store._generation("other"))]
+            for tile in (0, 0), (0, 1):
+                store._delete_tiles("t", [tile])
+                found.append((store._generation("t"), second._generation("t"), store._generation("other")))
+        mine, seen, others = map(list, zip(*found, strict=True))
+        assert mine == seen
+        assert len(set(mine)) == 3
+        assert len(set(others)) == 1
+
 
 class PartialTileTests(BackendTests):
     """What is added to a partial tile stays until it is deleted."""

@@ -292,6 +292,10 @@ class Contents(ABC):
             If it cannot be done now. What has not been dropped is there still; drop it again.
         """
 
+    def generation(self, spec: TensorSpec) -> tuple[str, str] | None:  # noqa: ARG002  (memory is of this process)
+        """Equal in all processes until the tensor is cleared or windows of it are dropped; None where it cannot be."""
+        return None
+
     def paused(self) -> AbstractContextManager[object]:
         """While it is entered, no read of another thread begins."""
         return self.lock

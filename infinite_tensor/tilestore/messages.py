@@ -136,8 +136,8 @@ def check_functions(tensor_id: str, stored: Functions, given: Functions, store: 
     if found.stamps:
         _warn_of_change(
             tensor_id,
-            f"{'; '.join(found.stamps)} since {store} was filled, or is a copy without its times. If its content is "
-            "the same, name= of the source says so",
+            f"{'; '.join(found.stamps)} since {store} was filled, or is a copy without its times. A source that has a "
+            "name= from the beginning is not compared with its file",
         )
 
 

@@ -137,6 +137,12 @@ def digest_of_array(array: Array) -> str:
     return sha256_of([array.dtype.str, str(array.shape), hashed.hexdigest()])
 
 
+def checksum(leaf: Any) -> bytes:
+    """The CRC-32C of bytes, which is ten times as fast as SHA-256."""
+    # It takes arrays of numpy as they are, and no memoryview.
+    return google_crc32c.value(np.frombuffer(leaf, np.uint8)).to_bytes(4, "little")  # type: ignore[no-any-return]
+
+
 class _Checksums:
     """SHA-256 of checksums."""
 
@@ -144,7 +150,7 @@ class _Checksums:
         self._hash = hashlib.sha256()
 
     def update(self, leaf: Any) -> None:
-        self._hash.update(google_crc32c.value(leaf).to_bytes(4, "little"))
+        self._hash.update(checksum(leaf))
 
     def hexdigest(self) -> str:
         return self._hash.hexdigest()

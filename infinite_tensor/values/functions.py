@@ -22,6 +22,7 @@ _SCHEME = 4
 _MOST_ITEMS = 300
 _FIRM = "firm"
 """The kind of a value of which another one is an error."""
+_STAMP = "stamp"
 
 
 @dataclass(frozen=True)
@@ -205,7 +206,7 @@ def changes(stored: Record, given: Record) -> Changes:
     same_python = stored.python == given.python
     code = [name for name, digest in given.code.items() if same_python and stored.code.get(name, digest) != digest]
     found = Changes(code, [], [], [])
-    before, now = ({item.place: item for item in record.items} for record in (stored, given))
+    before, now = ({item.place: item for item in record.items if item.kind != _STAMP} for record in (stored, given))
     known = {item.said for item in given.items}
     for place in dict.fromkeys((*before, *now)):
         old, new = before.get(place), now.get(place)
@@ -220,7 +221,12 @@ def changes(stored: Record, given: Record) -> Changes:
         else:
             line = ""
         if line:
-            (found.firm if kind == _FIRM else found.stamps if kind == "stamp" else found.values).append(line)
+            (found.firm if kind == _FIRM else found.values).append(line)
+    # A file may have been moved meanwhile: it is told by its stamp.
+    stamps = {item.said for item in stored.items if item.kind == _STAMP}
+    for item in given.items:
+        if item.kind == _STAMP and stamps and item.said not in stamps:
+            found.stamps.append(f"{item.place} has changed")
     return found
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from infinite_tensor.engine.chain import node_of
+from infinite_tensor.engine.chain import Node, node_of
+from infinite_tensor.engine.reads import DROPPING
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.regions import parse
@@ -84,9 +86,17 @@ class Frame:
 
     @property
     def token(self) -> tuple[object, ...]:
-        """As `identity`, but different for any two tensor objects: they may have different functions."""
+        """As `identity`, but another one after windows were dropped, and for other functions.
+
+        It is the same in all processes for a tensor that is stored, and whose functions can be told from others; else
+        each tensor object has its own.
+        """
         node = node_of(self.tensor)
-        return node.token, node.spec.definition.digest, self.origin, self.shape
+        return state_of(node) or (node.token, DROPPING.count), self.origin, self.shape
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the fields and the token: by the pickle, Dask tells arrays of other libraries that show this frame."""
+        return _unpickled, (self.tensor, self.origin, self.shape, self.tile, self.dtype, self.token)
 
     @cached_property
     def chunk_shape(self) -> Index:
@@ -150,6 +160,19 @@ class Frame:
         node = node_of(self.tensor)
         tile = node.contents.tile_in_memory(node.spec, [part.start for part in box], [part.stop for part in box])
         return None if tile is None or shown_dtype(tile.dtype) != self.dtype else shown(tile)
+
+
+def _unpickled(*fields: Any) -> Frame:
+    return Frame(*fields[:-1])
+
+
+def state_of(node: Node) -> tuple[object, ...] | None:
+    """Equal for equal pixels of a tensor, in all processes, until windows are dropped; None where that is unknown."""
+    generation, definition = node.contents.generation(node.spec), node.spec.definition
+    if generation is None or definition.functions.record.opaque:
+        return None
+    functions = definition.functions.record.to_json()
+    return node.store.address, node.spec.tensor_id, definition.digest, functions, *generation
 
 
 def shown_dtype(dtype: torch.dtype) -> np.dtype[np.generic]:

@@ -67,6 +67,10 @@ class TensorHandle(ABC):
         """Delete all that is stored of some tiles."""
 
     @abstractmethod
+    def generation(self) -> str:
+        """Another text after each `delete_tiles`."""
+
+    @abstractmethod
     def has_tiles(self, tiles: Sequence[Index]) -> list[bool]:
         """Whether each tile is complete."""
 
@@ -185,6 +189,10 @@ class HandleStore(PersistentTileStore, Generic[Handle]):
 
     def _delete_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> None:
         self._writable_handle(tensor_id).delete_tiles(tile_indices)
+
+    def _generation(self, tensor_id: str) -> str | None:
+        handle = self._handle(tensor_id)
+        return None if handle is None else handle.generation()
 
     def _has_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[bool]:
         handle = self._handle(tensor_id)

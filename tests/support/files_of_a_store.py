@@ -11,7 +11,7 @@ from typing import Any
 _OBJECT = re.compile(
     r"(?P<name>t-[^/]+)/(?:zarr\.json|"
     r"tiles-(?P<tiles>\w+)/(?:zarr\.json|c/(?P<chunk>[\d/]+))|"
-    r"partial-(?P<partial>\w+)/(?:shared|0\.(?P<tile>[-.\d]+)/\d+))"
+    r"partial-(?P<partial>\w+)/(?:shared|drops|0\.(?P<tile>[-.\d]+)/\d+))"
 )
 
 

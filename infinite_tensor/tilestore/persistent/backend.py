@@ -226,6 +226,10 @@ class Backend(ABC):
             "infinite_tensor.tilestore.persistent.backend"
         )
 
+    def _generation(self, tensor_id: str) -> str | None:  # noqa: ARG002
+        """Another text after each `_delete_tiles` of a tensor, by whatever process; None where that is not kept."""
+        return None
+
     def _find_partials(self, tensor_id: str, low: Sequence[int], high: Sequence[int]) -> set[Index]:
         """Of which tiles of a box ``[low, high)`` parts are stored; some may be complete by now."""
         return self._find_tiles(tensor_id, low, high)[1]

@@ -290,6 +290,10 @@ class PersistentContents(Contents):
         self.tiles.hand_over(record, new, tiles)
         return Dropped(tiles=self.storage.drop(spec.tensor_id, tiles))
 
+    def generation(self, spec: TensorSpec) -> tuple[str, str] | None:
+        """Its incarnation, and the last drop in it."""
+        return None if self.closed else self.storage.generation(spec.tensor_id)
+
     def tensor_ids(self) -> list[str]:
         """Ids of all tensors that are stored or known, sorted."""
         return self.registry.tensor_ids()

@@ -266,6 +266,13 @@ class Storage:
             call.backend._flush_backend()
         return len(found)
 
+    def generation(self, tensor_id: str) -> tuple[str, str] | None:
+        """What tells its tiles from those before a tensor was cleared, or lost tiles; None where that is not kept."""
+        with _Call(self, "read", tensor_id) as call:
+            stored = call.backend._read_definition(tensor_id)
+            drops = None if stored is None else call.backend._generation(tensor_id)
+        return None if stored is None or drops is None else (stored.get("incarnation", ""), drops)
+
     def describe(self, tensor_id: str, definition: dict[str, Any]) -> TensorInfo | None:
         """What is stored of a tensor; None where its definition is not."""
         with _Call(self, "describe", tensor_id) as call:

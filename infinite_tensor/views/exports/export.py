@@ -28,9 +28,9 @@ from infinite_tensor.views.exports.npy import opened_npy
 from infinite_tensor.views.exports.png import check_png, opened_png
 from infinite_tensor.views.exports.streaming import Computed, Source, Stored, stream, units_in
 from infinite_tensor.views.exports.tiff import check_tiff, opened_tiff
-from infinite_tensor.views.exports.zarrs import Content, opened_zarr
+from infinite_tensor.views.exports.zarrs import Content, Identity, opened_zarr
 from infinite_tensor.views.face import Face, with_distinct_dims
-from infinite_tensor.views.frame import shown
+from infinite_tensor.views.frame import shown, state_of
 from infinite_tensor.views.names import path_of, plain_name_of
 from infinite_tensor_stores.targets import is_local, local_path, text_of
 from infinite_tensor_stores.targets import shown as shown_target
@@ -254,29 +254,21 @@ def _fill_values(cutouts: Mapping[str, Cutout], options: Options) -> dict[str, A
     }
 
 
-def _identity(cutouts: Mapping[str, Cutout], dims: Mapping[str, tuple[str, ...]], options: Options) -> str | None:
+def _identity(cutouts: Mapping[str, Cutout], dims: Mapping[str, tuple[str, ...]], options: Options) -> Identity | None:
     """What names an export that gives the same pixels whenever it is done; None where it may give others.
 
     What is shown of what is stored changes with that. Of a tensor that is not stored, the definition does not say all.
     """
     nodes = [node_of(cutout.tensor) for cutout in cutouts.values()]
-    if options.missing == "fill" or not all(node.tensor.named and node.contents.outlives_process for node in nodes):
+    states = [state_of(node) if node.tensor.named else None for node in nodes]
+    if options.missing == "fill" or None in states:
         return None
-    said = [
-        [
-            path,
-            node.spec.tensor_id,
-            node.spec.definition.digest,
-            node.spec.definition.functions.record.to_json(),
-            cutout.frame.origin,
-            cutout.frame.shape,
-            cutout.frame.tile,
-            cutout.kept,
-            dims[path],
-        ]
+    places = [
+        [path, node.spec.tensor_id, cutout.frame.origin, cutout.frame.shape, cutout.frame.tile, cutout.kept, dims[path]]
         for (path, cutout), node in zip(cutouts.items(), nodes, strict=True)
     ]
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+    what, state = (hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest() for said in (places, states))
+    return Identity(what, state)
 
 
 def _check_free(path: Path, *, overwrite: bool) -> None:

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numcodecs import Zstd  # type: ignore[import-untyped]
@@ -42,6 +42,21 @@ _COMPRESSORS = [{"name": "zstd", "configuration": {"level": 0, "checksum": False
 _CHUNK = re.compile(r"c(/[0-9]+)*")
 
 
+class Identity(NamedTuple):
+    """What names an export that gives the same pixels whenever it is done.
+
+    Attributes
+    ----------
+    what : str
+        Which pixels of which tensors.
+    state : str
+        What these are computed by, and when windows of them were last dropped. What is begun is of use in one state.
+    """
+
+    what: str
+    state: str
+
+
 @dataclass(frozen=True)
 class Content:
     """What is written.
@@ -54,14 +69,14 @@ class Content:
         The names of their dimensions.
     fill_values : mapping of str to number, or None
         What stands in chunks that are not written; None where all are.
-    identity : str or None
+    identity : Identity or None
         Names what is exported; None where that may give other pixels when it is done again.
     """
 
     cutouts: Mapping[str, Cutout]
     dims: Mapping[str, tuple[str, ...]]
     fill_values: Mapping[str, Any] | None
-    identity: str | None
+    identity: Identity | None
 
 
 @contextmanager
@@ -194,6 +209,11 @@ class _Hierarchy:
     def _note(self) -> bytes:
         return json.dumps({_MARK: self._content.identity}).encode()
 
+    def _is_outdated(self, note: bytes | None) -> bool:
+        """Whether an export of the same pixels has been begun before they changed."""
+        begun, own = json.loads(note or b"{}").get(_MARK), self._content.identity
+        return isinstance(begun, list) and own is not None and begun[:1] == [own.what]
+
     def make_room(self, target: str, *, overwrite: bool) -> None:
         """Delete what an export has written there; ValidationError for what else is there, or if it is not to be."""
         root, note = self._objects.get([DOCUMENT, UNFINISHED])
@@ -202,7 +222,7 @@ class _Hierarchy:
             if next(self._objects.pages("", 1), None) is None:
                 return
             raise ValidationError(f"what is at {target!r} was not written by export; give another place")
-        if not overwrite:
+        if not overwrite and not (root is None and self._is_outdated(note)):
             found = "an export of something else that has not come to its end" if is_begun else "something"
             raise ValidationError(f"there is {found} at {target!r} already; give another place, or overwrite=True")
         if root is not None and not _is_export(root):

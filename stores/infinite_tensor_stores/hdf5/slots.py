@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -335,6 +336,16 @@ class TileSlots:
     def gone(self) -> bool:
         """Whether the tensor has been cleared."""
         return self._data is None
+
+    @property
+    def drops(self) -> str:
+        """Another text after each `mark_drop`."""
+        return "" if self._table is None else str(self._table.attrs.get("drops", ""))
+
+    def mark_drop(self) -> None:
+        """Tell that tiles are being deleted."""
+        if self._table is not None:
+            self._table.attrs["drops"] = secrets.token_hex(8)
 
     def close(self) -> None:
         """Close the datasets of a tensor that is being cleared: HDF5 frees their space only then."""

@@ -99,8 +99,15 @@ class HDF5Tensor(TensorHandle):
             h5 = self._file.opened(self.owner)
             self._check_there()
             reserve(h5, 0)
+            self._slots.mark_drop()
             self._slots.log.delete(tiles)
             self._slots.delete(tiles)
+
+    def generation(self) -> str:
+        """What the last deletion has left."""
+        with self._file.lock:
+            self._file.opened(self.owner)
+            return self._slots.drops
 
     def has_tiles(self, tiles: Sequence[Index]) -> list[bool]:
         """Whether each tile has a slot."""

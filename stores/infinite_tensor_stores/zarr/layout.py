@@ -79,6 +79,11 @@ class Place:
         """Key of what tells that others than its creator write the tensor."""
         return f"{self.logs}/shared"
 
+    @property
+    def drops(self) -> str:
+        """Key of what is another text after tiles were deleted."""
+        return f"{self.logs}/drops"
+
     def chunk(self, tile: Index) -> str:
         """Key of a complete tile."""
         chunk = [i + o // n for i, o, n in zip(tile, self.origin, self.layout.tile_shape, strict=True)]

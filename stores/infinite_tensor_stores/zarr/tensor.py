@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
@@ -253,12 +254,18 @@ class ZarrTensor(TensorHandle):
     def delete_tiles(self, tiles: Sequence[Index]) -> None:
         """Delete logs and chunks, in this order."""
         self._check_place(*self._objects.get([self.place.group]))
+        self._objects.put({self.place.drops: secrets.token_hex(8).encode()})
         # Before they go: part 1 of a log that has lost its part 0 would never be found.
         self.logs.forget(map(self.place.log, tiles))
         wanted = set(tiles)
         begun = dict.fromkeys(tile for tile in self._logged() if tile in wanted)
         self._objects.each(self._objects.delete_folder, map(self.place.log, begun))
         self._objects.delete(map(self.place.chunk, tiles))
+
+    def generation(self) -> str:
+        """What the last deletion has left."""
+        (found,) = self._objects.get([self.place.drops])
+        return (found or b"").decode(errors="replace")
 
     def has_tiles(self, tiles: Sequence[Index]) -> list[bool]:
         """Whether there is a chunk of each."""

@@ -6,6 +6,7 @@ import copy
 import pickle
 import sys
 import tracemalloc
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,71 @@ import pytest
 import torch
 import xarray
 
-from infinite_tensor import MemoryTileStore, RegionError, ValidationError, ZarrTileStore, sl
+from infinite_tensor import (
+    HDF5TileStore,
+    InfiniteTensor,
+    MemoryTileStore,
+    Output,
+    RegionError,
+    TensorWindow,
+    TileStore,
+    ValidationError,
+    ZarrTileStore,
+    sl,
+)
 from tests.behaviour.views.shown import pixels_of, ramp, ramp_of, tensor_of
 from tests.support.counting import Counted
 from tests.support.dict_store import DictTileStore
+from tests.support.interpreters import CONTEXT
 from tests.support.reference import Index
 
 REGION = sl[-5:9, 2:10]
 TRUTH = ramp_of(range(-5, 9), range(2, 10))
+
+
+NAMES: list[Any] = [
+    lambda t: t.to_dask().name,
+    lambda t: dask.array.asarray(t).name,
+    lambda t: t.to_dask(sl[0:5, 0:3], chunks=2).name,
+    lambda t: dask.array.from_array(t.as_zarr()).name,
+    lambda t: dask.array.from_zarr(t.as_zarr()).name,
+    lambda t: t.to_xarray().chunk(4).data.name,
+]
+"""How Dask may be given a tensor, and what it calls it then."""
+
+
+def in_memory(_folder: Path) -> MemoryTileStore:
+    return MemoryTileStore()
+
+
+def in_zarr(folder: Path) -> ZarrTileStore:
+    return ZarrTileStore(folder / "a.zarr", tile_size=4)
+
+
+def in_hdf5(folder: Path) -> HDF5TileStore:
+    return HDF5TileStore(folder / "a.h5", tile_size=4)
+
+
+STORES = [in_memory, in_zarr, in_hdf5]
+
+
+def chain_in(store: TileStore) -> tuple[list[int], InfiniteTensor, InfiniteTensor]:
+    """A tensor of the last of some numbers, which are made here, and one that adds 1 to it."""
+    made, window = [1], TensorWindow((4, 4))
+    t = InfiniteTensor(
+        (8, 4), lambda _ctx: torch.full((4, 4), float(made[-1])), window, tile_store=store, tensor_id="height"
+    )
+    below = InfiniteTensor((8, 4), lambda _ctx, x: x + 1, window, [t], [window], tile_store=store, tensor_id="below")
+    return made, t, below
+
+
+def name_of_stored(store: Any, folder: Path, *, drop: bool) -> str:
+    with store(folder) as opened:
+        _, t, below = chain_in(opened)
+        name: str = below.to_dask().name
+        if drop:
+            t.invalidate()
+    return name
 
 
 class TestXarray:
@@ -286,6 +344,47 @@ class TestDask:
     def test_tensors_of_one_id_are_not_taken_for_each_other(self) -> None:
         ones = tensor_of(lambda _ctx: torch.ones(4, 4))
         assert np.array_equal((tensor_of().to_dask(REGION) - ones.to_dask(REGION)).compute(), TRUTH - 1)
+
+    @pytest.mark.parametrize("store", STORES, ids=lambda store: store.__name__)
+    def test_after_a_drop_its_name_is_another_one(self, store: Any, tmp_path: Path) -> None:
+        """Of what is computed from the tensor too, and however Dask is given it: it would serve blocks from before."""
+        made, t, below = chain_in(store(tmp_path))
+        before = [name(each) for name in NAMES for each in (t, below)]
+        assert [name(each) for name in NAMES[:3] for each in (t, below)] == before[:6]
+        for region in (None, sl[0:1, 0:1]):
+            below.to_dask().compute()
+            made.append(len(made) + 1)
+            t.invalidate(region)
+            after = [name(each) for name in NAMES for each in (t, below)]
+            assert not set(before) & set(after)
+            before += after
+            assert dask.array.asarray(below)[0, 0].compute() == made[-1] + 1
+
+    def test_outputs_of_one_f_have_other_names_after_a_drop_of_one(self) -> None:
+        window = TensorWindow((4, 4))
+        group = InfiniteTensor.from_multi(
+            lambda _ctx: {"a": torch.ones(4, 4), "b": torch.ones(4, 4)},
+            {"a": Output((8, 4), "float32", window), "b": Output((8, 4), "float32", window)},
+        )
+        before = group["b"].to_dask().name
+        group["a"].invalidate()
+        assert group["b"].to_dask().name != before
+
+    @pytest.mark.parametrize("store", STORES[1:], ids=lambda store: store.__name__)
+    def test_what_is_stored_has_one_name_in_all_processes(self, store: Any, tmp_path: Path) -> None:
+        with store(tmp_path) as opened:
+            before = chain_in(opened)[2].to_dask().name
+        with ProcessPoolExecutor(1, CONTEXT) as child:
+            assert child.submit(name_of_stored, store, tmp_path, drop=False).result() == before
+            assert child.submit(name_of_stored, store, tmp_path, drop=True).result() == before
+        with store(tmp_path) as opened:
+            assert chain_in(opened)[2].to_dask().name != before
+
+    def test_a_tensor_that_was_cleared_and_made_again_has_another_name(self, tmp_path: Path) -> None:
+        store = in_zarr(tmp_path)
+        before = tensor_of(shape=(8, 4), tile_store=store).to_dask().name
+        store.clear_tensor("height")
+        assert tensor_of(shape=(8, 4), tile_store=store).to_dask().name != before
 
     def test_a_missing_package_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delattr(dask, "array")

@@ -144,10 +144,11 @@ class Scene:
         if self.stop_at is not None and self.calls > self.stop_at:
             raise Stopped
 
-    def export(self, region: object = sl[-64:64, 0:64], **options: Any) -> list[int]:
+    def export(self, region: object = sl[-64:64, 0:64], target: str | None = None, **options: Any) -> list[int]:
         """Export a region; how many tiles had been written each time that was told."""
         done: list[int] = []
-        self.t.export(region, self.folder / "out.zarr", progress=lambda progress: done.append(progress.done), **options)
+        place = target or self.folder / "out.zarr"
+        self.t.export(region, place, progress=lambda progress: done.append(progress.done), **options)
         return done
 
     def stopped(self, after: int = 150, **options: Any) -> None:
@@ -213,6 +214,40 @@ def test_an_export_of_something_else_begins_anew(scene: Scene, options: dict[str
         opened(scene.folder / "out.zarr") > 0,
         scene.t.stored_only()[options.get("region", sl[-64:64, 0:64])].numpy() > 0,
     )
+
+
+def test_what_was_written_before_windows_were_dropped_is_not_kept(scene: Scene) -> None:
+    scene.stopped()
+    before = scene.chunks()
+    scene.t.invalidate(sl[-64:-63, 0:1])
+    scene.stopped(after=scene.calls + 150)
+    assert not before.items() & scene.chunks().items()
+    before = scene.chunks()
+    scene.export()
+    assert before.items() <= scene.chunks().items()
+
+
+@pytest.mark.parametrize("change", ["dropped", "made again"])
+def test_an_export_to_a_url_that_is_outdated_begins_anew(change: str, scene: Scene) -> None:
+    target = f"memory://{scene.folder.name}/out.zarr"
+    scene.stopped(target=target)
+    if change == "dropped":
+        scene.t.invalidate()
+    else:
+        scene.t.tile_store.clear_tensor("world/height")
+        scene = Scene(scene.folder, version=2)
+    calls = scene.calls
+    scene.export(target=target)
+    assert scene.calls == calls + 512
+    with pytest.raises(ValidationError, match="there is something at"):
+        scene.export(target=target)
+
+
+def test_an_outdated_export_over_another_is_not_taken_for_that(scene: Scene) -> None:
+    target = f"memory://{scene.folder.name}/out.zarr"
+    scene.stopped(target=target)
+    with pytest.raises(ValidationError, match="an export of something else that has not come to its end"):
+        scene.export(sl[0:64, 0:64], target=target)
 
 
 def test_what_another_f_has_written_is_not_kept(scene: Scene) -> None:

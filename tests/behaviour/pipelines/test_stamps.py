@@ -1,0 +1,286 @@
+"""Sources that are too large to be looked at whole: what is noticed of a change in memory and in a file."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import h5py
+import numpy as np
+import obstore.store
+import pytest
+import rasterio
+import tensorstore as ts
+import torch
+import xarray as xr
+import zarr
+from PIL import Image
+from zarr.storage import MemoryStore, ObjectStore
+
+from infinite_tensor import (
+    FunctionChangedWarning,
+    InfiniteTensor,
+    TensorBlob,
+    TensorWindow,
+    ValidationError,
+    ZarrTileStore,
+    from_array,
+    from_image,
+    from_raster,
+)
+from infinite_tensor.pipelines import stamps
+from infinite_tensor.pipelines.sources import Blocks
+
+SHAPE = (8200, 8200)
+"""Of uint8, just beyond 64 MiB; no sample lies in the box below."""
+BOX = np.s_[1960:2050, 5000:5040]
+WINDOW = TensorWindow((100, 100))
+
+
+def values() -> np.ndarray[Any, Any]:
+    return np.arange(SHAPE[0], dtype=np.uint8)[:, None] + np.arange(SHAPE[1], dtype=np.uint8)
+
+
+def edit(array: Any) -> None:
+    box = 255 - np.asarray(array[BOX])
+    array[BOX] = torch.from_numpy(box) if isinstance(array, torch.Tensor) else box
+
+
+def stamps_of(t: InfiniteTensor) -> dict[str, str]:
+    assert isinstance(t.f, Blocks)
+    return t.f.stamps
+
+
+# In memory.
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        np.asarray,
+        torch.from_numpy,
+        lambda array: xr.DataArray(array, dims=("y", "x")),
+        lambda array: zarr.create_array(MemoryStore(), data=array, chunks=(2048, 2048)),
+    ],
+    ids=["numpy", "torch", "xarray", "zarr"],
+)
+def test_any_other_pixel_of_a_large_array_in_memory_is_another_source(kind: Callable[[Any], Any]) -> None:
+    array = kind(values())
+    before = from_array(array, chunks=1000)
+    assert before.version == from_array(values(), chunks=1000).version
+    edit(array)
+    assert from_array(array, chunks=1000).version != before.version
+    assert stamps_of(before) == {}
+
+
+def test_an_edited_array_in_memory_never_gets_pixels_from_before(tmp_path: Path) -> None:
+    array = values()
+    halved(from_array(array), tmp_path / "store")
+    edit(array)
+    with pytest.raises(ValidationError, match=r"args\[0\].digest: stored"):
+        halved(from_array(array), tmp_path / "store")
+
+
+# In files.
+
+
+def in_npy(folder: Path) -> Any:
+    np.save(folder / "a.npy", values())
+    return np.load(folder / "a.npy", mmap_mode="r+")
+
+
+def in_torch_file(folder: Path) -> Any:
+    values().tofile(folder / "a.bin")
+    size = SHAPE[0] * SHAPE[1]
+    return torch.from_file(str(folder / "a.bin"), shared=True, size=size, dtype=torch.uint8).reshape(SHAPE)
+
+
+def in_zarr(folder: Path) -> Any:
+    return zarr.create_array(folder / "a.zarr", data=values(), chunks=(1024, 1024))
+
+
+def in_zarr_of_fsspec(folder: Path) -> Any:
+    return zarr.create_array(f"memory://{folder.name}/a.zarr", data=values(), chunks=(1024, 1024))
+
+
+def in_obstore(folder: Path) -> Any:
+    store = ObjectStore(obstore.store.LocalStore(folder))
+    return zarr.create_array(store, name="a", data=values(), chunks=(1024, 1024))
+
+
+def in_hdf5(folder: Path) -> Any:
+    return h5py.File(folder / "a.h5", "w").create_dataset("a", data=values(), chunks=(1024, 1024))
+
+
+def in_tensorstore(folder: Path) -> Any:
+    in_zarr(folder)
+    return ts.open({"driver": "zarr3", "kvstore": {"driver": "file", "path": str(folder / "a.zarr")}}).result()
+
+
+def written(array: Any) -> None:
+    """Whatever waits is in the file, and its time has gone on."""
+    for flush in (getattr(array, "flush", None), getattr(getattr(array, "file", None), "flush", None)):
+        if flush is not None:
+            flush()
+
+
+FILES = [in_npy, in_torch_file, in_zarr, in_zarr_of_fsspec, in_obstore, in_hdf5, in_tensorstore]
+
+
+@pytest.mark.parametrize("kind", FILES, ids=lambda kind: kind.__name__)
+def test_an_edit_between_the_samples_of_a_file_changes_its_stamp(kind: Callable[[Path], Any], tmp_path: Path) -> None:
+    array = kind(tmp_path)
+    written(array)
+    before, again = from_array(array), from_array(array)
+    (name,) = stamps_of(before)
+    assert "a" in name
+    assert stamps_of(before) == stamps_of(again)
+    assert before.version
+    edit(array)
+    written(array)
+    after = from_array(array)
+    assert before.version == after.version
+    assert stamps_of(after).keys() == {name}
+    assert stamps_of(after) != stamps_of(before)
+
+
+def test_a_lazy_array_of_xarray_has_the_stamp_of_its_file(tmp_path: Path) -> None:
+    xr.Dataset({"a": (("y", "x"), values())}).to_zarr(tmp_path / "a.zarr", zarr_format=2)
+    array = xr.open_zarr(tmp_path / "a.zarr", chunks=None)["a"]
+    assert list(stamps_of(from_array(array))) == [str(tmp_path / "a.zarr" / "a")]
+
+
+def empty_raster(path: Path) -> None:
+    options = {"transform": rasterio.Affine(10, 0, 500_000, 0, -10, 0), "sparse_ok": True}
+    with rasterio.open(path, "w", driver="GTiff", dtype="uint8", count=1, height=8200, width=8200, **options):
+        pass
+
+
+def test_a_raster_has_the_stamps_of_the_files_that_hold_its_pixels(tmp_path: Path) -> None:
+    path = tmp_path / "a.tif"
+    empty_raster(path)
+    before = stamps_of(from_raster(path))
+    assert list(before) == [str(path)]
+    (tmp_path / "a.tif.aux.xml").write_text("<PAMDataset/>")
+    assert stamps_of(from_raster(path)) == before
+    with rasterio.open(path, "r+") as raster:
+        raster.write(np.full((90, 40), 7, np.uint8), 1, window=rasterio.windows.Window(5000, 1960, 40, 90))
+    assert stamps_of(from_raster(path)) != before
+
+
+def test_a_mosaic_changes_with_the_files_that_it_is_made_of(tmp_path: Path) -> None:
+    part, mosaic = tmp_path / "part.tif", tmp_path / "a.vrt"
+    empty_raster(part)
+    mosaic.write_text(
+        '<VRTDataset rasterXSize="8200" rasterYSize="8200"><GeoTransform>500000, 10, 0, 0, 0, -10</GeoTransform>'
+        '<VRTRasterBand dataType="Byte" band="1"><SimpleSource>'
+        '<SourceFilename relativeToVRT="1">part.tif</SourceFilename><SourceBand>1</SourceBand></SimpleSource>'
+        "</VRTRasterBand></VRTDataset>"
+    )
+    before = stamps_of(from_raster(mosaic))
+    assert list(before) == [str(mosaic)]
+    os.utime(part, ns=(0, 1))
+    assert stamps_of(from_raster(mosaic)) != before
+
+
+def test_a_large_image_has_the_stamp_of_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.bmp"
+    Image.fromarray(values()).save(path)
+    before = from_image(path)
+    with path.open("r+b") as file:
+        file.seek(-1960 * 8200 - 3000, os.SEEK_END)
+        file.write(bytes(40))
+    after = from_image(path)
+    assert before.version == after.version
+    assert stamps_of(before).keys() == stamps_of(after).keys() == {str(path)}
+    assert stamps_of(before) != stamps_of(after)
+
+
+def test_a_blob_has_another_stamp_when_rows_are_overwritten(tmp_path: Path) -> None:
+    with TensorBlob.open(tmp_path / "a", mode="w+", shape=(8200,), dtype=torch.uint8) as blob:
+        blob.write(torch.from_numpy(values()))
+        before = from_array(blob)
+        told = stamps_of(before)
+        assert before.version
+        rows = values()
+        edit(rows)
+        blob.seek(1960)
+        blob.write(rows[1960:2050])
+        after = from_array(blob)
+        assert before.version == after.version
+        assert stamps_of(after).keys() == told.keys()
+        assert stamps_of(after) != told
+
+
+def test_a_stamp_shows_no_login() -> None:
+    fsspec.filesystem("memory").pipe_file("/who:secret@host/a", b"a")
+    (name,) = stamps.of_place("memory://who:secret@host/a")
+    assert name == "memory://***@host/a"
+
+
+def test_small_files_and_named_sources_have_no_stamp(tmp_path: Path) -> None:
+    np.save(tmp_path / "small.npy", values()[:100])
+    assert stamps_of(from_array(np.load(tmp_path / "small.npy", mmap_mode="r"))) == {}
+    assert stamps_of(from_array(in_npy(tmp_path), name="scan 7")) == {}
+
+
+def test_too_many_files_are_not_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("infinite_tensor.pipelines.stamps._MOST_FILES", 10)
+    assert stamps_of(from_array(in_zarr(tmp_path))) == {}
+
+
+# What is computed from them.
+
+
+def halved(source: InfiniteTensor, path: Path) -> list[str]:
+    """Store a corner of half of each pixel, which is computed once; the warnings."""
+    with ZarrTileStore(path) as store, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        t = InfiniteTensor(
+            SHAPE, lambda _ctx, part: part / 2, WINDOW, [source], [WINDOW], tile_store=store, tensor_id="halved"
+        )
+        t[:10, :10]
+    assert {each.category for each in caught} <= {FunctionChangedWarning}
+    return [str(each.message) for each in caught]
+
+
+def test_an_edited_file_is_told_with_what_to_do(tmp_path: Path) -> None:
+    array = in_npy(tmp_path)
+    written(array)
+    assert halved(from_array(array), tmp_path / "store") == []
+    assert halved(from_array(array), tmp_path / "store") == []
+    edit(array)
+    written(array)
+    (told,) = halved(from_array(array), tmp_path / "store")
+    assert f"'{tmp_path / 'a.npy'}' has changed since" in told
+    assert "overwrite=True" in told
+    assert "name=" in told
+
+
+def test_a_copy_with_its_times_is_the_same_file_and_one_without_is_told(tmp_path: Path) -> None:
+    written(in_npy(tmp_path))
+    halved(from_array(np.load(tmp_path / "a.npy", mmap_mode="r")), tmp_path / "store")
+    for copy, told in ((shutil.copy2, 0), (shutil.copy, 1)):
+        path = copy(tmp_path / "a.npy", tmp_path / f"{copy.__name__}.npy")
+        found = halved(from_array(np.load(path, mmap_mode="r")), tmp_path / "store")
+        assert len(found) == told
+        assert all(str(path) in each for each in found)
+
+
+def test_the_id_that_map_makes_follows_a_file_wherever_it_lies(tmp_path: Path) -> None:
+    def ids(path: Path | str) -> str:
+        source = from_array(np.load(path, mmap_mode="r"), dims=("y", "x"))
+        return source.map(lambda x: x // 2, store=tmp_path / "store").tensor_id
+
+    array = in_npy(tmp_path)
+    written(array)
+    before = ids(tmp_path / "a.npy")
+    assert ids(shutil.copy2(tmp_path / "a.npy", tmp_path / "b.npy")) == before
+    edit(array)
+    written(array)
+    assert ids(tmp_path / "a.npy") != before
