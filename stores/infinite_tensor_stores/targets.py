@@ -177,7 +177,11 @@ def zarr_store(
     if isinstance(target, Store):
         if storage_options:
             raise ValidationError("storage_options go with a URL; a zarr Store has its own")
-        store = target.with_read_only(True) if read_only and not target.read_only else target
+        try:
+            store = target.with_read_only(True) if read_only and not target.read_only else target
+        except NotImplementedError as error:
+            kind = type(target).__name__
+            raise ValidationError(f"mode 'r' takes a {kind} that is read-only: give {kind}(..., mode='r')") from error
         # A subclass may do what only its author knows.
         if type(store) is LocalStore:
             return FileStore(store.root.absolute(), read_only=store.read_only)

@@ -113,7 +113,8 @@ class _Tiff(Sink):
                 blockxsize=block[1],
                 interleave="pixel" if bands <= _TOGETHER else "band",
                 compress="deflate",
-                predictor={"f": 3, "c": 1}.get(cutout.dtype.kind, 2),
+                # The libtiff of older wheels predicts no integers of 64 bits.
+                predictor={"f": 3, "c": 1}.get(cutout.dtype.kind, 2 if cutout.dtype.itemsize < 8 else 1),
                 # Wherever the file might have 4 GiB, which others cannot have.
                 BIGTIFF="IF_SAFER",
                 **said,

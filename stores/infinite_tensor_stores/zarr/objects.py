@@ -17,7 +17,7 @@ import numpy.typing as npt
 from zarr.abc.buffer import Buffer
 from zarr.abc.store import Store
 from zarr.buffer import default_buffer_prototype
-from zarr.storage import LocalStore, MemoryStore
+from zarr.storage import LocalStore, MemoryStore, StorePath
 
 from infinite_tensor.support.disks import alone_in
 from infinite_tensor.support.interrupts import Mark
@@ -74,6 +74,15 @@ class Objects:
         """The folder that holds the objects as files; None where they are anywhere else."""
         store = self.store
         return store.root if isinstance(store, LocalStore) else None
+
+    @property
+    def is_of_others(self) -> bool:
+        """Whether the Store is of a kind of which nothing is known here but what zarr says of all."""
+        return not isinstance(self.store, LocalStore | MemoryStore | RemoteStore)
+
+    def open_of_others(self) -> None:
+        """Open the Store, as zarr does with one that it is given, if nobody has done so."""
+        sync(StorePath.open, self.store, "")
 
     def forget(self) -> None:
         """Open another Store when one is next used; a forked child calls this."""

@@ -44,6 +44,8 @@ _MOST_TOLD = 3
 _PLACE = "an empty folder"
 
 _MARK = {"format": FORMAT}
+_LOG = "partial/0/0"
+"""A key as logs have it."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,8 @@ class Root:
             If there is no store where one must be, one where none may be, something else, or no way to look.
         """
         try:
+            if self._objects.is_of_others:
+                self._open_of_others(mode)
             self._open(mode)
         except StoreError:
             raise
@@ -147,6 +151,26 @@ class Root:
                 f"{self._owner}: there is {what}, and a Zarr store is a folder; choose another path, or open an HDF5 "
                 "file with HDF5TileStore"
             )
+
+    def _open_of_others(self, mode: str) -> None:
+        """Open a Store of others; StoreError where one that is written to keeps not all that a store writes."""
+        self._objects.open_of_others()
+        if mode == "r":
+            return
+        kind = type(self._objects.store).__name__
+        if not self._objects.store.supports_deletes:
+            raise StoreError(
+                f"{self._owner}: {kind} deletes nothing, and parts of tiles are deleted when these are complete; write "
+                "to a folder, and pack what is in it, to be read with mode='r'"
+            )
+        try:
+            self._objects.exist([_LOG])
+        except ValueError as error:
+            raise StoreError(
+                f"{self._owner}: {kind} takes no keys but those of Zarr arrays, and incomplete tiles have others; keep "
+                "tensors in a folder or at a URL, and put regions of them there: "
+                "zarr.from_array(store, data=t.as_zarr(region), name='map')"
+            ) from error
 
     def _check_outside(self) -> None:
         """StoreError where the folder of a new store lies in another store: right in it, or in a tensor of it."""
