@@ -134,15 +134,15 @@ def _name_of(instruction: dis.Instruction) -> str | None:
 
 
 @lru_cache(maxsize=4096)
-def assigned_by(kind: type, called: frozenset[str]) -> frozenset[str]:
-    """The attributes that instances of a class assign themselves when they are called, or one of these methods is.
+def assigned_by(kind: type) -> frozenset[str]:
+    """The attributes that instances of a class assign themselves when they are called.
 
     Counters, caches, tables that the first call makes; not what the constructor sets.
     """
     methods: dict[str, types.FunctionType] = {}
     for each in reversed(kind.__mro__):
         methods |= {name: method for name, method in vars(each).items() if isinstance(method, types.FunctionType)}
-    waiting = ["__call__", "forward", *called]
+    waiting = ["__call__", "forward"]
     seen: set[str] = set()
     found: frozenset[str] = frozenset()
     while waiting:

@@ -131,9 +131,10 @@ def digest_of_script(scripted: Any) -> str:
 def digest_of_array(array: Array) -> str:
     """SHA-256 of dtype, shape and values; beyond 64 MiB of the CRC-32C of each 4 MiB of them."""
     content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    hashed: Any = hashlib.sha256() if content.nbytes <= _LARGE else _Checksums()
+    hashed = hashlib.sha256()
     for start in range(0, content.nbytes, _LEAF):
-        hashed.update(content[start : start + _LEAF])
+        leaf = content[start : start + _LEAF]
+        hashed.update(leaf.data if content.nbytes <= _LARGE else checksum(leaf))
     return sha256_of([array.dtype.str, str(array.shape), hashed.hexdigest()])
 
 
@@ -141,19 +142,6 @@ def checksum(leaf: Any) -> bytes:
     """The CRC-32C of bytes, which is ten times as fast as SHA-256."""
     # It takes arrays of numpy as they are, and no memoryview.
     return google_crc32c.value(np.frombuffer(leaf, np.uint8)).to_bytes(4, "little")  # type: ignore[no-any-return]
-
-
-class _Checksums:
-    """SHA-256 of checksums."""
-
-    def __init__(self) -> None:
-        self._hash = hashlib.sha256()
-
-    def update(self, leaf: Any) -> None:
-        self._hash.update(checksum(leaf))
-
-    def hexdigest(self) -> str:
-        return self._hash.hexdigest()
 
 
 def bare(module: nn.Module) -> nn.Module:
@@ -220,7 +208,7 @@ class _Modules:
         yield from (name_of(kind), _extra(net))
         if net.training and mode_matters(kind):
             yield "in training mode"
-        made = assigned_by(kind, frozenset())
+        made = assigned_by(kind)
         tensors, modules = _held(net, path)
         # Parameters count in any case.
         for name, where, each in tensors:
@@ -331,11 +319,11 @@ def state_of(tensor: torch.Tensor) -> tuple[Any, ...] | None:
     """What changes when the content of a tensor does; None where that cannot be told without hashing it."""
     if tensor.layout != torch.strided or tensor.is_inference() or type(tensor) not in (torch.Tensor, nn.Parameter):
         return None
-    checksum = None
+    checked = None
     if tensor.device.type == "cpu" and (dense := _dense(tensor.detach())) is not None and dense.is_contiguous():
         # `tensor.data` and views of numpy change values without a trace.
-        checksum = google_crc32c.value(dense.reshape(-1).view(torch.uint8).numpy())
-    return tensor.data_ptr(), tensor._version, tensor.shape, tensor.stride(), tensor.dtype, checksum  # noqa: SLF001
+        checked = checksum(dense.reshape(-1).view(torch.uint8).numpy())
+    return tensor.data_ptr(), tensor._version, tensor.shape, tensor.stride(), tensor.dtype, checked  # noqa: SLF001
 
 
 def _parts_said(tensor: torch.Tensor) -> list[str]:

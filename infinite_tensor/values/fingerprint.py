@@ -55,7 +55,7 @@ _TELLING_NOTHING = frozenset({"tqdm", "rich", "loguru", "logging"})
 _RANDOM = (torch.Generator, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
 _STREAMS = (torch.Stream, torch.Event)
 
-_VALUE, _STATE, _STAMP = "value", "state", "stamp"
+_VALUE, _STATE = "value", "state"
 
 Said: TypeAlias = "str | Callable[[], str]"
 """What there is to say of a value: as Python writes it, or ``#`` and a digest, which may take a while to compute."""
@@ -122,7 +122,7 @@ class Reach:
 
     def items(self) -> list[Item]:
         """The values, of which large ones are hashed now."""
-        return [Item(place, _resolved(said), kind) for place, said, kind in self._walk.items]
+        return [Item(place, said if isinstance(said, str) else said(), kind) for place, said, kind in self._walk.items]
 
     def states(self) -> list[tuple[str, object]]:
         """What tells the content of weights and tensors apart in this process, with their places."""
@@ -162,10 +162,6 @@ def innermost(function: Any) -> Any:
             function = function.__wrapped__
         else:
             return function
-
-
-def _resolved(said: Said) -> str:
-    return said if isinstance(said, str) else said()
 
 
 class _Place(NamedTuple):
@@ -449,8 +445,8 @@ class _Walk:
             if self._is_project_class(kind):
                 self.code.append(f"{place.path} {name_of(kind)}")
                 self._expand_class(kind, made=False)
-            inner = _Place(kind_name(value), "", (*place.within, id(value))) if place.of == "" else place
-            self._attributes(value, held, inner)
+            # What is reached first is known by its class.
+            self._attributes(value, held, place if place.of else place._replace(path=kind_name(value)))
             return None
         reads = all(_class_attribute(kind, name) is not None for name in ("shape", "dtype", "__getitem__"))
         # An array of Zarr or Dask, say, reads what lies elsewhere.
