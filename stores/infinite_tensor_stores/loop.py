@@ -81,7 +81,13 @@ class _Loop(asyncio.SelectorEventLoop):
     def __del__(self) -> None:
         """Say nothing of a loop that runs: it does so until the process ends, and a forked child drops it."""
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # noqa: ARG002
+    # The future is the same, whatever the types of arguments.
+    def run_in_executor(  # type: ignore[override]
+        self,
+        executor: Any,  # noqa: ARG002
+        func: Callable[..., Any],
+        *args: Any,
+    ) -> asyncio.Future[Any]:
         """Call a function on a thread."""
         answer: asyncio.Future[Any] = self.create_future()
 

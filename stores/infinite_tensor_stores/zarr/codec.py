@@ -224,8 +224,8 @@ def _documents_of(dtype: str, compressors: list[Any]) -> Sequence[Any]:
     # A codec may leave something to the array that it comes to, and each version of zarr does that in its own way.
     options: dict[str, Any] = {"shape": (1,), "chunks": (1,), "dtype": dtype, "zarr_format": 3}
     array = zarr.create_array(MemoryStore(), compressors=compressors, filters=None, **options)
-    (_, *codecs) = array.metadata.to_dict()["codecs"]  # type: ignore[misc]
-    return codecs
+    described: Any = array.metadata.to_dict()["codecs"]
+    return list(described)[1:]
 
 
 def is_known(codecs: Sequence[object]) -> bool:

@@ -61,7 +61,7 @@ def test_a_chunk_that_would_fill_the_memory_is_computed_again(frame: bytes) -> N
 
 OTHERS: dict[str, Callable[[], Any]] = {
     "bz2": lambda: BZ2(level=1),
-    "gzip": lambda: GzipCodec(),
+    "gzip": GzipCodec,
     "gzip, then zstd": lambda: (GzipCodec(), ZstdCodec()),
     "zstd, then bz2": lambda: (ZstdCodec(), BZ2(level=1)),
     "a name": lambda: "zstd",

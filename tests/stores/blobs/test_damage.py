@@ -51,7 +51,7 @@ def test_a_flipped_bit_in_a_block_is_found(on_disk: Place, seed: int) -> None:
         on_disk.open().read()
 
 
-WRONG = {
+WRONG: dict[str, list[Any]] = {
     "rows": ["12", 1.5, -1, True, None, [10], 2**60],
     "edits": ["0", 0.0, -2, None],
     "block_size": ["4", 4.0, 0, -4, None, 2**50],
