@@ -120,9 +120,11 @@ def _name_before(instructions: Instructions, at: int) -> str | None:
 def _name_pushed(instructions: Instructions, at: int, below: int) -> str | None:
     """The name of the value that lies so far below the top of the stack."""
     depth = 0
-    for each in reversed(instructions[:at]):
+    for before in reversed(range(at)):
+        each = instructions[before]
         if depth == -below:
-            return _name_of(each)
+            # An item of a container is one of what that is called: ``self.counts[a][b]``.
+            return _name_pushed(instructions, before, 1) if each.opname == "BINARY_SUBSCR" else _name_of(each)
         depth -= dis.stack_effect(each.opcode, each.arg if each.opcode >= dis.HAVE_ARGUMENT else None, jump=False)
     return None
 

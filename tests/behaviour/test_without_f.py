@@ -125,7 +125,7 @@ def test_it_computes_where_one_is_read_together_with_what_reads_the_other(
 
 def test_of_two_with_f_the_first_computes(store: TileStore) -> None:
     middle = Middle(store)
-    with pytest.warns(UserWarning, match="is not the one"):
+    with pytest.warns(UserWarning, match="f has other code"):
         other = InfiniteTensor(
             (None,),
             lambda _ctx, region: region[1:5] + 0,

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from tests.support.elsewhere import Elsewhere
 from tests.support.reference import Index
 
 
@@ -38,6 +39,9 @@ class Counted:
     calls : list of tuple of int
         The windows, in the order of the calls.
     """
+
+    # Who listens is no part of what is computed.
+    _told: Elsewhere[Callable[[Index], object] | None] = Elsewhere()
 
     def __init__(self, f: Callable[..., Any] = Constant(), told: Callable[[Index], object] | None = None) -> None:
         self.f = f

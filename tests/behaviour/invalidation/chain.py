@@ -14,6 +14,7 @@ import torch
 
 from infinite_tensor import HDF5TileStore, InfiniteTensor, MemoryTileStore, TensorWindow, TileStore, ZarrTileStore
 from tests.support.dict_store import DictTileStore
+from tests.support.elsewhere import Elsewhere
 from tests.support.reference import Index
 
 TILE = 6
@@ -23,10 +24,13 @@ END = 48
 class Data:
     """What the ``f`` of `ground` reads from elsewhere: a number for each pixel."""
 
+    numbers: Elsewhere[torch.Tensor] = Elsewhere()
+    before: Elsewhere[Callable[[str, int], None]] = Elsewhere()
+
     def __init__(self) -> None:
         self.numbers = torch.arange(-100, 100).to(torch.float64)
         self.calls: list[tuple[str, int]] = []
-        self.before: Callable[[str, int], None] = lambda _name, _window: None
+        self.before = lambda _name, _window: None
 
     @classmethod
     def like(cls, other: Data) -> Data:

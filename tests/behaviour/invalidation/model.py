@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import torch
 
+from tests.support.elsewhere import Elsewhere
 from tests.support.pipelines import WindowFunction, subtract
 from tests.support.reference import (
     Box,
@@ -41,11 +42,13 @@ class Model:
         The tile of each stage; None in memory.
     """
 
+    _changes: Elsewhere[list[list[Box | None]]] = Elsewhere()
+
     def __init__(self, stages: Sequence[Stage]) -> None:
         self.tiles: Sequence[Index | None] = [None] * len(stages)
         self.calls: list[Counter[Index]] = [Counter() for _ in stages]
         self.known: list[defaultdict[Index, set[Index]]] = [defaultdict(set) for _ in stages]
-        self._changes: list[list[Box | None]] = [[] for _ in stages]
+        self._changes = [[] for _ in stages]
         self.stages = [self._changing(number, stage) for number, stage in enumerate(stages)]
         self._reference = Reference(self.stages)
 

@@ -119,7 +119,7 @@ STAGES: dict[str, Stage] = {
         torch.float32,
         SMALL,
         padded,
-        ((11, AROUND),),
+        ((9, AROUND),),
         WeightedMean("linear"),
         edge=("clip", "clip"),
         paddings=(("reflect", ("constant", 2.5)),),
