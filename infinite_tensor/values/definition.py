@@ -74,7 +74,7 @@ class Content:
         return {"content": self._digest()}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ArgDefinition:
     """One upstream tensor: the window through which it is read, and what it is.
 
@@ -91,6 +91,14 @@ class ArgDefinition:
     def digest(self) -> str:
         """Stands for everything that decides its values, upstream of it included."""
         return self.of if isinstance(self.of, str) else self.of.digest
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both read the same pixels of tensors of the same id."""
+        mine = self.values(), self.tensor_id
+        return isinstance(other, ArgDefinition) and mine == (other.values(), other.tensor_id)
+
+    def __hash__(self) -> int:
+        return hash((self.window, self.tensor_id, self.padding))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the digest, not all that is upstream."""

@@ -436,7 +436,7 @@ class _Walk:
         kind = type(value)
         module = str(kind.__module__)
         top = _top(module)
-        if top in _OURS:
+        if _is_ours(module):
             return self._ours(value, place)
         if top in _TELLING_NOTHING or issubclass(kind, (*_RANDOM, *_STREAMS)):
             return None
@@ -473,7 +473,9 @@ class _Walk:
     def _is_project(self, module: object, file: str | None) -> bool:
         """Whether code is of the user's project: not installed, or of the package that the function is of."""
         top = _top(str(module))
-        return top not in _OURS and (top == self._package or not _is_installed(str(module), file))
+        if top in _OURS:
+            return not _is_ours(str(module))
+        return top == self._package or not _is_installed(str(module), file)
 
 
 _NOTHING = object()
@@ -502,6 +504,11 @@ def _name(value: object) -> str:
 
 def _top(module: str) -> str:
     return module.partition(".")[0]
+
+
+def _is_ours(module: str) -> bool:
+    """Whether it is of this library; the functions of the suite for backends stand for a user's."""
+    return _top(module) in _OURS and not module.startswith("infinite_tensor.testing.")
 
 
 def _package_of(function: object) -> str | None:
@@ -616,13 +623,15 @@ def _container(value: Any) -> _Members | None:
     """The members of a container, each with the step to it and its key; None for what is none."""
     kind = type(value)
     if issubclass(kind, dict | types.MappingProxyType):
-        # A copy: other threads may add to it.
+        # A copy, as other threads may add to it, and by no method of the user's.
         items = list(dict.items(value)) if issubclass(kind, dict) else list(value.items())
         return [(f"[{_key(key)}]", f"{type(key).__name__}={_plain(key)}", member) for key, member in items]
-    if issubclass(kind, list | tuple | deque):
-        return [(f"[{at}]", "", member) for at, member in enumerate(list(value))]
-    if issubclass(kind, set | frozenset):
-        return [("{}", "", member) for member in list(value)]
+    for base in (list, tuple, deque):
+        if issubclass(kind, base):
+            return [(f"[{at}]", "", member) for at, member in enumerate([*base.__iter__(value)])]
+    for unordered in (set, frozenset):
+        if issubclass(kind, unordered):
+            return [("{}", "", member) for member in [*unordered.__iter__(value)]]
     if issubclass(kind, np.ndarray) and value.dtype.hasobject:
         return [(f"[{at}]", "", member) for at, member in enumerate(value.ravel().tolist())]
     return None

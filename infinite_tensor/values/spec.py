@@ -66,9 +66,11 @@ class TensorSpec:
     def is_beside(self, other: TensorSpec) -> bool:
         """Whether both are outputs of one ``f``."""
         mine, its = self.definition, other.definition
-        if self.joint_id is None or (self.joint_id, mine.version) != (other.joint_id, its.version):
-            return False
-        return [arg.values() for arg in mine.args] == [arg.values() for arg in its.args]
+        return self.joint_id is not None and (self.joint_id, mine.args, mine.version) == (
+            other.joint_id,
+            its.args,
+            its.version,
+        )
 
     @property
     def dtype(self) -> torch.dtype:
