@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import uuid
@@ -98,7 +99,13 @@ class FileStore(LocalStore):
 def _created(path: Path) -> int:
     """A descriptor of a new file, in a folder that may be new."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
-    with suppress(FileNotFoundError):
+    try:
         return os.open(path, flags, 0o666)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return os.open(path, flags, 0o666)
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, flags, 0o666)
+    except OSError as error:
+        for above in path.parents:
+            if os.path.lexists(above) and not above.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(above)) from error
+        raise

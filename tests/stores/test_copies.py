@@ -124,7 +124,7 @@ def test_between_zarr_stores_chunks_are_moved_as_they_are(tmp_path: Path, monkey
     assert report.bytes >= sum(map(len, stored.values())) > 0
 
 
-@pytest.mark.parametrize("compressors", [None, ZstdCodec(level=9), LZ4], ids=["none", "zstd", "lz4"])
+@pytest.mark.parametrize("compressors", [None, ZstdCodec(level=9, checksum=True), LZ4], ids=["none", "zstd", "lz4"])
 def test_a_store_that_was_given_compressors_encodes_a_copy_anew(tmp_path: Path, compressors: Any) -> None:
     store, copy = (
         ZarrTileStore(tmp_path / "s.zarr", tile_size=8),

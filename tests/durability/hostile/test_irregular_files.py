@@ -190,7 +190,7 @@ def test_a_link_to_itself_in_the_place_of_all_logs_holds_no_log(path: Path, memb
     folder.symlink_to(folder)
     found = member.call(used, path)
     assert found.right == [True]
-    assert _tells(found, rf"FileExistsError: .*'{re.escape(str(folder))}'")
+    assert _tells(found, rf"NotADirectoryError: .*'{re.escape(str(folder))}'")
 
 
 def test_a_definition_is_damaged_and_stays_so(path: Path, member: Member, put: Callable[[Path], object]) -> None:
