@@ -239,10 +239,21 @@ def _remote(store: FsspecStore, mask: LoginMask, timeout: float) -> Store:
 
 
 def _of_our_own(fs: AsyncFileSystem) -> AsyncFileSystem:
-    """A file system like `fs` that is connected to nothing: what somebody else uses is, to another event loop."""
+    """A file system like `fs` that is connected to nothing of somebody else's, whose event loop is another one.
+
+    Equal ones are one, which stays as those of fsspec do: a client that goes with its store is not closed by anybody.
+    """
     if isinstance(fs, AsyncFileSystemWrapper):
         return AsyncFileSystemWrapper(fs.sync_fs, asynchronous=True)
-    return type(fs)(*fs.storage_args, **{**fs.storage_options, "asynchronous": True, "skip_instance_cache": True})
+    # What one is connected to is of its process.
+    key = fs._fs_token, os.getpid()  # noqa: SLF001  (by which fsspec knows equal ones)
+    if key not in _own or not fs.cachable:
+        options = {**fs.storage_options, "asynchronous": True, "skip_instance_cache": True}
+        _own[key] = type(fs)(*fs.storage_args, **options)
+    return _own[key]
+
+
+_own: dict[tuple[str, int], AsyncFileSystem] = {}
 
 
 def shown(target: object) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
+from contextlib import nullcontext
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -18,11 +18,9 @@ class Elsewhere(Generic[T]):
         self._name = f"_{name}_elsewhere"
 
     def __get__(self, instance: object, owner: type) -> T:
-        held: Future[T] = vars(instance)[self._name]
-        return held.result()
+        held: nullcontext[T] = vars(instance)[self._name]
+        return held.enter_result
 
     def __set__(self, instance: object, value: T) -> None:
         # Objects of the standard library, but for containers, count for nothing.
-        held: Future[T] = Future()
-        held.set_result(value)
-        vars(instance)[self._name] = held
+        vars(instance)[self._name] = nullcontext(value)
