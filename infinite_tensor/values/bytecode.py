@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 _FILLING = {"add", "append", "appendleft", "clear", "discard", "extend", "extendleft", "insert", "move_to_end", "pop"}
-_FILLING |= {"popitem", "popleft", "remove", "setdefault", "update"}
+_FILLING |= {"popitem", "popleft", "remove", "setdefault", "update", "__setitem__", "__delitem__"}
 """Methods of containers that change what is in them."""
 
 _VARIABLES = ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW")

@@ -425,6 +425,12 @@ def collecting() -> nn.Module:
     return net
 
 
+def collecting_by_lambda() -> nn.Module:
+    net, features = filled(nn.Linear(4, 4)), dict[str, torch.Tensor]()
+    net.register_forward_hook(lambda _module, _args, output: features.__setitem__("layer", output))
+    return net
+
+
 def counted_around() -> Callable[..., Any]:
     count = 0
 
@@ -449,10 +455,11 @@ def idle(*things: object) -> Callable[..., Any]:
         (Rotary(), lambda f: f(torch.ones(4))),
         (closing_over(Rotary()), lambda f: f((1,))),
         (collecting(), lambda f: f(torch.ones(4))),
+        (collecting_by_lambda(), lambda f: f(torch.ones(4))),
         (counted_around(), lambda f: f(1)),
         (functools.lru_cache(abs), lambda f: f(1)),
     ],
-    ids=["global", "memo", "object", "rotary", "rotary in a closure", "hook", "nonlocal", "cache"],
+    ids=["global", "memo", "object", "rotary", "rotary in a closure", "hook", "lambda", "nonlocal", "cache"],
 )
 def test_what_the_code_itself_changes_does_not_count(f: Callable[..., Any], use: Callable[[Any], Any]) -> None:
     before = record(f)
