@@ -33,7 +33,7 @@ from infinite_tensor.groups.members import (
 )
 from infinite_tensor.groups.saved import checked_tensor, opened_tensor, save_group, stored_members
 from infinite_tensor.groups.stored_only import StoredOnlyGroup
-from infinite_tensor.groups.tensordicts import assembled, import_tensordict, tensors_of
+from infinite_tensor.groups.tensordicts import assembled, import_tensordict
 from infinite_tensor.support.arguments import checked_device, checked_flag, checked_id, checked_workers
 from infinite_tensor.support.given import quoted
 from infinite_tensor.support.nested import Key, as_key, chosen, is_key, listed, named_leaves, nested, show
@@ -118,8 +118,7 @@ class TensorGroup(Fillable):
             A TensorDict, memory-mapped or not, or a PersistentTensorDict on HDF5 or Zarr. Its batch dimensions are
             what the tensors share. It stays open, and what changes in it is seen after an `invalidate`.
         version : JSON value, optional
-            Your word for its content. Stored and compared by tensors that are computed from it. Without one, a
-            memory-mapped or HDF5 file with another size or time is a FunctionChangedWarning for what is stored.
+            Identifies its content, which is not looked at then. Default: digests of the content, as for `from_array`.
         tile_store : TileStore, str or path, optional
             Where blocks that were read are kept; as for `InfiniteTensor`. Default: up to 64 MiB of them, in memory.
         tensor_id : str, optional
@@ -130,6 +129,8 @@ class TensorGroup(Fillable):
         ValidationError
             If something in it is no tensor, or has no pixels.
         """
+        from infinite_tensor.pipelines.tensordicts import tensors_of  # noqa: PLC0415
+
         tensors = tensors_of(td, version, tile_store, tensor_id)
         shared = tuple(range(td.batch_dims))
         return cls._of_members(members_of(tensors, shared, None))

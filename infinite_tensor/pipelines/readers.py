@@ -117,7 +117,7 @@ def _bytes_of(block: torch.Tensor) -> memoryview:
     return row.view(torch.uint8).numpy().data
 
 
-def _run(shape: Sequence[int], itemsize: int, nbytes: int) -> list[int]:
+def contiguous_box(shape: Sequence[int], itemsize: int, nbytes: int) -> list[int]:
     """The extents of a box of up to so many bytes, whose elements follow each other in C order."""
     room, box = max(1, nbytes // itemsize), []
     for extent in reversed(shape):
@@ -128,14 +128,14 @@ def _run(shape: Sequence[int], itemsize: int, nbytes: int) -> list[int]:
 
 def _steps(shape: Sequence[int], itemsize: int) -> Iterator[Region]:
     """All of an array, in C order."""
-    box = _run(shape, itemsize, _STEP_BYTES)
+    box = contiguous_box(shape, itemsize, _STEP_BYTES)
     for start in itertools.product(*(range(0, extent, n) for extent, n in zip(shape, box, strict=True))):
         yield tuple(slice(a, min(a + n, e)) for a, n, e in zip(start, box, shape, strict=True))
 
 
 def _samples(shape: Sequence[int], itemsize: int) -> Iterator[Region]:
     """A few places of a large array: no two of them at the same level of a dimension that is long enough."""
-    box = _run(shape, itemsize, _SAMPLE_BYTES)
+    box = contiguous_box(shape, itemsize, _SAMPLE_BYTES)
     steps = _SAMPLES - 1
     for i in range(_SAMPLES):
         region = []
