@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from infinite_tensor.errors import ShapeMismatchError, ValidationError
 from infinite_tensor.support.forks import renew_in_children
@@ -18,7 +19,7 @@ from infinite_tensor.support.functions import Calling
 from infinite_tensor.support.given import quoted
 from infinite_tensor.support.gradients import in_inference_mode
 from infinite_tensor.support.interrupts import Mark
-from infinite_tensor.values.fingerprint import Setting, networks_in
+from infinite_tensor.values.fingerprint import Reach, Setting, networks_in
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -181,12 +182,15 @@ class BatchedNetwork(Calling):
         self._channel_dim = channel_dim
         self._expected: Mapping[str | None, tuple[tuple[int, ...], torch.dtype]] = {}
         self._kept: dict[Index, Outputs] = {}
-        self.networks = networks_in((net, preprocess))
+        reach = Reach(self, "f")
+        self.networks = reach.networks
+        # Lazy modules have no weights before a call.
+        self.looked = None if any(is_lazy(each) for net in reach.networks for each in net.parameters()) else reach
         self._dtype = dtype_of(net)
 
     def __getstate__(self) -> dict[str, Any]:
         """All but what is kept, which is for this process."""
-        return self.__dict__ | {"_kept": {}}
+        return self.__dict__ | {"_kept": {}, "looked": None}
 
     def _reaches(self) -> Mapping[str, object]:
         autocast = {} if self.autocast is None else {"autocast": self.autocast}

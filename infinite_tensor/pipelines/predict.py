@@ -188,7 +188,7 @@ def predict(
     known = {} if overwrite else returned_before(tensor_id, stored, sliding)
 
     def made_and_filled() -> InfiniteTensor | TensorGroup:
-        found = known or _first_windows(f, sliding, region, edge, paddings, tensor_id)
+        found = (f.looked and known) or _first_windows(f, sliding, region, edge, paddings, tensor_id)
         results = {
             name: each.reduced_by(reduction_for(name, reduce, found), dtype, sliding.scale_of(each.size, scale))
             for name, each in found.items()
@@ -239,7 +239,7 @@ def predict(
         f.forget()
         return made
 
-    return evaluating(networks_in((f, reduce)), made_and_filled)
+    return evaluating([*f.networks, *networks_in((reduce,))], made_and_filled)
 
 
 _LARGEST_BATCH = 2**20

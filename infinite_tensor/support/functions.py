@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -25,10 +26,13 @@ class Calling(ABC):
         Whether a user has said, by a version, what it calls, as far as that cannot be seen.
     stored : bool
         Whether what it computes is to be found again, so that it matters what it calls.
+    looked : Reach or None
+        What it was found to reach before it was called, if it may have been called by now.
     """
 
     told = True
     stored = True
+    looked: Any = None
 
     @abstractmethod
     def _reaches(self) -> Mapping[str, object]:

@@ -130,7 +130,7 @@ class Functions:
             self._states = self._states_now()
 
     def _looked_through(self) -> dict[str, Reach]:
-        return {name: Reach(function, name) for name, function in self._own.items()}
+        return {name: getattr(function, "looked", None) or Reach(function, name) for name, function in self._own.items()}
 
     def _states_now(self) -> list[tuple[str, object]]:
         return [each for reach in (self._reached or {}).values() for each in reach.states()]

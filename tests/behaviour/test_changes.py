@@ -204,6 +204,39 @@ def test_a_prediction_resumes_after_its_network_has_made_tables(tmp_path: Path) 
     predicted(tmp_path / "s.zarr", net)
 
 
+def lazy(value: float) -> nn.Module:
+    class Lazy(nn.LazyLinear):
+        def reset_parameters(self) -> None:
+            for parameter in () if self.has_uninitialized_params() else self.parameters():
+                nn.init.constant_(parameter, value)
+
+    return nn.Sequential(nn.Flatten(1), Lazy(32 * 32), nn.Unflatten(1, (1, 32, 32)))
+
+
+def test_a_lazy_network_is_looked_at_after_its_first_call(tmp_path: Path) -> None:
+    predicted(tmp_path / "s.zarr", lazy(0.5), region=(slice(0, 8), slice(0, 8)))
+    predicted(tmp_path / "s.zarr", lazy(0.5))
+    with pytest.raises(ValidationError, match=r"the weights of .* have changed"):
+        predicted(tmp_path / "s.zarr", lazy(0.25))
+
+
+class Processor:
+    """Stands for an object of an installed package that notes what it has done."""
+
+    def __init__(self) -> None:
+        self.notes: dict[str, int] = {}
+
+    def __call__(self, batch: torch.Tensor) -> torch.Tensor:
+        self.notes["calls"] = self.notes.get("calls", 0) + 1
+        return batch
+
+
+def test_an_object_that_a_call_changes_is_looked_at_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Processor, "__module__", "torchgen.processor")
+    predicted(tmp_path / "s.zarr", scorer(), preprocess=Processor(), region=(slice(0, 8), slice(0, 8)))
+    predicted(tmp_path / "s.zarr", scorer(), preprocess=Processor())
+
+
 @pytest.mark.parametrize("wrap", [torch.compile, nn.DataParallel])
 def test_a_prediction_begun_by_a_wrapped_network_is_continued_by_the_network(
     wrap: Callable[..., Any], tmp_path: Path
