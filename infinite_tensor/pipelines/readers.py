@@ -6,36 +6,25 @@ A reader works on several threads, in forked children, and by its pickle, which 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import itertools
-import math
 import mmap
 import os
 import pickle
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from infinite_tensor.errors import StoreError, ValidationError
-from infinite_tensor.pipelines import stamps
-from infinite_tensor.pipelines.stamps import Stamps
 from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.support.given import quoted
-from infinite_tensor.values.digest import checksum
-from infinite_tensor_stores.targets import is_in_memory
-
-Region: TypeAlias = tuple[slice, ...]
-
-_ALL_BYTES = 2**26
-"""Of what does not lie in memory, a digest sees all up to this size, and samples of what is larger."""
-_SAMPLES = 64
-_SAMPLE_BYTES = 2**12
-_STEP_BYTES = 2**22
+from infinite_tensor.values import stamps
+from infinite_tensor.values.arrays import Region, digest_of_regions, is_large, memory_map_of
+from infinite_tensor.values.stamps import Stamps
+from infinite_tensor_stores.targets import is_in_memory, shown
 
 
 class Reader(ABC):
@@ -84,67 +73,24 @@ class Reader(ABC):
     def _read(self, region: Region) -> torch.Tensor: ...
 
     def digest(self) -> str:
-        """SHA-256 of its values, as bytes in C order; beyond 64 MiB of the CRC-32C of each 4 MiB, in a file of samples.
-
-        A sample is a run of pixels of up to 4 KiB. 64 of them are spread evenly along each dimension; the first and the
-        last are at the two ends of the array.
-        """
-        digest = hashlib.sha256()
-        for region in (_samples if self._is_sampled else _steps)(self.shape, self.dtype.itemsize):
-            read = _bytes_of(self.read(region))
-            digest.update(read if self._is_sampled or not self._is_large else checksum(read))
-        return digest.hexdigest()
+        """SHA-256 of its values: see `digest_of_regions`."""
+        return digest_of_regions(
+            lambda region: _bytes_of(self.read(region)), self.shape, self.dtype.itemsize, in_file=self.in_file
+        )
 
     def stamps(self) -> Stamps:
         """What tells that a file has changed of which `digest` has seen samples only, for each by its name."""
-        return self._stamps() if self._is_sampled else {}
+        sampled = self.in_file and is_large(self.shape, self.dtype.itemsize)
+        return {shown(place): stamp for place, stamp in self._stamps().items()} if sampled else {}
 
     def _stamps(self) -> Stamps:
         return {}
-
-    @property
-    def _is_large(self) -> bool:
-        return math.prod(self.shape) * self.dtype.itemsize > _ALL_BYTES
-
-    @property
-    def _is_sampled(self) -> bool:
-        return self._is_large and self.in_file
 
 
 def _bytes_of(block: torch.Tensor) -> memoryview:
     # The only element of a view may have any stride.
     row = block.cpu().contiguous().as_strided((block.numel(),), (1,))
     return row.view(torch.uint8).numpy().data
-
-
-def contiguous_box(shape: Sequence[int], itemsize: int, nbytes: int) -> list[int]:
-    """The extents of a box of up to so many bytes, whose elements follow each other in C order."""
-    room, box = max(1, nbytes // itemsize), []
-    for extent in reversed(shape):
-        box.append(max(1, min(extent, room)))
-        room //= extent
-    return box[::-1]
-
-
-def _steps(shape: Sequence[int], itemsize: int) -> Iterator[Region]:
-    """All of an array, in C order."""
-    box = contiguous_box(shape, itemsize, _STEP_BYTES)
-    for start in itertools.product(*(range(0, extent, n) for extent, n in zip(shape, box, strict=True))):
-        yield tuple(slice(a, min(a + n, e)) for a, n, e in zip(start, box, shape, strict=True))
-
-
-def _samples(shape: Sequence[int], itemsize: int) -> Iterator[Region]:
-    """A few places of a large array: no two of them at the same level of a dimension that is long enough."""
-    box = contiguous_box(shape, itemsize, _SAMPLE_BYTES)
-    steps = _SAMPLES - 1
-    for i in range(_SAMPLES):
-        region = []
-        for d, (extent, n) in enumerate(zip(shape, box, strict=True)):
-            # Multiples of 38, near the golden ratio of 63, keep places apart in two dimensions and more.
-            at = i if i == steps else i * 38**d % steps
-            start = (at * (extent - n) + steps // 2) // steps
-            region.append(slice(start, start + n))
-        yield tuple(region)
 
 
 class ArrayReader(Reader):
@@ -237,7 +183,7 @@ def _lies_elsewhere(array: Any) -> bool:
     if isinstance(array, torch.Tensor):
         return _file_of(array) is not None
     if isinstance(array, np.ndarray):
-        return _mapped(array) is not None
+        return memory_map_of(array) is not None
     return _library(array) != "zarr" or not is_in_memory(array.store_path.store)
 
 
@@ -313,17 +259,13 @@ def _reference(array: Any) -> tuple[Any, ...] | None:
 
 
 def _mapped(array: Any) -> tuple[Any, ...] | None:
-    base = array
-    while isinstance(base, np.ndarray):
-        # What was computed from a memmap is one without pages, and changes to a copy on write are in no file.
-        pages = getattr(base, "_mmap", None)
-        if isinstance(base, np.memmap) and pages is not None and base.filename is not None and base.mode != "c":
-            begin = base.offset - base.offset % mmap.ALLOCATIONGRANULARITY
-            first = np.frombuffer(pages, np.uint8).__array_interface__["data"][0]
-            offset = begin + array.__array_interface__["data"][0] - first
-            return _open_mapped, os.fspath(base.filename), array.shape, array.dtype, offset, array.strides
-        base = base.base
-    return None
+    base = memory_map_of(array)
+    if base is None:
+        return None
+    begin = base.offset - base.offset % mmap.ALLOCATIONGRANULARITY
+    first = np.frombuffer(base._mmap, np.uint8).__array_interface__["data"][0]  # type: ignore[attr-defined]  # noqa: SLF001
+    offset = begin + array.__array_interface__["data"][0] - first
+    return _open_mapped, os.fspath(base.filename), array.shape, array.dtype, offset, array.strides  # type: ignore[arg-type]
 
 
 def _open_mapped(path: str, shape: Any, dtype: Any, offset: int, strides: Any) -> np.ndarray[Any, Any]:

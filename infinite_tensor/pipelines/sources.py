@@ -14,14 +14,14 @@ import torch
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.pipelines.readers import ArrayReader, ImageReader, RasterReader, Reader
-from infinite_tensor.pipelines.stamps import Stamps
 from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.functions import RegionWriter
 from infinite_tensor.support.given import as_index, members, quoted, word
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore
 from infinite_tensor.values.definition import Content
-from infinite_tensor.values.fingerprint import Item
+from infinite_tensor.values.fingerprint import STAMP, Item
+from infinite_tensor.values.stamps import Stamps
 
 _USEFUL_BYTES = 2**20
 """Of a block: little enough for a patch of 64 pixels, and enough for the work that each block is."""
@@ -211,7 +211,7 @@ class Blocks(RegionWriter):
         return {} if self._named else self.reader.stamps()
 
     def _reaches(self) -> Mapping[str, object]:
-        return {file: Item(repr(file), f"#{stamp}", "stamp") for file, stamp in self.stamps.items()}
+        return {file: Item(repr(file), f"#{stamp}", STAMP) for file, stamp in self.stamps.items()}
 
     def __call__(self, ctx: tuple[int, ...]) -> torch.Tensor:
         """One block; this is all that the fingerprint of a source sees of the code."""

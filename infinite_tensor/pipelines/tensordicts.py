@@ -10,14 +10,15 @@ import torch
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.groups.tensordicts import import_tensordict
-from infinite_tensor.pipelines import stamps
-from infinite_tensor.pipelines.readers import Reader, Region, contiguous_box
+from infinite_tensor.pipelines.readers import Reader
 from infinite_tensor.pipelines.sources import Blocks
-from infinite_tensor.pipelines.stamps import Stamps
 from infinite_tensor.support.nested import Key, as_key, show
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
+from infinite_tensor.values import stamps
+from infinite_tensor.values.arrays import Region, contiguous_box
 from infinite_tensor.values.definition import Content
+from infinite_tensor.values.stamps import Stamps
 
 if TYPE_CHECKING:
     from tensordict import TensorDictBase

@@ -7,6 +7,8 @@ import types
 from dataclasses import dataclass
 from functools import lru_cache
 
+from infinite_tensor.values.plain import sha256_of
+
 _FILLING = {"add", "append", "appendleft", "clear", "discard", "extend", "extendleft", "insert", "move_to_end", "pop"}
 _FILLING |= {"popitem", "popleft", "remove", "setdefault", "update", "__setitem__", "__delitem__"}
 """Methods of containers that change what is in them."""
@@ -165,3 +167,20 @@ _MAKING = ("__init__", "__new__", "__post_init__", "__setstate__")
 
 def _is_of_all_modules(method: types.FunctionType) -> bool:
     return method.__module__ == "torch.nn.modules.module"
+
+
+@lru_cache(maxsize=4096)
+def code_said(code: types.CodeType) -> str:
+    """A digest of code and its constants."""
+    said = [code.co_code.hex(), *map(str, (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars))]
+    return sha256_of([*said, *map(_constant_said, code.co_consts)])
+
+
+def _constant_said(constant: object) -> str:
+    if isinstance(constant, types.CodeType):
+        return code_said(constant)
+    if isinstance(constant, tuple):
+        return f"({','.join(map(_constant_said, constant))})"
+    if isinstance(constant, frozenset):
+        return f"{{{','.join(sorted(map(_constant_said, constant)))}}}"
+    return f"{type(constant).__name__}={constant!r}"

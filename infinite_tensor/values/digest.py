@@ -8,28 +8,24 @@ import re
 import types
 import weakref
 import zipfile
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from itertools import chain, islice
 from typing import Any, TypeAlias
 
-import google_crc32c
-import numpy as np
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.support.given import quoted
+from infinite_tensor.values.arrays import checksum
 from infinite_tensor.values.bytecode import assigned_by, uses_of
-
-Array: TypeAlias = "np.ndarray[Any, Any] | np.generic"
+from infinite_tensor.values.plain import sha256_of
 
 _LEAF = 1 << 22
 """Bytes that are hashed by themselves, so that threads share the work."""
-_LARGE = 1 << 26
-"""Of an array beyond so many bytes, leaves count by their CRC-32C, which is ten times as fast."""
 _MOST_LISTED = 1000
 """Modules and tensors of one list or dict in a module."""
 
@@ -128,22 +124,6 @@ def digest_of_script(scripted: Any) -> str:
     return hashlib.sha256(b"".join(hashlib.sha256(each).digest() for each in sorted(said))).hexdigest()
 
 
-def digest_of_array(array: Array) -> str:
-    """SHA-256 of dtype, shape and values; beyond 64 MiB of the CRC-32C of each 4 MiB of them."""
-    content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    hashed = hashlib.sha256()
-    for start in range(0, content.nbytes, _LEAF):
-        leaf = content[start : start + _LEAF]
-        hashed.update(leaf.data if content.nbytes <= _LARGE else checksum(leaf))
-    return sha256_of([array.dtype.str, str(array.shape), hashed.hexdigest()])
-
-
-def checksum(leaf: Any) -> bytes:
-    """The CRC-32C of bytes, which is ten times as fast as SHA-256."""
-    # It takes arrays of numpy as they are, and no memoryview.
-    return google_crc32c.value(np.frombuffer(leaf, np.uint8)).to_bytes(4, "little")  # type: ignore[no-any-return]
-
-
 def bare(module: nn.Module) -> nn.Module:
     """The module that others are wrapped around to compile it, or to spread it over devices."""
     while True:
@@ -159,14 +139,6 @@ def bare(module: nn.Module) -> nn.Module:
 def name_of(kind: type) -> str:
     """Module and qualified name of a class."""
     return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def sha256_of(said: Iterable[str]) -> str:
-    """One digest of several texts, which tells where one ends and the next one begins."""
-    digest = hashlib.sha256()
-    for part in said:
-        digest.update(f"{len(part)}:{part}".encode("utf-8", "surrogatepass"))
-    return digest.hexdigest()
 
 
 @lru_cache(maxsize=4096)

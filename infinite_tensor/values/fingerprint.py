@@ -7,22 +7,15 @@ into. What the code assigns by itself, such as counters and caches, is none of t
 
 from __future__ import annotations
 
-import datetime as dt
-import decimal
-import enum
-import fractions
 import functools
 import pathlib
-import re
 import site
 import sys
 import sysconfig
 import types
-import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
-from hashlib import sha256
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -31,17 +24,11 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from infinite_tensor.errors import ValidationError
-from infinite_tensor.values.bytecode import Uses, uses_of
-from infinite_tensor.values.digest import (
-    bare,
-    digest_of_array,
-    digest_of_module,
-    digest_of_script,
-    digest_of_tensor,
-    name_of,
-    sha256_of,
-    state_of,
-)
+from infinite_tensor.values import stamps
+from infinite_tensor.values.arrays import digest_of_array, is_large, memory_map_of
+from infinite_tensor.values.bytecode import Uses, code_said, uses_of
+from infinite_tensor.values.digest import bare, digest_of_module, digest_of_script, digest_of_tensor, name_of, state_of
+from infinite_tensor.values.plain import members_of, plain, sha256_of
 
 _MOST_LOOKS = 50_000
 """At so many values: what lies behind them is opaque."""
@@ -55,7 +42,7 @@ _TELLING_NOTHING = frozenset({"tqdm", "rich", "loguru", "logging"})
 _RANDOM = (torch.Generator, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
 _STREAMS = (torch.Stream, torch.Event)
 
-_VALUE, _STATE = "value", "state"
+_VALUE, _STATE, STAMP = "value", "state", "stamp"
 
 Said: TypeAlias = "str | Callable[[], str]"
 """What there is to say of a value: as Python writes it, or ``#`` and a digest, which may take a while to compute."""
@@ -71,7 +58,7 @@ class Item(NamedTuple):
     said : str
         What it is, or "#" and a digest of that.
     kind : str
-        "value"; "state", which may change without a change of results; or "stamp", of a file that was not read whole.
+        "value"; "state", which may change without a change of results; or "stamp", of what was not read whole.
     """
 
     place: str
@@ -122,7 +109,8 @@ class Reach:
 
     def items(self) -> list[Item]:
         """The values, of which large ones are hashed now."""
-        return [Item(place, said if isinstance(said, str) else said(), kind) for place, said, kind in self._walk.items]
+        said = [Item(place, said if isinstance(said, str) else said(), kind) for place, said, kind in self._walk.items]
+        return [item for item in said if item.said]
 
     def states(self) -> list[tuple[str, object]]:
         """What tells the content of weights and tensors apart in this process, with their places."""
@@ -228,7 +216,7 @@ class _Walk:
 
     def _look(self, value: object, place: _Place) -> None:  # noqa: C901, PLR0911, PLR0912  (one case for each kind)
         value = _unwrapped(value)
-        said = _plain(value)
+        said = plain(value)
         if said is not None:
             return self._say(place, said)
         if id(value) in place.within:
@@ -249,12 +237,12 @@ class _Walk:
         if issubclass(kind, torch.Tensor):
             return self._tensor(value, place)  # type: ignore[arg-type]
         if issubclass(kind, np.ndarray) and not value.dtype.hasobject:  # type: ignore[attr-defined]
-            return self._say(place, lambda: f"#{digest_of_array(value)}")  # type: ignore[arg-type]
+            return self._array(value, place)  # type: ignore[arg-type]
         if issubclass(kind, type):
             return self._class(value, place)  # type: ignore[arg-type]
         if issubclass(kind, types.ModuleType):
             return self._python_module(value, place)  # type: ignore[arg-type]
-        if _container(value) is not None:
+        if members_of(value) is not None:
             return self._container(value, place)
         if issubclass(kind, _CALLABLES):
             return self._builtin(value, place)
@@ -266,7 +254,7 @@ class _Walk:
             for name, value in _closure(function):
                 self._put(value, place.at(f".{name}", function))
             return
-        self.code.append(f"{place.path} {_code_said(function.__code__)}")
+        self.code.append(f"{place.path} {code_said(function.__code__)}")
         if id(function) in self._expanded:
             return
         self._expanded[id(function)] = function
@@ -291,7 +279,7 @@ class _Walk:
 
     def _named(self, name: str, value: object, place: _Place, assigned: frozenset[str]) -> None:
         """A value that walked code has a name for, unless code assigns that, or fills it."""
-        if value is _NOTHING or name in assigned or (name in self.known.filled and _container(value) is not None):
+        if value is _NOTHING or name in assigned or (name in self.known.filled and members_of(value) is not None):
             return
         self._put(value, place)
 
@@ -341,6 +329,12 @@ class _Walk:
                 return f"#{sha256_of([name_of(type(tensor)), str(tensor.dtype), str(tuple(tensor.shape))])}"
 
         self._say(place, said)
+
+    def _array(self, array: np.ndarray[Any, Any], place: _Place) -> None:
+        self._say(place, lambda: f"#{digest_of_array(array)}")
+        file = memory_map_of(array)
+        if file is not None and is_large(array.shape, array.itemsize):
+            self._say(place._replace(kind=STAMP), lambda: _stamp_of(array, str(file.filename)))
 
     def _class(self, kind: type, place: _Place) -> None:
         if not self._is_project_class(kind):
@@ -402,11 +396,11 @@ class _Walk:
 
     def _flat(self, value: object, place: _Place, depth: int) -> Iterator[str]:
         value = _unwrapped(value)
-        plain = _plain(value)
-        if plain is not None:
-            yield f"{type(value).__name__}={plain}"
+        said = plain(value)
+        if said is not None:
+            yield f"{type(value).__name__}={said}"
             return
-        items = _container(value)
+        items = members_of(value)
         if items is None:
             self._put(value, place)
             return
@@ -417,13 +411,13 @@ class _Walk:
         if len(items) > _MOST_MEMBERS:
             self.opaque.append(f"{place}, of which {_MOST_MEMBERS} of {len(items)} members are looked at")
             items = [items[at * (len(items) - 1) // (_MOST_MEMBERS - 1)] for at in range(_MOST_MEMBERS)]
-        said = []
+        told = []
         for step, key, member in items:
             if self._is_too_much(place):
                 break
-            said.append((key, sha256_of(self._flat(member, place.at(step, value), depth + 1))))
+            told.append((key, sha256_of(self._flat(member, place.at(step, value), depth + 1))))
         # Members of sets and entries of dictionaries come in any order.
-        for key, member in sorted(said) if isinstance(value, Mapping | set | frozenset) else said:
+        for key, member in sorted(told) if isinstance(value, Mapping | set | frozenset) else told:
             yield f"{key}:{member}"
 
     def _builtin(self, value: Any, place: _Place) -> None:
@@ -449,8 +443,10 @@ class _Walk:
             self._attributes(value, held, place if place.of else place._replace(path=kind_name(value)))
             return None
         reads = all(_class_attribute(kind, name) is not None for name in ("shape", "dtype", "__getitem__"))
-        # An array of Zarr or Dask, say, reads what lies elsewhere.
-        if top not in sys.stdlib_module_names and not reads:
+        if reads:
+            # An array of Zarr, say, which lies elsewhere.
+            self._say(place._replace(kind=STAMP), lambda: _stamp_of(value))
+        elif top not in sys.stdlib_module_names:
             if not held:
                 self.opaque.append(f"{place} ({name_of(kind)})")
             for name, member in sorted(held.items()):
@@ -500,6 +496,15 @@ def kind_name(value: Any) -> str:
 
 def _name(value: object) -> str:
     return str(getattr(value, "__qualname__", None) or getattr(value, "__name__", type(value).__name__))
+
+
+def _stamp_of(array: Any, file: str | None = None) -> str:
+    """What tells that an array in a file or elsewhere has changed; "" where nothing does."""
+    try:
+        found = stamps.of_array(array, file)
+    except Exception:  # noqa: BLE001  (each library has errors of its own; what cannot be asked says nothing)
+        return ""
+    return f"#{sha256_of(found.values())}" if found else ""
 
 
 def _top(module: str) -> str:
@@ -570,77 +575,6 @@ def _only_wraps(value: Any) -> bool:
     )
 
 
-def _plain(value: Any) -> str | None:  # noqa: PLR0911  (one case for each kind)
-    """What there is to say of a value with no others in it; None for all others. Strings may be secret: a digest."""
-    kind = type(value)
-    if value is None or kind in (bool, float, complex):
-        return repr(value)
-    if issubclass(kind, enum.Enum):
-        return f"{kind.__qualname__}.{value._name_}"
-    if issubclass(kind, int):
-        return int.__repr__(value) if int.bit_length(value) < 1000 else f"#{sha256_of([hex(value)])}"
-    if issubclass(kind, np.generic) and not value.dtype.hasobject:
-        return f"{value.dtype} {value.item()!r}" if value.dtype.kind in "biufc" else f"#{digest_of_array(value)}"
-    if issubclass(kind, float):
-        return float.__repr__(value)
-    if issubclass(kind, str | bytes | bytearray):
-        raw = value.encode("utf-8", "surrogatepass") if issubclass(kind, str) else bytes(value)
-        return f"#{sha256(kind.__name__.encode() + raw).hexdigest()}"
-    if issubclass(kind, _TOLD_BY_REPR):
-        return repr(value)
-    if issubclass(kind, slice):
-        ends = [_plain(each) for each in (value.start, value.stop, value.step)]
-        return None if None in ends else f"slice({', '.join(map(str, ends))})"
-    return f"#{sha256_of([kind.__name__, repr(value)])}" if issubclass(kind, _HASHED_BY_REPR) else None
-
-
-_TOLD_BY_REPR = (
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.memory_format,
-    torch.Size,
-    np.dtype,
-    range,
-    type(...),
-    type(NotImplemented),
-)
-_HASHED_BY_REPR = (
-    pathlib.PurePath,
-    decimal.Decimal,
-    fractions.Fraction,
-    dt.date,
-    dt.time,
-    dt.timedelta,
-    uuid.UUID,
-    re.Pattern,
-)
-
-_Members: TypeAlias = list[tuple[str, str, object]]
-
-
-def _container(value: Any) -> _Members | None:
-    """The members of a container, each with the step to it and its key; None for what is none."""
-    kind = type(value)
-    if issubclass(kind, dict | types.MappingProxyType):
-        # A copy, as other threads may add to it, and by no method of the user's.
-        items = list(dict.items(value)) if issubclass(kind, dict) else list(value.items())
-        return [(f"[{_key(key)}]", f"{type(key).__name__}={_plain(key)}", member) for key, member in items]
-    for base in (list, tuple, deque):
-        if issubclass(kind, base):
-            return [(f"[{at}]", "", member) for at, member in enumerate([*base.__iter__(value)])]
-    for unordered in (set, frozenset):
-        if issubclass(kind, unordered):
-            return [("{}", "", member) for member in [*unordered.__iter__(value)]]
-    if issubclass(kind, np.ndarray) and value.dtype.hasobject:
-        return [(f"[{at}]", "", member) for at, member in enumerate(value.ravel().tolist())]
-    return None
-
-
-def _key(key: object) -> str:
-    return repr(key) if type(key) in (str, int, bool, float) and len(repr(key)) < 80 else type(key).__name__
-
-
 def _closure(function: types.FunctionType) -> Iterator[tuple[str, object]]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
@@ -678,20 +612,3 @@ def _parts_of_attribute(value: object) -> list[object]:
     if isinstance(value, types.MemberDescriptorType | types.GetSetDescriptorType):
         return []
     return [_unwrapped(value)]
-
-
-@lru_cache(maxsize=4096)
-def _code_said(code: types.CodeType) -> str:
-    """A digest of code and its constants."""
-    said = [code.co_code.hex(), *map(str, (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars))]
-    return sha256_of([*said, *map(_constant_said, code.co_consts)])
-
-
-def _constant_said(constant: object) -> str:
-    if isinstance(constant, types.CodeType):
-        return _code_said(constant)
-    if isinstance(constant, tuple):
-        return f"({','.join(map(_constant_said, constant))})"
-    if isinstance(constant, frozenset):
-        return f"{{{','.join(sorted(map(_constant_said, constant)))}}}"
-    return f"{type(constant).__name__}={constant!r}"

@@ -12,17 +12,16 @@ from typing import Any, NamedTuple, Self
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.support.functions import Calling
-from infinite_tensor.values.fingerprint import Item, Reach
+from infinite_tensor.values.fingerprint import STAMP, Item, Reach
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 """Bytecode differs between minor versions, so code is compared only within one."""
 
-_SCHEME = 4
+_SCHEME = 5
 """By which rules a record was made; one of other rules is compared with nothing."""
 _MOST_ITEMS = 300
 _FIRM = "firm"
 """The kind of a value of which another one is an error."""
-_STAMP = "stamp"
 
 
 @dataclass(frozen=True)
@@ -130,7 +129,9 @@ class Functions:
             self._states = self._states_now()
 
     def _looked_through(self) -> dict[str, Reach]:
-        return {name: getattr(function, "looked", None) or Reach(function, name) for name, function in self._own.items()}
+        return {
+            name: getattr(function, "looked", None) or Reach(function, name) for name, function in self._own.items()
+        }
 
     def _states_now(self) -> list[tuple[str, object]]:
         return [each for reach in (self._reached or {}).values() for each in reach.states()]
@@ -184,14 +185,15 @@ class Functions:
 
 def _merged(items: Iterable[Item]) -> tuple[Item, ...]:
     """One item for each place; places of one name with other values are numbered."""
-    found: dict[str, Item] = {}
+    found: dict[tuple[str, bool], Item] = {}
     for item in items:
-        place, number = item.place, 1
-        while place in found and found[place].said != item.said:
+        # What was not read whole has a stamp at the same place.
+        place, is_stamp, number = item.place, item.kind == STAMP, 1
+        while (place, is_stamp) in found and found[place, is_stamp].said != item.said:
             number += 1
             place = f"{item.place} ({number})"
-        if place not in found or item.kind == _FIRM:
-            found[place] = item._replace(place=place)
+        if (place, is_stamp) not in found or item.kind == _FIRM:
+            found[place, is_stamp] = item._replace(place=place)
     kept = list(found.values())
     if len(kept) > _MOST_ITEMS:
         rest = kept[_MOST_ITEMS - 1 :]
@@ -206,7 +208,7 @@ def changes(stored: Record, given: Record) -> Changes:
     same_python = stored.python == given.python
     code = [name for name, digest in given.code.items() if same_python and stored.code.get(name, digest) != digest]
     found = Changes(code, [], [], [])
-    before, now = ({item.place: item for item in record.items if item.kind != _STAMP} for record in (stored, given))
+    before, now = ({item.place: item for item in record.items if item.kind != STAMP} for record in (stored, given))
     known = {item.said for item in given.items}
     for place in dict.fromkeys((*before, *now)):
         old, new = before.get(place), now.get(place)
@@ -223,9 +225,9 @@ def changes(stored: Record, given: Record) -> Changes:
         if line:
             (found.firm if kind == _FIRM else found.values).append(line)
     # A file may have been moved meanwhile: it is told by its stamp.
-    stamps = {item.said for item in stored.items if item.kind == _STAMP}
+    stamps = {item.said for item in stored.items if item.kind == STAMP}
     for item in given.items:
-        if item.kind == _STAMP and stamps and item.said not in stamps:
+        if item.kind == STAMP and stamps and item.said not in stamps:
             found.stamps.append(f"{item.place} has changed")
     return found
 

@@ -33,8 +33,9 @@ from infinite_tensor import (
     from_image,
     from_raster,
 )
-from infinite_tensor.pipelines import stamps
+from infinite_tensor.pipelines.readers import Reader
 from infinite_tensor.pipelines.sources import Blocks
+from infinite_tensor.values import stamps
 
 SHAPE = (8200, 8200)
 """Of uint8, just beyond 64 MiB; no sample lies in the box below."""
@@ -217,9 +218,20 @@ def test_a_blob_has_another_stamp_when_rows_are_overwritten(tmp_path: Path) -> N
         assert stamps_of(after) != told
 
 
+class Placed(Reader):
+    shape = SHAPE
+    dtype = torch.uint8
+
+    def _read(self, _region: Any) -> torch.Tensor:
+        raise NotImplementedError
+
+    def _stamps(self) -> stamps.Stamps:
+        return stamps.of_place("memory://who:secret@host/a")
+
+
 def test_a_stamp_shows_no_login() -> None:
     fsspec.filesystem("memory").pipe_file("/who:secret@host/a", b"a")
-    (name,) = stamps.of_place("memory://who:secret@host/a")
+    (name,) = Placed().stamps()
     assert name == "memory://***@host/a"
 
 
@@ -230,7 +242,7 @@ def test_small_files_and_named_sources_have_no_stamp(tmp_path: Path) -> None:
 
 
 def test_too_many_files_are_not_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("infinite_tensor.pipelines.stamps._MOST_FILES", 10)
+    monkeypatch.setattr("infinite_tensor.values.stamps._MOST_FILES", 10)
     assert stamps_of(from_array(in_zarr(tmp_path))) == {}
 
 
@@ -284,3 +296,40 @@ def test_the_id_that_map_makes_follows_a_file_wherever_it_lies(tmp_path: Path) -
     edit(array)
     written(array)
     assert ids(tmp_path / "a.npy") != before
+
+
+# Arrays that f holds.
+
+
+def of_held(path: Path, array: Any) -> list[str]:
+    """What is told where a stored tensor is built again whose ``f`` reads from an array that it holds."""
+
+    def f(ctx: tuple[int, ...]) -> torch.Tensor:
+        return torch.as_tensor(np.asarray(array[8 * ctx[0] : 8 * ctx[0] + 8, :8]))
+
+    with ZarrTileStore(path) as store, warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        InfiniteTensor((16, 8), f, TensorWindow((8, 8)), dtype=torch.uint8, tile_store=store, tensor_id="t")[:]
+    return [str(each.message) for each in told]
+
+
+@pytest.mark.parametrize("kind", [in_npy, in_hdf5, in_zarr], ids=lambda kind: kind.__name__)
+def test_a_large_array_that_f_holds_is_known_by_its_stamp(kind: Callable[[Path], Any], tmp_path: Path) -> None:
+    array = kind(tmp_path)
+    written(array)
+    assert of_held(tmp_path / "store", array) == []
+    assert of_held(tmp_path / "store", array) == []
+    edit(array)
+    written(array)
+    (line,) = of_held(tmp_path / "store", array)
+    assert "`array`, a variable around `f` has changed since" in line
+
+
+def test_a_small_memory_map_that_f_holds_is_seen_whole(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", values()[:100])
+    array = np.load(tmp_path / "a.npy", mmap_mode="r+")
+    assert of_held(tmp_path / "store", array) == []
+    os.utime(tmp_path / "a.npy", ns=(1, 1))
+    assert of_held(tmp_path / "store", array) == []
+    array[50, 50] += 1
+    assert "`array`, a variable around `f`, has changed" in "".join(of_held(tmp_path / "store", array))

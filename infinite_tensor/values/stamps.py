@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
-from infinite_tensor_stores.targets import innermost, shown
-
 Stamps: TypeAlias = dict[str, str]
 
 _MOST_FILES = 100_000
@@ -51,10 +49,10 @@ def of_raster(path: str, files: Iterable[str]) -> Stamps:
 
 
 def of_array(array: Any, file: str | None) -> Stamps:
-    """An array of some library that does not lie in memory; `file` is the file that it is known to be mapped from."""
+    """An array of some library that does not lie in memory; `file` is known to be the one it is mapped from."""
     library = type(array).__module__.partition(".")[0]
-    if file is not None:
-        return of_file(file)
+    if file is not None or library == "h5py":
+        return of_file(file or array.file.filename)
     if library == "zarr":
         return _of_zarr(array)
     if library == "tensorstore" and array.kvstore is not None:
@@ -81,7 +79,7 @@ def _told(place: str, stamp: Callable[[], str | None]) -> Stamps:
         found = stamp()
     except Exception:  # noqa: BLE001  (each file system has errors of its own; what cannot be asked says nothing)
         return {}
-    return {} if found is None else {shown(place): found}
+    return {} if found is None else {place: found}
 
 
 def _of_status(status: os.stat_result) -> str:
@@ -124,9 +122,11 @@ def _entry(info: Mapping[str, Any]) -> str | None:
 
 
 def _of_zarr(array: Any) -> Stamps:
-    from zarr.storage import FsspecStore, LocalStore, ObjectStore, ZipStore  # noqa: PLC0415  (there is an array of it)
+    from zarr.storage import FsspecStore, LocalStore, ObjectStore, WrapperStore, ZipStore  # noqa: PLC0415  (there is an array of it)
 
-    store, path = innermost(array.store_path.store), array.store_path.path
+    store, path = array.store_path.store, array.store_path.path
+    while isinstance(store, WrapperStore):
+        store = store._store  # noqa: SLF001  (zarr tells what is wrapped nowhere else)
     if isinstance(store, LocalStore):
         return of_file(store.root / path)
     if isinstance(store, ZipStore):
