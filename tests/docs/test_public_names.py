@@ -95,14 +95,14 @@ def test_the_changelog_tells_of_the_last_change_of_the_list() -> None:
 
 @pytest.mark.parametrize("path", PIPELINES, ids=lambda path: path.stem)
 def test_pipelines_are_made_of_public_names(path: Path) -> None:
-    """And of what knows no tensor: arithmetic of windows and regions, and checks of arguments."""
+    """And of what knows no tensor: arithmetic of windows and regions, checks of arguments, what functions are."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("infinite_tensor"):
             _, _, part = str(node.module).partition(".")
-            of_all = part.startswith(("support", "geometry", "pipelines", "errors"))
+            of_all = part.startswith(("support", "geometry", "values", "pipelines", "errors"))
             names = [] if of_all or node.module == "infinite_tensor_stores" else [alias.name for alias in node.names]
-            # What nobody else needs: what functions and sources are, and where a Zarr store lies.
-            ours = {"networks_in", "innermost", "Setting", "Item", "Content", "checksum", "shown", "is_in_memory"}
+            # Where a Zarr store lies, and whether an optional package is there.
+            ours = {"shown", "is_in_memory", "import_tensordict"}
             assert set(names) - ours <= set(PUBLIC), f"{path.name}: {names} of {part}"
 
 
