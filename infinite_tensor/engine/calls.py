@@ -301,7 +301,8 @@ def _with_constants(upstream: Input, region: Array, start: Sequence[int]) -> Arr
 class Deposits:
     """Gathers what this thread computes of a claim, so that stores are handed much at a time, though never late.
 
-    Windows of a tensor lie side by side in blocks, so that neighbours can be worked on at once.
+    Windows of a tensor lie side by side in blocks, so that neighbours can be worked on at once. Other threads may have
+    them sent; what fails then is raised by the thread that has computed them.
 
     Attributes
     ----------
@@ -325,6 +326,9 @@ class Deposits:
         self._begin = self._end = self._length = 0
         self._positions: list[int] = []
         self._sent = time.monotonic()
+        # Reentrant: a user may be told of what is stored, and read.
+        self._lock = threading.RLock()
+        self._error: Exception | None = None
 
     def put(self, position: int, window: Array, *others: Array) -> None:
         """Take in the windows at this position of the claim, one for each tensor, which are not kept by reference."""
@@ -333,16 +337,18 @@ class Deposits:
             return
         end = self._end
         if end == self._length:
-            self.send()
-            self._allocate()
+            with self._lock:
+                self.send()
+                self._allocate()
             end = 0
         # In most cases there is one: this runs for each window.
         self._first[end] = window
         if others:
             for block, other in zip(self._others, others, strict=True):
                 block[end] = other
-        self._end = end + 1
         self._positions.append(position)
+        # From now on it may be sent.
+        self._end = end + 1
 
     def _allocate(self) -> None:
         self._length = max(1, min(len(self._claim.indices), _BLOCK_BYTES // max(1, self._largest)))
@@ -351,6 +357,7 @@ class Deposits:
             for spec in self._specs
         ]
         self._begin = self._end = 0
+        self._positions = []
 
     def tend(self) -> None:
         """Store what has been gathered, if that is some time ago or a store has been asked to flush."""
@@ -365,11 +372,21 @@ class Deposits:
 
     def send(self) -> None:
         """Store what has been gathered."""
-        positions, begin = self._positions, self._begin
-        self._positions, self._begin = [], self._end
-        if positions:
-            self._deposit(positions, [block[begin : self._end] for block in (self._first, *self._others)])
-        self._sent = time.monotonic()
+        with self._lock:
+            begin, end = self._begin, self._end
+            self._begin = end
+            if begin < end:
+                self._deposit(self._positions[begin:end], [block[begin:end] for block in (self._first, *self._others)])
+            self._sent = time.monotonic()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _send_anyhow(self) -> None:
+        try:
+            self.send()
+        except Exception as error:  # noqa: BLE001  (the thread that has computed them raises it)
+            self._error = error
 
     def _deposit(self, positions: Sequence[int], blocks: Sequence[Array]) -> None:
         notice = self._claim.reader.notice
@@ -383,7 +400,7 @@ class Deposits:
             CLAIMS.end(self._claim, self.begun, len(positions))
 
     def __enter__(self) -> Self:
-        self._claim.senders[self._thread] = weakref.WeakMethod(self.send)
+        self._claim.senders[self._thread] = weakref.WeakMethod(self._send_anyhow)
         return self
 
     def __exit__(self, *_exc: object) -> None:

@@ -19,7 +19,7 @@ import bisect
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -61,8 +61,8 @@ class Claim:
     begun : dict of int to list of int
         For each thread the positions that it has begun, in order, and not stored.
     senders : dict of int to WeakMethod
-        For each thread that is at work on it, what stores the windows which that thread has computed. Weakly: claim and
-        sender would keep each other, and the store with all that it holds, for the garbage collector.
+        For each thread that is at work on it, what stores the windows which that thread has computed, on any thread.
+        Weakly: claim and sender would keep each other, and the store with all that it holds, for the garbage collector.
     """
 
     def __init__(self, workload: Workload, reader: Reader, mark: Mark, *, nested: bool, singly: bool) -> None:
@@ -152,6 +152,9 @@ class _Schedule:
         return self._positions[self._bounds[called] : self._bounds[called + 1]]
 
 
+_SOON_SECONDS = 0.05
+"""After so long without a change, what others have computed and not stored is looked at."""
+
 _References: TypeAlias = "tuple[tuple[weakref.ref[Claim], int], ...]"
 _Callers: TypeAlias = list[tuple[Claim, int]]
 
@@ -227,7 +230,7 @@ class Claims:
         callers = _callers()
         if callers:
             # What this thread has computed may be what the f that it runs reads.
-            self._send_all(threading.get_ident())
+            self._send_all({threading.get_ident()})
         for workload in plan:
             # Worked out and remembered here, where nobody waits for it.
             workload.computation.batching.calls(len(workload.windows))
@@ -298,7 +301,7 @@ class Claims:
         indices = as_tuples(workload.windows)
         callers = _callers()
         wait = _Wait(frozenset([threading.get_ident(), *(thread for _, thread in callers)]))
-        self._send_all(threading.get_ident())
+        self._send_all({threading.get_ident()})
         with wait.mark.running:
             with self._lock:
                 holders = {index: self._holder(workload.computation, index) for index in indices}
@@ -313,7 +316,9 @@ class Claims:
                 if not free and not without_waiting:
                     self._waits[threading.get_ident()] = wait
                     bell = self._changes.bell()
-            if bell is not None:
+            if bell is not None and not self._changes.wait(bell, _SOON_SECONDS):
+                # Who has computed one of them may be in an `f` that waits for this thread, unseen.
+                self._send_all({claim.maker(index) or claim.thread for index, claim in held.items()})
                 self._changes.wait(bell)
         chosen = set(indices if without_waiting else free)
         return [position for position, index in enumerate(indices) if index in chosen], without_waiting
@@ -392,12 +397,12 @@ class Claims:
     def _holder(self, computation: Computation, index: Index) -> Claim | None:
         return next((claim for claim in self._claims_of(computation) if claim.holds(index)), None)
 
-    def _send_all(self, thread: int) -> None:
-        """Have stored what this thread has computed, since others may be waiting for it too."""
+    def _send_all(self, threads: Set[int]) -> None:
+        """Have stored what these threads have computed, since others may be waiting for it."""
         with self._lock:
             claims = [claim for computation in self._active for claim in self._claims_of(computation)]
-            mine = [claim.senders[thread]() for claim in claims if thread in claim.senders]
-        for send in filter(None, mine):
+            found = [claim.senders[thread]() for claim in claims for thread in claim.senders.keys() & threads]
+        for send in filter(None, found):
             send()
 
 

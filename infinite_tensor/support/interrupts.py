@@ -95,10 +95,9 @@ class Changes:
         self._bells.add(bell)
         return bell
 
-    def wait(self, bell: threading.Lock) -> None:
-        """Return at the next change, or after a while: look again in any case."""
-        bell.acquire(timeout=_LOOK_AGAIN_SECONDS)
-        self._bells.discard(bell)
+    def wait(self, bell: threading.Lock, seconds: float = _LOOK_AGAIN_SECONDS) -> bool:
+        """Return at the next change, or after a while, and whether it was a change: look again in any case."""
+        return bell.acquire(timeout=seconds)
 
     def tell(self) -> None:
         """Something has changed. Not to be called by several threads at a time."""

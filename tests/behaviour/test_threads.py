@@ -321,6 +321,37 @@ def test_an_f_may_read_any_other_window_of_its_own_tensor(workers: int) -> None:
     assert len(f.calls) == 700 or workers > 1
 
 
+@pytest.mark.parametrize("workers", [1, 3])
+def test_an_f_may_read_what_an_earlier_call_has_computed_on_a_thread_of_its_own(workers: int) -> None:
+    @Counted
+    def f(ctx: Index) -> Any:
+        earlier = slice(ctx[0] - 1, ctx[0])
+        return torch.zeros(1) if ctx == (0,) else started(lambda: t[earlier]).result(LIMIT) + 1
+
+    t = InfiniteTensor((None,), f, TensorWindow((1,)))
+    found = started(lambda: t.read(slice(0, 12), workers=workers)).result(LIMIT)
+    assert found.tolist() == list(range(12))
+    assert len(f.calls) == 12
+
+
+def test_what_fails_to_be_stored_for_another_thread_is_raised_by_the_one_that_has_computed_it() -> None:
+    failing = [OSError("the disk is full")]
+
+    def f(ctx: Index) -> Any:
+        if ctx == (1,):
+            # The other read computes nothing itself, and may end in whatever way.
+            started(lambda: t[0:1]).exception(LIMIT)
+        return torch.ones(1)
+
+    def notice(_progress: object) -> None:
+        if failing:
+            raise failing.pop()
+
+    t = InfiniteTensor((None,), f, TensorWindow((1,)))
+    with pytest.raises(OSError, match="the disk is full"):
+        t.fill(slice(0, 4), progress=notice)
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_read_within_reads_may_need_what_one_around_it_has_claimed(workers: int) -> None:
     @Counted
