@@ -19,7 +19,8 @@ import bisect
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -397,7 +398,7 @@ class Claims:
     def _holder(self, computation: Computation, index: Index) -> Claim | None:
         return next((claim for claim in self._claims_of(computation) if claim.holds(index)), None)
 
-    def _send_all(self, threads: Set[int]) -> None:
+    def _send_all(self, threads: AbstractSet[int]) -> None:
         """Have stored what these threads have computed, since others may be waiting for it."""
         with self._lock:
             claims = [claim for computation in self._active for claim in self._claims_of(computation)]
