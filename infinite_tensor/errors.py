@@ -70,5 +70,9 @@ class WeakerStorageWarning(UserWarning):
     """Storage has no hard links, no locks, or the like: what is weaker there is told once in a process and place."""
 
 
+class LinkNotFollowedWarning(UserWarning):
+    """A symbolic link leads out of a store: what lies behind it is read, and is neither deleted nor repaired."""
+
+
 class DamagedDataWarning(UserWarning):
     """A stored object failed its checksum or did not decode; it is recomputed where ``f`` is at hand."""

@@ -4,18 +4,54 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import uuid
-from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
+import warnings
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from zarr.abc.buffer import Buffer
 from zarr.storage import LocalStore
 
+from infinite_tensor.errors import LinkNotFollowedWarning, StoreError
 from infinite_tensor.support.disks import give_name
+from infinite_tensor.support.publishing import remove
 from infinite_tensor_stores.files import read_file
+
+
+class LeadsOutError(StoreError):
+    """What was to be deleted or repaired lies behind a link that leads out of the store."""
+
+
+def own_path(root: Path, key: str) -> Path:
+    """The path of an object that may be deleted or repaired.
+
+    Whoever made the store may have put a link there to what belongs to somebody else.
+
+    Raises
+    ------
+    LeadsOutError
+        If a folder above it, but not the root, is a link that leads out of the root.
+    """
+    folder = os.fspath(root)
+    for name in key.split("/")[:-1]:
+        folder = os.path.join(folder, name)  # noqa: PTH118  (asked for each file, and a Path takes longer)
+        if os.path.islink(folder) and not Path(folder).resolve().is_relative_to(root.resolve()):  # noqa: PTH114
+            raise LeadsOutError(
+                f"{folder!r} is a link out of the store, to {str(Path(folder).resolve())!r}: what lies there is read, "
+                "and never deleted or repaired. Delete the link, or move what it leads to into its place"
+            )
+    return root / key
+
+
+@contextmanager
+def left_alone() -> Iterator[None]:
+    """Within it, a link that leads out of the store ends what is being done with a warning."""
+    try:
+        yield
+    except LeadsOutError as error:
+        warnings.warn(str(error), LinkNotFollowedWarning, stacklevel=4)
 
 
 class FileStore(LocalStore):
@@ -72,22 +108,14 @@ class FileStore(LocalStore):
         return (self.root / key).stat().st_size
 
     async def delete(self, key: str) -> None:
-        """Delete a file."""
+        """Delete a file, or a folder with all that is in it; of a symbolic link only the link. Errors of `own_path`."""
         self._check_writable()
-        path = self.root / key
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+        remove(own_path(self.root, key))
 
     async def delete_dir(self, prefix: str) -> None:
-        """Delete all objects below a folder. Of a symbolic link only the link goes."""
-        self._check_writable()
-        path = self.root / prefix
-        if path.is_symlink():
-            path.unlink(missing_ok=True)
-        elif path.is_dir():
-            shutil.rmtree(path)
+        """The same, unless it is a file."""
+        if (self.root / prefix).is_dir() or (self.root / prefix).is_symlink():
+            await self.delete(prefix)
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
         """The names of what is right below a folder."""

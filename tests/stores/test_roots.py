@@ -18,7 +18,7 @@ import torch
 import zarr
 from zarr.storage import LocalStore
 
-from infinite_tensor import InfiniteTensor, StoreError, TensorGroup, TensorWindow, ZarrTileStore
+from infinite_tensor import InfiniteTensor, LinkNotFollowedWarning, StoreError, TensorGroup, TensorWindow, ZarrTileStore
 from infinite_tensor.tilestore import Garbage
 from infinite_tensor_stores.listing import listing_of
 
@@ -483,6 +483,93 @@ def test_of_a_tensor_in_another_store_only_the_link_to_it_is_deleted(folder: Fol
             store.clear_tensor("t")
     assert [path.name for path in folder.path.iterdir()] == ["zarr.json"]
     assert other.files() == kept
+
+
+LINKED = {"tiles": "t-t/tiles-*", "logs": "t-t/partial-*", "tensor": "t-t"}
+
+
+def linked(folder: Folder, what: str, elsewhere: Path) -> dict[str, bytes]:
+    """Move a part of a store elsewhere, with garbage and damage in it, and link to it; what lies there."""
+    filled(folder.open())
+    (chunk,) = folder.path.glob("t-t/tiles-*/c/*/*")
+    next(folder.path.glob("t-t/tiles-*/zarr.json")).write_text("{}")
+    (logs,) = folder.path.glob("t-t/partial-*")
+    (logs / "0.0.0").mkdir()
+    (logs / "0.0.0" / "0").write_text("of a tile that is complete")
+    chunk.with_name(f"{chunk.name}.{uuid.uuid4().hex}.partial").write_text("left by a killed writer")
+    (path,) = folder.path.glob(LINKED[what])
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+    return Folder(elsewhere).files()
+
+
+@pytest.mark.parametrize("what", LINKED)
+def test_gc_deletes_nothing_behind_a_link_out_of_the_store_and_goes_on(
+    folder: Folder, tmp_path: Path, what: str
+) -> None:
+    there = linked(folder, what, tmp_path / "elsewhere")
+    folder.put(f"t-zebra/tiles-{INCARNATION}/c/0/0")
+    with folder.open("r+") as store:
+        if what == "tiles":
+            store.gc()
+        else:
+            with pytest.warns(LinkNotFollowedWarning, match=f"{LINKED[what][:5]}.*Delete the link, or move what it"):
+                store.gc()
+    assert Folder(tmp_path / "elsewhere").files() == there
+    assert not any(key.startswith("t-zebra") for key in folder.files())
+
+
+@pytest.mark.parametrize("what", LINKED)
+def test_verify_repairs_nothing_behind_a_link_out_of_the_store(folder: Folder, tmp_path: Path, what: str) -> None:
+    there = linked(folder, what, tmp_path / "elsewhere")
+    with folder.open("r+") as store:
+        damages = store.verify("t")
+        with pytest.warns(LinkNotFollowedWarning, match="a link out of the store"):
+            assert store.verify("t", repair=True) == damages
+        left = store.verify("t")
+    assert Folder(tmp_path / "elsewhere").files() == there
+    elsewhere = tmp_path / "elsewhere"
+    behind = [each for each in damages if (folder.path / each.location).resolve().is_relative_to(elsewhere)]
+    assert left == behind != []
+
+
+@pytest.mark.parametrize("what", LINKED)
+def test_invalidating_what_lies_behind_a_link_out_of_the_store_is_refused(
+    folder: Folder, tmp_path: Path, what: str
+) -> None:
+    linked(folder, what, tmp_path / "elsewhere")
+    files = set(Folder(tmp_path / "elsewhere").files())
+    with folder.open("r+") as store, pytest.raises(StoreError, match="is a link out of the store"):
+        a_tensor(store).invalidate((slice(0, 9), slice(0, 9)))
+    assert files <= set(Folder(tmp_path / "elsewhere").files())
+
+
+def test_a_tile_behind_a_link_to_another_disk_is_completed_and_its_log_stays(folder: Folder, tmp_path: Path) -> None:
+    with folder.open() as store:
+        a_tensor(store)[0:4, 0:4]
+    (tmp_path / "elsewhere").mkdir()
+    (folder.path / "t-t").rename(tmp_path / "elsewhere" / "t")
+    (folder.path / "t-t").symlink_to(tmp_path / "elsewhere" / "t")
+    logs = {key for key in folder.files() if key.endswith("/0")}
+    with folder.open() as store, pytest.warns(LinkNotFollowedWarning, match="a link out of the store"):
+        expected = a_tensor(store)[0:8, 0:8]
+        store.flush()
+    with folder.open("r") as store:
+        assert torch.equal(store.open("t")[0:8, 0:8], expected)
+    assert logs <= set(folder.files())
+
+
+def test_what_lies_behind_a_link_within_the_store_or_to_all_of_it_is_deleted(folder: Folder, tmp_path: Path) -> None:
+    filled(folder.open())
+    (tiles,) = folder.path.glob("t-t/tiles-*")
+    tiles.rename(folder.path / "large")
+    tiles.symlink_to(folder.path / "large")
+    folder.put(f"t-t/tiles-{INCARNATION}/c/0/0")
+    (tmp_path / "link").symlink_to(folder.path)
+    with ZarrTileStore(tmp_path / "link") as store:
+        assert store.gc() == Garbage(1, len(PHOTOGRAPH))
+        a_tensor(store).invalidate((slice(0, 9), slice(0, 9)))
+    assert not list(folder.path.glob("large/c/*/*"))
 
 
 @pytest.mark.parametrize("mode", ["a", "r", "r+", "w", "w-"])

@@ -22,7 +22,7 @@ from zarr.storage import LocalStore, MemoryStore, StorePath
 from infinite_tensor.support.disks import alone_in
 from infinite_tensor.support.interrupts import Mark
 from infinite_tensor.support.threads import on_threads
-from infinite_tensor_stores.file_store import FileStore
+from infinite_tensor_stores.file_store import FileStore, left_alone, own_path
 from infinite_tensor_stores.files import LARGEST_DOCUMENT, Unreadable, bounded, read_file
 from infinite_tensor_stores.loop import sync
 from infinite_tensor_stores.remote import RemoteStore
@@ -189,9 +189,12 @@ class Objects:
         return self.each(size, keys)
 
     def freed(self, keys: Iterable[str]) -> list[str]:
-        """Delete folders in the places of objects, but those that hold something; the keys that are free then."""
+        """Delete folders in the places of objects, but those that hold something; the keys that are free then.
+
+        What lies behind a link out of the store is not, and is warned about.
+        """
         root = self.root
-        return [key for key in keys if root is None or _is_free(root / key)]
+        return [key for key in keys if root is None or _is_free(root, key)]
 
     def alone_in(self, folder: str) -> AbstractContextManager[None]:
         """`disks.alone_in` on a local disk; elsewhere anybody else may come in between."""
@@ -233,7 +236,7 @@ class Objects:
         """Whether a folder was a symbolic link, which is deleted then; nothing of what it leads to is."""
         if self.root is None or not (self.root / prefix).is_symlink():
             return False
-        (self.root / prefix).unlink(missing_ok=True)
+        await self.store.delete(prefix)
         return True
 
     async def _insist(self, action: Callable[[], Awaitable[None]], harmless: type[OSError]) -> None:
@@ -437,14 +440,17 @@ def _check_folder(path: Path) -> None:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
 
 
-def _is_free(path: Path) -> bool:
-    """Whether no folder lies at a path any more: one that is empty, or a link to one, is deleted."""
-    if path.is_dir():
-        try:
-            (path.unlink if path.is_symlink() else path.rmdir)()
-        except OSError:
-            return False
-    return True
+def _is_free(root: Path, key: str) -> bool:
+    """Whether no folder lies in the place of an object any more: one that is empty, or a link to one, is deleted."""
+    with left_alone():
+        path = own_path(root, key)
+        if path.is_dir():
+            try:
+                (path.unlink if path.is_symlink() else path.rmdir)()
+            except OSError:
+                return False
+        return True
+    return False
 
 
 def _linked(path: Path, new: Path) -> bool:

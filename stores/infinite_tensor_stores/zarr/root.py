@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from infinite_tensor.tilestore.formats import FORMAT
 from infinite_tensor.tilestore.inventory import Garbage
 from infinite_tensor.tilestore.messages import in_the_way
 from infinite_tensor.tilestore.persistent.sealed import GROUP, TENSOR
+from infinite_tensor_stores.file_store import left_alone
 from infinite_tensor_stores.files import LARGEST_DOCUMENT, Unreadable, read_file
 from infinite_tensor_stores.targets import check_format, check_found
 from infinite_tensor_stores.zarr.layout import Place, incarnation_of, is_temporary
@@ -342,7 +343,7 @@ def _is_name_of_ours(name: str) -> bool:
 
 
 class Sweep:
-    """Deletes garbage and counts it. What is not ours is left alone.
+    """Deletes garbage and counts it. What is not ours is left alone, and what lies behind a link out of the store too.
 
     Parameters
     ----------
@@ -373,32 +374,35 @@ class Sweep:
         ours = self._root.ours()
         for name, inside in ours.items():
             if name.startswith(TENSOR):
-                self._sweep_incarnations(name, inside)
-                self._sweep_logs(name)
+                with left_alone():
+                    self._sweep_incarnations(name, inside)
+                    self._sweep_logs(name)
         if self._objects.may_hold_temporary_files:
             self._sweep_temporary_files([name for name in self._objects.children("") if is_temporary(name, DOCUMENT)])
             for name in ours:
-                for keys in self._objects.pages(name):
-                    self._sweep_temporary_files([key for key in keys if is_temporary(key)])
+                with left_alone():
+                    for keys in self._objects.pages(name):
+                        self._sweep_temporary_files([key for key in keys if is_temporary(key)])
         return Garbage(self._deleted, self._bytes)
 
     def _sweep_temporary_files(self, keys: list[str]) -> None:
-        self._count(self._objects.sizes(keys))
+        sizes = self._objects.sizes(keys)
         self._objects.delete(keys)
+        self._count(len(keys), sum(sizes))
 
     def _sweep_incarnations(self, name: str, inside: Sequence[str]) -> None:
         for folder in inside:
             incarnation, prefix = incarnation_of(folder), f"{name}/{folder}"
             if incarnation is None or self._in_use(name, incarnation):
                 continue
-            counted = self._deleted, self._bytes
-            for sizes in self._objects.sized_pages(prefix):
-                self._count(sizes.values())
+            if self._objects.run(self._objects.delete_link, prefix):
+                continue
+            found = [(len(sizes), sum(sizes.values())) for sizes in self._objects.sized_pages(prefix)]
             # Counting may have taken long.
-            if self._in_use(name, incarnation):
-                self._deleted, self._bytes = counted
-            else:
+            if not self._in_use(name, incarnation):
                 self._objects.run(self._objects.delete_folder, prefix)
+                for number, size in found:
+                    self._count(number, size)
 
     def _sweep_logs(self, name: str) -> None:
         """Delete the logs of complete tiles."""
@@ -414,9 +418,10 @@ class Sweep:
             tiles = list(dict.fromkeys(tile for _, tile in parts))
             exist = self._objects.exist(map(place.chunk, tiles))
             complete = {tile for tile, there in zip(tiles, exist, strict=True) if there}
-            self._count([sizes[key] for key, tile in parts if tile in complete])
+            deleted = [sizes[key] for key, tile in parts if tile in complete]
             finished = list(map(place.log, complete))
             self._objects.each(self._objects.delete_folder, finished)
+            self._count(len(deleted), sum(deleted))
             self.logs += finished
 
     def _in_use(self, name: str, incarnation: str) -> bool:
@@ -427,6 +432,6 @@ class Sweep:
             return True
         return definition is not None and definition["incarnation"] == incarnation
 
-    def _count(self, sizes: Collection[int]) -> None:
-        self._deleted += len(sizes)
-        self._bytes += sum(sizes)
+    def _count(self, objects: int, size: int) -> None:
+        self._deleted += objects
+        self._bytes += size

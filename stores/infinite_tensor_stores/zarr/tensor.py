@@ -19,6 +19,7 @@ from infinite_tensor.tilestore.inventory import Damage
 from infinite_tensor.tilestore.messages import cleared_elsewhere, remade_elsewhere
 from infinite_tensor.tilestore.partial import PartialTile
 from infinite_tensor_stores.dtypes import to_stored
+from infinite_tensor_stores.file_store import left_alone
 from infinite_tensor_stores.files import LARGEST_DOCUMENT, content, parsed
 from infinite_tensor_stores.handles import TensorHandle
 from infinite_tensor_stores.zarr.codec import ChunkCodec, normal_form
@@ -139,7 +140,9 @@ class Logs:
         async def write(item: tuple[str, bytes | None]) -> None:
             log, data = item
             if data is None:
-                await self._delete(log)
+                # It is not read any more, so one that must stay harms nobody.
+                with left_alone():
+                    await self._delete(log)
                 return
             number = self._lengths.get(log, 0)
             # Another process may have added parts: take the next number that is free.
@@ -390,7 +393,7 @@ class ZarrTensor(TensorHandle):
             for number in missing[tile]:
                 key = part_of(self.place.log(tile), number)
                 yield Damage("partial", tile, key, "it is missing, so that later parts are not read")
-                if repair:
+                if repair and self._objects.freed([key]):
                     self._objects.run(self._objects.create, key, self._nothing(tile))
 
     def _mend(self, objects: Mapping[str, bytes]) -> None:
