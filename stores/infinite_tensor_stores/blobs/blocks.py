@@ -21,7 +21,7 @@ from infinite_tensor_stores.dtypes import from_stored, to_stored
 from infinite_tensor_stores.files import opened
 from infinite_tensor_stores.zarr.codec import ChunkCodec
 
-_CRC_BYTES = 4
+CRC_BYTES = 4
 _MISSING = "it is missing"
 _ZEROS = np.zeros(2**18, np.uint8)
 _PIECE = 2**18
@@ -133,15 +133,15 @@ class MappedBlocks(Blocks):
             checksum = google_crc32c.value(data)
             for zeros in range(size - len(data), 0, -len(_ZEROS)):
                 checksum = google_crc32c.extend(checksum, _ZEROS[:zeros])
-            parts = [data, checksum.to_bytes(_CRC_BYTES, "little")]
-            self._folder.replace(self._header.key(number), parts, size + _CRC_BYTES)
+            parts = [data, checksum.to_bytes(CRC_BYTES, "little")]
+            self._folder.replace(self._header.key(number), parts, size + CRC_BYTES)
 
     def _load(self, number: int) -> torch.Tensor:
         path, size = self._folder.path / self._header.key(number), self._header.block_bytes
         try:
             with opened(path) as (descriptor, found):
-                if found.st_size != size + _CRC_BYTES:
-                    raise DamagedBlockError(number, f"it has {found.st_size} bytes, not {size + _CRC_BYTES}")
+                if found.st_size != size + CRC_BYTES:
+                    raise DamagedBlockError(number, f"it has {found.st_size} bytes, not {size + CRC_BYTES}")
                 stamp = found.st_ino, found.st_mtime_ns, found.st_ctime_ns
                 if self._checked.get(number) != stamp:
                     _check(number, descriptor, size)
@@ -166,7 +166,7 @@ def _check(number: int, descriptor: int, size: int) -> None:
     while size and (piece := os.read(descriptor, min(size, _PIECE))):
         checksum = google_crc32c.extend(checksum, piece)
         size -= len(piece)
-    if os.read(descriptor, _CRC_BYTES) != checksum.to_bytes(_CRC_BYTES, "little"):
+    if os.read(descriptor, CRC_BYTES) != checksum.to_bytes(CRC_BYTES, "little"):
         raise DamagedBlockError(number, "its checksum is not that of its content")
 
 

@@ -129,7 +129,7 @@ class Location(Objects):
             raise BlobNotFoundError(f"{self!r}: there is no blob; mode 'w' creates one")
         return Header.from_bytes(document.content), document
 
-    def commit(self, header: Header, *, durable: bool = True) -> None:  # noqa: ARG002  (what is sent is stored)
+    def commit(self, header: Header) -> None:
         """Put a ``zarr.json`` in the place of the one that is there."""
         self.put({DOCUMENT: header.to_bytes()})
 
@@ -147,8 +147,11 @@ class Location(Objects):
         """Delete all blocks."""
         self.delete([name for name in self.names() if name.startswith("c.")])
 
+    def delete_lock(self) -> None:
+        """Delete what a lock and an unfinished write have left; there is none of it but on a local disk."""
+
     def vanish(self) -> None:
-        """Delete the place itself, in which no block lies any more; a prefix is gone with its objects."""
+        """Delete the place itself, in which nothing lies any more; a prefix is gone with its objects."""
 
     def settle(self) -> None:
         """Return when nothing is being stored any more whose caller was interrupted."""
@@ -196,9 +199,9 @@ class Folder(Location):
         """Whether there are files."""
         return [(self.path / key).exists() for key in keys]
 
-    def commit(self, header: Header, *, durable: bool = True) -> None:
-        """Put a ``zarr.json`` in the place of the one that is there; a `durable` one is brought to the disk first."""
-        self.replace(DOCUMENT, [header.to_bytes()], sync=durable)
+    def commit(self, header: Header) -> None:
+        """The same; it is on the disk before it gets its name, which else may be that of an empty file one day."""
+        self.replace(DOCUMENT, [header.to_bytes()], sync=True)
 
     def put(self, objects: Mapping[str, bytes]) -> None:
         """Write files, and rename them."""
@@ -231,9 +234,12 @@ class Folder(Location):
         for key in keys:
             (self.path / key).unlink(missing_ok=True)
 
-    def vanish(self) -> None:
-        """Delete the lock, and the folder if nothing else is in it."""
+    def delete_lock(self) -> None:
+        """Delete the lock, and what is being written."""
         self.delete([_PARTIAL, LOCK])
+
+    def vanish(self) -> None:
+        """Delete the folder if nothing is in it."""
         for folder in (self.path / FOLDER, self.path):
             with suppress(OSError):
                 folder.rmdir()

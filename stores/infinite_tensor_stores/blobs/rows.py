@@ -388,7 +388,7 @@ class Rows:
         self._save((number for number in self._unsaved if number < last), self.length)
         rows = self.length if last not in self._unsaved else max(last * self._size, self.header.rows)
         if rows > self.header.rows:
-            self._commit(rows, self.header.edits, durable=False)
+            self._commit(rows, self.header.edits)
 
     def _buffer(self, number: int, stop: int) -> torch.Tensor:
         """A block to write into, where rows up to `stop` are being written."""
@@ -431,12 +431,12 @@ class Rows:
         if not self.header.changing:
             self._commit(self.header.rows, self.header.edits + 1)
 
-    def _commit(self, rows: int, edits: int, *, durable: bool = True) -> None:
+    def _commit(self, rows: int, edits: int) -> None:
         self._check_right()
         header = replace(self.header, rows=rows, edits=edits)
         # One that fails may have been carried out, too.
         self._in_doubt = True
-        self.location.commit(header, durable=durable)
+        self.location.commit(header)
         self.header = header
         self._in_doubt = False
 

@@ -130,6 +130,7 @@ def test_a_blob_without_locks_is_written_by_one_process_at_a_time(
         again.write(numbered(3, 10))
         assert torch.equal(again[:], numbered(13))
     TensorBlob.unlink(place)
+    assert not place.exists()
     with pytest.raises(FileNotFoundError):
         TensorBlob.open(place)
 
