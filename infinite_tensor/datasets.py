@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from textwrap import indent
 from typing import Any, TypeAlias, TypeVar
 
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset, default_collate, get_worker_info
 
 from infinite_tensor.errors import RegionError, ValidationError
 from infinite_tensor.geometry.points import Index
@@ -167,9 +167,18 @@ class _Patches(Dataset[Any]):
         for index in range(len(self)):
             yield self[index]
 
-    def __getitem__(self, index: int) -> Any:
-        """The patch at `index`: a tensor or TensorDict, or a list, tuple or dict of them; transformed."""
-        return self.__getitems__([index])[0]
+    def __getitem__(self, index: Any) -> Any:
+        """The patch at `index`: a tensor or TensorDict, or a list, tuple or dict of them; transformed.
+
+        Of several indices, such as a `BatchSampler` in the place of a sampler gives, the patches as one batch, as a
+        `DataLoader` stacks them.
+        """
+        several = list(index) if getattr(index, "ndim", 0) == 1 else members(index)
+        if several is None:
+            return self.__getitems__([index])[0]
+        if not several:
+            raise IndexError("a batch has one index at least, got none")
+        return default_collate(self.__getitems__(several))
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The patches at `indices`, read in one plan; a `DataLoader` asks for a batch this way."""
@@ -193,7 +202,7 @@ class _Patches(Dataset[Any]):
     def _corner(self, index: int) -> Index:
         at, count = as_index(index), len(self)
         if at is None:
-            raise TypeError(f"an index is an int, got {type(index).__name__} {index!r}")
+            raise TypeError(f"an index is an int, or a list of ints, got {type(index).__name__} {index!r}")
         if not -count <= at < count:
             raise IndexError(f"index {at} is out of range for a dataset of {count} patches")
         number = self._number(at % count)

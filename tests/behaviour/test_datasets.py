@@ -17,7 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from infinite_tensor import (
     GridDataset,
@@ -260,12 +260,12 @@ class TestBoth:
         dataset = kind(PLANE, 8, region=sl[0:16, 0:24])
         assert dataset.region(-1) == dataset.region(5)
         assert torch.equal(dataset[-6], dataset[0])
-        assert torch.equal(dataset[np.int64(2)], dataset[torch.tensor(2)])  # type: ignore[index]
+        assert torch.equal(dataset[np.int64(2)], dataset[torch.tensor(2)])
         for beyond in (6, -7):
             with pytest.raises(IndexError, match=rf"index {beyond} is out of range for a dataset of 6 patches"):
                 dataset[beyond]
-        with pytest.raises(TypeError, match="an index is an int, got slice"):
-            dataset[0:2]  # type: ignore[index]
+        with pytest.raises(TypeError, match="an index is an int, or a list of ints, got slice"):
+            dataset[0:2]
         assert len(list(_iterated(dataset))) == 6
 
     def test_a_batch_is_read_in_one_plan(self, kind: Kind) -> None:
@@ -512,6 +512,49 @@ def test_a_transform_runs_in_workers(kind: Kind, tmp_path: Path, context: str) -
     items = torch.cat([patches for patches, _ in batches])
     assert os.getpid() not in torch.cat([processes for _, processes in batches]).tolist()
     assert [item.tolist() for item in items] == [t[dataset.region(i)].tolist() for i in range(6)]
+
+
+BATCHED: dict[str, Any] = {"one": PLANE, "several": {"image": IMAGE, "mask": PLANE}, "list": [PLANE, IMAGE]}
+
+
+@KINDS
+@pytest.mark.parametrize("sources", BATCHED.values(), ids=BATCHED)
+@pytest.mark.parametrize("transform", [None, lambda item: {"patch": item, "label": 1.5}], ids=["plain", "transformed"])
+def test_a_batch_sampler_in_the_place_of_a_sampler_gives_the_same_batches(
+    kind: Kind, sources: Any, transform: Any
+) -> None:
+    dataset = kind(sources, 8, region=sl[..., 0:16, 0:24], transform=transform)
+    batches = BatchSampler(SequentialSampler(dataset), 4, drop_last=False)
+    found = list(DataLoader(dataset, batch_size=None, sampler=batches))
+    for loader in (DataLoader(dataset, batch_size=4), DataLoader(dataset, batch_sampler=batches)):
+        for one, other in zip(found, loader, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+@KINDS
+def test_several_indices_are_read_in_one_plan_and_stacked(kind: Kind) -> None:
+    f = Counted(places)
+    t = InfiniteTensor((None, None), f, TensorWindow((8, 8)), dtype=torch.int64)
+    dataset = kind(t, 8, region=sl[0:64, 0:64])
+    for indices in ([1, 2, -1], (1, 2, -1), torch.tensor([1, 2, -1]), np.array([1, 2, -1])):
+        assert dataset[indices].tolist() == [dataset[i].tolist() for i in (1, 2, -1)]
+    assert len(f.calls) == len(set(f.calls))
+
+
+@KINDS
+@pytest.mark.parametrize(
+    ("index", "error", "said"),
+    [
+        ([], IndexError, "a batch has one index at least"),
+        ([0, 99], IndexError, "index 99 is out of range"),
+        ([0, "1"], TypeError, "an index is an int, or a list of ints, got str '1'"),
+        ("1", TypeError, "an index is an int, or a list of ints, got str '1'"),
+        (torch.tensor([True]), TypeError, "an index is an int, or a list of ints, got Tensor"),
+    ],
+)
+def test_what_is_no_list_of_indices_is_refused(kind: Kind, index: Any, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        kind(PLANE, 8, region=sl[0:8, 0:24])[index]
 
 
 @KINDS
