@@ -313,7 +313,8 @@ class TensorBlob(Dataset[torch.Tensor]):
         Returns
         -------
         torch.Tensor
-            One row of shape `shape` for an int, otherwise ``(rows, *shape)``.
+            One row of shape `shape` for an int, otherwise ``(rows, *shape)``; for an array of ints with more
+            dimensions, these before those of a row.
 
         Raises
         ------
@@ -328,7 +329,11 @@ class TensorBlob(Dataset[torch.Tensor]):
         self._check_open()
         with rows.lock:
             numbers = rows_of(index, self._length_for)
-            return rows.row(numbers) if isinstance(numbers, int) else rows.read(numbers)
+            if isinstance(numbers, int):
+                return rows.row(numbers)
+            if isinstance(numbers, range):
+                return rows.read(numbers)
+            return rows.read(numbers.ravel()).reshape(*numbers.shape, *self.shape)
 
     def __getitems__(self, indices: Sequence[int]) -> list[torch.Tensor]:
         """Rows of a batch; a `DataLoader` asks for them this way."""
@@ -458,6 +463,8 @@ class TensorBlob(Dataset[torch.Tensor]):
             numbers = rows_of(index, self._length_for)
             if isinstance(numbers, int):
                 numbers = range(numbers, numbers + 1)
+            elif not isinstance(numbers, range):
+                numbers = numbers.ravel()
             self._rows.overwrite(numbers, spread(values, len(numbers), self.dtype, self.shape))
 
     def truncate(self, pos: int | None = None) -> int:

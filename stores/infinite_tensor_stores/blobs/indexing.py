@@ -65,7 +65,7 @@ def spread(values: Any, count: int, dtype: torch.dtype, shape: tuple[int, ...]) 
 
 
 def rows_of(index: Any, length: Callable[[int], int]) -> int | range | RowNumbers:
-    """The rows that an index means: one, some that lie side by side, or any.
+    """The rows that an index means: one, some that lie side by side, or any, in an array of the shape of the index.
 
     Parameters
     ----------
@@ -97,9 +97,9 @@ def rows_of(index: Any, length: Callable[[int], int]) -> int | range | RowNumber
 
 
 def _any_rows(index: np.ndarray[Any, Any], length: Callable[[int], int]) -> RowNumbers:
-    if index.ndim != 1:
-        raise RegionError(f"an index array has one dimension, along the rows; got shape {index.shape}")
     if index.dtype == np.bool_:
+        if index.ndim != 1:
+            raise RegionError(f"a mask has one dimension, along the rows; got shape {index.shape}")
         rows = length(len(index))
         if len(index) != rows:
             raise RegionError(f"a mask has one entry for each of the {rows} rows, got {len(index)}")

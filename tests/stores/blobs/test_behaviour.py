@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from pathlib import Path
 from typing import Any
 
@@ -469,10 +470,24 @@ def test_what_is_no_index_is_a_type_error(place: Place, index: Any) -> None:
         place.open()[index]
 
 
-def test_an_index_array_has_one_dimension(place: Place) -> None:
+@pytest.mark.parametrize("shape", [(2, 3), (1, 2, 2), (0, 3)])
+def test_an_index_array_of_more_dimensions_puts_them_before_those_of_a_row(
+    place: Place, shape: tuple[int, ...]
+) -> None:
+    rows = made(place)
+    index = (torch.arange(math.prod(shape)) * 7 % 10).reshape(shape)
+    with place.open("r+") as blob:
+        assert torch.equal(blob[index], rows[index])
+        assert torch.equal(blob[index.numpy() - 10], rows[index])
+        rows[index] = -rows[index]
+        blob[index] = -blob[index]
+        assert torch.equal(blob[:], rows)
+
+
+def test_a_mask_has_one_dimension(place: Place) -> None:
     made(place)
-    with pytest.raises(IndexError, match=r"one dimension, along the rows; got shape \(2, 2\)"):
-        place.open()[torch.zeros(2, 2, dtype=torch.int64)]
+    with pytest.raises(IndexError, match=r"one dimension, along the rows; got shape \(10, 2\)"):
+        place.open()[torch.ones(10, 2, dtype=torch.bool)]
 
 
 # Shrinking and deleting.
