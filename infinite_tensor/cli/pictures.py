@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -12,6 +11,7 @@ import numpy as np
 import torch
 
 from infinite_tensor.cli.output import note, shown_number
+from infinite_tensor.support.publishing import publish, synchronize, unfinished_file
 
 SUFFIXES = (".npy", ".png")
 _CHANNELS = (1, 3, 4)
@@ -47,15 +47,14 @@ def save(values: np.ndarray[Any, Any], path: Path) -> None:
 
 
 def _write(path: Path, write: Callable[[BinaryIO], None]) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with partial.open("wb") as file:
-            write(file)
-        partial.replace(path)
+        with unfinished_file(path) as unfinished:
+            with unfinished.open("wb") as file:
+                write(file)
+            synchronize(unfinished)
+            publish(unfinished, path, overwrite=True)
     except OSError as error:
         raise click.FileError(str(path), error.strerror or str(error)) from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _pixels(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -20,9 +20,8 @@ from infinite_tensor.tilestore.persistent.sealed import sealed
 from infinite_tensor.values.dtypes import dtype_name, dtype_of
 from infinite_tensor_stores.dtypes import stored_dtype
 from infinite_tensor_stores.files import parsed
+from infinite_tensor_stores.zarr.zarr_json import BLOB
 
-ATTRIBUTE = "infinite_tensor_blob"
-DOCUMENT = "zarr.json"
 FORMAT = 1
 
 _STORED_AS_THEY_ARE = ("block_size", "codecs", "incarnation", "rows", "edits")
@@ -101,7 +100,7 @@ class Header:
             )
         found = parsed(document)
         attributes = dict(found.get("attributes") or {})
-        ours = attributes.pop(ATTRIBUTE, None)
+        ours = attributes.pop(BLOB, None)
         if not isinstance(ours, dict):
             raise ValueError("it is not of a TensorBlob")  # noqa: TRY004  (what the document holds is a value)
         if sealed({key: value for key, value in ours.items() if key != "digest"}) != ours:
@@ -128,7 +127,7 @@ class Header:
         """The ``zarr.json`` as a JSON object."""
         ours = {"format": FORMAT, "shape": list(self.shape), "dtype": dtype_name(self.dtype)}
         ours |= {name: getattr(self, name) for name in _STORED_AS_THEY_ARE}
-        return self._array() | {"attributes": {**self.attributes, ATTRIBUTE: sealed(ours)}}
+        return self._array() | {"attributes": {**self.attributes, BLOB: sealed(ours)}}
 
     def _array(self) -> dict[str, Any]:
         return {
@@ -179,7 +178,7 @@ def is_empty(document: bytes) -> bool:
 
 def is_blob(document: bytes) -> bool:
     """Whether a ``zarr.json``, damaged perhaps, is that of a blob."""
-    return ATTRIBUTE.encode() in document
+    return BLOB.encode() in document
 
 
 def _zero(dtype: torch.dtype) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from infinite_tensor.errors import BlobNotFoundError, RegionError, StoreError, ValidationError
 from infinite_tensor.support.disks import OpenFile, sync_opened, tell_weaker
-from infinite_tensor_stores.blobs.header import DOCUMENT, Header, explained
+from infinite_tensor_stores.blobs.header import Header, explained
 from infinite_tensor_stores.blobs.writers import FOLDER, LOCK, SECONDS, FileLock, Lease, NoLocksError
 from infinite_tensor_stores.file_store import FileStore
 from infinite_tensor_stores.files import (
@@ -23,6 +23,7 @@ from infinite_tensor_stores.files import (
 )
 from infinite_tensor_stores.targets import DEFAULT_TIMEOUT, absolute, is_in_memory, shown, zarr_store
 from infinite_tensor_stores.zarr.objects import Objects, wait_for_abandoned
+from infinite_tensor_stores.zarr.zarr_json import DOCUMENT
 
 _CAN_REPLACE_OPEN_FILES = os.name != "nt"
 """Windows refuses to put a file in the place of one that is open, and gives its number to no other file."""

@@ -22,11 +22,12 @@ from infinite_tensor.support.given import as_index
 from infinite_tensor.tilestore.layout import LARGEST_TILE_BYTES
 from infinite_tensor.values.dtypes import checked_dtype
 from infinite_tensor_stores.blobs.blocks import CRC_BYTES, DamagedBlockError, blocks_of
-from infinite_tensor_stores.blobs.header import DOCUMENT, EmptyDocumentError, Header, is_blob, is_empty
+from infinite_tensor_stores.blobs.header import EmptyDocumentError, Header, is_blob, is_empty
 from infinite_tensor_stores.blobs.location import Document, Location, Right
 from infinite_tensor_stores.blobs.rows import Rows
 from infinite_tensor_stores.dtypes import stored_dtype, to_stored
 from infinite_tensor_stores.zarr.codec import codecs_of
+from infinite_tensor_stores.zarr.zarr_json import DOCUMENT
 
 _BLOCK_BYTES = 4 * 2**20
 _MOST_ROWS = 8192

@@ -29,11 +29,11 @@ from infinite_tensor_stores.zarr.layout import Place, incarnation_of, is_tempora
 from infinite_tensor_stores.zarr.objects import Objects
 from infinite_tensor_stores.zarr.zarr_json import (
     DOCUMENT,
+    array_in,
     attributes_in,
     attributes_of_others,
     group_document,
     has_our_mark,
-    is_array,
     is_zarr_of_others,
     marked,
     member_in,
@@ -202,8 +202,9 @@ class Root:
 
     def _mark_in(self, document: bytes) -> dict[str, Any] | None:
         """What our mark says in the document of a root; None where that is a group of somebody else."""
-        if is_array(document):
-            raise StoreError(f"{self._owner}: there is a Zarr array that is not of this library; choose another path")
+        array = array_in(document)
+        if array is not None:
+            raise StoreError(f"{self._owner}: there is {array}")
         try:
             ours = attributes_in(document)
             if ours is not None and (not isinstance(ours.get("format"), int) or ours["format"] < 1):

@@ -9,6 +9,8 @@ from typing import Any
 from infinite_tensor_stores.files import parsed
 
 ATTRIBUTE = "infinite_tensor"
+BLOB = "infinite_tensor_blob"
+"""The attribute of the array that is a blob."""
 DOCUMENT = "zarr.json"
 
 
@@ -49,9 +51,17 @@ def marked(document: bytes, mark: Mapping[str, Any]) -> bytes:
     return dumped({**found, "attributes": {**found.get("attributes", {}), ATTRIBUTE: mark}})
 
 
-def is_array(document: bytes) -> bool:
-    """Whether a ``zarr.json`` is that of an array."""
-    return _readable(document).get("node_type") == "array"
+def array_in(document: bytes) -> str | None:
+    """What array a ``zarr.json`` is that of, and what to do about it; None where it is no array's."""
+    found = _readable(document)
+    if found.get("node_type") != "array":
+        return None
+    attributes = found.get("attributes")
+    blob = attributes.get(BLOB) if isinstance(attributes, dict) else None
+    if not isinstance(blob, dict):
+        return "a Zarr array that is not of this library; choose another path"
+    rows, shape, dtype = (str(blob.get(name))[:200] for name in ("rows", "shape", "dtype"))
+    return f"a TensorBlob, and no store: {rows} rows of shape {shape} and {dtype}; TensorBlob.open reads it"
 
 
 def has_our_mark(document: bytes) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from fractions import Fraction
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from infinite_tensor import HDF5TileStore, InfiniteTensor, TensorGroup, TensorWindow, ZarrTileStore
+from infinite_tensor import HDF5TileStore, InfiniteTensor, TensorBlob, TensorGroup, TensorWindow, ZarrTileStore
 from tests.support.command_line import CommandLine
 
 from .conftest import ramp
@@ -35,6 +36,16 @@ def test_ls_tells_programs_the_same(cli: CommandLine, store: Path) -> None:
         ],
         "groups": [],
     }
+
+
+def test_ls_of_a_blob_says_what_it_is(cli: CommandLine, tmp_path: Path) -> None:
+    with TensorBlob.open(tmp_path / "b", "w", dtype="bfloat16", shape=(2, 3)) as blob:
+        blob.write(torch.ones(5, 2, 3, dtype=torch.bfloat16))
+    found = cli("ls", tmp_path / "b")
+    assert found.code == 1
+    assert (
+        "there is a TensorBlob, and no store: 5 rows of shape [2, 3] and bfloat16; TensorBlob.open reads" in found.err
+    )
 
 
 def test_what_is_too_wide_for_a_table_is_listed_row_by_row(
@@ -241,6 +252,23 @@ def test_read_replaces_only_what_somebody_has_agreed_to(cli: CommandLine, store:
     assert target.read_bytes() == b"mine"
     assert cli("read", *options, "--overwrite", "--yes").code == 0
     assert np.load(target).shape == (4, 8)
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "link"])
+@pytest.mark.parametrize("name", ["a.npy", "a.png"])
+def test_read_writes_nothing_where_something_lies_at_the_hidden_name(
+    cli: CommandLine, store: Path, tmp_path: Path, kind: str, name: str
+) -> None:
+    (tmp_path / "theirs").write_text("dear")
+    for hidden in (tmp_path / f".{name}.partial", tmp_path / f".{name}.{os.getpid()}.partial"):
+        if kind == "link":
+            hidden.symlink_to(tmp_path / "theirs")
+        else:
+            os.mkfifo(hidden)
+    found = cli("read", store, "rows", "--region", "0:4,0:8", "-o", tmp_path / name)
+    assert (found.code, f".{name}.partial' is neither a file nor a folder" in " ".join(found.err.split())) == (1, True)
+    assert (tmp_path / "theirs").read_text() == "dear"
+    assert not (tmp_path / name).exists()
 
 
 def test_read_draws_a_png_from_black_to_white(cli: CommandLine, store: Path, tmp_path: Path) -> None:
