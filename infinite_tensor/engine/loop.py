@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextvars
 import operator
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -26,6 +25,7 @@ from infinite_tensor.engine.reads import Views
 from infinite_tensor.geometry.points import IntArray, joined
 from infinite_tensor.support.gradients import without_gradients
 from infinite_tensor.support.interrupts import Mark, interrupts_shown
+from infinite_tensor.support.threads import begin
 
 Regions: TypeAlias = tuple[IntArray, IntArray]
 """Where some regions of a tensor start and stop, in pixels: two arrays of shape (N, ndim)."""
@@ -231,23 +231,14 @@ def _on_threads(count: int, work: Callable[[Callable[[], bool]], None]) -> None:
 
     try:
         with waiting.running, interrupts_shown():
-            threads = [_started(partial(contextvars.copy_context().run, run, own)) for own in works]
+            threads = [begin(partial(contextvars.copy_context().run, run, own)) for own in works]
             if not any(threads):
                 # None can be started any more: the interpreter exits.
                 run(works[0])
-            for thread in filter(None, threads):
-                thread.join()
+            for ended in filter(None, threads):
+                ended.acquire()
     finally:
         for own in works:
             own.wait()
     if errors:
         raise errors[0]
-
-
-def _started(work: Callable[[], object]) -> threading.Thread | None:
-    thread = threading.Thread(target=work, name="infinite_tensor-worker", daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:
-        return None
-    return thread

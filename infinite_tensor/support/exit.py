@@ -2,7 +2,8 @@
 
 `atexit` runs when all threads but daemons have come to their end, so what a thread stores after the main thread's last
 line is flushed too. It does not run in the children of multiprocessing; `threading._register_atexit`, which
-`concurrent.futures` uses, does, when the main thread has come to its end.
+`concurrent.futures` uses, does, when the main thread has come to its end. It takes nothing more from then on, so what
+is to be done then is kept in lists of our own: a thread that continues may be the first to import a module.
 
 A `torch.utils.data.DataLoader` ends its workers by SIGTERM where they are persistent, or take more than five seconds to
 end by themselves; what the interpreter does at its exit never has its turn then.
@@ -17,6 +18,7 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable
+from concurrent.futures import thread as _pools  # noqa: F401  (see the last line)
 from queue import SimpleQueue
 from types import FrameType
 from typing import Protocol
@@ -48,27 +50,30 @@ def flush_all() -> None:
 
 
 def end_before_flush(end: Callable[[], object]) -> None:
-    """Call ``end()`` when the interpreter exits, before stores are flushed."""
-    # Who registers last is called first.
-    threading._register_atexit(end)  # type: ignore[attr-defined]  # noqa: SLF001  (see above)
+    """Call ``end()`` when the main thread has come to its end, before stores are flushed."""
+    _first_ends.append(end)
 
 
 def end_after_flush(end: Callable[[], object]) -> None:
     """Call ``end()`` when the interpreter exits, after stores are flushed for the last time."""
-    _ends.append(end)
+    _last_ends.append(end)
 
 
-_ends: list[Callable[[], object]] = []
+_first_ends: list[Callable[[], object]] = []
+_last_ends: list[Callable[[], object]] = []
+
+
+def _end_and_flush() -> None:
+    for end in _first_ends:
+        end()
+    flush_all()
 
 
 @atexit.register
 def _flush_and_end() -> None:
     flush_all()
-    for end in _ends:
+    for end in _last_ends:
         end()
-
-
-threading._register_atexit(flush_all)  # type: ignore[attr-defined]  # noqa: SLF001  (see above)
 
 
 def flush_at_termination() -> None:
@@ -100,3 +105,7 @@ def _end(asked: SimpleQueue[None]) -> None:
     flush_all()
     # Anything but 0 would be reported as a worker that has crashed.
     os._exit(0)
+
+
+# Who registers last is called first, and pools, which register when they are imported, would work off their queues.
+threading._register_atexit(_end_and_flush)  # type: ignore[attr-defined]  # noqa: SLF001  (see above)

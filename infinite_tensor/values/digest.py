@@ -9,7 +9,6 @@ import types
 import weakref
 import zipfile
 from collections.abc import Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from itertools import chain, islice
 from typing import Any, TypeAlias
@@ -20,6 +19,7 @@ from torch.nn.parameter import is_lazy
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.support.given import quoted
+from infinite_tensor.support.threads import on_threads
 from infinite_tensor.values.arrays import checksum
 from infinite_tensor.values.bytecode import assigned_by, uses_of
 from infinite_tensor.values.plain import sha256_of
@@ -308,10 +308,7 @@ def _parts_said(tensor: torch.Tensor) -> list[str]:
         dense = dense.cpu().contiguous()
     flat = dense.reshape(-1).view(torch.uint8)
     leaves = [flat[start : start + _LEAF] for start in range(0, len(flat), _LEAF)]
-    if len(leaves) < 2:
-        return list(map(_sha256, leaves))
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        return list(pool.map(_sha256, leaves))
+    return on_threads(_sha256, leaves, torch.get_num_threads())
 
 
 def _sha256(leaf: torch.Tensor) -> str:

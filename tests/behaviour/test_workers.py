@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import _thread
 import itertools
 import pickle
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -23,6 +25,7 @@ from infinite_tensor import (
     ValidationError,
     ZarrTileStore,
 )
+from infinite_tensor.support import threads
 from tests.support.counting import Counted
 from tests.support.interrupts import Line, interrupted_where
 
@@ -129,26 +132,29 @@ def test_what_f_raises_comes_through_and_what_was_finished_stays() -> None:
     assert sorted(f.calls) == sorted([*((number,) for number in range(100)), (20,)])
 
 
-def lasting(ended: threading.Event, outlived: list[bool], _ctx: Any) -> torch.Tensor:
+def lasting(begun: threading.Event, ended: threading.Event, outlived: list[bool], _ctx: Any) -> torch.Tensor:
     """An ``f`` that takes its time, so that it is seen where nobody waits for it."""
-    outlived.append(ended.wait(0.02))
+    begun.set()
+    outlived.append(ended.wait(0.05))
     return torch.ones(4)
 
 
-def is_last(lines: Iterator[int], _line: Line) -> bool:
-    return next(lines) == 0
+def is_last(lines: Iterator[int], begun: threading.Event, _line: Line) -> bool:
+    """Whether no more lines are to be met; if a thread has been started, once it runs an ``f``."""
+    is_here = next(lines) == 0
+    if is_here:
+        begun.wait(0.05)
+    return is_here
 
 
 def test_no_f_runs_on_after_a_ctrl_c_while_threads_are_started() -> None:
-    interrupted = 0
+    interrupted, others = 0, _thread._count()
     while True:
-        ended, outlived, lines = threading.Event(), list[bool](), itertools.count(-interrupted)
-        t = tensor(partial(lasting, ended, outlived))
+        begun, ended, outlived = threading.Event(), threading.Event(), list[bool]()
+        t, lines = tensor(partial(lasting, begun, ended, outlived)), itertools.count(-interrupted)
         try:
             with interrupted_where(
-                partial(is_last, lines),
-                lambda code: code.co_name in ("start", "wait"),
-                of=(str(threading.__file__),),
+                partial(is_last, lines, begun), lambda code: code.co_name == "begin", of=(str(threads.__file__),)
             ):
                 t.read(slice(0, 8), workers=2)
         except KeyboardInterrupt:
@@ -157,9 +163,9 @@ def test_no_f_runs_on_after_a_ctrl_c_while_threads_are_started() -> None:
             break
         finally:
             ended.set()
-        for thread in threading.enumerate():
-            if thread.name.startswith("infinite_tensor-worker") and thread.is_alive():
-                thread.join(LIMIT)
+        deadline = time.monotonic() + LIMIT
+        while _thread._count() > others:
+            assert time.monotonic() < deadline
         assert not any(outlived), interrupted
     assert interrupted > 5
 
