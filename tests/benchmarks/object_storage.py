@@ -23,12 +23,13 @@ from typing import Any
 
 import torch
 from obstore.store import S3Store as ObstoreS3
+from zarr.abc.buffer import Buffer, BufferPrototype
 from zarr.abc.store import ByteRequest, Store
-from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
-from zarr.core.sync import sync
+from zarr.buffer import default_buffer_prototype
 from zarr.storage import ObjectStore, WrapperStore
 
 from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore
+from infinite_tensor_stores.loop import sync
 from infinite_tensor_stores.targets import zarr_store
 from infinite_tensor_stores.zarr.objects import DEFAULT_CONCURRENCY, Objects, concurrently
 from tests.support.s3_server import ADMIN, S3Server, find_program
@@ -137,7 +138,7 @@ def plainly(call: Callable[[Any], Awaitable[Any]], arguments: Sequence[Any], con
 
         return await asyncio.gather(*map(one, arguments))
 
-    return sync(everything())
+    return sync(everything)
 
 
 def beside_plain_requests(server: S3Server, tiles: int, rounds: int) -> Iterator[str]:
@@ -231,7 +232,7 @@ def _operate(store: Store, count: int, times: Times) -> None:
     each("create, 1 KiB", lambda n: objects.create(f"p/{n}", block[:1024]))
     each("create what is there already", lambda n: objects.create(f"p/{n}", block[1024:2048]))
     times.take("list", lambda: list(objects.pages("c")))
-    times.take("delete a folder", lambda: sync(objects.delete_folder("c")))
+    times.take("delete a folder", lambda: sync(objects.delete_folder, "c"))
 
 
 def _warm(store: Store) -> None:

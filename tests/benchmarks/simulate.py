@@ -30,8 +30,8 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import torch
+from zarr.abc.buffer import Buffer, BufferPrototype
 from zarr.abc.store import ByteRequest, Store
-from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import LocalStore, MemoryStore, WrapperStore
 
 from infinite_tensor import InfiniteTensor, TensorWindow, TileStore, ZarrTileStore

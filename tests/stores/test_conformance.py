@@ -10,14 +10,14 @@ import h5py
 import pytest
 import torch
 import zarr
-from zarr.core.buffer import default_buffer_prototype
-from zarr.core.sync import sync
+from zarr.buffer import default_buffer_prototype
 from zarr.storage import MemoryStore
 
 from infinite_tensor import HDF5TileStore, StoreError, ZarrTileStore
 from infinite_tensor.testing import PersistentStoreTests
 from infinite_tensor.tilestore import testing as earlier
 from infinite_tensor.tilestore.persistent import PartialTile, PersistentTileStore
+from infinite_tensor_stores.loop import sync
 from tests.support.dict_store import DictTileStore
 from tests.support.file_store import FileTileStore
 from tests.support.sqlite_store import SQLiteTileStore
@@ -35,11 +35,11 @@ class _ZarrTests(PersistentStoreTests):
         at = zip(tile, definition["origin"], definition["tile_size"], strict=True)
         chunk = "/".join(str(i + origin // size) for i, origin, size in at)
         key, prototype = f"t-{tensor_id}/tiles-{definition['incarnation']}/c/{chunk}", default_buffer_prototype()
-        found = sync(root.store.get(key, prototype))
+        found = sync(root.store.get, key, prototype)
         assert found is not None
         data = bytearray(found.to_bytes())
         data[len(data) // 2] ^= 0x10
-        sync(root.store.set(key, prototype.buffer.from_bytes(bytes(data))))
+        sync(root.store.set, key, prototype.buffer.from_bytes(bytes(data)))
 
 
 class TestZarrInADirectory(_ZarrTests):

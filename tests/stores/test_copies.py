@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 import zarr
+from zarr.abc.buffer import Buffer
 from zarr.codecs import BloscCodec, ZstdCodec
-from zarr.core.buffer import Buffer
 from zarr.storage import MemoryStore, WrapperStore
 
 from infinite_tensor import (

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import zarr
-from zarr.core.buffer import Buffer
+from zarr.abc.buffer import Buffer
 from zarr.storage import MemoryStore
 
 from infinite_tensor import HDF5TileStore, InfiniteTensor, MemoryTileStore, TensorWindow, TileStore, ZarrTileStore

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from zarr.abc.buffer import Buffer, BufferPrototype
 from zarr.abc.store import ByteRequest
-from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import MemoryStore, WrapperStore
 
 from infinite_tensor import InfiniteTensor, TensorWindow, ValidationError, ZarrTileStore

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from fsspec.asyn import AsyncFileSystem
-from zarr.core.buffer import default_buffer_prototype
+from zarr.buffer import default_buffer_prototype
 
 from infinite_tensor_stores.loop import sync
 from infinite_tensor_stores.remote import LoginMask, MaskedFileSystem, RemoteStore

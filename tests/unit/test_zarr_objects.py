@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
-from zarr.core.sync import sync
 from zarr.storage import MemoryStore
 
+from infinite_tensor_stores.loop import sync
 from infinite_tensor_stores.targets import zarr_store
 from infinite_tensor_stores.zarr.objects import Objects, concurrently
 
@@ -93,9 +93,9 @@ def test_a_request_that_the_storage_cancels_is_an_error() -> None:
 
 def test_an_object_that_is_there_is_not_created_but_recognised() -> None:
     objects = Objects(MemoryStore)
-    assert sync(objects.create("a", b"mine"))
-    assert not sync(objects.create("a", b"yours"))
-    assert sync(objects.create("a", b"mine"))
+    assert sync(objects.create, "a", b"mine")
+    assert not sync(objects.create, "a", b"yours")
+    assert sync(objects.create, "a", b"mine")
     assert objects.get(["a"]) == [b"mine"]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from zarr.core.buffer import Buffer
+from zarr.abc.buffer import Buffer
 from zarr.storage import MemoryStore, WrapperStore
 
 from infinite_tensor import DependantsRemainWarning, MemoryTileStore, TileStore, ValidationError, ZarrTileStore

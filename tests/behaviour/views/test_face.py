@@ -386,6 +386,9 @@ NOT_FOR_READERS = {
     "test_set_sync",
     "test_delete_sync",
     "test_delete_sync_missing",
+    "test_delete_sync_visible_to_async_get",
+    "test_get_sync_byte_range_parity",
+    "test_sync_async_set_get_parity",
     # They are abstract.
     "test_store_repr",
     "test_store_supports_writes",
@@ -394,14 +397,8 @@ NOT_FOR_READERS = {
 """Tests of zarr's suite that do not apply to a read-only store; those above take the place of what they look at."""
 
 
-def test_every_test_of_zarrs_suite_is_run_or_named() -> None:
-    suite = {name for name, _ in inspect.getmembers(StoreTests, callable) if name.startswith("test_")}
-    run = {name for name in vars(TestZarrsSuiteForStores) if name.startswith("test_")}
-    assert suite - run - NOT_FOR_READERS == set()
-
-
 class TestZarrsSuiteForStores:
-    """Those tests of zarr's own suite that a read-only store can pass."""
+    """Those tests of zarr's own suite, as it is installed, that a read-only store can pass."""
 
     store_cls = FaceStore
     buffer_cls = Buffer
@@ -428,25 +425,11 @@ class TestZarrsSuiteForStores:
     def store_not_open(self, store_kwargs: dict[str, Any]) -> FaceStore:
         return self.store_cls(**store_kwargs)
 
-    test_store_supports_partial_writes = StoreTests.test_store_supports_partial_writes
-    test_store_type = StoreTests.test_store_type
-    test_store_eq = StoreTests.test_store_eq
-
     def test_store_open_read_only(self, open_kwargs: dict[str, Any]) -> None:
         test = StoreTests.test_store_open_read_only
         asyncio.run(test(self, open_kwargs, read_only=True))
 
-    test_store_context_manager = _run(StoreTests.test_store_context_manager)
-    test_read_only_store_raises = _run(StoreTests.test_read_only_store_raises)
-    test_with_read_only_store = _run(StoreTests.test_with_read_only_store)
-    test_get = _run(StoreTests.test_get)
-    test_get_not_open = _run(StoreTests.test_get_not_open)
-    test_get_raises = _run(StoreTests.test_get_raises)
-    test_get_many = _run(StoreTests.test_get_many)
-    test_getsize = _run(StoreTests.test_getsize)
-    test_getsize_raises = _run(StoreTests.test_getsize_raises)
-    test_get_partial_values = _run(StoreTests.test_get_partial_values)
-    test_get_bytes = _run(StoreTests.test_get_bytes)
-    test_get_bytes_sync = StoreTests.test_get_bytes_sync
-    test_get_json = _run(StoreTests.test_get_json)
-    test_get_json_sync = StoreTests.test_get_json_sync
+
+for _name, _test in inspect.getmembers(StoreTests, callable):
+    if _name.startswith("test_") and _name not in NOT_FOR_READERS and not hasattr(TestZarrsSuiteForStores, _name):
+        setattr(TestZarrsSuiteForStores, _name, _run(_test) if inspect.iscoroutinefunction(_test) else _test)

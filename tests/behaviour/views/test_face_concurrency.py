@@ -25,12 +25,12 @@ import xarray
 import zarr
 from distributed import Client
 from zarr.buffer import default_buffer_prototype
-from zarr.core.sync import sync
 
 from infinite_tensor import InfiniteTensor, TileStore, ValidationError, ZarrTileStore, sl
 from infinite_tensor.views import face as face_module
 from infinite_tensor.views import requests
 from infinite_tensor.views.requests import PLACES
+from infinite_tensor_stores.loop import sync
 from tests.behaviour.views import shown
 from tests.behaviour.views.shown import ramp, ramp_of
 from tests.support.clusters import cluster
@@ -110,7 +110,7 @@ def test_a_tile_in_memory_is_told_at_once() -> None:
         await asyncio.sleep(0)
         return asked.done()
 
-    assert sync(told())
+    assert sync(told)
 
 
 def test_an_event_loop_never_waits_for_a_store_that_a_thread_uses() -> None:
@@ -126,7 +126,7 @@ def test_an_event_loop_never_waits_for_a_store_that_a_thread_uses() -> None:
     contents: Any = t.tile_store.contents
     with ThreadPoolExecutor(1) as threads:
         with contents.tiles.lock:
-            assert threads.submit(sync, goes_on()).result(DEADLINE)
+            assert threads.submit(sync, goes_on).result(DEADLINE)
         assert np.array_equal(face[...], before)
 
 

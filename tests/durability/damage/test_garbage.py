@@ -11,14 +11,15 @@ from typing import Any
 import h5py
 import pytest
 import torch
+from zarr.abc.buffer import Buffer
 from zarr.abc.store import Store
-from zarr.core.buffer import Buffer, default_buffer_prototype
-from zarr.core.sync import sync
+from zarr.buffer import default_buffer_prototype
 from zarr.storage import LocalStore, MemoryStore, WrapperStore
 
 from infinite_tensor import HDF5TileStore, InfiniteTensor, TensorWindow, ValidationError, ZarrTileStore
 from infinite_tensor.tilestore import Garbage
 from infinite_tensor.tilestore.persistent import PersistentTileStore
+from infinite_tensor_stores.loop import sync
 from infinite_tensor_stores.zarr.objects import Objects
 
 EMPTY = Garbage(0, 0)
@@ -211,7 +212,7 @@ def test_a_write_whose_temporary_file_was_swept_is_written_again(tmp_path: Path)
             await super()._set(key, value, exclusive)
 
     objects_of(Swept(tmp_path)).put({"a": b"1"})
-    assert sync(objects_of(Swept(tmp_path)).create("b", b"2"))
+    assert sync(objects_of(Swept(tmp_path)).create, "b", b"2")
     assert files(tmp_path) == {"a": b"1", "b": b"2"}
     never = Swept(tmp_path)
     never.left = 10**6

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import pytest
-from zarr.core.buffer import default_buffer_prototype
-from zarr.core.sync import collect_aiterator, sync
+from zarr.buffer import default_buffer_prototype
 from zarr.storage import MemoryStore
 
+from infinite_tensor_stores.loop import sync
 from tests.support.faulty_store import OTHERS, READS, ClientError, Faults, FaultyStore, Outage
 
 PROTOTYPE = default_buffer_prototype()
@@ -17,8 +17,15 @@ VALUE = PROTOTYPE.buffer.from_bytes(b"0123456789")
 
 
 def got(store: FaultyStore, key: str) -> bytes | None:
-    found = sync(store.get(key, PROTOTYPE))
+    found = sync(store.get, key, PROTOTYPE)
     return None if found is None else found.to_bytes()
+
+
+def listed(names: AsyncIterator[str]) -> list[str]:
+    async def collect() -> list[str]:
+        return [name async for name in names]
+
+    return sync(collect)
 
 
 def failing(kind: str) -> tuple[FaultyStore, Outage]:
@@ -56,16 +63,16 @@ def test_changes_raise_before_or_after_they_are_made(
     for kind, left in {"raise": before, "raise after": after}.items():
         store, outage = failing(kind)
         with pytest.raises(ClientError):
-            sync(change(store))
+            sync(change, store)
         outage.stop()
-        assert set(collect_aiterator(store.list())) == left
+        assert set(listed(store.list())) == left
 
 
 def test_listings_raise() -> None:
     store, _ = failing("raise after")
     for names in (store.list(), store.list_prefix(""), store.list_dir("")):
         with pytest.raises(ClientError):
-            collect_aiterator(names)
+            listed(names)
 
 
 def test_one_seed_does_the_same_again_whatever_the_order_and_the_incarnation() -> None:

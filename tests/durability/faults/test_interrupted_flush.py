@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from zarr.abc.buffer import Buffer
 from zarr.abc.store import Store
-from zarr.core.buffer import Buffer
 from zarr.storage import MemoryStore
 
 from infinite_tensor import HDF5TileStore, StoreError, ZarrTileStore

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from zarr.abc.buffer import Buffer, BufferPrototype
 from zarr.abc.store import ByteRequest
-from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import LocalStore, WrapperStore
 
 from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore

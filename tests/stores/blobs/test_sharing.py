@@ -21,7 +21,7 @@ import fsspec
 import pytest
 import torch
 import zarr
-from zarr.core.buffer import Buffer
+from zarr.abc.buffer import Buffer
 from zarr.storage import MemoryStore, WrapperStore
 
 from infinite_tensor import BlobNotFoundError, RegionError, StoreError, TensorBlob

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 from obstore.store import S3Store as ObstoreS3
-from zarr.core.buffer import default_buffer_prototype
-from zarr.core.sync import sync
+from zarr.buffer import default_buffer_prototype
 from zarr.storage import ObjectStore
 
 from infinite_tensor import ZarrTileStore
 from infinite_tensor.testing import PersistentStoreTests
+from infinite_tensor_stores.loop import sync
 from tests.support.reference import Index
 from tests.support.s3_server import ADMIN, S3Server
 
@@ -25,11 +25,11 @@ class _OnS3(PersistentStoreTests):
             at = zip(tile, definition["origin"], definition["tile_size"], strict=True)
             chunk = "/".join(str(i + origin // size) for i, origin, size in at)
             key, prototype = f"{store.tensor_info(tensor_id).location}/c/{chunk}", default_buffer_prototype()
-            found = sync(store._objects.store.get(key, prototype))
+            found = sync(store._objects.store.get, key, prototype)
             assert found is not None
             data = bytearray(found.to_bytes())
             data[len(data) // 2] ^= 0x10
-            sync(store._objects.store.set(key, prototype.buffer.from_bytes(bytes(data))))
+            sync(store._objects.store.set, key, prototype.buffer.from_bytes(bytes(data)))
 
     def open_store(self, location: Any, **options: Any) -> ZarrTileStore:
         raise NotImplementedError

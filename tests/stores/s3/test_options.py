@@ -16,7 +16,7 @@ from botocore.config import Config
 from botocore.loaders import JSONFileLoader
 from fsspec.asyn import sync as sync_on
 from s3fs import S3FileSystem
-from zarr.core.buffer import default_buffer_prototype
+from zarr.buffer import default_buffer_prototype
 
 from infinite_tensor_stores.loop import sync
 from infinite_tensor_stores.remote import RemoteStore
