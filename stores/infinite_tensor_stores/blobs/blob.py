@@ -92,8 +92,8 @@ class TensorBlob(Dataset[torch.Tensor]):
         max_cached_blocks : int, optional
             How many blocks are held, in memory or mapped. Default: 1 GiB of mapped ones, 128 MiB of others.
         compressors : zarr codec, sequence of them, "auto" or None
-            How blocks of a new blob are compressed: Zstandard and Blosc, one or several of them, or gzip alone. "auto"
-            does not compress on a local disk, and compresses with fast Zstandard elsewhere. A CRC-32C always follows.
+            How blocks of a new blob are compressed: Zstandard and Blosc, one or several of them. "auto" does not
+            compress on a local disk, and compresses with fast Zstandard elsewhere. A CRC-32C always follows.
         storage_options : dict, optional
             Passed to fsspec. Kept in memory only, never shown.
         timeout : float

@@ -65,9 +65,9 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
     concurrency : int
         How many requests one read or write has under way at a time, from 1 to 256.
     compressors : zarr codec, sequence of them, "auto" or None
-        How new tensors are compressed: Zstandard and Blosc, one or several of them, or gzip alone; None does not
-        compress. A CRC-32C always follows. Earlier versions took any codec: a tensor of another one opens where that is
-        named here, since damage may make it take any amount of memory.
+        How new tensors are compressed: Zstandard and Blosc, one or several of them; None does not compress. A
+        CRC-32C always follows. Earlier versions took any codec: a tensor of another one is not opened, since damage may
+        make it take any amount of memory.
     cache_size_bytes : int, str or None
         Limit of the cache of tiles in memory, in bytes or as ``"400MB"``.
     cache_size_tiles : int or None
