@@ -27,6 +27,8 @@ from tests.support.weak_disks import NO_LINKS, NO_LOCKS, without_links, without_
 EXPORTS = ["zarr", "npy", "png", "tif"]
 SAVED = ["memmap", "h5", "zarr"]
 LINKS, LOCKS = "this file system has no hard links", "this file system has no locks"
+FOLDERS = "this file system syncs no folders"
+NO_SYNC = ["EINVAL", "ENOTSUP", "ENOSYS"]
 
 
 @pytest.fixture(autouse=True)
@@ -36,10 +38,21 @@ def _nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def told() -> Iterator[Callable[[], list[str]]]:
-    """What was warned of, each once."""
+    """How what was warned of begins, each once."""
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
-        yield lambda: [str(each.message) for each in found if each.category is WeakerStorageWarning]
+        yield lambda: [
+            str(each.message).partition(", so")[0] for each in found if each.category is WeakerStorageWarning
+        ]
+
+
+def export(folder: Path, form: str, *, overwrite: bool = False) -> None:
+    plane().export(REGION, folder / f"out.{form}", overwrite=overwrite, progress=False)
+
+
+def check_exported(folder: Path, form: str) -> None:
+    assert np.array_equal(opened(folder / f"out.{form}"), truth())
+    assert names_in(folder) == [f"out.{form}"]
 
 
 @pytest.mark.parametrize("code", NO_LINKS)
@@ -59,7 +72,7 @@ def test_a_store_without_hard_links_is_created_filled_and_found(
     with ZarrTileStore(tmp_path / "s", mode="r") as store:
         assert np.array_equal(plane(f, tile_store=store)[REGION], truth())
     assert set(f.counts.values()) == {1}
-    assert [message.partition(",")[0] for message in told()] == [f"{tmp_path / 's'}: {LINKS}"]
+    assert told() == [f"{tmp_path / 's'}: {LINKS}"]
 
 
 def test_what_another_process_has_created_without_hard_links_stays(
@@ -80,11 +93,10 @@ def test_exports_need_no_hard_links_and_replace_nothing(
     form: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Callable[[], list[str]]
 ) -> None:
     without_links(monkeypatch, code)
-    plane().export(REGION, tmp_path / f"out.{form}", progress=False)
-    assert np.array_equal(opened(tmp_path / f"out.{form}"), truth())
+    export(tmp_path, form)
     with pytest.raises(ValidationError, match="already"):
-        plane().export(REGION, tmp_path / f"out.{form}", progress=False)
-    assert names_in(tmp_path) == [f"out.{form}"]
+        export(tmp_path, form)
+    check_exported(tmp_path, form)
     assert len(told()) == (form != "zarr")
 
 
@@ -102,16 +114,28 @@ def test_saved_groups_need_no_hard_links(
     assert len(told()) == (form == "h5")
 
 
-@pytest.mark.parametrize("code", NO_LOCKS)
+@pytest.mark.parametrize(
+    ("without", "code", "weakness"),
+    [
+        *((without_locks, code, LOCKS) for code in NO_LOCKS),
+        *((without_synced_folders, code, FOLDERS) for code in NO_SYNC),
+    ],
+)
 @pytest.mark.parametrize("form", EXPORTS)
-def test_exports_need_no_locks(
-    form: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Callable[[], list[str]]
+def test_exports_need_neither_locks_nor_folders_that_can_be_synced(
+    form: str,
+    without: Callable[[pytest.MonkeyPatch, str], None],
+    code: str,
+    weakness: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    told: Callable[[], list[str]],
 ) -> None:
-    without_locks(monkeypatch, code)
+    without(monkeypatch, code)
     for overwrite in (False, True, True):
-        plane().export(REGION, tmp_path / f"out.{form}", overwrite=overwrite, progress=False)
-    assert np.array_equal(opened(tmp_path / f"out.{form}"), truth())
-    assert [message.partition(",")[0] for message in told()] == [f"{tmp_path}: {LOCKS}"]
+        export(tmp_path, form, overwrite=overwrite)
+    check_exported(tmp_path, form)
+    assert told() == [f"{tmp_path}: {weakness}"]
 
 
 @pytest.mark.parametrize("code", NO_LOCKS)
@@ -144,18 +168,6 @@ def test_a_tensor_is_cleared_without_locks(tmp_path: Path, monkeypatch: pytest.M
         assert list(store) == []
 
 
-@pytest.mark.parametrize("code", ["EINVAL", "ENOTSUP", "ENOSYS"])
-@pytest.mark.parametrize("form", EXPORTS)
-def test_exports_need_no_folder_that_can_be_synced(
-    form: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Callable[[], list[str]]
-) -> None:
-    without_synced_folders(monkeypatch, code)
-    for overwrite in (False, True):
-        plane().export(REGION, tmp_path / f"out.{form}", overwrite=overwrite, progress=False)
-    assert np.array_equal(opened(tmp_path / f"out.{form}"), truth())
-    assert [message.partition(",")[0] for message in told()] == [f"{tmp_path}: this file system syncs no folders"]
-
-
 @pytest.mark.parametrize("form", SAVED)
 def test_saved_groups_need_no_folder_that_can_be_synced(
     form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Callable[[], list[str]]
@@ -171,7 +183,7 @@ def test_saved_groups_need_no_folder_that_can_be_synced(
 def test_another_error_of_a_call_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_locks(monkeypatch, "EIO")
     with pytest.raises(StoreError, match="Input/output error"):
-        plane().export(REGION, tmp_path / "out.npy", progress=False)
+        export(tmp_path, "npy")
     with pytest.raises(StoreError, match="Input/output error"):
         TensorBlob.open(tmp_path / "blob", "w", dtype="float32", shape=SHAPE)
     without_links(monkeypatch, "EIO")
@@ -240,8 +252,7 @@ def test_a_file_system_that_ignores_exclusive_creation_overwrites_no_definition(
         with ZarrTileStore("weak://s", tile_size=8, storage_options={"exclusive": False}) as store:
             assert np.array_equal(plane(f, tile_store=store)[REGION], truth())
     assert set(f.counts.values()) == {1}
-    (message,) = told()
-    assert message.startswith("RemoteStore(Files, 's'): this file system creates no file exclusively")
+    assert told() == ["RemoteStore(Files, 's'): this file system creates no file exclusively"]
     before = weak_files["s/zarr.json"]
     with ZarrTileStore("weak://s", storage_options={"exclusive": False}) as store:
         assert not sync(store._objects.create, "zarr.json", b"of another process")
@@ -267,10 +278,6 @@ IN_THE_WAY: dict[str, Callable[[Path, Path], Any]] = {
 }
 
 
-def export(folder: Path, form: str) -> None:
-    plane().export(REGION, folder / f"out.{form}", progress=False)
-
-
 @pytest.mark.parametrize("kind", IN_THE_WAY)
 @pytest.mark.parametrize("form", ["zarr", "npy"])
 def test_what_no_export_has_left_is_refused_and_left_as_it_is(form: str, kind: str, tmp_path: Path) -> None:
@@ -286,4 +293,4 @@ def test_what_no_export_has_left_is_refused_and_left_as_it_is(form: str, kind: s
     assert names_in(theirs) == []
     hidden.unlink()
     export(ours, form)
-    assert np.array_equal(opened(ours / f"out.{form}"), truth())
+    check_exported(ours, form)
