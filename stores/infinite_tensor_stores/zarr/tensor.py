@@ -131,6 +131,8 @@ class Logs:
                 logs[log].append(part)
             found = self._objects.get([part_of(log, len(logs[log])) for log in grown], most)
             grown = {log: part for log, part in zip(grown, found, strict=True) if part is not None}
+        # Of one that has gone, none: a part behind a gap would never be found.
+        self.forget(log for log, parts in logs.items() if not parts)
         self._lengths.update((log, len(parts)) for log, parts in logs.items() if parts)
         return logs
 

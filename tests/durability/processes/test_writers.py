@@ -84,6 +84,22 @@ def test_what_another_one_has_written_is_found(tmp_path: Path, size: int) -> Non
     assert len(g.calls) == 6
 
 
+def test_a_log_that_another_one_has_deleted_begins_anew(tmp_path: Path) -> None:
+    creator = opened(tmp_path, Counted(VALUE), 2 * TILE)
+    creator[0:8, 0:8]
+    creator.tile_store.flush()
+    other = opened(tmp_path, Counted(VALUE), 2 * TILE)
+    other[0:16, 0:16]
+    other.tile_store.flush()
+    other.invalidate((slice(0, 8), slice(0, 8)))
+    creator.tile_store.clear_cache("t")
+    creator[0:8, 0:8]
+    creator.tile_store.close()
+    f = Counted(VALUE)
+    opened(tmp_path, f, 2 * TILE)[0:8, 0:8]
+    assert f.calls == []
+
+
 def test_one_that_only_reads_does_not_make_its_creator_look(tmp_path: Path) -> None:
     asked = Asked(LocalStore(tmp_path))
     creator = opened(asked, Counted(VALUE))
