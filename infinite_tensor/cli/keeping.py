@@ -170,7 +170,7 @@ def size_of(store: Any, tensor_id: str) -> str:
     try:
         found = store.tensor_info(tensor_id)
     except StoreError:
-        if tensor_id not in store.tensor_ids():
+        if tensor_id not in store:
             raise
         return "its definition cannot be read"
     tiles = found.tiles_complete + found.tiles_partial

@@ -119,7 +119,7 @@ def _line(member: StoredMember | None) -> str:
 def stored_members(store: TileStore, group_id: str, stored: Mapping[str, Any] | None) -> dict[Key, StoredMember]:
     """The tensors in what a store holds as a group, which is not trusted; StoreError where it holds none."""
     if stored is None:
-        is_tensor = group_id in store.tensor_ids()
+        is_tensor = group_id in store
         hint = f"but a tensor of that id: store.open({group_id!r})" if is_tensor else f"it holds {store.group_ids()}"
         raise StoreError(f"{store} holds no group {group_id!r}{', ' if is_tensor else '; '}{hint}")
     try:

@@ -285,15 +285,12 @@ def _version(results: Mapping[str | None, Result], version: object) -> object:
 
 def stored_prediction(store: TileStore, tensor_id: str) -> dict[str, dict[str, Any]]:
     """The definitions that a store has of a prediction, by their ids: of the tensor, or of the outputs of a group."""
-    found = {}
-    for name in store.tensor_ids():
-        if name == tensor_id:
-            found[name] = store.tensor_definition(name)
-        elif name.startswith(f"{tensor_id}/"):
-            definition = store.tensor_definition(name)
-            # Another prediction may have a name that begins so.
-            if definition.get("output") == [name.removeprefix(f"{tensor_id}/")]:
-                found[name] = definition
+    found = {tensor_id: store.tensor_definition(tensor_id)} if tensor_id in store else {}
+    for name in store.tensor_ids(f"{tensor_id}/"):
+        definition = store.tensor_definition(name)
+        # Another prediction may have a name that begins so.
+        if definition.get("output") == [name.removeprefix(f"{tensor_id}/")]:
+            found[name] = definition
     return found
 
 

@@ -303,8 +303,8 @@ class Contents(ABC):
     # What a `TileStore` is asked by users.
 
     @abstractmethod
-    def tensor_ids(self) -> list[str]:
-        """Ids of all tensors, sorted."""
+    def tensor_ids(self, prefix: str = "") -> list[str]:
+        """Ids of all tensors, which begin with `prefix`, sorted."""
 
     @abstractmethod
     def holds(self, tensor_id: str) -> bool:

@@ -108,10 +108,13 @@ class TileStore:
     # Tensors.
 
     @store_query
-    def tensor_ids(self) -> list[str]:
-        """Ids of all tensors in the store, sorted."""
+    def tensor_ids(self, prefix: str = "") -> list[str]:
+        """Ids of all tensors in the store, or of those that begin with `prefix`, sorted.
+
+        Of a store that is far away, the definitions of no others are read.
+        """
         self._check_open()
-        return self.contents.tensor_ids()
+        return self.contents.tensor_ids("" if prefix == "" else checked_id(prefix, "prefix"))
 
     @store_query
     def tensor_definition(self, tensor_id: str) -> dict[str, Any]:

@@ -192,10 +192,10 @@ class MemoryContents(Contents):
             kept.windows.drop(tensor_id, doomed)
             return Dropped(windows=len(doomed))
 
-    def tensor_ids(self) -> list[str]:
-        """Ids of all tensors made on this store, sorted."""
+    def tensor_ids(self, prefix: str = "") -> list[str]:
+        """Ids of all tensors made on this store, which begin with `prefix`, sorted."""
         with self.lock:
-            return sorted(self.kept.specs)
+            return sorted(tensor_id for tensor_id in self.kept.specs if tensor_id.startswith(prefix))
 
     def holds(self, tensor_id: str) -> bool:
         """Whether a tensor was made on this store."""

@@ -113,6 +113,12 @@ class Backend(ABC):
             raise NotImplementedError(f"{type(self).__name__} does not list its tensors")
         return self._documents.ids(TENSOR)
 
+    def _ids_beginning(self, prefix: str) -> list[str]:
+        """Ids of the tensors that are stored whose ids begin with `prefix`."""
+        if offers(self, "_list_documents"):
+            return self._documents.ids(TENSOR, prefix)
+        return [tensor_id for tensor_id in self._list_tensors() if tensor_id.startswith(prefix)]
+
     def _some_ids(self, most: int) -> tuple[list[str], int]:
         """The first ids of tensors, up to `most`, and how many more there may be; quick, however many there are."""
         if offers(self, "_list_documents"):

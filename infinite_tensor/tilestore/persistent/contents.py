@@ -294,9 +294,9 @@ class PersistentContents(Contents):
         """Its incarnation, and the last drop in it."""
         return None if self.closed else self.storage.generation(spec.tensor_id)
 
-    def tensor_ids(self) -> list[str]:
-        """Ids of all tensors that are stored or known, sorted."""
-        return self.registry.tensor_ids()
+    def tensor_ids(self, prefix: str = "") -> list[str]:
+        """Ids of all tensors that are stored or known, which begin with `prefix`, sorted."""
+        return self.registry.tensor_ids(prefix)
 
     def holds(self, tensor_id: str) -> bool:
         """Whether a tensor is stored or known; one whose definition is damaged is stored."""

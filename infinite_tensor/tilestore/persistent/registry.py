@@ -113,9 +113,10 @@ class Registry:
                 warnings.warn(f"{error}; what it is computed from is not known", DamagedDataWarning, stacklevel=3)
         return list(found.values())
 
-    def tensor_ids(self) -> list[str]:
-        """Ids of all tensors that are stored or known, sorted."""
-        return sorted({*self._storage.tensor_ids(), *self.records})
+    def tensor_ids(self, prefix: str = "") -> list[str]:
+        """Ids of all tensors that are stored or known, which begin with `prefix`, sorted."""
+        known = {tensor_id for tensor_id in self.records if tensor_id.startswith(prefix)}
+        return sorted(known.union(self._storage.tensor_ids(prefix)))
 
     def definition_of(self, tensor_id: str) -> dict[str, Any]:
         """The definition of a tensor as it is stored; StoreError if there is none of that id."""

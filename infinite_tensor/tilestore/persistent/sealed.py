@@ -13,6 +13,8 @@ from typing import Any, TypeAlias
 
 _SAFE = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789._-")
 _LONGEST = 120
+_KEPT = 48
+"""Of a name that would be longer."""
 
 TENSOR = "t-"
 """What the names of tensors begin with."""
@@ -34,14 +36,24 @@ def name_of(given: str, kind: str = TENSOR) -> str:
     ``=XX``. What would be longer than 120 bytes is cut short and ends in ``==``, which no other name contains, and
     a SHA-256.
     """
-    encoded = given.encode()
-    name = kind + "".join(chr(byte) if byte in _SAFE else f"={byte:02X}" for byte in encoded)
+    name = kind + _escaped(given)
     if name.endswith("."):
         # Windows drops a final dot.
         name = f"{name[:-1]}=2E"
     if len(name) <= _LONGEST:
         return name
-    return f"{name[:48]}=={hashlib.sha256(encoded).hexdigest()}"
+    return f"{name[:_KEPT]}=={hashlib.sha256(given.encode()).hexdigest()}"
+
+
+def may_begin(name: str, prefix: str) -> bool:
+    """Whether `name_of` may have made `name` of an id that begins with `prefix`; for sure where the name is not cut."""
+    cut = "==" in name
+    wanted = f"{name[: len(TENSOR)]}{_escaped(prefix)}"
+    return name.startswith(wanted[:_KEPT] if cut else wanted.removesuffix("."))
+
+
+def _escaped(given: str) -> str:
+    return "".join(chr(byte) if byte in _SAFE else f"={byte:02X}" for byte in given.encode())
 
 
 def kind_of(name: str) -> str:

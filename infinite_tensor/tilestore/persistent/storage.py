@@ -143,10 +143,10 @@ class Storage:
         with _Call(self, "list") as call:
             return call.backend._some_ids(most)
 
-    def tensor_ids(self) -> list[str]:
-        """Ids of all tensors that are stored."""
+    def tensor_ids(self, prefix: str) -> list[str]:
+        """Ids of all tensors that are stored, which begin with `prefix`."""
         with _Call(self, "list") as call:
-            found = call.backend._list_tensors()
+            found = call.backend._ids_beginning(prefix) if prefix else call.backend._list_tensors()
         for name in found:
             if not isinstance(name, str):
                 raise StoreError(f"{self} holds {name!r:.200} as a tensor_id, which is no str; it may be damaged")

@@ -165,9 +165,9 @@ class BlobContents(Contents):
         """ValidationError, likewise."""
         self.check_writable(f"delete tensor {tensor_id!r}")
 
-    def tensor_ids(self) -> list[str]:
+    def tensor_ids(self, prefix: str = "") -> list[str]:
         """The one tensor."""
-        return [self.spec.tensor_id]
+        return [self.spec.tensor_id] if self.spec.tensor_id.startswith(prefix) else []
 
     def holds(self, tensor_id: str) -> bool:
         """Whether it is the one tensor."""

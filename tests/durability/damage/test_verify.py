@@ -301,7 +301,7 @@ def test_a_damaged_definition_whose_folder_does_not_tell_the_id_is_listed_with_a
         a_tensor(store, Counted(), "ü" * 100)
         a_tensor(store, Counted(), "Ünlisted")
     for folder in (tmp_path / "s.zarr").glob("t-*"):
-        flip(folder / "zarr.json", b"blend_init")
+        flip(folder / "zarr.json", b"tensor_id")
     with zarr_at(tmp_path) as store:
         with pytest.warns(DamagedDataWarning, match="does not tell"):
             assert store.tensor_ids() == ["Ünlisted"]
