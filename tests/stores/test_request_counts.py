@@ -74,6 +74,10 @@ def test_other_tensors_are_not_read(call: Callable[[ZarrTileStore], object]) -> 
     assert asked(call, 2) == asked(call, 20)
 
 
+def test_gc_reads_no_definition_where_nothing_may_be_garbage() -> None:
+    assert asked(lambda store: store.gc(), 20)["get"] == 1
+
+
 def test_ids_are_found_by_what_they_begin_with() -> None:
     ids = ["a", "a.", "a.b", "a/", "a/b", f"a/{LONG}", f"{LONG}1", f"{LONG}/2", "b", "ü/b"]
     with ZarrTileStore(MemoryStore(), tile_size=8) as store:

@@ -374,9 +374,14 @@ class Sweep:
         """Go over the whole store."""
         ours = self._root.ours()
         for name, inside in ours.items():
-            if name.startswith(TENSOR):
-                with left_alone():
+            if not name.startswith(TENSOR):
+                continue
+            incarnations = {incarnation_of(folder) for folder in inside} - {None}
+            with left_alone():
+                # The array is created before the definition that names it: where there is one, that is in use.
+                if DOCUMENT not in inside or len(incarnations) > 1:
                     self._sweep_incarnations(name, inside)
+                if DOCUMENT in inside and any(f"partial-{incarnation}" in inside for incarnation in incarnations):
                     self._sweep_logs(name)
         if self._objects.may_hold_temporary_files:
             self._sweep_temporary_files([name for name in self._objects.children("") if is_temporary(name, DOCUMENT)])
