@@ -126,7 +126,8 @@ def _name_pushed(instructions: Instructions, at: int, below: int) -> str | None:
         each = instructions[before]
         if depth == -below:
             # An item of a container is one of what that is called: ``self.counts[a][b]``.
-            return _name_pushed(instructions, before, 1) if each.opname == "BINARY_SUBSCR" else _name_of(each)
+            is_item = each.opname == "BINARY_SUBSCR" or each.argrepr == "[]"  # as Python 3.14 has it
+            return _name_pushed(instructions, before, 1) if is_item else _name_of(each)
         depth -= dis.stack_effect(each.opcode, each.arg if each.opcode >= dis.HAVE_ARGUMENT else None, jump=False)
     return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import itertools
 import linecache
 import signal
@@ -10,7 +11,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dis import opmap
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
@@ -194,6 +194,7 @@ class _Lines:
     def __init__(self, code: CodeType) -> None:
         self._instructions = code.co_code
         self._withs = _withs_in(code)
+        self._unprotected = _unprotected_in(code)
         self.code = code
 
     @classmethod
@@ -208,9 +209,11 @@ class _Lines:
         """Whether Python handles signals before a line, of which the instruction `at` is next.
 
         It does not before a bare ``try:``, where no ``with`` protects it either; nor where the block of a ``with``
-        ends: Python then comes to the line of the ``with`` again, and handles no signal before the exit.
+        ends: Python then comes to the line of the ``with`` again, and handles no signal before the exit; nor, from
+        Python 3.12 on, at some jumps, where the exception of a tracer, and in Python 3.13 any Ctrl-C, misses it.
         """
-        return self._instructions[at] != opmap["NOP"] and at <= self._withs.get(line, at)
+        is_protected = at not in self._unprotected and at <= self._withs.get(line, at)
+        return is_protected and self._instructions[at] != dis.opmap["NOP"]
 
 
 def _withs_in(code: CodeType) -> dict[int, int]:
@@ -220,6 +223,18 @@ def _withs_in(code: CodeType) -> dict[int, int]:
         if line is not None and linecache.getline(code.co_filename, line).lstrip().startswith("with "):
             first.setdefault(line, start)
     return first
+
+
+def _unprotected_in(code: CodeType) -> frozenset[int]:
+    """Instructions of which a ``with`` around them hears nothing, though it should: jumps, and where loops begin."""
+    if sys.version_info < (3, 12):
+        return frozenset()
+    jumps = {each.argval for each in dis.get_instructions(code) if each.opname.startswith("JUMP_BACKWARD")}
+    ends: dict[int, int] = {}
+    for each in dis._parse_exception_table(code):
+        jumps.update(range(ends.get(each.target, each.start), each.start))
+        ends[each.target] = each.end
+    return frozenset(jumps)
 
 
 def finishes(action: Callable[[], object]) -> None:
