@@ -265,6 +265,10 @@ class Contents(ABC):
     def specs_downstream(self) -> list[TensorSpec]:
         """The tensors of the store that are computed from others or beside others, as far as known, and maybe more."""
 
+    def specs_at_hand(self) -> list[TensorSpec]:
+        """Those of `specs_downstream` that are had without a request for each."""
+        return self.specs_downstream()
+
     @abstractmethod
     def check_droppable(self, tensor_id: str) -> None:
         """Raise what keeps `drop` from working.

@@ -181,7 +181,8 @@ class TileStore:
             Its id.
         dependants : bool
             Delete the tensors of this store that are computed from it too, and those that are computed from these.
-            Without it they stay as they are, and a `DependantsRemainWarning` names those that read it.
+            Without it they stay as they are, and a `DependantsRemainWarning` names those that read it. Where a store is
+            far away, it names those that this store object has made or opened; `dependants` asks for all.
         """
         contents, dependants = self.contents, checked_flag("dependants", dependants)
         with contents.lock:
@@ -489,7 +490,7 @@ class TileStore:
 
 def _readers_of(contents: Contents, tensor_id: str, digest: str | None) -> list[str]:
     try:
-        return readers_in(contents.specs_downstream(), tensor_id, digest)
+        return readers_in(contents.specs_at_hand(), tensor_id, digest)
     except StoreError:
         # The whole store is gone, say: nobody is left to warn of.
         return []

@@ -65,11 +65,21 @@ def asked(call: Callable[[ZarrTileStore], object], others: int) -> Counter[str]:
 
 
 def predicted(store: ZarrTileStore) -> None:
-    source = torch.zeros(1, 8, 8)
-    predict(torch.nn.Conv2d(1, 1, 1), source, store, window=8, dims=("c", "y", "x"), tensor_id="map", progress=False)
+    net, source = torch.nn.Conv2d(1, 1, 1), torch.zeros(1, 8, 8)
+    for overwrite in (False, True):
+        predict(
+            net, source, store, window=8, dims=("c", "y", "x"), tensor_id="map", overwrite=overwrite, progress=False
+        )
 
 
-@pytest.mark.parametrize("call", [predicted, lambda store: store.tensor_ids("map/")], ids=["predict", "ids"])
+CALLS: dict[str, Callable[[ZarrTileStore], object]] = {
+    "predict": predicted,
+    "ids": lambda store: store.tensor_ids("map/"),
+    "clear": lambda store: store.clear_tensor("map 1"),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_other_tensors_are_not_read(call: Callable[[ZarrTileStore], object]) -> None:
     assert asked(call, 2) == asked(call, 20)
 

@@ -132,6 +132,11 @@ class Backend(ABC):
             return self._documents.holds(tensor_id, TENSOR)
         return self._read_definition(tensor_id) is not None
 
+    @property
+    def _is_near(self) -> bool:
+        """Whether it takes no request to read a definition, so that all may be read for a warning."""
+        return True
+
     def _read_definitions(self) -> dict[str, dict[str, Any]]:
         """The definitions of tensors, by their ids; none where they cannot be listed.
 

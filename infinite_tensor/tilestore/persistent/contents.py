@@ -268,6 +268,12 @@ class PersistentContents(Contents):
         self.check_open()
         return self.registry.specs_downstream()
 
+    def specs_at_hand(self) -> list[TensorSpec]:
+        """All of them from storage that is near; elsewhere those that are registered here."""
+        if self.storage.is_near:
+            return self.specs_downstream()
+        return [record.spec for record in list(self.registry.records.values())]
+
     def check_droppable(self, tensor_id: str) -> None:
         """Whether tiles can be deleted here."""
         self.check_open()

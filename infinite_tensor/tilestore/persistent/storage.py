@@ -128,6 +128,11 @@ class Storage:
         with _Call(self, "open", tensor_id) as call:
             call.backend._bind_tensor(tensor_id, definition)
 
+    @property
+    def is_near(self) -> bool:
+        """Whether it takes no request to read a definition."""
+        return self.backend._is_near
+
     def definitions(self) -> dict[str, dict[str, Any]]:
         """What is stored as the definitions of tensors, by their ids."""
         with _Call(self, "list") as call:

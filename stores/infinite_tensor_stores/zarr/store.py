@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from zarr.abc.store import Store
-from zarr.storage import LocalStore
+from zarr.storage import LocalStore, MemoryStore
 
 from infinite_tensor.errors import StoreError
 from infinite_tensor.geometry.points import Index
@@ -163,6 +163,10 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
     @property
     def _vanished(self) -> bool:
         return self._objects.get([DOCUMENT]) == [None]
+
+    @property
+    def _is_near(self) -> bool:
+        return isinstance(self._objects.store, LocalStore | MemoryStore)
 
     # Documents: the attributes of Zarr groups. A group of tensors is one without arrays.
 
