@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import uuid
 import warnings
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -17,7 +18,11 @@ from zarr.storage import LocalStore
 from infinite_tensor.errors import LinkNotFollowedWarning, StoreError
 from infinite_tensor.support.disks import give_name
 from infinite_tensor.support.publishing import remove
+from infinite_tensor.support.threads import on_threads
 from infinite_tensor_stores.files import read_file
+
+_DELETING = 4
+"""On how many threads folders are deleted."""
 
 
 class LeadsOutError(StoreError):
@@ -58,7 +63,7 @@ def left_alone() -> Iterator[None]:
 class FileStore(LocalStore):
     """What `LocalStore` does, without waiting for a FIFO and without following a link when it deletes.
 
-    Nothing of it takes an event loop or another thread: its coroutines come to their end without a break.
+    Nothing of it takes an event loop: its coroutines come to their end without a break.
     """
 
     async def read(self, key: str, most: int) -> bytes | None:
@@ -115,7 +120,11 @@ class FileStore(LocalStore):
 
     async def delete_dir(self, prefix: str) -> None:
         """The same, unless it is a file."""
-        if (self.root / prefix).is_dir() or (self.root / prefix).is_symlink():
+        path = own_path(self.root, prefix)
+        if path.is_dir() and not path.is_symlink():
+            # A disk that is busy makes each file wait that goes; those of several folders wait at the same time.
+            on_threads(shutil.rmtree, _folders_of_chunks(path), _DELETING)
+        if path.is_dir() or path.is_symlink():
             await self.delete(prefix)
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
@@ -123,6 +132,15 @@ class FileStore(LocalStore):
         with suppress(FileNotFoundError, NotADirectoryError):
             for name in os.listdir(self.root / prefix):  # noqa: PTH208  (only names are wanted)
                 yield name
+
+
+def _folders_of_chunks(array: Path) -> list[str]:
+    """The folders, no links to any, right below that of the chunks of an array; none where it is no array."""
+    chunks = array / "c"
+    if chunks.is_symlink() or not chunks.is_dir():
+        return []
+    with os.scandir(chunks) as inside:
+        return [entry.path for entry in inside if entry.is_dir(follow_symlinks=False)]
 
 
 def _created(path: Path) -> int:

@@ -64,6 +64,21 @@ def test_far_away_clearing_warns_of_the_tensors_that_are_open_and_dependants_tel
             store.clear_tensor("ground")
 
 
+def test_clearing_deletes_nothing_that_a_link_among_the_tiles_leads_to(data: Data, tmp_path: Path) -> None:
+    outside = tmp_path / "outside" / "folder"
+    outside.mkdir(parents=True)
+    (outside / "file").touch()
+    with ZarrTileStore(tmp_path / "store") as store:
+        for place in ("c", "c/0"):
+            ground_on(data, store)
+            (tiles,) = (tmp_path / "store").glob("t-ground/tiles-*")
+            (tiles / place).parent.mkdir(exist_ok=True)
+            (tiles / place).symlink_to(outside.parent, target_is_directory=True)
+            store.clear_tensor("ground")
+            assert not tiles.exists()
+    assert (outside / "file").exists()
+
+
 def test_a_tensor_whose_arg_has_another_version_is_said_to_be_stale(store: TileStore, data: Data) -> None:
     ground = ground_on(data, store)
     mid = smooth_over(data, "mid", ground, store)
