@@ -48,6 +48,9 @@ CONTEXT.set_forkserver_preload(
     ]
 )
 
+QUIET_FORKS = ("-W", "ignore:This process:DeprecationWarning")
+"""For an interpreter that forks while threads run, of which Python warns from 3.12 on."""
+
 DEADLINE = 30.0
 """Seconds after which something hangs."""
 

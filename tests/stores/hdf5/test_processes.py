@@ -12,7 +12,7 @@ import pytest
 
 from infinite_tensor import HDF5TileStore, StoreError
 from tests.stores.hdf5.files import EXPECTED, make_theirs, pixels, theirs
-from tests.support.interpreters import Team
+from tests.support.interpreters import QUIET_FORKS, Team
 
 _kept: list[Any] = []
 
@@ -70,9 +70,8 @@ def test_what_is_flushed_after_a_fork_stays_however_the_child_ends(end: str, tmp
     script = tmp_path / "script.py"
     script.write_text(FORKING.replace("END", ENDS[end]), encoding="utf-8")
     # To end as an interpreter does, HDF5 has to be one's own.
-    ended = subprocess.run(
-        [sys.executable, script, tmp_path / "s.h5"], capture_output=True, text=True, timeout=60, check=False
-    )
+    command = [sys.executable, *QUIET_FORKS, str(script), str(tmp_path / "s.h5")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (ended.stdout, ended.stderr, ended.returncode) == ("whole\n", "", 0)
 
 

@@ -18,7 +18,7 @@ from s3fs import S3FileSystem
 from infinite_tensor import DependantsRemainWarning, StoreError, TileAccessError
 from infinite_tensor.tilestore.persistent import PersistentTileStore
 from tests.support.chain import NAMES, STAGES, Chain, Window, expected, open_chain_store, random_parts
-from tests.support.interpreters import Team
+from tests.support.interpreters import QUIET_FORKS, Team
 from tests.support.members import plain
 from tests.support.reference import Box, region, same_bits
 from tests.support.s3_server import READER, S3Server
@@ -180,7 +180,7 @@ if child:
 
 def test_connections_that_nobody_closes_are_closed_without_a_word(server: S3Server, url: str) -> None:
     arguments = json.dumps([url, server.options()])
-    command = [sys.executable, "-W", "default::ResourceWarning", "-c", _CARELESS, arguments]
+    command = [sys.executable, "-W", "default::ResourceWarning", *QUIET_FORKS, "-c", _CARELESS, arguments]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
