@@ -1,8 +1,8 @@
 """The lowest versions of packages that pyproject.toml allows, and the newest: `python3.11 -m tests.versions lowest`.
 
 The interpreter that runs this needs no package. It makes a virtual environment in the user's cache, and runs in it the
-conformance suite on every store, the command line, the README, and its quick start from one process to the next. Where
-other tests are named, those: `python3.11 -m tests.versions lowest tests/behaviour`.
+conformance suite on every store, what depends on versions besides, the command line, the README, and its quick start
+from one process to the next. Where other tests are named, those: `python3.11 -m tests.versions lowest tests/behaviour`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,13 @@ ROOT = Path(__file__).parents[1]
 TESTS = [
     "tests/stores/test_conformance.py",
     "tests/stores/s3/test_conformance.py",
+    "tests/stores/test_persistence.py",
+    "tests/stores/hdf5",
+    "tests/behaviour/test_fork.py",
+    "tests/behaviour/views/test_face.py",
+    "tests/durability/processes/test_endings.py",
+    "tests/durability/test_interruptions.py",
+    "tests/unit/test_fingerprint.py",
     "tests/behaviour/cli",
     "tests/docs/test_docs.py::test_blocks_of_a_page_run_in_order[README.md]",
 ]
