@@ -18,6 +18,7 @@ from infinite_tensor.testing.fixtures import (
     BackendTests,
     OtherRamp,
     Ramp,
+    declare,
     each_dtype,
     pixels,
     reader_of,
@@ -170,6 +171,7 @@ class CopyTests(BackendTests):
         with self._open(location, "t") as store, pytest.warns(DamagedDataWarning):
             (copied,) = store.copy("t", beside, region=_REGION, progress=False).tensors
         assert (copied.tiles, copied.damaged) == (2, 1)
+        declare(beside)
         found = beside._read_tiles("t", list(tiles))
         assert [tile is None for tile in found] == [False, True, False]
 

@@ -81,8 +81,8 @@ def reader_of(store: PersistentTileStore | MemoryTileStore, f: Ramp, tensor: Inf
 
 
 def declare(store: PersistentTileStore, name: str = "t", dtype: torch.dtype = torch.float32) -> None:
-    """Have the store know a tensor, for tests that then call its storage methods."""
-    tensor_on(store, Ramp(), name, dtype=dtype)
+    """Have the store know a tensor as long as it lives, for tests that then call its storage methods."""
+    vars(store).setdefault("_declared", []).append(tensor_on(store, Ramp(), name, dtype=dtype))
 
 
 def pixels(dtype: torch.dtype, *shape: int, seed: int = 0) -> torch.Tensor:

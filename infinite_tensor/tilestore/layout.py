@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import operator
+import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -75,26 +76,56 @@ LARGEST_TILE_BYTES = 2**31 - 1
 
 @dataclass(eq=False)
 class Record:
-    """A tensor that is registered with a persistent store.
+    """A tensor that is registered with a persistent store, while a spec, a read or a tile in memory keeps it.
 
     Attributes
     ----------
     spec : TensorSpec
-        What is stored; another one of the same definition may take its place.
+        What is stored; another one of the same definition may take its place. It holds no record itself.
     layout : TileLayout
         How it is cut into tiles.
     functions : Functions
         Those that computed what is stored.
+    bound : object
+        What the backend has opened for its tiles.
+    written : list of int
+        How many complete tiles this process has stored, and how many bytes, not compressed.
+    current : bool
+        Whether what a read hands in may be stored: the tensor was neither cleared nor invalidated.
     """
 
     spec: TensorSpec
     layout: TileLayout
     functions: Functions
+    bound: object = None
+    written: list[int] = field(default_factory=lambda: [0, 0])
+    current: bool = True
+    _holder: weakref.ref[Holder] | None = field(default=None, init=False)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether somebody has a spec of the tensor."""
+        return self._holder is not None and self._holder() is not None
+
+    def holder(self) -> Holder:
+        """What a spec keeps it by."""
+        holder = None if self._holder is None else self._holder()
+        if holder is None:
+            holder = Holder(self)
+            self._holder = weakref.ref(holder)
+        return holder
 
     @cached_property
     def gathered(self) -> TileLayout:
         """The same tiles of the tensor that windows are gathered in; of most tensors that is themselves."""
         return self.layout if self.spec.reduction is None else gathered_layout(self.spec.reduction, self.layout)
+
+
+class Holder:
+    """Keeps a record, and lets it tell that somebody does."""
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
 
 
 class TileLayout:

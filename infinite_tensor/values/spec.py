@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,8 @@ class TensorSpec:
         The tiles it must have, where it was stored before; None leaves that to the store.
     reduction : Reduction or None
         What ``definition.reduction`` names.
+    held : object
+        What a persistent store knows of the tensor, and forgets once nobody has the spec any more.
     """
 
     tensor_id: str
@@ -47,10 +49,15 @@ class TensorSpec:
     blend_init: Number | None = None
     tile_size: Index | None = None
     reduction: Reduction | None = None
+    held: object = field(default=None, repr=False, compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the fields, without what has been worked out from them."""
-        return type(self), tuple(getattr(self, field.name) for field in fields(self))
+        """Pickle the fields that are compared, without what has been worked out from them."""
+        return type(self), tuple(getattr(self, each.name) for each in fields(self) if each.compare)
+
+    def hold(self, known: object) -> None:
+        """Have `held` be something else."""
+        self.__dict__["held"] = known
 
     @property
     def shape(self) -> Shape:

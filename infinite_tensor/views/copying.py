@@ -377,8 +377,12 @@ class _Tiles:
         if not tiles:
             return
         moved = self._move_encoded(tiles) if self._alike else self._move_decoded(tiles)
+        begun = [tile for tile in moved if tile in self._begun_there]
         with self._target.storing(self._there) as storage:
-            storage.write(self._tensor_id, {}, {tile: None for tile in moved if tile in self._begun_there}, "copy")
+            if begun:
+                # A backend may know of no more parts than it has read.
+                storage.read_partials(self._there, begun)
+            storage.write(self._tensor_id, {}, dict.fromkeys(begun), "copy")
         self._add(tiles=len(moved), bytes=sum(moved.values()), damaged=len(tiles) - len(moved))
 
     def _move_encoded(self, tiles: Sequence[Index]) -> dict[Index, int]:

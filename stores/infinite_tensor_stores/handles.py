@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -108,13 +109,13 @@ Handle = TypeVar("Handle", bound=TensorHandle)
 
 
 class HandleStore(PersistentTileStore, Generic[Handle]):
-    """A store that holds an object for each tensor that was registered.
+    """A store with an object for each tensor that is registered, which is whose who uses that tensor.
 
     Of one without, nothing is stored: it is known to a read-only store alone, or has been cleared.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        self._handles: dict[str, Handle] = {}
+        self._handles: WeakValueDictionary[str, Handle] = WeakValueDictionary()
         super().__init__(*args, **options)
 
     @property
@@ -126,10 +127,15 @@ class HandleStore(PersistentTileStore, Generic[Handle]):
     def _handle_of(self, definition: Mapping[str, Any]) -> Handle:
         """The tensor of an intact definition; ValueError or OSError where that is not what is stored."""
 
-    def _bind_tensor(self, tensor_id: str, definition: Mapping[str, Any]) -> None:
+    def _bind_tensor(self, tensor_id: str, definition: Mapping[str, Any]) -> Handle:
         handle = self._handle_of(definition)
         self._release(tensor_id)
         self._handles[tensor_id] = handle
+        return handle
+
+    def _bind_again(self, tensor_id: str, bound: object) -> None:
+        if bound is not None:
+            self._handles[tensor_id] = bound  # type: ignore[assignment]
 
     def _delete_tensor(self, tensor_id: str) -> None:
         self._release(tensor_id)

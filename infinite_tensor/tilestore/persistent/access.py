@@ -22,7 +22,6 @@ from infinite_tensor.tilestore.inventory import NOTHING, Known, missing_windows
 from infinite_tensor.tilestore.layout import Record, copy_shared
 from infinite_tensor.tilestore.partial import TileInProgress
 from infinite_tensor.tilestore.persistent.cache import TileCache
-from infinite_tensor.tilestore.persistent.registry import Registry
 from infinite_tensor.tilestore.persistent.transfer import Entry
 
 
@@ -33,8 +32,6 @@ class TileAccess(Access):
     ----------
     check_open : callable
         Raises StoreError where the store has been closed.
-    registry : Registry
-        The tensors of the store.
     cache : TileCache
         Its tiles.
     record : Record
@@ -43,9 +40,8 @@ class TileAccess(Access):
 
     keeps_outputs = False
 
-    def __init__(self, check_open: Callable[[], None], registry: Registry, cache: TileCache, record: Record) -> None:
+    def __init__(self, check_open: Callable[[], None], cache: TileCache, record: Record) -> None:
         self._check_open = check_open
-        self._registry = registry
         self._cache = cache
         self._record = record
         self._tiles: dict[Index, Entry] = {}
@@ -193,11 +189,11 @@ class TileAccess(Access):
     @property
     def outdated(self) -> bool:
         """Whether the store has another record of the tensor by now."""
-        return not self._registry.is_current(self._record)
+        return not self._record.current
 
     def detach(self) -> None:
         """Go on with a record of its own."""
-        self._record = replace(self._record)
+        self._record = replace(self._record, current=False)
 
     def close(self) -> None:
         """Release all tiles."""

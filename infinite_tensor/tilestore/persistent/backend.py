@@ -193,8 +193,19 @@ class Backend(ABC):
 
     # What a backend may override.
 
-    def _bind_tensor(self, tensor_id: str, definition: Mapping[str, Any]) -> None:  # noqa: B027  (most need nothing)
-        """Called when a tensor is registered, with its definition as `_read_definition` returned it."""
+    def _bind_tensor(self, tensor_id: str, definition: Mapping[str, Any]) -> object:  # noqa: ARG002
+        """Called when a tensor is registered, with its definition as `_read_definition` returned it.
+
+        What it returns is kept while somebody has the tensor, or something of it is in memory. A tensor that is used
+        again after that is registered again.
+        """
+        return None
+
+    def _bind_again(self, tensor_id: str, bound: object) -> None:  # noqa: B027  (most need nothing)
+        """Called with what `_bind_tensor` returned, where weak references to it may have been cleared too early.
+
+        The garbage collector does so before a store that it frees can hand over what is not stored yet.
+        """
 
     def _has_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> list[bool]:
         """Whether each tile is there complete. A backend that can tell without reading them does."""

@@ -28,6 +28,9 @@ from infinite_tensor.tilestore.persistent.storage import Storage
 from infinite_tensor.tilestore.persistent.transfer import Entry, Key, TileLoader, TileStorer
 from infinite_tensor.tilestore.persistent.writer import Write, Writer
 
+_FEW_TENSORS = 64
+"""Of so many that nobody holds, tiles stay, for who comes back to them."""
+
 
 class TileCache:
     """An LRU of tiles over a background writer over storage.
@@ -66,7 +69,8 @@ class TileCache:
         self._read_only = read_only
         self._writer: Writer[Key, TileInProgress] = Writer()
         self._loader = TileLoader(storage, registry)
-        self._storer = TileStorer(storage, registry)
+        self._storer = TileStorer(storage)
+        self._many_tensors = 2 * _FEW_TENSORS
         self.renew()
 
     def renew(self) -> None:
@@ -106,10 +110,6 @@ class TileCache:
         finally:
             self.lock.release()
         return None if self._writer.failed or not isinstance(entry, torch.Tensor) else entry
-
-    def written(self, tensor_id: str) -> tuple[int, int]:
-        """How many complete tiles of a tensor have been stored, and how many bytes, not compressed."""
-        return self._storer.written(tensor_id)
 
     def known_partials(self, record: Record, tiles: Sequence[Index]) -> dict[Index, Known]:
         """The windows that incomplete tiles hold in storage."""
@@ -236,14 +236,13 @@ class TileCache:
     def unpin(self, record: Record, tiles: Iterable[Index], reader: weakref.ref[object]) -> None:
         """End what `fetch` began for tiles in progress."""
         with self.lock:
-            current = self._registry.is_current(record)
             for tile in tiles:
                 key = record, tile
                 readers = self._pins.get(key, set())
                 readers.discard(reader)
                 if not readers:
                     self._pins.pop(key, None)
-                if (not current or self._lacks_all(key)) and not self._is_pinned(key):
+                if (not record.current or self._lacks_all(key)) and not self._is_pinned(key):
                     self.entries.pop(key)
             self.entries.evict(self._release)
 
@@ -264,7 +263,7 @@ class TileCache:
 
         They are of no use to others where the tensor has been cleared since.
         """
-        if not self._registry.is_current(record):
+        if not record.current:
             return
         with self.lock:
             self._enter(record, {entry.tile: entry for entry in tiles})
@@ -287,6 +286,13 @@ class TileCache:
             if self._writer.stuck():
                 raise self._writer.failure() or StoreError(f"{self._storage} is full of what it could not store")
         self._writer.throttle(self._write())
+
+    def bind_again(self) -> None:
+        """Use what the backend has opened, though the garbage collector has the store forget it."""
+        with self.lock:
+            records = {record for record, _ in (*self.entries, *self._writer.jobs()) if record.current}
+        for record in records:
+            self._storage.bind_again(record.spec.tensor_id, record.bound)
 
     def submit_partials(self) -> None:
         """Send every tile in progress to storage."""
@@ -318,7 +324,6 @@ class TileCache:
         """
         self._writer.cancel(lambda key: key[0] is record)
         self._drop(lambda key, _entry: key[0] is record)
-        self._storer.forget(record.spec.tensor_id)
 
     def hand_over(self, old: Record, new: Record, but: BoxUnion) -> None:
         """Let a tensor's new record, which is current by now, have what is stored and in memory of the old one.
@@ -346,10 +351,23 @@ class TileCache:
         """Drop, after a flush, the tiles of one tensor or of all that can be read back."""
         self._drop(
             lambda key, entry: (
-                (tensor_id is None or key[0].spec.tensor_id == tensor_id)
-                and (not isinstance(entry, TileInProgress) or self._is_idle(key, entry))
+                (tensor_id is None or key[0].spec.tensor_id == tensor_id) and self._can_be_read_back(key, entry)
             )
         )
+
+    def drop_unheld(self) -> None:
+        """Drop what can be read back of tensors that nobody holds, where there are many: the last used few keep theirs.
+
+        A tile may be much smaller than what is known of its tensor, which it keeps.
+        """
+        if len(self._registry.records) <= self._many_tensors:
+            return
+        with self.lock:
+            latest_first = dict.fromkeys(record for record, _ in reversed(list(self.entries)) if not record.is_held)
+        doomed = set(list(latest_first)[_FEW_TENSORS:])
+        self._drop(lambda key, entry: key[0] in doomed and self._can_be_read_back(key, entry))
+        # Looking for them takes as long as there are many.
+        self._many_tensors = 2 * max(_FEW_TENSORS, len(self._registry.records) - len(doomed))
 
     def drop_in_progress(self, tensor_id: str) -> None:
         """Drop, after a flush, the incomplete tiles of one tensor."""
@@ -366,6 +384,9 @@ class TileCache:
                 entry = self.entries.get(key)
                 if isinstance(entry, TileInProgress) and self._is_idle(key, entry):
                     self.entries.pop(key)
+
+    def _can_be_read_back(self, key: Key, entry: Entry) -> bool:
+        return not isinstance(entry, TileInProgress) or self._is_idle(key, entry)
 
     def _is_idle(self, key: Key, tile: TileInProgress) -> bool:
         return not tile.dirty and not self._is_pinned(key)

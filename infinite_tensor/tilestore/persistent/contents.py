@@ -101,6 +101,7 @@ class PersistentContents(Contents):
         with self.lock:
             self.check_open()
             record = self.registry.record_of(spec)
+            self.tiles.drop_unheld()
             check_functions(spec.tensor_id, record.functions, spec.definition.functions, self)
             return spec.with_dims(joined_dims(record.spec.definition.dims, spec.definition.dims))
 
@@ -113,7 +114,7 @@ class PersistentContents(Contents):
         """Begin a read of a tensor; raises what a background write has failed with since the last call."""
         self.raise_failure()
         with self.lock:
-            return TileAccess(self.check_open, self.registry, self.tiles, self.registry.record_of(spec))
+            return TileAccess(self.check_open, self.tiles, self.registry.record_of(spec))
 
     @property
     def cache_limit(self) -> int | None:
@@ -134,7 +135,8 @@ class PersistentContents(Contents):
 
     def written(self, tensor_id: str) -> tuple[int, int]:
         """What the background writer has stored of a tensor."""
-        return self.tiles.written(tensor_id)
+        record = self.registry.records.get(tensor_id)
+        return (0, 0) if record is None else (record.written[0], record.written[1])
 
     @store_method
     def inventory(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> Inventory:
@@ -292,7 +294,9 @@ class PersistentContents(Contents):
         self.raise_failure()
         new = replace(record)
         with self.tiles.lock:
+            record.current = False
             self.registry.records[spec.tensor_id] = new
+            spec.hold(new.holder())
         self.tiles.hand_over(record, new, tiles)
         return Dropped(tiles=self.storage.drop(spec.tensor_id, tiles))
 
@@ -329,7 +333,7 @@ class PersistentContents(Contents):
     def delete(self, tensor_id: str) -> None:
         """Delete everything of a tensor, in memory and in storage."""
         with self.lock:
-            record = self.registry.records.pop(tensor_id, None)
+            record = self.registry.forget(tensor_id)
             self.registry.tile_sizes.pop(tensor_id, None)
             if record is not None:
                 self.tiles.forget(record)
@@ -339,7 +343,7 @@ class PersistentContents(Contents):
         """Have a tensor stored under another id, after a flush."""
         self.storage.check_renames()
         self.flush()
-        record = self.registry.records.pop(tensor_id, None)
+        record = self.registry.forget(tensor_id)
         if record is not None:
             self.tiles.forget(record)
         self.storage.rename(tensor_id, new_id)
@@ -353,7 +357,7 @@ class PersistentContents(Contents):
         Where it is none, what was read before is of that tensor.
         """
         self.check_open()
-        if not self.registry.is_current(record):
+        if not record.current:
             raise changed_meanwhile(self, record.spec.tensor_id)
 
     @contextmanager
@@ -420,7 +424,8 @@ class PersistentContents(Contents):
                 if discard:
                     self.tiles.drop()
                 self.tiles.drop_stored()
-                self.registry.records.clear()
+                for tensor_id in list(self.registry.records):
+                    self.registry.forget(tensor_id)
                 self.storage.close()
                 self._released = True
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
+from weakref import WeakValueDictionary
 
 from infinite_tensor.errors import DamagedDataWarning, StoreError
 from infinite_tensor.geometry.points import Index
@@ -39,8 +41,8 @@ class Registry:
 
     Attributes
     ----------
-    records : dict of str to Record
-        The tensors that the store object has been asked for.
+    records : WeakValueDictionary of str to Record
+        The tensors that somebody holds, or of which something is in memory or on its way to storage.
     tile_sizes : dict of str to (int or tuple of int)
         Of tensors that are to have another tile size than the store's.
     """
@@ -49,20 +51,23 @@ class Registry:
         self._storage = storage
         self._read_only = read_only
         self.tile_size = tile_size
-        self.records: dict[str, Record] = {}
+        self.records: WeakValueDictionary[str, Record] = WeakValueDictionary()
         self.tile_sizes: dict[str, int | Sequence[int]] = {}
-
-    def is_current(self, record: Record) -> bool:
-        """Whether what a read hands in for a record may be stored: the tensor was neither cleared nor invalidated."""
-        return self.records.get(record.spec.tensor_id) is record
 
     def is_known(self, record: Record) -> bool:
         """Whether what is stored is still of this tensor; some of it may have been dropped since."""
         current = self.records.get(record.spec.tensor_id)
         return current is not None and current.layout is record.layout
 
+    def forget(self, tensor_id: str) -> Record | None:
+        """Have no record of a tensor; the one that there was, which is no longer current."""
+        record = self.records.pop(tensor_id, None)
+        if record is not None:
+            record.current = False
+        return record
+
     def record_of(self, spec: TensorSpec) -> Record:
-        """The record of a tensor; ValidationError where what is stored under its id is another one."""
+        """The record of a tensor, which its spec holds; ValidationError where another one is stored under its id."""
         record = self.records.get(spec.tensor_id)
         if record is None:
             record = self.records[spec.tensor_id] = self._find_or_create(spec)
@@ -72,7 +77,8 @@ class Registry:
             raise mismatch(spec.tensor_id, [f"tile_size: stored {list(tile)}, given {list(given)}"], self._storage)
         if isinstance(record.spec.blend, UNKNOWN) or isinstance(record.spec.reduction, UnknownReduction):
             # Opened for reading before; now there is the blend to continue with.
-            record.spec = spec.with_dims(record.spec.definition.dims)
+            record.spec = replace(spec.with_dims(record.spec.definition.dims), held=None)
+        spec.hold(record.holder())
         return record
 
     def create(self, spec: TensorSpec, original: Mapping[str, Any]) -> None:
@@ -93,8 +99,9 @@ class Registry:
 
     def digest_of(self, tensor_id: str) -> str | None:
         """What a tensor is, None where that cannot be told."""
-        if tensor_id in self.records:
-            return self.records[tensor_id].spec.definition.digest
+        record = self.records.get(tensor_id)
+        if record is not None:
+            return record.spec.definition.digest
         try:
             stored = self._storage.read_definition(tensor_id)
             return None if stored is None else StoredTensor.of(self._storage, tensor_id, stored).definition.digest
@@ -120,9 +127,8 @@ class Registry:
 
     def definition_of(self, tensor_id: str) -> dict[str, Any]:
         """The definition of a tensor as it is stored; StoreError if there is none of that id."""
-        stored = self._storage.read_definition(tensor_id)
-        if stored is None and tensor_id in self.records:
-            record = self.records[tensor_id]
+        stored, record = self._storage.read_definition(tensor_id), self.records.get(tensor_id)
+        if stored is None and record is not None:
             stored = {**record.spec.definition.to_json(), "tile_size": list(record.layout.tile_shape)}
         if stored is None:
             raise unknown_tensor(tensor_id, self.tensor_ids(), self._storage)
@@ -136,13 +142,14 @@ class Registry:
         if stored is None:
             layout = layout_of(spec.shape, given or _usual_tile(spec), spec.dtype, spec.reduction)
             if self._read_only:
-                return Record(spec, layout, spec.definition.functions)
+                return Record(replace(spec, held=None), layout, spec.definition.functions)
             stored = self._storage.create(tensor_id, _new_definition(spec, layout))
         found = StoredTensor.of(self._storage, tensor_id, stored)
         tile = _checked_tile(self._storage, spec, given, found)
         layout = layout_of(spec.shape, tile, spec.dtype, spec.reduction)
-        self._storage.bind(tensor_id, stored)
-        return Record(spec.with_dims(found.definition.dims), layout, found.definition.functions)
+        bound = self._storage.bind(tensor_id, stored)
+        own = replace(spec.with_dims(found.definition.dims), held=None)
+        return Record(own, layout, found.definition.functions, bound)
 
 
 def _usual_tile(spec: TensorSpec) -> Index:

@@ -123,10 +123,14 @@ class Storage:
                 raise StoreError(f"{self}: tensor {tensor_id!r} was created and is gone again; try once more")
             return stored
 
-    def bind(self, tensor_id: str, definition: Mapping[str, Any]) -> None:
-        """Get ready for the tiles of a tensor that is stored with this definition."""
+    def bind(self, tensor_id: str, definition: Mapping[str, Any]) -> object:
+        """Get ready for the tiles of a tensor that is stored with this definition, while somebody has the result."""
         with _Call(self, "open", tensor_id) as call:
-            call.backend._bind_tensor(tensor_id, definition)
+            return call.backend._bind_tensor(tensor_id, definition)
+
+    def bind_again(self, tensor_id: str, bound: object) -> None:
+        """Use what `bind` returned, which the garbage collector may have the backend forget."""
+        self.backend._bind_again(tensor_id, bound)
 
     @property
     def is_near(self) -> bool:

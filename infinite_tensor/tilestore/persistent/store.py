@@ -154,6 +154,7 @@ class PersistentTileStore(TileStore, Backend):
         contents.storage.attach(self)
         if contents.closed or contents.read_only:
             return
+        contents.tiles.bind_again()
         contents.tiles.submit_partials()
         flush_at_exit(self)
         for part in (self, contents):

@@ -81,14 +81,8 @@ Key: TypeAlias = tuple[Record, Index]
 class TileStorer:
     """Stores tiles in progress, complete or not, and counts what it has stored."""
 
-    def __init__(self, storage: Storage, registry: Registry) -> None:
+    def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        self._registry = registry
-        self._written: dict[str, tuple[int, int]] = {}
-
-    def written(self, tensor_id: str) -> tuple[int, int]:
-        """How many complete tiles of a tensor have been stored, and how many bytes, not compressed."""
-        return self._written.get(tensor_id, (0, 0))
 
     def store(
         self,
@@ -107,8 +101,8 @@ class TileStorer:
         failures = []
         for record, tiles in by_record.items():
             try:
-                if self._registry.is_current(record):
-                    self._store_tensor(lock, record.spec.tensor_id, tiles)
+                if record.current:
+                    self._store_tensor(lock, record, tiles)
                 for tile in tiles:
                     del jobs[record, tile]
             except StoreError as error:
@@ -118,21 +112,18 @@ class TileStorer:
                     break
         return failures
 
-    def _store_tensor(self, lock: threading.RLock, tensor_id: str, tiles: Mapping[Index, TileInProgress]) -> None:
+    def _store_tensor(self, lock: threading.RLock, record: Record, tiles: Mapping[Index, TileInProgress]) -> None:
         with lock:
             complete = {tile: job.finished() for tile, job in tiles.items() if job.complete}
             parts = {tile: job.unstored() for tile, job in tiles.items() if tile not in complete}
         changes: dict[Index, PartialTile | None] = {tile: part for tile, part in parts.items() if part}
         changes.update((tile, None) for tile in complete if tiles[tile].logged)
-        self._storage.write(tensor_id, complete, changes)
+        self._storage.write(record.spec.tensor_id, complete, changes)
         with lock:
             for tile, part in parts.items():
                 if part is not None:
                     tiles[tile].mark_stored(part)
-            tile_count, nbytes = self.written(tensor_id)
-            nbytes += sum(block.nbytes for block in (*complete.values(), *parts.values()) if block is not None)
-            self._written[tensor_id] = tile_count + len(complete), nbytes
-
-    def forget(self, tensor_id: str) -> None:
-        """Count a tensor from 0 again: it has been cleared."""
-        self._written.pop(tensor_id, None)
+            record.written[0] += len(complete)
+            record.written[1] += sum(
+                block.nbytes for block in (*complete.values(), *parts.values()) if block is not None
+            )

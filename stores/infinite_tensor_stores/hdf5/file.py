@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from infinite_tensor.errors import StoreError
+from infinite_tensor.geometry.points import Index
 from infinite_tensor.support.disks import allocate
 from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.tilestore.formats import FORMAT
@@ -71,7 +72,8 @@ class SharedFile:
         self.h5 = h5
         self.writable = writable
         self.lock = threading.RLock()
-        self.groups: dict[str, TileSlots] = {}
+        self.groups: weakref.WeakValueDictionary[str, TileSlots] = weakref.WeakValueDictionary()
+        self.finished: set[TileSlots] = set()
         self.users: weakref.WeakSet[object] = weakref.WeakSet()
         self.process = os.getpid()
         self._flushed = time.monotonic()
@@ -118,6 +120,16 @@ class SharedFile:
                     raise OSError("it has been cleared by somebody else in this moment; try once more")
                 known = self.groups[name] = TileSlots(self.h5[name], definition)
             return known
+
+    def remember(self, name: str, slots: TileSlots) -> None:
+        """Have those who open the tensor in group `name` share these slots. The garbage collector takes no locks."""
+        if not slots.gone:
+            self.groups.setdefault(name, slots)
+
+    def finish(self, slots: TileSlots, tile: Index) -> None:
+        """Have the next flush delete the log of a tile that is complete, though nobody may have its tensor then."""
+        slots.log.finish([tile])
+        self.finished.add(slots)
 
     def delete(self, name: str) -> None:
         """Delete a tensor, its definition first: without it the rest is garbage."""
@@ -174,8 +186,9 @@ class SharedFile:
         with self.lock:
             if self.process == os.getpid() and time.monotonic() - self._flushed >= older_than:
                 self.h5.flush()
-                for group in self.groups.values():
-                    group.log.prune()
+                for slots in {*self.finished, *self.groups.values()}:
+                    slots.log.prune()
+                self.finished.clear()
                 give_back(self.h5)
                 self._flushed = time.monotonic()
 

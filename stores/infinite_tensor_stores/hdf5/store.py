@@ -230,6 +230,11 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
         slots = file.group(name_of(tensor_id), definition)
         return HDF5Tensor(file, slots, tensor_id, self.contents.storage, self._flush_interval)
 
+    def _bind_again(self, tensor_id: str, bound: object) -> None:
+        super()._bind_again(tensor_id, bound)
+        if self._file is not None and isinstance(bound, HDF5Tensor):
+            self._file.remember(name_of(tensor_id), bound.slots)
+
     def _rename_tensor(self, tensor_id: str, new_id: str) -> None:
         file = self._writable()
         with file.lock:

@@ -43,7 +43,7 @@ class HDF5Tensor(TensorHandle):
     ) -> None:
         super().__init__(tensor_id, slots.layout, owner)
         self._file = file
-        self._slots = slots
+        self.slots = slots
         self._flush_interval = flush_interval
 
     def read_tiles(self, tiles: Sequence[Index]) -> list[torch.Tensor | None]:
@@ -52,7 +52,7 @@ class HDF5Tensor(TensorHandle):
         for batch in self._batches(tiles):
             with self._file.lock:
                 self._file.opened(self.owner)
-                blocks = self._slots.read(batch)
+                blocks = self.slots.read(batch)
             found += map(self.tile_from, batch, blocks)
         return found
 
@@ -64,12 +64,12 @@ class HDF5Tensor(TensorHandle):
                 h5 = self._file.opened(self.owner)
                 self._check_there()
                 reserve(h5, len(batch) * self.layout.tile_bytes)
-                self._slots.write({tile: to_stored(tiles[tile]) for tile in batch})
+                self.slots.write({tile: to_stored(tiles[tile]) for tile in batch})
         self._file.flush(older_than=self._flush_interval)
 
     def read_partials(self, tiles: Sequence[Index]) -> list[PartialTile | None]:
         """What their logs hold."""
-        log = self._slots.log
+        log = self.slots.log
         with self._file.lock:
             self._file.opened(self.owner)
             self._check_there()
@@ -79,13 +79,13 @@ class HDF5Tensor(TensorHandle):
     def write_partials(self, partials: Mapping[Index, PartialTile | None]) -> None:
         """Add a part to the log of each, or finish it."""
         self._file.check_process(self.owner)
-        log = self._slots.log
+        log = self.slots.log
         for tile, part in partials.items():
             with self._file.lock:
                 h5 = self._file.opened(self.owner)
                 self._check_there()
                 if part is None:
-                    log.finish([tile])
+                    self._file.finish(self.slots, tile)
                 else:
                     data = part.to_bytes(log.place(tile))
                     reserve(h5, len(data))
@@ -99,36 +99,36 @@ class HDF5Tensor(TensorHandle):
             h5 = self._file.opened(self.owner)
             self._check_there()
             reserve(h5, 0)
-            self._slots.mark_drop()
-            self._slots.log.delete(tiles)
-            self._slots.delete(tiles)
+            self.slots.mark_drop()
+            self.slots.log.delete(tiles)
+            self.slots.delete(tiles)
 
     def generation(self) -> str:
         """What the last deletion has left."""
         with self._file.lock:
             self._file.opened(self.owner)
-            return self._slots.drops
+            return self.slots.drops
 
     def has_tiles(self, tiles: Sequence[Index]) -> list[bool]:
         """Whether each tile has a slot."""
         with self._file.lock:
             self._file.opened(self.owner)
-            return self._slots.has(tiles)
+            return self.slots.has(tiles)
 
     def find_tiles(self, low: Sequence[int], high: Sequence[int]) -> tuple[set[Index], set[Index]]:
         """The tiles of a box that have a slot, and those that have a log."""
         with self._file.lock:
             self._file.opened(self.owner)
-            return self._slots.find(low, high)
+            return self.slots.find(low, high)
 
     def damages(self, *, repair: bool) -> Iterator[Damage]:
         """What is damaged of the tiles and of the parts of logs."""
         with self._file.lock:
             self._file.opened(self.owner)
-            starts, logged = self._slots.slots(), self._slots.log.tiles()
+            starts, logged = self.slots.slots(), self.slots.log.tiles()
         batches = [
-            *(partial(self._slots.damages, first, repair=repair) for first in starts),
-            *(partial(self._slots.log.damages, tile, repair=repair) for tile in logged),
+            *(partial(self.slots.damages, first, repair=repair) for first in starts),
+            *(partial(self.slots.log.damages, tile, repair=repair) for tile in logged),
         ]
         for look in batches:
             with self._file.lock:
@@ -139,7 +139,7 @@ class HDF5Tensor(TensorHandle):
             yield from found
 
     def _batches(self, tiles: Sequence[Index]) -> Iterator[Sequence[Index]]:
-        length = self._slots.batch
+        length = self.slots.batch
         return (tiles[begin : begin + length] for begin in range(0, len(tiles), length))
 
     def _check_there(self) -> None:
@@ -149,8 +149,8 @@ class HDF5Tensor(TensorHandle):
             return
         if self._file.vanished:
             replaced = Path(self._file.h5.filename).exists()
-        elif self._slots.gone:
-            replaced = is_defined(self._file.h5, self._slots.name.removeprefix("/"))
+        elif self.slots.gone:
+            replaced = is_defined(self._file.h5, self.slots.name.removeprefix("/"))
         else:
             return
         raise (remade_elsewhere if replaced else cleared_elsewhere)(self.owner, self.tensor_id)

@@ -259,12 +259,13 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
     def _write_encoded(self, tensor_id: str, tiles: Mapping[Index, bytes]) -> None:
         self._writable_handle(tensor_id).write_encoded(tiles)
 
-    def _bind_tensor(self, tensor_id: str, definition: Mapping[str, Any]) -> None:
-        super()._bind_tensor(tensor_id, definition)
+    def _bind_tensor(self, tensor_id: str, definition: Mapping[str, Any]) -> ZarrTensor:
+        handle = super()._bind_tensor(tensor_id, definition)
         # Once: who binds the tensor again does not know what has been written since.
         if definition["incarnation"] == self._created:
-            self._handles[tensor_id].writers.found()
+            handle.writers.found()
         self._created = None
+        return handle
 
     def _handle_of(self, definition: Mapping[str, Any]) -> ZarrTensor:
         return ZarrTensor(self._objects, Place.of(definition), self.contents.storage)

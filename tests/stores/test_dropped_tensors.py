@@ -1,0 +1,106 @@
+"""What a store that is open for long keeps of tensors that nobody has any more."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+import torch
+
+from infinite_tensor import HDF5TileStore, InfiniteTensor, TensorWindow, ZarrTileStore
+from infinite_tensor.tilestore.persistent import PersistentTileStore
+from infinite_tensor_stores.handles import TensorHandle
+
+Make: TypeAlias = Callable[..., PersistentTileStore]
+
+OVERLAP = TensorWindow((4,), stride=2)
+
+
+@pytest.fixture(params=[ZarrTileStore, HDF5TileStore])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
+    """Opens a store, again and again."""
+    return lambda **options: request.param(tmp_path / "store", tile_size=8, **options)
+
+
+class Counted:
+    """An ``f`` that counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, ctx: tuple[int, ...]) -> torch.Tensor:
+        self.calls += 1
+        return torch.full((4,), float(ctx[0]))
+
+
+def named(store: PersistentTileStore, name: str, f: Counted) -> InfiniteTensor:
+    return InfiniteTensor((None,), f, OVERLAP, tile_store=store, tensor_id=name)
+
+
+def opened_of(store: PersistentTileStore) -> int:
+    """How many tensors the store has open."""
+    gc.collect()
+    return sum(isinstance(item, TensorHandle) and item.owner is store.contents.storage for item in gc.get_objects())
+
+
+def test_a_store_keeps_few_tensors_that_were_read_and_dropped(make: Make) -> None:
+    with make() as store:
+        for number in range(200):
+            named(store, f"t{number}", Counted())[0:8]
+            store.flush()
+        assert opened_of(store) < 150
+
+
+def test_nothing_is_kept_of_a_dropped_tensor_whose_cache_is_cleared(make: Make) -> None:
+    with make() as store:
+        named(store, "a", Counted())[0:20]
+        store.clear_cache("a")
+        assert opened_of(store) == 0
+
+
+def test_a_tensor_that_somebody_has_stays_open(make: Make) -> None:
+    with make() as store:
+        t = named(store, "a", Counted())
+        t[0:20]
+        store.clear_cache("a")
+        assert opened_of(store) == 1
+        assert t[0:4].tolist() == [-1, -1, 1, 1]
+
+
+def test_what_is_pending_of_a_dropped_tensor_is_stored_whoever_else_is_used(make: Make) -> None:
+    first = Counted()
+    with make() as store:
+        expected = named(store, "first", first)[2:30]
+        calls = first.calls
+        for number in range(200):
+            named(store, f"t{number}", Counted())[0:8]
+    with make() as store:
+        assert torch.equal(named(store, "first", first)[2:30], expected)
+        assert first.calls == calls
+
+
+def test_a_dropped_tensor_that_is_got_again_computes_nothing_again(make: Make) -> None:
+    f = Counted()
+    with make() as store:
+        expected = named(store, "a", f)[2:30]
+        calls = f.calls
+        store.clear_cache("a")
+        assert torch.equal(named(store, "a", f)[2:30], expected)
+        assert torch.equal(store.open("a")[2:30], expected)
+        assert f.calls == calls
+
+
+def test_an_invalidated_tensor_keeps_the_tiles_that_were_not_dropped(make: Make) -> None:
+    f = Counted()
+    with make() as store:
+        t = named(store, "a", f)
+        t[0:64]
+        t.invalidate((slice(0, 4),))
+        store.clear_cache("a")
+        calls = f.calls
+        t[16:64]
+        assert f.calls == calls
+        assert opened_of(store) == 1
