@@ -8,7 +8,9 @@ started, the work is done on the thread that asks.
 from __future__ import annotations
 
 import _thread
+import os
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -16,24 +18,66 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def begin(work: Callable[[], object]) -> threading.Lock | None:
-    """Run ``work()``, which raises nothing, on a new thread, without waiting for that to start.
+_IDLE_SECONDS = 5.0
+"""After which a thread without work ends."""
 
-    Returns a lock that is held until the work is done; None where no thread can be started.
+
+class _Worker:
+    """A thread that does one piece of work after the other, and holds nothing of one that is done."""
+
+    def __init__(self) -> None:
+        self._work: list[Callable[[], object]] = []
+        self._done = threading.Lock()
+        self._asked = threading.Lock()
+        self._asked.acquire()
+
+    def ask(self, work: Callable[[], object], done: threading.Lock) -> None:
+        """Do this next, and release the lock then."""
+        self._work, self._done = [work], done
+        self._asked.release()
+
+    def run(self) -> None:
+        """Do what is asked, until nobody has for a while."""
+        self._asked.acquire()
+        while True:
+            try:
+                self._work.pop()()
+            finally:
+                self._done.release()
+            _idle.append(self)
+            while not self._asked.acquire(timeout=_IDLE_SECONDS):
+                try:
+                    _idle.remove(self)
+                except ValueError:
+                    # Somebody is just about to ask it.
+                    continue
+                return
+
+
+_idle: deque[_Worker] = deque()
+
+# Windows has no fork.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_idle.clear)
+
+
+def begin(work: Callable[[], object]) -> threading.Lock | None:
+    """Run ``work()``, which raises nothing, on another thread, without waiting for that to start.
+
+    A thread that has nothing to do is used again, as to start one costs time and memory. Returns a lock that is held
+    until the work is done; None where no thread can be started.
     """
     done = threading.Lock()
     done.acquire()
-
-    def run() -> None:
-        try:
-            work()
-        finally:
-            done.release()
-
     try:
-        _thread.start_new_thread(run, ())
-    except RuntimeError:
-        return None
+        worker = _idle.pop()
+    except IndexError:
+        worker = _Worker()
+        try:
+            _thread.start_new_thread(worker.run, ())
+        except RuntimeError:
+            return None
+    worker.ask(work, done)
     return done
 
 

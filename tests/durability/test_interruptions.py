@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -138,16 +138,14 @@ class Recorder:
 
 
 def test_a_writer_whose_thread_cannot_start_writes_on_the_thread_that_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder, start = Recorder(), threading.Thread.start
+    recorder = Recorder()
     writer: Writer[str, torch.Tensor] = Writer()
 
-    def no_thread(thread: threading.Thread) -> None:
-        """A store of an earlier test may be freed here, and have its own writer at work."""
-        if thread._target.__self__ is writer:  # type: ignore[attr-defined]
-            raise RuntimeError("can't start new thread")
-        start(thread)
+    def no_thread(*_: object) -> int:
+        raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    monkeypatch.setattr("infinite_tensor.support.threads._idle", deque())
+    monkeypatch.setattr("_thread.start_new_thread", no_thread)
     writer.submit({"a": torch.ones(1)}, recorder.write)
     assert list(recorder.written) == ["a"]
     monkeypatch.undo()

@@ -13,6 +13,7 @@ import torch
 from infinite_tensor import HDF5TileStore, InfiniteTensor, TensorWindow, ZarrTileStore
 from infinite_tensor.tilestore.persistent import PersistentTileStore
 from infinite_tensor_stores.handles import TensorHandle
+from infinite_tensor_stores.hdf5.slots import TileSlots
 
 Make: TypeAlias = Callable[..., PersistentTileStore]
 
@@ -48,10 +49,10 @@ def opened_of(store: PersistentTileStore) -> int:
 
 def test_a_store_keeps_few_tensors_that_were_read_and_dropped(make: Make) -> None:
     with make() as store:
-        for number in range(200):
+        for number in range(400):
             named(store, f"t{number}", Counted())[0:8]
             store.flush()
-        assert opened_of(store) < 150
+        assert opened_of(store) < 250
 
 
 def test_nothing_is_kept_of_a_dropped_tensor_whose_cache_is_cleared(make: Make) -> None:
@@ -104,3 +105,27 @@ def test_an_invalidated_tensor_keeps_the_tiles_that_were_not_dropped(make: Make)
         t[16:64]
         assert f.calls == calls
         assert opened_of(store) == 1
+
+
+def test_gc_keeps_no_tensor_open(tmp_path: Path) -> None:
+    path = tmp_path / "store.h5"
+    with HDF5TileStore(path, tile_size=8) as store:
+        for number in range(20):
+            named(store, f"t{number}", Counted())[0:20]
+    with HDF5TileStore(path) as store:
+        store.gc()
+        gc.collect()
+        assert not [item for item in gc.get_objects() if isinstance(item, TileSlots)]
+
+
+def test_logs_of_tiles_that_were_completed_are_deleted_though_nobody_has_the_tensor(make: Make) -> None:
+    with make(cache_size_tiles=1) as store:
+        t = named(store, "a", Counted())
+        t[2:6]
+        store.flush()
+        t[0:64]
+        del t
+        for number in range(200):
+            named(store, f"t{number}", Counted())
+    with make() as store:
+        assert store.gc().objects == 0

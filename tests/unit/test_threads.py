@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 
 import pytest
 
@@ -34,10 +35,25 @@ def test_an_error_on_a_thread_comes_through() -> None:
         on_threads(lambda number: 1 // (number - 7), range(8), threads=2)
 
 
+def test_pieces_of_work_that_follow_each_other_take_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    idle: deque[object] = deque()
+    monkeypatch.setattr("infinite_tensor.support.threads._idle", idle)
+    found = set()
+    for _ in range(50):
+        done = begin(lambda: found.add(threading.get_ident()))
+        assert done is not None
+        with done:
+            pass
+        while not idle:
+            pass
+    assert len(found) == 1
+
+
 def test_where_no_thread_can_be_started_the_caller_does_all(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(*_: object) -> int:
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
+    monkeypatch.setattr("infinite_tensor.support.threads._idle", deque())
     monkeypatch.setattr("_thread.start_new_thread", start)
     assert begin(lambda: None) is None
     assert set(on_threads(lambda _: threading.get_ident(), range(9), threads=4)) == {threading.get_ident()}

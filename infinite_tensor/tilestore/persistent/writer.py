@@ -1,14 +1,16 @@
-"""Storing in the background: jobs wait in a queue, one thread writes them many at a time."""
+"""Storing in the background: jobs wait in a queue, one thread at a time writes them, many at a time."""
 
 from __future__ import annotations
 
 import threading
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from infinite_tensor.errors import StoreError
-from infinite_tensor.support.interrupts import Changes, interrupts_shown
+from infinite_tensor.support.interrupts import Changes, Mark, interrupts_shown
+from infinite_tensor.support.threads import begin
 from infinite_tensor.tilestore.messages import combined
 
 
@@ -53,7 +55,8 @@ class Writer(Generic[K, J]):
         self._failed: dict[K, J] = {}
         self._untold: list[StoreError] = []
         self._reasons: list[StoreError] = []
-        self._thread: threading.Thread | None = None
+        self._turn: Mark | None = None
+        self._begun: threading.Lock | None = None
 
     def submit(self, jobs: Mapping[K, J], write: Write[K, J]) -> None:
         """Queue jobs."""
@@ -146,37 +149,38 @@ class Writer(Generic[K, J]):
     def _start(self, write: Write[K, J]) -> None:
         """Have a thread work off the queue, if there is anything in it."""
         with interrupts_shown(), self._lock:
-            if not self._queued or (self._thread is not None and self._thread.is_alive()):
+            if not self._queued or self._is_at_work:
                 return
-            # The thread that is entered here is the one that works, should an interrupt keep it from starting, or from
-            # being seen to have started, and lead to another.
-            self._thread = threading.Thread(
-                target=self._work, args=(write,), name="infinite_tensor-writer", daemon=True
-            )
-            try:
-                self._thread.start()
-            except RuntimeError:
-                # None can be started any more: the interpreter exits.
-                self._thread = threading.current_thread()
-            else:
+            # Whose turn is entered here is the one who works, should an interrupt keep its thread from starting, or
+            # from being seen to have started, and lead to another.
+            turn = self._turn = Mark()
+            self._begun = begin(partial(self._work, write, turn))
+            if self._begun is not None:
                 return
-        self._work(write)
+        # No thread can be started any more: the interpreter exits.
+        self._work(write, turn)
 
-    def _work(self, write: Write[K, J]) -> None:
-        while self._begin():
-            unstored = dict(self._writing)
-            try:
-                failures = write(unstored)
-            except BaseException as error:  # noqa: BLE001  (a thread that ends here would be waited for)
-                stopped = StoreError(f"what was to be stored in the background was stopped by {error!r}")
-                stopped.__cause__ = error
-                failures = [stopped]
-            self._end(failures, unstored)
+    @property
+    def _is_at_work(self) -> bool:
+        begun = self._begun is not None and self._begun.locked()
+        return begun or (self._turn is not None and self._turn.is_under_way)
 
-    def _begin(self) -> bool:
-        """Take jobs from the queue; False where it is empty, or another thread's, and this one must end."""
+    def _work(self, write: Write[K, J], turn: Mark) -> None:
+        with turn.running:
+            while self._begin(turn):
+                unstored = dict(self._writing)
+                try:
+                    failures = write(unstored)
+                except BaseException as error:  # noqa: BLE001  (a thread that ends here would be waited for)
+                    stopped = StoreError(f"what was to be stored in the background was stopped by {error!r}")
+                    stopped.__cause__ = error
+                    failures = [stopped]
+                self._end(failures, unstored)
+
+    def _begin(self, turn: Mark) -> bool:
+        """Take jobs from the queue; False where it is empty, or another's turn, and this one must end."""
         with self._lock:
-            if self._thread is not threading.current_thread():
+            if self._turn is not turn:
                 return False
             size = 0
             for key in list(self._queued)[:_BATCH_JOBS]:
@@ -185,7 +189,7 @@ class Writer(Generic[K, J]):
                     break
                 self._writing[key] = self._queued.pop(key)
             if not self._writing:
-                self._thread = None
+                self._turn = self._begun = None
             return bool(self._writing)
 
     def _end(self, failures: Sequence[StoreError], unstored: Mapping[K, J]) -> None:

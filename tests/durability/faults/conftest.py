@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import threading
+import gc
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import TypeAlias
 
 import pytest
@@ -13,6 +15,7 @@ import torch
 
 from infinite_tensor import HDF5TileStore, TensorWindow, TileStore, ZarrTileStore
 from infinite_tensor.tilestore.persistent import PersistentTileStore
+from infinite_tensor.tilestore.persistent.writer import Writer
 from tests.durability.faults.disks import SmallDisk, small_disk
 from tests.support.chain import Chain, Scrambled
 from tests.support.reference import Stage
@@ -67,6 +70,13 @@ def open_store(kind: str, folder: Path) -> Open:
 
 def wait_for_writers() -> None:
     """Until nothing is written in the background, and no thread that did so holds on to a store."""
-    for thread in threading.enumerate():
-        if thread.name == "infinite_tensor-writer":
-            thread.join()
+    for writer in [item for item in gc.get_objects() if isinstance(item, Writer)]:
+        writer.drain()
+    while any(_writes(frame) for frame in sys._current_frames().values()):
+        pass
+
+
+def _writes(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code is not Writer._work.__code__:
+        frame = frame.f_back
+    return frame is not None
