@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from infinite_tensor.errors import StoreError
-from infinite_tensor.tilestore.layout import TileLayout
+from infinite_tensor.tilestore.layout import TileLayout, gathered_layout
 from infinite_tensor.tilestore.messages import damaged_definition, damaged_group, in_the_way, warn_of_damage
 from infinite_tensor.tilestore.persistent.sealed import (
     GROUP,
@@ -24,6 +24,7 @@ from infinite_tensor.tilestore.persistent.sealed import (
 )
 from infinite_tensor.tilestore.stored_definition import StoredTensor
 from infinite_tensor.values.definition import Definition
+from infinite_tensor.values.reduction import reduction_from_json
 
 
 @dataclass(frozen=True)
@@ -192,3 +193,17 @@ def layout_of(definition: Mapping[str, Any]) -> tuple[Definition, TileLayout]:
         raise ValueError("its tile_size is missing")
     tensor = stored.definition
     return tensor, TileLayout(tensor.shape, stored.tile_size, tensor.dtype)
+
+
+_ENTRY_BYTES = 2**12
+
+
+def largest_part(tensor: Definition, layout: TileLayout) -> int:
+    """The bytes that a part of the log of a tile can have."""
+    if tensor.reduction is not None:
+        layout = gathered_layout(reduction_from_json(tensor.reduction), layout)
+    window, windows, piece = tensor.gathered.output_window, 1, layout.dtype.itemsize
+    for size, stride, tile in zip(window.size, window.stride, layout.tile_shape, strict=True):
+        windows *= (tile + size - 2) // stride + 1
+        piece *= min(size, tile)
+    return layout.tile_bytes + _ENTRY_BYTES + windows * (piece + _ENTRY_BYTES)

@@ -11,6 +11,7 @@ and the mark, an attribute of the root. The lock of the file is held by the call
 
 from __future__ import annotations
 
+import math
 import secrets
 from importlib import import_module
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from infinite_tensor.tilestore.persistent.sealed import GROUP, TENSOR, intact
-from infinite_tensor_stores.files import parsed
+from infinite_tensor_stores.files import LARGEST_DOCUMENT, Unreadable, parsed
 
 DEFINITION = "definition"
 CLEARED = "copy"
@@ -216,9 +217,31 @@ def put_document(group: Any, name: str, document: str) -> None:
     group[name] = group.create_dataset(None, data=np.bytes_(document))
 
 
+def check_chunks(dataset: Any, most: int) -> None:
+    """ValueError if a chunk claims more bytes, which HDF5 takes for it whatever is stored, or is compressed twice."""
+    if dataset.chunks is not None:
+        _check_bytes(f"a chunk of {dataset.name}", math.prod(dataset.chunks) * dataset.dtype.itemsize, most)
+    h5z, created = import_h5py().h5z, dataset.id.get_create_plist()
+    filters = [created.get_filter(number)[0] for number in range(created.get_nfilters())]
+    if len([each for each in filters if each not in (h5z.FILTER_SHUFFLE, h5z.FILTER_FLETCHER32)]) > 1:
+        raise ValueError(f"{dataset.name} is compressed more than once")
+
+
+def check_size(dataset: Any, most: int) -> None:
+    """ValueError if a dataset claims more bytes, however few of them are stored; errors as of `check_chunks`."""
+    _check_bytes(dataset.name, dataset.nbytes, most)
+    check_chunks(dataset, most)
+
+
+def _check_bytes(what: str, size: int, most: int) -> None:
+    if size > most:
+        raise ValueError(f"{what}: {Unreadable.too_large(size, most).reason}")
+
+
 def document_in(dataset: Any) -> dict[str, Any]:
     """The JSON object in a dataset; ValueError if it is damaged."""
     try:
+        check_size(dataset, LARGEST_DOCUMENT)
         document = bytes(dataset[()])
     except Exception as error:  # (h5py raises what it pleases on a damaged file)
         raise ValueError(f"it cannot be read: {error}") from error

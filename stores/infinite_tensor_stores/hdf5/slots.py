@@ -27,9 +27,10 @@ from infinite_tensor.geometry.points import Index, IntArray, as_tuples, inside
 from infinite_tensor.tilestore.inventory import Damage
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.partial import PartialTile
-from infinite_tensor.tilestore.persistent.documents import layout_of
+from infinite_tensor.tilestore.persistent.documents import largest_part, layout_of
 from infinite_tensor_stores.dtypes import stored_dtype
-from infinite_tensor_stores.hdf5.members import DEFINITION, import_h5py, put_document
+from infinite_tensor_stores.files import LARGEST_DOCUMENT
+from infinite_tensor_stores.hdf5.members import DEFINITION, check_chunks, check_size, import_h5py, put_document
 
 _MERGE_ABOVE = 4096
 _ABSENT = -1
@@ -134,14 +135,17 @@ class PartLog:
         The group that holds the datasets.
     place : str
         What names this tensor and its incarnation, and so, with the tile behind it, a partial tile.
+    most : int
+        The bytes that a part can have.
 
     After `close` it holds nothing, and what is still written to it is dropped. Not safe for threads: the
     owner holds a lock.
     """
 
-    def __init__(self, folder: Any, place: str) -> None:
+    def __init__(self, folder: Any, place: str, most: int) -> None:
         self._folder = folder
         self._place = place
+        self._most = most
         self._ends: dict[Index, int] = {}
         self._finished: set[Index] = set()
         for name in folder:
@@ -232,8 +236,9 @@ class PartLog:
 
     def _part_in(self, name: str) -> bytes | Exception:
         try:
-            found = self._folder[name][()]
-            return bytes(found.tobytes())
+            part = self._folder[name]
+            check_size(part, self._most)
+            return bytes(part[()].tobytes())
         except MemoryError:
             raise
         except Exception as error:  # noqa: BLE001  (h5py raises what it pleases on a damaged file)
@@ -279,7 +284,7 @@ class TileSlots:
     """
 
     def __init__(self, group: Any, definition: Mapping[str, Any]) -> None:
-        _, layout = layout_of(definition)
+        tensor, layout = layout_of(definition)
         self.name = group.name
         self.layout = layout
         self.incarnation = definition["incarnation"]
@@ -293,7 +298,8 @@ class TileSlots:
         self._index = TileIndex(rows[used, :-1], used)
         self._end = int(used[-1]) + 1 if len(used) else 0
         self._vacant: list[int] = np.setdiff1d(np.arange(self._end), used, assume_unique=True).tolist()
-        self.log = PartLog(group["partial"], _place_of(self.name, self.incarnation))
+        self._largest_part = largest_part(tensor, layout)
+        self.log = PartLog(group["partial"], _place_of(self.name, self.incarnation), self._largest_part)
         logged = self.log.tiles()
         complete = (self._index.find(logged) >= 0).tolist()
         self.log.finish(tile for tile, done in zip(logged, complete, strict=True) if done)
@@ -304,6 +310,9 @@ class TileSlots:
             raise ValueError(f"{self._data.name} holds {self._data.dtype} of {self._data.shape[1:]}, not {wanted}")
         if (self._table.dtype, self._table.shape[1:]) != (np.dtype(np.int64), (len(layout.tile_shape) + 1,)):
             raise ValueError(f"{self._table.name} holds {self._table.dtype} of shape {self._table.shape}")
+        check_chunks(self._data, layout.tile_bytes)
+        # As it grows, up to as much again is not written yet.
+        check_size(self._table, LARGEST_DOCUMENT + 2 * self._table.id.get_storage_size())
 
     @staticmethod
     def create(group: Any, definition: Mapping[str, Any], filters: Mapping[str, Any]) -> None:
@@ -324,7 +333,7 @@ class TileSlots:
         """Have all tiles in an empty group too, for a definition of the same incarnation, which comes last."""
         for dataset in ("tiles", "index"):
             group[dataset] = group.file[self.name][dataset]
-        log = PartLog(group.create_group("partial"), _place_of(group.name, self.incarnation))
+        log = PartLog(group.create_group("partial"), _place_of(group.name, self.incarnation), self._largest_part)
         # A part names the group that it is written for.
         for tile in self.log.tiles():
             part = PartialTile.from_log(self.log.read(tile), self.log.place(tile), self.name)
@@ -491,7 +500,7 @@ class TileSlots:
 
     def slots(self) -> range:
         """Where the batches of slots begin."""
-        return range(0, 0 if self._data is None else self._data.shape[0], self.batch)
+        return range(0, 0 if self._data is None else len(self._checksums), self.batch)
 
     def describe(self) -> tuple[int, int, int]:
         """How many tiles are complete, how many partial, and the bytes that all of it takes."""

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from infinite_tensor.errors import StoreError
 from infinite_tensor.geometry.points import Index
-from infinite_tensor_stores.hdf5.members import MARK, import_h5py
+from infinite_tensor_stores.hdf5.members import MARK, check_size, import_h5py
 
 _ROOT = "tensors"
 
@@ -61,6 +61,7 @@ class OldTensor:
             dataset = self._tiles[_name_of(tile)]
             if (dataset.dtype, dataset.shape) != (np.dtype(dtype), tuple(shape)):
                 raise ValueError(f"it is {dataset.dtype} {dataset.shape}, not {dtype} {tuple(shape)}")
+            check_size(dataset, dataset.nbytes)
             found: npt.NDArray[Any] = dataset[()]
         except MemoryError:
             raise

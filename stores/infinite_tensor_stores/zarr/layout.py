@@ -10,19 +10,17 @@ from typing import Any
 import torch
 
 from infinite_tensor.geometry.points import COORDINATE_LIMIT, Index
-from infinite_tensor.tilestore.layout import TileLayout, gathered_layout
-from infinite_tensor.tilestore.persistent.documents import layout_of
+from infinite_tensor.tilestore.layout import TileLayout
+from infinite_tensor.tilestore.persistent.documents import largest_part, layout_of
 from infinite_tensor.tilestore.persistent.sealed import name_of
 from infinite_tensor.values.definition import Definition, Json, json_scalar, scalar_from_json
 from infinite_tensor.values.dims import names_of
-from infinite_tensor.values.reduction import reduction_from_json
 from infinite_tensor_stores.dtypes import stored_dtype, to_stored
 from infinite_tensor_stores.zarr.ome import OME, ome_of
 from infinite_tensor_stores.zarr.zarr_json import ATTRIBUTE, DOCUMENT, dumped, group_document
 
 _FOLDER = re.compile(r"(tiles|partial)-(?P<incarnation>[0-9a-f]{16})")
 _LONGEST_LOG = 10**6
-_ENTRY_BYTES = 2**12
 _TEMPORARY = re.compile(r"[^/]*\.[0-9a-f]{32}\.partial")
 
 
@@ -57,7 +55,7 @@ class Place:
         origin = origin_of(layout.shape, layout.tile_shape)
         if definition.get("origin") != list(origin):
             raise ValueError(f"its origin is {definition.get('origin')!r:.200}, not {list(origin)}")
-        return cls(name_of(definition["tensor_id"]), definition, layout, origin, _largest_part(tensor, layout))
+        return cls(name_of(definition["tensor_id"]), definition, layout, origin, largest_part(tensor, layout))
 
     @property
     def group(self) -> str:
@@ -118,16 +116,6 @@ def origin_of(shape: Sequence[int | None], tile: Sequence[int]) -> Index:
             for extent, size in zip(shape, tile, strict=True)
         ]
     )
-
-
-def _largest_part(tensor: Definition, layout: TileLayout) -> int:
-    if tensor.reduction is not None:
-        layout = gathered_layout(reduction_from_json(tensor.reduction), layout)
-    window, windows, piece = tensor.gathered.output_window, 1, layout.dtype.itemsize
-    for size, stride, tile in zip(window.size, window.stride, layout.tile_shape, strict=True):
-        windows *= (tile + size - 2) // stride + 1
-        piece *= min(size, tile)
-    return layout.tile_bytes + _ENTRY_BYTES + windows * (piece + _ENTRY_BYTES)
 
 
 def tensor_document(definition: Mapping[str, Any]) -> bytes:

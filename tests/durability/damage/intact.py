@@ -99,9 +99,10 @@ def read(tensors: dict[str, InfiniteTensor]) -> dict[str, list[torch.Tensor]]:
 
 def fill(store: PersistentTileStore) -> None:
     """Have everything computed and stored, some tiles in several parts."""
+    tensors = build(store)
     for name, regions in READS.items():
         for region in regions:
-            build(store)[name][region]
+            tensors[name][region]
             store.flush()
 
 

@@ -97,8 +97,8 @@ def test_a_read_only_store_verifies_and_refuses_to_repair(make: Make) -> None:
 def test_a_tensor_that_is_only_in_memory_has_no_damage(make: Make) -> None:
     filled(make())
     with make(mode="r") as store:
-        a_tensor(store, Counted(), "new")
-        assert store.verify("new") == []
+        new = a_tensor(store, Counted(), "new")
+        assert store.verify(new.tensor_id) == []
         with pytest.raises(StoreError, match="no tensor 'unknown'"):
             store.verify("unknown")
 

@@ -118,8 +118,8 @@ def test_a_part_that_does_not_fit_is_left_out_of_a_zarr_store() -> None:
     with ZarrTileStore(memory, tile_size=8) as store:
         tensor(store, f)[0:2, 0:8]
     with ZarrTileStore(memory, tile_size=8) as store:
-        tensor(store, f)
-        store._write_partials("t", {(0, 0): PartialTile(torch.ones(1, 8), 16)})
+        t = tensor(store, f)
+        store._write_partials(t.tensor_id, {(0, 0): PartialTile(torch.ones(1, 8), 16)})
     with ZarrTileStore(memory, tile_size=8) as store, pytest.warns(DamagedDataWarning, match="has a prefix of torch"):
         assert same_bits(tensor(store, f)[_REGION], expected())
 
