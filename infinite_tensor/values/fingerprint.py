@@ -45,7 +45,10 @@ _STREAMS = (torch.Stream, torch.Event)
 _VALUE, _STATE, STAMP = "value", "state", "stamp"
 
 Said: TypeAlias = "str | Callable[[], str]"
-"""What there is to say of a value: as Python writes it, or ``#`` and a digest, which may take a while to compute."""
+"""What there is to say of a value: as Python writes it, or ``#`` and a digest, which may take a while to compute.
+
+"" for what cannot be looked into.
+"""
 
 
 class Item(NamedTuple):
@@ -86,8 +89,6 @@ class Reach:
     ----------
     networks : list of torch.nn.Module
         The networks that it reaches, each once, and not those within others.
-    opaque : list of str
-        What cannot be looked into, by place and class.
     """
 
     def __init__(self, function: object, name: str) -> None:
@@ -101,16 +102,16 @@ class Reach:
             known |= walk.uses
         self._walk = walk
         self.networks = list(walk.networks.values())
-        self.opaque = list(dict.fromkeys(walk.opaque))
 
     def code(self) -> str:
         """SHA-256 of the code; of bytecode, which differs between minor versions of Python."""
         return sha256_of(sorted(set(self._walk.code)))
 
-    def items(self) -> list[Item]:
-        """The values, of which large ones are hashed now."""
+    def values(self) -> tuple[list[Item], list[str]]:
+        """The values, of which large ones are hashed now; and what cannot be looked into, by place and class."""
         said = [Item(place, said if isinstance(said, str) else said(), kind) for place, said, kind in self._walk.items]
-        return [item for item in said if item.said]
+        unseen = [item.place for item in said if not item.said]
+        return [item for item in said if item.said], list(dict.fromkeys([*self._walk.opaque, *unseen]))
 
     def states(self) -> list[tuple[str, object]]:
         """What tells the content of weights and tensors apart in this process, with their places."""
@@ -442,10 +443,10 @@ class _Walk:
             # What is reached first is known by its class.
             self._attributes(value, held, place if place.of else place._replace(path=kind_name(value)))
             return None
-        reads = all(_class_attribute(kind, name) is not None for name in ("shape", "dtype", "__getitem__"))
-        if reads:
-            # An array of Zarr, say, which lies elsewhere.
-            self._say(place._replace(kind=STAMP), lambda: _stamp_of(value))
+        if _is_array(kind):
+            # As sources are; which library it is of may change without a change of what it holds.
+            large = _is_large_array(value)
+            self._say(place._replace(kind=STAMP if large else _STATE), lambda: _array_said(value, large=large))
         elif top not in sys.stdlib_module_names:
             if not held:
                 self.opaque.append(f"{place} ({name_of(kind)})")
@@ -498,12 +499,36 @@ def _name(value: object) -> str:
     return str(getattr(value, "__qualname__", None) or getattr(value, "__name__", type(value).__name__))
 
 
+def _is_array(kind: type) -> bool:
+    """Whether objects of a class, which is none of a project, are arrays, as numpy knows them."""
+    is_typed = _class_attribute(kind, "__array__") is not None and _class_attribute(kind, "dtype") is not None
+    return is_typed or _class_attribute(kind, "__array_interface__") is not None
+
+
+def _is_large_array(array: Any) -> bool:
+    try:
+        return is_large(array.shape, array.dtype.itemsize)
+    except (AttributeError, TypeError):
+        # Images of pillow are in memory, and have neither.
+        return False
+
+
+def _array_said(array: Any, *, large: bool) -> str:
+    """What an array of some library holds; of a large one a stamp; "" where nothing can be told."""
+    try:
+        if large:
+            return _stamp_of(array)
+        if getattr(array, "__dask_graph__", lambda: None)() is None:
+            values = np.asarray(array)
+            return "" if values.dtype.hasobject else f"#{digest_of_array(values)}"
+    except Exception:  # noqa: BLE001  (each library has errors of its own)
+        return ""
+    return ""
+
+
 def _stamp_of(array: Any, file: str | None = None) -> str:
     """What tells that an array in a file or elsewhere has changed; "" where nothing does."""
-    try:
-        found = stamps.of_array(array, file)
-    except Exception:  # noqa: BLE001  (each library has errors of its own; what cannot be asked says nothing)
-        return ""
+    found = stamps.of_array(array, file)
     return f"#{sha256_of(found.values())}" if found else ""
 
 

@@ -166,6 +166,7 @@ class Functions:
     def _recorded(self) -> Record:
         reached = self._looked_through() if self._reached is None else self._reached
         code = {name: reach.code() for name, reach in reached.items()}
+        found = [reach.values() for reach in reached.values()]
         records = [each.record for each in dict.fromkeys(self._upstream)]
         if any(record.code for record in records):
             said = json.dumps([record.code for record in records], sort_keys=True)
@@ -174,11 +175,11 @@ class Functions:
         items = _merged(
             item._replace(kind=_FIRM) if firm and item.kind == "value" else item
             for item in (
-                *(item for reach in reached.values() for item in reach.items()),
+                *(item for values, _ in found for item in values),
                 *(item for record in records for item in record.items),
             )
         )
-        opaque = [name for reach in reached.values() for name in reach.opaque if not self._told]
+        opaque = [name for _, unseen in found for name in unseen if not self._told]
         opaque += [name for record in records for name in record.opaque]
         return Record(PYTHON, code, items, tuple(dict.fromkeys(opaque)))
 

@@ -19,10 +19,14 @@ from fractions import Fraction
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import dask.array as da
 import numpy as np
 import pytest
 import torch
 import tqdm
+import xarray as xr
+import zarr
+from PIL import Image
 from torch import nn
 
 from infinite_tensor import InfiniteTensor, TensorWindow
@@ -504,7 +508,28 @@ def test_the_mode_of_a_network_counts_where_its_code_reads_it() -> None:
     assert changed(nn.Sequential(plain).train(), nn.Sequential(plain).eval()) == nothing()
 
 
+ARRAYS: dict[str, Callable[[float], Any]] = {
+    "pandas": lambda value: xr.DataArray([1.0, value], dims="x").to_series(),
+    "xarray": lambda value: xr.DataArray([1.0, value]),
+    "zarr": lambda value: zarr.array(np.array([1.0, value])),
+    "pillow": lambda value: Image.new("L", (2, 2), int(value)),
+}
+
+
+@pytest.mark.parametrize("make", ARRAYS.values(), ids=ARRAYS)
+def test_an_array_of_another_library_counts_by_what_it_holds(make: Callable[[float], Any]) -> None:
+    assert changed(closure(make(2)), closure(make(2))) == nothing()
+    assert changed(closure(make(2)), closure(make(3))).values == ["`value`, a variable around `<lambda>`, has changed"]
+
+
 # What cannot be looked into.
+
+
+def test_an_array_that_would_have_to_be_computed_is_opaque() -> None:
+    assert record(closure(da.ones(3))).opaque == ("`value`, a variable around `<lambda>`",)
+    assert record(closure(xr.DataArray(["a", "b"], dims="x").astype(object).to_series())).opaque == (
+        "`value`, a variable around `<lambda>`",
+    )
 
 
 def test_what_has_no_attributes_is_opaque() -> None:
