@@ -16,6 +16,7 @@ import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
+from importlib.machinery import PathFinder
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -42,7 +43,7 @@ _TELLING_NOTHING = frozenset({"tqdm", "rich", "loguru", "logging"})
 _RANDOM = (torch.Generator, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
 _STREAMS = (torch.Stream, torch.Event)
 
-_VALUE, _STATE, STAMP = "value", "state", "stamp"
+_VALUE, _STATE, STAMP, LATE = "value", "state", "stamp", "late"
 
 Said: TypeAlias = "str | Callable[[], str]"
 """What there is to say of a value: as Python writes it, or ``#`` and a digest, which may take a while to compute.
@@ -61,7 +62,8 @@ class Item(NamedTuple):
     said : str
         What it is, or "#" and a digest of that.
     kind : str
-        "value"; "state", which may change without a change of results; or "stamp", of what was not read whole.
+        "value"; "state", which may change without a change of results; "stamp", of what was not read whole; or "late",
+        of a module that only code which was not called yet imports.
     """
 
     place: str
@@ -275,8 +277,11 @@ class _Walk:
             value = function.__globals__.get(variable, _NOTHING)
             self._named(variable, value, _Place(variable, f"a global of `{name}`"), self.known.rebound)
         for imported in sorted(uses.imported):
+            place = _Place(imported, f"imported by `{name}`")
             if imported in sys.modules:
-                self._put(sys.modules[imported], _Place(imported, f"imported by `{name}`"))
+                self._put(sys.modules[imported], place)
+            elif self._may_be_imported(imported):
+                self._say(place._replace(kind=LATE), "not imported yet")
 
     def _named(self, name: str, value: object, place: _Place, assigned: frozenset[str]) -> None:
         """A value that walked code has a name for, unless code assigns that, or fills it."""
@@ -463,6 +468,11 @@ class _Walk:
                 self.items.append(each)
             elif each is not None:
                 self._put(each, _Place(name, "", (*place.within, id(value))))
+
+    def _may_be_imported(self, module: str) -> bool:
+        """Whether it is of the project; it is looked for without importing anything."""
+        found = PathFinder.find_spec(_top(module))
+        return found is not None and self._is_project(module, found.origin)
 
     def _is_project_class(self, kind: type) -> bool:
         return self._is_project(kind.__module__, None)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.support.functions import Calling
-from infinite_tensor.values.fingerprint import STAMP, Item, Reach
+from infinite_tensor.values.fingerprint import LATE, STAMP, Item, Reach
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 """Bytecode differs between minor versions, so code is compared only within one."""
@@ -206,17 +206,21 @@ def _merged(items: Iterable[Item]) -> tuple[Item, ...]:
 
 def changes(stored: Record, given: Record) -> Changes:
     """What has changed between two looks at functions that should be the same, in words."""
-    same_python = stored.python == given.python
-    code = [name for name, digest in given.code.items() if same_python and stored.code.get(name, digest) != digest]
+    late = [{item.place for item in record.items if item.kind == LATE} for record in (stored, given)]
+    # What a module that was not imported yet holds would seem to be missing.
+    is_comparable = stored.python == given.python and late[0] == late[1]
+    code = [name for name, digest in given.code.items() if is_comparable and stored.code.get(name, digest) != digest]
     found = Changes(code, [], [], [])
-    before, now = ({item.place: item for item in record.items if item.kind != STAMP} for record in (stored, given))
+    before, now = (
+        {item.place: item for item in record.items if item.kind not in (STAMP, LATE)} for record in (stored, given)
+    )
     known = {item.said for item in given.items}
     for place in dict.fromkeys((*before, *now)):
         old, new = before.get(place), now.get(place)
         kind = (new or before[place]).kind
         if old is not None and new is not None:
             line = _line(old, new)
-        elif kind == _FIRM and same_python and stored.code and given.code:
+        elif kind == _FIRM and is_comparable and stored.code and given.code:
             # Other code reaches other values, by other names: what must not be missed are weights.
             line = f"{_subject(place)} {'is not there any more' if new is None else 'was not there'}"
             if code and (old is None or old.said[0] != "#" or old.said in known):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import types
 import warnings
 from collections.abc import Callable
@@ -202,6 +203,28 @@ def test_a_prediction_resumes_after_its_network_has_made_tables(tmp_path: Path) 
     net = Rotary()
     predicted(tmp_path / "s.zarr", net, region=(slice(0, 8), slice(0, 8)))
     predicted(tmp_path / "s.zarr", net)
+
+
+def late_import(batch: torch.Tensor) -> torch.Tensor:
+    from late_models import net  # type: ignore[import-not-found]  # noqa: PLC0415
+
+    return net(batch)  # type: ignore[no-any-return]
+
+
+def test_a_module_that_only_the_network_imports_may_be_there_by_the_second_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "late_models.py").write_text("def net(batch):\n    return batch * GAIN\n\n\nGAIN = 0.5\n")
+    try:
+        predicted(tmp_path / "s.zarr", late_import)
+        predicted(tmp_path / "s.zarr", late_import)
+        predicted(tmp_path / "other.zarr", late_import)
+        sys.modules["late_models"].GAIN = 0.25  # type: ignore[attr-defined]
+        with pytest.raises(ValidationError, match=r"`GAIN`, a global of `net`, was 0.5 and is 0.25"):
+            predicted(tmp_path / "other.zarr", late_import)
+    finally:
+        del sys.modules["late_models"]
 
 
 def lazy(value: float) -> nn.Module:
