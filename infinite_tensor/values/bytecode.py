@@ -17,6 +17,8 @@ _VARIABLES = ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW")
 _NAMES = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_ATTR", "LOAD_METHOD", *_VARIABLES)
 
 Instructions = list[dis.Instruction]
+Locals = dict[str, str | None]
+"""Local variables that code sets: to what a global or an attribute is called, ``cache = self.cache``, or to else."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ def uses_of(code: types.CodeType) -> Uses:
         kind = _KINDS.get(each.opname)
         if kind is not None and (each.opname != "STORE_DEREF" or each.argval in code.co_freevars):
             found.setdefault(kind, set()).add(each.argval)
-        elif each.opname == "LOAD_CONST" and _name_before(instructions, at) == "register_buffer":
+        elif each.opname == "LOAD_CONST" and _name_before(instructions, at, {}) == "register_buffer":
             found.setdefault("assigned", set()).add(str(each.argval))
     uses = Uses(filled=frozenset(_filled(instructions)), **{kind: frozenset(names) for kind, names in found.items()})
     for constant in code.co_consts:
@@ -90,36 +92,30 @@ _KINDS = {
 
 def _filled(instructions: Instructions) -> set[str]:
     """The names of the containers whose items are set, deleted, or changed by a method."""
-    aliases = _aliases(instructions)
+    locals_: Locals = {}
+    for at, each in enumerate(instructions):
+        if each.opname == "STORE_FAST":
+            locals_[each.argval] = _name_before(instructions, at, locals_) or locals_.get(each.argval)
     found = set()
     for at, each in enumerate(instructions):
         name = None
         if each.opname in ("LOAD_ATTR", "LOAD_METHOD") and each.argval in _FILLING:
-            name = _name_before(instructions, at)
+            name = _name_before(instructions, at, locals_)
         elif each.opname in ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE"):
             # Below the container lie its key, or both ends of a slice, or, swapped, the value that was computed of it.
             swapped = instructions[at - 1].opname == "SWAP"
-            name = _name_pushed(instructions, at, 2 if swapped or each.opname == "STORE_SLICE" else 1)
+            name = _name_pushed(instructions, at, 2 if swapped or each.opname == "STORE_SLICE" else 1, locals_)
         if name is not None:
-            found.add(aliases.get(name, name))
+            found.add(name)
     return found
 
 
-def _aliases(instructions: Instructions) -> dict[str, str]:
-    """Local variables that stand for a global or an attribute: ``cache = self.cache``."""
-    found = {}
-    for at, each in enumerate(instructions):
-        if each.opname == "STORE_FAST" and (name := _name_before(instructions, at)) is not None:
-            found[each.argval] = name
-    return found
-
-
-def _name_before(instructions: Instructions, at: int) -> str | None:
+def _name_before(instructions: Instructions, at: int, locals_: Locals) -> str | None:
     """The name that the instruction before this one pushes."""
-    return _name_of(instructions[at - 1]) if at else None
+    return _name_of(instructions[at - 1], locals_) if at else None
 
 
-def _name_pushed(instructions: Instructions, at: int, below: int) -> str | None:
+def _name_pushed(instructions: Instructions, at: int, below: int, locals_: Locals) -> str | None:
     """The name of the value that lies so far below the top of the stack."""
     depth = 0
     for before in reversed(range(at)):
@@ -127,15 +123,17 @@ def _name_pushed(instructions: Instructions, at: int, below: int) -> str | None:
         if depth == -below:
             # An item of a container is one of what that is called: ``self.counts[a][b]``.
             is_item = each.opname == "BINARY_SUBSCR" or each.argrepr == "[]"  # as Python 3.14 has it
-            return _name_pushed(instructions, before, 1) if is_item else _name_of(each)
+            return _name_pushed(instructions, before, 1, locals_) if is_item else _name_of(each, locals_)
         depth -= dis.stack_effect(each.opcode, each.arg if each.opcode >= dis.HAVE_ARGUMENT else None, jump=False)
     return None
 
 
-def _name_of(instruction: dis.Instruction) -> str | None:
-    if isinstance(instruction.argval, tuple):  # two variables at once
-        return str(instruction.argval[-1])
-    return str(instruction.argval) if instruction.opname in _NAMES else None
+def _name_of(instruction: dis.Instruction, locals_: Locals) -> str | None:
+    pushed = instruction.argval
+    name = str(pushed[-1] if isinstance(pushed, tuple) else pushed)  # two variables at once
+    if isinstance(pushed, tuple) or instruction.opname in _VARIABLES:
+        return locals_.get(name, name)
+    return name if instruction.opname in _NAMES else None
 
 
 @lru_cache(maxsize=4096)

@@ -508,6 +508,18 @@ def test_the_mode_of_a_network_counts_where_its_code_reads_it() -> None:
     assert changed(nn.Sequential(plain).train(), nn.Sequential(plain).eval()) == nothing()
 
 
+def test_a_container_counts_though_code_fills_a_local_variable_of_its_name() -> None:
+    def with_table(table: list[float]) -> Callable[..., Any]:
+        def double(x: float) -> list[float]:
+            table = []
+            table.append(x)
+            return table
+
+        return lambda x: double(x) + table
+
+    assert changed(with_table([1.0]), with_table([2.0])).values
+
+
 ARRAYS: dict[str, Callable[[float], Any]] = {
     "pandas": lambda value: xr.DataArray([1.0, value], dims="x").to_series(),
     "xarray": lambda value: xr.DataArray([1.0, value]),
