@@ -28,7 +28,6 @@ from infinite_tensor.support.allocation import Array, as_array, as_tensor, new_b
 from infinite_tensor.support.interrupts import running_f
 from infinite_tensor.support.nested import Key, leaves, show
 from infinite_tensor.tilestore.contents import Access, Contents
-from infinite_tensor.values.digest import name_of
 from infinite_tensor.values.fingerprint import innermost
 from infinite_tensor.values.spec import TensorSpec
 
@@ -233,7 +232,9 @@ def _source_of(f: Callable[..., Any]) -> str:
     if code is not None:
         return f", by {f.__name__} defined in {code.co_filename}:{code.co_firstlineno}"
     # A network, say, or a function of torch.
-    return "" if name_of(kind).startswith("infinite_tensor.") else f", by {getattr(f, '__name__', kind.__name__)}"
+    return (
+        "" if str(kind.__module__).startswith("infinite_tensor.") else f", by {getattr(f, '__name__', kind.__name__)}"
+    )
 
 
 def _windows(count: int) -> str:

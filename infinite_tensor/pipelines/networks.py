@@ -196,6 +196,13 @@ class BatchedNetwork(Calling):
         autocast = {} if self.autocast is None else {"autocast": self.autocast}
         return {"net": self.net, "preprocess": self.preprocess, **autocast, "batch_size": Setting(self.batch_size)}
 
+    def prepare(self, *, told: bool, stored: bool) -> None:
+        """Before the first call: whether a version says what is called, and whether that is to be compared."""
+        self.told, self.stored = told, stored
+        if stored and self.looked is not None:
+            # Hashed now: a call may fill what it reaches.
+            _ = self.looked.values
+
     def returns(self, expected: Mapping[str | None, tuple[tuple[int, ...], torch.dtype]]) -> None:
         """What the network returns: each output, of one window, has this shape, and is given back in this dtype."""
         self._expected = expected

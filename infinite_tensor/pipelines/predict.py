@@ -177,7 +177,7 @@ def predict(
     reduce, paddings = in_eval_mode(reduce), sliding.paddings(padding)
     place = device_of(net) if device is None else checked_device(device)
     f = BatchedNetwork(net, preprocess, count, place, _dtype_of_autocast(autocast, place), sliding.channel_dim)
-    f.told, f.stored = version is not None, target is not None
+    f.prepare(told=version is not None, stored=target is not None)
     _check_region(sliding, region)
     if checked_flag("overwrite", overwrite) and shard is not None:
         raise ValidationError("overwrite=True of a shard would delete what the other shards store: give one of the two")

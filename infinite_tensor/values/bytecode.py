@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dis
+import inspect
+import sys
 import types
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,6 +14,9 @@ from infinite_tensor.values.plain import sha256_of
 _FILLING = {"add", "append", "appendleft", "clear", "discard", "extend", "extendleft", "insert", "move_to_end", "pop"}
 _FILLING |= {"popitem", "popleft", "remove", "setdefault", "update", "__setitem__", "__delitem__"}
 """Methods of containers that change what is in them."""
+
+_NAMING = {"getattr", "attrgetter", "vars", "asdict", "astuple", "eval", "__dict__"}
+"""What reads attributes by names that stand in strings, or all of them."""
 
 _VARIABLES = ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW")
 _NAMES = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_ATTR", "LOAD_METHOD", *_VARIABLES)
@@ -30,7 +35,7 @@ class Uses:
     globals, attributes : frozenset of str
         Read as globals, and as attributes of whatever object.
     imported : frozenset of str
-        Modules that it imports, by their full names.
+        Modules that it imports, by their full names, or by dots and the rest of one.
     assigned : frozenset of str
         Attributes that it assigns, and buffers that it registers.
     rebound : frozenset of str
@@ -45,6 +50,11 @@ class Uses:
     assigned: frozenset[str] = frozenset()
     rebound: frozenset[str] = frozenset()
     filled: frozenset[str] = frozenset()
+
+    @property
+    def names_any(self) -> bool:
+        """Whether it may read attributes by names that it works out."""
+        return not _NAMING.isdisjoint(self.globals | self.attributes)
 
     def __or__(self, other: Uses) -> Uses:
         return Uses(
@@ -64,11 +74,18 @@ def uses_of(code: types.CodeType) -> Uses:
     found: dict[str, set[str]] = {}
     for at, each in enumerate(instructions):
         kind = _KINDS.get(each.opname)
-        if kind is not None and (each.opname != "STORE_DEREF" or each.argval in code.co_freevars):
+        if each.opname == "IMPORT_NAME":
+            dots = "." * int(instructions[at - 2].argval or 0)
+            found.setdefault("imported", set()).add(f"{dots}{each.argval}")
+        elif kind is not None and (each.opname != "STORE_DEREF" or each.argval in code.co_freevars):
             found.setdefault(kind, set()).add(each.argval)
         elif each.opname == "LOAD_CONST" and _name_before(instructions, at, {}) == "register_buffer":
             found.setdefault("assigned", set()).add(str(each.argval))
     uses = Uses(filled=frozenset(_filled(instructions)), **{kind: frozenset(names) for kind, names in found.items()})
+    if uses.names_any:
+        # ``getattr(config, "gain")``
+        names = frozenset(each for each in code.co_consts if isinstance(each, str) and each.isidentifier())
+        uses |= Uses(attributes=names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             uses |= uses_of(constant)
@@ -83,7 +100,6 @@ _KINDS = {
     "LOAD_METHOD": "attributes",
     "LOAD_SUPER_ATTR": "attributes",
     "IMPORT_FROM": "attributes",
-    "IMPORT_NAME": "imported",
     "STORE_GLOBAL": "rebound",
     "STORE_DEREF": "rebound",
     "STORE_ATTR": "assigned",
@@ -138,7 +154,7 @@ def _name_of(instruction: dis.Instruction, locals_: Locals) -> str | None:
 
 @lru_cache(maxsize=4096)
 def assigned_by(kind: type) -> frozenset[str]:
-    """The attributes that instances of a class assign themselves when they are called.
+    """The attributes that instances of a class assign themselves, or fill, when they are called.
 
     Counters, caches, tables that the first call makes; not what the constructor sets.
     """
@@ -155,7 +171,7 @@ def assigned_by(kind: type) -> frozenset[str]:
             continue
         seen.add(name)
         uses = uses_of(method.__code__)
-        found |= uses.assigned
+        found |= uses.assigned | uses.filled
         waiting += uses.attributes
     return found
 
@@ -172,7 +188,16 @@ def _is_of_all_modules(method: types.FunctionType) -> bool:
 def code_said(code: types.CodeType) -> str:
     """A digest of code and its constants."""
     said = [code.co_code.hex(), *map(str, (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars))]
-    return sha256_of([*said, *map(_constant_said, code.co_consts)])
+    constants = code.co_consts[1:] if _has_docstring(code) else code.co_consts
+    return sha256_of([*said, *map(_constant_said, constants)])
+
+
+def _has_docstring(code: types.CodeType) -> bool:
+    """Whether the first constant tells people what the code does."""
+    if sys.version_info >= (3, 13):
+        return bool(code.co_flags & inspect.CO_HAS_DOCSTRING)
+    # Of functions without one it is None.
+    return bool(code.co_consts) and isinstance(code.co_consts[0], str) and not code.co_name.startswith("<")
 
 
 def _constant_said(constant: object) -> str:

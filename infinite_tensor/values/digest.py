@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import pickletools
 import re
 import types
 import weakref
@@ -22,6 +23,7 @@ from infinite_tensor.support.given import quoted
 from infinite_tensor.support.threads import on_threads
 from infinite_tensor.values.arrays import checksum
 from infinite_tensor.values.bytecode import assigned_by, uses_of
+from infinite_tensor.values.packages import name_of
 from infinite_tensor.values.plain import sha256_of
 
 _LEAF = 1 << 22
@@ -30,10 +32,13 @@ _MOST_LISTED = 1000
 """Modules and tensors of one list or dict in a module."""
 
 _ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
-_MANGLED = re.compile(rb"\.?___torch_mangle_\d+")
+_MANGLED = re.compile(rb"[./]?___torch_mangle_\d+")
 """What TorchScript numbers classes of one name by, in the order in which a process has met them."""
 _NOT_CODE = (".debug_pkl", "version", "serialization_id")
 """Files of a TorchScript archive that say nothing of what it computes."""
+
+OF_MODULES = frozenset(vars(nn.Module()))
+"""The attributes that torch gives every module."""
 
 _OF_SPARSE = {
     torch.sparse_coo: ("indices", "values"),
@@ -120,8 +125,17 @@ def digest_of_script(scripted: Any) -> str:
             # In a folder, whose name says nothing.
             inside = name.partition("/")[2]
             if not inside.endswith(_NOT_CODE) and not inside.startswith("traced_inputs"):
-                said.append(_MANGLED.sub(b"", inside.encode()) + b"\0" + _MANGLED.sub(b"", archive.read(name)))
+                said.append(_MANGLED.sub(b"", inside.encode()) + b"\0" + _unmangled(inside, archive.read(name)))
     return hashlib.sha256(b"".join(hashlib.sha256(each).digest() for each in sorted(said))).hexdigest()
+
+
+def _unmangled(name: str, content: bytes) -> bytes:
+    """What a file of TorchScript says, without numbers of this process, and in any order of its lines."""
+    if name.endswith(".pkl"):
+        # In it, strings stand behind their lengths. Nothing is run.
+        content = "\n".join(f"{op.name} {arg!r}" for op, arg, _ in pickletools.genops(content)).encode()
+        return _MANGLED.sub(b"", content)
+    return b"\n".join(sorted(_MANGLED.sub(b"", content).split(b"\n"))) if name.endswith(".py") else content
 
 
 def bare(module: nn.Module) -> nn.Module:
@@ -134,11 +148,6 @@ def bare(module: nn.Module) -> nn.Module:
             module = module.get_submodule("_orig_mod")
         else:
             return module
-
-
-def name_of(kind: type) -> str:
-    """Module and qualified name of a class."""
-    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 @lru_cache(maxsize=4096)
@@ -161,30 +170,30 @@ class _Modules:
 
     def digest(self, module: nn.Module, path: str) -> str:
         """Of a module, and before it of all in it. A loop instead of recursion: modules may lie deep in each other."""
-        waiting = [(bare(module), path, False)]
+        waiting: list[tuple[nn.Module, str, tuple[_Named, _Named] | None]] = [(bare(module), path, None)]
         while waiting:
-            net, path, within = waiting.pop()
-            if within:
-                self._known[id(net)] = sha256_of(self._said(net, path))
+            net, path, held = waiting.pop()
+            if held is not None:
+                self._known[id(net)] = sha256_of(self._said(net, path, *held))
             elif isinstance(net, torch.jit.ScriptModule):
                 self._known[id(net)] = digest_of_script(net)
             elif id(net) not in self._known:
                 # Until it is known: one in it may hold it.
                 self._known[id(net)] = "circle"
-                waiting.append((net, path, True))
-                waiting += [(bare(child), where, False) for _, where, child in reversed(_held(net, path)[1])]
+                held = _held(net, path)
+                waiting.append((net, path, held))
+                waiting += [(bare(child), where, None) for _, where, child in reversed(held[1])]
         return self._known[id(bare(module))]
 
-    def _said(self, net: nn.Module, path: str) -> Iterator[str]:
+    def _said(self, net: nn.Module, path: str, tensors: _Named, modules: _Named) -> Iterator[str]:
         kind: Any = type(net)
         yield from (name_of(kind), _extra(net))
         if net.training and mode_matters(kind):
             yield "in training mode"
         made = assigned_by(kind)
-        tensors, modules = _held(net, path)
         # Parameters count in any case.
         for name, where, each in tensors:
-            if name in net._parameters or name not in made:  # noqa: SLF001
+            if name in net._parameters or name.partition("[")[0] not in made:  # noqa: SLF001
                 yield from (f"tensor {name}", digest_of_tensor(each, where))
         for name, value in _rest_of_state(net, [name for name, _, _ in tensors]):
             yield from (f"tensor {name}", *_state(f"{path}.{name}", value))
@@ -209,6 +218,8 @@ def _held(net: nn.Module, path: str) -> tuple[_Named, _Named]:
         for name, value in each.items():
             put(name, value)
     for name, value in vars(net).items():
+        if name in OF_MODULES:
+            continue
         if isinstance(value, torch.Tensor):
             put(name, value)
         elif isinstance(value, list | tuple | dict) and name[0] != "_":
@@ -292,9 +303,9 @@ def state_of(tensor: torch.Tensor) -> tuple[Any, ...] | None:
     if tensor.layout != torch.strided or tensor.is_inference() or type(tensor) not in (torch.Tensor, nn.Parameter):
         return None
     checked = None
-    if tensor.device.type == "cpu" and (dense := _dense(tensor.detach())) is not None and dense.is_contiguous():
+    if tensor.device.type == "cpu" and (dense := _dense(tensor.detach())) is not None:
         # `tensor.data` and views of numpy change values without a trace.
-        checked = checksum(dense.reshape(-1).view(torch.uint8).numpy())
+        checked = checksum(dense.contiguous().reshape(-1).view(torch.uint8).numpy())
     return tensor.data_ptr(), tensor._version, tensor.shape, tensor.stride(), tensor.dtype, checked  # noqa: SLF001
 
 

@@ -8,14 +8,11 @@ into. What the code assigns by itself, such as counters and caches, is none of t
 from __future__ import annotations
 
 import functools
-import pathlib
-import site
+import importlib.util
 import sys
-import sysconfig
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import lru_cache
 from importlib.machinery import PathFinder
 from typing import Any, NamedTuple, TypeAlias
 
@@ -27,23 +24,30 @@ from torch.nn.parameter import is_lazy
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.values import stamps
 from infinite_tensor.values.arrays import digest_of_array, is_large, memory_map_of
-from infinite_tensor.values.bytecode import Uses, code_said, uses_of
-from infinite_tensor.values.digest import bare, digest_of_module, digest_of_script, digest_of_tensor, name_of, state_of
-from infinite_tensor.values.plain import members_of, plain, sha256_of
+from infinite_tensor.values.bytecode import Uses, assigned_by, code_said, uses_of
+from infinite_tensor.values.digest import (
+    OF_MODULES,
+    bare,
+    digest_of_module,
+    digest_of_script,
+    digest_of_tensor,
+    state_of,
+)
+from infinite_tensor.values.packages import OURS, is_installed, name_of, top
+from infinite_tensor.values.plain import MOST_MEMBERS, members_of, plain, said_at_once, sha256_of
 
 _MOST_LOOKS = 50_000
 """At so many values: what lies behind them is opaque."""
-_MOST_MEMBERS = 10_000
-"""Of one container; of a larger one, so many are looked at, evenly spread, and it is opaque."""
 _DEEPEST = 50
 
-_OURS = frozenset({"infinite_tensor", "infinite_tensor_stores"})
 _TELLING_NOTHING = frozenset({"tqdm", "rich", "loguru", "logging"})
 """Packages whose objects only tell people how things go."""
+_HOLDING = frozenset({"collections", "configparser", "ctypes", "statistics", "string"})
+"""Packages of the standard library whose objects hold what may be data."""
 _RANDOM = (torch.Generator, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
 _STREAMS = (torch.Stream, torch.Event)
 
-_VALUE, _STATE, STAMP, LATE = "value", "state", "stamp", "late"
+VALUE, _STATE, STAMP, LATE = "value", "state", "stamp", "late"
 
 Said: TypeAlias = "str | Callable[[], str]"
 """What there is to say of a value: as Python writes it, or ``#`` and a digest, which may take a while to compute.
@@ -68,7 +72,7 @@ class Item(NamedTuple):
 
     place: str
     said: str
-    kind: str = _VALUE
+    kind: str = VALUE
 
 
 class Setting(NamedTuple):
@@ -109,9 +113,13 @@ class Reach:
         """SHA-256 of the code; of bytecode, which differs between minor versions of Python."""
         return sha256_of(sorted(set(self._walk.code)))
 
+    @functools.cached_property
     def values(self) -> tuple[list[Item], list[str]]:
-        """The values, of which large ones are hashed now; and what cannot be looked into, by place and class."""
+        """The values, of which large ones are hashed when it is first asked for; and what cannot be looked into."""
         said = [Item(place, said if isinstance(said, str) else said(), kind) for place, said, kind in self._walk.items]
+        # Members of sets come in any order.
+        of_sets = iter(sorted(item for item in said if "{}" in item.place))
+        said = [next(of_sets) if "{}" in item.place else item for item in said]
         unseen = [item.place for item in said if not item.said]
         return [item for item in said if item.said], list(dict.fromkeys([*self._walk.opaque, *unseen]))
 
@@ -149,7 +157,7 @@ def innermost(function: Any) -> Any:
     while True:
         if isinstance(function, functools.partial):
             function = function.func
-        elif _top(type(function).__module__) in _OURS and hasattr(function, "__wrapped__"):
+        elif top(type(function).__module__) in OURS and hasattr(function, "__wrapped__"):
             function = function.__wrapped__
         else:
             return function
@@ -161,7 +169,7 @@ class _Place(NamedTuple):
     path: str
     of: str = ""
     within: tuple[int, ...] = ()
-    kind: str = _VALUE
+    kind: str = VALUE
 
     def __str__(self) -> str:
         return f"`{self.path}`, {self.of}" if self.of else f"`{self.path}`"
@@ -219,12 +227,14 @@ class _Walk:
 
     def _look(self, value: object, place: _Place) -> None:  # noqa: C901, PLR0911, PLR0912  (one case for each kind)
         value = _unwrapped(value)
-        said = plain(value)
+        kind = type(value)
+        said = plain(value) or said_at_once(value)
+        if said is not None or members_of(value) is not None:
+            self._methods(kind, place)
         if said is not None:
             return self._say(place, said)
         if id(value) in place.within:
             return None
-        kind = type(value)
         # By type: an object may compute its class.
         if issubclass(kind, types.FunctionType):
             return self._function(value, place)  # type: ignore[arg-type]
@@ -270,13 +280,13 @@ class _Walk:
             *zip(parameters[len(parameters) - len(defaults) :], defaults, strict=True),
             *(function.__kwdefaults__ or {}).items(),
         ):
-            self._put(value, _Place(parameter, f"a default of `{name}`"))
+            self._named(parameter, value, _Place(parameter, f"a default of `{name}`"), frozenset())
         for variable, value in _closure(function):
             self._named(variable, value, _Place(variable, f"a variable around `{name}`"), self.known.rebound)
         for variable in sorted(uses.globals):
             value = function.__globals__.get(variable, _NOTHING)
             self._named(variable, value, _Place(variable, f"a global of `{name}`"), self.known.rebound)
-        for imported in sorted(uses.imported):
+        for imported in sorted(_resolved(each, function) for each in uses.imported):
             place = _Place(imported, f"imported by `{name}`")
             if imported in sys.modules:
                 self._put(sys.modules[imported], place)
@@ -301,10 +311,11 @@ class _Walk:
         self.networks.setdefault(id(network), network)
         modules = [] if isinstance(network, torch.jit.ScriptModule) else list(nn.Module.named_modules(network))
         weights = f"the weights of {place}"
+        settings: list[str] = []
         if any(is_lazy(each) for _, module in modules for each in module._parameters.values()):  # noqa: SLF001
             self.opaque.append(f"`{place.path}`, a lazy module that has not been called yet")
         else:
-            self.items.append((weights, lambda: self._weights(network), _VALUE))
+            self.items.append((weights, lambda: self._weights(network), VALUE))
             self.tensors.append((weights, network))
         for name, module in modules:
             inner = place.at(f".{name}" if name else "", None if module is network else network)
@@ -317,6 +328,22 @@ class _Walk:
                 # Parameters and modules are weights.
                 held = {name: each for name, each in vars(module).items() if not isinstance(each, torch.Tensor)}
                 self._attributes(module, held, inner)
+            elif type(module).extra_repr is nn.Module.extra_repr:
+                settings += self._settings(name, module, inner)
+        if settings:
+            self.items.append((f"the settings of {place}", f"#{sha256_of(settings)}", _STATE))
+
+    def _settings(self, name: str, module: nn.Module, place: _Place) -> Iterator[str]:
+        """The attributes of an installed module that does not tell of them by itself."""
+        kind: Any = type(module)
+        made = assigned_by(kind)
+        for attribute, value in sorted(vars(module).items()):
+            if isinstance(value, types.FunctionType):
+                self._put(value, place.at(f".{attribute}", module))
+            elif attribute not in OF_MODULES and attribute not in made:
+                said = plain(value) or (None if members_of(value) is None else sha256_of(self._flat(value, place, 0)))
+                if said is not None:
+                    yield f"{name}.{attribute}={said}"
 
     @staticmethod
     def _weights(network: nn.Module) -> str:
@@ -338,9 +365,17 @@ class _Walk:
 
     def _array(self, array: np.ndarray[Any, Any], place: _Place) -> None:
         self._say(place, lambda: f"#{digest_of_array(array)}")
+        if isinstance(array, np.ma.MaskedArray):
+            self._array(np.ma.getmaskarray(array), place.at(".mask"))
         file = memory_map_of(array)
         if file is not None and is_large(array.shape, array.itemsize):
             self._say(place._replace(kind=STAMP), lambda: _stamp_of(array, str(file.filename)))
+
+    def _methods(self, kind: type, place: _Place) -> None:
+        """The code of the class of a number, a text or a container, where it is one of a project."""
+        if kind.__module__ != "builtins" and self._is_project_class(kind):
+            self.code.append(f"{place.path} {name_of(kind)}")
+            self._expand_class(kind, made=False)
 
     def _class(self, kind: type, place: _Place) -> None:
         if not self._is_project_class(kind):
@@ -375,8 +410,8 @@ class _Walk:
         # A name that two classes have is one place.
         before = self.uses
         self._function(function, _Place(function.__qualname__))
-        if function.__name__ in _MAKING:
-            # What a constructor assigns is what there is to be seen.
+        if function.__name__ in _NOT_CHANGING:
+            # What a constructor assigns is what there is to be seen, and tensors are moved rather than what holds them.
             self.uses = before | Uses(self.uses.globals, self.uses.attributes, self.uses.imported)
 
     def _attributes(self, owner: object, held: Mapping[str, object], place: _Place) -> None:
@@ -384,6 +419,10 @@ class _Walk:
         assigned = self.known.assigned
         if issubclass(type(owner), types.ModuleType):
             assigned |= self.known.rebound
+        elif self.known.names_any:
+            # Which of them cannot be told, so that another one is no error.
+            for name in sorted(held.keys() - self.known.attributes - OF_MODULES):
+                self._named(name, held[name], place.at(f".{name}", owner, _STATE), assigned)
         for name in sorted(self.known.attributes & held.keys()):
             if not isinstance(_class_attribute(type(owner), name), functools.cached_property):
                 self._named(name, held[name], place.at(f".{name}", owner), assigned)
@@ -402,7 +441,7 @@ class _Walk:
 
     def _flat(self, value: object, place: _Place, depth: int) -> Iterator[str]:
         value = _unwrapped(value)
-        said = plain(value)
+        said = plain(value) or said_at_once(value)
         if said is not None:
             yield f"{type(value).__name__}={said}"
             return
@@ -414,9 +453,9 @@ class _Walk:
             yield "deeper"
             return
         yield f"{type(value).__name__}[{len(items)}]"
-        if len(items) > _MOST_MEMBERS:
-            self.opaque.append(f"{place}, of which {_MOST_MEMBERS} of {len(items)} members are looked at")
-            items = [items[at * (len(items) - 1) // (_MOST_MEMBERS - 1)] for at in range(_MOST_MEMBERS)]
+        if len(items) > MOST_MEMBERS:
+            self.opaque.append(f"{place}, of which {MOST_MEMBERS} of {len(items)} members are looked at")
+            items = [items[at * (len(items) - 1) // (MOST_MEMBERS - 1)] for at in range(MOST_MEMBERS)]
         told = []
         for step, key, member in items:
             if self._is_too_much(place):
@@ -435,10 +474,10 @@ class _Walk:
     def _object(self, value: object, place: _Place) -> None:
         kind = type(value)
         module = str(kind.__module__)
-        top = _top(module)
+        package = top(module)
         if _is_ours(module):
             return self._ours(value, place)
-        if top in _TELLING_NOTHING or issubclass(kind, (*_RANDOM, *_STREAMS)):
+        if package in _TELLING_NOTHING or issubclass(kind, (*_RANDOM, *_STREAMS)):
             return None
         held = _held(value)
         if self._is_project_class(kind) or issubclass(kind, types.SimpleNamespace) or module == "argparse":
@@ -452,9 +491,10 @@ class _Walk:
             # As sources are; which library it is of may change without a change of what it holds.
             large = _is_large_array(value)
             self._say(place._replace(kind=STAMP if large else _STATE), lambda: _array_said(value, large=large))
-        elif top not in sys.stdlib_module_names:
-            if not held:
+        elif package not in sys.stdlib_module_names or package in _HOLDING:
+            if not held or package == "ctypes":
                 self.opaque.append(f"{place} ({name_of(kind)})")
+            self._say(place._replace(kind=_STATE), f"#{sha256_of([name_of(kind)])}")
             for name, member in sorted(held.items()):
                 self._put(member, place.at(f".{name}", value, _STATE))
         return None
@@ -471,7 +511,7 @@ class _Walk:
 
     def _may_be_imported(self, module: str) -> bool:
         """Whether it is of the project; it is looked for without importing anything."""
-        found = PathFinder.find_spec(_top(module))
+        found = PathFinder.find_spec(top(module))
         return found is not None and self._is_project(module, found.origin)
 
     def _is_project_class(self, kind: type) -> bool:
@@ -479,13 +519,14 @@ class _Walk:
 
     def _is_project(self, module: object, file: str | None) -> bool:
         """Whether code is of the user's project: not installed, or of the package that the function is of."""
-        top = _top(str(module))
-        if top in _OURS:
+        package = top(str(module))
+        if package in OURS:
             return not _is_ours(str(module))
-        return top == self._package or not _is_installed(str(module), file)
+        return package == self._package or not is_installed(str(module), file)
 
 
 _NOTHING = object()
+
 
 _CALLABLES = (
     types.BuiltinFunctionType,
@@ -496,7 +537,9 @@ _CALLABLES = (
 )
 
 _MAKING = ("__init__", "__new__", "__post_init__", "__setstate__", "__init_subclass__")
+_NOT_CHANGING = {*_MAKING, "to", "cpu", "cuda", "half", "float", "double", "bfloat16", "type", "eval", "train"}
 _NOT_CALLED = {"__repr__", "__str__", "__reduce__", "__reduce_ex__", "__getstate__", "__del__", "__eq__", "__hash__"}
+_NOT_CALLED |= {"__setattr__", "__delattr__", "__setitem__", "__delitem__", "__copy__", "__deepcopy__"}
 """Of a class: what a call does not run."""
 
 
@@ -507,6 +550,15 @@ def kind_name(value: Any) -> str:
 
 def _name(value: object) -> str:
     return str(getattr(value, "__qualname__", None) or getattr(value, "__name__", type(value).__name__))
+
+
+def _resolved(module: str, function: types.FunctionType) -> str:
+    """The full name of a module that a function imports."""
+    package = function.__globals__.get("__package__")
+    try:
+        return importlib.util.resolve_name(module, package)
+    except ImportError:  # it fails in the call, too
+        return module
 
 
 def _is_array(kind: type) -> bool:
@@ -542,47 +594,20 @@ def _stamp_of(array: Any, file: str | None = None) -> str:
     return f"#{sha256_of(found.values())}" if found else ""
 
 
-def _top(module: str) -> str:
-    return module.partition(".")[0]
-
-
 def _is_ours(module: str) -> bool:
     """Whether it is of this library; the functions of the suite for backends stand for a user's."""
-    return _top(module) in _OURS and not module.startswith("infinite_tensor.testing.")
+    return top(module) in OURS and not module.startswith("infinite_tensor.testing.")
 
 
 def _package_of(function: object) -> str | None:
     """The package that a function is of, where it has a name of a package that may count."""
     function = innermost(function)
     module = getattr(function if isinstance(function, types.FunctionType) else type(function), "__module__", "") or ""
-    top = _top(module)
-    known = top in sys.stdlib_module_names or top in ("torch", "numpy", *_OURS) or isinstance(function, nn.Module)
-    return None if known else top
-
-
-@lru_cache(maxsize=4096)
-def _is_installed(module: str, file: str | None) -> bool:
-    top = _top(module)
-    if top == "__main__":
-        return False
-    if top in sys.stdlib_module_names or top in sys.builtin_module_names:
-        return True
-    home = getattr(sys.modules.get(module) or sys.modules.get(top), "__file__", None)
-    # Code that was compiled from a string, as that of dataclasses, is of the module it stands in.
-    path = file if file is not None and not file.startswith("<") else home
-    if path is None:
-        return False
-    return path.startswith(_INSTALLED) or not _PACKAGES.isdisjoint(pathlib.PurePath(path).parts)
-
-
-_PACKAGES = frozenset({"site-packages", "dist-packages"})
-_INSTALLED = tuple(
-    {
-        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-        *site.getsitepackages(),
-        site.getusersitepackages(),
-    }
-)
+    package = top(module)
+    known = (
+        package in sys.stdlib_module_names or package in ("torch", "numpy", *OURS) or isinstance(function, nn.Module)
+    )
+    return None if known else package
 
 
 def _unwrapped(value: Any) -> Any:
@@ -594,20 +619,13 @@ def _unwrapped(value: Any) -> Any:
         if issubclass(kind, staticmethod | classmethod):
             value = value.__func__
         elif issubclass(kind, types.FunctionType | functools._lru_cache_wrapper):  # noqa: SLF001  (it has no public name)
-            held = value.__dict__
-            inner = held.get("_torchdynamo_orig_callable", held.get("__wrapped__"))
-            # The wrapper of a project is code of its own.
-            if inner is None or ("_torchdynamo_orig_callable" not in held and not _only_wraps(value)):
+            # Any other wrapper is code of its own, and reaches what it wraps.
+            attribute = "_torchdynamo_orig_callable" if issubclass(kind, types.FunctionType) else "__wrapped__"
+            if attribute not in value.__dict__:
                 return value
-            value = inner
+            value = value.__dict__[attribute]
         else:
             return value
-
-
-def _only_wraps(value: Any) -> bool:
-    return not isinstance(value, types.FunctionType) or _is_installed(
-        str(value.__globals__.get("__name__")), value.__code__.co_filename
-    )
 
 
 def _closure(function: types.FunctionType) -> Iterator[tuple[str, object]]:
@@ -641,7 +659,8 @@ def _class_attribute(kind: type, name: str) -> object:
 def _parts_of_attribute(value: object) -> list[object]:
     """The functions that an attribute of a class stands for, or its value."""
     if isinstance(value, property):
-        return [each for each in (value.fget, value.fset) if each is not None]
+        # A setter is for who prepares an object.
+        return [] if value.fget is None else [value.fget]
     if isinstance(value, functools.cached_property):
         return [value.func]
     if isinstance(value, types.MemberDescriptorType | types.GetSetDescriptorType):

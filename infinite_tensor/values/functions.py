@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.support.functions import Calling
-from infinite_tensor.values.fingerprint import LATE, STAMP, Item, Reach
+from infinite_tensor.values.fingerprint import LATE, STAMP, VALUE, Item, Reach
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 """Bytecode differs between minor versions, so code is compared only within one."""
@@ -166,14 +166,14 @@ class Functions:
     def _recorded(self) -> Record:
         reached = self._looked_through() if self._reached is None else self._reached
         code = {name: reach.code() for name, reach in reached.items()}
-        found = [reach.values() for reach in reached.values()]
+        found = [reach.values for reach in reached.values()]
         records = [each.record for each in dict.fromkeys(self._upstream)]
         if any(record.code for record in records):
             said = json.dumps([record.code for record in records], sort_keys=True)
             code["upstream"] = hashlib.sha256(said.encode()).hexdigest()
         firm = any(isinstance(function, Calling) for function in self._own.values())
         items = _merged(
-            item._replace(kind=_FIRM) if firm and item.kind == "value" else item
+            item._replace(kind=_FIRM) if firm and item.kind == VALUE else item
             for item in (
                 *(item for values, _ in found for item in values),
                 *(item for record in records for item in record.items),
@@ -190,11 +190,10 @@ def _merged(items: Iterable[Item]) -> tuple[Item, ...]:
     for item in items:
         # What was not read whole has a stamp at the same place.
         place, is_stamp, number = item.place, item.kind == STAMP, 1
-        while (place, is_stamp) in found and found[place, is_stamp].said != item.said:
+        while (place, is_stamp) in found:
             number += 1
             place = f"{item.place} ({number})"
-        if (place, is_stamp) not in found or item.kind == _FIRM:
-            found[place, is_stamp] = item._replace(place=place)
+        found[place, is_stamp] = item._replace(place=place)
     kept = list(found.values())
     if len(kept) > _MOST_ITEMS:
         rest = kept[_MOST_ITEMS - 1 :]
@@ -220,7 +219,7 @@ def changes(stored: Record, given: Record) -> Changes:
         kind = (new or before[place]).kind
         if old is not None and new is not None:
             line = _line(old, new)
-        elif kind == _FIRM and is_comparable and stored.code and given.code:
+        elif kind in (VALUE, _FIRM) and is_comparable and stored.code and given.code:
             # Other code reaches other values, by other names: what must not be missed are weights.
             line = f"{_subject(place)} {'is not there any more' if new is None else 'was not there'}"
             if code and (old is None or old.said[0] != "#" or old.said in known):

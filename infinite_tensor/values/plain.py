@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import array
 import datetime as dt
 import decimal
 import enum
 import fractions
 import hashlib
+import marshal
+import operator
 import pathlib
 import re
 import types
@@ -19,6 +22,9 @@ import numpy as np
 import torch
 
 from infinite_tensor.values.arrays import digest_of_array
+
+MOST_MEMBERS = 10_000
+"""Of a container with other objects in it; of a larger one, so many are looked at, evenly spread, and it is opaque."""
 
 Members: TypeAlias = list[tuple[str, str, object]]
 
@@ -37,7 +43,7 @@ def plain(value: Any) -> str | None:  # noqa: PLR0911  (one case for each kind)
     if value is None or kind in (bool, float, complex):
         return repr(value)
     if issubclass(kind, enum.Enum):
-        return f"{kind.__qualname__}.{value._name_}"
+        return f"{kind.__qualname__}.{value._name_} = {plain(value._value_)}"
     if issubclass(kind, int):
         return int.__repr__(value) if int.bit_length(value) < 1000 else f"#{sha256_of([hex(value)])}"
     if issubclass(kind, np.generic) and not value.dtype.hasobject:
@@ -49,6 +55,9 @@ def plain(value: Any) -> str | None:  # noqa: PLR0911  (one case for each kind)
         return f"#{hashlib.sha256(kind.__name__.encode() + raw).hexdigest()}"
     if issubclass(kind, _TOLD_BY_REPR):
         return repr(value)
+    if kind is torch.device:
+        # The same is computed on another one, as far as it can be.
+        return "a device"
     if issubclass(kind, slice):
         ends = [plain(each) for each in (value.start, value.stop, value.step)]
         return None if None in ends else f"slice({', '.join(map(str, ends))})"
@@ -57,7 +66,6 @@ def plain(value: Any) -> str | None:  # noqa: PLR0911  (one case for each kind)
 
 _TOLD_BY_REPR = (
     torch.dtype,
-    torch.device,
     torch.layout,
     torch.memory_format,
     torch.Size,
@@ -66,6 +74,7 @@ _TOLD_BY_REPR = (
     type(...),
     type(NotImplemented),
 )
+_GETTERS = (operator.itemgetter, operator.attrgetter, operator.methodcaller)
 _HASHED_BY_REPR = (
     pathlib.PurePath,
     decimal.Decimal,
@@ -74,6 +83,7 @@ _HASHED_BY_REPR = (
     dt.time,
     dt.timedelta,
     uuid.UUID,
+    array.array,
     re.Pattern,
 )
 
@@ -85,6 +95,9 @@ def members_of(value: Any) -> Members | None:
         # A copy, as other threads may add to it, and by no method of the user's.
         items = list(dict.items(value)) if issubclass(kind, dict) else list(value.items())
         return [(f"[{_key(key)}]", f"{type(key).__name__}={plain(key)}", member) for key, member in items]
+    if issubclass(kind, _GETTERS):
+        # What they are made of, by no code of it.
+        return [(f"[{at}]", "", member) for at, member in enumerate(kind.__reduce__(value)[1])]
     for base in (list, tuple, deque):
         if issubclass(kind, base):
             return [(f"[{at}]", "", member) for at, member in enumerate([*base.__iter__(value)])]
@@ -94,6 +107,21 @@ def members_of(value: Any) -> Members | None:
     if issubclass(kind, np.ndarray) and value.dtype.hasobject:
         return [(f"[{at}]", "", member) for at, member in enumerate(value.ravel().tolist())]
     return None
+
+
+def said_at_once(value: Any) -> str | None:
+    """A digest of a very large container of nothing but numbers and texts; None for all else."""
+    kind = type(value)
+    if kind not in (list, tuple, deque, dict, set, frozenset) or len(value) <= MOST_MEMBERS:
+        return None
+    try:
+        if kind in (list, tuple, deque):
+            said = [marshal.dumps(list(value), 2)]
+        else:
+            said = sorted(marshal.dumps(each, 2) for each in list(value.items() if kind is dict else value))
+    except ValueError:
+        return None
+    return f"#{kind.__name__}{hashlib.sha256(b''.join(said)).hexdigest()}"
 
 
 def _key(key: object) -> str:

@@ -548,10 +548,24 @@ def test_what_has_no_attributes_is_opaque() -> None:
     assert record(closure(np.nditer(np.zeros(2)))).opaque == ("`value`, a variable around `<lambda>` (numpy.nditer)",)
 
 
-def test_a_very_long_list_is_opaque_and_what_is_looked_at_counts() -> None:
-    one, other = closure(list(range(10**5))), closure(list(range(10**5 + 1)))
-    assert changed(one, other).values
-    (line,) = record(one).opaque
+def test_a_very_large_container_of_numbers_is_seen_whole() -> None:
+    numbers = dict(enumerate(range(10**5)))
+    pairs: list[tuple[Any, Any]] = [
+        (list(numbers), [*numbers, 7]),
+        (numbers, numbers | {7: 8}),
+        (set(numbers), {*numbers} - {9}),
+    ]
+    for one, other in pairs:
+        assert record(closure(one)).opaque == ()
+        assert changed(closure(one), closure(type(one)(one))) == nothing()
+        assert changed(closure(one), closure(other)).values
+    assert changed(closure(numbers), closure(dict(reversed(numbers.items())))) == nothing()
+
+
+def test_a_very_long_list_of_objects_is_opaque_and_what_is_looked_at_counts() -> None:
+    objects = [Fraction(at) for at in range(10**5)]
+    assert changed(closure(objects), closure([*objects, Fraction(1)])).values
+    (line,) = record(closure(objects)).opaque
     assert line == "`value`, a variable around `<lambda>`, of which 10000 of 100000 members are looked at"
 
 

@@ -1,0 +1,300 @@
+"""Shapes of code that people write: what of them counts, and what does not."""
+
+from __future__ import annotations
+
+import array
+import collections
+import configparser
+import enum
+import functools
+import json
+import operator
+import os
+import subprocess
+import sys
+import types
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from infinite_tensor.values.functions import Changes, Functions, Record, changes
+from tests.support.networks import Net
+
+
+def record(function: Callable[..., Any]) -> Record:
+    return Functions({"f": function}).record
+
+
+def changed(one: Callable[..., Any], other: Callable[..., Any]) -> Changes:
+    return changes(record(one), record(other))
+
+
+NOTHING = Changes([], [], [], [])
+
+
+def closure(value: Any) -> Callable[[], Any]:
+    return lambda: value
+
+
+# What counts.
+
+
+@dataclass
+class Config:
+    gain: float
+    fields: Any = None
+
+
+class Settable:
+    """A property with a setter, and a method that moves what it holds."""
+
+    def __init__(self, gain: Any) -> None:
+        self._gain = gain
+
+    @property
+    def gain(self) -> Any:
+        return self._gain
+
+    @gain.setter
+    def gain(self, value: Any) -> None:
+        self._gain = value
+
+    def to(self, device: Any) -> Settable:
+        self._gain = self._gain.to(device)
+        return self
+
+
+def by_setter(settable: Settable) -> Callable[..., Any]:
+    return lambda x: x * settable.gain
+
+
+def moving(settable: Settable) -> Callable[..., Any]:
+    return lambda x: settable.gain(x.to("cpu"))
+
+
+class Items(dict[str, float]):
+    """A dictionary with what belongs to one of a project."""
+
+    def __setitem__(self, key: str, value: float) -> None:
+        super().__setitem__(key, value)
+
+
+class Level(enum.Enum):
+    LOW = 1
+
+
+def level(value: int) -> Any:
+    return enum.Enum("Level", {"LOW": value}).LOW  # type: ignore[attr-defined]
+
+
+def by_name(config: Any) -> Callable[..., Any]:
+    return lambda x: x * getattr(config, "gain")  # noqa: B009
+
+
+def by_any_name(config: Any) -> Callable[..., Any]:
+    return lambda x, name: x * getattr(config, name)
+
+
+def by_dict(config: Any) -> Callable[..., Any]:
+    return lambda x: x * asdict(config)["gain"]
+
+
+def parsed(gain: float) -> Callable[..., Any]:
+    config = configparser.ConfigParser()
+    config.read_string(f"[a]\ngain={gain}")
+    return lambda x: x * config.getfloat("a", "gain")
+
+
+def of_masked(mask: int) -> Any:
+    return np.ma.masked_equal(np.arange(3), mask)
+
+
+def with_forward(gain: float) -> nn.Module:
+    net = nn.Identity()
+    vars(net)["forward"] = lambda x: x * gain
+    return net
+
+
+def times(x: Any, k: int) -> Any:
+    return x * k
+
+
+def scaled(*factors: int) -> Callable[..., Any]:
+    steps = [functools.partial(times, k=factor) for factor in factors]
+    return lambda x: [step(x) for step in steps]
+
+
+def closures(*factors: int) -> Callable[..., Any]:
+    def by(k: int) -> Callable[[Any], Any]:
+        return lambda x: x * k
+
+    steps = [by(factor) for factor in factors]
+    return lambda x: [step(x) for step in steps]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (lambda: by_setter(Settable(1.0)), lambda: by_setter(Settable(2.0))),
+        (lambda: moving(Settable(Net(0.5))), lambda: moving(Settable(Net(0.25)))),
+        (lambda: closure(Items(gain=1.0)), lambda: closure(Items(gain=2.0))),
+        (lambda: closure(level(1)), lambda: closure(level(2))),
+        (lambda: by_name(Config(1.0)), lambda: by_name(Config(2.0))),
+        (lambda: by_any_name(Config(1.0)), lambda: by_any_name(Config(2.0))),
+        (lambda: by_dict(Config(1.0)), lambda: by_dict(Config(2.0))),
+        (lambda: parsed(1.0), lambda: parsed(2.0)),
+        (lambda: closure(operator.itemgetter(1)), lambda: closure(operator.itemgetter(2))),
+        (lambda: closure(collections.UserDict(a=1)), lambda: closure(collections.UserDict(a=2))),
+        (lambda: closure(array.array("d", [1])), lambda: closure(array.array("d", [2]))),
+        (lambda: closure(of_masked(1)), lambda: closure(of_masked(2))),
+        (lambda: scaled(1, 2, 1), lambda: scaled(1, 2, 2)),
+        (lambda: closures(1, 2, 1), lambda: closures(1, 1, 2)),
+        (lambda: functools.partial(times, 1), lambda: functools.partial(times, 1, k=2)),
+        (lambda: nn.MultiheadAttention(4, 1).eval(), lambda: nn.MultiheadAttention(4, 2).eval()),
+        (lambda: with_forward(1.0), lambda: with_forward(2.0)),
+        (lambda: torch.func.vmap(times, in_dims=0), lambda: torch.func.vmap(times, in_dims=1)),
+    ],
+)
+def test_another_value_is_seen(one: Callable[[], Any], other: Callable[[], Any]) -> None:
+    torch.manual_seed(0)
+    first, same = one(), one()
+    if isinstance(first, nn.Module):
+        same.load_state_dict(first.state_dict())
+        (last := other()).load_state_dict(first.state_dict())
+    else:
+        last = other()
+    assert changed(first, same) == NOTHING
+    assert changed(first, last).values
+
+
+def test_the_methods_of_a_number_of_a_project_are_code() -> None:
+    def number(method: Callable[..., Any]) -> Callable[..., Any]:
+        kind = type("Gain", (float,), {"__module__": __name__, "apply": method})
+        gain = kind(1.0)
+        return gain.apply  # type: ignore[no-any-return]
+
+    assert changed(number(lambda _self, x: x), number(lambda _self, x: x + 1)).code == ["f"]
+
+
+# What does not.
+
+
+def test_a_default_that_code_fills_does_not_count() -> None:
+    def f(x: float, _cache: dict[float, float] = {}) -> float:  # noqa: B006
+        _cache[x] = x
+        return x
+
+    before = record(f)
+    f(1.0)
+    assert changes(before, record(f)) == NOTHING
+
+
+def test_tensors_that_forward_keeps_in_a_dictionary_do_not_count() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.masks: dict[int, torch.Tensor] = {}
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.masks[len(x)] = torch.ones(len(x))
+            return x * self.masks[len(x)]
+
+    net = Masked()
+    before = record(net)
+    net(torch.ones(3))
+    assert changes(before, record(net)) == NOTHING
+
+
+def test_devices_and_docstrings_do_not_count() -> None:
+    assert changed(closure(torch.device("cpu")), closure(torch.device("cpu", 0))) == NOTHING
+    source = "def f(x):\n    '''{}'''\n    return x"
+    functions: list[Any] = []
+    for text in ("One.", "Another."):
+        exec(source.format(text), scope := {"__name__": __name__})  # noqa: S102
+        functions.append(scope["f"])
+    assert changed(*functions) == NOTHING
+
+
+def test_traced_functions_are_the_same_each_time_they_are_traced() -> None:
+    def trace() -> Any:
+        return torch.jit.trace(nn.Sequential(nn.ReLU(), nn.ReLU()), torch.ones(1))  # type: ignore[no-untyped-call]
+
+    with warnings.catch_warnings(action="ignore"):
+        first = record(trace())
+        for _ in range(12):
+            assert changes(first, record(trace())) == NOTHING
+
+
+SCRIPT = """
+import json, sys
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from infinite_tensor.values.functions import Functions
+
+
+@dataclass(frozen=True)
+class Point:
+    x: int
+
+
+class Scale(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def forward(self, x):
+        return x * self.weight
+
+
+net, points = Scale(), {Point(each) for each in range(20)}
+
+
+def f(x):
+    return net(x), [point.x for point in points]
+
+
+def told():
+    return json.dumps(Functions({"f": f}).record.to_json())
+
+
+if __name__ in ("__main__", "__mp_main__"):
+    print(told())
+"""
+
+
+def test_a_script_and_its_import_are_the_same_whatever_the_order_of_sets(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    runs = [("script.py", "1"), ("script.py", "2"), ("-c", "3")]
+    found = set()
+    for how, seed in runs:
+        command = [how] if how != "-c" else ["-c", "import script; print(script.told())"]
+        paths = os.pathsep.join([str(tmp_path), *sys.path])
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": paths}
+        run = subprocess.run(
+            [sys.executable, *command], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+        )
+        found.add(json.dumps(json.loads(run.stdout), sort_keys=True))
+    assert len(found) == 1
+
+
+def test_a_module_of_a_project_may_be_called_as_one_of_the_standard_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wave(gain: float) -> Callable[..., Any]:
+        module = types.ModuleType("wave")
+        module.__file__ = str(tmp_path / "wave.py")
+        monkeypatch.setitem(sys.modules, "wave", module)
+        exec(compile(f"GAIN = {gain}\ndef f(x):\n    return x * GAIN", module.__file__, "exec"), vars(module))  # noqa: S102
+        return module.f  # type: ignore[no-any-return]
+
+    assert changed(wave(1.0), wave(2.0)).values == ["`GAIN`, a global of `f`, was 1.0 and is 2.0"]
