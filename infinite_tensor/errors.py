@@ -55,7 +55,7 @@ class BlobNotFoundError(StoreError, FileNotFoundError):
 
 
 class FunctionChangedWarning(UserWarning):
-    """``f``, or a network in it, differs from the one that computed what is stored; the stored values are used."""
+    """``f``, its data or a file differs from what a store was filled with, or cannot be checked; pixels stay."""
 
 
 class UncoveredPixelsWarning(UserWarning):

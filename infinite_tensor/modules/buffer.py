@@ -193,8 +193,7 @@ class _Saved:
                 f"the state defines another tensor than the module has:{listed}\nBuild the module with the tensor "
                 "that it was saved with, or leave the tensor out of the state: its key ends in '_extra_state'"
             )
-        changed = changes(self.definition.functions.record, given.functions.record)
-        for line in (*(f"the code of {name}" for name in changed.code), *changed.firm, *changed.values):
+        for line in changes(self.definition.functions.record, given.functions.record).lines():
             warnings.warn(
                 f"tensor {tensor.tensor_id!r} is not quite that which the state was saved with: {line}",
                 FunctionChangedWarning,

@@ -130,14 +130,14 @@ def check_functions(tensor_id: str, stored: Functions, given: Functions, store: 
         )
     for name in found.code:
         _warn_of_change(tensor_id, f"{_FUNCTIONS[name]} has other code than what {store} was filled with")
-    values = found.values + [f"{place}, has been changed in place" for place in stored.altered()]
+    values = found.values or [f"{place}, has been changed in place" for place in stored.altered()]
     if values:
         _warn_of_change(tensor_id, f"{store} was filled with other values: {'; '.join(values)}")
     if found.stamps:
         _warn_of_change(
             tensor_id,
-            f"{'; '.join(found.stamps)} since {store} was filled, or is a copy without its times. A source that has a "
-            "name= from the beginning is not compared with its file",
+            f"{'; '.join(found.stamps)} since {store} was filled, or is a copy without its times. To say yourself "
+            "what it is, give a source name=, or set version= where f holds it",
         )
 
 
@@ -155,9 +155,9 @@ def warn_of_opaque(spec: TensorSpec) -> None:
     opaque = spec.definition.functions.record.opaque
     if opaque:
         warnings.warn(
-            f"tensor {spec.tensor_id!r}: what {', '.join(opaque[:_MOST_NAMED])} holds cannot be looked into, so that "
-            "another one would not be noticed, and old pixels be used: set version= to what identifies it, such as "
-            "the hash of a checkpoint",
+            f"tensor {spec.tensor_id!r}: changes of {', '.join(opaque[:_MOST_NAMED])} cannot be detected, as it cannot "
+            "be looked into: old pixels would be used. Set version= to what identifies it, such as the hash of a "
+            "checkpoint",
             FunctionChangedWarning,
             stacklevel=_level_of_caller(),
         )

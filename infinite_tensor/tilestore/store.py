@@ -182,7 +182,7 @@ class TileStore:
         dependants : bool
             Delete the tensors of this store that are computed from it too, and those that are computed from these.
             Without it they stay as they are, and a `DependantsRemainWarning` names those that read it. Where a store is
-            far away, it names those that this store object has made or opened; `dependants` asks for all.
+            far away, it names those that somebody has open here; `dependants` asks for all.
         """
         contents, dependants = self.contents, checked_flag("dependants", dependants)
         with contents.lock:

@@ -57,11 +57,10 @@ class Record:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Self:
-        """What `to_json` gave; an empty record for one of other rules. ValidationError for what is none."""
+        """What `to_json` gave; an empty record if another scheme wrote it. ValidationError if it is malformed."""
         if stored.get("scheme") != _SCHEME:
             return cls()
-        kept: Any = [stored.get(name) for name in ("python", "code", "values", "opaque")]
-        python, code, items, opaque = kept
+        python, code, items, opaque = (stored.get(name, ()) for name in ("python", "code", "values", "opaque"))
         try:
             values = [(place, said, kind) for place, said, kind in items]
             texts = [python, *code.values(), *opaque, *(text for value in values for text in value)]
@@ -79,6 +78,10 @@ class Changes(NamedTuple):
     values: list[str]
     firm: list[str]
     stamps: list[str]
+
+    def lines(self) -> list[str]:
+        """All of them, for people."""
+        return [*(f"the code of {name}" for name in self.code), *self.firm, *self.values, *self.stamps]
 
 
 class Functions:

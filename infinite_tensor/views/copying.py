@@ -244,9 +244,8 @@ def _differences(there: StoredTensor, spec: TensorSpec) -> list[str]:
         before, now = before | {"tile_size": list(there.tile_size)}, now | {"tile_size": list(spec.tile_size)}
     if there.definition.dims is not None and spec.definition.dims is not None:
         before, now = before | {"dims": list(there.definition.dims)}, now | {"dims": list(spec.definition.dims)}
-    changed = changes(there.definition.functions.record, spec.definition.functions.record)
-    code = [f"{name}: not the function that computed what is there" for name in changed.code]
-    return [*differences(before, now), *code, *changed.firm, *changed.values]
+    changed = changes(there.definition.functions.record, spec.definition.functions.record).lines()
+    return [*differences(before, now), *(f"{line}, since what is there was computed" for line in changed)]
 
 
 def _check_separable(spec: TensorSpec, target: MemoryContents) -> None:

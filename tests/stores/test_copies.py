@@ -301,7 +301,7 @@ def test_a_tensor_that_another_function_has_filled_is_another_one(tmp_path: Path
     store, copy = (ZarrTileStore(tmp_path / name, tile_size=8) for name in ("s.zarr", "c.zarr"))
     made(store)[0:6, 0:6]
     made(copy, lambda ctx: noise(ctx) + 1)[0:6, 0:6]
-    with pytest.raises(ValidationError, match="f: not the function that computed what is there"):
+    with pytest.raises(ValidationError, match="the code of f, since what is there was computed"):
         store.copy("t", copy, progress=False)
 
 

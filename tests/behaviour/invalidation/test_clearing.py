@@ -59,7 +59,7 @@ def test_far_away_clearing_warns_of_the_tensors_that_are_open_and_dependants_tel
     with ZarrTileStore(url) as store:
         assert store.dependants("ground") == ["top", "mid"]
         store.clear_tensor("top")
-        store.open("mid")
+        _mid = store.open("mid")
         with pytest.warns(DependantsRemainWarning, match="'mid' is computed"):
             store.clear_tensor("ground")
 

@@ -58,6 +58,7 @@ def test_a_copy_costs_a_put_and_a_get_a_tile_and_copying_again_a_list(
     assert copied["PUT"] == 144 + 2
     assert 144 <= copied["GET"] <= 144 + 10
     assert (again["PUT"], again["LIST"]) == (0, 2)
-    assert again["GET"] <= 4
+    # Nobody holds the copy: what it is has to be read again.
+    assert again["GET"] <= 10
     assert proxy.most_at_a_time > 16
     target.close()
