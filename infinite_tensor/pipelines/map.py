@@ -20,7 +20,7 @@ from infinite_tensor.support.functions import Calling
 from infinite_tensor.support.given import array_advice, quoted
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
-from infinite_tensor.values.fingerprint import innermost
+from infinite_tensor.values.fingerprint import STAMP, innermost
 
 _Sizes: TypeAlias = tuple[int, ...]
 
@@ -169,7 +169,8 @@ def _derived_id(fn: Callable[..., Any], made: InfiniteTensor) -> str | None:
     if functions["opaque"]:
         return None
     # A file of another name may be the same one, moved.
-    functions["values"] = [["" if kind == "stamp" else place, said, kind] for place, said, kind in functions["values"]]
+    values = [["" if kind == STAMP else place, said, kind] for place, said, kind in functions["values"]]
+    functions["values"] = sorted(values)
     said = json.dumps(definition, sort_keys=True)
     own = innermost(fn)
     name = getattr(own, "__name__", type(own).__name__)

@@ -133,6 +133,10 @@ class HandleStore(PersistentTileStore, Generic[Handle]):
         self._handles[tensor_id] = handle
         return handle
 
+    def _bound(self) -> list[Handle]:
+        # In one step: tensors come and go on other threads.
+        return [handle for each in self._handles.valuerefs() if (handle := each()) is not None]
+
     def _bind_again(self, tensor_id: str, bound: object) -> None:
         if bound is not None:
             self._handles[tensor_id] = bound  # type: ignore[assignment]

@@ -365,9 +365,17 @@ class TileCache:
         with self.lock:
             latest_first = dict.fromkeys(record for record, _ in reversed(list(self.entries)) if not record.is_held)
         doomed = set(list(latest_first)[_FEW_TENSORS:])
-        self._drop(lambda key, entry: key[0] in doomed and self._can_be_read_back(key, entry))
-        # Looking for them takes as long as there are many.
-        self._many_tensors = 2 * max(_FEW_TENSORS, len(self._registry.records) - len(doomed))
+        # Of a read-only store nothing will ever be stored.
+        self._drop(
+            lambda key, entry: (
+                key[0] in doomed
+                and (self._can_be_read_back(key, entry) or (self._read_only and not self._is_pinned(key)))
+            )
+        )
+        # Looking for them takes as long as there are many, of which some wait to be stored.
+        latest_first.clear()
+        doomed.clear()
+        self._many_tensors = 2 * max(_FEW_TENSORS, len(self._registry.records))
 
     def drop_in_progress(self, tensor_id: str) -> None:
         """Drop, after a flush, the incomplete tiles of one tensor."""

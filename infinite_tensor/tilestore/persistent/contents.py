@@ -274,7 +274,7 @@ class PersistentContents(Contents):
         """All of them from storage that is near; elsewhere those that are registered here."""
         if self.storage.is_near:
             return self.specs_downstream()
-        return [record.spec for record in list(self.registry.records.values())]
+        return [record.spec for record in self.registry.known()]
 
     def check_droppable(self, tensor_id: str) -> None:
         """Whether tiles can be deleted here."""
@@ -424,8 +424,8 @@ class PersistentContents(Contents):
                 if discard:
                     self.tiles.drop()
                 self.tiles.drop_stored()
-                for tensor_id in list(self.registry.records):
-                    self.registry.forget(tensor_id)
+                for record in self.registry.known():
+                    self.registry.forget(record.spec.tensor_id)
                 self.storage.close()
                 self._released = True
 

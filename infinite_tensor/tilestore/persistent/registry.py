@@ -54,6 +54,11 @@ class Registry:
         self.records: WeakValueDictionary[str, Record] = WeakValueDictionary()
         self.tile_sizes: dict[str, int | Sequence[int]] = {}
 
+    def known(self) -> list[Record]:
+        """The records that there are; others may come and go meanwhile."""
+        # In one step: to iterate over them is not.
+        return [record for each in self.records.valuerefs() if (record := each()) is not None]
+
     def is_known(self, record: Record) -> bool:
         """Whether what is stored is still of this tensor; some of it may have been dropped since."""
         current = self.records.get(record.spec.tensor_id)
@@ -112,7 +117,7 @@ class Registry:
     def specs_downstream(self) -> list[TensorSpec]:
         """The tensors that are stored and have args, and all that are registered here."""
         stored = self._storage.definitions()
-        found = {tensor_id: record.spec for tensor_id, record in self.records.items()}
+        found = {record.spec.tensor_id: record.spec for record in self.known()}
         for tensor_id in stored.keys() - found.keys():
             try:
                 found[tensor_id] = StoredTensor.of(self._storage, tensor_id, stored[tensor_id]).spec(tensor_id)
@@ -122,8 +127,8 @@ class Registry:
 
     def tensor_ids(self, prefix: str = "") -> list[str]:
         """Ids of all tensors that are stored or known, which begin with `prefix`, sorted."""
-        known = {tensor_id for tensor_id in self.records if tensor_id.startswith(prefix)}
-        return sorted(known.union(self._storage.tensor_ids(prefix)))
+        known = {record.spec.tensor_id for record in self.known()}
+        return sorted({each for each in known if each.startswith(prefix)}.union(self._storage.tensor_ids(prefix)))
 
     def definition_of(self, tensor_id: str) -> dict[str, Any]:
         """The definition of a tensor as it is stored; StoreError if there is none of that id."""

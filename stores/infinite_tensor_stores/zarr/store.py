@@ -154,7 +154,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
         super()._renew_after_fork()
         self._objects.forget()
         self._created = None
-        for handle in self._handles.values():
+        for handle in self._bound():
             handle.writers.leave()
 
     def _resume(self) -> None:
@@ -328,7 +328,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
             raise vanished(self)
         sweep = Sweep(self._objects, self._root, self._documents.find)
         collected = sweep.run()
-        for handle in list(self._handles.values()):
+        for handle in self._bound():
             handle.logs.forget(sweep.logs)
         return collected
 
