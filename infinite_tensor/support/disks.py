@@ -24,7 +24,9 @@ else:
 
 _NO_SUCH_CALL = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
 _NO_LINKS = (*_NO_SUCH_CALL, errno.EPERM, errno.EXDEV, errno.EMLINK)
-_NO_LOCKS = (*_NO_SUCH_CALL, errno.ENOLCK)
+NO_LOCKS = (*_NO_SUCH_CALL, errno.ENOLCK)
+_LOST = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
+"""Of a folder that cannot be synced: all else says that this is not done there."""
 
 _told: set[tuple[str, str]] = set()
 
@@ -81,7 +83,7 @@ def lock(descriptor: int, *, wait: bool) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError as error:
-        if error.errno not in _NO_LOCKS:
+        if error.errno not in NO_LOCKS:
             raise
         return False
     return True
@@ -137,9 +139,9 @@ def sync_opened(descriptor: int, path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in _NO_SUCH_CALL:
-            raise
         is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        if error.errno in _LOST or not (is_folder or error.errno in _NO_SUCH_CALL):
+            raise
         tell_weaker(
             path if is_folder else path.parent,
             f"this file system syncs no {'folders' if is_folder else 'files'}, so what was written last may be lost "

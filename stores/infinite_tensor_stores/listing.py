@@ -122,14 +122,14 @@ def _hdf5_documents(path: Path) -> tuple[object, list[str], list[Document]]:
     from infinite_tensor_stores.hdf5.members import (  # noqa: PLC0415
         MARK,
         groups_in,
-        import_h5py,
         names_in,
+        opened,
         read_document,
     )
 
     if not path.is_file():
         # To open a pipe would take until somebody writes to it.
         raise ValueError("there is no file")
-    with import_h5py().File(path, "r") as h5:
+    with opened(path, "r") as h5:
         names = [*(name for name in names_in(h5) if name.startswith(TENSOR)), *groups_in(h5)]
         return int(h5.attrs[MARK]), names, [read_document(h5, name) for name in names]

@@ -138,7 +138,12 @@ def _found_again(location: Location, wanted: Wanted) -> Header:
     header = wanted.header(None, is_local=location.is_local)
     if numbers and header.is_plain and wanted.block_size is None:
         size = max(location.sizes(map(header.key, numbers))) - CRC_BYTES
-        block_size = max(1, size * header.block_size // header.block_bytes)
+        block_size, rest = divmod(size, header.block_bytes // header.block_size)
+        if rest or not block_size:
+            raise StoreError(
+                f"its {DOCUMENT} is empty, and its blocks of {size} bytes hold no whole number of rows of "
+                f"dtype={header.dtype} and shape={header.shape}; give these as they were when it was created"
+            )
         header = Wanted(header.dtype, header.shape, block_size, wanted.compressors).header(None, is_local=True)
     blocks = blocks_of(location, header)
     for number in sorted(numbers, reverse=True):
@@ -154,8 +159,9 @@ def _found_again(location: Location, wanted: Wanted) -> Header:
             )
     location.commit(header)
     warnings.warn(
-        f"{location!r}: its {DOCUMENT} was empty; {header.rows} rows were found in its blocks, less any of zeros at "
-        "the end",
+        f"{location!r}: its {DOCUMENT} was empty; {header.rows} rows were found in its blocks, of dtype={header.dtype} "
+        f"and shape={header.shape}, {header.block_size} a block, less any of zeros at the end, and perhaps with some "
+        f"that had been truncated. If that is not what it holds, empty {DOCUMENT} again and open it as it was created",
         DamagedDataWarning,
         stacklevel=4,
     )

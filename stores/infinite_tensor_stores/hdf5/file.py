@@ -35,6 +35,7 @@ from infinite_tensor_stores.hdf5.members import (
     is_incarnation,
     is_of_version_0,
     names_taken,
+    opened,
     room_for,
     tensor_at,
     tensors_in,
@@ -359,7 +360,7 @@ def _look(path: Path, owner: object, mode: str) -> bool:
     if not path.is_file():
         # To open a pipe would take until somebody writes to it.
         raise StoreError(f"{owner}: there is something that is not a regular file; choose another path")
-    with import_h5py().File(path, "r") as h5:
+    with opened(path, "r") as h5:
         if MARK in h5.attrs:
             restored = f"h5py.File(path, 'r+').attrs[{MARK!r}] = {FORMAT} restores it"
             check_format(h5.attrs[MARK], owner, f"Where it is a store of this version, {restored}")
@@ -411,7 +412,7 @@ def _create(path: Path, *, exclusive: bool) -> None:
 
 
 def _opened(path: Path, mode: str) -> SharedFile:
-    h5 = import_h5py().File(path, mode)
+    h5 = opened(path, mode)
     shared = SharedFile(h5, writable=mode != "r")
     _files.known[_identity(os.fstat(h5.id.get_vfd_handle()))] = shared
     return shared

@@ -13,11 +13,14 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from infinite_tensor.support.disks import NO_LOCKS, tell_weaker
 from infinite_tensor.tilestore.persistent.sealed import GROUP, TENSOR, intact
 from infinite_tensor_stores.files import LARGEST_DOCUMENT, Unreadable, parsed
 
@@ -50,11 +53,31 @@ def file_in_memory() -> Any:
     return import_h5py().File(secrets.token_hex(8), "w", driver="core", backing_store=False)
 
 
+def opened(path: Path, mode: str) -> Any:
+    """An HDF5 file that is there; without its lock where the file system has none."""
+    h5py = import_h5py()
+    try:
+        return h5py.File(path, mode)
+    except OSError as error:
+        # HDF5 itself passes over one error alone.
+        if error.errno not in NO_LOCKS or "lock" not in str(error):
+            raise
+    tell_weaker(path.parent, "this file system has no locks, so nothing keeps two programs from writing one file")
+    return h5py.File(path, mode, locking=False)
+
+
 def group_at(h5: Any, name: str) -> Any | None:
     """The HDF5 group of that name; None where there is nothing, a dataset, or a link to another place."""
     h5py = import_h5py()
     found = h5[name] if isinstance(h5.get(name, getlink=True), h5py.HardLink) else None
     return found if isinstance(found, h5py.Group) else None
+
+
+def check_own(group: Any, names: Sequence[str]) -> None:
+    """ValueError where a member of a group is missing, or a link to another place, which may be somebody else's."""
+    for name in names:
+        if not isinstance(group.get(name, getlink=True), import_h5py().HardLink):
+            raise ValueError(f"{group.name}/{name} is missing, or a link to another place")  # noqa: TRY004  (damage)
 
 
 def tensor_at(h5: Any, name: str) -> Any | None:

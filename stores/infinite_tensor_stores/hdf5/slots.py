@@ -30,7 +30,14 @@ from infinite_tensor.tilestore.partial import PartialTile
 from infinite_tensor.tilestore.persistent.documents import largest_part, layout_of
 from infinite_tensor_stores.dtypes import stored_dtype
 from infinite_tensor_stores.files import LARGEST_DOCUMENT
-from infinite_tensor_stores.hdf5.members import DEFINITION, check_chunks, check_size, import_h5py, put_document
+from infinite_tensor_stores.hdf5.members import (
+    DEFINITION,
+    check_chunks,
+    check_own,
+    check_size,
+    import_h5py,
+    put_document,
+)
 
 _MERGE_ABOVE = 4096
 _ABSENT = -1
@@ -290,6 +297,7 @@ class TileSlots:
         self.incarnation = definition["incarnation"]
         self.batch = max(1, _BATCH_BYTES // layout.tile_bytes)
         self._seed = zlib.crc32(self.incarnation.encode())
+        check_own(group, ("tiles", "index", "partial"))
         self._data, self._table = _uncached(group, "tiles"), group["index"]
         self._check_datasets(layout)
         rows = self._table[: self._data.shape[0]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import warnings
 from collections import Counter
@@ -10,12 +11,21 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import fsspec
+import h5py
 import numpy as np
 import pytest
 import torch
 from fsspec.asyn import AsyncFileSystem
 
-from infinite_tensor import StoreError, TensorBlob, TensorGroup, ValidationError, WeakerStorageWarning, ZarrTileStore
+from infinite_tensor import (
+    HDF5TileStore,
+    StoreError,
+    TensorBlob,
+    TensorGroup,
+    ValidationError,
+    WeakerStorageWarning,
+    ZarrTileStore,
+)
 from infinite_tensor.support import disks
 from infinite_tensor_stores.loop import sync
 from tests.behaviour.views.exports.scenes import REGION, names_in, opened, pattern, plane, truth
@@ -28,7 +38,7 @@ EXPORTS = ["zarr", "npy", "png", "tif"]
 SAVED = ["memmap", "h5", "zarr"]
 LINKS, LOCKS = "this file system has no hard links", "this file system has no locks"
 FOLDERS = "this file system syncs no folders"
-NO_SYNC = ["EINVAL", "ENOTSUP", "ENOSYS"]
+NO_SYNC = ["EINVAL", "ENOTSUP", "ENOSYS", "EBADF"]
 
 
 @pytest.fixture(autouse=True)
@@ -166,6 +176,23 @@ def test_a_tensor_is_cleared_without_locks(tmp_path: Path, monkeypatch: pytest.M
         with pytest.warns(WeakerStorageWarning, match=f"{tmp_path / 's'}: {LOCKS}"):
             store.clear_tensor("world/height")
         assert list(store) == []
+
+
+@pytest.mark.parametrize("code", [code for code in NO_LOCKS if code != "ENOSYS"])
+def test_an_hdf5_file_is_opened_without_locks(
+    code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Callable[[], list[str]]
+) -> None:
+    class Unlocked(h5py.File):  # type: ignore[misc]
+        def __init__(self, path: Path, mode: str, **options: Any) -> None:
+            if "driver" not in options and options.get("locking") is not False:
+                raise OSError(getattr(errno, code), f"unable to lock file, errno = {getattr(errno, code)}")
+            super().__init__(path, mode, **options)
+
+    monkeypatch.setattr(h5py, "File", Unlocked)
+    for _ in range(2):
+        with HDF5TileStore(tmp_path / "store.h5") as store:
+            assert plane(tile_store=store)[0:8, 0:8].shape == (8, 8)
+    assert len(told()) == 1
 
 
 @pytest.mark.parametrize("form", SAVED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -88,3 +89,20 @@ def test_verify_does_not_look_at_slots_that_the_index_does_not_have(path: Path) 
         file["t-a/tiles"].resize(FAR_TOO_MUCH, axis=0)
     with HDF5TileStore(path, mode="r") as store:
         assert store.verify("a") == []
+
+
+@pytest.mark.parametrize("name", ["partial", "tiles", "index"])
+def test_nothing_is_written_or_deleted_through_a_link_into_another_file(name: str, path: Path) -> None:
+    sent = path.with_name("sent.h5")
+    shutil.copy(path, sent)
+    before = path.read_bytes()
+    with h5py.File(sent, "r+") as file:
+        del file[f"t-a/{name}"]
+        file[f"t-a/{name}"] = h5py.ExternalLink(str(path), f"/t-a/{name}")
+    with HDF5TileStore(sent) as store:
+        with pytest.raises(StoreError, match=f"/t-a/{name} is missing, or a link to another place"):
+            tensor_on(store)[24:32]
+        store.verify("a", repair=True)
+        store.gc()
+        store.clear_tensor("a")
+    assert path.read_bytes() == before
