@@ -242,9 +242,10 @@ class InfiniteTensor(Fillable):
         return group_of_outputs(dict(zip(specs, tensors, strict=True)))
 
     def _reaches(self) -> Mapping[str, object]:
-        """What another tensor's ``f`` that reads this one is looked at for: the definition."""
+        """What another tensor's ``f`` that reads this one is looked at for: the definition, and what it computes."""
         name = f"tensor {self.tensor_id!r}" if self._node.tensor.named else "a tensor"
-        return {name: Item(name, f"#{self._spec.definition.digest}", "state")}
+        args = {f"{name}.args[{at}]": arg for at, arg in enumerate(self.args)}
+        return {name: Item(name, f"#{self._spec.definition.digest}", "state"), f"{name}.f": self.f, **args}
 
     @property
     def _spec(self) -> TensorSpec:

@@ -79,6 +79,8 @@ def uses_of(code: types.CodeType) -> Uses:
             found.setdefault("imported", set()).add(f"{dots}{each.argval}")
         elif kind is not None and (each.opname != "STORE_DEREF" or each.argval in code.co_freevars):
             found.setdefault(kind, set()).add(each.argval)
+        elif each.opname == "MATCH_CLASS":
+            found.setdefault("attributes", set()).update(instructions[at - 1].argval)
         elif each.opname == "LOAD_CONST" and _name_before(instructions, at, {}) == "register_buffer":
             found.setdefault("assigned", set()).add(str(each.argval))
     uses = Uses(filled=frozenset(_filled(instructions)), **{kind: frozenset(names) for kind, names in found.items()})
@@ -152,6 +154,12 @@ def _name_of(instruction: dis.Instruction, locals_: Locals) -> str | None:
     return name if instruction.opname in _NAMES else None
 
 
+MAKING = frozenset({"__init__", "__new__", "__post_init__", "__setstate__", "__init_subclass__"})
+"""Methods that make an object: what they assign is what there is to be seen."""
+NOT_CHANGING = MAKING | {"to", "cpu", "cuda", "half", "float", "double", "bfloat16", "type", "eval", "train"}
+"""The same, and methods by whose names tensors are moved, rather than what holds them."""
+
+
 @lru_cache(maxsize=4096)
 def assigned_by(kind: type) -> frozenset[str]:
     """The attributes that instances of a class assign themselves, or fill, when they are called.
@@ -167,17 +175,13 @@ def assigned_by(kind: type) -> frozenset[str]:
     while waiting:
         name = waiting.pop()
         # What torch does around every call is no part of a module.
-        if name in seen or name in _MAKING or (method := methods.get(name)) is None or _is_of_all_modules(method):
+        if name in seen or name in NOT_CHANGING or (method := methods.get(name)) is None or _is_of_all_modules(method):
             continue
         seen.add(name)
         uses = uses_of(method.__code__)
         found |= uses.assigned | uses.filled
         waiting += uses.attributes
     return found
-
-
-_MAKING = ("__init__", "__new__", "__post_init__", "__setstate__")
-"""Methods that make an object, and do not change one."""
 
 
 def _is_of_all_modules(method: types.FunctionType) -> bool:

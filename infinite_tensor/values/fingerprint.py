@@ -7,10 +7,12 @@ into. What the code assigns by itself, such as counters and caches, is none of t
 
 from __future__ import annotations
 
+import enum
 import functools
 import importlib.util
 import sys
 import types
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.machinery import PathFinder
@@ -24,7 +26,7 @@ from torch.nn.parameter import is_lazy
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.values import stamps
 from infinite_tensor.values.arrays import digest_of_array, is_large, memory_map_of
-from infinite_tensor.values.bytecode import Uses, assigned_by, code_said, uses_of
+from infinite_tensor.values.bytecode import MAKING, NOT_CHANGING, Uses, assigned_by, code_said, uses_of
 from infinite_tensor.values.digest import (
     OF_MODULES,
     bare,
@@ -231,6 +233,8 @@ class _Walk:
         said = plain(value) or said_at_once(value)
         if said is not None or members_of(value) is not None:
             self._methods(kind, place)
+        if issubclass(kind, enum.Enum) and plain(value._value_) is None:  # type: ignore[attr-defined]
+            self._put(value._value_, place.at(".value"))  # type: ignore[attr-defined]
         if said is not None:
             return self._say(place, said)
         if id(value) in place.within:
@@ -286,6 +290,7 @@ class _Walk:
         for variable in sorted(uses.globals):
             value = function.__globals__.get(variable, _NOTHING)
             self._named(variable, value, _Place(variable, f"a global of `{name}`"), self.known.rebound)
+        self._attributes(function, function.__dict__, place)
         for imported in sorted(_resolved(each, function) for each in uses.imported):
             place = _Place(imported, f"imported by `{name}`")
             if imported in sys.modules:
@@ -401,30 +406,30 @@ class _Walk:
 
     def _is_called(self, method: str, *, made: bool) -> bool:
         """Whether walked code may call a method of a class, or an operator or torch does."""
-        if method in _MAKING:
+        if method in MAKING:
             return made
         operator = method.startswith("__") and method.endswith("__") and method not in _NOT_CALLED
-        return operator or method == "forward" or method in self.known.attributes
+        return operator or method == "forward" or method in self.known.attributes or self.known.names_any
 
     def _method(self, function: types.FunctionType) -> None:
         # A name that two classes have is one place.
         before = self.uses
         self._function(function, _Place(function.__qualname__))
-        if function.__name__ in _NOT_CHANGING:
+        if function.__name__ in NOT_CHANGING:
             # What a constructor assigns is what there is to be seen, and tensors are moved rather than what holds them.
             self.uses = before | Uses(self.uses.globals, self.uses.attributes, self.uses.imported)
 
     def _attributes(self, owner: object, held: Mapping[str, object], place: _Place) -> None:
         """The attributes that an object, or a module of Python, has by itself and that walked code names."""
-        assigned = self.known.assigned
-        if issubclass(type(owner), types.ModuleType):
+        assigned, kind = self.known.assigned, type(owner)
+        if issubclass(kind, types.ModuleType):
             assigned |= self.known.rebound
-        elif self.known.names_any:
-            # Which of them cannot be told, so that another one is no error.
+        elif self.known.names_any or _inherits(kind):  # type: ignore[arg-type]
+            # Which of them are read cannot be told, so that another one is no error.
             for name in sorted(held.keys() - self.known.attributes - OF_MODULES):
                 self._named(name, held[name], place.at(f".{name}", owner, _STATE), assigned)
         for name in sorted(self.known.attributes & held.keys()):
-            if not isinstance(_class_attribute(type(owner), name), functools.cached_property):
+            if not isinstance(_class_attribute(kind, name), functools.cached_property):
                 self._named(name, held[name], place.at(f".{name}", owner), assigned)
 
     def _python_module(self, module: types.ModuleType, place: _Place) -> None:
@@ -501,6 +506,9 @@ class _Walk:
 
     def _ours(self, value: Any, place: _Place) -> None:
         """An object of this library says by itself what it reaches."""
+        if id(value) in self._expanded:
+            return
+        self._expanded[id(value)] = value
         for name, each in getattr(type(value), "_reaches", lambda _: {})(value).items():
             if isinstance(each, Setting):
                 self._say(_Place(name, kind=_STATE), str(each.value))
@@ -536,8 +544,6 @@ _CALLABLES = (
     np.ufunc,
 )
 
-_MAKING = ("__init__", "__new__", "__post_init__", "__setstate__", "__init_subclass__")
-_NOT_CHANGING = {*_MAKING, "to", "cpu", "cuda", "half", "float", "double", "bfloat16", "type", "eval", "train"}
 _NOT_CALLED = {"__repr__", "__str__", "__reduce__", "__reduce_ex__", "__getstate__", "__del__", "__eq__", "__hash__"}
 _NOT_CALLED |= {"__setattr__", "__delattr__", "__setitem__", "__delitem__", "__copy__", "__deepcopy__"}
 """Of a class: what a call does not run."""
@@ -559,6 +565,17 @@ def _resolved(module: str, function: types.FunctionType) -> str:
         return importlib.util.resolve_name(module, package)
     except ImportError:  # it fails in the call, too
         return module
+
+
+@functools.lru_cache(maxsize=4096)
+def _inherits(kind: type) -> bool:
+    """Whether code of an installed class may read attributes of one of a project that is made of it."""
+    own, *modules = [each.__module__ for each in kind.__mro__]
+    return not is_installed(own) and any(is_installed(each) and each not in _TELLING_BASES for each in modules)
+
+
+_TELLING_BASES = frozenset({"builtins", "abc", "typing", "enum", "torch.nn.modules.module", "torch.utils.data.dataset"})
+"""Of whose classes all is known that may be read."""
 
 
 def _is_array(kind: type) -> bool:
@@ -618,6 +635,8 @@ def _unwrapped(value: Any) -> Any:
             return bare(value)
         if issubclass(kind, staticmethod | classmethod):
             value = value.__func__
+        elif issubclass(kind, weakref.ref):
+            value = weakref.ref.__call__(value)
         elif issubclass(kind, types.FunctionType | functools._lru_cache_wrapper):  # noqa: SLF001  (it has no public name)
             # Any other wrapper is code of its own, and reaches what it wraps.
             attribute = "_torchdynamo_orig_callable" if issubclass(kind, types.FunctionType) else "__wrapped__"
@@ -663,6 +682,10 @@ def _parts_of_attribute(value: object) -> list[object]:
         return [] if value.fget is None else [value.fget]
     if isinstance(value, functools.cached_property):
         return [value.func]
+    if isinstance(value, functools.partialmethod):
+        return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, functools.singledispatchmethod):
+        return [value.func, *value.dispatcher.registry.values()]
     if isinstance(value, types.MemberDescriptorType | types.GetSetDescriptorType):
         return []
     return [_unwrapped(value)]

@@ -14,7 +14,7 @@ import pathlib
 import re
 import types
 import uuid
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable
 from typing import Any, TypeAlias
 
@@ -94,7 +94,8 @@ def members_of(value: Any) -> Members | None:
     if issubclass(kind, dict | types.MappingProxyType):
         # A copy, as other threads may add to it, and by no method of the user's.
         items = list(dict.items(value)) if issubclass(kind, dict) else list(value.items())
-        return [(f"[{_key(key)}]", f"{type(key).__name__}={plain(key)}", member) for key, member in items]
+        made = [(".default_factory", "", value.default_factory)] if issubclass(kind, defaultdict) else []
+        return [*made, *((f"[{_key(key)}]", f"{type(key).__name__}={plain(key)}", member) for key, member in items)]
     if issubclass(kind, _GETTERS):
         # What they are made of, by no code of it.
         return [(f"[{at}]", "", member) for at, member in enumerate(kind.__reduce__(value)[1])]

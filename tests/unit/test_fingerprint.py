@@ -706,13 +706,16 @@ def test_a_chain_may_be_long() -> None:
     assert functions.record.code.keys() == {"f", "upstream"}
 
 
-def test_a_tensor_counts_by_its_definition() -> None:
+def test_a_tensor_counts_by_its_definition_and_what_it_computes() -> None:
     def reading(size: int) -> Callable[..., Any]:
         t = InfiniteTensor((None,), lambda _ctx: torch.zeros(size), TensorWindow((size,)))
         return lambda ctx: t[ctx[0] : ctx[0] + 4]
 
     assert changed(reading(4), reading(4)) == nothing()
-    assert changed(reading(4), reading(8)).values == ["a tensor has changed"]
+    assert changed(reading(4), reading(8)).values == [
+        "a tensor has changed",
+        "`size`, a variable around `<lambda>`, was 4 and is 8",
+    ]
 
 
 def test_networks_are_found_without_hashing_them() -> None:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import types
 import warnings
+import weakref
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -86,8 +87,37 @@ class Items(dict[str, float]):
         super().__setitem__(key, value)
 
 
-class Level(enum.Enum):
-    LOW = 1
+class Words(collections.UserDict[str, float]):
+    """Its base reads what it holds."""
+
+
+class Partial:
+    def __init__(self, k: int) -> None:
+        self.__dict__["k"] = k
+
+    half = functools.partialmethod(lambda self, x, y: x * y * self.k, 0.5)
+
+
+def with_attribute(gain: float) -> Callable[..., Any]:
+    def f(x: Any) -> Any:
+        return x * f.gain  # type: ignore[attr-defined]
+
+    f.gain = gain  # type: ignore[attr-defined]
+    return f
+
+
+def matched(config: Any) -> Callable[..., Any]:
+    def f(x: Any) -> Any:
+        match config:
+            case Config(gain=gain):
+                return x * gain
+
+    return f
+
+
+def weakly(net: Any) -> Callable[..., Any]:
+    seen = weakref.ref(net)
+    return functools.partial(lambda _kept, x: seen()(x), [net])  # type: ignore[misc]
 
 
 def level(value: int) -> Any:
@@ -154,6 +184,15 @@ def closures(*factors: int) -> Callable[..., Any]:
         (lambda: closure(collections.UserDict(a=1)), lambda: closure(collections.UserDict(a=2))),
         (lambda: closure(array.array("d", [1])), lambda: closure(array.array("d", [2]))),
         (lambda: closure(of_masked(1)), lambda: closure(of_masked(2))),
+        (lambda: closure(Words(a=1.0)), lambda: closure(Words(a=2.0))),
+        (lambda: Partial(1).half, lambda: Partial(2).half),
+        (lambda: with_attribute(1.0), lambda: with_attribute(2.0)),
+        (lambda: matched(Config(1.0)), lambda: matched(Config(2.0))),
+        (lambda: weakly(Net(0.5)), lambda: weakly(Net(0.25))),
+        (
+            lambda: closure(collections.defaultdict(functools.partial(times, 1))),
+            lambda: closure(collections.defaultdict(functools.partial(times, 2))),
+        ),
         (lambda: scaled(1, 2, 1), lambda: scaled(1, 2, 2)),
         (lambda: closures(1, 2, 1), lambda: closures(1, 1, 2)),
         (lambda: functools.partial(times, 1), lambda: functools.partial(times, 1, k=2)),
