@@ -147,11 +147,13 @@ def _name_pushed(instructions: Instructions, at: int, below: int, locals_: Local
 
 
 def _name_of(instruction: dis.Instruction, locals_: Locals) -> str | None:
-    pushed = instruction.argval
-    name = str(pushed[-1] if isinstance(pushed, tuple) else pushed)  # two variables at once
-    if isinstance(pushed, tuple) or instruction.opname in _VARIABLES:
-        return locals_.get(name, name)
-    return name if instruction.opname in _NAMES else None
+    name = instruction.argval
+    if instruction.opname.endswith("_FAST_LOAD_FAST"):
+        # Two variables at once.
+        name = name[-1]
+    elif instruction.opname not in _NAMES:
+        return None
+    return locals_.get(name, name) if "_FAST" in instruction.opname else str(name)
 
 
 MAKING = frozenset({"__init__", "__new__", "__post_init__", "__setstate__", "__init_subclass__"})

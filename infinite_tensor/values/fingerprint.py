@@ -409,7 +409,7 @@ class _Walk:
         if method in MAKING:
             return made
         operator = method.startswith("__") and method.endswith("__") and method not in _NOT_CALLED
-        return operator or method == "forward" or method in self.known.attributes or self.known.names_any
+        return operator or method == "forward" or method in self.known.attributes
 
     def _method(self, function: types.FunctionType) -> None:
         # A name that two classes have is one place.
@@ -424,7 +424,7 @@ class _Walk:
         assigned, kind = self.known.assigned, type(owner)
         if issubclass(kind, types.ModuleType):
             assigned |= self.known.rebound
-        elif self.known.names_any or _inherits(kind):  # type: ignore[arg-type]
+        elif (self.known.names_any and _is_record(kind)) or _inherits(kind):  # type: ignore[arg-type]
             # Which of them are read cannot be told, so that another one is no error.
             for name in sorted(held.keys() - self.known.attributes - OF_MODULES):
                 self._named(name, held[name], place.at(f".{name}", owner, _STATE), assigned)
@@ -565,6 +565,12 @@ def _resolved(module: str, function: types.FunctionType) -> str:
         return importlib.util.resolve_name(module, package)
     except ImportError:  # it fails in the call, too
         return module
+
+
+def _is_record(kind: type) -> bool:
+    """Whether objects of a class are no more than attributes, as settings are."""
+    named = issubclass(kind, types.SimpleNamespace) or kind.__module__ == "argparse"
+    return named or _class_attribute(kind, "__dataclass_fields__") is not None
 
 
 @functools.lru_cache(maxsize=4096)

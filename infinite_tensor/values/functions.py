@@ -219,16 +219,14 @@ def changes(stored: Record, given: Record) -> Changes:
     known = {item.said for item in given.items}
     for place in dict.fromkeys((*before, *now)):
         old, new = before.get(place), now.get(place)
-        kind = (new or before[place]).kind
+        kind, line = (new or before[place]).kind, ""
         if old is not None and new is not None:
             line = _line(old, new)
-        elif kind in (VALUE, _FIRM) and is_comparable and stored.code and given.code:
-            # Other code reaches other values, by other names: what must not be missed are weights.
+        elif kind == _FIRM and is_comparable and stored.code and given.code:
             line = f"{_subject(place)} {'is not there any more' if new is None else 'was not there'}"
+            # Other code reaches other values, by other names: what must not be missed are weights.
             if code and (old is None or old.said[0] != "#" or old.said in known):
                 line = ""
-        else:
-            line = ""
         if line:
             (found.firm if kind == _FIRM else found.values).append(line)
     # A file may have been moved meanwhile: it is told by its stamp.

@@ -195,7 +195,6 @@ def closures(*factors: int) -> Callable[..., Any]:
         ),
         (lambda: scaled(1, 2, 1), lambda: scaled(1, 2, 2)),
         (lambda: closures(1, 2, 1), lambda: closures(1, 1, 2)),
-        (lambda: functools.partial(times, 1), lambda: functools.partial(times, 1, k=2)),
         (lambda: nn.MultiheadAttention(4, 1).eval(), lambda: nn.MultiheadAttention(4, 2).eval()),
         (lambda: with_forward(1.0), lambda: with_forward(2.0)),
         (lambda: torch.func.vmap(times, in_dims=0), lambda: torch.func.vmap(times, in_dims=1)),
