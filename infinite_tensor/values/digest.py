@@ -10,6 +10,7 @@ import types
 import weakref
 import zipfile
 from collections.abc import Collection, Iterator
+from collections.abc import Set as AbstractSet
 from functools import lru_cache
 from itertools import chain, islice
 from typing import Any, TypeAlias
@@ -103,10 +104,10 @@ def digest(module: nn.Module) -> str:
     return digest_of_module(module)
 
 
-def digest_of_module(module: nn.Module) -> str:
-    """`digest` of a network."""
+def digest_of_module(module: nn.Module, filled: AbstractSet[str] = frozenset()) -> str:
+    """`digest` of a network, less what is in lists and dicts of such names, which code is known to fill."""
     try:
-        return _Modules().digest(module, "")
+        return _Modules(filled).digest(module, "")
     except ValidationError:
         raise
     except Exception as error:
@@ -165,7 +166,8 @@ def mode_matters(kind: type) -> bool:
 class _Modules:
     """Digests of a module and of those in it, each looked at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, filled: AbstractSet[str]) -> None:
+        self._filled = filled
         self._known: dict[int, str] = {}
 
     def digest(self, module: nn.Module, path: str) -> str:
@@ -193,7 +195,9 @@ class _Modules:
         made = assigned_by(kind)
         # Parameters count in any case.
         for name, where, each in tensors:
-            if name in net._parameters or name.partition("[")[0] not in made:  # noqa: SLF001
+            container, is_in_one, _ = name.partition("[")
+            is_made = container in made or (is_in_one and container in self._filled)
+            if name in net._parameters or not is_made:  # noqa: SLF001
                 yield from (f"tensor {name}", digest_of_tensor(each, where))
         for name, value in _rest_of_state(net, [name for name, _, _ in tensors]):
             yield from (f"tensor {name}", *_state(f"{path}.{name}", value))

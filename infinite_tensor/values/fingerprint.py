@@ -350,10 +350,9 @@ class _Walk:
                 if said is not None:
                     yield f"{name}.{attribute}={said}"
 
-    @staticmethod
-    def _weights(network: nn.Module) -> str:
+    def _weights(self, network: nn.Module) -> str:
         try:
-            return f"#{digest_of_module(network)}"
+            return f"#{digest_of_module(network, self.known.filled)}"
         except ValidationError:
             return f"#{sha256_of([name_of(type(network)), 'has no values to be read'])}"
 

@@ -250,6 +250,30 @@ def test_tensors_that_forward_keeps_in_a_dictionary_do_not_count() -> None:
     assert changes(before, record(net)) == NOTHING
 
 
+def test_features_that_a_hook_keeps_in_a_dictionary_of_a_module_do_not_count() -> None:
+    class Extractor(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Linear(3, 3)
+            self.features: dict[str, torch.Tensor] = {}
+            self.net.register_forward_hook(self.save("0"))
+
+        def save(self, name: str) -> Callable[..., None]:
+            def hook(_module: nn.Module, _args: Any, output: torch.Tensor) -> None:
+                self.features[name] = output.detach()
+
+            return hook
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.net(x)
+            return self.features["0"]
+
+    net = Extractor()
+    before = record(net)
+    net(torch.ones(3))
+    assert changes(before, record(net)) == NOTHING
+
+
 def test_devices_and_docstrings_do_not_count() -> None:
     assert changed(closure(torch.device("cpu")), closure(torch.device("cpu", 0))) == NOTHING
     source = "def f(x):\n    '''{}'''\n    return x"
