@@ -120,12 +120,13 @@ class FileStore(LocalStore):
 
     async def delete_dir(self, prefix: str) -> None:
         """The same, unless it is a file."""
+        self._check_writable()
         path = own_path(self.root, prefix)
         if path.is_dir() and not path.is_symlink():
             # A disk that is busy makes each file wait that goes; those of several folders wait at the same time.
             on_threads(shutil.rmtree, _folders_of_chunks(path), _DELETING)
         if path.is_dir() or path.is_symlink():
-            await self.delete(prefix)
+            remove(path)
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
         """The names of what is right below a folder."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from pathlib import Path
 from threading import Barrier, BrokenBarrierError
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from zarr.storage import MemoryStore
 
+from infinite_tensor_stores.file_store import FileStore
 from infinite_tensor_stores.loop import sync
 from infinite_tensor_stores.targets import zarr_store
 from infinite_tensor_stores.zarr.objects import Objects, concurrently
@@ -117,3 +119,12 @@ def test_of_two_that_create_an_object_in_memory_at_once_one_has_it(monkeypatch: 
         created = objects.each(lambda number, key=key: objects.create(key, b"%d" % number), range(2))  # type: ignore[misc]
         (found,) = objects.get([key])
         assert created == [found == b"0", found == b"1"]
+
+
+def test_a_read_only_folder_is_not_deleted_from(tmp_path: Path) -> None:
+    chunk = tmp_path / "t" / "c" / "0" / "0"
+    chunk.parent.mkdir(parents=True)
+    chunk.touch()
+    with pytest.raises(ValueError, match="read-only"):
+        sync(lambda: FileStore(tmp_path, read_only=True).delete_dir("t"))
+    assert chunk.exists()
