@@ -17,6 +17,7 @@ import torch
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window import Edge, Shape, TensorWindow
 from infinite_tensor.support.forks import cached_property
+from infinite_tensor.support.functions import Calling
 from infinite_tensor.support.given import members, number, quoted, word
 from infinite_tensor.support.nested import Key
 from infinite_tensor.values.dims import Dims
@@ -428,8 +429,9 @@ def functions_of(
     told: bool = False,
 ) -> Functions:
     """The functions of a tensor, with those of everything upstream; `told`: a version says what cannot be seen."""
-    if not getattr(f, "stored", True):
+    ours = f if isinstance(f, Calling) else None
+    if ours is not None and not ours.stored:
         return Functions()
     own = {"f": f, "blend": blend, "reduce": None if reduction is None else reduction.function}
     found = {name: each for name, each in own.items() if callable(each)}
-    return Functions(found, upstream, told=told and getattr(f, "told", True))
+    return Functions(found, upstream, told=told and (ours is None or ours.told))

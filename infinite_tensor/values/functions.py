@@ -133,7 +133,7 @@ class Functions:
 
     def _looked_through(self) -> dict[str, Reach]:
         return {
-            name: getattr(function, "looked", None) or Reach(function, name) for name, function in self._own.items()
+            name: (isinstance(each, Calling) and each.looked) or Reach(each, name) for name, each in self._own.items()
         }
 
     def _states_now(self) -> list[tuple[str, object]]:

@@ -25,6 +25,7 @@ import pytest
 import torch
 from torch import nn
 
+from infinite_tensor.values.definition import functions_of
 from infinite_tensor.values.functions import Changes, Functions, Record, changes
 from tests.support.networks import Net
 
@@ -219,6 +220,22 @@ def test_the_methods_of_a_number_of_a_project_are_code() -> None:
         return gain.apply  # type: ignore[no-any-return]
 
     assert changed(number(lambda _self, x: x), number(lambda _self, x: x + 1)).code == ["f"]
+
+
+def test_attributes_of_a_function_that_the_library_has_words_for_are_its_own() -> None:
+    class Scale:
+        looked, stored, told = True, False, False
+
+        def __init__(self, gain: float) -> None:
+            self.gain = gain
+
+        def __call__(self, x: Any) -> Any:
+            return x * self.gain
+
+    def of(gain: float) -> Record:
+        return functions_of(Scale(gain), None, ()).record
+
+    assert changes(of(1.0), of(2.0)).values == ["`Scale.gain` was 1.0 and is 2.0"]
 
 
 # What does not.
