@@ -261,16 +261,21 @@ def _source(kind: type[T], reader: Reader, dims: Sequence[str] | None, chunks: o
         advice = "an array of one element is a.reshape(1)" if not reader.shape else "a tensor has at least one element"
         raise ValidationError(f"{reader!r} has shape {reader.shape}; {advice}")
     size, known = _block_of(reader, chunks), _checked_name(name)
+    version = None if known is None else {"name": known}
+    return tensor_over(kind, reader, size, version, tile_store=MemoryTileStore(_CACHE_BYTES), dims=dims)
+
+
+def tensor_over(kind: type[T], reader: Reader, size: tuple[int, ...], version: object, **options: Any) -> T:
+    """A tensor of the blocks of a reader; without a version that identifies the content, that is looked at."""
     return kind(
         reader.shape,
-        Blocks(reader, size, named=known is not None),
+        Blocks(reader, size, named=version is not None),
         TensorWindow(size),
         dtype=reader.dtype,
         device=reader.device,
-        tile_store=MemoryTileStore(_CACHE_BYTES),
-        version=Content(reader.digest) if known is None else {"name": known},
+        version=Content(reader.digest) if version is None else version,
         edge="clip",
-        dims=dims,
+        **options,
     )
 
 

@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from infinite_tensor.errors import ValidationError
-from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.groups.tensordicts import import_tensordict
 from infinite_tensor.pipelines.readers import Reader
-from infinite_tensor.pipelines.sources import Blocks
+from infinite_tensor.pipelines.sources import tensor_over
 from infinite_tensor.support.nested import Key, as_key, show
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
 from infinite_tensor.values import stamps
 from infinite_tensor.values.arrays import Region, contiguous_box
-from infinite_tensor.values.definition import Content
 from infinite_tensor.values.stamps import Stamps
 
 if TYPE_CHECKING:
@@ -93,17 +91,9 @@ def _tensor(
     reader: TensorDictReader, version: object, store: TileStore | str | os.PathLike[str], tensor_id: str | None
 ) -> InfiniteTensor:
     assert reader.chunks is not None
+    known = None if version is None else {"tensordict": list(reader.key), "version": version}
+    name = None if tensor_id is None else "/".join((tensor_id, *reader.key))
     try:
-        return InfiniteTensor(
-            reader.shape,
-            Blocks(reader, reader.chunks, named=version is not None),
-            TensorWindow(reader.chunks),
-            dtype=reader.dtype,
-            device=reader.device,
-            tile_store=store,
-            tensor_id=None if tensor_id is None else "/".join((tensor_id, *reader.key)),
-            version=Content(reader.digest) if version is None else {"tensordict": list(reader.key), "version": version},
-            edge="clip",
-        )
+        return tensor_over(InfiniteTensor, reader, reader.chunks, known, tile_store=store, tensor_id=name)
     except ValidationError as error:
         raise ValidationError(f"{reader!r}: {error}") from error

@@ -12,7 +12,6 @@ import functools
 import importlib.util
 import sys
 import types
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.machinery import PathFinder
@@ -29,14 +28,14 @@ from infinite_tensor.values.arrays import digest_of_array, is_large, memory_map_
 from infinite_tensor.values.bytecode import MAKING, NOT_CHANGING, Uses, assigned_by, code_said, uses_of
 from infinite_tensor.values.digest import (
     OF_MODULES,
-    bare,
     digest_of_module,
     digest_of_script,
     digest_of_tensor,
     state_of,
 )
+from infinite_tensor.values.holding import NOTHING, class_attribute, closure_of, held_by, parts_of_attribute, unwrapped
 from infinite_tensor.values.packages import OURS, is_installed, name_of, top
-from infinite_tensor.values.plain import MOST_MEMBERS, members_of, plain, said_at_once, sha256_of
+from infinite_tensor.values.plain import MOST_MEMBERS, is_container, members_of, plain, said_at_once, sha256_of
 
 _MOST_LOOKS = 50_000
 """At so many values: what lies behind them is opaque."""
@@ -228,11 +227,12 @@ class _Walk:
         self.items.append((str(place), said, place.kind))
 
     def _look(self, value: object, place: _Place) -> None:  # noqa: C901, PLR0911, PLR0912  (one case for each kind)
-        value = _unwrapped(value)
+        value = unwrapped(value)
         kind = type(value)
         said = plain(value) or said_at_once(value)
-        if said is not None or members_of(value) is not None:
-            self._methods(kind, place)
+        if said is not None or is_container(value):
+            # A number, a text or a container of a project may have methods.
+            self._code_of(kind, place)
         if issubclass(kind, enum.Enum) and plain(value._value_) is None:  # type: ignore[attr-defined]
             self._put(value._value_, place.at(".value"))  # type: ignore[attr-defined]
         if said is not None:
@@ -259,7 +259,7 @@ class _Walk:
             return self._class(value, place)  # type: ignore[arg-type]
         if issubclass(kind, types.ModuleType):
             return self._python_module(value, place)  # type: ignore[arg-type]
-        if members_of(value) is not None:
+        if is_container(value):
             return self._container(value, place)
         if issubclass(kind, _CALLABLES):
             return self._builtin(value, place)
@@ -268,7 +268,7 @@ class _Walk:
     def _function(self, function: types.FunctionType, place: _Place) -> None:
         if not self._is_project(function.__module__, function.__code__.co_filename):
             self._say(place, f"#{sha256_of([str(function.__module__), function.__qualname__])}")
-            for name, value in _closure(function):
+            for name, value in closure_of(function):
                 self._put(value, place.at(f".{name}", function))
             return
         self.code.append(f"{place.path} {code_said(function.__code__)}")
@@ -285,10 +285,10 @@ class _Walk:
             *(function.__kwdefaults__ or {}).items(),
         ):
             self._named(parameter, value, _Place(parameter, f"a default of `{name}`"), frozenset())
-        for variable, value in _closure(function):
+        for variable, value in closure_of(function):
             self._named(variable, value, _Place(variable, f"a variable around `{name}`"), self.known.rebound)
         for variable in sorted(uses.globals):
-            value = function.__globals__.get(variable, _NOTHING)
+            value = function.__globals__.get(variable, NOTHING)
             self._named(variable, value, _Place(variable, f"a global of `{name}`"), self.known.rebound)
         self._attributes(function, function.__dict__, place)
         for imported in sorted(_resolved(each, function) for each in uses.imported):
@@ -300,7 +300,7 @@ class _Walk:
 
     def _named(self, name: str, value: object, place: _Place, assigned: frozenset[str]) -> None:
         """A value that walked code has a name for, unless code assigns that, or fills it."""
-        if value is _NOTHING or name in assigned or (name in self.known.filled and members_of(value) is not None):
+        if value is NOTHING or name in assigned or (name in self.known.filled and is_container(value)):
             return
         self._put(value, place)
 
@@ -327,9 +327,7 @@ class _Walk:
             hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]  # noqa: SLF001
             for at, hook in enumerate(hooks):
                 self._put(hook, inner.at(f".hooks[{at}]", module))
-            if self._is_project_class(type(module)):
-                self.code.append(f"{inner.path} {name_of(type(module))}")
-                self._expand_class(type(module), made=False)
+            if self._code_of(type(module), inner):
                 # Parameters and modules are weights.
                 held = {name: each for name, each in vars(module).items() if not isinstance(each, torch.Tensor)}
                 self._attributes(module, held, inner)
@@ -346,7 +344,7 @@ class _Walk:
             if isinstance(value, types.FunctionType):
                 self._put(value, place.at(f".{attribute}", module))
             elif attribute not in OF_MODULES and attribute not in made:
-                said = plain(value) or (None if members_of(value) is None else sha256_of(self._flat(value, place, 0)))
+                said = plain(value) or (sha256_of(self._flat(value, place, 0)) if is_container(value) else None)
                 if said is not None:
                     yield f"{name}.{attribute}={said}"
 
@@ -375,28 +373,29 @@ class _Walk:
         if file is not None and is_large(array.shape, array.itemsize):
             self._say(place._replace(kind=STAMP), lambda: _stamp_of(array, str(file.filename)))
 
-    def _methods(self, kind: type, place: _Place) -> None:
-        """The code of the class of a number, a text or a container, where it is one of a project."""
-        if kind.__module__ != "builtins" and self._is_project_class(kind):
-            self.code.append(f"{place.path} {name_of(kind)}")
-            self._expand_class(kind, made=False)
-
     def _class(self, kind: type, place: _Place) -> None:
-        if not self._is_project_class(kind):
-            return self._say(place, f"#{sha256_of([name_of(kind)])}")
+        if not self._code_of(kind, place, made=True):
+            self._say(place, f"#{sha256_of([name_of(kind)])}")
+
+    def _code_of(self, kind: type, place: _Place, *, made: bool = False) -> bool:
+        """Look at the code of a class, if it is one of a project, and whether it is."""
+        if not self._is_project(kind.__module__, None):
+            return False
         self.code.append(f"{place.path} {name_of(kind)}")
-        self._expand_class(kind, made=True)
-        return None
+        self._expand_class(kind, made=made)
+        return True
 
     def _expand_class(self, kind: type, *, made: bool) -> None:
         """The code of a class, once, and the attributes of it that code names; how objects are made if code does."""
         if (id(kind), made) in self._expanded:
             return
         self._expanded[id(kind), made] = kind
-        for each in filter(self._is_project_class, kind.__mro__):
+        for each in kind.__mro__:
+            if not self._is_project(each.__module__, None):
+                continue
             for name, value in sorted(vars(each).items()):
                 place = _Place(name, f"an attribute of class `{each.__qualname__}`")
-                for part in _parts_of_attribute(value):
+                for part in parts_of_attribute(value):
                     if isinstance(part, types.FunctionType):
                         if self._is_called(name, made=made):
                             self._method(part)
@@ -428,7 +427,7 @@ class _Walk:
             for name in sorted(held.keys() - self.known.attributes - OF_MODULES):
                 self._named(name, held[name], place.at(f".{name}", owner, _STATE), assigned)
         for name in sorted(self.known.attributes & held.keys()):
-            if not isinstance(_class_attribute(kind, name), functools.cached_property):
+            if not isinstance(class_attribute(kind, name), functools.cached_property):
                 self._named(name, held[name], place.at(f".{name}", owner), assigned)
 
     def _python_module(self, module: types.ModuleType, place: _Place) -> None:
@@ -444,18 +443,18 @@ class _Walk:
         self._say(place._replace(kind=kind), f"#{sha256_of(self._flat(value, place, 0))}")
 
     def _flat(self, value: object, place: _Place, depth: int) -> Iterator[str]:
-        value = _unwrapped(value)
+        value = unwrapped(value)
         said = plain(value) or said_at_once(value)
         if said is not None:
             yield f"{type(value).__name__}={said}"
             return
-        items = members_of(value)
-        if items is None:
+        if not is_container(value):
             self._put(value, place)
             return
         if depth > _DEEPEST or id(value) in place.within:
             yield "deeper"
             return
+        items = members_of(value)
         yield f"{type(value).__name__}[{len(items)}]"
         if len(items) > MOST_MEMBERS:
             self.opaque.append(f"{place}, of which {MOST_MEMBERS} of {len(items)} members are looked at")
@@ -483,11 +482,8 @@ class _Walk:
             return self._ours(value, place)
         if package in _TELLING_NOTHING or issubclass(kind, (*_RANDOM, *_STREAMS)):
             return None
-        held = _held(value)
-        if self._is_project_class(kind) or issubclass(kind, types.SimpleNamespace) or module == "argparse":
-            if self._is_project_class(kind):
-                self.code.append(f"{place.path} {name_of(kind)}")
-                self._expand_class(kind, made=False)
+        held = held_by(value)
+        if self._code_of(kind, place) or _is_namespace(kind):
             # What is reached first is known by its class.
             self._attributes(value, held, place if place.of else place._replace(path=kind_name(value)))
             return None
@@ -521,18 +517,12 @@ class _Walk:
         found = PathFinder.find_spec(top(module))
         return found is not None and self._is_project(module, found.origin)
 
-    def _is_project_class(self, kind: type) -> bool:
-        return self._is_project(kind.__module__, None)
-
     def _is_project(self, module: object, file: str | None) -> bool:
         """Whether code is of the user's project: not installed, or of the package that the function is of."""
         package = top(str(module))
         if package in OURS:
             return not _is_ours(str(module))
         return package == self._package or not is_installed(str(module), file)
-
-
-_NOTHING = object()
 
 
 _CALLABLES = (
@@ -566,10 +556,13 @@ def _resolved(module: str, function: types.FunctionType) -> str:
         return module
 
 
+def _is_namespace(kind: type) -> bool:
+    return issubclass(kind, types.SimpleNamespace) or kind.__module__ == "argparse"
+
+
 def _is_record(kind: type) -> bool:
     """Whether objects of a class are no more than attributes, as settings are."""
-    named = issubclass(kind, types.SimpleNamespace) or kind.__module__ == "argparse"
-    return named or _class_attribute(kind, "__dataclass_fields__") is not None
+    return _is_namespace(kind) or class_attribute(kind, "__dataclass_fields__") is not None
 
 
 @functools.lru_cache(maxsize=4096)
@@ -585,8 +578,8 @@ _TELLING_BASES = frozenset({"builtins", "abc", "typing", "enum", "torch.nn.modul
 
 def _is_array(kind: type) -> bool:
     """Whether objects of a class, which is none of a project, are arrays, as numpy knows them."""
-    is_typed = _class_attribute(kind, "__array__") is not None and _class_attribute(kind, "dtype") is not None
-    return is_typed or _class_attribute(kind, "__array_interface__") is not None
+    is_typed = class_attribute(kind, "__array__") is not None and class_attribute(kind, "dtype") is not None
+    return is_typed or class_attribute(kind, "__array_interface__") is not None
 
 
 def _is_large_array(array: Any) -> bool:
@@ -630,67 +623,3 @@ def _package_of(function: object) -> str | None:
         package in sys.stdlib_module_names or package in ("torch", "numpy", *OURS) or isinstance(function, nn.Module)
     )
     return None if known else package
-
-
-def _unwrapped(value: Any) -> Any:
-    """What another function or module is only wrapped around, to compile it, cache it, or spread it over devices."""
-    while True:
-        kind = type(value)
-        if issubclass(kind, nn.Module):
-            return bare(value)
-        if issubclass(kind, staticmethod | classmethod):
-            value = value.__func__
-        elif issubclass(kind, weakref.ref):
-            value = weakref.ref.__call__(value)
-        elif issubclass(kind, types.FunctionType | functools._lru_cache_wrapper):  # noqa: SLF001  (it has no public name)
-            # Any other wrapper is code of its own, and reaches what it wraps.
-            attribute = "_torchdynamo_orig_callable" if issubclass(kind, types.FunctionType) else "__wrapped__"
-            if attribute not in value.__dict__:
-                return value
-            value = value.__dict__[attribute]
-        else:
-            return value
-
-
-def _closure(function: types.FunctionType) -> Iterator[tuple[str, object]]:
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            yield name, cell.cell_contents
-        except ValueError:  # it is empty: the name has no value yet
-            yield name, _NOTHING
-
-
-def _held(value: object) -> dict[str, object]:
-    """The attributes that an object has by itself; properties are not called."""
-    try:
-        held = dict(object.__getattribute__(value, "__dict__"))
-    except (AttributeError, TypeError, ValueError):
-        held = {}
-    for kind in type(value).__mro__:
-        for name, slot in vars(kind).items():
-            if isinstance(slot, types.MemberDescriptorType):
-                try:
-                    held[name] = slot.__get__(value)
-                except AttributeError:  # it is empty
-                    continue
-    return held
-
-
-def _class_attribute(kind: type, name: str) -> object:
-    return next((vars(each)[name] for each in kind.__mro__ if name in vars(each)), None)
-
-
-def _parts_of_attribute(value: object) -> list[object]:
-    """The functions that an attribute of a class stands for, or its value."""
-    if isinstance(value, property):
-        # A setter is for who prepares an object.
-        return [] if value.fget is None else [value.fget]
-    if isinstance(value, functools.cached_property):
-        return [value.func]
-    if isinstance(value, functools.partialmethod):
-        return [value.func, *value.args, *value.keywords.values()]
-    if isinstance(value, functools.singledispatchmethod):
-        return [value.func, *value.dispatcher.registry.values()]
-    if isinstance(value, types.MemberDescriptorType | types.GetSetDescriptorType):
-        return []
-    return [_unwrapped(value)]

@@ -75,6 +75,7 @@ _TOLD_BY_REPR = (
     type(NotImplemented),
 )
 _GETTERS = (operator.itemgetter, operator.attrgetter, operator.methodcaller)
+_CONTAINERS = (dict, types.MappingProxyType, list, tuple, deque, set, frozenset, *_GETTERS)
 _HASHED_BY_REPR = (
     pathlib.PurePath,
     decimal.Decimal,
@@ -88,8 +89,14 @@ _HASHED_BY_REPR = (
 )
 
 
-def members_of(value: Any) -> Members | None:
-    """The members of a container, each with the step to it and its key; None for what is none."""
+def is_container(value: Any) -> bool:
+    """Whether a value has members, as `members_of` lists them."""
+    kind = type(value)
+    return issubclass(kind, _CONTAINERS) or (issubclass(kind, np.ndarray) and value.dtype.hasobject)
+
+
+def members_of(value: Any) -> Members:
+    """The members of a container, each with the step to it and its key."""
     kind = type(value)
     if issubclass(kind, dict | types.MappingProxyType):
         # A copy, as other threads may add to it, and by no method of the user's.
@@ -105,9 +112,7 @@ def members_of(value: Any) -> Members | None:
     for unordered in (set, frozenset):
         if issubclass(kind, unordered):
             return [("{}", "", member) for member in [*unordered.__iter__(value)]]
-    if issubclass(kind, np.ndarray) and value.dtype.hasobject:
-        return [(f"[{at}]", "", member) for at, member in enumerate(value.ravel().tolist())]
-    return None
+    return [(f"[{at}]", "", member) for at, member in enumerate(value.ravel().tolist())]
 
 
 def said_at_once(value: Any) -> str | None:
