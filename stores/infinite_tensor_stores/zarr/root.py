@@ -207,6 +207,14 @@ class Root:
             raise StoreError(f"{self._owner}: there is {array}")
         try:
             ours = attributes_in(document)
+            member = None if ours is None else member_in(ours)
+            if member is not None and not self._named_as_ours():
+                raise StoreError(
+                    f"{self._owner}: there is {member} of a store, and no store; open the folder above, and what is in "
+                    "it by its id"
+                )
+            if member is not None:
+                raise ValueError(f"it is that of {member}")
             if ours is not None and (not isinstance(ours.get("format"), int) or ours["format"] < 1):
                 raise ValueError(f"its format is {ours.get('format')!r}")
         except ValueError as error:
@@ -219,12 +227,6 @@ class Root:
             else:
                 advice = "It holds nothing but the version of the store: delete it, and open the store with mode 'a'"
             raise StoreError(f"{self._owner}: {DOCUMENT} of the store is damaged ({error}). {advice}") from error
-        member = None if ours is None else member_in(ours)
-        if member is not None:
-            raise StoreError(
-                f"{self._owner}: there is {member} of a store, and no store; open the folder above, and what is in it "
-                "by its id"
-            )
         return ours
 
     def _is_empty(self) -> bool:
