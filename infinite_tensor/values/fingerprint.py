@@ -43,7 +43,7 @@ _DEEPEST = 50
 
 _TELLING_NOTHING = frozenset({"tqdm", "rich", "loguru", "logging"})
 """Packages whose objects only tell people how things go."""
-_HOLDING = frozenset({"collections", "configparser", "ctypes", "statistics", "string"})
+_HOLDING = frozenset({"collections", "configparser", "ctypes", "functools", "statistics", "string"})
 """Packages of the standard library whose objects hold what may be data."""
 _RANDOM = (torch.Generator, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
 _STREAMS = (torch.Stream, torch.Event)

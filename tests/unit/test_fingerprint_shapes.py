@@ -116,12 +116,43 @@ def matched(config: Any) -> Callable[..., Any]:
     return f
 
 
+class Plain:
+    """An object whose attributes are told apart by what code names."""
+
+    def __init__(self, gain: float) -> None:
+        self.gain = gain
+
+
+ALIVE: list[Any] = []
+
+
 def weakly(net: Any) -> Callable[..., Any]:
+    ALIVE.append(net)
     seen = weakref.ref(net)
-    return functools.partial(lambda _kept, x: seen()(x), [net])  # type: ignore[misc]
+    return lambda x: seen()(x + 1)  # type: ignore[misc]
 
 
-def level(value: int) -> Any:
+def dispatched(gain: float) -> Callable[..., Any]:
+    class Scale:
+        @functools.singledispatchmethod
+        def by(self, x: Any) -> Any:
+            return x
+
+        @by.register
+        def _(self, x: int) -> Any:
+            return x * gain
+
+    return Scale().by
+
+
+def with_argument(gain: float) -> Callable[..., Any]:
+    class Scale:
+        by = functools.partialmethod(lambda _self, factor, x: x * factor, gain)
+
+    return Scale().by
+
+
+def level(value: Any) -> Any:
     return enum.Enum("Level", {"LOW": value}).LOW  # type: ignore[attr-defined]
 
 
@@ -177,7 +208,10 @@ def closures(*factors: int) -> Callable[..., Any]:
         (lambda: moving(Settable(Net(0.5))), lambda: moving(Settable(Net(0.25)))),
         (lambda: closure(Items(gain=1.0)), lambda: closure(Items(gain=2.0))),
         (lambda: closure(level(1)), lambda: closure(level(2))),
-        (lambda: by_name(Config(1.0)), lambda: by_name(Config(2.0))),
+        (lambda: closure(level(torch.tensor(1))), lambda: closure(level(torch.tensor(2)))),
+        (lambda: dispatched(1.0), lambda: dispatched(2.0)),
+        (lambda: with_argument(1.0), lambda: with_argument(2.0)),
+        (lambda: by_name(Plain(1.0)), lambda: by_name(Plain(2.0))),
         (lambda: by_any_name(Config(1.0)), lambda: by_any_name(Config(2.0))),
         (lambda: by_dict(Config(1.0)), lambda: by_dict(Config(2.0))),
         (lambda: parsed(1.0), lambda: parsed(2.0)),
@@ -249,6 +283,20 @@ def test_a_default_that_code_fills_does_not_count() -> None:
     before = record(f)
     f(1.0)
     assert changes(before, record(f)) == NOTHING
+
+
+@pytest.mark.parametrize("kind", [dict, collections.Counter])
+def test_counts_of_what_came_do_not_count(kind: type) -> None:
+    def counting(**before: int) -> Callable[..., Any]:
+        counts = kind(before)
+
+        def f(x: Any) -> Any:
+            counts[str(x)] += 1
+            return x
+
+        return f
+
+    assert changed(counting(), counting(a=3)) == NOTHING
 
 
 def test_tensors_that_forward_keeps_in_a_dictionary_do_not_count() -> None:
