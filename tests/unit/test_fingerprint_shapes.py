@@ -339,6 +339,27 @@ def test_features_that_a_hook_keeps_in_a_dictionary_of_a_module_do_not_count() -
     assert changes(before, record(net)) == NOTHING
 
 
+class Member:
+    """What stands in a set where it is told to."""
+
+    def __init__(self, gain: float, at: int) -> None:
+        self.gain = gain
+        self.at = at
+
+    def __hash__(self) -> int:
+        return self.at
+
+
+def test_members_of_a_set_come_in_any_order() -> None:
+    def gains(*members: Member) -> Callable[..., Any]:
+        chosen = set(members)
+        return lambda x: [x * member.gain for member in chosen]
+
+    kept = gains(Member(1.0, 0), Member(2.0, 1))
+    assert changed(kept, gains(Member(1.0, 1), Member(2.0, 0))) == NOTHING
+    assert changed(kept, gains(Member(1.0, 0), Member(3.0, 1))).values
+
+
 def test_devices_and_docstrings_do_not_count() -> None:
     assert changed(closure(torch.device("cpu")), closure(torch.device("cpu", 0))) == NOTHING
     source = "def f(x):\n    '''{}'''\n    return x"
