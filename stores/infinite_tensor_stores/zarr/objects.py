@@ -100,14 +100,14 @@ class Objects:
 
     def run(self, call: Callable[P, Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs) -> R:
         """The result of ``await call(*args, **kwargs)``, of which all that is waited for is of these objects."""
-        return _at_once(call(*args, **kwargs)) if self._waits_for_nothing else sync(call, *args, **kwargs)
+        return _at_once(call, *args, **kwargs) if self._waits_for_nothing else sync(call, *args, **kwargs)
 
     # Many at once.
 
     def each(self, call: Callable[[T], Coroutine[Any, Any, R]], arguments: Iterable[T]) -> list[R]:
         """`concurrently`; one after the other on a local disk."""
         if self._waits_for_nothing:
-            return _one_by_one(lambda argument: _at_once(call(argument)), list(arguments))
+            return _one_by_one(lambda argument: _at_once(call, argument), list(arguments))
         return concurrently(call, arguments, self.concurrency)
 
     def get(self, keys: Iterable[str], most: int = LARGEST_DOCUMENT) -> list[bytes | None]:
@@ -142,7 +142,7 @@ class Objects:
 
         if self._waits_for_nothing:
             threads = threads_for(sum(map(len, objects.values())))
-            _one_by_one(lambda item: _at_once(put(item)), list(objects.items()), threads)
+            _one_by_one(lambda item: _at_once(put, item), list(objects.items()), threads)
         else:
             concurrently(put, objects.items(), self.concurrency)
 
@@ -322,10 +322,11 @@ def concurrently(
         return sync(wave.run)
 
 
-def _at_once(call: Coroutine[Any, Any, R]) -> R:
-    """The result of a coroutine that waits for nothing."""
+def _at_once(call: Callable[P, Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs) -> R:
+    """The result of ``await call(*args, **kwargs)``, which waits for nothing."""
     try:
-        call.send(None)
+        # In one line, so that a Ctrl-C leaves no coroutine that nobody has awaited.
+        call(*args, **kwargs).send(None)
     except StopIteration as end:
         found: R = end.value
         return found
