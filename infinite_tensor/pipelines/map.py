@@ -14,9 +14,8 @@ from torch import nn
 
 from infinite_tensor.errors import ShapeMismatchError, ValidationError
 from infinite_tensor.geometry.window import TensorWindow
-from infinite_tensor.pipelines.networks import dtype_of
+from infinite_tensor.pipelines.networks import CallingNetworks, dtype_of
 from infinite_tensor.pipelines.sliding import Along, output_of, paddings_of, sources_of
-from infinite_tensor.support.functions import Calling
 from infinite_tensor.support.given import array_advice, quoted
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
@@ -58,7 +57,8 @@ def map(  # noqa: A001  (what it does to tensors is what the builtin does to ite
         it, and nothing else. What it returns has the size of the window in the output, or is larger by the halo, which
         is cropped then. It must be deterministic, and runs under `torch.no_grad`. With a `batch_size` it is given
         stacked regions, of shape ``(N, ...)``, and returns ``(N, ...)``. A `torch.nn.Module` is always given such a
-        batch, by default of one region, and must be in eval mode.
+        batch, by default of one region. No network that `fn` holds may be in training mode, where code of it reads
+        `training`: call ``net.eval()`` before.
     *inputs : InfiniteTensor
         One or more. The output has the channels, dtype, device and names of dimensions of the first, and is finite
         where one of them is.
@@ -118,19 +118,16 @@ def map(  # noqa: A001  (what it does to tensors is what the builtin does to ite
     """
     if not callable(fn):
         raise ValidationError(f"fn must be callable, got {quoted(fn)}; give a function fn(*regions), or a network")
-    if isinstance(fn, nn.Module) and any(module.training for module in fn.modules()):
-        raise ValidationError(
-            f"the network {type(fn).__name__} is in training mode, in which its results may differ from call to call; "
-            "call its eval() first"
-        )
     tensors = _tensors(inputs)
     sources = sources_of(tensors, dims, window, halo, scale)
     output = output_of(sources, window, channels)
     named = any(along.name for along in output)
+    f = _Mapped(fn, output)
+    f.modes.check()
     make = functools.partial(
         InfiniteTensor,
         [along.extent for along in output],
-        _Mapped(fn, output),
+        f,
         TensorWindow([along.size for along in output]),
         args=tensors,
         args_windows=[source.window(output) for source in sources],
@@ -177,7 +174,7 @@ def _derived_id(fn: Callable[..., Any], made: InfiniteTensor) -> str | None:
     return f"{name if name.isidentifier() else 'map'}-{hashlib.sha256(said.encode()).hexdigest()[:20]}"
 
 
-class _Mapped(Calling):
+class _Mapped(CallingNetworks):
     """The ``f`` of a mapped tensor: gives regions to the function of a user, and crops what it returns."""
 
     def __init__(self, fn: Callable[..., torch.Tensor], output: Sequence[Along]) -> None:
@@ -190,6 +187,7 @@ class _Mapped(Calling):
 
     def __call__(self, ctx: object, *regions: Any) -> torch.Tensor:
         """One window; those of a batch, stacked, where it is given lists."""
+        self.modes.check()
         if isinstance(ctx, list):
             return self._called([torch.stack(each) for each in regions], (len(ctx),))
         if isinstance(self.__wrapped__, nn.Module):

@@ -1,148 +1,40 @@
-"""How a network is called: on its device, in eval mode, with batches of one size."""
+"""How a network is called: on its device, in the mode that it has, with batches of one size."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import update_wrapper
-from typing import Any, ParamSpec, TypeAlias, TypeVar
-from weakref import WeakKeyDictionary, WeakSet
+from functools import cached_property
+from typing import Any, TypeAlias
 
 import torch
-from torch import nn
 from torch.nn.parameter import is_lazy
 
 from infinite_tensor.errors import ShapeMismatchError, ValidationError
-from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.support.functions import Calling
 from infinite_tensor.support.given import quoted
-from infinite_tensor.support.gradients import in_inference_mode
-from infinite_tensor.support.interrupts import Mark
 from infinite_tensor.values.fingerprint import Reach, Setting, networks_in
+from infinite_tensor.values.modes import Modes
 
-P = ParamSpec("P")
-T = TypeVar("T")
 Index: TypeAlias = tuple[int, ...]
 Outputs: TypeAlias = dict[str | None, torch.Tensor]
 """What a network returned, by name; of one that returns a single tensor under None."""
 
 
-class _Evaluating:
-    """Networks that are in eval mode for as long as somebody calls them, on any number of threads.
+class CallingNetworks(Calling):
+    """Calls functions of a user, and refuses to while a network in them is in training mode where that matters."""
 
-    Modules may be parts of several networks. Each has its own mode again when nobody is at it any more, also where a
-    Ctrl-C came in between, and in a child that is forked meanwhile.
-    """
+    @cached_property
+    def modes(self) -> Modes:
+        """Those of the networks in the functions."""
+        return Modes(Reach(self, "f").networks)
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        # The marks of those who are at a module, each with its thread.
-        self._callers: WeakKeyDictionary[nn.Module, list[tuple[int, Mark]]] = WeakKeyDictionary()
-        self._trained: WeakSet[nn.Module] = WeakSet()
-        renew_in_children(self)
-
-    def _renew_after_fork(self) -> None:
-        self._lock = threading.Lock()
-        here, callers, trained = threading.get_ident(), list(self._callers.items()), list(self._trained)
-        # Other threads are not there in a child, and nobody would end their marks.
-        own = {module: [each for each in marks if each[0] == here] for module, marks in callers}
-        self._callers, self._trained = WeakKeyDictionary(own), WeakSet(trained)
-        self._end()
-
-    def __call__(self, networks: Sequence[nn.Module], function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        # Not a context manager: what interrupts one that is about to be entered or left holds it open.
-        modules = {module for network in networks for module in network.modules()}
-        outer = _HERE.mark, _HERE.held
-        held = _HERE.held if _HERE.mark.is_under_way else frozenset()
-        if modules <= held:
-            return function(*args, **kwargs)
-        mark = Mark()
-        try:
-            with mark.running:
-                self._begin(modules, mark)
-                _HERE.mark, _HERE.held = mark, held | modules
-                try:
-                    return function(*args, **kwargs)
-                finally:
-                    _HERE.mark, _HERE.held = outer
-        finally:
-            try:
-                self._end()
-            finally:
-                # The first may have been interrupted.
-                self._end()
-
-    def _begin(self, modules: Iterable[nn.Module], mark: Mark) -> None:
-        with self._lock:
-            for module in modules:
-                self._callers.setdefault(module, []).append((threading.get_ident(), mark))
-                if module.training:
-                    self._trained.add(module)
-                    module.training = False
-
-    def _end(self) -> None:
-        """Give the modules their modes again that nobody is at any more."""
-        with self._lock:
-            for module, marks in list(self._callers.items()):
-                if not any(mark.is_under_way for _, mark in marks):
-                    if module in self._trained:
-                        module.training = True
-                        self._trained.discard(module)
-                    del self._callers[module]
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the networks: in another process, functions may name others."""
+        return {name: value for name, value in self.__dict__.items() if name != "modes"}
 
 
-class _Here(threading.local):
-    """The modules that the calls of this thread have in eval mode while the mark of the innermost is under way.
-
-    Not those of other threads, even of one that waits for this: it may be interrupted, and end before.
-    """
-
-    def __init__(self) -> None:
-        self.mark = Mark()
-        self.held: frozenset[nn.Module] = frozenset()
-
-
-_HERE = _Here()
-
-evaluating = _Evaluating()
-"""``evaluating(networks, function, ...)`` is what a function returns while networks are in eval mode."""
-
-
-class InEvalMode(Calling):
-    """A function that holds networks, which are in eval mode while it runs. Otherwise it is the function itself.
-
-    Parameters
-    ----------
-    function : callable
-        It may run on several threads.
-    """
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        # Sets __wrapped__ and what the function is called by; its attributes stay its own.
-        update_wrapper(self, function, updated=())
-        self.networks = networks_in((function,))
-
-    __wrapped__: Callable[..., Any]
-
-    def __call__(self, *args: Any) -> Any:
-        """What the function returns."""
-        return evaluating(self.networks, self.__wrapped__, *args)
-
-    def _reaches(self) -> Mapping[str, object]:
-        return {"reduce": self.__wrapped__}
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, InEvalMode) and self.__wrapped__ == other.__wrapped__
-
-    def __hash__(self) -> int:
-        return hash(self.__wrapped__)
-
-    def __repr__(self) -> str:
-        return repr(self.__wrapped__)
-
-
-class BatchedNetwork(Calling):
+class BatchedNetwork(CallingNetworks):
     """The ``f`` of a prediction: calls a network with batches of regions, all of one size.
 
     The last batch repeats its last region. Most networks round otherwise in batches of other sizes; so the bits of a
@@ -183,14 +75,14 @@ class BatchedNetwork(Calling):
         self._expected: Mapping[str | None, tuple[tuple[int, ...], torch.dtype]] = {}
         self._kept: dict[Index, Outputs] = {}
         reach = Reach(self, "f")
-        self.networks = reach.networks
+        self.modes = Modes(reach.networks)
         # Lazy modules have no weights before a call.
         self.looked = None if any(is_lazy(each) for net in reach.networks for each in net.parameters()) else reach
         self._dtype = dtype_of(net)
 
     def __getstate__(self) -> dict[str, Any]:
         """All but what is kept, which is for this process."""
-        return self.__dict__ | {"_kept": {}, "looked": None}
+        return super().__getstate__() | {"_kept": {}, "looked": None}
 
     def _reaches(self) -> Mapping[str, object]:
         autocast = {} if self.autocast is None else {"autocast": self.autocast}
@@ -237,10 +129,11 @@ class BatchedNetwork(Calling):
         repeated = [*regions, *[regions[-1]] * (self.batch_size - len(regions))]
         batch = torch.stack(repeated)
         batch = batch.unsqueeze(1) if self._channel_dim is None else batch.movedim(1 + self._channel_dim, 1)
-        returned = evaluating(self.networks, in_inference_mode, self._called, batch)
-        outputs = {name: self._checked(name, output) for name, output in _named(returned).items()}
+        self.modes.check()
+        outputs = {name: self._checked(name, output) for name, output in _named(self._called(batch)).items()}
         self._check_as_before(outputs)
-        return {name: output.cpu() for name, output in outputs.items()}
+        # The network may have computed gradients for itself.
+        return {name: output.detach().cpu() for name, output in outputs.items()}
 
     def _called(self, batch: torch.Tensor) -> object:
         with self._autocasting():

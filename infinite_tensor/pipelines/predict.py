@@ -15,16 +15,9 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.mask import Mask
 from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.outputs import Output
-from infinite_tensor.pipelines.networks import BatchedNetwork, Index, Outputs, device_of, evaluating
+from infinite_tensor.pipelines.networks import BatchedNetwork, Index, Outputs, device_of
 from infinite_tensor.pipelines.patches import Sliding
-from infinite_tensor.pipelines.returned import (
-    Result,
-    Returned,
-    in_eval_mode,
-    reduction_for,
-    returned_before,
-    returned_by,
-)
+from infinite_tensor.pipelines.returned import Result, Returned, reduction_for, returned_before, returned_by
 from infinite_tensor.pipelines.sources import from_array
 from infinite_tensor.support.arguments import check_fill, checked_device, checked_flag, checked_id
 from infinite_tensor.support.given import as_index, members, quoted, word
@@ -34,6 +27,7 @@ from infinite_tensor.support.tables import bytes_of
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
 from infinite_tensor.values.fingerprint import networks_in
+from infinite_tensor.values.modes import Modes
 from infinite_tensor.values.weights import WeightedMean
 
 if TYPE_CHECKING:
@@ -83,8 +77,8 @@ def predict(
     net : callable
         ``net(batch) -> output``: `batch` has shape ``(batch_size, channels, *window)``; `output` has shape
         ``(batch_size, channels, *size)`` or ``(batch_size, *size)``, or is a dict or tuple of such tensors, which gives
-        a group. All networks that it, `preprocess` and `reduce` hold run in eval mode, and are left in the modes that
-        they had.
+        a group. It runs under `torch.no_grad`. No network that it, `preprocess` or `reduce` holds may be in training
+        mode, where code of it reads `training`: call ``net.eval()`` before.
     source : InfiniteTensor or array
         What it slides over; an array stands for `from_array` of it.
     target : TileStore, str or path, optional
@@ -174,9 +168,11 @@ def predict(
     tensor_id = checked_id(tensor_id)
     check_fill(workers, client, progress, shard)
     sliding = Sliding.over(_tensor_of(source, dims), dims, window, overlap)
-    reduce, paddings = in_eval_mode(reduce), sliding.paddings(padding)
+    paddings = sliding.paddings(padding)
     place = device_of(net) if device is None else checked_device(device)
     f = BatchedNetwork(net, preprocess, count, place, _dtype_of_autocast(autocast, place), sliding.channel_dim)
+    f.modes.check()
+    Modes(networks_in((reduce,))).check()
     f.prepare(told=version is not None, stored=target is not None)
     _check_region(sliding, region)
     if checked_flag("overwrite", overwrite) and shard is not None:
@@ -186,60 +182,56 @@ def predict(
     if overwrite and store is not None:
         _check_none_is_read((sliding.source, _read_of_mask(where)), store, stored)
     known = {} if overwrite else returned_before(tensor_id, stored, sliding)
-
-    def made_and_filled() -> InfiniteTensor | TensorGroup:
-        found = (f.looked and known) or _first_windows(f, sliding, region, edge, paddings, tensor_id)
-        results = {
-            name: each.reduced_by(reduction_for(name, reduce, found), dtype, sliding.scale_of(each.size, scale))
-            for name, each in found.items()
-        }
-        blended = _blend_of(blend, sigma_scale)
-        outputs = {name: result.output(sliding, blended, edge) for name, result in results.items()}
-        options: dict[str, Any] = {
-            "args": [sliding.source],
-            "args_windows": [sliding.window],
-            "args_padding": paddings,
-            "tensor_id": tensor_id,
-            "batch_size": count,
-            "version": _version(results, version),
-        }
-        batches = _batch_bytes(sliding, found, count)
-        if overwrite or store is None:
-            # What does not fit is told before anything is deleted or created.
-            tried = _made(f, outputs, options | {"tile_store": _empty_one_like(store)}, resumed=False)
-            with _beside_batches(max_memory, batches, count) as most:
-                tried.plan(_region_of(tried, sliding, region), max_memory=most, where=where)
-        holder = store or _opened(target)
-        if overwrite:
-            for name in stored:
-                holder.clear_tensor(name)
-        made = _made(f, outputs, options | {"tile_store": holder}, resumed=bool(stored) and not overwrite)
-        f.returns(
-            {
-                name: (
-                    result.seen.shape,
-                    (made if name is None else made[name]).dtype if result.reduction is None else result.seen.computed,
-                )
-                for name, result in results.items()
-            }
-        )
-        with (
-            _beside_batches(max_memory, batches, count) as most,
-            _keeping_little(holder, sliding, most),
-        ):
-            made.fill(
-                _region_of(made, sliding, region),
-                workers=workers,
-                max_memory=most,
-                client=client,
-                progress=progress,
-                shard=shard,
-                where=where,
+    found = (f.looked and known) or _first_windows(f, sliding, region, edge, paddings, tensor_id)
+    results = {
+        name: each.reduced_by(reduction_for(name, reduce, found), dtype, sliding.scale_of(each.size, scale))
+        for name, each in found.items()
+    }
+    blended = _blend_of(blend, sigma_scale)
+    outputs = {name: result.output(sliding, blended, edge) for name, result in results.items()}
+    options: dict[str, Any] = {
+        "args": [sliding.source],
+        "args_windows": [sliding.window],
+        "args_padding": paddings,
+        "tensor_id": tensor_id,
+        "batch_size": count,
+        "version": _version(results, version),
+    }
+    batches = _batch_bytes(sliding, found, count)
+    if overwrite or store is None:
+        # What does not fit is told before anything is deleted or created.
+        tried = _made(f, outputs, options | {"tile_store": _empty_one_like(store)}, resumed=False)
+        with _beside_batches(max_memory, batches, count) as most:
+            tried.plan(_region_of(tried, sliding, region), max_memory=most, where=where)
+    holder = store or _opened(target)
+    if overwrite:
+        for name in stored:
+            holder.clear_tensor(name)
+    made = _made(f, outputs, options | {"tile_store": holder}, resumed=bool(stored) and not overwrite)
+    f.returns(
+        {
+            name: (
+                result.seen.shape,
+                (made if name is None else made[name]).dtype if result.reduction is None else result.seen.computed,
             )
-        f.forget()
-        return made
-
-    return evaluating([*f.networks, *networks_in((reduce,))], made_and_filled)
+            for name, result in results.items()
+        }
+    )
+    with (
+        _beside_batches(max_memory, batches, count) as most,
+        _keeping_little(holder, sliding, most),
+    ):
+        made.fill(
+            _region_of(made, sliding, region),
+            workers=workers,
+            max_memory=most,
+            client=client,
+            progress=progress,
+            shard=shard,
+            where=where,
+        )
+    f.forget()
+    return made
 
 
 _LARGEST_BATCH = 2**20

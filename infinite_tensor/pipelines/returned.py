@@ -13,11 +13,9 @@ import torch
 from infinite_tensor.errors import ShapeMismatchError, ValidationError
 from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.outputs import Output
-from infinite_tensor.pipelines.networks import InEvalMode
 from infinite_tensor.pipelines.patches import Sliding
 from infinite_tensor.support.given import quoted, word
 from infinite_tensor.support.gradients import without_gradients
-from infinite_tensor.values.fingerprint import networks_in
 from infinite_tensor.values.reduction import Reduction
 from infinite_tensor.values.weights import WeightedMean
 
@@ -179,23 +177,6 @@ def returned_before(
 def _torch_dtype(name: str) -> torch.dtype:
     dtype: torch.dtype = getattr(torch, name)
     return dtype
-
-
-def in_eval_mode(reduce: Any) -> Any:
-    """What reduces outputs, with the networks that functions among it hold in eval mode while these run."""
-    if isinstance(reduce, Mapping):
-        return {name: _in_eval_mode(each) for name, each in reduce.items()}
-    return _in_eval_mode(reduce)
-
-
-def _in_eval_mode(reduce: Any) -> Any:
-    function = reduce.function if isinstance(reduce, Reduction) else reduce
-    if not callable(function) or not networks_in((function,)):
-        return reduce
-    found = InEvalMode(function)
-    if isinstance(reduce, Reduction):
-        return Reduction(found, reduce.in_channels, reduce.out_channels, reduce.dtype)
-    return found
 
 
 def reduction_for(name: str | None, reduce: object, outputs: Mapping[str | None, Returned]) -> object:

@@ -25,18 +25,12 @@ def without_gradients(function: Callable[P, T], *args: P.args, **kwargs: P.kwarg
         torch.set_grad_enabled(mode=mode)
 
 
-def in_inference_mode(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """What a function returns under `torch.inference_mode`, which a Ctrl-C does not leave on either."""
-    return _in_mode(True, function, *args, **kwargs)
-
-
 def outside_inference_mode(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """What a function returns that makes tensors which are written to later, perhaps outside of the caller's mode."""
-    return _in_mode(False, function, *args, **kwargs)
+    """What a function returns that makes tensors which are written to later, perhaps outside of the caller's mode.
 
-
-def _in_mode(inference: bool, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    before, mode = torch.is_inference_mode_enabled(), torch.inference_mode(inference)
+    A Ctrl-C does not leave the thread in another mode either.
+    """
+    before, mode = torch.is_inference_mode_enabled(), torch.inference_mode(mode=False)
     try:
         with mode:
             return function(*args, **kwargs)

@@ -6,12 +6,10 @@ import hashlib
 import io
 import pickletools
 import re
-import types
 import weakref
 import zipfile
 from collections.abc import Collection, Iterator
 from collections.abc import Set as AbstractSet
-from functools import lru_cache
 from itertools import chain, islice
 from typing import Any, TypeAlias
 
@@ -23,7 +21,9 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.support.given import quoted
 from infinite_tensor.support.threads import on_threads
 from infinite_tensor.values.arrays import checksum
-from infinite_tensor.values.bytecode import assigned_by, uses_of
+from infinite_tensor.values.bytecode import assigned_by
+from infinite_tensor.values.holding import bare
+from infinite_tensor.values.modes import mode_matters
 from infinite_tensor.values.packages import name_of
 from infinite_tensor.values.plain import sha256_of
 
@@ -54,8 +54,8 @@ _OF_SPARSE = {
 def digest(module: nn.Module) -> str:
     """SHA-256 of what a network is, as hexadecimal digits: other weights give another digest.
 
-    Covered are, for each submodule, its class by name, its `extra_repr`, whether it is in training mode where its class
-    reads `training`, and of each parameter, buffer (also of those that are not in the ``state_dict``) and tensor among
+    Covered are, for each submodule, its class by name, its `extra_repr`, whether it is in training mode where its code
+    reads that, and of each parameter, buffer (also of those that are not in the ``state_dict``) and tensor among
     its attributes its name, dtype, shape and bytes. What a submodule has in the ``state_dict`` beside these counts too:
     the packed weights of a quantized layer, say. Modules and tensors in lists and dicts count like those beside them,
     TorchScript by all that it is saved as. Buffers and tensors that `forward` assigns do not count: they are caches.
@@ -139,30 +139,6 @@ def _unmangled(name: str, content: bytes) -> bytes:
     return b"\n".join(sorted(_MANGLED.sub(b"", content).split(b"\n"))) if name.endswith(".py") else content
 
 
-def bare(module: nn.Module) -> nn.Module:
-    """The module that others are wrapped around to compile it, or to spread it over devices."""
-    while True:
-        if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
-            module = module.module
-        elif name_of(type(module)) == "torch._dynamo.eval_frame.OptimizedModule":
-            # By name: importing the class would import the compiler.
-            module = module.get_submodule("_orig_mod")
-        else:
-            return module
-
-
-@lru_cache(maxsize=4096)
-def mode_matters(kind: type) -> bool:
-    """Whether what a class of modules computes depends on `training`: its code reads it."""
-    return any(
-        "training" in uses_of(method.__code__).attributes
-        for each in kind.__mro__
-        if each not in (nn.Module, object)
-        for name, method in vars(each).items()
-        if isinstance(method, types.FunctionType) and name not in ("__init__", "train")
-    )
-
-
 class _Modules:
     """Digests of a module and of those in it, each looked at once."""
 
@@ -190,7 +166,7 @@ class _Modules:
     def _said(self, net: nn.Module, path: str, tensors: _Named, modules: _Named) -> Iterator[str]:
         kind: Any = type(net)
         yield from (name_of(kind), _extra(net))
-        if net.training and mode_matters(kind):
+        if net.training and mode_matters(net):
             yield "in training mode"
         made = assigned_by(kind)
         # Parameters count in any case.

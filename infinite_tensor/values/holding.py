@@ -10,10 +10,22 @@ from typing import Any
 
 from torch import nn
 
-from infinite_tensor.values.digest import bare
+from infinite_tensor.values.packages import name_of
 
 NOTHING = object()
 """The value of a name that has none yet."""
+
+
+def bare(module: nn.Module) -> nn.Module:
+    """The module that others are wrapped around to compile it, or to spread it over devices."""
+    while True:
+        if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            module = module.module
+        elif name_of(type(module)) == "torch._dynamo.eval_frame.OptimizedModule":
+            # By name: importing the class would import the compiler.
+            module = module.get_submodule("_orig_mod")
+        else:
+            return module
 
 
 def unwrapped(value: Any) -> Any:

@@ -616,15 +616,6 @@ def test_what_is_no_function_of_python_is_named(fn: Callable[..., torch.Tensor],
     assert note.endswith(f", by {name}")
 
 
-def test_a_network_in_training_mode_is_refused() -> None:
-    with pytest.raises(ValidationError, match=r"the network Net is in training mode.*; call its eval\(\) first"):
-        photo().map(Net())
-    net = Net().eval()
-    net.layers[1].train()
-    with pytest.raises(ValidationError, match="in training mode"):
-        photo().map(net)
-
-
 ARGUMENTS: dict[str, Callable[[Path, InfiniteTensor, Any], object]] = {
     "fn": lambda place, t, value: t.map(value, store=place / "s.zarr"),
     "an input": lambda place, t, value: infinite_tensor.map(torch.add, t, value, store=place / "s.zarr"),

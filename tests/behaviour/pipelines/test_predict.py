@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextvars
 import itertools
 import math
-import os
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.autograd import grad_mode
 
 from infinite_tensor import (
     FunctionChangedWarning,
@@ -34,8 +30,6 @@ from infinite_tensor import (
     sl,
 )
 from infinite_tensor.filling.progress import TensorReport
-from infinite_tensor.pipelines import networks
-from tests.support.interrupts import interrupted_at
 
 Sizes = tuple[int, ...]
 
@@ -49,13 +43,12 @@ class Net(nn.Module):
         kind = {2: nn.Conv2d, 3: nn.Conv3d}[dims]
         self.layer = kind(channels, classes, 3, padding=1)
         self.batches: list[Sizes] = []
-        self.modes: list[bool] = []
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         """The scores."""
-        assert torch.is_inference_mode_enabled()
+        assert not torch.is_grad_enabled()
+        assert not torch.is_inference_mode_enabled()
         self.batches.append(tuple(batch.shape))
-        self.modes.append(self.training)
         scores: torch.Tensor = self.layer(batch)
         return scores
 
@@ -83,7 +76,7 @@ def looped(
     weights, summed, divisor = gaussian(window), None, torch.zeros(padded.shape[1:])
     for index in itertools.product(*map(range, counts)):
         place = tuple(slice(i * s, i * s + n) for i, s, n in zip(index, stride, window, strict=True))
-        with torch.inference_mode():
+        with torch.no_grad():
             scores = net(padded[(slice(None), *place)].expand(batch, -1, *window).clone())[0].clone()
         if summed is None:
             summed = torch.zeros(len(scores), *padded.shape[1:])
@@ -221,90 +214,12 @@ def test_after_an_interruption_only_what_is_missing_is_computed(
     stops = Stops()
     with pytest.raises(KeyboardInterrupt):
         predict(stops, picture, tmp_path / "s.zarr", **options)
-    assert stops.training
     again = Stops()
     again.batches += [(0,)] * 100
     found = predict(again, picture, tmp_path / "s.zarr", **options)
     # A batch was lost at most, and one may be half full at the end of each run.
     assert len(again.batches) - 100 <= len(whole.batches) - fails_at + 3
     assert torch.equal(found[...], expected[...])
-
-
-def test_a_network_has_its_modes_again_after_a_ctrl_c_at_any_line_that_changes_them() -> None:
-    net = nn.Sequential(Net(), nn.Dropout(0.5), nn.BatchNorm2d(5).eval())
-    picture, interrupted = image(3, 40, 40), 0
-    while True:
-        try:
-            with interrupted_at(interrupted + 1, of=(str(networks.__file__), str(grad_mode.__file__))):
-                predict(net, picture, window=(32, 32), progress=False)
-        except KeyboardInterrupt as interrupt:
-            interrupted += 1
-            # As a shell does, which keeps what was raised last: frames that it holds are not left.
-            kept = interrupt
-            assert [module.training for module in net.modules()] == [True, True, True, True, False], (interrupted, kept)
-            assert not torch.is_inference_mode_enabled()
-        else:
-            break
-    counted = net[0]
-    assert isinstance(counted, Net)
-    assert (interrupted > 100, set(counted.modes)) == (True, {False})
-
-
-def test_a_worker_that_an_interrupt_leaves_behind_calls_its_network_in_eval_mode_to_the_end() -> None:
-    net, called, caller_is_gone = nn.Dropout(0.5), threading.Event(), threading.Event()
-    modes: list[bool] = []
-
-    def work() -> None:
-        called.set()
-        caller_is_gone.wait()
-        modes.append(net.training)
-
-    def begin() -> threading.Thread:
-        # Workers are given the context of their caller.
-        call = contextvars.copy_context().run
-        thread = threading.Thread(target=call, args=(networks.evaluating, [net], work))
-        thread.start()
-        called.wait()
-        return thread
-
-    thread = networks.evaluating([net], begin)
-    caller_is_gone.set()
-    thread.join()
-    assert (modes, net.training) == ([False], True)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_child_that_is_forked_while_a_network_is_called_has_its_modes_again() -> None:
-    net = nn.Sequential(nn.Conv2d(3, 5, 1), nn.Dropout(0.5))
-    called, forked = threading.Event(), threading.Event()
-
-    def wait(batch: torch.Tensor) -> torch.Tensor:
-        called.set()
-        forked.wait()
-        return batch
-
-    options: dict[str, Any] = {"window": (32, 32), "preprocess": wait, "progress": False}
-    thread = threading.Thread(target=predict, args=(net, image(3, 32, 32)), kwargs=options)
-    thread.start()
-    called.wait()
-    child = os.fork()
-    if not child:
-        os._exit(not all(module.training for module in net.modules()))
-    in_parent = [module.training for module in net.modules()]
-    forked.set()
-    thread.join()
-    assert os.waitpid(child, 0)[1] == 0
-    assert in_parent == [False] * 3
-    assert all(module.training for module in net.modules())
-
-
-def test_a_network_runs_in_eval_mode_and_keeps_its_modes() -> None:
-    net = nn.Sequential(Net(), nn.Dropout(0.5), nn.BatchNorm2d(5).eval())
-    predict(net, image(3, 40, 40), window=(32, 32), progress=False)
-    assert [module.training for module in net.modules()] == [True, True, True, True, False]
-    counted = net[0]
-    assert isinstance(counted, Net)
-    assert set(counted.modes) == {False}
 
 
 def test_other_weights_are_refused_and_never_meet_old_pixels(tmp_path: Path) -> None:
@@ -565,48 +480,7 @@ def test_windows_are_computed_on_several_threads_alike() -> None:
     options: dict[str, Any] = {"window": (32, 32), "reduce": "argmax", "progress": False}
     net = Net()
     found = predict(net, picture, workers=4, **options)
-    assert net.training
-    assert set(net.modes) == {False}
     assert torch.equal(found[...], predict(Net(), picture, **options)[...])
-
-
-def test_networks_in_a_function_run_in_eval_mode_too(tmp_path: Path) -> None:
-    net, picture = nn.Sequential(Net(), nn.BatchNorm2d(5)), image(3, 40, 40)
-    mean = net[1].running_mean
-    assert isinstance(mean, torch.Tensor)
-    before = mean.clone()
-    for _ in range(2):
-        predict(lambda batch: net(batch) * 1, picture, tmp_path / "s.zarr", window=(32, 32), progress=False)
-    assert torch.equal(mean, before)
-    assert net.training
-    assert net[1].training
-
-
-@pytest.mark.parametrize("kind", ["function", "dict", "Reduction"])
-def test_networks_in_a_reduction_run_in_eval_mode_too(kind: str, tmp_path: Path) -> None:
-    norm, picture = nn.BatchNorm1d(5), image(3, 40, 70)
-    nn.init.constant_(norm.weight, 2)
-
-    def scaled(values: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = norm(values.T)
-        return found.T
-
-    def net(batch: torch.Tensor) -> Any:
-        return {"scores": SCORER(batch)} if kind == "dict" else SCORER(batch)
-
-    reduce = {"function": scaled, "dict": {"scores": scaled}, "Reduction": Reduction(scaled, 5, 5)}[kind]
-    options: dict[str, Any] = {"window": (32, 32), "reduce": reduce, "progress": False, "region": sl[0:1, 0:1]}
-    with ZarrTileStore(tmp_path / "s.zarr", tile_size=32) as store:
-        found = predict(net, picture, store, **options)
-        read = found["scores"] if kind == "dict" else found
-        # The rest is computed and reduced by this read, outside of `predict`.
-        pixels = read[...]
-        assert norm.training
-        torch.testing.assert_close(
-            pixels, norm.eval()(looped(SCORER, picture, (32, 32), (24, 24), 4).flatten(1).T).T.detach().view(5, 40, 70)
-        )
-        # Of the same network in another mode, the digest is the same.
-        predict(net, picture, store, **options)
 
 
 SCORER = Net(seed=3).eval()
