@@ -50,7 +50,7 @@ class Output:
         As for `InfiniteTensor`.
     blend_init : number, optional
         As for `InfiniteTensor`.
-    edge : "drop" or "clip", or a sequence of them, optional
+    edge : "drop", "clip" or "all", or a sequence of them, optional
         As for `InfiniteTensor`.
     dims : tuple of str, optional
         As for `InfiniteTensor`.

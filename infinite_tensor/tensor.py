@@ -110,9 +110,10 @@ class InfiniteTensor(Fillable):
         Default: the sum.
     blend_init : number, optional
         What a pixel holds before its first window, and where there is none. Default: 0.
-    edge : "drop" or "clip", or a sequence of them, optional
+    edge : "drop", "clip" or "all", or a sequence of them, optional
         What happens to windows that would reach past a finite dimension: they are dropped; or ``f`` computes them, and
-        what lies outside of the tensor is dropped. One for all dimensions, or one per dimension. Default: "drop".
+        what lies outside of the tensor is dropped. With "clip" there are just enough windows to cover the dimension,
+        with "all" all that meet it. One for all dimensions, or one per dimension. Default: "drop".
     args_padding : str or ("constant", number), or a sequence of them, optional
         What `f` is given beyond the ends of the finite dimensions of an arg, in the words of `numpy.pad`: "edge",
         "reflect", "symmetric", "wrap", or "constant", with 0 or another value. One for all args, or one per arg, which
@@ -318,7 +319,7 @@ class InfiniteTensor(Fillable):
 
     @property
     def edge(self) -> tuple[str, ...]:
-        """What happens to windows that reach past a finite dimension: "drop" or "clip", per dimension."""
+        """What happens to windows that reach past a finite dimension: "drop", "clip" or "all", per dimension."""
         return self._spec.definition.edge or ("drop",) * self.ndim
 
     @property

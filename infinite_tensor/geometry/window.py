@@ -39,8 +39,8 @@ Shape: TypeAlias = tuple[int | None, ...]
 Edge: TypeAlias = tuple[str, ...]
 """What happens, per dimension, to windows that reach past a finite one: one of `EDGES`."""
 
-EDGES = ("drop", "clip")
-"""They do not exist; or they do, and what reaches past the end counts for nothing."""
+EDGES = ("drop", "clip", "all")
+"""They do not exist; or they do, and what reaches past the end counts for nothing: just enough of them, or all."""
 
 LARGEST = 2**53
 """Sizes, strides and offsets are exact in every store's metadata, and leave room for products within int64."""
@@ -299,13 +299,10 @@ def checked_edge(edge: object, shape: Shape) -> Edge | None:
     entries = [None if entry is None else word(entry) or "" for entry in given or ()]
     if given is None or len(entries) != len(shape) or not {*entries} <= {*EDGES, None}:
         raise ValidationError(
-            f'edge must be "drop" or "clip", or one of them per dimension ({len(shape)}), got {quoted(edge)}'
+            f'edge must be "drop", "clip" or "all", or one of them per dimension ({len(shape)}), got {quoted(edge)}'
         )
-    clipped = [
-        "clip" if entry == "clip" and extent is not None else "drop"
-        for entry, extent in zip(entries, shape, strict=True)
-    ]
-    return tuple(clipped) if "clip" in clipped else None
+    known = tuple([entry if entry and n is not None else "drop" for entry, n in zip(entries, shape, strict=True)])
+    return None if {*known} == {"drop"} else known
 
 
 def followed(window: TensorWindow) -> tuple[int | None, ...]:
@@ -415,7 +412,8 @@ class WindowGrid:
         self._followed = followed(window)
         self.dimensions = list(zip(self._followed, window.size, window.stride, window.offset, shape, strict=True))
         finite = {d: extent for d, extent in enumerate(shape) if extent is not None}
-        self._clipped = {d: extent for d, extent in finite.items() if edge is not None and edge[d] == "clip"}
+        self._edge = edge or ("drop",) * len(shape)
+        self._clipped = {d: extent for d, extent in finite.items() if self._edge[d] != "drop"}
         self.first, self.last = self._extent()
         self._stop = [last + 1 for last in self.last]
 
@@ -438,7 +436,7 @@ class WindowGrid:
         enough: dict[int, list[tuple[int, int]]] = {}
         for d, extent in self._clipped.items():
             k, size, stride, offset, _ = self.dimensions[d]
-            if k is not None:
+            if k is not None and self._edge[d] == "clip":
                 enough.setdefault(k, []).append(_just_enough(size, stride, offset, extent))
         for k, bounds in enough.items():
             first[k] = max(first[k], min(low for low, _ in bounds))
@@ -535,7 +533,7 @@ class WindowGrid:
         """One dimension, as if it were the only one."""
         k, size, stride, offset, extent = self.dimensions[d]
         window = TensorWindow((size,), stride, offset, (None if k is None else 0,))
-        return WindowGrid(window, (extent,), ("clip" if d in self._clipped else "drop",))
+        return WindowGrid(window, (extent,), self._edge[d : d + 1])
 
     @property
     def empty(self) -> bool:

@@ -6,11 +6,11 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Self
+from typing import Any, Self
 
 from infinite_tensor.errors import RegionError, ShapeMismatchError, ValidationError
 from infinite_tensor.geometry.regions import parse
-from infinite_tensor.geometry.window import TensorWindow, WindowGrid
+from infinite_tensor.geometry.window import TensorWindow, WindowGrid, checked_edge
 from infinite_tensor.pipelines.networks import Index
 from infinite_tensor.pipelines.sliding import is_one_padding, names_of, of_dimensions, slid_dims
 from infinite_tensor.support.given import as_index, as_ratio, members, number, quoted, word
@@ -33,6 +33,10 @@ class Sliding:
         The other dimension.
     size, stride : tuple of int
         Pixels of a window, and from one to the next.
+    padding : object
+        What stands beyond the ends of the source, as its `args_padding`.
+    offset : tuple of int
+        Where window 0 begins: before the image where that closes, so that as many windows cover its ends as its middle.
     """
 
     source: InfiniteTensor
@@ -41,9 +45,13 @@ class Sliding:
     channel_dim: int | None
     size: tuple[int, ...]
     stride: tuple[int, ...]
+    padding: object
+    offset: tuple[int, ...]
 
     @classmethod
-    def over(cls, source: InfiniteTensor, dims: object, window: object, overlap: object) -> Self:
+    def over(
+        cls, source: InfiniteTensor, dims: object, window: object, overlap: object, padding: object, edge: object
+    ) -> Self:
         """As the arguments of `predict` say; ValidationError for what does not fit."""
         names, entries = _names_of(source, dims), members(window)
         try:
@@ -60,24 +68,32 @@ class Sliding:
         shared = of_dimensions("overlap", overlap, len(size), _share, "a number from 0 up to and without 1")
         stride = tuple(max(1, int(n * (1 - share))) for n, share in zip(size, shared, strict=True))
         named = tuple(names[d] for d in numbers)
-        return cls(source, tuple(numbers), named, rest[0] if rest else None, tuple(size), stride)
+        given, modes = padding, [padding] * len(size)
+        if not is_one_padding(padding):
+            expected = 'one padding, as in "reflect" or ("constant", 0)'
+            modes = of_dimensions("padding", padding, len(size), _one_padding, expected)
+            along = dict(zip(numbers, modes, strict=True))
+            given = [[along.get(d) for d in range(source.ndim)]]
+        closed = [
+            word(edge) != "drop" and word(mode) == "wrap" and source.shape[d] is not None
+            for d, mode in zip(numbers, modes, strict=True)
+        ]
+        offset = tuple(step - n if closes else 0 for n, step, closes in zip(size, stride, closed, strict=True))
+        return cls(source, tuple(numbers), named, rest[0] if rest else None, tuple(size), stride, given, offset)
 
     @property
     def window(self) -> TensorWindow:
         """What a window reads of the source."""
-        along = dict(zip(self.numbers, zip(self.size, self.stride, range(len(self.size)), strict=True), strict=True))
-        whole = [along.get(d, (extent or 1, extent or 1, None)) for d, extent in enumerate(self.source.shape)]
-        size, stride, follows = zip(*whole, strict=True)
-        return TensorWindow(size, stride, 0, follows)
+        slid = zip(self.size, self.stride, self.offset, range(len(self.size)), strict=True)
+        along = dict(zip(self.numbers, slid, strict=True))
+        whole = [along.get(d, (extent or 1, extent or 1, 0, None)) for d, extent in enumerate(self.source.shape)]
+        return TensorWindow(*zip(*whole, strict=True))
 
-    def paddings(self, given: object) -> object:
-        """The `args_padding` of what reads the source, by one for all dimensions or one for each of the window."""
-        if is_one_padding(given):
-            return given
-        expected = 'one padding, as in "reflect" or ("constant", 0)'
-        entries = of_dimensions("padding", given, len(self.size), _one_padding, expected)
-        along = dict(zip(self.numbers, entries, strict=True))
-        return [[along.get(d) for d in range(self.source.ndim)]]
+    def edges(self, edge: Any, channels: int = 0) -> Any:
+        """The `edge` of what these windows are written to, which has so many dimensions before theirs."""
+        if not any(self.offset):
+            return edge
+        return (*[edge] * channels, *["all" if offset else edge for offset in self.offset])
 
     @property
     def extents(self) -> list[int | None]:
@@ -92,8 +108,8 @@ class Sliding:
         except RegionError:
             # It may fit a prediction of another resolution; where it does not, the fill says so.
             start = stop = (0,) * ndim
-        edges = (word(edge) or "drop",) * ndim
-        low, high = WindowGrid(TensorWindow(self.size, self.stride), extents, edges).box(start, stop)
+        edges = checked_edge(self.edges(word(edge) or "drop"), extents)
+        low, high = WindowGrid(TensorWindow(self.size, self.stride, self.offset), extents, edges).box(start, stop)
         indices = itertools.product(*[range(a, max(a + 1, b)) for a, b in zip(low, high, strict=True)])
         return list(itertools.islice(indices, count))
 

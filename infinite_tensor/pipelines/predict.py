@@ -106,7 +106,7 @@ def predict(
         What happens to windows that reach past the end of the prediction, as for `InfiniteTensor`.
     padding : str or ("constant", number), or tuple of these
         What stands beyond the ends of the source, as `args_padding` of an `InfiniteTensor`; one for all, or one for
-        each dimension of the window.
+        each dimension of the window. Along "wrap" the image closes: windows begin before its first pixel.
     region : optional
         What is computed now, in pixels of the prediction: slices over the dimensions of the window, as in
         ``sl[0:512, 0:512]``, and all other pixels of the tiles that these touch. Default: all of it. The rest is
@@ -147,9 +147,10 @@ def predict(
 
     Notes
     -----
-    Windows begin at pixel 0; the last one reaches past the end of the source and is padded there. MONAI shifts it
-    inside instead. All values that `net`, `preprocess` and `reduce` reach are part of what is stored: weights, and
-    whatever their code names. Another `batch_size`, or other code of these, gives a FunctionChangedWarning.
+    Windows begin at pixel 0, or at ``stride - size`` where an image closes; the last one reaches past the end of the
+    source and is padded there. MONAI shifts it inside instead. All values that `net`, `preprocess` and `reduce`
+    reach are part of what is stored: weights, and whatever their code names. Another `batch_size`, or other code of
+    these, gives a FunctionChangedWarning.
 
     Examples
     --------
@@ -167,8 +168,7 @@ def predict(
         raise ValidationError(f"preprocess must be a function of a batch, or None, got {quoted(preprocess)}")
     tensor_id = checked_id(tensor_id)
     check_fill(workers, client, progress, shard)
-    sliding = Sliding.over(_tensor_of(source, dims), dims, window, overlap)
-    paddings = sliding.paddings(padding)
+    sliding = Sliding.over(_tensor_of(source, dims), dims, window, overlap, padding, edge)
     place = device_of(net) if device is None else checked_device(device)
     f = BatchedNetwork(net, preprocess, count, place, _dtype_of_autocast(autocast, place), sliding.channel_dim)
     f.modes.check()
@@ -182,7 +182,7 @@ def predict(
     if overwrite and store is not None:
         _check_none_is_read((sliding.source, _read_of_mask(where)), store, stored)
     known = {} if overwrite else returned_before(tensor_id, stored, sliding)
-    found = (f.looked and known) or _first_windows(f, sliding, region, edge, paddings, tensor_id)
+    found = (f.looked and known) or _first_windows(f, sliding, region, edge, tensor_id)
     results = {
         name: each.reduced_by(reduction_for(name, reduce, found), dtype, sliding.scale_of(each.size, scale))
         for name, each in found.items()
@@ -192,7 +192,7 @@ def predict(
     options: dict[str, Any] = {
         "args": [sliding.source],
         "args_windows": [sliding.window],
-        "args_padding": paddings,
+        "args_padding": sliding.padding,
         "tensor_id": tensor_id,
         "batch_size": count,
         "version": _version(results, version),
@@ -336,7 +336,7 @@ class _Look:
 
 
 def _first_windows(
-    f: BatchedNetwork, sliding: Sliding, region: object, edge: object, paddings: object, tensor_id: str
+    f: BatchedNetwork, sliding: Sliding, region: object, edge: object, tensor_id: str
 ) -> dict[str | None, Returned]:
     """What the network returns for its first batch of windows, which is kept."""
     look = _Look(f)
@@ -346,7 +346,7 @@ def _first_windows(
         TensorWindow((1,) * len(sliding.size)),
         args=[sliding.source],
         args_windows=[sliding.window],
-        args_padding=paddings,
+        args_padding=sliding.padding,
         batch_size=f.batch_size,
         dtype=torch.bool,
         # Which errors name.

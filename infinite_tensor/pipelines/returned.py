@@ -121,17 +121,19 @@ class Result:
             None if n is None else math.ceil(n * scale) for n, scale in zip(sliding.extents, self.scale, strict=True)
         ]
         stride = [int(n * scale) for n, scale in zip(sliding.stride, self.scale, strict=True)]
+        offset = [int(n * scale) for n, scale in zip(sliding.offset, self.scale, strict=True)]
         size, follows, names = [*self.seen.size], [*range(len(stride))], [*sliding.names]
         dims = None if None in names else [str(name) for name in names]
         if self.channels is not None:
             shape, size, stride = [self.channels, *shape], [self.channels, *size], [self.channels, *stride]
-            window = TensorWindow(size, stride, 0, [None, *follows])
+            window = TensorWindow(size, stride, [0, *offset], [None, *follows])
             dims = None if dims is None else ["c", *dims]
             if isinstance(blend, WeightedMean) and isinstance(blend.sigma_scale, tuple):
                 blend = WeightedMean("gaussian", (blend.sigma_scale[0], *blend.sigma_scale))
         else:
-            window = TensorWindow(size, stride)
-        return Output(shape, self.stored, window, blend, None, edge, dims, self.reduction)
+            window = TensorWindow(size, stride, offset)
+        edges = sliding.edges(edge, len(shape) - len(follows))
+        return Output(shape, self.stored, window, blend, None, edges, dims, self.reduction)
 
 
 def returned_by(name: str | None, output: torch.Tensor, sliding: Sliding) -> Returned:

@@ -99,7 +99,7 @@ def _facts_of(tensor: InfiniteTensor) -> Iterator[tuple[str, str]]:
         yield "blend", code(_blend_told(tensor.blend))
     if tensor.reduce is not None:
         yield "reduce", code(quoted(tensor.reduce))
-    if "clip" in tensor.edge:
+    if {*tensor.edge} != {"drop"}:
         yield "edge", code(tensor.edge)
     if tensor.device.type != "cpu":
         yield "device", code(tensor.device)

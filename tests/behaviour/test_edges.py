@@ -83,6 +83,13 @@ def test_an_offset_moves_the_windows_that_are_clipped(window: TensorWindow, exte
     assert [i for (i,) in found] == expected
 
 
+@pytest.mark.parametrize("offset", [0, -1, -8, 5])
+def test_all_windows_that_meet_a_dimension_may_exist(offset: int) -> None:
+    window = TensorWindow((4,), stride=3, offset=offset)
+    found = [i for (i,) in window.intersecting_windows([slice(0, 7)], (7,), edge="all")]
+    assert found == [i for i in range(-20, 20) if -4 < 3 * i + offset < 7]
+
+
 def test_each_dimension_has_its_own_edge(store: TileStore) -> None:
     with pytest.warns(UncoveredPixelsWarning, match=r"no window covers 6 of the 30 pixels"):
         t = InfiniteTensor((5, 6), Counted(numbered), SQUARE, tile_store=store, edge=("drop", "clip"), blend_init=0)
@@ -166,7 +173,9 @@ def test_where_nothing_is_clipped_nothing_is_stored_of_it(tmp_path: Path) -> Non
     ],
 )
 def test_another_edge_is_refused(edge: object) -> None:
-    with pytest.raises(ValidationError, match=r'edge must be "drop" or "clip", or one of them per dimension \(2\)'):
+    with pytest.raises(
+        ValidationError, match=r'edge must be "drop", "clip" or "all", or one of them per dimension \(2\)'
+    ):
         InfiniteTensor((5, 6), numbered, SQUARE, edge=edge)  # type: ignore[arg-type]
 
 

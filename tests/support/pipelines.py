@@ -216,7 +216,9 @@ _Output: TypeAlias = tuple[tuple[int | None, ...], TensorWindow, tuple[str, ...]
 def _edges(draw: st.DrawFn, shape: tuple[int | None, ...]) -> tuple[str, ...] | None:
     if draw(st.booleans()):
         return None
-    return tuple("drop" if extent is None else draw(st.sampled_from(["drop", "clip", "clip"])) for extent in shape)
+    return tuple(
+        "drop" if extent is None else draw(st.sampled_from(["drop", "clip", "clip", "all"])) for extent in shape
+    )
 
 
 @st.composite

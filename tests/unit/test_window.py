@@ -60,7 +60,7 @@ def test_intersecting_windows_come_in_lexicographic_order() -> None:
         (((slice(0, 4), slice(None)),), "pixel_slices must have one slice with a start and a stop"),
         (((slice(0, 4), 5),), "pixel_slices must have one slice"),
         (((slice(0, 4), slice(0, 4)), (None,)), r"tensor_shape must have one int or None .* \(2\), got \(None,\)"),
-        (((slice(0, 4), slice(0, 4)), (4, 4), "wrap"), 'edge must be "drop" or "clip"'),
+        (((slice(0, 4), slice(0, 4)), (4, 4), "wrap"), 'edge must be "drop", "clip" or "all"'),
     ],
 )
 def test_what_is_no_region_to_list_windows_of_is_refused(arguments: tuple[Any, ...], said: str) -> None:
@@ -195,7 +195,7 @@ def finite_grids(ndim: int) -> Iterator[tuple[WindowGrid, list[Index]]]:
         shape = tuple(rng.integers(1, 8, ndim).tolist())
         size, stride, offset = (rng.integers(low, 6, ndim).tolist() for low in (1, 1, -6))
         follows = [None if k == ndim else k for k in rng.integers(0, ndim + 1, ndim).tolist()]
-        window, edge = TensorWindow(size, stride, offset, follows), rng.choice(["drop", "clip"], ndim).tolist()
+        window, edge = TensorWindow(size, stride, offset, follows), rng.choice(["drop", "clip", "all"], ndim).tolist()
         windows = windows_over(shape, window, ((0,) * ndim, shape), edge)
         yield WindowGrid(window, shape, checked_edge(edge, shape)), windows
 

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from infinite_tensor import (
     ShapeMismatchError,
     TensorGroup,
     TensorWindow,
+    UncoveredPixelsWarning,
     ValidationError,
     ZarrTileStore,
     predict,
@@ -561,6 +563,56 @@ def test_each_dimension_may_have_a_padding_of_its_own() -> None:
         predict(net, each, window=(32, 32), padding=("reflect", "edge"), progress=False) for each in (picture, whole)
     )
     assert torch.equal(found[...], expected[:, :40, :40])
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "by"),
+    [
+        ((3, 96, 144), {"overlap": 0.25}, (24, -48)),
+        ((3, 64, 48), {"overlap": 0.5, "reduce": "argmax"}, (16, 16)),
+        ((3, 40, 80), {"overlap": 0.75, "blend": "mean"}, (-8, 24)),
+        ((3, 24, 24), {"overlap": 0.25}, (0, 24)),
+        ((3, 96, 50), {"padding": ("wrap", "reflect")}, (48, 0)),
+    ],
+    ids=str,
+)
+def test_an_image_that_closes_may_be_rolled_by_strides(shape: Sizes, options: dict[str, Any], by: Sizes) -> None:
+    net, picture = Net().eval(), image(*shape)
+    given: dict[str, Any] = {"window": (32, 32), "padding": "wrap", "progress": False} | options
+    found, rolled = (predict(net, each, **given)[...] for each in (picture, picture.roll(by, (1, 2))))
+    assert torch.equal(rolled, found.roll(by, (-2, -1)))
+
+
+@pytest.mark.parametrize("scale", [2, Fraction(1, 2)])
+def test_an_image_that_closes_may_have_a_prediction_of_another_resolution(scale: Any) -> None:
+    net, picture = Net().eval(), image(3, 96, 72)
+
+    def resized(batch: torch.Tensor) -> torch.Tensor:
+        return nn.functional.interpolate(net(batch), scale_factor=float(scale), mode="bilinear")
+
+    given: dict[str, Any] = {"window": (32, 32), "padding": "wrap", "scale": scale, "progress": False}
+    found, rolled = (predict(resized, each, **given)[...] for each in (picture, picture.roll(24, 1)))
+    assert torch.equal(rolled, found.roll(int(24 * scale), 1))
+
+
+def test_the_seam_of_an_image_that_closes_is_as_smooth_as_its_middle() -> None:
+    y, x = torch.meshgrid(*[torch.arange(n) * (2 * math.pi / n) for n in (192, 96)], indexing="ij")
+    waves = torch.stack([y.sin(), x.cos(), (y + x).sin()])
+    found = predict(Net(), waves, window=(64, 64), overlap=0.5, padding="wrap", progress=False)[...]
+    for dim in (1, 2):
+        steps = (found - found.roll(1, dim)).abs().amax([d for d in range(3) if d != dim])
+        assert steps[0] <= steps[1:].max()
+
+
+def test_only_what_closes_has_windows_before_its_first_pixel(tmp_path: Path) -> None:
+    net, picture = Net(), image(3, 96, 50)
+    given: dict[str, Any] = {"window": (32, 32), "progress": False}
+    mixed = predict(net, picture, tmp_path / "s.zarr", padding=("wrap", "edge"), **given)
+    assert (mixed.output_window.offset, mixed.edge) == ((0, -8, 0), ("clip", "all", "clip"))
+    assert mixed.plan(...).tensors[-1].stored == 10
+    with pytest.warns(UncoveredPixelsWarning):
+        dropped = predict(net, picture, padding="wrap", edge="drop", **given)
+    assert (dropped.output_window.offset, dropped.edge) == ((0, 0, 0), ("drop", "drop", "drop"))
 
 
 @pytest.mark.parametrize(
