@@ -450,6 +450,7 @@ def tensor_plans(
 ) -> list[TensorPlan]:
     """What filling some pixels takes of each tensor, by these demands, which come consumers first."""
     roots = {target.node for target in targets}
+    read = {upstream.node for demand in demands for upstream in demand.node.computation.inputs}
     of_root = max((demand.needed for demand in demands if demand.node in roots), default=0)
     found = []
     for demand in reversed(demands):
@@ -465,7 +466,8 @@ def tensor_plans(
                 demand.tiles,
                 uncovered,
                 skipped,
-                demand.tiles.complete * tile_bytes,
+                # What is complete of a tensor that is filled is passed over.
+                demand.tiles.complete * tile_bytes if node in read else 0,
                 demand.written * tile_bytes,
                 demand.needed / of_root if of_root else 0.0,
                 across_bands.get(node, 0),

@@ -114,7 +114,14 @@ class TestPlan:
         (tensor,) = t.plan(sl[0:64, 0:192]).tensors
         assert tensor.tiles == (1, 1, 1)
         assert (tensor.needed, tensor.stored) == (48, 20)
-        assert (tensor.bytes_read, tensor.bytes_written) == (64 * 64 * 4, 2 * 64 * 64 * 4)
+        assert tensor.bytes_written == 2 * 64 * 64 * 4
+
+    def test_it_reads_tiles_of_what_it_computes_from_and_none_of_what_it_fills(self, store: ZarrTileStore) -> None:
+        t, _ = chain(store, depth=2)
+        t[0:64, 0:64]
+        source, filled = t.plan(sl[0:64, 0:128]).tensors
+        assert filled.tiles == (1, 0, 1)
+        assert (source.bytes_read, filled.bytes_read) == (64 * 64 * 4, 0)
 
     def test_halos_and_overlaps_show_as_windows_per_window_of_the_output(self) -> None:
         t, _ = chain(MemoryTileStore(), depth=2)
