@@ -97,9 +97,10 @@ class Fillable(ABC):
             A Dask cluster to spread the work over. Every tensor with a `tensor_id` must be in a store that its workers
             can open: Zarr, at a path or URL that all of them reach.
         progress : bool, "always" or callable
-            True shows a bar where standard error is a terminal, or in a notebook; "always" shows it anywhere. It ends
-            with how many tiles were stored, and how many a mask has left out. A callable is given a `Progress`, about
-            ten times a second at most; the last one has the report.
+            True shows a bar where standard error is a terminal, or in a notebook, and elsewhere writes a line there
+            each minute, with what is left; "always" shows the bar anywhere. It ends with how many tiles were stored,
+            and how many a mask has left out. A callable is given a `Progress`, about ten times a second at most; the
+            last one has the report.
         shard : tuple of int, optional
             ``(rank, world_size)``: fill one of `world_size` shards of the region; other processes fill the others.
         where : Mask, array, tensor, InfiniteTensor or callable, optional

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self, TypeAlias
 
@@ -50,8 +51,9 @@ class Tally(AbstractContextManager["Tally"]):
     total : int
         Windows to compute, if nothing turns out to be stored.
     progress : bool, "always" or callable
-        True shows a bar where standard error is a terminal, or in a notebook; "always" anywhere; False nowhere; a
-        callable is called with a `Progress`, by one thread at a time, about ten times a second at most, and at the end.
+        True shows a bar where standard error is a terminal, or in a notebook, and elsewhere a line there each minute;
+        "always" shows a bar anywhere; False nothing; a callable is called with a `Progress`, by one thread at a time,
+        about ten times a second at most, and at the end.
     parts : int
         How many parts the work has that take about as many windows each.
     unit : str
@@ -67,12 +69,15 @@ class Tally(AbstractContextManager["Tally"]):
         self._report: FillReport | None = None
         self._lock = threading.Lock()
         self._watcher = checked_progress(progress) if callable(progress) else None
+        self._every = _TELL_SECONDS
         self._bar: Any = None
         if progress == "always" or (progress is True and is_watched()):
             # Which takes as long to import as all the rest.
             from tqdm.auto import tqdm  # noqa: PLC0415
 
             self._bar = tqdm(total=total, unit=unit, smoothing=0.1)
+        elif progress is True:
+            self._watcher, self._every, self._told = line_in(unit), LINE_SECONDS, 0.0
 
     @property
     def seconds(self) -> float:
@@ -85,7 +90,7 @@ class Tally(AbstractContextManager["Tally"]):
             self.windows[node] += windows
             if self._bar is not None:
                 self._bar.update(windows)
-            if self._watcher is not None and self.seconds - self._told >= _TELL_SECONDS:
+            if self._watcher is not None and self.seconds - self._told >= self._every:
                 self._tell()
 
     def pass_parts(self, count: int) -> None:
@@ -121,6 +126,27 @@ class Tally(AbstractContextManager["Tally"]):
 
 
 _TELL_SECONDS = 0.1
+LINE_SECONDS = 60.0
+
+
+def line_in(unit: str) -> Callable[[Any], object]:
+    """Writes a line to standard error, for a log; none at the end, of which a fill has a report."""
+
+    def write(progress: Any) -> None:
+        done, total = progress.done, progress.total
+        # A log that cannot be written to must not end hours of work.
+        with suppress(OSError, ValueError, AttributeError):
+            if progress.report is None and done:
+                left = progress.seconds * max(0, total - done) / done
+                sys.stderr.write(f"{count_of(done)} of {count_of(total)} {unit}s, about {_minutes(left)} left\n")
+                sys.stderr.flush()
+
+    return write
+
+
+def _minutes(seconds: float) -> str:
+    hours, minutes = divmod(math.ceil(seconds / 60), 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
 
 def is_watched() -> bool:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self, TypeAlias
 
-from infinite_tensor.filling.progress import is_watched
+from infinite_tensor.filling.progress import LINE_SECONDS, is_watched, line_in
 from infinite_tensor.support.arguments import checked_progress
 from infinite_tensor.support.interrupts import running_f
 from infinite_tensor.support.tables import Tabular, bytes_of, count_if_any, count_of, shown_id
@@ -141,12 +141,15 @@ class CopyTally(AbstractContextManager["CopyTally"]):
         self._told = -1.0
         checked = checked_progress(progress)
         self._watcher: CopyWatcher | None = checked if callable(checked) else None
+        self._every = _TELL_SECONDS
         self._bar: Any = None
         if progress == "always" or (progress is True and is_watched()):
             # Which takes as long to import as all the rest.
             from tqdm.auto import tqdm  # noqa: PLC0415
 
             self._bar = tqdm(total=0, unit="tile", smoothing=0.1)
+        elif progress is True:
+            self._watcher, self._every, self._told = line_in("tile"), LINE_SECONDS, 0.0
 
     @property
     def seconds(self) -> float:
@@ -165,7 +168,7 @@ class CopyTally(AbstractContextManager["CopyTally"]):
         self._done += done
         if self._bar is not None:
             self._bar.update(done)
-        if self._watcher is not None and self.seconds - self._told >= _TELL_SECONDS:
+        if self._watcher is not None and self.seconds - self._told >= self._every:
             self._tell(None)
 
     def finish(self, report: CopyReport) -> CopyReport:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import resource
 import sys
 import threading
@@ -419,6 +420,16 @@ class TestProgress:
         t, _ = chain(store, depth=1)
         t.fill(sl[0:64, 0:64])
         assert capsys.readouterr() == ("", "")
+
+    def test_without_a_terminal_a_line_tells_now_and_then_what_is_left(
+        self, store: ZarrTileStore, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        t, _ = chain(store, depth=1)
+        monkeypatch.setattr("infinite_tensor.filling.progress.LINE_SECONDS", 0.0)
+        t.fill(sl[0:64, 0:64])
+        lines = capsys.readouterr().err.splitlines()
+        assert re.fullmatch(r"\d+ of 16 windows, about [01] min left", lines[0])
+        assert lines[-1] == "16 of 16 windows, about 0 min left"
 
     def test_a_bar_that_is_asked_for_counts_windows(
         self, store: ZarrTileStore, monkeypatch: pytest.MonkeyPatch
