@@ -225,3 +225,14 @@ def _rebuilt(parts: list[_PickledComputation], number: int) -> InfiniteTensor:
         args = tuple(tensors[at] for at in part.args)
         tensors += tensors_of(part.tensors, part.f, Batching.of(part.batch_size), args, part.kind)
     return tensors[number]
+
+
+def extent_of(tensor: InfiniteTensor) -> tuple[slice, ...] | None:
+    """The region of a tensor that holds all tiles of which its store has something; None where it has nothing."""
+    node = node_of(tensor)
+    layout = node.contents.layout(node.spec)
+    found = node.contents.inventory(node.spec, *layout.pixels)
+    tiles = list(zip(*found.complete, *found.partial, strict=True))
+    if not tiles:
+        return None
+    return tuple(map(slice, layout.start(tuple(map(min, tiles))), layout.stop(tuple(map(max, tiles)))))

@@ -256,9 +256,11 @@ def _as_dtype(value: float) -> float:
 @option_region
 @option_json
 def coverage(store: str, tensor_id: str, region: Any, as_json: bool) -> None:
-    """Draw which tiles of a region are stored."""
+    """Draw which tiles of a region are stored: by default, of an unbounded tensor, around all that is."""
     with infinite_tensor.open_store(store, mode="r") as opened:
         tensor = opened.open(tensor_id)
+        if region is None and None in tensor.shape:
+            region = opened.extent(tensor_id)
         region = region_of(tensor, region)
         stored = tensor.coverage(region, "stored").numpy()
         uncovered = tensor.coverage(region, "uncovered").numpy()

@@ -146,6 +146,12 @@ class TileLayout:
             )
         self.grid = WindowGrid(TensorWindow(tile_shape), (None,) * len(shape))
 
+    @property
+    def pixels(self) -> tuple[list[int], list[int]]:
+        """All that there are: of an unbounded dimension, as far as any read reaches."""
+        start = [-COORDINATE_LIMIT if extent is None else 0 for extent in self.shape]
+        return start, [COORDINATE_LIMIT if extent is None else extent for extent in self.shape]
+
     def start(self, tile: Index) -> Index:
         """The first pixel of a tile."""
         return tuple(map(operator.mul, tile, self.tile_shape))

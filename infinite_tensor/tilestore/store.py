@@ -127,6 +127,33 @@ class TileStore:
         self._check_open()
         return self.contents.info_of(tensor_id)
 
+    def extent(self, tensor_id: str) -> tuple[slice, ...] | None:
+        """The smallest region of a tensor that holds all tiles of which something is stored; None where nothing is.
+
+        Lists the tiles of the tensor. Between those at two far places there may be anything or nothing: ask `coverage`.
+
+        Raises
+        ------
+        StoreError
+            If the store holds no tensor of that id.
+        ValidationError
+            If the tensor is unbounded, and the backend cannot list its tiles.
+
+        Examples
+        --------
+        >>> store = ZarrTileStore("memory://far", tile_size=64)
+        >>> t = InfiniteTensor(
+        ...     (None,), lambda ctx: torch.ones(64), TensorWindow((64,)), tile_store=store, tensor_id="ones"
+        ... )
+        >>> _ = t[64_000_000_000]
+        >>> store.extent("ones")
+        (slice(64000000000, 64000000064, None),)
+        """
+        # Tensors stand on stores.
+        from infinite_tensor.opening import extent_of  # noqa: PLC0415
+
+        return extent_of(self.open(tensor_id))
+
     def open(
         self,
         tensor_id: str,

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from infinite_tensor.errors import StoreError, ValidationError
-from infinite_tensor.geometry.points import COORDINATE_LIMIT, Index, is_empty
+from infinite_tensor.geometry.points import Index, is_empty
 from infinite_tensor.geometry.regions import Selection, parse
 from infinite_tensor.support.arguments import checked_flag, checked_id, checked_progress
 from infinite_tensor.support.given import quoted
 from infinite_tensor.support.interrupts import store_call
-from infinite_tensor.tilestore.layout import Record, TileLayout
+from infinite_tensor.tilestore.layout import Record
 from infinite_tensor.tilestore.memory.contents import MemoryContents
 from infinite_tensor.tilestore.partial import PartialTile
 from infinite_tensor.tilestore.persistent.contents import PersistentContents
@@ -300,14 +300,9 @@ def _stored(record: Record, source: PersistentContents, selection: Selection | N
     if selection is not None and is_empty(selection.start, selection.stop):
         return [], []
     layout = record.layout
-    start, stop = _all_pixels(layout) if selection is None else (selection.start, selection.stop)
+    start, stop = layout.pixels if selection is None else (selection.start, selection.stop)
     complete, begun = source.storage.find(record.spec.tensor_id, *layout.box(start, stop))
     return sorted(complete), sorted(begun - complete)
-
-
-def _all_pixels(layout: TileLayout) -> tuple[list[int], list[int]]:
-    start = [-COORDINATE_LIMIT if extent is None else 0 for extent in layout.shape]
-    return start, [COORDINATE_LIMIT if extent is None else extent for extent in layout.shape]
 
 
 class _Tiles:

@@ -54,6 +54,21 @@ def test_a_store_is_a_collection_of_ids(store: TileStore) -> None:
     assert store.tensor_ids() == [*store]
 
 
+@pytest.mark.parametrize("kind", ["memory", "zarr", "hdf5"])
+def test_what_is_stored_at_a_far_place_is_found_again(kind: str, tmp_path: Path) -> None:
+    window, far = TensorWindow((4, 4)), 10**12
+    with opened(kind, tmp_path) as store:
+        t = InfiniteTensor((None, 10), lambda _: torch.ones(4, 4), window, tile_store=store, tensor_id="t", edge="clip")
+        assert store.extent("t") is None
+        t[far : far + 4, :], t[far + 5000, :]
+        store.flush()
+        rows, columns = store.extent("t") or ()
+        assert (columns.start, columns.stop) == (0, 10)
+        assert far - 5000 < rows.start <= far < far + 5000 < rows.stop < far + 10_000
+        with pytest.raises(StoreError, match="no tensor 'u'"):
+            store.extent("u")
+
+
 def test_what_can_be_no_id_is_not_in_a_store(store: TileStore) -> None:
     made(store, "a")
     assert not any(given in store for given in ("", 5, None, ("a",), b"a", "\ud800"))

@@ -337,6 +337,11 @@ def test_coverage_tells_programs_a_state_for_each_tile(cli: CommandLine, store: 
     }
 
 
+def test_coverage_finds_what_is_stored_of_an_unbounded_tensor(cli: CommandLine, store: Path) -> None:
+    told = cli("coverage", store, "rows", "--json").json
+    assert (told["shape"], told["tiles"], told["stored"]) == ([4, 2], 8, 8)
+
+
 @pytest.mark.parametrize("columns", [20, 60])
 def test_coverage_is_scaled_to_the_width(
     columns: int, cli: CommandLine, store: Path, monkeypatch: pytest.MonkeyPatch
