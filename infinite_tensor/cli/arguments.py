@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -114,6 +114,20 @@ def reference(text: str) -> Any:
 def taken_reference(_context: click.Context, _option: click.Parameter, text: str | None) -> Any:
     """`reference` of an option. Of a type that is a function click would take a ValueError in the file for its own."""
     return None if text is None else reference(text)
+
+
+def reductions(_context: click.Context, _option: click.Parameter, texts: Sequence[str]) -> Any:
+    """What reduces all outputs, or as in ``labels=argmax`` those that are named: each a name, or a `reference`."""
+    found: dict[str | None, Any] = {}
+    for text in texts:
+        output, equals, given = text.partition("=")
+        name, value = (output, given) if equals and not is_reference(output) else (None, text)
+        if name in found:
+            raise click.BadParameter(f"{text!r} is a second one for the same output")
+        found[name] = reference(value) if is_reference(value) else value
+    if None in found and len(found) > 1:
+        raise click.BadParameter('name the output of each, as in "labels=argmax"')
+    return found.get(None, found or None)
 
 
 def is_reference(value: str) -> bool:

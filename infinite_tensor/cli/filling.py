@@ -20,6 +20,7 @@ from infinite_tensor.cli.arguments import (
     option_yes,
     options_of_fill,
     padding,
+    reductions,
     region_of,
     taken_reference,
 )
@@ -143,7 +144,13 @@ def _cells(name: str, figures: Any) -> list[str]:
     help="How much of a window its neighbour shares.",
 )
 @click.option("--blend", default="gaussian", show_default=True, metavar="NAME", help="How windows are blended.")
-@click.option("--reduce", metavar="NAME", help="What is stored of a pixel: argmax, softmax or sigmoid.")
+@click.option(
+    "--reduce",
+    multiple=True,
+    callback=reductions,
+    metavar="[OUTPUT=]NAME",
+    help="What is stored of a pixel: argmax, softmax, sigmoid or FILE.py:NAME; of several outputs, once for each.",
+)
 @click.option("--dims", type=names, metavar="NAMES", help='Names of the dimensions of SOURCE, as in "c,y,x".')
 @click.option("--dtype", metavar="NAME", help="What is stored, as in uint8.")
 @click.option("--scale", type=floats, metavar="N", help="Output pixels along one of SOURCE.")

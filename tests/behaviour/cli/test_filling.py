@@ -209,6 +209,42 @@ def test_predict_stores_what_the_library_predicts(cli: CommandLine, model: Path,
         assert torch.equal(opened.open("prediction")[...], expected[...])
 
 
+def test_predict_reduces_each_output_as_it_is_told(cli: CommandLine, model: Path, tmp_path: Path) -> None:
+    with model.open("a") as file:
+        file.write(
+            "\ndef both(batch):\n    return {'labels': net(batch), 'sure': net(batch), 'rest': net(batch)}\n\n"
+            "def largest(values):\n    return values.amax(0)\n"
+        )
+    np.save(tmp_path / "image.npy", np.zeros((3, 24, 24), np.float32))
+    given = [tmp_path / "image.npy", tmp_path / "p.zarr", "--window", "16", "--dims", "c,y,x", "--json"]
+    each = ["--reduce", "labels=argmax", "--reduce", f"sure={model}:largest"]
+    found = cli("predict", "--module", f"{model}:both", *given, *each)
+    assert [(each["shape"], each["dtype"]) for each in found.json["tensors"]] == [
+        ([24, 24], "uint8"),
+        ([24, 24], "float32"),
+        ([5, 24, 24], "float32"),
+    ]
+    found = cli("predict", "--module", f"{model}:net", *given, "--reduce", f"{model}:largest", "--tensor-id", "one")
+    assert found.json["tensors"][0]["shape"] == [24, 24]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["argmax", "softmax"], "a second one for the same output"),
+        (["a=argmax", "a=softmax"], "a second one for the same output"),
+        (["argmax", "a=softmax"], "name the output of each"),
+        (["a={model}:nothing"], "has no 'nothing'"),
+    ],
+)
+def test_predict_refuses_reductions_of_which_it_cannot_tell_the_output(
+    given: list[str], told: str, cli: CommandLine, model: Path, tmp_path: Path
+) -> None:
+    options = [word for each in given for word in ("--reduce", each.format(model=model))]
+    found = cli("predict", "--module", f"{model}:net", "image.npy", tmp_path / "p.zarr", "--window", "16", *options)
+    assert (found.code, told in found.err) == (2, True), found.err
+
+
 @pytest.mark.parametrize("kind", ["png", "zarr", "reference", "tensor"])
 def test_predict_reads_many_kinds_of_sources(kind: str, cli: CommandLine, model: Path, tmp_path: Path) -> None:
     image = np.random.default_rng(0).integers(0, 255, (24, 24), np.uint8)
