@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -71,8 +72,10 @@ def _tell_usage(error: click.ClickException) -> None:
 
 def _is_of_output(error: BaseException) -> bool:
     """Whether it is an OSError that nothing but the printing has met."""
-    ours = isinstance(error, OSError) and not isinstance(error, InfiniteTensorError)
-    return ours and _theirs(error.__traceback__) is None
+    if not isinstance(error, OSError) or isinstance(error, InfiniteTensorError):
+        return False
+    # One of a path has that.
+    return error.filename is None and _theirs(error.__traceback__) is None
 
 
 def _unprinted(error: OSError) -> int:
@@ -86,7 +89,8 @@ def _unprinted(error: OSError) -> int:
 def _interrupted(interrupt: BaseException | None) -> int:
     # What can be continued says so.
     continues = hasattr(interrupt, "__notes__")
-    tell("interrupted", "what was finished is stored; the same command continues" if continues else "by Ctrl-C")
+    said = "what was finished is stored; the same command continues" if continues else "by Ctrl-C"
+    tell("interrupted", _in_options(str(interrupt)) or said)
     return INTERRUPTED
 
 
@@ -94,10 +98,12 @@ def _failed(error: BaseException) -> int:
     # An ImportError of the library names an extra, and no module.
     if isinstance(error, InfiniteTensorError) or (isinstance(error, ImportError) and error.name is None):
         message = "\n".join([str(error), *getattr(error, "__notes__", ())])
-        # The library names its argument.
-        tell("error", message.replace("overwrite=True", "--overwrite"))
+        tell("error", _in_options(message))
         return FAILED
     trace = _theirs(error.__traceback__)
+    if isinstance(error, OSError) and trace is None:
+        tell("error", f"{error.filename!r}: {error.strerror}")
+        return FAILED
     # A file that is no Python has no code that could have been on the way.
     if trace is None and not isinstance(error, SyntaxError):
         trace = error.__traceback__
@@ -105,7 +111,15 @@ def _failed(error: BaseException) -> int:
     return BROKEN_CODE
 
 
-_BETWEEN = ("click", "concurrent", "importlib", "infinite_tensor", "infinite_tensor_stores", "rich")
+def _in_options(message: str) -> str:
+    """What the library says of its arguments, for who has only options."""
+    return re.sub(r"; mode '[^;\n]* creates one[^;\n]*", "", message).replace("overwrite=True", "--overwrite")
+
+
+_BETWEEN = (
+    *("click", "infinite_tensor", "infinite_tensor_stores", "rich"),
+    *("concurrent", "genericpath", "importlib", "os", "pathlib"),
+)
 """What lies between a command and the code of a user."""
 
 

@@ -281,6 +281,21 @@ def test_predict_tells_what_is_no_source(cli: CommandLine, model: Path, store: P
 
 
 @pytest.mark.parametrize(
+    ("option", "ending"),
+    [("source", ".npy"), ("target", ""), ("--where", ".npy"), ("--module", ".py:net"), ("--preprocess", ".py:net")],
+)
+def test_a_path_that_the_system_refuses_is_told_in_a_line(
+    option: str, ending: str, cli: CommandLine, model: Path, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "image.npy", np.zeros((1, 24, 24), np.float32))
+    given = {"source": str(tmp_path / "image.npy"), "target": str(tmp_path / "p.zarr"), "--module": f"{model}:flat"}
+    given |= {option: f"{tmp_path / ('a' * 300)}{ending}"}
+    options = [word for name, value in given.items() if name.startswith("--") for word in (name, value)]
+    found = cli("predict", given["source"], given["target"], *options, "--window", "16", "--dims", "c,y,x")
+    assert (found.code, "File name too long" in found.err, len(found.err.splitlines())) == (1, True, 1), found.err
+
+
+@pytest.mark.parametrize(
     "wrong",
     [
         ["--module", "nothing.py:net"],

@@ -310,6 +310,14 @@ def test_read_into_a_folder_that_there_is_not_is_an_error(cli: CommandLine, stor
     assert "Traceback" not in found.err
 
 
+def test_a_store_that_is_not_there_is_told_without_modes_that_a_command_has_not(
+    cli: CommandLine, tmp_path: Path
+) -> None:
+    for place in (tmp_path / "nothing", tmp_path / "nothing.h5"):
+        found = cli("ls", place)
+        assert (found.code, found.err.rstrip().endswith("there is no store")) == (1, True), found.err
+
+
 def test_coverage_draws_what_is_stored(cli: CommandLine, store: Path) -> None:
     found = cli("coverage", store, "rows", "--region", "-8:12,-4:8")
     assert found.out.splitlines() == [
