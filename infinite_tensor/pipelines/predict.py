@@ -144,6 +144,8 @@ def predict(
         say.
     ShapeMismatchError
         If what `net` returns does not fit its input.
+    KeyboardInterrupt
+        After a Ctrl-C, with how to continue.
 
     Notes
     -----
@@ -220,6 +222,7 @@ def predict(
     with (
         _beside_batches(max_memory, batches, count) as most,
         _keeping_little(holder, sliding, most),
+        _stoppable(target, overwrite=overwrite),
     ):
         made.fill(
             _region_of(made, sliding, region),
@@ -232,6 +235,20 @@ def predict(
         )
     f.forget()
     return made
+
+
+@contextmanager
+def _stoppable(target: object, *, overwrite: bool) -> Iterator[None]:
+    """After a Ctrl-C within, one that says how to continue."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        without = ", but without overwrite=True," if overwrite else ""
+        stored = f"what it has computed is stored; call it again{without} and it continues from there"
+        # A new one: forty lines of where in the library the old one came from would hide what it says.
+        raise KeyboardInterrupt(
+            f"predict was stopped, {'and nothing is kept without a target' if target is None else stored}"
+        ) from None
 
 
 _LARGEST_BATCH = 2**20

@@ -12,9 +12,10 @@ import termios
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from infinite_tensor import ZarrTileStore
+from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore
 from tests.support.command_line import COMMAND, in_a_process
 
 _PATIENCE = 120.0
@@ -140,6 +141,51 @@ def test_an_interrupted_fill_exits_with_130_and_keeps_what_is_finished(tmp_path:
     with ZarrTileStore(store, mode="r") as opened:
         assert 0 < opened.tensor_info("t").tiles_complete < 10_000
         assert opened.verify("t") == []
+
+
+SLOW_NET = """
+import time, numpy, torch
+from infinite_tensor import predict
+
+numpy.save({source!r}, numpy.zeros((1, 4, 40000), "float32"))
+
+def net(batch):
+    # As above.
+    time.sleep(0.05)
+    return batch
+
+if __name__ == "__main__":
+    predict(net, torch.zeros(1, 4, 40000), {store!r}, window=4, overlap=0, batch_size=1, dims=("c", "y", "x"))
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows sends no SIGINT to another process")
+@pytest.mark.parametrize("started", ["python", "command", "overwrite"])
+def test_an_interrupted_predict_says_in_a_line_how_it_continues(started: str, tmp_path: Path) -> None:
+    store, source, script = (tmp_path / name for name in ("s.zarr", "i.npy", "slow_net.py"))
+    script.write_text(SLOW_NET.format(store=str(store), source=str(source)))
+    options = ["--window", "4", "--overlap", "0", "--batch-size", "1", "--dims", "c,y,x"]
+    command = {"python": [sys.executable, str(script)]}.get(
+        started, [*COMMAND, "predict", "--module", f"{script}:net", str(source), str(store), *options]
+    )
+    if started != "python":
+        np.save(source, np.zeros((1, 4, 40000), np.float32))
+    if started == "overwrite":
+        with ZarrTileStore(store) as opened:
+            InfiniteTensor((4,), lambda _ctx: 0, TensorWindow((4,)), tile_store=opened, tensor_id="prediction")
+        command += ["--overwrite", "--yes"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + _PATIENCE
+    while not list(store.glob("t-prediction/partials-*/*")) + list(store.glob("t-prediction/tiles-*/c/*/*/*")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=_PATIENCE)
+    without = ", but without --overwrite," if started == "overwrite" else ""
+    said = f": predict was stopped, what it has computed is stored; call it again{without} and it continues from there"
+    first, *others = err.splitlines()[::-1]
+    assert first == ("KeyboardInterrupt" if started == "python" else "interrupted") + said
+    assert len(others) <= 10 if started == "python" else not others
 
 
 def on_a_terminal(*arguments: object, keys: bytes = b"", plain: bool = True) -> tuple[int, str]:
