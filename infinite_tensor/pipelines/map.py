@@ -48,7 +48,8 @@ def map(  # noqa: A001  (what it does to tensors is what the builtin does to ite
     `dims` must say it. A dimension that does not slide is given to `fn` whole.
 
     With several inputs, windows slide over as many dimensions of each, and `halo`, `scale` and `padding` may be a tuple
-    with one entry per input. Any of these, and `window`, may be a tuple with one entry per dimension that slides.
+    with one entry per input. Any of these, and `window`, may be a tuple with one entry per dimension that slides; of
+    several inputs, a tuple of such tuples: ``padding=(("wrap", "reflect"),) * 2``.
 
     Parameters
     ----------
@@ -76,8 +77,9 @@ def map(  # noqa: A001  (what it does to tensors is what the builtin does to ite
         not slide.
     dims : tuple of str or int, optional
         The dimensions over which windows slide, by name or number, the same for all inputs.
-    padding : str or ("constant", number)
-        What `fn` is given beyond the ends of finite dimensions, as `args_padding` of an `InfiniteTensor`.
+    padding : str or ("constant", number), or tuple of these
+        What `fn` is given beyond the ends of finite dimensions, as `args_padding` of an `InfiniteTensor`. A tuple has
+        one for each dimension that slides; of several inputs one for each input, which may be such a tuple itself.
     batch_size : int or tuple of int, optional
         Most windows in one call of `fn`; a tuple lists the sizes that are allowed, and contains 1.
     dtype : torch.dtype or str, optional

@@ -234,7 +234,8 @@ def _of_inputs(name: str, given: object, count: int) -> Sequence[object]:
         return [given] * count
     if len(entries) != count:
         raise ValidationError(
-            f"{name} must be one for all {count} inputs, or a tuple of one for each, got {quoted(given)}"
+            f"{name} must be one for all {count} inputs, or a tuple of one for each, got {quoted(given)}; where these "
+            f"are one for each dimension, give them for each input: {name}=({quoted(given)},) * {count}"
         )
     return entries
 

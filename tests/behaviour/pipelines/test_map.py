@@ -289,6 +289,14 @@ def test_a_blob_is_an_input(tmp_path: Path) -> None:
         assert torch.equal(t[...], torch.arange(40.0).reshape(10, 4).sum(1))
 
 
+def test_paddings_of_dimensions_are_given_for_each_of_several_inputs() -> None:
+    photos, given = [photo() for _ in range(3)], ("edge", "wrap")
+    with pytest.raises(ValidationError, match=r"for each input: padding=\(\('edge', 'wrap'\),\) \* 3"):
+        infinite_tensor.map(lambda *each: sum(each), *photos, padding=given)
+    t = infinite_tensor.map(lambda *each: sum(each), *photos, padding=(given,) * 3)
+    assert t.args_padding == (("error", "edge", "wrap"),) * 3
+
+
 def test_padding_may_differ_along_dimensions_and_inputs() -> None:
     t = photo().map(torch.clone, halo=2, padding=("edge", "wrap"))
     assert t.args_padding == (("error", "edge", "wrap"),)
