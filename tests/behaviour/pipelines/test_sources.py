@@ -616,3 +616,14 @@ def test_another_dtype_is_that_of_a_map() -> None:
 def test_another_device_is_where_what_is_read_is_moved_to() -> None:
     with pytest.raises(ValidationError, match=r"move what is read: t\[\.\.\.\]\.to\('meta'\)"):
         from_array(torch.ones(3)).to("meta")
+
+
+def test_a_read_after_a_change_of_an_array_in_memory_gives_the_new_values() -> None:
+    array = np.zeros((4, 4))
+    source = from_array(array, dims=("y", "x"))
+    before, computed = source[0:2, :], source.map(torch.clone)
+    computed[...]
+    array[:] = 1
+    assert (before.max(), source[0:2, :].min(), computed[...].max()) == (0, 1, 0)
+    source.invalidate()
+    assert computed[...].min() == 1
