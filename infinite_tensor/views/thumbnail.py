@@ -77,8 +77,10 @@ def thumbnail(tensor: InfiniteTensor) -> str:
             box = _narrowed(tensor, axes, *box)
         glance = node.contents.glance(node.spec, *box)
     picture = _picture(tensor, axes, glance, *box)
-    where = "around the origin" if None in tensor.shape else "in the middle"
-    lines = [note(f"Nothing is stored {where}.") if picture is None else _html(picture)]
+    where = "in the middle."
+    if None in tensor.shape:
+        where = "around the origin. t.tile_store.extent(t.tensor_id) tells where there is something."
+    lines = [note(f"Nothing is stored {where}") if picture is None else _html(picture)]
     if glance.damaged:
         what = "tile is" if glance.damaged == 1 else "tiles are"
         lines.append(note(f"{glance.damaged} {what} damaged: store.verify({tensor.tensor_id!r}) lists all that are."))
