@@ -7,7 +7,7 @@ on, and stored nowhere.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self, TypeVar
@@ -16,7 +16,7 @@ from infinite_tensor.engine.chain import Node
 from infinite_tensor.engine.straight import StraightAccess
 from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.support.interrupts import enter, store_call
-from infinite_tensor.tilestore.contents import Access, Contents
+from infinite_tensor.tilestore.contents import Access, Contents, Tiles
 from infinite_tensor.values.spec import TensorSpec
 
 
@@ -89,10 +89,19 @@ DROPPING = Dropping()
 
 
 class Views:
-    """One read's views of its tensors, an access for each; they are closed together."""
+    """One read's views of its tensors, an access for each; they are closed together.
 
-    def __init__(self, reader: Reader) -> None:
+    Parameters
+    ----------
+    reader : Reader
+        The read.
+    taken : mapping of Node to Tiles
+        The tiles that windows of some tensors are stored in; elsewhere it is all.
+    """
+
+    def __init__(self, reader: Reader, taken: Mapping[Node, Tiles] | None = None) -> None:
         self.reader = reader
+        self._taken = taken or {}
         self._of: dict[Node, Access] = {}
         self._opened: list[tuple[Node, TensorSpec, Access]] = []
         self._drops = DROPPING.count
@@ -107,6 +116,8 @@ class Views:
             with node.contents.lock:
                 spec = node.spec
                 access = node.contents.access(spec)
+            if node in self._taken:
+                access.confine(self._taken[node])
             if node.computation.copied:
                 assert node.computation.writer is not None
                 access = StraightAccess(node.computation.writer, access)

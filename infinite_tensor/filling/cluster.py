@@ -29,13 +29,15 @@ from infinite_tensor.engine.loop import run
 from infinite_tensor.engine.reads import Views
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.fill import Job
+from infinite_tensor.filling.mask import TakenTiles, taken_tiles
 from infinite_tensor.filling.plan import NOTHING_LEFT_OUT, Demand, LeftOut, demands
 from infinite_tensor.filling.progress import FillReport, Tally, TensorReport, Watcher
-from infinite_tensor.geometry.points import Index, IntArray, as_tuples
+from infinite_tensor.geometry.points import Index, IntArray, as_tuples, points_of_boxes
 from infinite_tensor.geometry.window import WindowGrid, followed, starts_of
 from infinite_tensor.geometry.window_sets import IndexProduct, as_array
 from infinite_tensor.support.interrupts import store_call
 from infinite_tensor.tilestore.contents import Access
+from infinite_tensor.tilestore.layout import TileLayout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,8 +63,9 @@ def fill_on_cluster(
     # Of a tensor in memory, the task that needs a window computes it.
     stored = [demand for demand in reversed(needs) if demand.node.store.shared]
     total, in_tasks = (sum(demand.missing for demand in of) for of in (needs, stored))
+    taken = taken_tiles(job.targets)
     with Tally(total, progress, in_tasks) as tally:
-        with _Tasks(client, tensors, workers, tally) as tasks:
+        with _Tasks(client, tensors, taken, workers, tally) as tasks:
             for demand in stored:
                 tasks.carry_out(compute, demand.node, parts_of(demand, tasks.threads), len)
             for target in job.targets:
@@ -77,14 +80,22 @@ def fill_on_cluster(
 class _Tasks:
     """Carries out tasks for tensors of one chain, which the workers are sent once."""
 
-    def __init__(self, client: Client, tensors: Sequence[Any], workers: int | None, tally: Tally) -> None:
+    def __init__(
+        self,
+        client: Client,
+        tensors: Sequence[Any],
+        taken: Mapping[Node, TakenTiles],
+        workers: int | None,
+        tally: Tally,
+    ) -> None:
         self._client = client
         self._chain = chain_of(map(node_of, tensors))
         self._workers = workers
         self._tally = tally
         self._written: dict[str, list[tuple[int, int]]] = {}
         # Of this fill alone: what is equal may just be released by one that was interrupted.
-        self._payload = client.scatter(_pickled(tensors), broadcast=True, hash=False)
+        positions = {self._chain.index(node): tiles for node, tiles in taken.items()}
+        self._payload = client.scatter(_pickled((list(tensors), positions)), broadcast=True, hash=False)
         self._name = secrets.token_hex(4)
         self._numbers = itertools.count()
         self._threads = (-math.inf, 0)
@@ -160,10 +171,10 @@ class _Tasks:
         _forget(self._chain)
 
 
-def _pickled(tensors: Sequence[object]) -> bytes:
+def _pickled(given: object) -> bytes:
     import cloudpickle  # noqa: PLC0415  (comes with distributed)
 
-    pickled: bytes = cloudpickle.dumps(list(tensors))
+    pickled: bytes = cloudpickle.dumps(given)
     return pickled
 
 
@@ -221,7 +232,7 @@ def compute(payload: bytes, position: int, windows: IntArray, workers: int | Non
 
     What the same ``f`` computes beside it is stored as well, even if a worker was lost that had stored only the one.
     """
-    chain = _unpickled(payload)
+    chain, taken = _unpickled(payload)
     computation = chain[position].computation
     own = computation.own(windows)
     regions = {}
@@ -229,20 +240,30 @@ def compute(payload: bytes, position: int, windows: IntArray, workers: int | Non
         indices = node.indices(own)
         if len(computation.tensors) > 1:
             indices = indices[node.spec.grid.exist(indices)]
-        if len(indices):
-            starts, stops = node.spec.grid.bounds(indices)
-            if not node.contents.is_complete(node.spec, starts.min(axis=0).tolist(), stops.max(axis=0).tolist()):
-                regions[node] = _Wanted(starts, stops, set(as_tuples(indices)))
-    return _carry_out(chain, regions, workers) if regions else _done(chain, Counter())
+        starts, stops = node.spec.grid.bounds(indices)
+        if node in taken:
+            starts, stops = _inside(taken[node], node.contents.layout(node.spec), starts, stops)
+        hull = (starts.min(axis=0).tolist(), stops.max(axis=0).tolist()) if len(starts) else None
+        if hull is not None and not node.contents.is_complete(node.spec, *hull):
+            regions[node] = _Wanted(starts, stops, set(as_tuples(indices)))
+    return _carry_out(chain, taken, regions, workers) if regions else _done(chain, Counter())
+
+
+def _inside(tiles: TakenTiles, layout: TileLayout, starts: IntArray, stops: IntArray) -> tuple[IntArray, IntArray]:
+    """What of some regions lies in some tiles, tile by tile."""
+    touched, owner = points_of_boxes(*layout.grid.boxes(starts, stops))
+    kept = np.array([tile in tiles for tile in as_tuples(touched)], dtype=bool)
+    begin, size = touched[kept] * np.array(layout.tile_shape, dtype=np.int64), np.array(layout.tile_shape)
+    return np.maximum(starts[owner[kept]], begin), np.minimum(stops[owner[kept]], begin + size)
 
 
 def complete(payload: bytes, position: int, tiles: Sequence[Index], workers: int | None) -> Done:
     """Put together tiles of one tensor whose parts several tasks have stored."""
-    chain = _unpickled(payload)
+    chain, taken = _unpickled(payload)
     layout = chain[position].contents.layout(chain[position].spec)
     starts = np.array([layout.start(tile) for tile in tiles], dtype=np.int64)
     stops = np.array([layout.stop(tile) for tile in tiles], dtype=np.int64)
-    return _carry_out(chain, {chain[position]: _Wanted(starts, stops, None)}, workers)
+    return _carry_out(chain, taken, {chain[position]: _Wanted(starts, stops, None)}, workers)
 
 
 def parts_of(demand: Demand, threads: int) -> Iterator[IntArray]:
@@ -312,12 +333,14 @@ class _Wanted(NamedTuple):
     windows: set[Index] | None
 
 
-def _carry_out(chain: Sequence[Node], regions: Mapping[Node, _Wanted], workers: int | None) -> Done:
+def _carry_out(
+    chain: Sequence[Node], taken: Mapping[Node, TakenTiles], regions: Mapping[Node, _Wanted], workers: int | None
+) -> Done:
     """Compute what is missing of regions, and store it."""
     tally = Tally(0, progress=False)
     call = store_call()
     try:
-        with call.running, Views(CLAIMS.reader(workers, tally.count)) as views:
+        with call.running, Views(CLAIMS.reader(workers, tally.count), taken) as views:
             call.begin(*[node.contents for node in regions], reads=True)
             missing = {node: _missing(views.of(node), wanted) for node, wanted in regions.items()}
             if any(map(len, missing.values())):
@@ -347,12 +370,14 @@ _PROCESS = f"{os.getpid()}-{secrets.token_hex(8)}"
 _unpickling = threading.Lock()
 
 
-def _unpickled(payload: bytes) -> list[Node]:
-    """A chain, which the tasks of a process share, so that each store is opened once."""
+def _unpickled(payload: bytes) -> tuple[list[Node], dict[Node, TakenTiles]]:
+    """A chain, which the tasks of a process share, so that each store is opened once; and what masks leave of it."""
     with _unpickling:
         return _chain(payload)
 
 
 @lru_cache(maxsize=4)
-def _chain(payload: bytes) -> list[Node]:
-    return chain_of(map(node_of, pickle.loads(payload)))  # noqa: S301  (the client's)
+def _chain(payload: bytes) -> tuple[list[Node], dict[Node, TakenTiles]]:
+    tensors, taken = pickle.loads(payload)  # noqa: S301  (the client's)
+    chain = chain_of(map(node_of, tensors))
+    return chain, {chain[position]: tiles for position, tiles in taken.items()}

@@ -20,7 +20,7 @@ from infinite_tensor.engine.loop import run_steps
 from infinite_tensor.engine.reads import Views
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.cutting import Bands, cut_into_bands, held_bytes, shard_of, side_by_side
-from infinite_tensor.filling.mask import PlacedMask, Target
+from infinite_tensor.filling.mask import PlacedMask, TakenTiles, Target, taken_tiles
 from infinite_tensor.filling.plan import (
     NOTHING_LEFT_OUT,
     SKIPPED,
@@ -282,9 +282,24 @@ def _masked(node: Node, request: Request, start: Index, stop: Index) -> Target |
     region = request.selection.start, request.selection.stop
     # Of a shard too: those who fill the others would learn of it alone.
     request.where.check_covers(*region, node.spec.labels)
-    # Whole tiles reach past the region, and so past its mask.
-    inside = tuple(map(max, start, region[0])), tuple(map(min, stop, region[1]))
-    return Target(node, start, stop, request.where.tiles(node.contents.layout(node.spec), *inside))
+    # Whole tiles reach past the region, and so past its mask. Windows reach past a shard, into tiles of others.
+    inside, reached = (
+        (tuple(map(max, low, region[0])), tuple(map(min, high, region[1])))
+        for low, high in ((start, stop), _reached(node, start, stop))
+    )
+    taken = request.where.tiles(node.contents.layout(node.spec), *reached)
+    return Target(node, start, stop, taken.within(*inside), taken)
+
+
+def _reached(node: Node, start: Index, stop: Index) -> tuple[Index, Index]:
+    """The pixels of all tiles that windows over some pixels touch, with these."""
+    window = node.spec.grid.window
+    low, high = node.spec.grid.box(start, stop)
+    if is_empty(low, high):
+        return start, stop
+    last = map(operator.add, window.start([i - 1 for i in high]), window.size)
+    layout = node.contents.layout(node.spec)
+    return layout.whole(tuple(map(min, start, window.start(low))), tuple(map(max, stop, last)))
 
 
 def fill(job: Job, workers: int | None, progress: bool | str | Watcher) -> FillReport:
@@ -295,7 +310,7 @@ def fill(job: Job, workers: int | None, progress: bool | str | Watcher) -> FillR
     before = {node: node.contents.written(node.spec.tensor_id) for node in job.chain}
     # What is stored shows as it is met: to look for it beforehand would take a listing.
     targets = job.targets
-    estimate = estimated(targets)
+    taken, estimate = taken_tiles(targets), estimated(targets)
     if estimate.outside is not None and all(target.wanted is None for target in targets):
         # Before hours of work that end there. A mask may leave out the windows that are meant.
         raise estimate.outside
@@ -306,7 +321,7 @@ def fill(job: Job, workers: int | None, progress: bool | str | Watcher) -> FillR
             with lent.running:
                 _lend(job, lent)
                 for cuts in job.passes:
-                    _fill(cuts, tally, workers)
+                    _fill(cuts, taken, tally, workers)
         finally:
             for store in job.stores:
                 store.flush()
@@ -325,20 +340,24 @@ def _reports(job: Job, before: Mapping[Node, tuple[int, int]], tally: Tally) -> 
         yield TensorReport(node.spec.tensor_id, tally.windows[node], tiles, nbytes, *without, across[node])
 
 
-def _fill(cuts: Mapping[Node, Bands], tally: Tally, workers: int | None) -> None:
+def _fill(cuts: Mapping[Node, Bands], taken: Mapping[Node, TakenTiles], tally: Tally, workers: int | None) -> None:
     for bands in side_by_side(cuts):
         wanted = {node: _wanted(cuts[node].target, band) for node, band in bands.items()}
         rest, steps = _renumbered({node: _unfinished(node, band) for node, band in wanted.items()})
         tally.pass_parts(sum(_tile_counts(wanted)) - sum(_tile_counts(rest)))
-        _fill_steps(rest, steps, tally, workers)
+        _fill_steps(rest, steps, taken, tally, workers)
 
 
 def _fill_steps(
-    regions: Mapping[Node, NumberedRegions], steps: Sequence[range], tally: Tally, workers: int | None
+    regions: Mapping[Node, NumberedRegions],
+    steps: Sequence[range],
+    taken: Mapping[Node, TakenTiles],
+    tally: Tally,
+    workers: int | None,
 ) -> None:
     tiles = _tile_counts(regions)
     call = store_call()
-    with call.running, Views(CLAIMS.reader(workers, tally.count)) as views:
+    with call.running, Views(CLAIMS.reader(workers, tally.count), taken) as views:
         call.begin(*[node.contents for node in regions], reads=True)
         run_steps(regions, steps, views, lambda number: tally.pass_parts(tiles[number]))
 

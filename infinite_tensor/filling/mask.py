@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from infinite_tensor.engine.chain import Node
+from infinite_tensor.engine.chain import Node, chain_of
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.points import Index, IntArray
 from infinite_tensor.geometry.window import LARGEST
@@ -48,8 +48,8 @@ class Mask:
         Where in the tensor the first pixel of the mask begins, in pixels.
     dims : tuple of (int or str), optional
         The dimensions of the tensor, or of the group, that those of the mask are, by number or name. Along the others
-        the mask is the same everywhere. Default: the last ones; for a callable all. A dimension of a group has the
-        name that all its tensors agree on which name it.
+        the mask is the same everywhere: ``Mask(lambda pixels: True, dims=())`` takes all of a region. Default: the last
+        ones; for a callable all. A dimension of a group has the name that all its tensors agree on which name it.
 
     Raises
     ------
@@ -95,7 +95,7 @@ def placed(where: object, names: Sequence[str]) -> PlacedMask | None:
     ndim = len(names)
     mask = where if isinstance(where, Mask) else Mask(where)
     sliced = _is_sliced(mask.values)
-    count = len(mask.values.shape) if sliced else len(mask.dims or range(ndim))
+    count = len(mask.values.shape) if sliced else ndim if mask.dims is None else len(mask.dims)
     dims = range(ndim - count, ndim) if mask.dims is None else [_number_of(entry, names) for entry in mask.dims]
     if len(dims) != count or count > ndim or not all(-ndim <= d < ndim for d in dims):
         found = f"shape {tuple(mask.values.shape)}" if sliced else f"{len(dims)} dimensions"
@@ -194,7 +194,15 @@ class WantedTiles:
     wanted: BoolArray
 
     def __contains__(self, tile: Index) -> bool:
-        return bool(self.wanted[tuple(i - a for i, a in zip(tile, self.low, strict=True))])
+        place = tuple([i - a for i, a in zip(tile, self.low, strict=True)])
+        inside = all(0 <= i < n for i, n in zip(place, self.wanted.shape, strict=True))
+        return inside and bool(self.wanted[place])
+
+    def within(self, start: Sequence[int], stop: Sequence[int]) -> WantedTiles:
+        """Those that hold the pixels ``[start, stop)`` of the box."""
+        low, high = self.layout.box(start, stop)
+        inside = tuple(slice(a - first, b - first) for a, b, first in zip(low, high, self.low, strict=True))
+        return WantedTiles(self.layout, tuple(low), self.wanted[inside])
 
     def shared(self, other: WantedTiles) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
         """The tiles that are in both boxes, which are of one tensor: where they are in this one, and in the other."""
@@ -210,9 +218,8 @@ class WantedTiles:
 
         No two of them share a tile; where all tiles are wanted, there is one.
         """
-        low, high = self.layout.box(start, stop)
-        inside = tuple(slice(a - first, b - first) for a, b, first in zip(low, high, self.low, strict=True))
-        wanted = self.wanted[inside]
+        here = self.within(start, stop)
+        wanted, low = here.wanted, here.low
         if wanted.all():
             return np.array([start], dtype=np.int64), np.array([stop], dtype=np.int64)
         # In runs along the longest dimension.
@@ -239,12 +246,15 @@ class Target:
         The first pixel, and the one after the last, per dimension.
     wanted : WantedTiles or None
         Which of the tiles that hold them are to be filled, None for all.
+    taken : WantedTiles or None
+        Which tiles windows over them may be stored in: those that the mask takes, for other shards too. None for all.
     """
 
     node: Node
     start: Index
     stop: Index
     wanted: WantedTiles | None = None
+    taken: WantedTiles | None = None
 
     def regions(self, start: Sequence[int], stop: Sequence[int]) -> tuple[IntArray, IntArray]:
         """What is wanted of some of the pixels, ``[start, stop)``, as bounds of regions of whole tiles of them."""
@@ -267,6 +277,29 @@ class Target:
         """How many tiles there are, wanted or not."""
         low, high = self.node.contents.layout(self.node.spec).box(self.start, self.stop)
         return math.prod(b - a for a, b in zip(low, high, strict=True))
+
+
+@dataclass(frozen=True)
+class TakenTiles:
+    """The tiles that windows of one tensor are stored in, whatever else they touch."""
+
+    parts: tuple[WantedTiles, ...]
+
+    def __contains__(self, tile: Index) -> bool:
+        return any(tile in part for part in self.parts)
+
+
+def taken_tiles(targets: Sequence[Target]) -> dict[Node, TakenTiles]:
+    """What masks leave of the tensors that are filled.
+
+    Without those that are filled without a mask, and those that others read, which may need what a mask leaves out.
+    """
+    read = {each.node for node in chain_of([target.node for target in targets]) for each in node.computation.inputs}
+    parts: dict[Node, list[WantedTiles | None]] = {}
+    for target in targets:
+        parts.setdefault(target.node, []).append(target.taken)
+    alone = {node: own for node, own in parts.items() if None not in own and node not in read}
+    return {node: TakenTiles(tuple(filter(None, own))) for node, own in alone.items()}
 
 
 _Ranges: TypeAlias = Sequence[tuple[int, int]]
@@ -314,7 +347,8 @@ def _is_sliced(values: Any) -> bool:
 
 
 def _checked_dims(given: object) -> tuple[int | str, ...]:
-    entries = [as_index(d) if word(d) is None else word(d) for d in members(given) or [None]]
+    dims = members(given)
+    entries = [as_index(d) if word(d) is None else word(d) for d in ([None] if dims is None else dims)]
     if None in entries:
         raise ValidationError(f"dims of a mask must be a tuple of numbers or names of dimensions, got {quoted(given)}")
     return tuple(entry for entry in entries if entry is not None)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from infinite_tensor.engine.chain import Computation, Node, consumers_first
 from infinite_tensor.engine.plan import arg_starts, reach_error
 from infinite_tensor.errors import RegionError
-from infinite_tensor.filling.mask import Target
+from infinite_tensor.filling.mask import TakenTiles, Target, taken_tiles
 from infinite_tensor.geometry.points import Index, IntArray, as_tuples, joined, unique_points
 from infinite_tensor.geometry.window_sets import IndexProduct, Intervals, WindowSet, separable
 from infinite_tensor.support.tables import Tabular, bytes_of, count_if_any, count_of, shown_id
@@ -208,6 +208,7 @@ def _named(targets: Sequence[Target], inventories: dict[Node, Inventory]) -> lis
     regions: dict[Node, list[tuple[IntArray, IntArray]]] = {}
     for target in targets:
         regions.setdefault(target.node, []).append(target.all_regions)
+    taken = taken_tiles(targets)
     found: list[Demand] = []
     for computation, nodes in consumers_first(list(regions)).items():
         missing = {
@@ -227,7 +228,7 @@ def _named(targets: Sequence[Target], inventories: dict[Node, Inventory]) -> lis
         for node in computation.nodes:
             if node in inventories:
                 fresh = _without(missing.get(node, node.indices(windows[:0])), node.indices(before))
-                demand = _named_demand(node, regions.get(node), windows, inventories[node])
+                demand = _named_demand(node, regions.get(node), windows, inventories[node], taken.get(node))
                 demand = replace(demand, runs=runs, windows=fresh)
                 found.append(_copied(demand) if computation.copied else demand)
                 before, runs = joined(before, computation.own(fresh)), 0
@@ -239,6 +240,7 @@ def _named_demand(
     regions: Sequence[tuple[IntArray, IntArray]] | None,
     windows: IntArray,
     inventory: Inventory,
+    taken: TakenTiles | None,
 ) -> Demand:
     """What becomes of the windows that a computation runs, for a tensor of which some regions are needed."""
     grid, computation, tile_grid = node.spec.grid, node.computation, inventory.layout.grid
@@ -262,7 +264,7 @@ def _named_demand(
         len(windows),
         inventory.counts(len(touched), touched.__contains__),
         len(tiles) - len(touched),
-        sum(tile not in inventory.complete for tile in into),
+        sum(tile not in inventory.complete and (taken is None or tile in taken) for tile in into),
         made,
     )
 

@@ -110,7 +110,7 @@ def predict(
     region : optional
         What is computed now, in pixels of the prediction: slices over the dimensions of the window, as in
         ``sl[0:512, 0:512]``, and all other pixels of the tiles that these touch. Default: all of it. The rest is
-        computed when it is read.
+        computed when it is read, with the windows on the border once more, as nothing is stored beside the region.
     where : Mask, array, tensor, InfiniteTensor or callable, optional
         Which pixels are wanted, as for `InfiniteTensor.fill`.
     batch_size : int
@@ -176,7 +176,7 @@ def predict(
     f.modes.check()
     Modes(networks_in((reduce,))).check()
     f.prepare(told=version is not None, stored=target is not None)
-    _check_region(sliding, region)
+    where = _mask_of(sliding, region, where)
     if checked_flag("overwrite", overwrite) and shard is not None:
         raise ValidationError("overwrite=True of a shard would delete what the other shards store: give one of the two")
     store = None if _is_new(target) else _opened(target)
@@ -251,6 +251,8 @@ def _stoppable(target: object, *, overwrite: bool) -> Iterator[None]:
         ) from None
 
 
+_ALL = Mask(lambda _pixels: True, dims=())
+"""Scores take many times the room of labels: with a mask, none are stored of what windows reach beside the region."""
 _LARGEST_BATCH = 2**20
 _LITTLE_BYTES = 2**20
 _CACHE_BYTES = 2**24
@@ -417,8 +419,14 @@ def _keeping_little(target: TileStore, sliding: Sliding, max_memory: int | None)
         yield
 
 
-def _check_region(sliding: Sliding, region: object) -> None:
-    """ValidationError for none over a source without ends, and for one of more dimensions than windows have."""
+def _mask_of(sliding: Sliding, region: object, where: object) -> object:
+    """What the fill of a region is given as ``where``.
+
+    Raises
+    ------
+    ValidationError
+        For no region over a source without ends, and for one of more dimensions than windows have.
+    """
     unbounded = [d for d, extent in zip(sliding.numbers, sliding.extents, strict=True) if extent is None]
     if region is None and unbounded:
         names = [sliding.source.dims[d] for d in unbounded]
@@ -428,6 +436,7 @@ def _check_region(sliding: Sliding, region: object) -> None:
             f"region must have an entry for each of the {len(sliding.size)} dimensions of the window, as in "
             f"sl[0:512, 0:512], got {quoted(region)}"
         )
+    return _ALL if where is None and region is not None else where
 
 
 def _region_of(made: InfiniteTensor | TensorGroup, sliding: Sliding, region: object) -> object:

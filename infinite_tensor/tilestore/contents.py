@@ -6,7 +6,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,12 @@ from infinite_tensor.tilestore.glance import Glance, StoredSize
 from infinite_tensor.tilestore.inventory import Dropped, Inventory, TensorInfo
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.values.spec import TensorSpec
+
+
+class Tiles(Protocol):
+    """Some tiles of a tensor."""
+
+    def __contains__(self, tile: Index, /) -> bool: ...
 
 
 class Access(ABC):
@@ -90,6 +96,9 @@ class Access(ABC):
 
         None releases everything. What is released is looked up again when it is added again.
         """
+
+    def confine(self, tiles: Tiles) -> None:  # noqa: B027  (in memory windows are kept, and no tiles)
+        """Store windows in these tiles alone, whatever else they touch; nothing has been added yet."""
 
     @property
     @abstractmethod

@@ -17,7 +17,7 @@ import torch
 from infinite_tensor.geometry.points import Index, IntArray, as_tuples, rows_of
 from infinite_tensor.support.allocation import Array, as_array
 from infinite_tensor.tilestore.blended import Blended, BlendedForRead
-from infinite_tensor.tilestore.contents import Access
+from infinite_tensor.tilestore.contents import Access, Tiles
 from infinite_tensor.tilestore.inventory import NOTHING, Known, missing_windows
 from infinite_tensor.tilestore.layout import Record, copy_shared
 from infinite_tensor.tilestore.partial import TileInProgress
@@ -45,6 +45,7 @@ class TileAccess(Access):
         self._cache = cache
         self._record = record
         self._tiles: dict[Index, Entry] = {}
+        self._taken: Tiles | None = None
         self._fetching = threading.Lock()
         self._reader: weakref.ref[object] = weakref.ref(self)
         self._blended = BlendedForRead()
@@ -106,6 +107,8 @@ class TileAccess(Access):
         """Cut the windows at the borders of tiles, and blend each piece into its tile."""
         array = as_array(outputs.cpu()) if isinstance(outputs, torch.Tensor) else outputs
         pieces = [piece for begin, end in self._rows_of(windows) for piece in self._pieces(windows, begin, end)]
+        if self._taken is not None:
+            pieces = [piece for piece in pieces if piece[0] in self._taken]
         self._fetch([tile for tile, _, _ in pieces])
         self._blended.look_again()
         indices = as_tuples(windows)
@@ -185,6 +188,10 @@ class TileAccess(Access):
         self._blended.keep(start)
         pinned = [tile for tile in gone if isinstance(self._tiles.pop(tile), TileInProgress)]
         self._cache.unpin(self._record, pinned, self._reader)
+
+    def confine(self, tiles: Tiles) -> None:
+        """Leave the pieces in other tiles out; see `Access.confine`."""
+        self._taken = tiles
 
     @property
     def outdated(self) -> bool:

@@ -1,0 +1,212 @@
+"""What is stored of windows that lie across the border of what a fill is for."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from infinite_tensor import (
+    HDF5TileStore,
+    InfiniteTensor,
+    Mask,
+    MemoryTileStore,
+    Output,
+    TensorGroup,
+    TensorWindow,
+    TileStore,
+    ZarrTileStore,
+    predict,
+    sl,
+)
+from tests.support.clusters import chain, cluster
+from tests.support.counting import Counted
+from tests.support.files_of_a_store import Files
+from tests.support.reference import Index, same_bits
+
+TILE = 8
+WINDOW = TensorWindow((8, 8), stride=4, offset=-2)
+REGION = sl[0:48, 0:48]
+WANTED = np.random.default_rng(3).random((6, 6)) < 0.4
+WHERE = Mask(WANTED, scale=TILE)
+
+
+def value(ctx: Index) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(hash(ctx) % 2**31)
+    return torch.rand(WINDOW.size, generator=generator)
+
+
+def overlapping(store: Any, f: Callable[..., Any], name: str = "t") -> InfiniteTensor:
+    return InfiniteTensor((None, None), f, WINDOW, tile_store=store, tensor_id=name, blend="gaussian")
+
+
+def windows_over(wanted: np.ndarray[Any, Any]) -> set[Index]:
+    """The windows that touch a wanted tile."""
+    size = TILE * len(wanted)
+    pixels = np.pad(np.kron(wanted, np.ones((TILE, TILE), dtype=bool)), TILE)
+    found = set()
+    for index in itertools.product(range(-1, size // 4 + 1), repeat=2):
+        row, column = (start + TILE for start in WINDOW.start(index))
+        if pixels[row : row + 8, column : column + 8].any():
+            found.add(index)
+    return found
+
+
+@pytest.fixture(params=["zarr", "hdf5"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> TileStore:
+    if request.param == "zarr":
+        return ZarrTileStore(tmp_path / "s.zarr", tile_size=TILE)
+    return HDF5TileStore(tmp_path / "s.h5", tile_size=TILE)
+
+
+@pytest.fixture(scope="module")
+def truth() -> torch.Tensor:
+    found: torch.Tensor = overlapping(MemoryTileStore(), value)[REGION]
+    return found
+
+
+class TestAMask:
+    def test_tiles_that_are_taken_are_stored_and_nothing_of_others(self, store: TileStore, truth: torch.Tensor) -> None:
+        t = overlapping(store, value)
+        plan = t.plan(REGION, where=WHERE)
+        t.fill(REGION, where=WHERE, progress=False)
+        info = store.tensor_info("t")
+        assert (info.tiles_complete, info.tiles_partial) == (int(WANTED.sum()), 0)
+        assert plan.bytes_written == info.tiles_complete * TILE * TILE * 4
+        taken = torch.from_numpy(np.kron(WANTED, np.ones((TILE, TILE), dtype=bool)))
+        assert same_bits(t.stored_only(-1)[REGION], torch.where(taken, truth, -1.0))
+
+    def test_windows_on_its_border_and_no_others_run_again_for_the_rest(
+        self, store: TileStore, truth: torch.Tensor
+    ) -> None:
+        f = Counted(value)
+        t = overlapping(store, f)
+        t.fill(REGION, where=WHERE, progress=False)
+        assert sorted(f.calls) == sorted(windows_over(WANTED))
+        t.fill(REGION, progress=False)
+        assert same_bits(t[REGION], truth)
+        assert {index for index, count in f.counts.items() if count > 1} == windows_over(WANTED) & windows_over(~WANTED)
+        assert max(f.counts.values()) == 2
+
+    def test_one_that_takes_all_keeps_to_the_region(self, store: TileStore) -> None:
+        overlapping(store, value).fill(REGION, where=Mask(lambda _: True, dims=()), progress=False)
+        info = store.tensor_info("t")
+        assert (info.tiles_complete, info.tiles_partial) == (WANTED.size, 0)
+
+    def test_without_one_what_windows_reach_beside_a_region_is_kept(self, store: TileStore) -> None:
+        f = Counted(value)
+        t = overlapping(store, f)
+        t.fill(sl[0:24, 0:48], progress=False)
+        assert store.tensor_info("t").tiles_partial > 0
+        t.fill(sl[24:48, 0:48], progress=False)
+        assert set(f.counts.values()) == {1}
+
+    @pytest.mark.parametrize("count", [2, 3, 5])
+    def test_shards_compute_each_window_once_and_leave_nothing_else(
+        self, store: TileStore, count: int, truth: torch.Tensor
+    ) -> None:
+        f = Counted(value)
+        t = overlapping(store, f)
+        for rank in range(count):
+            t.fill(REGION, where=WHERE, shard=(rank, count), progress=False)
+        assert sorted(f.calls) == sorted(windows_over(WANTED))
+        info = store.tensor_info("t")
+        assert (info.tiles_complete, info.tiles_partial) == (int(WANTED.sum()), 0)
+        assert same_bits(t[REGION], truth)
+
+    def test_a_shard_keeps_what_its_windows_add_to_taken_tiles_of_others(self, tmp_path: Path) -> None:
+        with ZarrTileStore(tmp_path, tile_size=TILE) as store:
+            overlapping(store, value).fill(REGION, where=WHERE, shard=(0, 2), progress=False)
+        t = Files(tmp_path).tensors["t"]
+        origin = [n // TILE for n in t.definition["origin"]]
+        taken = {"/".join(str(i + n) for i, n in zip(tile, origin, strict=True)) for tile in np.argwhere(WANTED)}
+        assert t.chunks < taken
+        assert set() < t.logs <= taken - t.chunks
+
+    def test_outputs_of_one_f_keep_to_their_own_tiles(self, store: TileStore) -> None:
+        def f(ctx: Index) -> dict[str, torch.Tensor]:
+            return {"fine": value(ctx), "coarse": value(ctx)[::2, ::2].contiguous()}
+
+        half = TensorWindow((4, 4), stride=2, offset=-1)
+        outputs = {"fine": Output((None, None), "float32", WINDOW), "coarse": Output((None, None), "float32", half)}
+        group = InfiniteTensor.from_multi(f, outputs, tile_store=store, tensor_id="g")
+        fine_and_coarse = TensorGroup({name: group[name] for name in outputs}, scale={"coarse": 0.5})
+        fine_and_coarse.fill(REGION, where=WHERE, progress=False)
+        coarse = WANTED.reshape(3, 2, 3, 2).any(axis=(1, 3))
+        for name, wanted in (("fine", WANTED), ("coarse", coarse)):
+            info = store.tensor_info(f"g/{name}")
+            assert (info.tiles_complete, info.tiles_partial) == (int(wanted.sum()), 0)
+
+    def test_a_tensor_that_another_one_reads_keeps_what_that_needs(self, store: TileStore) -> None:
+        f = Counted(value)
+        source = overlapping(store, f, "source")
+        t = InfiniteTensor(
+            (None, None),
+            lambda _ctx, region: region[8:16, 8:16],
+            TensorWindow((8, 8)),
+            args=[source],
+            args_windows=[TensorWindow((24, 24), stride=8, offset=-8)],
+            tile_store=store,
+            tensor_id="t",
+        )
+        group = TensorGroup({"source": source, "t": t})
+        group.fill(REGION, where=WHERE, progress=False)
+        assert store.tensor_info("t").tiles_partial == 0
+        assert set(f.counts.values()) == {1}
+        assert torch.equal(t[REGION], source[REGION])
+
+    def test_a_read_that_waits_for_a_window_of_a_masked_fill_computes_it_itself(self, store: TileStore) -> None:
+        """The window lies over a tile that the mask takes, and over one that the read is for."""
+        shared, own = (1, 2), (1, 4)
+        begun, read = threading.Event(), threading.Event()
+
+        def told(ctx: Index) -> None:
+            if ctx == shared:
+                begun.set()
+                assert read.wait(30)
+            if ctx == own:
+                read.set()
+
+        f = Counted(value, told)
+        t = overlapping(store, f)
+        with ThreadPoolExecutor() as threads:
+            filled = threads.submit(t.fill, sl[0:8, 0:16], where=Mask([[1, 0]], scale=TILE), progress=False)
+            assert begun.wait(30)
+            pixels = threads.submit(t.__getitem__, sl[0:8, 8:16]).result()
+            filled.result()
+        assert f.counts[shared] == 2
+        assert same_bits(pixels, overlapping(MemoryTileStore(), value)[0:8, 8:16])
+
+    def test_on_a_cluster_it_is_the_same(self, tmp_path: Path) -> None:
+        with cluster() as client, ZarrTileStore(tmp_path / "store", tile_size=64) as store:
+            t = chain(store, tmp_path)
+            wanted = np.random.default_rng(2).random((4, 4)) < 0.4
+            t.fill(sl[0:256, 0:256], where=Mask(wanted, scale=64), client=client, progress=False)
+            info = store.tensor_info("level-2")
+            assert (info.tiles_complete, info.tiles_partial) == (int(wanted.sum()), 0)
+
+
+class TestAPrediction:
+    @pytest.mark.parametrize("only", ["where", "region"])
+    def test_it_stores_labels_and_no_scores_beside_them(self, only: str, tmp_path: Path) -> None:
+        net, picture = torch.nn.Conv2d(3, 10, 3, padding=1), torch.rand(3, 256, 256)
+        how: dict[str, Any] = {"window": 32, "overlap": 0.5, "reduce": "argmax", "dims": ("c", "y", "x")}
+        wanted = torch.zeros(256, 256, dtype=torch.bool)
+        wanted[64:128, 96:192] = True
+        options = {"where": wanted} if only == "where" else {"region": sl[64:128, 96:192]}
+        with ZarrTileStore(tmp_path / "s.zarr", tile_size=32) as store:
+            labels = predict(net, picture, store, progress=False, **how, **options)
+            assert isinstance(labels, InfiniteTensor)
+            whole = predict(net, picture, progress=False, **how)
+            expected = torch.where(wanted, whole[...], torch.tensor(255, dtype=torch.uint8))
+            assert torch.equal(labels.stored_only(255)[...], expected)
+            info = store.tensor_info("prediction")
+        assert (info.tiles_complete, info.tiles_partial) == (6, 0)
+        assert Files(tmp_path / "s.zarr").tensors["prediction"].size <= 2 * 64 * 96
