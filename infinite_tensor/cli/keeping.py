@@ -111,20 +111,34 @@ def _print_damages(found: Mapping[str, Sequence[Any]]) -> None:
 
 @click.command("gc", short_help="Delete what no tensor refers to.")
 @argument_store
+@click.option("--partial", is_flag=True, help="Delete what is stored of half-computed tiles too.")
+@click.option(
+    "--older-than",
+    metavar="SECONDS",
+    type=float,
+    default=3600.0,
+    show_default=True,
+    help="With --partial: where nothing has been added for so long.",
+)
 @option_yes
 @option_json
-def gc(store: str, yes: bool, as_json: bool) -> None:
+def gc(store: str, partial: bool, older_than: float, yes: bool, as_json: bool) -> None:
     """Delete what no tensor of STORE refers to: leavings of killed processes and of cleared tensors."""
     with _opened(store) as opened:
+        too = ", and what is stored of half-computed tiles" if partial else ""
         ask(
-            f"This deletes what no tensor of {store} refers to. No process should be creating tensors there meanwhile.",
+            f"This deletes what no tensor of {store} refers to{too}. No process should be creating tensors there "
+            "meanwhile.",
             yes=yes,
         )
-        found = opened.gc()
+        found = opened.gc(partial=partial, older_than=older_than)
     if as_json:
         print_json(found)
     else:
         click.echo(f"deleted {count_of(found.objects)} {plural('object', found.objects)}, {bytes_of(found.bytes)}")
+        if partial:
+            tiles = f"{count_of(found.partial_tiles)} half-computed {plural('tile', found.partial_tiles)}"
+            click.echo(f"  of {tiles}: {bytes_of(found.partial_bytes)}")
 
 
 @click.command("rm", short_help="Delete a tensor or a group.")

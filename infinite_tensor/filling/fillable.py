@@ -106,8 +106,9 @@ class Fillable(ABC):
         where : Mask, array, tensor, InfiniteTensor or callable, optional
             Which pixels are wanted. Anything but a `Mask` stands for ``Mask(where)``: its pixels are those of the
             tensor or the group, and begin at 0. A tile that holds a wanted pixel of the region is computed whole. The
-            others are skipped, and nothing remembers that: a later fill without a mask computes them, and so does a
-            read. Of the tensors upstream, what the wanted tiles need is computed.
+            others are skipped, nothing is stored of them, and nothing remembers that: a later fill without a mask
+            computes them, and so does a read, with the windows on the border once more. Of the tensors upstream, what
+            the wanted tiles need is computed.
 
         Returns
         -------

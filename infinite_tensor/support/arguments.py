@@ -9,7 +9,7 @@ from uuid import UUID
 import torch
 
 from infinite_tensor.errors import ValidationError
-from infinite_tensor.support.given import as_index, members, quoted, word
+from infinite_tensor.support.given import as_index, members, number, quoted, word
 
 
 def checked_id(given: object, name: str = "tensor_id") -> str:
@@ -41,6 +41,14 @@ def checked_flag(name: str, given: object) -> bool:
     if not isinstance(given, bool):
         raise ValidationError(f"{name} must be a bool, got {quoted(given)}")
     return given
+
+
+def checked_age(given: object) -> float:
+    """`given` as a number of seconds, for the argument ``older_than``."""
+    seconds = number(given)
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
+        raise ValidationError(f"older_than must be a number of seconds from 0, got {quoted(given)}")
+    return float(seconds)
 
 
 def check_fill(workers: object, client: object, progress: object, shard: object) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from operator import sub
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -108,10 +109,23 @@ class Dropped(NamedTuple):
 
 @dataclass(frozen=True)
 class Garbage:
-    """What `TileStore.gc` has deleted: how many stored objects, and their size in bytes."""
+    """What `TileStore.gc` has deleted.
+
+    Attributes
+    ----------
+    objects, bytes : int
+        How many stored objects, and their size in bytes.
+    partial_tiles, partial_bytes : int
+        How many of the tiles were half computed, and the bytes of `bytes` that were stored of them.
+    """
 
     objects: int = 0
     bytes: int = 0
+    partial_tiles: int = 0
+    partial_bytes: int = 0
+
+    def __add__(self, other: Garbage) -> Garbage:
+        return Garbage(*map(operator.add, astuple(self), astuple(other)))
 
 
 class Known(Protocol):

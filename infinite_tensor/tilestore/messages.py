@@ -247,3 +247,11 @@ def warn_of_dependants(tensor_id: str, names: Sequence[str], store: object) -> N
         DependantsRemainWarning,
         stacklevel=_level_of_caller(),
     )
+
+
+def keeps_no_times(store: object) -> ValidationError:
+    """The error of who is to delete what is half computed and old."""
+    return ValidationError(
+        f"{store} does not tell when something was stored: give older_than=0 while nobody fills a tensor there, and "
+        "all that is half computed is deleted"
+    )

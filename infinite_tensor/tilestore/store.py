@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from infinite_tensor.errors import StoreError, ValidationError
-from infinite_tensor.support.arguments import checked_flag, checked_id, checked_workers
+from infinite_tensor.support.arguments import checked_age, checked_flag, checked_id, checked_workers
 from infinite_tensor.support.interrupts import store_method, store_query
 from infinite_tensor.tilestore.contents import Contents
 from infinite_tensor.tilestore.dependants import check_renamable, dependants_in, readers_in
@@ -270,12 +270,30 @@ class TileStore:
         # Nothing decays in memory.
         return []
 
-    def gc(self) -> Garbage:
+    def gc(self, *, partial: bool = False, older_than: float = 3600.0) -> Garbage:
         """Delete what no tensor of the store refers to: leavings of processes that were killed or cleared a tensor.
 
         Other processes may continue to read and fill the store; none should be creating tensors meanwhile.
+
+        Parameters
+        ----------
+        partial : bool
+            Delete what is stored of tiles that are half computed, too: of these, windows that are needed again are
+            computed again. Who is just adding windows to such a tile begins its log anew.
+        older_than : float
+            Seconds, by the clocks of the storage and of this machine, that nothing has been added to such a tile. Where
+            the storage keeps no times, as in memory and in HDF5, it must be 0.
+
+        Raises
+        ------
+        ValidationError
+            If the store is read-only, or the storage keeps no times, and `older_than` is not 0.
+        StoreError
+            If something cannot be deleted, or the backend cannot delete half-computed tiles at all.
         """
         self._check_open()
+        checked_flag("partial", partial)
+        checked_age(older_than)
         return Garbage()
 
     # Elsewhere, and under another id.

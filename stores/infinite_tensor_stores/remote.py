@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from datetime import datetime
+from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from zarr.buffer import default_buffer_prototype
@@ -100,6 +101,13 @@ class FilesInMemory(MaskedFileSystem):
         self.files.sync_fs.pipe_file(path, data, mode="create")
 
 
+class Stored(NamedTuple):
+    """The bytes of an object, and when it was written, in seconds since 1970; None where nobody tells."""
+
+    size: int
+    changed: float | None = None
+
+
 class RemoteStore(FsspecStore):
     """What `FsspecStore` does, without showing a credential."""
 
@@ -141,11 +149,18 @@ class RemoteStore(FsspecStore):
                 "moment, the later one wins",
             )
 
-    async def list_sizes(self, prefix: str) -> AsyncIterator[tuple[str, int]]:
-        """The keys that begin with `prefix`, a folder, with the size of each object in bytes."""
+    async def list_objects(self, prefix: str) -> AsyncIterator[tuple[str, Stored]]:
+        """The keys that begin with `prefix`, a folder, with what a listing tells of each object."""
         found = await self.fs._find(f"{self.path}/{prefix}", detail=True)  # noqa: SLF001  (so fsspec names it)
         for path, entry in found.items():
-            yield path.removeprefix(f"{self.path}/"), entry["size"]
+            yield path.removeprefix(f"{self.path}/"), Stored(entry["size"], _changed(entry))
+
+
+def _changed(entry: Mapping[str, Any]) -> float | None:
+    """When an object was written, in seconds since 1970; each file system has a name of its own for that."""
+    named = [entry[name] for name in ("LastModified", "last_modified", "mtime", "created") if name in entry]
+    times = [each.timestamp() if isinstance(each, datetime) else each for each in named]
+    return next((float(each) for each in times if isinstance(each, int | float)), None)
 
 
 def _in_url(url: str) -> Iterator[str]:

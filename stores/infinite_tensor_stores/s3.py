@@ -23,7 +23,7 @@ from s3fs.errors import translate_boto_error
 from infinite_tensor.support.exit import end_after_flush
 from infinite_tensor_stores.files import Unreadable
 from infinite_tensor_stores.loop import running_loop, sync
-from infinite_tensor_stores.remote import LoginMask, MaskedFileSystem, RemoteStore
+from infinite_tensor_stores.remote import LoginMask, MaskedFileSystem, RemoteStore, Stored
 
 _SETTINGS = {
     # Enough for what many threads ask for at a time, so that no request waits for another's connection.
@@ -68,14 +68,15 @@ class S3Store(RemoteStore):
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
         """The keys that begin with `prefix`."""
-        async for key, _ in self.list_sizes(prefix):
+        async for key, _ in self.list_objects(prefix):
             yield key
 
-    async def list_sizes(self, prefix: str) -> AsyncIterator[tuple[str, int]]:
-        """The keys that begin with `prefix`, with the size of each object in bytes."""
+    async def list_objects(self, prefix: str) -> AsyncIterator[tuple[str, Stored]]:
+        """The keys that begin with `prefix`, with what a listing tells of each object."""
         async for page in self.fs.pages(prefix):
             for found in page.get("Contents", ()):
-                yield found["Key"].removeprefix(self.fs.root), found["Size"]
+                stored = Stored(found["Size"], found["LastModified"].timestamp())
+                yield found["Key"].removeprefix(self.fs.root), stored
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
         """The names of what is right below a folder."""

@@ -275,6 +275,16 @@ class Backend(ABC):
         """Delete what no definition refers to, and the logs of complete tiles."""
         raise NotImplementedError(f"{type(self).__name__} does not collect garbage")
 
+    def _drop_partials(self, older_than: float) -> Garbage:
+        """Delete all parts of tiles that are not complete, where the newest is older than so many seconds.
+
+        The last part of a tile first. ValidationError where no times are kept and `older_than` is not 0.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} does not delete half-computed tiles: it needs a method _drop_partials, see "
+            "infinite_tensor.tilestore.persistent.backend"
+        )
+
     def _flush_backend(self) -> None:  # noqa: B027  (most need nothing)
         """Bring what was written to where a crash of the process cannot harm it."""
 

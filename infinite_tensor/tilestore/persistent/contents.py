@@ -23,7 +23,7 @@ from infinite_tensor.support.allocation import as_array
 from infinite_tensor.support.interrupts import Mark, store_method
 from infinite_tensor.tilestore.contents import Access, Contents
 from infinite_tensor.tilestore.glance import Glance, StoredSize
-from infinite_tensor.tilestore.inventory import Damage, Dropped, Inventory, Known, TensorInfo
+from infinite_tensor.tilestore.inventory import Damage, Dropped, Garbage, Inventory, Known, TensorInfo
 from infinite_tensor.tilestore.layout import Record, TileLayout, copy_shared
 from infinite_tensor.tilestore.lru import LRU
 from infinite_tensor.tilestore.messages import changed_meanwhile, check_functions
@@ -299,6 +299,13 @@ class PersistentContents(Contents):
             spec.hold(new.holder())
         self.tiles.hand_over(record, new, tiles)
         return Dropped(tiles=self.storage.drop(spec.tensor_id, tiles))
+
+    def drop_partials(self, older_than: float) -> Garbage:
+        """Delete what is stored of half-computed tiles, and look those up again that are in memory; after a flush."""
+        dropped = self.storage.drop_partials(older_than)
+        for record in self.registry.known():
+            self.tiles.drop_in_progress(record.spec.tensor_id)
+        return dropped
 
     def generation(self, spec: TensorSpec) -> tuple[str, str] | None:
         """Its incarnation, and the last drop in it."""

@@ -325,6 +325,11 @@ class Storage:
         with _Call(self, "clean") as call:
             return call.backend._collect_garbage()
 
+    def drop_partials(self, older_than: float) -> Garbage:
+        """Delete what is stored of half-computed tiles to which nothing has been added for so many seconds."""
+        with _Call(self, "clean") as call, self.writing:
+            return call.backend._drop_partials(older_than)
+
     def flush(self) -> None:
         """Bring what was written to where a crash of the process cannot harm it."""
         with _Call(self, "flush") as call:

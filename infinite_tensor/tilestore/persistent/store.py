@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from infinite_tensor.errors import ValidationError
-from infinite_tensor.support.arguments import checked_flag
+from infinite_tensor.support.arguments import checked_age, checked_flag
 from infinite_tensor.support.exit import flush_at_exit
 from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.support.given import quoted
@@ -121,12 +121,14 @@ class PersistentTileStore(TileStore, Backend):
         return self.contents.verify(tensor_id, repair=repair)
 
     @store_method
-    def gc(self) -> Garbage:
-        """Delete, after a flush, what no tensor of the store refers to."""
+    def gc(self, *, partial: bool = False, older_than: float = 3600.0) -> Garbage:
+        """Delete, after a flush, what no tensor of the store refers to; see `TileStore.gc`."""
         self._check_open()
         self.contents.check_writable("collect garbage")
+        age = checked_age(older_than) if checked_flag("partial", partial) else None
         self.contents.flush()
-        return self.contents.storage.collect_garbage()
+        collected = self.contents.storage.collect_garbage()
+        return collected if age is None else collected + self.contents.drop_partials(age)
 
     def _flush_at_exit(self) -> None:
         if not self.closed:

@@ -172,11 +172,31 @@ class SharedFile:
             self.flush()
             return Garbage(parts, size)
 
-    def _prune(self, name: str) -> tuple[int, int]:
+    def drop_partials(self) -> Garbage:
+        """Delete the logs of tiles that are not complete."""
+        with self.lock:
+            collected = Garbage()
+            for name in tensors_in(self.h5):
+                definition = self._definition(name)
+                if definition is not None:
+                    log = self.group(name, definition).log
+                    tiles = log.tiles()
+                    log.finish(tiles)
+                    parts, size = log.prune()
+                    collected += Garbage(parts, size, len(tiles), size)
+            self.flush()
+            return collected
+
+    def _definition(self, name: str) -> dict[str, Any] | None:
         try:
-            definition = checked(document_in(self.h5[name][DEFINITION]), name)
-        except (ValueError, StoreError):
+            return checked(document_in(self.h5[name][DEFINITION]), name)
+        except (KeyError, ValueError, StoreError):
             # To be verified, not to be cleaned.
+            return None
+
+    def _prune(self, name: str) -> tuple[int, int]:
+        definition = self._definition(name)
+        if definition is None:
             return 0, 0
         group = self.group(name, definition)
         self.h5.flush()

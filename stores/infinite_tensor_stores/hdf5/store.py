@@ -11,7 +11,7 @@ from typing import Any
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.tilestore.glance import StoredSize
 from infinite_tensor.tilestore.inventory import Damage, Garbage, TensorInfo
-from infinite_tensor.tilestore.messages import cleared_elsewhere, vanished
+from infinite_tensor.tilestore.messages import cleared_elsewhere, keeps_no_times, vanished
 from infinite_tensor.tilestore.persistent.sealed import TENSOR, name_of, sealed
 from infinite_tensor_stores.handles import HandleStore
 from infinite_tensor_stores.hdf5.file import SharedFile, leave_file, open_file, reopen_file, reserve
@@ -275,3 +275,9 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
     def _collect_garbage(self) -> Garbage:
         self._writable()
         return self._file_there().collect_garbage()
+
+    def _drop_partials(self, older_than: float) -> Garbage:
+        self._writable()
+        if older_than:
+            raise keeps_no_times(self)
+        return self._file_there().drop_partials()

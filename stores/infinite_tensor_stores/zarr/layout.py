@@ -108,6 +108,11 @@ class Place:
         return (tile[1:], number[0]) if f"{self.log(tile[1:])}/{number[0]}" == key else None
 
 
+def part_of(log: str, number: int = 0) -> str:
+    """The key of one part of a log."""
+    return f"{log}/{number}"
+
+
 def origin_of(shape: Sequence[int | None], tile: Sequence[int]) -> Index:
     """The array index of pixel 0: in the middle of an unbounded dimension, on a tile's border."""
     return tuple(

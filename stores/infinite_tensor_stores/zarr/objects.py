@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import time
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -25,7 +26,7 @@ from infinite_tensor.support.threads import on_threads
 from infinite_tensor_stores.file_store import FileStore, left_alone, own_path
 from infinite_tensor_stores.files import LARGEST_DOCUMENT, Unreadable, bounded, read_file
 from infinite_tensor_stores.loop import sync
-from infinite_tensor_stores.remote import RemoteStore
+from infinite_tensor_stores.remote import RemoteStore, Stored
 from infinite_tensor_stores.targets import innermost
 from infinite_tensor_stores.zarr.codec import ChunkCodec, threads_for
 
@@ -74,6 +75,11 @@ class Objects:
         """The folder that holds the objects as files; None where they are anywhere else."""
         store = self.store
         return store.root if isinstance(store, LocalStore) else None
+
+    @property
+    def tells_times(self) -> bool:
+        """Whether `stored_pages` tells when objects were written, as far as a file system does."""
+        return isinstance(self.store, LocalStore | RemoteStore)
 
     @property
     def is_of_others(self) -> bool:
@@ -275,14 +281,22 @@ class Objects:
 
     def sized_pages(self, prefix: str) -> Iterator[dict[str, int]]:
         """The keys of all objects below a folder with their sizes in bytes, 0 for one that has gone meanwhile."""
+        for page in self.stored_pages(prefix):
+            yield {key: stored.size for key, stored in page.items()}
+
+    def stored_pages(self, prefix: str) -> Iterator[dict[str, Stored]]:
+        """The same, with when each object was written."""
         if isinstance(self.store, RemoteStore):
-            # A listing tells the sizes, which otherwise take a request each.
-            listed = _listed(self.store.list_sizes(f"{prefix}/"))
+            # A listing tells it, which otherwise takes a request each.
+            listed = _listed(self.store.list_objects(f"{prefix}/"))
             while page := dict(islice(listed, _PAGE)):
                 yield page
-        else:
-            for keys in self.pages(prefix):
-                yield dict(zip(keys, self.sizes(keys), strict=True))
+            return
+        root = self.root
+        for keys in self.pages(prefix):
+            sizes = self.sizes(keys)
+            times = [None if root is None else _changed(root / key) for key in keys]
+            yield {key: Stored(size, changed) for key, size, changed in zip(keys, sizes, times, strict=True)}
 
     def first_page(self, prefix: str, most: int) -> tuple[list[str], int | None, bool] | None:
         """The first keys below a folder, up to `most`, their bytes, and whether these are all: in a request or two.
@@ -294,8 +308,8 @@ class Objects:
         if isinstance(store, RemoteStore):
             if not store.lists_in_pages:
                 return None
-            sized = dict(islice(_listed(store.list_sizes(f"{prefix}/"), most), most))
-            return list(sized), sum(sized.values()), len(sized) < most
+            found = dict(islice(_listed(store.list_objects(f"{prefix}/"), most), most))
+            return list(found), sum(stored.size for stored in found.values()), len(found) < most
         keys = next(self.pages(prefix, most), [])
         known = isinstance(store, LocalStore | MemoryStore)
         return keys, sum(self.sizes(keys)) if known else None, len(keys) < most
@@ -464,6 +478,14 @@ def _linked(path: Path, new: Path) -> bool:
     except OSError:
         return False
     return True
+
+
+def _changed(path: Path) -> float:
+    """When a file was written; now, if it has gone meanwhile."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return time.time()
 
 
 def _paged(keys: Iterator[str], length: int) -> Iterator[list[str]]:

@@ -9,8 +9,10 @@ Garbage is what no definition refers to: incarnations that are gone, logs of com
 
 from __future__ import annotations
 
+import math
 import os
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,14 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from infinite_tensor.errors import StoreError
+from infinite_tensor.geometry.points import Index
 from infinite_tensor.tilestore.formats import FORMAT
 from infinite_tensor.tilestore.inventory import Garbage
 from infinite_tensor.tilestore.messages import in_the_way
 from infinite_tensor.tilestore.persistent.sealed import GROUP, TENSOR
 from infinite_tensor_stores.file_store import left_alone
 from infinite_tensor_stores.files import LARGEST_DOCUMENT, Unreadable, read_file
+from infinite_tensor_stores.remote import Stored
 from infinite_tensor_stores.targets import check_format, check_found
-from infinite_tensor_stores.zarr.layout import Place, incarnation_of, is_temporary
+from infinite_tensor_stores.zarr.layout import Place, incarnation_of, is_temporary, part_of
 from infinite_tensor_stores.zarr.objects import Objects
 from infinite_tensor_stores.zarr.zarr_json import (
     DOCUMENT,
@@ -393,6 +397,49 @@ class Sweep:
                         self._sweep_temporary_files([key for key in keys if is_temporary(key)])
         return Garbage(self._deleted, self._bytes)
 
+    def drop_partials(self, older_than: float) -> Garbage:
+        """Delete the logs to which nothing has been added for so many seconds."""
+        latest = time.time() - older_than if older_than else math.inf
+        for name, inside in self._root.ours().items():
+            place = self._place(name) if DOCUMENT in inside else None
+            if place is not None:
+                with left_alone():
+                    self._drop_logs(place, latest)
+        return Garbage(self._deleted, self._bytes, len(self.logs), self._bytes)
+
+    def _drop_logs(self, place: Place, latest: float) -> None:
+        """Delete the logs of a tensor of which no part was written after a time."""
+        logs: dict[Index, dict[int, Stored]] = {}
+        for page in self._objects.stored_pages(place.logs):
+            for key, stored in page.items():
+                part = place.tile_of_part(key)
+                if part is not None:
+                    logs.setdefault(part[0], {})[part[1]] = stored
+
+        async def drop(tile: Index) -> None:
+            # The last part first: a kill in between leaves a log without gaps.
+            for number in sorted(logs[tile], reverse=True):
+                await self._objects.store.delete(part_of(place.log(tile), number))
+            if self._objects.root is not None:
+                # Somebody may just have begun it anew.
+                with suppress(OSError):
+                    (self._objects.root / place.log(tile)).rmdir()
+
+        old = [tile for tile, parts in logs.items() if all(_is_old(stored, latest) for stored in parts.values())]
+        self._objects.each(drop, old)
+        self._count(
+            sum(len(logs[tile]) for tile in old), sum(part.size for tile in old for part in logs[tile].values())
+        )
+        self.logs += map(place.log, old)
+
+    def _place(self, name: str) -> Place | None:
+        """Where the tiles of a tensor are; None where its definition does not tell."""
+        try:
+            definition = self._definition(name)
+        except (ValueError, StoreError):
+            return None
+        return None if definition is None else Place.of(definition)
+
     def _sweep_temporary_files(self, keys: list[str]) -> None:
         sizes = self._objects.sizes(keys)
         self._objects.delete(keys)
@@ -414,13 +461,9 @@ class Sweep:
 
     def _sweep_logs(self, name: str) -> None:
         """Delete the logs of complete tiles."""
-        try:
-            definition = self._definition(name)
-        except (ValueError, StoreError):
+        place = self._place(name)
+        if place is None:
             return
-        if definition is None:
-            return
-        place = Place.of(definition)
         for sizes in self._objects.sized_pages(place.logs):
             parts = [(key, part[0]) for key in sizes if (part := place.tile_of_part(key)) is not None]
             tiles = list(dict.fromkeys(tile for _, tile in parts))
@@ -443,3 +486,7 @@ class Sweep:
     def _count(self, objects: int, size: int) -> None:
         self._deleted += objects
         self._bytes += size
+
+
+def _is_old(stored: Stored, latest: float) -> bool:
+    return latest == math.inf or (stored.changed is not None and stored.changed <= latest)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from infinite_tensor.errors import StoreError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.tilestore.glance import StoredSize
 from infinite_tensor.tilestore.inventory import Garbage, TensorInfo
-from infinite_tensor.tilestore.messages import cleared_elsewhere, vanished
+from infinite_tensor.tilestore.messages import cleared_elsewhere, keeps_no_times, vanished
 from infinite_tensor.tilestore.persistent.documents import layout_of
 from infinite_tensor.tilestore.persistent.sealed import GROUP, TENSOR, name_of
 from infinite_tensor_stores.dtypes import stored_dtype
@@ -326,8 +326,16 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
     def _collect_garbage(self) -> Garbage:
         if self._vanished:
             raise vanished(self)
+        return self._swept(Sweep.run)
+
+    def _drop_partials(self, older_than: float) -> Garbage:
+        if older_than and not self._objects.tells_times:
+            raise keeps_no_times(self)
+        return self._swept(lambda sweep: sweep.drop_partials(older_than))
+
+    def _swept(self, run: Callable[[Sweep], Garbage]) -> Garbage:
         sweep = Sweep(self._objects, self._root, self._documents.find)
-        collected = sweep.run()
+        collected = run(sweep)
         for handle in self._bound():
             handle.logs.forget(sweep.logs)
         return collected

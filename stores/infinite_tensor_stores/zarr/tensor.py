@@ -23,7 +23,7 @@ from infinite_tensor_stores.file_store import left_alone
 from infinite_tensor_stores.files import LARGEST_DOCUMENT, content, parsed
 from infinite_tensor_stores.handles import TensorHandle
 from infinite_tensor_stores.zarr.codec import ChunkCodec, normal_form
-from infinite_tensor_stores.zarr.layout import Place, array_bytes, array_document
+from infinite_tensor_stores.zarr.layout import Place, array_bytes, array_document, part_of
 from infinite_tensor_stores.zarr.objects import Objects
 from infinite_tensor_stores.zarr.zarr_json import DOCUMENT, attributes_in
 
@@ -147,6 +147,9 @@ class Logs:
                     await self._delete(log)
                 return
             number = self._lengths.get(log, 0)
+            # One that somebody has dropped begins anew: a part behind a gap would never be found.
+            if number and not await self._objects.store.exists(part_of(log, number - 1)):
+                number = 0
             # Another process may have added parts: take the next number that is free.
             while not await self._objects.create(part_of(log, number), data):
                 number += 1
@@ -405,8 +408,3 @@ class ZarrTensor(TensorHandle):
     def _nothing(self, tile: Index) -> bytes:
         """A part that says nothing, in the place of a damaged one: a log is read up to the first that is missing."""
         return PartialTile().to_bytes(self.place.log(tile))
-
-
-def part_of(log: str, number: int = 0) -> str:
-    """The key of one part."""
-    return f"{log}/{number}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 import zarr
 
 from infinite_tensor import InfiniteTensor, TensorGroup, TensorWindow, ZarrTileStore
@@ -88,7 +89,27 @@ def test_gc_deletes_what_nothing_refers_to(cli: CommandLine, store: Path) -> Non
     assert f"This deletes what no tensor of {store} refers to." in refused.err
     assert cli("gc", store, "--yes").out == "deleted 1 object, 5 B\n"
     assert not left.exists()
-    assert cli("gc", store, "--yes", "--json").json == {"objects": 0, "bytes": 0}
+    assert cli("gc", store, "--yes", "--json").json == {
+        "objects": 0,
+        "bytes": 0,
+        "partial_tiles": 0,
+        "partial_bytes": 0,
+    }
+
+
+def test_gc_deletes_half_computed_tiles_that_are_old_and_says_how_much(cli: CommandLine, store: Path) -> None:
+    with ZarrTileStore(store) as opened:
+        window = TensorWindow((4,), stride=2)
+        t = InfiniteTensor((None,), lambda _ctx: torch.ones(4), window, tile_store=opened, tensor_id="halves")
+        t[0:4]
+        opened.flush()
+        size = opened.tensor_info("halves").bytes_stored
+    refused = cli("gc", store, "--partial")
+    assert (refused.code, "refers to, and what is stored of half-computed tiles." in refused.err) == (2, True)
+    assert cli("gc", store, "--partial", "--yes").out == "deleted 0 objects, 0 B\n  of 0 half-computed tiles: 0 B\n"
+    found = cli("gc", store, "--partial", "--older-than", "0", "--yes", "--json").json
+    assert found == {"objects": 2, "bytes": size, "partial_tiles": 2, "partial_bytes": size}
+    assert cli("info", store, "halves", "--json").json["tiles_partial"] == 0
 
 
 def test_rm_says_what_it_deletes_and_asks(cli: CommandLine, store: Path) -> None:

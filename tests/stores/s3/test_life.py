@@ -74,6 +74,19 @@ def test_the_ids_and_what_is_stored_of_each_are_told(server: S3Server, url: str,
     assert info.bytes_stored == sum(found["size"] for found in [*objects.values(), *logs.values()])
 
 
+def test_what_is_half_computed_is_dropped_where_it_is_old(server: S3Server, url: str) -> None:
+    with open_on_s3(url, server.options()) as store, open_on_s3(url, server.options()) as other:
+        ground = Chain(store).ground
+        ground[region(BOX)]
+        before = store.tensor_info("ground")
+        assert other.gc(partial=True).partial_tiles == 0
+        dropped = other.gc(partial=True, older_than=0)
+        after = store.tensor_info("ground")
+        assert dropped.partial_tiles == before.tiles_partial > after.tiles_partial == 0
+        assert dropped.partial_bytes == before.bytes_stored - after.bytes_stored
+        assert same_bits(ground[region(BOX)], expected(0, BOX))
+
+
 def test_a_cleared_tensor_leaves_no_object_behind(server: S3Server, url: str, bucket: S3FileSystem) -> None:
     with open_on_s3(url, server.options()) as store:
         Chain(store).ground[region(BOX)]
