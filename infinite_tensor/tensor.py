@@ -24,7 +24,7 @@ from infinite_tensor.geometry.batching import Batching
 from infinite_tensor.geometry.regions import parse
 from infinite_tensor.geometry.window import Shape, TensorWindow
 from infinite_tensor.outputs import Output, Shared
-from infinite_tensor.support.arguments import checked_device, checked_id, checked_workers
+from infinite_tensor.support.arguments import checked_device, checked_id, checked_workers, taking_missing
 from infinite_tensor.support.functions import Unmovable
 from infinite_tensor.support.given import array_advice, members, quoted
 from infinite_tensor.support.nested import show
@@ -482,18 +482,19 @@ class InfiniteTensor(Fillable):
         (request,) = self._requests(region, where)
         return coverage(request, state)
 
-    def stored_only(self, fill_value: Number = 0) -> StoredOnly:
+    def stored_only(self, fill_value: Number | None = None) -> StoredOnly:
         """A view of what is stored, which never computes.
 
         Parameters
         ----------
-        fill_value : number
-            What stands where a tile is missing.
+        fill_value : number, optional
+            What stands where a tile is missing, and what files and arrays that are made of the view call nodata: choose
+            one that no pixel has. Default: 0, which they do not call so.
 
         Returns
         -------
         StoredOnly
-            It is read as the tensor is.
+            It is read as the tensor is, and has `to_xarray`, `to_dask`, `export` and `show`.
 
         Raises
         ------
@@ -717,6 +718,7 @@ class InfiniteTensor(Fillable):
         """
         return self.to_dask(...)
 
+    @taking_missing
     def show(
         self,
         region: object = None,
@@ -724,7 +726,7 @@ class InfiniteTensor(Fillable):
         ax: Axes | None = None,
         channel: int | Sequence[int] | None = None,
         cmap: Any = None,
-        missing: str = "compute",
+        compute: bool = True,
         **options: Any,
     ) -> Axes:
         """Draw a region with matplotlib, at its coordinates: row 0 lies above row 1, negative ones above that.
@@ -743,9 +745,8 @@ class InfiniteTensor(Fillable):
             floats as colours, otherwise the first one.
         cmap : optional
             The colour map of one channel, as matplotlib takes it.
-        missing : "compute" or "fill"
-            What becomes of what is not stored: it is computed and stored, as by a read; or left blank, and nothing is
-            computed.
+        compute : bool
+            Whether what is not stored is computed and stored, as by a read; otherwise it is left blank.
         **options
             For ``ax.imshow``, or for ``ax.plot`` where one dimension extends: ``vmin``, ``vmax``, ``interpolation``.
 
@@ -768,7 +769,7 @@ class InfiniteTensor(Fillable):
         # What is seen of a tensor stands on tensors.
         from infinite_tensor.views.drawing import draw  # noqa: PLC0415
 
-        return draw(self, region, ax=ax, channel=channel, cmap=cmap, missing=missing, **options)
+        return draw(self, region, ax=ax, channel=channel, cmap=cmap, compute=compute, **options)
 
     def _repr_html_(self) -> str:
         # What is seen of a tensor stands on tensors.
@@ -776,12 +777,13 @@ class InfiniteTensor(Fillable):
 
         return html_of_tensor(self)
 
+    @taking_missing
     def export(
         self,
         region: object,
         target: str | os.PathLike[str],
         *,
-        missing: str = "compute",
+        compute: bool = True,
         fill_value: Number | None = None,
         format: str | None = None,  # noqa: A002  (what it is called elsewhere)
         overwrite: bool = False,
@@ -816,11 +818,12 @@ class InfiniteTensor(Fillable):
             drop the dimensions that there are beside these.
         target : str or path
             A local path; for Zarr, any fsspec URL too.
-        missing : "compute" or "fill"
-            Whether windows that are missing are computed, and stored, as a read does; or `fill_value` is written where
-            a tile is not stored, as `stored_only` shows it.
+        compute : bool
+            Whether windows that are missing are computed, and stored, as a read does; otherwise `fill_value` is written
+            where a tile is not stored, as `stored_only` shows it.
         fill_value : number, optional
-            With ``missing="fill"``. Default: 0.
+            With ``compute=False``. If it is a real number, a TIFF says that it is nodata, and Zarr, in ``_FillValue``,
+            as xarray reads it. Default: 0, which none says.
         format : {"zarr", "npy", "png", "tiff"}, optional
             The format, whatever the target is called.
         overwrite : bool
@@ -861,7 +864,7 @@ class InfiniteTensor(Fillable):
         # What is written of a tensor stands on tensors.
         from infinite_tensor.views.exports.export import Options, export  # noqa: PLC0415
 
-        options = Options(missing, fill_value, format, overwrite, storage_options, workers, progress)
+        options = Options(compute, fill_value, format, overwrite, storage_options, workers, progress)
         export(self, region, target, options)
 
     def clear_cache(self) -> None:

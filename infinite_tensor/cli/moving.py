@@ -101,13 +101,12 @@ def _agreed(source: infinite_tensor.TileStore, tensor_id: str, other: str, *, up
 @click.argument("target")
 @option_region
 @click.option(
-    "--missing",
-    type=click.Choice(["compute", "fill"]),
-    default="compute",
+    "--compute/--no-compute",
+    default=True,
     show_default=True,
     help="Compute pixels that are not stored, where the store alone says how, or fill them with a number.",
 )
-@click.option("--fill-value", type=float, metavar="N", help="What --missing fill writes.  [default: 0]")
+@click.option("--fill-value", type=float, metavar="N", help="What --no-compute writes, as nodata.  [default: 0]")
 @option_overwrite("what is at TARGET")
 @option_yes
 @option_json
@@ -116,7 +115,7 @@ def export(
     tensor_id: str,
     target: str,
     region: Any,
-    missing: str,
+    compute: bool,
     fill_value: float | None,
     overwrite: bool,
     yes: bool,
@@ -128,7 +127,7 @@ def export(
         region = region_of(tensor, region)
         if overwrite and exists(target):
             ask(f"This replaces what is at {target}.", yes=yes)
-        tensor.export(region, target, missing=missing, fill_value=fill_value, overwrite=overwrite)
+        tensor.export(region, target, compute=compute, fill_value=fill_value, overwrite=overwrite)
     if as_json:
         print_json({"target": target, "tensor_id": tensor_id})
     else:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Sequence
-from typing import Any
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from infinite_tensor.engine.chain import Node, NodeHolder, node_of
+from infinite_tensor.engine.chain import Node, node_of
 from infinite_tensor.engine.claims import CLAIMS
 from infinite_tensor.engine.reads import Views
 from infinite_tensor.geometry.regions import Selection, parse
@@ -18,6 +19,13 @@ from infinite_tensor.support.allocation import IN_PARTS, new_result
 from infinite_tensor.support.interrupts import store_call
 from infinite_tensor.tilestore.contents import Access
 from infinite_tensor.values.definition import Number, pixel_value
+
+if TYPE_CHECKING:
+    import dask.array
+    import xarray
+    from matplotlib.axes import Axes
+
+    from infinite_tensor.tensor import InfiniteTensor
 
 _AT_ONCE_BYTES = 2**24
 """Tiles of about so many bytes are looked up at once,"""
@@ -38,12 +46,15 @@ class StoredOnly:
         What it shows.
     fill_value : number
         What stands where a tile is missing.
+    nodata : number or None
+        The same, as files and arrays of others are told; None where nobody has given it.
     """
 
-    def __init__(self, tensor: NodeHolder, fill_value: Number) -> None:
+    def __init__(self, tensor: InfiniteTensor, fill_value: Number | None) -> None:
         self.tensor = tensor
-        self.fill_value = fill_value
-        pixel_value("fill_value", fill_value, self.dtype)
+        self.nodata = fill_value
+        self.fill_value: Number = 0 if fill_value is None else fill_value
+        pixel_value("fill_value", self.fill_value, self.dtype)
 
     @property
     def _node(self) -> Node:
@@ -90,6 +101,30 @@ class StoredOnly:
         selections = [parse(region, self.shape, self._node.spec.labels) for region in regions]
         found = [stored_pixels(self._node, selection, self.fill_value) for selection in selections]
         return found if isinstance(indices, list) else found[0]
+
+    def to_xarray(
+        self, region: object = None, coords: Mapping[str, Any] | None = None, *, lazy: bool = True
+    ) -> xarray.DataArray:
+        """As `InfiniteTensor.to_xarray`, of what is stored; `nodata` is its attribute ``_FillValue``."""
+        # What is seen of a tensor stands on tensors.
+        from infinite_tensor.views.arrays import xarray_of  # noqa: PLC0415
+
+        return xarray_of(self, region, coords, lazy=lazy)
+
+    def to_dask(self, region: object = None, chunks: Any = "tiles") -> dask.array.Array:
+        """As `InfiniteTensor.to_dask`, of what is stored; each array has another name, as what is stored changes."""
+        # What is seen of a tensor stands on tensors.
+        from infinite_tensor.views.arrays import dask_of  # noqa: PLC0415
+
+        return dask_of(self, region, chunks)
+
+    def export(self, region: object, target: str | os.PathLike[str], **options: Any) -> None:
+        """As `InfiniteTensor.export`, with its options, of what is stored, and with `nodata`."""
+        self.tensor.export(region, target, compute=False, fill_value=self.nodata, **options)
+
+    def show(self, region: object = None, **options: Any) -> Axes:
+        """As `InfiniteTensor.show`, with its options, of what is stored; the rest is left blank."""
+        return self.tensor.show(region, compute=False, **options)
 
     def __repr__(self) -> str:
         return (

@@ -34,7 +34,7 @@ from infinite_tensor.groups.members import (
 from infinite_tensor.groups.saved import checked_tensor, opened_tensor, save_group, stored_members
 from infinite_tensor.groups.stored_only import StoredOnlyGroup
 from infinite_tensor.groups.tensordicts import assembled, import_tensordict
-from infinite_tensor.support.arguments import checked_device, checked_flag, checked_id, checked_workers
+from infinite_tensor.support.arguments import checked_device, checked_flag, checked_id, checked_workers, taking_missing
 from infinite_tensor.support.given import quoted
 from infinite_tensor.support.nested import Key, as_key, chosen, is_key, listed, named_leaves, nested, show
 from infinite_tensor.tensor import InfiniteTensor
@@ -484,12 +484,13 @@ class TensorGroup(Fillable):
             }
         )
 
+    @taking_missing
     def export(
         self,
         region: object,
         target: str | os.PathLike[str],
         *,
-        missing: str = "compute",
+        compute: bool = True,
         fill_value: Number | None = None,
         overwrite: bool = False,
         storage_options: dict[str, Any] | None = None,
@@ -507,7 +508,7 @@ class TensorGroup(Fillable):
             A slice for each shared dimension, in pixels of the group; of the other dimensions of a tensor, all.
         target : str or path
             A path or an fsspec URL that ends in ``.zarr``.
-        missing, fill_value, overwrite, storage_options, workers, progress
+        compute, fill_value, overwrite, storage_options, workers, progress
             As for `InfiniteTensor.export`. Dimensions have the names that `as_zarr` gives them.
 
         Raises
@@ -527,7 +528,7 @@ class TensorGroup(Fillable):
             key: (member.tensor, member.selection(selection), member.scale_of_all)
             for key, member in self._members.items()
         }
-        options = Options(missing, fill_value, None, overwrite, storage_options, workers, progress)
+        options = Options(compute, fill_value, None, overwrite, storage_options, workers, progress)
         export_members(members, target, options)
 
     def _requests(self, region: object, where: object = None) -> list[Request]:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from infinite_tensor.errors import ValidationError
+from infinite_tensor.filling.stored_only import StoredOnly
 from infinite_tensor.support.arguments import checked_flag
 from infinite_tensor.support.given import as_index, members, quoted, word
 from infinite_tensor.support.tables import count_of
 from infinite_tensor.tensor import InfiniteTensor
-from infinite_tensor.views.frame import Frame
+from infinite_tensor.views.frame import Frame, nodata_of
 from infinite_tensor.views.names import plain_name_of
 from infinite_tensor.views.pixels import Pixels
 
@@ -26,7 +27,7 @@ _MOST_CHUNKS = 2**22
 
 
 def xarray_of(
-    tensor: InfiniteTensor, region: object, coords: Mapping[str, Any] | None, *, lazy: bool
+    source: InfiniteTensor | StoredOnly, region: object, coords: Mapping[str, Any] | None, *, lazy: bool
 ) -> xarray.DataArray:
     """A tensor for xarray; see `InfiniteTensor.to_xarray`."""
     try:
@@ -36,11 +37,13 @@ def xarray_of(
     # If the extra is missing, the error above says so.
     from infinite_tensor.views.lazy_xarray import coordinates, lazily  # noqa: PLC0415
 
-    frame = Frame.of(tensor, region)
-    pixels = Pixels(frame)
+    frame = Frame.of(source, region)
+    tensor, pixels = frame.tensor, Pixels(frame)
     data = lazily(pixels) if checked_flag("lazy", lazy) else pixels[(slice(None),) * pixels.ndim]
+    nodata = nodata_of(source.nodata, source.dtype) if isinstance(source, StoredOnly) else None
+    attrs = None if nodata is None else {"_FillValue": frame.dtype.type(nodata)}
     try:
-        array = xarray.DataArray(data, dict(coords or {}), tensor.dims, plain_name_of(tensor))
+        array = xarray.DataArray(data, dict(coords or {}), tensor.dims, plain_name_of(tensor), attrs)
         for dim, first, extent in zip(tensor.dims, frame.origin, frame.shape, strict=True):
             if dim not in array.coords:
                 array = array.assign_coords(coordinates(dim, first, extent))
@@ -53,13 +56,13 @@ def xarray_of(
     return array
 
 
-def dask_of(tensor: InfiniteTensor, region: object, chunks: Any) -> dask.array.Array:
+def dask_of(source: InfiniteTensor | StoredOnly, region: object, chunks: Any) -> dask.array.Array:
     """A tensor for Dask; see `InfiniteTensor.to_dask`."""
     try:
         import dask.array  # noqa: PLC0415  (an extra)
     except ImportError as error:
         raise ImportError("to_dask needs the package dask.array: pip install 'dask[array]'") from error
-    pixels = Pixels(Frame.of(tensor, region))
+    pixels = Pixels(Frame.of(source, region))
     of_tiles = word(chunks) == "tiles"
     _check_count(pixels.frame, math.prod(pixels.frame.tile_counts) if of_tiles else _count(pixels.frame, chunks))
     try:

@@ -14,7 +14,8 @@ from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.regions import Selection, parse
-from infinite_tensor.support.given import as_index, members, quoted, word
+from infinite_tensor.support.arguments import checked_flag
+from infinite_tensor.support.given import as_index, members, quoted
 from infinite_tensor.support.tables import bytes_of, count_of
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.views.axes import Axes, standing
@@ -99,7 +100,7 @@ def draw(
     ax: matplotlib.axes.Axes | None,
     channel: object,
     cmap: Any,
-    missing: object,
+    compute: object,
     **options: Any,
 ) -> matplotlib.axes.Axes:
     """Draw a region; see `InfiniteTensor.show`."""
@@ -107,10 +108,9 @@ def draw(
         import matplotlib.pyplot as plt  # noqa: PLC0415  (an extra)
     except ImportError as error:
         raise ImportError("t.show draws with matplotlib; pip install matplotlib") from error
-    if word(missing) not in ("compute", "fill"):
-        raise ValidationError(f'missing must be "compute" or "fill", got {quoted(missing)}')
+    computed = checked_flag("compute", compute)
     view = _view(tensor, region, channel)
-    picture = _Picture(view, tensor.dims, *_pixels(tensor, view, computed=word(missing) == "compute"))
+    picture = _Picture(view, tensor.dims, *_pixels(tensor, view, computed=computed))
     if ax is None:
         _, ax = plt.subplots(layout="constrained")
     if view.axes.rows is None:

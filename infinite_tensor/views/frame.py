@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,11 +14,13 @@ import torch
 from infinite_tensor.engine.chain import Node, node_of
 from infinite_tensor.engine.reads import DROPPING
 from infinite_tensor.errors import ValidationError
+from infinite_tensor.filling.stored_only import StoredOnly
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.regions import parse
 from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.given import quoted
 from infinite_tensor.tensor import InfiniteTensor
+from infinite_tensor.values.definition import Number
 
 _HALF = 2**30
 """Pixels on each side of 0 that are shown of an unbounded dimension: viewers count in 32 bits."""
@@ -41,6 +44,8 @@ class Frame:
         Shape of the tiles of the tensor.
     dtype : numpy.dtype
         Type of the pixels as they are shown.
+    fill_value : number or None
+        What is shown where a tile is not stored; None where that is computed.
     """
 
     tensor: InfiniteTensor
@@ -48,9 +53,10 @@ class Frame:
     shape: Index
     tile: Index
     dtype: np.dtype[np.generic]
+    fill_value: Number | None = None
 
     @classmethod
-    def of(cls, tensor: InfiniteTensor, region: object = None) -> Frame:
+    def of(cls, source: InfiniteTensor | StoredOnly, region: object = None) -> Frame:
         """The frame that shows a region; by default all of the tensor, and the middle of unbounded dimensions.
 
         Raises
@@ -60,6 +66,7 @@ class Frame:
         ValidationError
             If it is no box of pixels.
         """
+        tensor, fill_value = (source.tensor, source.fill_value) if isinstance(source, StoredOnly) else (source, None)
         node = node_of(tensor)
         tile, dtype = node.contents.layout(node.spec).tile_shape, shown_dtype(tensor.dtype)
         if region is None:
@@ -69,34 +76,40 @@ class Frame:
                 for extent, half in zip(tensor.shape, halves, strict=True)
             ]
             origin, shape = zip(*spans, strict=True)
-            return cls(tensor, origin, shape, tile, dtype)
+            return cls(tensor, origin, shape, tile, dtype, fill_value)
         selection = parse(region, tensor.shape, node.spec.labels)
         if selection.squeezed or set(selection.steps) - {1} or 0 in selection.shape:
             raise ValidationError(
                 f"the region must be a box of pixels, given by a slice a:b for each dimension, got {quoted(region)}"
             )
-        return cls(tensor, selection.start, selection.shape, tile, dtype)
+        return cls(tensor, selection.start, selection.shape, tile, dtype, fill_value)
 
     @property
     def identity(self) -> tuple[object, ...]:
         """Equal for frames that show the same pixels of the same stored tensor."""
         node = node_of(self.tensor)
         address = node.store.address or id(node.contents)
-        return address, node.spec.tensor_id, node.spec.definition.digest, self.origin, self.shape
+        return address, node.spec.tensor_id, node.spec.definition.digest, self.origin, self.shape, self.fill_value
 
     @property
     def token(self) -> tuple[object, ...]:
         """As `identity`, but another one after windows were dropped, and for other functions.
 
         It is the same in all processes for a tensor that is stored, and whose functions can be told from others; else
-        each tensor object has its own.
+        each tensor object has its own. Of what is stored alone, which changes at any time, each frame has its own.
         """
+        if self.fill_value is not None:
+            return (self._own_token,)
         node = node_of(self.tensor)
         return state_of(node) or (node.token, DROPPING.count), self.origin, self.shape
 
+    @cached_property
+    def _own_token(self) -> str:
+        return secrets.token_hex(8)
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the fields and the token: by the pickle, Dask tells arrays of other libraries that show this frame."""
-        return _unpickled, (self.tensor, self.origin, self.shape, self.tile, self.dtype, self.token)
+        return _unpickled, (self.tensor, self.origin, self.shape, self.tile, self.dtype, self.fill_value, self.token)
 
     @cached_property
     def chunk_shape(self) -> Index:
@@ -147,7 +160,8 @@ class Frame:
         ValidationError
             If the tensor has been moved to another dtype since the frame was made.
         """
-        pixels = self.tensor[box]
+        source = self.tensor if self.fill_value is None else self.tensor.stored_only(self.fill_value)
+        pixels = source[box]
         if shown_dtype(pixels.dtype) != self.dtype:
             raise ValidationError(
                 f"tensor {self.tensor.tensor_id!r} was moved to {pixels.dtype} after this view of it was made, which "
@@ -184,3 +198,15 @@ def shown(pixels: torch.Tensor) -> npt.NDArray[np.generic]:
     """Pixels as an array of `shown_dtype`, in the same memory where it can be."""
     array: npt.NDArray[np.generic] = (pixels.float() if pixels.dtype is torch.bfloat16 else pixels).numpy(force=True)
     return array
+
+
+def shown_value(value: Number, dtype: torch.dtype) -> np.generic:
+    """A pixel of a dtype as it is shown."""
+    pixel: np.generic = shown(torch.full((1,), value, dtype=dtype, device="cpu"))[0]
+    return pixel
+
+
+def nodata_of(value: Number | None, dtype: torch.dtype) -> int | float | None:
+    """What others are told that pixels without data are; None for pixels that are no real numbers, too."""
+    is_real = shown_dtype(dtype).kind in "iuf"
+    return None if value is None or not is_real else shown_value(value, dtype).item()

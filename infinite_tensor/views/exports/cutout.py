@@ -19,7 +19,8 @@ from infinite_tensor.geometry.regions import parse
 from infinite_tensor.pipelines.sliding import CHANNELS
 from infinite_tensor.support.given import quoted
 from infinite_tensor.tensor import InfiniteTensor
-from infinite_tensor.views.frame import Frame, shown, shown_dtype
+from infinite_tensor.values.definition import Number
+from infinite_tensor.views.frame import Frame, nodata_of, shown, shown_dtype
 
 Pixels: TypeAlias = npt.NDArray[Any]
 Place: TypeAlias = tuple[slice, ...]
@@ -35,13 +36,16 @@ class Cutout:
         Which pixels, of which tensor.
     kept : tuple of int
         The dimensions that it has in what is written: those that no int has picked a pixel of.
+    fill_value : number or None
+        What is written where a tile is not stored, if somebody has given it.
     """
 
     frame: Frame
     kept: tuple[int, ...]
+    fill_value: Number | None = None
 
     @classmethod
-    def of(cls, tensor: InfiniteTensor, region: object) -> Cutout:
+    def of(cls, tensor: InfiniteTensor, region: object, fill_value: Number | None = None) -> Cutout:
         """What a region means.
 
         Raises
@@ -60,7 +64,7 @@ class Cutout:
             )
         tile = node.contents.layout(node.spec).tile_shape
         frame = Frame(tensor, selection.start, selection.shape, tile, shown_dtype(tensor.dtype))
-        return cls(frame, tuple([d for d in range(tensor.ndim) if d not in selection.squeezed]))
+        return cls(frame, tuple([d for d in range(tensor.ndim) if d not in selection.squeezed]), fill_value)
 
     @property
     def tensor(self) -> InfiniteTensor:
@@ -81,6 +85,11 @@ class Cutout:
     def dtype(self) -> np.dtype[Any]:
         """Its dtype; that of bfloat16, which no format has, is float32."""
         return self.frame.dtype
+
+    @property
+    def nodata(self) -> int | float | None:
+        """What the file says that pixels without data are; formats have it for real numbers."""
+        return nodata_of(self.fill_value, self.tensor.dtype)
 
     def of_kept(self, entries: Sequence[Any]) -> tuple[Any, ...]:
         """Of entries for each dimension of the tensor, those for the dimensions that are written."""

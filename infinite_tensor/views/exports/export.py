@@ -11,8 +11,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.progress import Tally, Watcher
@@ -30,7 +28,7 @@ from infinite_tensor.views.exports.streaming import Computed, Source, Stored, st
 from infinite_tensor.views.exports.tiff import check_tiff, opened_tiff
 from infinite_tensor.views.exports.zarrs import Content, Identity, opened_zarr
 from infinite_tensor.views.face import Face, with_distinct_dims
-from infinite_tensor.views.frame import shown, state_of
+from infinite_tensor.views.frame import shown_value, state_of
 from infinite_tensor.views.names import path_of, plain_name_of
 from infinite_tensor_stores.targets import is_local, local_path, text_of
 from infinite_tensor_stores.targets import shown as shown_target
@@ -76,11 +74,11 @@ class Options(NamedTuple):
 
     Attributes
     ----------
-    missing, fill_value, format, overwrite, storage_options, workers, progress
+    compute, fill_value, format, overwrite, storage_options, workers, progress
         As for `InfiniteTensor.export`.
     """
 
-    missing: str = "compute"
+    compute: bool = True
     fill_value: Number | None = None
     format: str | None = None
     overwrite: bool = False
@@ -92,7 +90,7 @@ class Options(NamedTuple):
 def export(tensor: InfiniteTensor, region: object, target: object, options: Options) -> None:
     """Write a region of a tensor; see `InfiniteTensor.export`."""
     place, form = _checked(target, options)
-    cutout = Cutout.of(tensor, region)
+    cutout = Cutout.of(tensor, region, options.fill_value)
     source = _source_of(tensor, options)
     if form == _ZARR:
         name = plain_name_of(tensor) or "values"
@@ -129,7 +127,7 @@ def export_members(
     cutouts, scales = {}, {}
     for key, (tensor, region, scale) in members.items():
         path = path_of(key)
-        cutouts[path], scales[path] = Cutout.of(tensor, region), scale
+        cutouts[path], scales[path] = Cutout.of(tensor, region, options.fill_value), scale
     faces = {path: Face(cutout.frame, cutout.dims) for path, cutout in cutouts.items()}
     dims = {path: face.dims for path, face in with_distinct_dims(faces, scales).items()}
     sources = {path: _source_of(cutout.tensor, options) for path, cutout in cutouts.items()}
@@ -206,10 +204,8 @@ def _checked(target: object, options: Options) -> tuple[str, str]:
         )
     if form != _ZARR and options.storage_options is not None:
         raise ValidationError("storage_options go with a URL, and so with Zarr; leave them out")
-    if word(options.missing) not in ("compute", "fill"):
-        raise ValidationError(f'missing must be "compute" or "fill", got {quoted(options.missing)}')
-    if options.fill_value is not None and options.missing != "fill":
-        raise ValidationError('fill_value goes with missing="fill", which shows it where nothing is stored')
+    if checked_flag("compute", options.compute) and options.fill_value is not None:
+        raise ValidationError("fill_value goes with compute=False, which shows it where nothing is stored")
     checked_flag("overwrite", options.overwrite)
     checked_progress(options.progress)
     if options.workers is not None:
@@ -235,23 +231,17 @@ def _format_of(place: str, given: object) -> str:
 
 
 def _source_of(tensor: InfiniteTensor, options: Options) -> Source:
-    if options.missing == "fill":
-        return Stored(StoredOnly(tensor, _fill_value(options)))
+    if not options.compute:
+        return Stored(StoredOnly(tensor, options.fill_value))
     return Computed(None if options.workers is None else int(options.workers))
-
-
-def _fill_value(options: Options) -> Number:
-    return 0 if options.fill_value is None else options.fill_value
 
 
 def _fill_values(cutouts: Mapping[str, Cutout], options: Options) -> dict[str, Any] | None:
     """What arrays show where nothing is written; None where all is."""
-    if options.missing != "fill":
+    if options.compute:
         return None
-    return {
-        path: shown(torch.full((1,), _fill_value(options), dtype=cutout.tensor.dtype, device="cpu"))[0]
-        for path, cutout in cutouts.items()
-    }
+    fill_value = 0 if options.fill_value is None else options.fill_value
+    return {path: shown_value(fill_value, cutout.tensor.dtype) for path, cutout in cutouts.items()}
 
 
 def _identity(cutouts: Mapping[str, Cutout], dims: Mapping[str, tuple[str, ...]], options: Options) -> Identity | None:
@@ -261,7 +251,7 @@ def _identity(cutouts: Mapping[str, Cutout], dims: Mapping[str, tuple[str, ...]]
     """
     nodes = [node_of(cutout.tensor) for cutout in cutouts.values()]
     states = [state_of(node) if node.tensor.named else None for node in nodes]
-    if options.missing == "fill" or None in states:
+    if not options.compute or None in states:
         return None
     places = [
         [path, node.spec.tensor_id, cutout.frame.origin, cutout.frame.shape, cutout.frame.tile, cutout.kept, dims[path]]

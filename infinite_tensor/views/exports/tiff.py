@@ -99,6 +99,8 @@ class _Tiff(Sink):
         self.unit, block = _unit_of(cutout, bands)
         place = _georeference(cutout)
         said = {} if place is None else {"crs": place.crs, "transform": place.transform, "nodata": place.nodata}
+        if cutout.nodata is not None:
+            said["nodata"] = cutout.nodata
         with self._settings(), _without_georeference():
             self.file = _rasterio().open(
                 path,

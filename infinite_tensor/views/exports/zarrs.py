@@ -9,9 +9,11 @@ is written whole.
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
 import re
+import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -166,12 +168,14 @@ class _Hierarchy:
 
     def _document(self, path: str, cutout: Cutout) -> dict[str, Any]:
         fill_values = self._content.fill_values
-        attributes = {
+        attributes: dict[str, Any] = {
             "infinite_tensor": {
                 "tensor_id": cutout.tensor.tensor_id,
                 "origin": [-first for first in cutout.of_kept(cutout.frame.origin)],
             }
         }
+        if cutout.nodata is not None:
+            attributes["_FillValue"] = _as_xarray_has_it(cutout.nodata)
         return array_document(
             cutout.shape,
             cutout.of_kept(cutout.frame.chunk_shape),
@@ -271,6 +275,11 @@ class _Hierarchy:
         self._objects.put(written)
         self._objects.put({DOCUMENT: root})
         self._objects.delete([UNFINISHED])
+
+
+def _as_xarray_has_it(nodata: float) -> int | str:
+    """A fill value among the attributes of an array in Zarr v3: JSON has not all floats."""
+    return nodata if isinstance(nodata, int) else base64.standard_b64encode(struct.pack("<d", nodata)).decode()
 
 
 def _encoded(pixels: Pixels) -> bytes:

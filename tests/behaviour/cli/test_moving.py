@@ -133,10 +133,10 @@ def test_export_fills_up_what_is_not_stored_where_it_is_asked_to(cli: CommandLin
     options = [store, "rows", tmp_path / "a.npy", "--region", "0:4,4:12"]
     assert cli("export", *options).code == 1
     assert not (tmp_path / "a.npy").exists()
-    assert cli("export", *options, "--missing", "fill").code == 0
+    assert cli("export", *options, "--no-compute").code == 0
     assert np.load(tmp_path / "a.npy")[3].tolist() == [3, 3, 3, 3, 0, 0, 0, 0]
     options[2] = tmp_path / "b.npy"
-    assert cli("export", *options, "--missing", "fill", "--fill-value", "7").code == 0
+    assert cli("export", *options, "--no-compute", "--fill-value", "7").code == 0
     assert np.load(tmp_path / "b.npy")[3].tolist() == [3, 3, 3, 3, 7, 7, 7, 7]
     options[2] = tmp_path / "c.npy"
     assert cli("export", *options, "--fill-value", "7").code == 1

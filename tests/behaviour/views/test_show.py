@@ -140,7 +140,7 @@ def test_what_is_missing_is_computed_or_left_blank() -> None:
     t = tensor_of(f)
     t[0:4, 0:4]
     calls = list(f.calls)
-    ax = show(t, sl[-2:6, 0:8], missing="fill")
+    ax = show(t, sl[-2:6, 0:8], compute=False)
     assert f.calls == calls
     drawn = drawn_on(ax)
     known = np.zeros((8, 8), bool)
@@ -161,7 +161,7 @@ def test_missing_colours_are_blank() -> None:
         dims=("c", "y", "x"),
     )
     t[:, 0:4, 0:4]
-    drawn = drawn_on(show(t, sl[:, 0:4, 0:8], missing="fill"))
+    drawn = drawn_on(show(t, sl[:, 0:4, 0:8], compute=False))
     assert (drawn[:, :4] == 0).all()
     assert (drawn[:, 4:] == 0.85).all()
 
@@ -173,7 +173,7 @@ def test_missing_colours_are_blank() -> None:
         (sl[4:0:-1, 0:4], {}, "steps must be positive"),
         (sl[1, 2], {}, "extends along one or two dimensions beside channels, and the region along 0;"),
         (sl[0:100_000, 0:100_000], {}, "the region has 100,000 x 100,000 pixels to draw"),
-        (sl[0:4, 0:4], {"missing": "skip"}, "missing must be"),
+        (sl[0:4, 0:4], {"compute": "skip"}, "compute must be a bool"),
         (sl[0:4, 0:4], {"channel": 1}, "the tensor has no dimension of channels"),
     ],
 )

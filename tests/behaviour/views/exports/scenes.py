@@ -57,7 +57,8 @@ def opened(target: Path | str) -> Any:
     """What another program finds in an exported file, as numpy has it."""
     match Path(target).suffix:
         case ".zarr":
-            with xarray.open_zarr(target) as found:
+            # As they were written: what is nodata would be NaN.
+            with xarray.open_zarr(target, mask_and_scale=False) as found:
                 (name,) = found.data_vars
                 return found[name].to_numpy()
         case ".npy":

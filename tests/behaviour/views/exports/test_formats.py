@@ -159,7 +159,7 @@ def test_a_tiff_has_any_number_of_bands_in_tiles(tmp_path: Path) -> None:
 def test_a_tiff_that_may_have_4_gib_is_a_bigtiff(tmp_path: Path) -> None:
     t = InfiniteTensor((None, None), lambda _ctx: torch.ones(512, 512), TensorWindow((512, 512)))
     # What is not stored takes no time to write.
-    t.export(sl[0:1024, 0:600_000], tmp_path / "large.tif", missing="fill")
+    t.export(sl[0:1024, 0:600_000], tmp_path / "large.tif", compute=False)
     t.export(sl[0:64, 0:64], tmp_path / "small.tif")
     assert (tmp_path / "large.tif").read_bytes()[2:4] == b"+\0"
     assert (tmp_path / "small.tif").read_bytes()[2:4] == b"*\0"
@@ -218,20 +218,20 @@ def test_windows_are_computed_once_and_stored(form: str, tmp_path: Path) -> None
 
 
 @forms
-def test_missing_fill_writes_what_is_stored_and_computes_nothing(form: str, tmp_path: Path) -> None:
+def test_without_computing_what_is_stored_is_written(form: str, tmp_path: Path) -> None:
     f = Counted(lambda _ctx: torch.full((4, 4), 3.0))
     t = plane(f)
     t.fill(sl[0:8, 8:16], progress=False)
     calls = len(f.calls)
-    t.export(sl[REGION], tmp_path / f"out.{form}", missing="fill", fill_value=7)
+    t.export(sl[REGION], tmp_path / f"out.{form}", compute=False, fill_value=7)
     expected = np.full((14, 23), 7)
     expected[5:13, 6:14] = 3
     assert np.array_equal(opened(tmp_path / f"out.{form}"), expected)
     assert len(f.calls) == calls
 
 
-def test_missing_fill_without_a_value_writes_0(tmp_path: Path) -> None:
-    plane().export(sl[REGION], tmp_path / "out.npy", missing="fill")
+def test_without_computing_and_a_value_0_is_written(tmp_path: Path) -> None:
+    plane().export(sl[REGION], tmp_path / "out.npy", compute=False)
     assert not np.load(tmp_path / "out.npy").any()
 
 

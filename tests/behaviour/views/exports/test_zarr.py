@@ -87,7 +87,7 @@ def test_a_url_is_a_target(target: str, tmp_path: Path) -> None:
 def test_chunks_full_of_the_fill_value_are_not_written(tmp_path: Path) -> None:
     t = plane()
     t.fill(sl[0:8, 8:16], progress=False)
-    t.export(sl[-8:16, 0:24], tmp_path / "out.zarr", missing="fill", fill_value=250)
+    t.export(sl[-8:16, 0:24], tmp_path / "out.zarr", compute=False, fill_value=250)
     assert zarr.open_array(tmp_path / "out.zarr" / "height", mode="r").fill_value == 250
     chunks = [path for path in (tmp_path / "out.zarr" / "height" / "c").rglob("*") if path.is_file()]
     assert len(chunks) == 1
@@ -97,7 +97,7 @@ def test_complex_pixels_that_are_like_the_fill_value_are_written(tmp_path: Path)
     pixel, fill_value = complex("nan"), complex(np.nan, 2)
     t = plane(lambda _ctx: torch.full((4, 4), pixel), "complex64")
     t.fill(sl[0:8, 0:8], progress=False)
-    t.export(sl[0:8, 0:16], tmp_path / "out.zarr", missing="fill", fill_value=fill_value)
+    t.export(sl[0:8, 0:16], tmp_path / "out.zarr", compute=False, fill_value=fill_value)
     found = zarr.open_array(tmp_path / "out.zarr" / "height", mode="r")
     assert np.unique(np.imag(np.asarray(found[:, :8]))).tolist() == [0]
     assert np.unique(np.imag(np.asarray(found[:, 8:]))).tolist() == [2]
@@ -201,7 +201,7 @@ def test_progress_counts_what_was_written_before(scene: Scene) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"region": sl[-64:64, 0:56]}, {"missing": "fill"}, {"overwrite": True}],
+    [{"region": sl[-64:64, 0:56]}, {"compute": False}, {"overwrite": True}],
     ids=["region", "fill", "overwrite"],
 )
 def test_an_export_of_something_else_begins_anew(scene: Scene, options: dict[str, Any]) -> None:
