@@ -389,8 +389,8 @@ class InfiniteTensor(Fillable):
         ----------
         indices : int, slice, Ellipsis or tuple of them, or a list of such regions
             A negative number is a coordinate in an unbounded dimension and counts from the end in a finite
-            one. A slice over an unbounded dimension needs both ends; steps may be negative. A step picks
-            from the pixels that the slice spans: all of its windows are computed.
+            one. A slice over an unbounded dimension needs both ends; steps may be negative. With steps, only
+            windows that hold a pixel of the result are computed.
 
         Returns
         -------

@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import math
-import operator
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeAlias, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from infinite_tensor.engine.chain import Node, resolved
+from infinite_tensor.engine.chain import Node, chain_of, resolved
 from infinite_tensor.engine.claims import CLAIMS
 from infinite_tensor.engine.lifetimes import NumberedRegions
-from infinite_tensor.engine.loop import Loop, run_steps
+from infinite_tensor.engine.loop import Loop, Regions, run_steps
 from infinite_tensor.engine.reads import Views
 from infinite_tensor.errors import StoreError
+from infinite_tensor.geometry.blocks import Blocks
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.regions import Selection
-from infinite_tensor.geometry.window import TensorWindow, followed
 from infinite_tensor.support.allocation import IN_PARTS, new_result
+from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.interrupts import running_f, store_call
 from infinite_tensor.values.spec import TensorSpec
+
+T = TypeVar("T")
+FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 _BLOCK_BYTES = 16 * 2**20
 """A larger read is carried out block by block, so that upstream windows are released early."""
@@ -33,13 +38,40 @@ _MOST_WAITING = 1024
 
 
 @dataclass(frozen=True)
-class _Block:
-    """A part of one result, small enough to be worked on at once."""
+class _Part:
+    """A selection of one tensor, and what it is read into.
+
+    Attributes
+    ----------
+    node : Node
+        The tensor.
+    blocks : Blocks
+        The selection, in blocks that are each worked on at once.
+    out : Tensor
+        The pixels that are wanted.
+    """
 
     node: Node
-    start: Index
-    stop: Index
+    blocks: Blocks
     out: torch.Tensor
+
+    @cached_property
+    def nbytes(self) -> int:
+        """About how much is held to read all of it at once."""
+        size = self.blocks.pixels * self.node.spec.dtype.itemsize
+        if True not in self.blocks.far:
+            return size
+        # Pixels that lie far apart share no tile, here or upstream.
+        return max(size, len(self.blocks) * max([_largest_unit(node) for node in chain_of([self.node])]))
+
+    def cut(self, most: int) -> _Part:
+        """In blocks of so many bytes."""
+        return replace(self, blocks=self.blocks.cut(max(1, most // self.node.spec.dtype.itemsize)))
+
+
+def _largest_unit(node: Node) -> int:
+    window = math.prod(node.spec.grid.window.size) * node.spec.dtype.itemsize
+    return max(window, node.contents.layout(node.spec).tile_bytes)
 
 
 def read_together(
@@ -59,42 +91,55 @@ def read_together(
         while True:
             read, absent = _looked_up(requests, workers)
             if not absent or _compute(absent, workers):
-                return [[selection.pick(box) for selection, box in parts] for parts in read]
+                return [[selection.pick(out) for selection, out in parts] for parts in read]
 
 
-_Parts: TypeAlias = list[tuple[Selection, torch.Tensor]]
-"""Selections of one tensor, each with the block that it is to be read into."""
-_Request: TypeAlias = tuple[Node, TensorSpec, _Parts]
-"""What is to be read of a tensor, and what it was when the blocks were allocated."""
+_Selected: TypeAlias = list[tuple[Selection, torch.Tensor]]
+"""Selections of one tensor, each with the pixels that are wanted of it."""
+_Request: TypeAlias = tuple[Node, TensorSpec, _Selected]
+"""What is to be read of a tensor, and what it was when memory was allocated for that."""
 
 
 def _looked_up(
     requests: Sequence[tuple[Node, Sequence[Selection]]], workers: int | None
-) -> tuple[list[_Parts], list[_Request]]:
+) -> tuple[list[_Selected], list[_Request]]:
     """The results, with what stores have in memory or takes no windows; and those parts that are still to be read."""
-    read: list[_Parts] = []
+    read: list[_Selected] = []
     absent: list[_Request] = []
     for node, wanted in requests:
         spec, contents = node.spec, node.contents
         if contents.flush_requested:
             contents.flush_if_requested()
-        parts = [(each, new_result(each.shape, spec.dtype, spec.device, IN_PARTS)) for each in wanted]
+        parts = [(each, new_result(each.size, spec.dtype, spec.device, IN_PARTS)) for each in wanted]
         read.append(parts)
-        missing = [(each, box) for each, box in parts if box.numel() and not contents.serve(spec, each.start, box)]
+        serve = partial(contents.serve, spec)
+        missing = [(each, out) for each, out in parts if out.numel() and not all(_filled(node, each, out, serve))]
         if missing and not _written(node, missing, workers):
             absent.append((node, spec, missing))
     return read, absent
 
 
-def _written(node: Node, parts: _Parts, workers: int | None) -> bool:
+def _filled(
+    node: Node, selection: Selection, out: torch.Tensor, read: Callable[[Index, torch.Tensor], T]
+) -> Iterator[T]:
+    """What ``read(start, out)`` returns of each block of a selection, as it writes the pixels of that."""
+    if not selection.is_thinned:
+        yield read(selection.start, out)
+        return
+    blocks = Blocks.of(selection, node.spec.grid.window).cut(_BLOCK_BYTES // node.spec.dtype.itemsize)
+    for block in blocks:
+        yield blocks.fill(block, out, read)
+
+
+def _written(node: Node, parts: _Selected, workers: int | None) -> bool:
     """Have an ``f`` that can write regions write some; whether it has."""
     writer, contents = node.computation.writer, node.contents
     if writer is None or contents.outlives_process or (workers or node.computation.workers) > 1:
         return False
     contents.check_open()
     with running_f():
-        for selection, box in parts:
-            writer.write(selection.start, box)
+        for selection, out in parts:
+            deque(_filled(node, selection, out, writer.write), maxlen=0)
     return True
 
 
@@ -106,10 +151,13 @@ def _compute(requests: Sequence[_Request], workers: int | None) -> bool:
             views.of(node)
             if given.tensor.spec is not spec:
                 return False
-        parts = [(node, parts) for node, (_, _, parts) in zip(nodes, requests, strict=True)]
+        parts = [
+            [_Part(node, Blocks.of(selection, node.spec.grid.window), out) for selection, out in own]
+            for node, (_, _, own) in zip(nodes, requests, strict=True)
+        ]
         try:
-            if sum([box.nbytes for _, own in parts for _, box in own]) <= _BLOCK_BYTES:
-                _read_at_once(parts, views)
+            if sum([part.nbytes for own in parts for part in own]) <= _BLOCK_BYTES:
+                _read_at_once([part for own in parts for part in own], views)
             else:
                 _read_in_steps(parts, views)
         except Exception:
@@ -118,97 +166,64 @@ def _compute(requests: Sequence[_Request], workers: int | None) -> bool:
         return not views.moved
 
 
-def _read_at_once(requests: Sequence[tuple[Node, _Parts]], views: Views) -> None:
+def _read_at_once(parts: Sequence[_Part], views: Views) -> None:
     """Read what is one step: nothing is released on the way, so no order matters."""
-    regions: dict[Node, tuple[list[Index], list[Index]]] = {}
-    for node, parts in requests:
-        starts, stops = regions.setdefault(node, ([], []))
-        starts += [selection.start for selection, _ in parts]
-        stops += [selection.stop for selection, _ in parts]
+    regions: dict[Node, list[Regions]] = {}
+    for part in parts:
+        regions.setdefault(part.node, []).append(part.blocks.bounds())
     loop = Loop(regions, views)
-    loop.add(
-        [(np.array(starts, dtype=np.int64), np.array(stops, dtype=np.int64)) for starts, stops in regions.values()]
-    )
+    loop.add([_joined(bounds) for bounds in regions.values()])
     loop.compute(to_the_end=True)
-    for node, parts in requests:
-        access = views.of(node)
-        for selection, box in parts:
-            access.read(selection.start, box)
+    for part in parts:
+        for block in part.blocks:
+            part.blocks.fill(block, part.out, views.of(part.node).read)
 
 
-def _read_in_steps(requests: Sequence[tuple[Node, _Parts]], views: Views) -> None:
-    """Read what is large in blocks, of all tensors at the same pace."""
-    blocks = _side_by_side(requests)
+def _joined(bounds: Sequence[Regions]) -> Regions:
+    starts, stops = zip(*bounds, strict=True)
+    return np.concatenate(starts), np.concatenate(stops)
+
+
+def _read_in_steps(requests: Sequence[Sequence[_Part]], views: Views) -> None:
+    """Read what is large in blocks, of all tensors at the same pace, so that what they share can be released early."""
+    sizes = [sum([part.nbytes for part in own]) for own in requests]
+    parts: list[_Part] = []
+    begins: list[FloatArray] = []
+    for own, size in zip(requests, sizes, strict=True):
+        before = 0.0
+        for part in own:
+            parts.append(part.cut(_BLOCK_BYTES * size // sum(sizes)))
+            share, count = part.nbytes / size, len(parts[-1].blocks)
+            begins.append(before + share * np.arange(count) / count)
+            before += share
+    order = np.argsort(np.concatenate(begins), kind="stable")
+    part_of = np.repeat(np.arange(len(parts)), [len(part.blocks) for part in parts])[order]
+    waiting = [iter(part.blocks) for part in parts]
 
     def read_block(number: int) -> None:
-        block = blocks[number]
-        views.of(block.node).read(block.start, block.out)
+        at = int(part_of[number])
+        part = parts[at]
+        part.blocks.fill(next(waiting[at]), part.out, views.of(part.node).read)
 
-    run_steps(_regions(blocks), _steps(blocks), views, read_block)
-
-
-def _side_by_side(requests: Sequence[tuple[Node, _Parts]]) -> list[_Block]:
-    """What is read, in blocks: of all tensors at the same pace, so that what they share can be released early."""
-    sizes = [sum([box.nbytes for _, box in parts]) for _, parts in requests]
-    ranked: list[tuple[float, _Block]] = []
-    for (node, parts), size in zip(requests, sizes, strict=True):
-        most = max(1, _BLOCK_BYTES * size // sum(sizes))
-        begin = 0.0
-        for selection, box in parts:
-            for block in _blocks(node, selection, box, most):
-                ranked.append((begin, block))
-                begin += block.out.nbytes / size
-    ranked.sort(key=operator.itemgetter(0))
-    return [block for _, block in ranked]
+    regions: dict[Node, NumberedRegions] = {}
+    for node in dict.fromkeys([part.node for part in parts]):
+        of_node = [at for at, part in enumerate(parts) if part.node == node]
+        starts, stops = _joined([parts[at].blocks.bounds() for at in of_node])
+        among = np.argsort(np.concatenate([begins[at] for at in of_node]), kind="stable")
+        regions[node] = NumberedRegions(np.flatnonzero(np.isin(part_of, of_node)), starts[among], stops[among])
+    weights = np.array([part.nbytes / len(part.blocks) for part in parts])[part_of]
+    run_steps(regions, _steps(weights.tolist()), views, read_block)
 
 
-def _regions(blocks: Sequence[_Block]) -> dict[Node, NumberedRegions]:
-    rows: dict[Node, list[tuple[int, Index, Index]]] = {}
-    for number, block in enumerate(blocks):
-        rows.setdefault(block.node, []).append((number, block.start, block.stop))
-    return {
-        node: NumberedRegions(*[np.array(column, dtype=np.int64) for column in zip(*own, strict=True)])
-        for node, own in rows.items()
-    }
-
-
-def _steps(blocks: Sequence[_Block]) -> list[range]:
+def _steps(weights: Sequence[float]) -> list[range]:
     """Runs of neighbouring blocks, each about as large as one block may be."""
-    steps, first, size = [], 0, 0
-    for number, block in enumerate(blocks):
-        size += block.out.nbytes
-        if size >= _BLOCK_BYTES or number == len(blocks) - 1:
+    steps, first, size = [], 0, 0.0
+    for number, weight in enumerate(weights):
+        size += weight
+        if size >= _BLOCK_BYTES or number == len(weights) - 1:
             steps.append(range(first, number + 1))
-            first, size = number + 1, 0
+            first, size = number + 1, 0.0
     return steps
-
-
-def _blocks(node: Node, selection: Selection, box: torch.Tensor, most_bytes: int) -> Iterator[_Block]:
-    """The selection cut into bands along its first long dimension, at the borders of windows."""
-    window = node.spec.grid.window
-    d = _first_long(window, box.shape) if box.nbytes > most_bytes else None
-    if d is None:
-        yield _Block(node, selection.start, selection.stop, box)
-        return
-    stride, offset = window.stride[d], window.offset[d]
-    rows = max(1, most_bytes * box.shape[d] // box.nbytes)
-    rows = max(stride, rows // stride * stride)
-    start, end = selection.start[d], selection.stop[d]
-    cut = start
-    while cut < end:
-        following = min(end, (cut - offset) // rows * rows + rows + offset)
-        low, high = list(selection.start), list(selection.stop)
-        low[d], high[d] = cut, following
-        yield _Block(node, tuple(low), tuple(high), box.narrow(d, cut - start, following - cut))
-        cut = following
-
-
-def _first_long(window: TensorWindow, shape: Sequence[int]) -> int | None:
-    """The first dimension along which a box reaches farther than windows are apart, if there is one."""
-    for d, (k, stride, extent) in enumerate(zip(followed(window), window.stride, shape, strict=True)):
-        if k is not None and extent > stride:
-            return d
-    return None
 
 
 @torch.inference_mode(mode=False)
@@ -243,7 +258,7 @@ class _Stream:
             self._node.contents.flush_if_requested()
             if self._loop is None:
                 self._loop = Loop([self._node], self._views)
-            self._loop.add([(np.array([selection.start]), np.array([selection.stop]))])
+            self._loop.add([Blocks.of(selection, self._node.spec.grid.window).bounds()])
             self._waiting.append(selection)
             self._waiting_bytes += self._bytes_of(selection)
             # Stored regions behind one window that does not fill a batch must not pile up.
@@ -276,10 +291,10 @@ class _Stream:
         access = self._views.of(self._node)
         for _ in ready:
             selection = self._waiting.popleft()
-            box = new_result(selection.shape, self._node.spec.dtype, self._node.spec.device, IN_PARTS)
-            if box.numel():
-                access.read(selection.start, box)
-            results.append(selection.pick(box))
+            out = new_result(selection.size, self._node.spec.dtype, self._node.spec.device, IN_PARTS)
+            if out.numel():
+                deque(_filled(self._node, selection, out, access.read), maxlen=0)
+            results.append(selection.pick(out))
         if results:
             starts = [selection.start for selection in self._waiting]
             access.keep([min(column) for column in zip(*starts, strict=True)] if starts else None)
@@ -287,4 +302,4 @@ class _Stream:
         return results
 
     def _bytes_of(self, selection: Selection) -> int:
-        return math.prod(selection.shape) * self._node.spec.dtype.itemsize
+        return Blocks.of(selection, self._node.spec.grid.window).pixels * self._node.spec.dtype.itemsize

@@ -69,7 +69,7 @@ def _node_of(token: str) -> Node:
 
 def _unread(selection: Selection, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """A tensor of the shape of what is read."""
-    pixels = selection.pick(torch.empty(selection.shape, dtype=dtype, device="meta"))
+    pixels = selection.pick(torch.empty(selection.size, dtype=dtype, device="meta"))
     return torch.empty(pixels.shape, dtype=dtype, device=device)
 
 

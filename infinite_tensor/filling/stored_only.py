@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +13,7 @@ import torch
 from infinite_tensor.engine.chain import Node, node_of
 from infinite_tensor.engine.claims import CLAIMS
 from infinite_tensor.engine.reads import Views
+from infinite_tensor.geometry.blocks import Blocks
 from infinite_tensor.geometry.regions import Selection, parse
 from infinite_tensor.geometry.window import Shape
 from infinite_tensor.support.allocation import IN_PARTS, new_result
@@ -144,27 +145,30 @@ def stored_pixels(node: Node, selection: Selection, fill_value: Number) -> torch
             with Views(CLAIMS.reader(None)) as views:
                 access = views.of(node)
                 spec = node.spec
-                box = new_result(selection.shape, spec.dtype, spec.device, IN_PARTS)
+                out = new_result(selection.size, spec.dtype, spec.device, IN_PARTS)
                 try:
-                    if box.numel():
-                        box.fill_(pixel_value("fill_value", fill_value, spec.dtype))
-                        _copy(node, access, selection.start, box)
+                    if out.numel():
+                        out.fill_(pixel_value("fill_value", fill_value, spec.dtype))
+                        _copy(node, access, selection, out)
                 except Exception:
                     if not views.moved:
                         raise
                 # To another dtype or device, meanwhile.
                 if not views.moved:
-                    return selection.pick(box)
+                    return selection.pick(out)
 
 
-def _copy(node: Node, access: Access, start: Sequence[int], out: torch.Tensor) -> None:
-    """Write the pixels from `start` on that lie in whole tiles into `out`."""
+def _copy(node: Node, access: Access, selection: Selection, out: torch.Tensor) -> None:
+    """Write the pixels of a selection that lie in whole tiles into `out`."""
     layout = node.contents.layout(node.spec)
-    stop = list(map(operator.add, start, out.shape))
-    tiles = itertools.product(*map(range, *layout.box(start, stop)))
+    # Each in one tile.
+    blocks = Blocks.of(selection, layout.grid.window).cut(1)
+    rest = iter(blocks)
     at_once = min(max(1, _AT_ONCE_BYTES // layout.tile_bytes), _AT_ONCE)
-    while some := list(itertools.islice(tiles, at_once)):
-        for tile in access.whole(some):
-            begin, to = layout.part(tile, start, stop)
-            access.read(begin, out[to])
+    while some := list(itertools.islice(rest, at_once)):
+        tiles = [tuple(map(operator.floordiv, block.start, layout.tile_shape)) for block in some]
+        whole = set(access.whole(tiles))
+        for block, tile in zip(some, tiles, strict=True):
+            if tile in whole:
+                blocks.fill(block, out, access.read)
         access.keep(None)

@@ -37,7 +37,7 @@ class Selection(NamedTuple):
     start, stop : tuple of int
         The box in pixels, one entry per dimension.
     steps : tuple of int
-        Per dimension, the step with which the box is thinned out; a negative one also reverses it.
+        Per dimension, the step from one wanted pixel to the next; a negative one also reverses them.
     squeezed : tuple of int
         Dimensions that were indexed with an int and vanish from the result.
     """
@@ -52,35 +52,49 @@ class Selection(NamedTuple):
         """Shape of the box in pixels."""
         return tuple([b - a for a, b in zip(self.start, self.stop, strict=True)])
 
-    def pick(self, box: torch.Tensor) -> torch.Tensor:
-        """What the user asked for, from the box of pixels; never a view of a larger tensor.
+    @property
+    def pixels(self) -> tuple[range, ...]:
+        """Per dimension, those that are wanted, in ascending order."""
+        return tuple([range(a, b, abs(step)) for a, b, step in zip(self.start, self.stop, self.steps, strict=True)])
+
+    @property
+    def size(self) -> Index:
+        """Shape of the pixels that are wanted."""
+        return tuple(map(len, self.pixels)) if self.is_thinned else self.shape
+
+    @property
+    def is_thinned(self) -> bool:
+        """Whether some pixels of the box are not wanted."""
+        return max(self.steps) > 1 or min(self.steps) < -1
+
+    def pick(self, pixels: torch.Tensor) -> torch.Tensor:
+        """What the user asked for, from the pixels that are wanted, in ascending order.
 
         Raises
         ------
         OutOfMemoryError
-            If there is no room for what a step leaves, which is a copy.
+            If there is no room for what a negative step reverses, which is a copy.
         """
-        if self.steps.count(1) < len(self.steps):
-            box = self._thinned(box)
+        if min(self.steps) < 0:
+            pixels = self._reversed(pixels)
         if self.squeezed:
-            box = box.reshape([n for d, n in enumerate(box.shape) if d not in self.squeezed])
-        return box
+            pixels = pixels.reshape([n for d, n in enumerate(pixels.shape) if d not in self.squeezed])
+        return pixels
 
-    def _thinned(self, box: torch.Tensor) -> torch.Tensor:
-        thinned = box[tuple(slice(None, None, abs(step)) for step in self.steps)]
+    def _reversed(self, pixels: torch.Tensor) -> torch.Tensor:
         try:
-            return _flip(thinned, [d for d, step in enumerate(self.steps) if step < 0])
+            return _flip(pixels, [d for d, step in enumerate(self.steps) if step < 0])
         except RuntimeError as error:
-            if not is_lack_of_memory(error, box.device):
+            if not is_lack_of_memory(error, pixels.device):
                 raise
-            raise out_of_memory(thinned.shape, box.dtype, IN_PARTS) from error
+            raise out_of_memory(pixels.shape, pixels.dtype, IN_PARTS) from error
 
 
-def _flip(thinned: torch.Tensor, dims: list[int]) -> torch.Tensor:
-    if thinned.dtype in (torch.uint16, torch.uint32, torch.uint64):
-        signed = {2: torch.int16, 4: torch.int32, 8: torch.int64}[thinned.element_size()]
-        return thinned.view(signed).flip(dims).view(thinned.dtype)
-    return thinned.flip(dims)
+def _flip(pixels: torch.Tensor, dims: list[int]) -> torch.Tensor:
+    if pixels.dtype in (torch.uint16, torch.uint32, torch.uint64):
+        signed = {2: torch.int16, 4: torch.int32, 8: torch.int64}[pixels.element_size()]
+        return pixels.view(signed).flip(dims).view(pixels.dtype)
+    return pixels.flip(dims)
 
 
 def parse(indices: object, shape: Shape, labels: Sequence[object] | None = None) -> Selection:

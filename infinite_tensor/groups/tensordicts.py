@@ -44,7 +44,7 @@ def batch_size(members: Sequence[GroupMember], region: Selection) -> list[int]:
             continue
         if any(member.scale[d] != members[0].scale[d] for member in members):
             break
-        extents.append(len(range(selected.start[own], selected.stop[own], abs(selected.steps[own]))))
+        extents.append(selected.size[own])
     return extents
 
 

@@ -16,7 +16,7 @@ from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.regions import Selection, parse
 from infinite_tensor.support.arguments import checked_flag
 from infinite_tensor.support.given import as_index, members, quoted
-from infinite_tensor.support.tables import bytes_of, count_of
+from infinite_tensor.support.tables import count_of
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.views.axes import Axes, standing
 from infinite_tensor.views.colours import as_colours, as_reals
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 HALF = 256
 """Pixels on each side of 0 that are drawn of an unbounded dimension."""
 _MOST_PIXELS = 2**24
-_MOST_BYTES = 2**29
 _BLANK = "0.85"
 """The grey of pixels that are not stored."""
 
@@ -42,23 +41,16 @@ class _View:
     axes : Axes
         The dimensions of the picture, without those that the region leaves out.
     boxes : list of Selection
-        What is read: a box of a channel each.
-    steps : tuple of int
-        Per dimension, which pixels of these are drawn.
+        What is read: a channel each.
     """
 
     axes: Axes
     boxes: list[Selection]
-    steps: Index
 
     def extent(self, d: int) -> tuple[float, float]:
         """From where to where pixels reach along a dimension: each is in the middle of what stands for it."""
-        first, step = self.boxes[0].start[d], self.steps[d]
-        return first - step / 2, first + step * self.count(d) - step / 2
-
-    def count(self, d: int) -> int:
-        """How many pixels are drawn along a dimension."""
-        return -(-self.boxes[0].shape[d] // self.steps[d])
+        first, step = self.boxes[0].start[d], self.boxes[0].steps[d]
+        return first - step / 2, first + step * self.boxes[0].size[d] - step / 2
 
 
 @dataclass(frozen=True)
@@ -136,8 +128,8 @@ def _view(tensor: InfiniteTensor, region: object, channel: object) -> _View:
     # The last of those that have one pixel take the place of what is missing.
     drawn = sorted([*extending, *(d for d in reversed(others) if d not in extending)][:2])
     rows, columns = [None, None, *drawn][-2:]
-    view = _View(Axes(axes.channels, rows, columns), _boxes(selection, axes, channels), selection.steps)
-    _check_size(tensor, view)
+    view = _View(Axes(axes.channels, rows, columns), _boxes(selection, axes, channels))
+    _check_size(view)
     return view
 
 
@@ -180,7 +172,7 @@ def _channels(tensor: InfiniteTensor, axes: Axes, selection: Selection, given: o
 
 
 def _boxes(selection: Selection, axes: Axes, channels: Sequence[int] | None) -> list[Selection]:
-    whole = selection._replace(steps=(1,) * len(selection.start), squeezed=())
+    whole = selection._replace(squeezed=())
     if axes.channels is None or channels is None:
         return [whole]
 
@@ -190,18 +182,13 @@ def _boxes(selection: Selection, axes: Axes, channels: Sequence[int] | None) -> 
     return [whole._replace(start=at(whole.start, one), stop=at(whole.stop, one + 1)) for one in channels]
 
 
-def _check_size(tensor: InfiniteTensor, view: _View) -> None:
-    drawn = [d for d in (view.axes.rows, view.axes.columns) if d is not None]
-    count = math.prod(view.count(d) for d in drawn)
-    nbytes = len(view.boxes) * math.prod(view.boxes[0].shape) * tensor.dtype.itemsize
-    if count <= _MOST_PIXELS and nbytes <= _MOST_BYTES:
-        return
-    sizes = " x ".join(count_of(view.count(d)) for d in drawn)
-    raise ValidationError(
-        f"the region has {sizes} pixels to draw, read from {bytes_of(nbytes)}, and may have {count_of(_MOST_PIXELS)}, "
-        f"from {bytes_of(_MOST_BYTES)}; give a smaller region, or one with a step, such as "
-        "sl[0:8192:4, 0:8192:4], which reads all that it spans"
-    )
+def _check_size(view: _View) -> None:
+    drawn = [view.boxes[0].size[d] for d in (view.axes.rows, view.axes.columns) if d is not None]
+    if math.prod(drawn) > _MOST_PIXELS:
+        raise ValidationError(
+            f"the region has {' x '.join(map(count_of, drawn))} pixels to draw, and may have {count_of(_MOST_PIXELS)}; "
+            "give a smaller region, or one with a larger step, such as sl[0:8192:4, 0:8192:4]"
+        )
 
 
 def _pixels(
@@ -209,7 +196,7 @@ def _pixels(
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
     """What is drawn, (rows, columns, channels), and which of it is known; None for all."""
     order = [d for d in (view.axes.rows, view.axes.columns) if d is not None]
-    keep = tuple(slice(None, None, view.steps[d]) if d in order else 0 for d in range(tensor.ndim))
+    keep = tuple(slice(None) if d in order else 0 for d in range(tensor.ndim))
     source = tensor if computed else tensor.stored_only()
     read = [shown(block[keep]) for block in source[list(view.boxes)]]
     pixels = np.stack(read, axis=-1)
@@ -220,12 +207,11 @@ def _pixels(
 
 
 def _known(tensor: InfiniteTensor, box: Selection) -> npt.NDArray[np.bool_]:
-    """Which pixels of a box lie in tiles that are stored whole."""
+    """Which pixels of a selection lie in tiles that are stored whole."""
     layout = node_of(tensor).contents.layout(node_of(tensor).spec)
     found = tensor.coverage(box, "missing").numpy()
-    for d, (start, stop, size) in enumerate(zip(box.start, box.stop, layout.tile_shape, strict=True)):
-        tiles = np.arange(start, stop) // size
-        found = found.take(tiles - tiles[0], axis=d)
+    for d, (pixels, size) in enumerate(zip(box.pixels, layout.tile_shape, strict=True)):
+        found = found.take(np.array(pixels) // size - pixels[0] // size, axis=d)
     return ~found
 
 
@@ -255,7 +241,7 @@ def _draw_image(ax: matplotlib.axes.Axes, picture: _Picture, options: dict[str, 
 def _draw_line(ax: matplotlib.axes.Axes, picture: _Picture, options: dict[str, Any]) -> None:
     view, d = picture.view, picture.view.axes.columns
     assert d is not None
-    at = view.boxes[0].start[d] + view.steps[d] * np.arange(view.count(d))
+    at = np.array(view.boxes[0].pixels[d])
     for number in range(picture.channels):
         ax.plot(at, picture.channel(number)[0], **options)
     ax.set_xlabel(picture.dims[d])

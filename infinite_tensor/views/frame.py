@@ -16,7 +16,7 @@ from infinite_tensor.engine.reads import DROPPING
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.stored_only import StoredOnly
 from infinite_tensor.geometry.points import Index
-from infinite_tensor.geometry.regions import parse
+from infinite_tensor.geometry.regions import Selection, parse
 from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.given import quoted
 from infinite_tensor.tensor import InfiniteTensor
@@ -152,8 +152,8 @@ class Frame:
             return None
         return np.arange(self.origin[d], self.origin[d] + self.shape[d], dtype=np.int64)
 
-    def read(self, box: tuple[slice, ...]) -> npt.NDArray[np.generic]:
-        """The pixels of a box, in an array that nobody else has.
+    def read(self, region: Selection | tuple[slice, ...]) -> npt.NDArray[np.generic]:
+        """The pixels of a region, in an array that nobody else has.
 
         Raises
         ------
@@ -161,7 +161,7 @@ class Frame:
             If the tensor has been moved to another dtype since the frame was made.
         """
         source = self.tensor if self.fill_value is None else self.tensor.stored_only(self.fill_value)
-        pixels = source[box]
+        pixels = source[region]
         if shown_dtype(pixels.dtype) != self.dtype:
             raise ValidationError(
                 f"tensor {self.tensor.tensor_id!r} was moved to {pixels.dtype} after this view of it was made, which "

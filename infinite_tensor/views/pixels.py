@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from infinite_tensor.geometry.points import Index
+from infinite_tensor.geometry.regions import Selection
 from infinite_tensor.views.frame import Frame
 
 
 class Pixels:
-    """A frame that is sliced like an array of numpy; each slice reads the box of pixels that it spans.
+    """A frame that is sliced like an array of numpy; each slice is a read.
 
     Attributes
     ----------
@@ -35,21 +35,16 @@ class Pixels:
         return len(self.shape)
 
     def __getitem__(self, key: tuple[int | slice, ...]) -> npt.NDArray[Any]:
-        box: list[slice] = []
-        left: list[int | slice] = []
+        starts, stops, steps = [], [], []
         for entry, first, extent in zip(key, self.frame.origin, self.shape, strict=True):
             elements = range(extent)
             picked = elements[entry] if isinstance(entry, slice) else [elements[entry]]
-            if not picked:
-                return self._empty(key)
-            low, high = min(picked[0], picked[-1]), max(picked[0], picked[-1])
-            box.append(slice(first + low, first + high + 1))
-            left.append(slice(None, None, entry.step) if isinstance(entry, slice) else 0)
-        return self.frame.read(tuple(box))[tuple(left)]
-
-    def _empty(self, key: tuple[int | slice, ...]) -> npt.NDArray[Any]:
-        slices = [(entry, extent) for entry, extent in zip(key, self.shape, strict=True) if isinstance(entry, slice)]
-        return np.empty([len(range(extent)[entry]) for entry, extent in slices], self.dtype)
+            ends = (first + min(picked[0], picked[-1]), first + max(picked[0], picked[-1]) + 1) if picked else (0, 0)
+            starts.append(ends[0])
+            stops.append(ends[1])
+            steps.append(picked.step if isinstance(picked, range) else 1)
+        squeezed = tuple([d for d, entry in enumerate(key) if not isinstance(entry, slice)])
+        return self.frame.read(Selection(tuple(starts), tuple(stops), tuple(steps), squeezed))
 
     def __dask_tokenize__(self) -> object:
         return "infinite_tensor", self.frame.token

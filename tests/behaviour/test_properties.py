@@ -45,6 +45,7 @@ from infinite_tensor.geometry.regions import parse
 from infinite_tensor.tilestore import blended
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.values import averaging
+from tests.support import reference
 from tests.support.dict_store import DictTileStore
 from tests.support.pipelines import Action, Fill, Forget, Pipeline, Read, Selection, Together, box_of, pipelines
 from tests.support.reference import Box, Index, Reference, Stage, TooManyWindows, Where, windows_over
@@ -241,7 +242,7 @@ class History:
         self, parts: Sequence[tuple[int, Selection]], read: Callable[[], list[torch.Tensor]], *, once: bool
     ) -> None:
         try:
-            expected = self.reference.missing(boxes_of(parts), self.known, MOST_WINDOWS)
+            expected = self.reference.missing(runs_of(parts), self.known, MOST_WINDOWS)
         except TooManyWindows:
             return
         before = [Counter(function.calls) for function in self.functions]
@@ -393,6 +394,15 @@ def boxes_of(parts: Iterable[tuple[int, Selection]]) -> dict[int, list[Box]]:
         if box is not None:
             boxes.setdefault(stage, []).append(box)
     return boxes
+
+
+def runs_of(parts: Iterable[tuple[int, Selection]]) -> dict[int, list[Box]]:
+    """Per stage, the boxes of successive pixels that selections pick."""
+    runs: dict[int, list[Box]] = {}
+    for stage, selection in parts:
+        lines = [range(p, p + 1) if isinstance(p, int) else p for p in selection.pixels]
+        runs.setdefault(stage, []).extend(reference.boxes_of([p[:: 1 if p.step > 0 else -1] for p in lines]))
+    return runs
 
 
 def parts_of(layout: TileLayout, box: Box) -> Iterator[tuple[Index, Box]]:

@@ -17,12 +17,12 @@ BYTES = 2**30
 
 
 @contextmanager
-def bounded() -> Iterator[None]:
-    """Fails if the block takes more than `SECONDS` or `BYTES`."""
+def bounded(most: int = BYTES) -> Iterator[None]:
+    """Fails if the block takes more than `SECONDS` or `most` bytes."""
     begun, held = time.process_time(), _most_memory()
     yield
     assert time.process_time() - begun < SECONDS
-    assert _most_memory() - held < BYTES
+    assert _most_memory() - held < most
 
 
 def limit_memory(more: int = BYTES) -> None:

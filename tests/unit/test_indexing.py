@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from infinite_tensor import RegionError, sl
+from infinite_tensor import InfiniteTensor, RegionError, TensorWindow, sl
+from infinite_tensor.geometry.blocks import Blocks
 from infinite_tensor.geometry.points import COORDINATE_LIMIT
 from infinite_tensor.geometry.regions import parse
+from infinite_tensor.geometry.window import WindowGrid
 
 UNBOUNDED = (None, None)
 FINITE = (10, 8)
@@ -22,9 +25,30 @@ FINITE = (10, 8)
 def test_finite_dimensions_behave_as_in_torch(index: Any) -> None:
     pixels = np.arange(80).reshape(FINITE)
     selection = parse(index, FINITE)
-    box = pixels[tuple(slice(a, b) for a, b in zip(selection.start, selection.stop, strict=True))]
-    picked = selection.pick(torch.from_numpy(box.copy()))
-    assert torch.equal(picked, torch.from_numpy(np.ascontiguousarray(pixels[index])))
+    wanted = torch.from_numpy(pixels[np.ix_(*selection.pixels)])
+    assert wanted.shape == selection.size
+    assert torch.equal(selection.pick(wanted), torch.from_numpy(np.ascontiguousarray(pixels[index])))
+
+
+@pytest.mark.parametrize("most", [1, 7, 10**6])
+@pytest.mark.parametrize("index", [np.s_[8:1:-3, ::5], np.s_[::4, 1:8], np.s_[::3, ::2], np.s_[3, ::7], np.s_[4:4]])
+def test_the_blocks_of_a_selection_hold_what_is_wanted_and_meet_no_window_besides(index: Any, most: int) -> None:
+    pixels = torch.arange(80).reshape(FINITE)
+    grid = WindowGrid(TensorWindow((3, 3), stride=2, offset=-1), FINITE, ("clip", "clip"))
+    selection = parse(index, FINITE)
+    blocks = Blocks.of(selection, grid.window).cut(most)
+    out, wanted = torch.full(selection.size, -1), set(itertools.product(*selection.pixels))
+    for block in blocks:
+        stop = tuple(a + n for a, n in zip(block.start, block.shape, strict=True))
+        for window in itertools.product(*map(range, *grid.box(block.start, stop))):
+            spans = [range(a, a + 3) for a in grid.window.start(window)]
+            assert wanted & set(itertools.product(*spans))
+        blocks.fill(
+            block,
+            out,
+            lambda start, box: box.copy_(pixels[tuple(map(slice, start, FINITE))][tuple(map(slice, box.shape))]),
+        )
+    assert torch.equal(out, pixels[np.ix_(*selection.pixels)])
 
 
 def test_negative_numbers_are_coordinates_where_unbounded() -> None:
@@ -35,7 +59,8 @@ def test_negative_numbers_are_coordinates_where_unbounded() -> None:
 def test_negative_step_spans_the_same_pixels_as_a_range() -> None:
     selection = parse(sl[10:0:-3, 0:1], UNBOUNDED)
     assert (selection.start[0], selection.stop[0]) == (1, 11)
-    assert selection.pick(torch.arange(1, 11)[:, None])[:, 0].tolist() == list(range(10, 0, -3))
+    assert list(selection.pixels[0]) == [1, 4, 7, 10]
+    assert selection.pick(torch.tensor([[1], [4], [7], [10]]))[:, 0].tolist() == list(range(10, 0, -3))
 
 
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64, torch.bfloat16, torch.bool])
@@ -88,9 +113,9 @@ def test_the_limits_themselves_can_be_read() -> None:
     assert parse(sl[-COORDINATE_LIMIT], (None,)).start == (-COORDINATE_LIMIT,)
 
 
-def test_what_is_picked_is_no_view_of_a_larger_block() -> None:
-    box = torch.zeros(1000)
-    assert parse(sl[0:1000:10], (None,)).pick(box).untyped_storage().nbytes() <= 400
+def test_what_is_read_with_a_step_is_no_view_of_a_larger_block() -> None:
+    t = InfiniteTensor((None,), lambda _: torch.zeros(1000), TensorWindow((1000,)))
+    assert t[0:1000:10].untyped_storage().nbytes() <= 400
 
 
 def test_sl_always_gives_a_tuple() -> None:
