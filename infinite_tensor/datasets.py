@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from textwrap import indent
 from typing import Any, TypeAlias, TypeVar
 
+import torch
 from torch.utils.data import Dataset, default_collate, get_worker_info
 
 from infinite_tensor.errors import RegionError, ValidationError
@@ -275,10 +276,11 @@ class GridDataset(_Patches):
 
 
 class PatchDataset(_Patches):
-    """Patches at random places in a region, the same ones for a seed in every process, on every machine.
+    """Patches at random places in a region, the same ones for a seed and epoch in every process, on every machine.
 
     Of the ``n`` places for a patch in the region, in lexicographic order, item ``i`` has number ``n * h // 2**512``,
-    where ``h`` is the BLAKE2b digest of the text ``f"{seed} {i}"`` as a big-endian number of 512 bits.
+    where ``h`` is the BLAKE2b digest of the text ``f"{seed} {i}"`` as a big-endian number of 512 bits; after
+    ``set_epoch(e)`` that of ``f"{seed} {i} {e}"``, unless ``e`` is 0.
 
     Parameters
     ----------
@@ -327,12 +329,39 @@ class PatchDataset(_Patches):
         self._length = as_index(count) or 0
         if self._length < 1:
             raise ValidationError(f"length must be a positive int or None, got {quoted(length)}")
+        # Workers that live on see what it is set to.
+        self._epoch = torch.zeros((), dtype=torch.int64)
+        self._epoch.share_memory_()  # type: ignore[no-untyped-call]  # of torch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Take patches at other random places from now on, those of an epoch; 0 is the epoch of a new dataset.
+
+        Workers of a `DataLoader` follow, `persistent_workers` too: call it in the process that made them, before each
+        loop over the loader. Which worker or rank reads an item does not change its place.
+
+        Parameters
+        ----------
+        epoch : int
+            Its number, from 0 on.
+
+        Raises
+        ------
+        ValidationError
+            If it is none.
+        """
+        number = as_index(epoch)
+        if number is None or not 0 <= number < 2**63:
+            raise ValidationError(f"epoch must be an int from 0 to 2**63 - 1, got {quoted(epoch)}")
+        self._epoch.fill_(number)
 
     def _told(self) -> list[str]:
-        return [*super()._told(), f"seed={self._seed}"]
+        epoch = int(self._epoch)
+        return [*super()._told(), f"seed={self._seed}", *([f"epoch={epoch}"] if epoch else [])]
 
     def _number(self, index: int) -> int:
-        digest = hashlib.blake2b(f"{self._seed} {index}".encode()).digest()
+        epoch = int(self._epoch)
+        text = f"{self._seed} {index} {epoch}" if epoch else f"{self._seed} {index}"
+        digest = hashlib.blake2b(text.encode()).digest()
         return self._positions * int.from_bytes(digest, "big") >> 512
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import itertools
 import os
@@ -640,3 +641,47 @@ def _iterated(dataset: GridDataset | PatchDataset) -> Iterator[Any]:
             yield dataset[i]
         except IndexError:
             return
+
+
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
+def test_workers_that_live_on_take_the_patches_of_an_epoch_that_is_set(tmp_path: Path, context: str) -> None:
+    with ZarrTileStore(tmp_path / "t.zarr") as store:
+        plane = InfiniteTensor(
+            (None, None), places, TensorWindow((8, 8)), dtype=torch.int64, tile_store=store, tensor_id="plane"
+        )
+        plane.fill(sl[0:64, 0:64], progress=False)
+    stored = ZarrTileStore(tmp_path / "t.zarr", mode="r").open("plane")
+
+    def dataset() -> PatchDataset:
+        return PatchDataset(stored, 8, sl[0:64, 0:64], seed=3, length=12)
+
+    shared = dataset()
+    loader = DataLoader(shared, batch_size=3, num_workers=2, persistent_workers=True, multiprocessing_context=context)
+    epochs = []
+    for epoch in (0, 5, 0):
+        shared.set_epoch(epoch)
+        epochs.append(torch.cat(list(loader)))
+        alone = dataset()
+        alone.set_epoch(epoch)
+        assert torch.equal(epochs[-1], torch.stack(list(alone)))
+    assert torch.equal(epochs[0], torch.stack(list(dataset())))
+    assert torch.equal(epochs[0], epochs[2])
+    assert not torch.equal(epochs[0], epochs[1])
+
+
+def test_the_place_of_an_item_follows_from_seed_epoch_and_index_as_documented() -> None:
+    dataset = PatchDataset(PLANE, 8, sl[0:64, 0:64], seed=3, length=12)
+    dataset.set_epoch(5)
+    for index in range(12):
+        number = 57 * 57 * int.from_bytes(hashlib.blake2b(f"3 {index} 5".encode()).digest(), "big") >> 512
+        row, column = divmod(number, 57)
+        assert dataset.region(index) == (slice(row, row + 8), slice(column, column + 8))
+    assert "seed=3, epoch=5" in repr(dataset)
+    assert copy.deepcopy(dataset).region(7) == dataset.region(7)
+
+
+@pytest.mark.parametrize("epoch", [-1, 2**63, 0.5, "1", None, True])
+def test_what_is_no_epoch_is_refused(epoch: Any) -> None:
+    dataset = PatchDataset(PLANE, 8, sl[0:64, 0:64])
+    with pytest.raises(ValidationError, match="epoch must be an int"):
+        dataset.set_epoch(epoch)
