@@ -132,8 +132,7 @@ class BatchedNetwork(CallingNetworks):
         self.modes.check()
         outputs = {name: self._checked(name, output) for name, output in _named(self._called(batch)).items()}
         self._check_as_before(outputs)
-        # The network may have computed gradients for itself.
-        return {name: output.detach().cpu() for name, output in outputs.items()}
+        return {name: output.cpu() for name, output in outputs.items()}
 
     def _called(self, batch: torch.Tensor) -> object:
         with self._autocasting():
