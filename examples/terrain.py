@@ -33,8 +33,7 @@ COLOURS = (  # red, green and blue at these heights
 def terrain(seed: int, store: TileStore) -> tuple[InfiniteTensor, InfiniteTensor]:
     """Heights in metres, of shape (None, None), and the picture of them, of shape (3, None, None)."""
     octaves = [
-        noise((None, None), seed, size, "normal").map(partial(octave, size), halo=10, window=256 // size, scale=size)
-        for size in (16, 4, 1)
+        noise((None, None), seed, size, "normal").map(partial(octave, size), halo=10, scale=size) for size in (16, 4, 1)
     ]
     heights = infinite_tensor.map(total, *octaves, store=store, tensor_id="heights", version={"seed": seed})
     return heights, heights.map(shaded, halo=1, channels=3, dtype="uint8", store=store, tensor_id="picture")

@@ -67,7 +67,9 @@ def map(  # noqa: A001  (what it does to tensors is what the builtin does to ite
         Pixels that `fn` is given around the window on each side, in pixels of the input.
     window : int, optional
         Pixels of the first input that one call computes, without the halo. Default: 65536 for one dimension, 256 for
-        two, 64 for three, 16 for more; fewer at a `scale` above 1, and not more than the extent of a finite one.
+        two, 64 for three, 16 for more, in the input and in the output; doubled until it is at least 6 times the halo,
+        as long as a window has no more than 2**22 pixels, channels counted; and not more than the extent of a finite
+        dimension. The window is part of what the tensor is, and of its id.
     scale : int, Fraction or float
         Pixels of the output along one pixel of the input: 4 for a network that enlarges by 4, ``Fraction(1, 2)`` for
         one that halves. Of a finite dimension that is not a multiple, the last pixel counts.

@@ -21,7 +21,11 @@ CHANNELS = frozenset({"c", "channel", "channels", "band", "bands"})
 """Names of dimensions over which windows do not slide."""
 
 _WINDOWS = (65_536, 256, 64, 16)
-"""The longest side of a window that slides over one, two, three, or more dimensions."""
+"""The longest side of a window that slides over one, two, three, or more dimensions, unless its halo is large."""
+_HALOS = 6
+"""A side is so many times as long as its halo, where the window then has"""
+_MOST_PIXELS = 2**22
+"""no more pixels than these, in the input and in the output."""
 
 _Entry = TypeVar("_Entry")
 
@@ -96,6 +100,12 @@ class Source:
 
     tensor: InfiniteTensor
     slides: tuple[Slide, ...]
+
+    @property
+    def kept(self) -> list[int]:
+        """The dimensions over which they do not slide."""
+        slid = {slide.d for slide in self.slides}
+        return [d for d in range(self.tensor.ndim) if d not in slid]
 
     def window(self, output: Sequence[Along]) -> TensorWindow:
         """The region of it that a window of the output is computed from."""
@@ -322,12 +332,9 @@ def _window_sizes(sources: Sequence[Source], window: object) -> list[int]:
         for j, slide in enumerate(first)
     ]
     if window is None:
-        side = _WINDOWS[min(len(first), len(_WINDOWS)) - 1]
-        # Neither in the input nor in the output.
-        largest = [-(-side // max(Fraction(1), slide.scale)) for slide in first]
         sides = [
             -(-min(most, slide.extent or most) // unit) * unit
-            for most, slide, unit in zip(largest, first, units, strict=True)
+            for most, slide, unit in zip(_default_sides(sources), first, units, strict=True)
         ]
     else:
         sides = of_dimensions("window", window, len(first), lambda n: _from_zero(n) or None, "a positive int")
@@ -339,6 +346,26 @@ def _window_sizes(sources: Sequence[Source], window: object) -> list[int]:
                 f"{-(-side // unit) * unit}"
             )
     return [int(side * slide.scale) for side, slide in zip(sides, first, strict=True)]
+
+
+def _default_sides(sources: Sequence[Source]) -> list[int]:
+    """How far windows reach at most, in pixels of the first input: a small window computes little besides its halo."""
+    first = sources[0].slides
+    side = _WINDOWS[min(len(first), len(_WINDOWS)) - 1]
+    finer = [max(Fraction(1), slide.scale) for slide in first]
+    # Neither in the input nor in the output.
+    sides = [-(-side // scale) for scale in finer]
+    least = [
+        _HALOS * max(slide.margin for slide in slides) / slides[0].scale
+        for slides in zip(*[source.slides for source in sources], strict=True)
+    ]
+    kept = math.prod(sources[0].tensor.shape[d] or 1 for d in sources[0].kept)
+    while True:
+        longer = [n if n >= enough else 2 * n for n, enough in zip(sides, least, strict=True)]
+        covered = [min(n, slide.extent or n) * scale for n, slide, scale in zip(longer, first, finer, strict=True)]
+        if longer == sides or kept * math.prod(covered) > _MOST_PIXELS:
+            return sides
+        sides = longer
 
 
 def _extent(sources: Sequence[Source], j: int) -> int | None:
