@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+import torch
 
 _MOST = 200
 """Characters that messages show of a value."""
@@ -17,13 +18,26 @@ _LARGEST = 2**31
 
 
 def quoted(value: object) -> str:
-    """A value for messages: the beginning of its repr, or its class where it has none."""
+    """A value for messages: the beginning of its repr, or its class where it has none; of arrays their shape."""
     try:
-        # The repr of a store takes a look at what it holds.
-        text = str(value) if getattr(type(value), "_named_by_str", False) else repr(value)
+        text = _text(value)
     except Exception as error:  # noqa: BLE001  (a class of a user, an int of 5,000 digits, a list in itself)
         return f"<{type(value).__name__}, whose repr is a {type(error).__name__}>"
     return text if len(text) <= _MOST else f"{text[:_MOST]}..."
+
+
+def _text(value: object) -> str:
+    if isinstance(value, torch.Tensor | np.ndarray) and value.ndim:
+        return f"<{type(value).__name__} of shape {tuple(value.shape)}, {value.dtype}>"
+    # What these hold may be arrays.
+    if type(value) is dict:
+        return f"{{{', '.join(f'{_text(key)}: {_text(each)}' for key, each in value.items())}}}"
+    if type(value) is list:
+        return f"[{', '.join(map(_text, value))}]"
+    if type(value) is tuple:
+        return f"({', '.join(map(_text, value))}{',' * (len(value) == 1)})"
+    # The repr of a store takes a look at what it holds.
+    return str(value) if getattr(type(value), "_named_by_str", False) else repr(value)
 
 
 def word(value: object) -> str | None:
