@@ -14,7 +14,7 @@ from torch import nn
 
 from infinite_tensor.errors import ShapeMismatchError, ValidationError
 from infinite_tensor.geometry.window import TensorWindow
-from infinite_tensor.pipelines.networks import CallingNetworks, dtype_of
+from infinite_tensor.pipelines.networks import CallingNetworks, note_dtypes
 from infinite_tensor.pipelines.sliding import Along, output_of, paddings_of, sources_of
 from infinite_tensor.support.given import array_advice, quoted
 from infinite_tensor.tensor import InfiniteTensor
@@ -202,7 +202,8 @@ class _Mapped(CallingNetworks):
         try:
             output = self.__wrapped__(*regions)
         except RuntimeError as error:
-            self._note_dtypes(error, [region.dtype for region in regions])
+            remedy = "convert in fn, by x.to({0}), or before: t.map(lambda x: x.to({0}), dtype={0}).map(fn)"
+            note_dtypes(error, "fn", self.__wrapped__, [region.dtype for region in regions], remedy)
             raise
         if not isinstance(output, torch.Tensor) or output.is_nested:
             raise ValidationError(
@@ -215,18 +216,6 @@ class _Mapped(CallingNetworks):
         if len(found) != len(batch) + len(crops) or found[: len(batch)] != batch or None in crops:
             raise ShapeMismatchError(_misfit(self._output, tuple(regions[0].shape), found, batch))
         return output[(..., *crops)]
-
-    def _note_dtypes(self, error: RuntimeError, given: Sequence[torch.dtype]) -> None:
-        """Where `fn` may need another dtype than it was given, say so: torch tells it in many ways, and no remedy."""
-        wanted = dtype_of(self.__wrapped__)
-        if wanted is None and not all(dtype.is_floating_point or dtype.is_complex for dtype in given):
-            wanted = torch.float32
-        if wanted not in (None, *given):
-            told = ", ".join([str(dtype) for dtype in given])
-            error.add_note(
-                f"fn was given {told}; if it needs {wanted}, convert in fn, by x.to({wanted}), or "
-                f"before: t.map(lambda x: x.to({wanted}), dtype={wanted}).map(fn)"
-            )
 
 
 def _instead(output: object) -> str:

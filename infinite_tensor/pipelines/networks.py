@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import fields, is_dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
+from torch import nn
 from torch.nn.parameter import is_lazy
 
 from infinite_tensor.errors import ShapeMismatchError, ValidationError
@@ -78,7 +81,9 @@ class BatchedNetwork(CallingNetworks):
         self.modes = Modes(reach.networks)
         # Lazy modules have no weights before a call.
         self.looked = None if any(is_lazy(each) for net in reach.networks for each in net.parameters()) else reach
-        self._dtype = dtype_of(net)
+        self._dtypes = dtypes_of(net)
+        only = isinstance(net, nn.Module) and len(self._dtypes) == 1
+        self._dtype = next(iter(self._dtypes)) if only else torch.float32
 
     def __getstate__(self) -> dict[str, Any]:
         """All but what is kept, which is for this process."""
@@ -121,7 +126,8 @@ class BatchedNetwork(CallingNetworks):
             rest = iter(computed[name].unsqueeze(1)) if computed else iter(())
             parts = [next(rest) if kept is None else kept[name] for kept in known]
             whole = computed[name][: len(missing)] if len(missing) == len(known) else torch.cat(parts)
-            found[name] = whole.to(self._expected[name][1])
+            shape, dtype = self._expected[name]
+            found[name] = whole.reshape(len(whole), *shape).to(dtype)
         return found.get(None, found)
 
     def _outputs(self, regions: Sequence[torch.Tensor]) -> Outputs:
@@ -140,16 +146,21 @@ class BatchedNetwork(CallingNetworks):
             if not (batch.is_floating_point() or batch.is_complex()):
                 batch = batch.to(torch.float32)
             if self.preprocess is not None:
-                batch = self.preprocess(batch)
-            if self._dtype is not None and self.autocast is None and batch.is_floating_point():
+                batch = _preprocessed(self.preprocess, batch)
+            fits = self.autocast is not None or not batch.is_floating_point() or batch.dtype in self._dtypes
+            if self._dtypes and not fits:
                 batch = batch.to(self._dtype)
-            return self.net(batch)
+            try:
+                return self.net(batch)
+            except RuntimeError as error:
+                note_dtypes(error, "net", self.net, [batch.dtype], "convert in it, or in preprocess, by batch.to({})")
+                raise
 
     def _check_as_before(self, outputs: Outputs) -> None:
         """ShapeMismatchError where a batch has other outputs than those that the prediction was begun with."""
         before = {name: shape for name, (shape, _) in self._expected.items()}
         now = {name: tuple(output.shape[1:]) for name, output in outputs.items()}
-        if before and now != before:
+        if before and _as_many(now, before) != before:
             raise ShapeMismatchError(
                 f"net returned {_told(now)} for a window, where it had returned {_told(before)} before; it must return "
                 "the same outputs for all windows"
@@ -160,17 +171,37 @@ class BatchedNetwork(CallingNetworks):
 
     def _checked(self, name: str | None, output: object) -> torch.Tensor:
         named = "" if name is None else f" for {name!r}"
+        if isinstance(output, np.ndarray):
+            output = _tensor_of(output, named)
         if not isinstance(output, torch.Tensor):
             raise ValidationError(
-                f"net must return a tensor, or a dict or tuple of tensors, got {quoted(output)}{named}; wrap it, as in "
-                "lambda batch: net(batch).logits"
+                f"net must return a tensor, or a dict or tuple of tensors, got {quoted(output)}{named}; "
+                + ("end it with return result" if output is None else "wrap it, as in lambda batch: net(batch).logits")
             )
-        if output.ndim < 2 or len(output) != self.batch_size:
+        if output.ndim < 1 or len(output) != self.batch_size:
             raise ShapeMismatchError(
                 f"net was given a batch of {self.batch_size} and returned shape {tuple(output.shape)}{named}; it must "
                 "return a result for each, along the first dimension"
             )
         return output
+
+
+def _tensor_of(array: np.ndarray[Any, Any], named: str) -> torch.Tensor:
+    try:
+        # Torch takes no other byte order or negative steps, and warns of what may not be written to.
+        return torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
+    except TypeError as error:
+        raise ValidationError(
+            f"net returned a numpy array of {array.dtype}{named}, which torch has no dtype for; convert it, as in "
+            "lambda batch: net(batch).astype('float32')"
+        ) from error
+
+
+def _as_many(
+    now: Mapping[str | None, tuple[int, ...]], before: Mapping[str | None, tuple[int, ...]]
+) -> dict[str | None, tuple[int, ...]]:
+    """The shapes, with the pixel that one result for a window lacks."""
+    return {name: (*shape, *[1] * (len(before.get(name, ())) - len(shape))) for name, shape in now.items()}
 
 
 def _told(shapes: Mapping[str | None, tuple[int, ...]]) -> str:
@@ -182,15 +213,41 @@ def device_of(net: object) -> torch.device:
     return next((each.device for network in networks_in((net,)) for each in network.parameters()), torch.device("cpu"))
 
 
-def dtype_of(net: object) -> torch.dtype | None:
-    """What the parameters of the networks in a function are; None where there are none."""
-    parameters = (each for network in networks_in((net,)) for each in network.parameters())
-    return next((each.dtype for each in parameters if each.is_floating_point()), None)
+def dtypes_of(net: object) -> set[torch.dtype]:
+    """What the parameters of the networks in a function are, of those that are floats."""
+    parameters = [each for network in networks_in((net,)) for each in network.parameters()]
+    return {each.dtype for each in parameters if each.is_floating_point()}
+
+
+def note_dtypes(error: RuntimeError, name: str, fn: object, given: Sequence[torch.dtype], remedy: str) -> None:
+    """Where a function failed that may need another dtype than it was given, say so: torch tells no remedy."""
+    wanted = dtypes_of(fn)
+    if not wanted and not all(dtype.is_floating_point or dtype.is_complex for dtype in given):
+        wanted = {torch.float32}
+    if len(wanted) == 1 and wanted.isdisjoint(given):
+        told, needed = ", ".join([str(dtype) for dtype in given]), str(*wanted)
+        error.add_note(f"{name} was given {told}; if it needs {needed}, {remedy.format(needed)}")
+
+
+def _preprocessed(preprocess: Callable[[torch.Tensor], object], batch: torch.Tensor) -> torch.Tensor:
+    found = preprocess(batch)
+    if not isinstance(found, torch.Tensor):
+        raise ValidationError(
+            f"preprocess must return a batch as a tensor, got {quoted(found)}; return torch.as_tensor(result), or "
+            "leave that to net"
+        )
+    return found
 
 
 def _named(returned: object) -> dict[str | None, object]:
+    """The outputs by their names; those that are None are left out, unless there are no others."""
     if isinstance(returned, Mapping):
-        return {str(name): output for name, output in returned.items()}
-    if isinstance(returned, tuple | list):
-        return {str(number): output for number, output in enumerate(returned)}
-    return {None: returned}
+        named = {str(name): output for name, output in returned.items()}
+    elif isinstance(returned, tuple | list):
+        names = getattr(returned, "_fields", range(len(returned)))
+        named = {str(name): output for name, output in zip(names, returned, strict=True)}
+    elif is_dataclass(returned) and not isinstance(returned, type):
+        named = {field.name: getattr(returned, field.name) for field in fields(returned)}
+    else:
+        return {None: returned}
+    return {name: output for name, output in named.items() if output is not None} or {None: None}

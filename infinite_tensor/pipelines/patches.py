@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -66,7 +67,7 @@ class Sliding:
         rest = [d for d in range(source.ndim) if d not in numbers]
         size = of_dimensions("window", window, len(numbers), _positive, "a positive int")
         shared = of_dimensions("overlap", overlap, len(size), _share, "a number from 0 up to and without 1")
-        stride = tuple(max(1, int(n * (1 - share))) for n, share in zip(size, shared, strict=True))
+        stride = tuple(map(_stride, size, shared))
         named = tuple(names[d] for d in numbers)
         given, modes = padding, [padding] * len(size)
         if not is_one_padding(padding):
@@ -102,39 +103,89 @@ class Sliding:
 
     def first(self, region: object, edge: object, count: int) -> list[Index]:
         """The first windows over a region, at most so many and at least one."""
-        extents, ndim = tuple(self.extents), len(self.size)
+        ndim = len(self.size)
         try:
-            start, stop, *_ = parse(... if region is None else members(region) or (region,), extents)
+            start, stop, *_ = parse(... if region is None else members(region) or (region,), tuple(self.extents))
         except RegionError:
             # It may fit a prediction of another resolution; where it does not, the fill says so.
             start = stop = (0,) * ndim
-        edges = checked_edge(self.edges(word(edge) or "drop"), extents)
-        low, high = WindowGrid(TensorWindow(self.size, self.stride, self.offset), extents, edges).box(start, stop)
+        low, high = self._grid(edge).box(start, stop)
         indices = itertools.product(*[range(a, max(a + 1, b)) for a, b in zip(low, high, strict=True)])
         return list(itertools.islice(indices, count))
 
-    def scale_of(self, size: Sequence[int], given: object) -> tuple[Fraction, ...]:
-        """Pixels of the output along one of the source; ValidationError where windows do not lie on whole ones."""
+    def count(self, edge: object) -> list[int | None]:
+        """How many windows there are along each dimension; None along those without ends."""
+        return [None if n is None else last + 1 for n, last in zip(self.extents, self._grid(edge).last, strict=True)]
+
+    def _grid(self, edge: object) -> WindowGrid:
+        extents = tuple(self.extents)
+        edges = checked_edge(self.edges(word(edge) or "drop"), extents)
+        return WindowGrid(TensorWindow(self.size, self.stride, self.offset), extents, edges)
+
+    def given_scale(self, given: object) -> tuple[Fraction, ...] | None:
+        """The scale that a user gives, if any."""
+        if given is None:
+            return None
+        return tuple(of_dimensions("scale", given, len(self.size), as_ratio, "a positive number such as 2 or 0.5"))
+
+    def scale_of(self, size: Sequence[int], given: tuple[Fraction, ...] | None) -> tuple[Fraction, ...]:
+        """Pixels of the output along one of the source; ShapeMismatchError where that is not known."""
+        if {*size} == {1}:
+            return self._scale_of_single(given)
         found = tuple(Fraction(n, pixels) for n, pixels in zip(size, self.size, strict=True))
         shapes = f"net was given windows of {self.size} pixels and returned {tuple(size)}"
         if given is not None:
-            scales = tuple(of_dimensions("scale", given, len(found), as_ratio, "a positive number such as 2 or 0.5"))
-            if scales != found:
+            if given != found:
                 raise ShapeMismatchError(
-                    f"{shapes}, which is not scale={_shown(scales)}; crop or resize what net returns to "
-                    f"{tuple(str(n * scale) for n, scale in zip(self.size, scales, strict=True))}"
+                    f"{shapes}, which is not scale={_shown(given)}; crop or resize what net returns to "
+                    f"{tuple(str(n * scale) for n, scale in zip(self.size, given, strict=True))}"
                 )
-        elif any(1 not in (scale.numerator, scale.denominator) for scale in found):
+        elif len({*found}) > 1:
+            raise ShapeMismatchError(
+                f"{shapes}, which are other scales along other dimensions: are its channels last, or are these tokens? "
+                "Have net return channels first, as in lambda batch: net(batch).movedim(-1, 1), or give "
+                f"scale={_shown(found)} if that is the resolution of its output"
+            )
+        elif 1 not in (found[0].numerator, found[0].denominator):
             raise ShapeMismatchError(
                 f"{shapes}: is it cropped? Have net return as many pixels, or give scale={_shown(found)} if that is "
                 "the resolution of its output"
             )
-        if any((step * scale).denominator > 1 for step, scale in zip(self.stride, found, strict=True)):
-            raise ValidationError(
-                f"windows are {self.stride} pixels apart, which is not whole at scale {_shown(found)}; give another "
-                "overlap or window"
+        return found
+
+    def _scale_of_single(self, given: tuple[Fraction, ...] | None) -> tuple[Fraction, ...]:
+        """That of one result a window: a pixel for each step."""
+        found = tuple(Fraction(1, step) for step in self.stride)
+        if given not in (None, found):
+            raise ShapeMismatchError(
+                f"net returned one result for each window, which are {self.stride} pixels apart, and that is scale="
+                f"{_shown(found)}, not {_shown(given)}; leave scale out"
             )
         return found
+
+    def check_steps(self, scales: Sequence[tuple[Fraction, ...]]) -> None:
+        """ValidationError where windows do not begin with whole pixels of all outputs, which have these scales."""
+        units = [math.lcm(*[scale.denominator for scale in along]) for along in zip(*scales, strict=True)]
+        wrong = [scale for scale in scales if any(step * s % 1 for step, s in zip(self.stride, scale, strict=True))]
+        if wrong:
+            shares = [_share_for(*each) for each in zip(self.size, self.stride, units, strict=True)]
+            shown = str(shares[0]) if len({*shares}) == 1 else f"({', '.join(map(str, shares))})"
+            raise ValidationError(
+                f"windows are {self.stride} pixels apart, which is not whole at scale {_shown(wrong[0])}; give "
+                f"overlap={shown}, or another window"
+            )
+
+
+def _stride(size: int, share: float) -> int:
+    return max(1, int(size * (1 - share)))
+
+
+def _share_for(size: int, stride: int, unit: int) -> float:
+    """The shortest overlap whose step is the multiple of `unit` that is nearest to `stride`."""
+    step = min(range(unit, size + 1, unit), key=lambda n: abs(n - stride))
+    # Where 0.8 makes a step of 31.99 pixels, which is one of 31, something below it is needed.
+    shares = (round(1 - (step + more) / size, digits) for digits in range(17) for more in (0, 0.5))
+    return next(share for share in shares if _stride(size, share) == step)
 
 
 def _shown(scales: Sequence[Fraction]) -> str:

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,9 +77,10 @@ def predict(
     ----------
     net : callable
         ``net(batch) -> output``: `batch` has shape ``(batch_size, channels, *window)``; `output` has shape
-        ``(batch_size, channels, *size)`` or ``(batch_size, *size)``, or is a dict or tuple of such tensors, which gives
-        a group. It runs under `torch.no_grad`. No network that it, `preprocess` or `reduce` holds may be in training
-        mode, where code of it reads `training`: call ``net.eval()`` before.
+        ``(batch_size, channels, *size)`` or ``(batch_size, *size)``, or ``(batch_size, classes)``, one result for each
+        window, which gives a pixel a window; numpy arrays will do. A dict, dataclass or tuple of such tensors gives a
+        group; what is None is left out. It runs under `torch.no_grad`. No network that it, `preprocess` or `reduce`
+        holds may be in training mode, where code of it reads `training`: call ``net.eval()`` before.
     source : InfiniteTensor or array
         What it slides over; an array stands for `from_array` of it.
     target : TileStore, str or path, optional
@@ -94,14 +96,16 @@ def predict(
         own names. Without any, a dimension more than `window` has is channels, and comes first.
     preprocess : callable, optional
         ``preprocess(batch) -> batch``, on `device`, before `net`. Integers have become float32, and are not scaled.
-        What it returns is converted to the dtype of the network's parameters.
+        What it returns is converted to the dtype of the parameters of `net`, where `net` is a module and they have one;
+        otherwise to float32, where no network that `net` holds has its dtype.
     reduce : str, callable, Reduction or dict, optional
         What is stored of the blended output of a pixel: "argmax", "softmax", "sigmoid", or a function as for
         `Reduction`. A dict has one for each output of a group.
     dtype : torch.dtype or str, optional
         What is stored. Default: what `net` returns; of "argmax" the smallest integers that hold the labels.
     scale : number, Fraction or tuple of these, optional
-        Pixels of the output along one pixel of the source. Default: what `net` returns for a window says.
+        Pixels of the output along one pixel of the source. Default: what `net` returns for a window says, where that is
+        the same along all dimensions.
     edge : "clip" or "drop"
         What happens to windows that reach past the end of the prediction, as for `InfiniteTensor`.
     padding : str or ("constant", number), or tuple of these
@@ -176,6 +180,7 @@ def predict(
     f.modes.check()
     Modes(networks_in((reduce,))).check()
     f.prepare(told=version is not None, stored=target is not None)
+    scales = sliding.given_scale(scale)
     where = _mask_of(sliding, region, where)
     if checked_flag("overwrite", overwrite) and shard is not None:
         raise ValidationError("overwrite=True of a shard would delete what the other shards store: give one of the two")
@@ -184,11 +189,12 @@ def predict(
     if overwrite and store is not None:
         _check_none_is_read((sliding.source, _read_of_mask(where)), store, stored)
     known = {} if overwrite else returned_before(tensor_id, stored, sliding)
-    found = (f.looked and known) or _first_windows(f, sliding, region, edge, tensor_id)
+    found = (f.looked and known) or _first_windows(f, sliding, scales, region, edge, tensor_id)
     results = {
-        name: each.reduced_by(reduction_for(name, reduce, found), dtype, sliding.scale_of(each.size, scale))
+        name: each.reduced_by(reduction_for(name, reduce, found), dtype, sliding.scale_of(each.size, scales))
         for name, each in found.items()
     }
+    sliding.check_steps([result.scale for result in results.values() if not result.seen.is_single])
     blended = _blend_of(blend, sigma_scale)
     outputs = {name: result.output(sliding, blended, edge) for name, result in results.items()}
     options: dict[str, Any] = {
@@ -355,7 +361,12 @@ class _Look:
 
 
 def _first_windows(
-    f: BatchedNetwork, sliding: Sliding, region: object, edge: object, tensor_id: str
+    f: BatchedNetwork,
+    sliding: Sliding,
+    scale: tuple[Fraction, ...] | None,
+    region: object,
+    edge: object,
+    tensor_id: str,
 ) -> dict[str | None, Returned]:
     """What the network returns for its first batch of windows, which is kept."""
     look = _Look(f)
@@ -372,7 +383,7 @@ def _first_windows(
         tensor_id=tensor_id,
     )
     windows[sliding.first(region, edge, f.batch_size)]
-    return {name: returned_by(name, output, sliding) for name, output in look.returned.items()}
+    return {name: returned_by(name, output, sliding, scale) for name, output in look.returned.items()}
 
 
 def _batch_bytes(sliding: Sliding, found: Mapping[str | None, Returned], batch_size: int) -> int:

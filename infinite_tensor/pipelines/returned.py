@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -16,6 +17,7 @@ from infinite_tensor.outputs import Output
 from infinite_tensor.pipelines.patches import Sliding
 from infinite_tensor.support.given import quoted, word
 from infinite_tensor.support.gradients import without_gradients
+from infinite_tensor.values.dtypes import checked_dtype
 from infinite_tensor.values.reduction import Reduction
 from infinite_tensor.values.weights import WeightedMean
 
@@ -44,6 +46,11 @@ class Returned:
         return self.size if self.channels is None else (self.channels, *self.size)
 
     @property
+    def is_single(self) -> bool:
+        """Whether it is one result for all of a window."""
+        return {*self.size} == {1}
+
+    @property
     def nbytes(self) -> int:
         """Of one window, in bytes."""
         return math.prod(self.shape) * self.computed.itemsize
@@ -66,6 +73,11 @@ class Returned:
             reduction, becomes = reduce, None
         else:
             reduction, becomes = _reduction(reduce, self.channels, self.computed)
+        if reduction.function == "argmax" and self.channels == 1:
+            raise ValidationError(
+                "reduce='argmax' of one channel is 0 everywhere; where it is the logit of a foreground, give "
+                "reduce=lambda values: values[0].sigmoid() > 0.5"
+            )
         if dtype is None:
             labels = torch.uint8 if self.channels <= 2**8 else torch.int16 if self.channels <= 2**15 else torch.int32
             dtype = labels if reduction.function == "argmax" else becomes or self.computed
@@ -117,11 +129,15 @@ class Result:
 
     def output(self, sliding: Sliding, blend: Any, edge: str) -> Output:
         """The tensor."""
-        shape = [
-            None if n is None else math.ceil(n * scale) for n, scale in zip(sliding.extents, self.scale, strict=True)
-        ]
+        shape = (
+            sliding.count(edge)
+            if self.seen.is_single
+            else [None if n is None else math.ceil(n * by) for n, by in zip(sliding.extents, self.scale, strict=True)]
+        )
         stride = [int(n * scale) for n, scale in zip(sliding.stride, self.scale, strict=True)]
-        offset = [int(n * scale) for n, scale in zip(sliding.offset, self.scale, strict=True)]
+        # One pixel a window: the first is that of the first window, wherever that begins.
+        begin = (0,) * len(stride) if self.seen.is_single else sliding.offset
+        offset = [int(n * scale) for n, scale in zip(begin, self.scale, strict=True)]
         size, follows, names = [*self.seen.size], [*range(len(stride))], [*sliding.names]
         dims = None if None in names else [str(name) for name in names]
         if self.channels is not None:
@@ -133,20 +149,41 @@ class Result:
         else:
             window = TensorWindow(size, stride, offset)
         edges = sliding.edges(edge, len(shape) - len(follows))
-        return Output(shape, self.stored, window, blend, None, edges, dims, self.reduction)
+        return Output(shape, self.stored, window, self._blend(blend, window), None, edges, dims, self.reduction)
+
+    def _blend(self, blend: Any, window: TensorWindow) -> Any:
+        """What its windows are blended by: nothing divides values of which there is only one a pixel."""
+        if not isinstance(blend, WeightedMean):
+            return blend
+        dtype = checked_dtype(self.stored) if self.reduction is None else self.seen.computed
+        divides = dtype.is_floating_point or dtype.is_complex
+        if window.stride == window.size:
+            return blend if divides and not self.seen.is_single else "last"
+        if not divides:
+            raise ValidationError(
+                f"windows of {dtype} overlap, and have no mean: give blend='last' or overlap=0; where net returns "
+                "labels, better have it return scores, and give reduce='argmax'"
+            )
+        return blend
 
 
-def returned_by(name: str | None, output: torch.Tensor, sliding: Sliding) -> Returned:
+def returned_by(
+    name: str | None, output: torch.Tensor, sliding: Sliding, scale: tuple[Fraction, ...] | None
+) -> Returned:
     """What an output of this name is, of a batch of windows; ShapeMismatchError where it cannot be one of a window."""
-    dims = output.ndim - 1 - len(sliding.size)
+    shape, ndim = tuple(output.shape[1:]), len(sliding.size)
+    pixels = sliding.size if scale is None else tuple(map(operator.mul, sliding.size, scale))
+    if not shape or (len(shape) == 1 and (ndim > 1 or shape != pixels)):
+        return Returned(shape[0] if shape else None, (1,) * ndim, output.dtype)
+    dims = len(shape) - ndim
     if dims not in (0, 1):
         named = "" if name is None else f" for {name!r}"
         raise ShapeMismatchError(
             f"net returned shape {tuple(output.shape)}{named} for a batch of windows of {sliding.size} pixels; it must "
-            "return a result for each of the batch, with one dimension for channels, or none, and those of the window"
+            "return a result for each of the batch, with one dimension for channels, or none, and those of the window, "
+            "or of shape (batch, classes), one result for each window"
         )
-    channels = output.shape[1] if dims else None
-    return Returned(channels, tuple(output.shape[1 + dims :]), output.dtype)
+    return Returned(shape[0] if dims else None, shape[dims:], output.dtype)
 
 
 def returned_before(
@@ -164,9 +201,9 @@ def returned_before(
         if name != tensor_id and len(outputs) != len(definitions):
             return {}
         # As for windows of this size, if they were of another.
-        read = [args[0]["window"]["size"][d] for d in sliding.numbers]
-        returned = zip(sliding.size, size[-len(read) :], read, strict=True)
-        pixels = tuple(now * became // given for now, became, given in returned)
+        read, pixels = [args[0]["window"]["size"][d] for d in sliding.numbers], tuple(size[-len(sliding.size) :])
+        if {*pixels} != {1}:
+            pixels = tuple(map(lambda now, then, given: now * then // given, sliding.size, pixels, read))
         if reduction is None:
             channels = size[0] if len(size) > len(pixels) else None
             seen = Returned(channels, pixels, _torch_dtype(stored["dtype"]))

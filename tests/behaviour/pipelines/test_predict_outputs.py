@@ -1,0 +1,294 @@
+"""What networks return: of any kind that stands for an image, a label, or one result for a window, and no guesses."""
+
+from __future__ import annotations
+
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from infinite_tensor import (
+    InfiniteTensor,
+    Mask,
+    Reduction,
+    ShapeMismatchError,
+    TensorGroup,
+    ValidationError,
+    predict,
+    sl,
+)
+
+HALVED: dict[str, Any] = {"window": (32, 32), "overlap": 0.5, "progress": False}
+APART: dict[str, Any] = {"window": (32, 32), "overlap": 0, "progress": False}
+
+
+def image(*shape: int) -> torch.Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(1))
+
+
+PICTURE = image(3, 80, 112)
+
+
+class Classifier(nn.Module):
+    """Scores of one patch."""
+
+    def __init__(self, classes: int = 4) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.features = nn.Conv2d(3, 6, 3, padding=1)
+        self.head = nn.Linear(6, classes)
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        """Of shape (batch, classes)."""
+        scores: torch.Tensor = self.head(self.features(batch).relu().mean((2, 3)))
+        return scores
+
+
+def each_patch(net: nn.Module, step: int) -> torch.Tensor:
+    """What a loop over the patches of `PICTURE` makes of it."""
+    patches = PICTURE.unfold(1, 32, step).unfold(2, 32, step).permute(1, 2, 0, 3, 4)
+    with torch.no_grad():
+        scores: torch.Tensor = net(patches.flatten(0, 1)).T
+    return scores.reshape(-1, *patches.shape[:2])
+
+
+@pytest.mark.parametrize(("overlap", "step", "shape"), [(0.5, 16, (4, 6)), (0.75, 8, (7, 11))])
+@pytest.mark.parametrize("pixel", [False, True], ids=["(N, C)", "(N, C, 1, 1)"])
+def test_one_result_for_a_window_is_a_pixel_for_each_step(
+    overlap: float, step: int, shape: tuple[int, int], pixel: bool, tmp_path: Path
+) -> None:
+    net = Classifier().eval()
+    called = (lambda batch: net(batch)[:, :, None, None]) if pixel else net
+    for _ in range(2):
+        found = predict(called, PICTURE, tmp_path / "s.zarr", window=(32, 32), overlap=overlap, progress=False)
+        assert found.shape == (4, *shape)
+        torch.testing.assert_close(found[...], each_patch(net, step))
+
+
+def test_results_for_windows_are_reduced_and_have_regions() -> None:
+    net = Classifier().eval()
+    labels = predict(net, PICTURE, **HALVED, reduce="argmax", region=sl[1:3, 2:5])
+    assert (labels.shape, labels.dtype) == ((4, 6), torch.uint8)
+    assert torch.equal(labels[...], each_patch(net, 16).argmax(0).to(torch.uint8))
+    assert predict(lambda batch: net(batch)[:, 0], PICTURE, **HALVED).shape == (4, 6)
+
+
+def test_the_last_windows_reach_past_the_end_and_their_results_count() -> None:
+    found = predict(lambda batch: batch.mean((2, 3)), image(3, 81, 20), **HALVED)
+    assert found.shape == (3, 5, 1)
+
+
+def test_a_map_of_windows_is_a_mask_of_the_image() -> None:
+    seen = torch.zeros(1, 64, 64)
+    seen[:, 32:48, 16:32] = 1
+    chosen = predict(lambda batch: batch.amax((1, 2, 3)), seen, window=(16, 16), overlap=0, progress=False)
+    found = predict(lambda batch: batch, seen, window=(16, 16), where=Mask(chosen[...] > 0, scale=16), progress=False)
+    assert found.shape == (1, 64, 64)
+
+
+def test_scores_of_a_signal_are_no_samples_of_it() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(512, 2)).eval()
+    signal = image(5120)
+    found = predict(net, signal, window=512, overlap=0.5, progress=False)
+    assert found.shape == (2, 19)
+    torch.testing.assert_close(found[:, 3], net(signal[None, 768:1280])[0].detach())
+
+
+def test_samples_without_channels_are_samples_where_they_are_as_many_as_the_window_or_its_scale_says() -> None:
+    signal = image(5120)
+    same = predict(lambda batch: batch[:, 0], signal, window=512, overlap=0.5, progress=False)
+    torch.testing.assert_close(same[...], signal)
+    half = predict(lambda batch: batch[:, 0, ::2], signal, window=512, overlap=0.5, scale=0.5, progress=False)
+    torch.testing.assert_close(half[...], signal[::2])
+
+
+def test_a_scale_that_is_not_that_of_results_for_windows_is_told() -> None:
+    with pytest.raises(ShapeMismatchError, match=r"\(16, 16\) pixels apart, and that is scale=1/16, not 1/32; leave"):
+        predict(Classifier().eval(), PICTURE, **HALVED, scale=1 / 32)
+
+
+class Named(NamedTuple):
+    """As some networks return."""
+
+    scores: torch.Tensor
+    loss: torch.Tensor | None = None
+
+
+@dataclass
+class Fields:
+    """As others do."""
+
+    scores: torch.Tensor
+    loss: torch.Tensor | None = None
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [Named, Fields, lambda scores: OrderedDict(scores=scores, loss=None), lambda scores: {"scores": scores}],
+    ids=["NamedTuple", "dataclass", "OrderedDict", "dict"],
+)
+def test_outputs_keep_their_names_and_none_is_left_out(kind: Callable[[torch.Tensor], Any]) -> None:
+    found = predict(kind, PICTURE, **HALVED)
+    assert isinstance(found, TensorGroup)
+    assert list(found) == ["scores"]
+    torch.testing.assert_close(found["scores"][...], PICTURE)
+
+
+def test_an_output_of_a_tuple_that_is_none_leaves_the_others_their_numbers() -> None:
+    found = predict(lambda batch: (batch, None, batch), PICTURE, **HALVED)
+    assert isinstance(found, TensorGroup)
+    assert list(found) == ["0", "2"]
+    with pytest.raises(ValidationError, match="got None; end it with return result"):
+        predict(lambda _batch: None, PICTURE, **HALVED)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool])
+def test_labels_are_kept_where_windows_do_not_overlap(dtype: torch.dtype) -> None:
+    found = predict(lambda batch: (batch[:, 0] > 0.5).to(dtype), PICTURE, **APART)
+    assert found.dtype == dtype
+    assert torch.equal(found[...], (PICTURE[0] > 0.5).to(dtype))
+
+
+def test_labels_of_windows_that_overlap_need_a_blend_that_takes_them() -> None:
+    def net(batch: torch.Tensor) -> torch.Tensor:
+        return batch.argmax(1)
+
+    with pytest.raises(ValidationError, match=r"windows of torch.int64 overlap.*blend='last' or overlap=0.*scores"):
+        predict(net, PICTURE, **HALVED)
+    assert torch.equal(predict(net, PICTURE, **HALVED, blend="last")[...], PICTURE.argmax(0))
+    assert predict(net, PICTURE, **HALVED, dtype="float32").dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        lambda array: array,
+        lambda array: np.broadcast_to(array[:, :1], array.shape),
+        lambda array: array.astype(">f4"),
+        lambda array: array[..., ::-1],
+    ],
+    ids=["plain", "read-only", "other byte order", "reversed"],
+)
+def test_numpy_is_taken_as_it_is(returned: Callable[[Any], Any]) -> None:
+    def net(batch: torch.Tensor) -> Any:
+        return returned(batch.numpy())
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = predict(net, PICTURE, **APART, padding="constant")
+    first = net(PICTURE[None, :, :32, :32])[0].astype(np.float32)
+    assert np.array_equal(found[:, :32, :32].numpy(), first)
+
+
+def test_what_torch_has_no_dtype_for_is_told() -> None:
+    with pytest.raises(ValidationError, match="numpy array of object, which torch has no dtype for; convert it"):
+        predict(lambda batch: batch.numpy().astype(object), PICTURE, **HALVED)
+
+
+def test_a_preprocess_that_returns_no_tensor_is_named_without_its_pixels() -> None:
+    def as_array(batch: torch.Tensor) -> Any:
+        return batch.numpy()
+
+    with pytest.raises(ValidationError, match=r"preprocess must return .*got <ndarray of shape \(4, 3, 32, 32\)"):
+        predict(nn.Identity(), PICTURE, **HALVED, preprocess=as_array)
+
+
+def test_no_message_shows_the_pixels_of_what_was_returned() -> None:
+    shown = r"<Tensor of shape \(4, 3, 32, 32\), torch.float32>"
+    with pytest.raises(ValidationError, match=rf"got \({shown}, \[{shown}\]\) for '0'; wrap it"):
+        predict(lambda batch: ((batch, [batch]), batch), PICTURE, **HALVED)
+
+
+@pytest.mark.parametrize(
+    ("net", "window"),
+    [
+        (lambda batch: nn.functional.avg_pool2d(batch[:, :1].expand(-1, 32, -1, -1), 4).movedim(1, -1), (32, 32)),
+        (lambda batch: batch[:, 0, :, :16], (32, 32)),
+        (lambda batch: batch[:, 0, :2], (16, 32, 32)),
+    ],
+    ids=["channels last", "tokens", "an image of a volume"],
+)
+def test_other_scales_along_other_dimensions_are_asked_for(net: Any, window: tuple[int, ...]) -> None:
+    picture = PICTURE if len(window) == 2 else image(8, 16, 32, 32)
+    with pytest.raises(
+        ShapeMismatchError, match=r"other scales along other dimensions.*movedim\(-1, 1\), or give scale="
+    ):
+        predict(net, picture, window=window, overlap=0.5, progress=False)
+
+
+@pytest.mark.parametrize("reduce", ["argmax", Reduction("argmax", 1)], ids=str)
+def test_the_largest_of_one_channel_is_refused(reduce: Any) -> None:
+    def net(batch: torch.Tensor) -> torch.Tensor:
+        return batch[:, :1] - 0.5
+
+    with pytest.raises(ValidationError, match=r"argmax.* of one channel is 0 .*sigmoid\(\) > 0.5"):
+        predict(net, PICTURE, **HALVED, reduce=reduce)
+    found = predict(net, PICTURE, **APART, reduce=lambda values: values[0].sigmoid() > 0.5)
+    assert torch.equal(found[...], PICTURE[0] > 0.5)
+
+
+@pytest.mark.parametrize(
+    ("net", "size", "overlap", "advised"),
+    [
+        (nn.AvgPool2d(16), 32, 0.25, 0.5),
+        (nn.AvgPool2d(8), 160, 0.8, 0.797),
+        (lambda batch: (nn.AvgPool2d(8)(batch), nn.AvgPool2d(5)(batch)), 160, 0.8, 0.75),
+        (lambda batch: (nn.AvgPool2d(16)(batch), batch.mean((2, 3))), 32, 0.25, 0.5),
+    ],
+    ids=["half", "a step of 31.99", "of all outputs", "beside one result a window"],
+)
+def test_an_overlap_that_works_is_named(net: Any, size: int, overlap: float, advised: float) -> None:
+    options: dict[str, Any] = {"window": (size, size), "progress": False}
+    with pytest.raises(ValidationError, match=rf"not whole at scale 1/\d+; give overlap={advised}, or another window"):
+        predict(net, PICTURE, overlap=overlap, **options)
+    predict(net, PICTURE, overlap=advised, **options)
+
+
+def test_a_function_around_a_half_network_is_given_what_it_can_normalise() -> None:
+    torch.manual_seed(0)
+    half, scan = nn.Conv2d(1, 2, 3, padding=1).half(), (image(1, 64, 64) * 60_000).to(torch.int32)
+    given = []
+
+    def net(batch: torch.Tensor) -> torch.Tensor:
+        given.append(batch.dtype)
+        scores: torch.Tensor = half((batch / 30_000 - 1).half())
+        return scores.float()
+
+    found = predict(net, scan, **APART, padding="constant")
+    assert {*given} == {torch.float32}
+    expected = half((scan[None, :, :32, :32] / 30_000 - 1).half()).float()[0].detach()
+    torch.testing.assert_close(found[:, :32, :32], expected)
+
+
+def test_networks_of_two_dtypes_work_together() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.small, self.large = nn.Conv2d(3, 2, 1).half(), nn.Conv2d(3, 2, 1)
+
+        def forward(self, batch: torch.Tensor) -> torch.Tensor:
+            """Their sum."""
+            summed: torch.Tensor = self.small(batch.half()).float() + self.large(batch)
+            return summed
+
+    net = Both().eval()
+    for source in (PICTURE, PICTURE.double()):
+        found = predict(net, source, **HALVED)
+        assert isinstance(found, InfiniteTensor)
+        torch.testing.assert_close(found[...], net(PICTURE[None])[0].detach())
+        assert torch.equal(predict(lambda batch: net(batch) + 0, source, **HALVED)[...], found[...])
+
+
+def test_a_function_that_needs_another_dtype_is_told_how_to_convert() -> None:
+    half = nn.Conv2d(3, 2, 1).half()
+    assert predict(half, PICTURE, **HALVED).dtype == torch.float16
+    with pytest.raises(RuntimeError) as caught:
+        predict(lambda batch: half(batch) + 0, PICTURE, **HALVED)
+    assert any("if it needs torch.float16, convert in it" in note for note in caught.value.__notes__)
