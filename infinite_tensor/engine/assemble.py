@@ -175,8 +175,7 @@ def _read_at_once(parts: Sequence[_Part], views: Views) -> None:
     loop.add([_joined(bounds) for bounds in regions.values()])
     loop.compute(to_the_end=True)
     for part in parts:
-        for block in part.blocks:
-            part.blocks.fill(block, part.out, views.of(part.node).read)
+        deque(_filled(part.node, part.blocks.selection, part.out, views.of(part.node).read), maxlen=0)
 
 
 def _joined(bounds: Sequence[Regions]) -> Regions:

@@ -65,7 +65,7 @@ class Selection(NamedTuple):
     @property
     def is_thinned(self) -> bool:
         """Whether some pixels of the box are not wanted."""
-        return max(self.steps) > 1 or min(self.steps) < -1
+        return self.steps.count(1) < len(self.steps) and (max(self.steps) > 1 or min(self.steps) < -1)
 
     def pick(self, pixels: torch.Tensor) -> torch.Tensor:
         """What the user asked for, from the pixels that are wanted, in ascending order.
