@@ -311,7 +311,7 @@ def fill(job: Job, workers: int | None, progress: bool | str | Watcher) -> FillR
     # What is stored shows as it is met: to look for it beforehand would take a listing.
     targets = job.targets
     taken, estimate = taken_tiles(targets), estimated(targets)
-    if estimate.outside is not None and all(target.wanted is None for target in targets):
+    if estimate.outside is not None and all(target.is_whole for target in targets):
         # Before hours of work that end there. A mask may leave out the windows that are meant.
         raise estimate.outside
     total = int(estimate.windows * share_of(targets))

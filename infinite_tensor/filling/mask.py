@@ -268,6 +268,11 @@ class Target:
         return self.regions(self.start, self.stop)
 
     @property
+    def is_whole(self) -> bool:
+        """Whether all tiles are wanted."""
+        return self.wanted is None or bool(self.wanted.wanted.all())
+
+    @property
     def tile_count(self) -> int:
         """How many tiles are wanted."""
         return self.box_count if self.wanted is None else int(np.count_nonzero(self.wanted.wanted))

@@ -183,7 +183,7 @@ def demands(targets: Sequence[Target], *, named: bool = False) -> tuple[list[Dem
     """
     estimate = estimated(targets)
     inventories = {node: node.contents.inventory(node.spec, *box) for node, box in estimate.boxes.items()}
-    plain = all(target.wanted is None for target in targets)
+    plain = all(target.is_whole for target in targets)
     if plain and estimate.exact and all(inventory.empty for inventory in inventories.values()):
         if estimate.outside is not None:
             raise estimate.outside

@@ -158,7 +158,7 @@ async def listed(entries: AsyncIterator[Any]) -> list[Any]:
         lambda store: listed(store.list()),
         lambda store: listed(store.list_prefix("a")),
         lambda store: listed(store.list_dir("a")),
-        lambda store: listed(store.list_sizes("a")),
+        lambda store: listed(store.list_objects("a")),
     ],
 )
 def test_nothing_that_a_store_is_asked_shows_a_credential(ask: Callable[[RemoteStore], Any]) -> None:

@@ -94,6 +94,13 @@ def test_what_was_added_to_lately_stays(tmp_path: Path) -> None:
         assert store.gc(partial=True, older_than=2000).partial_tiles == 2
 
 
+def test_a_file_system_behind_a_url_tells_when_it_was(tmp_path: Path) -> None:
+    with MAKERS["url"](tmp_path) as store:
+        made(store)[0][STORED]
+        assert store.gc(partial=True).partial_tiles == 0
+        assert store.gc(partial=True, older_than=1e-9).partial_tiles == 2
+
+
 def test_the_newest_part_says_how_old_a_tile_is(tmp_path: Path) -> None:
     with ZarrTileStore(tmp_path, tile_size=TILE) as store:
         t, _ = made(store)
