@@ -477,11 +477,10 @@ def _cut(source: Source, asked: _Asked, stride: object, region: object) -> _Patc
     one = as_index(every)
     strides = sizes_of("stride", every if one is None else [one] * len(dims), extents)
     axes = {k: _Axis(box.start[dims[k]], box.stop[dims[k]], size, strides.get(k, size)) for k, size in sizes.items()}
-    for k, unit in enumerate(units):
-        axis = axes.get(k) or _whole(box, dims[k])
-        if any(number % unit for number in (axis.low, axis.size, axis.stride)):
+    for k, axis in axes.items():
+        if any(number % units[k] for number in (axis.low, axis.size, axis.stride)):
             raise ValidationError(
-                f"dimension {dims[k]}: pixels of all tensors of the group end together at multiples of {unit}, so "
+                f"dimension {dims[k]}: pixels of all tensors of the group end together at multiples of {units[k]}, so "
                 f"that patches must begin and end there, got {axis.size} pixels from {axis.low} on, every {axis.stride}"
             )
     return _PatchGrid(source, box, tuple(axes.values()), tuple(dims[k] for k in axes))
@@ -529,12 +528,6 @@ def _brackets(box: Selection) -> str:
     """A box of pixels as ``t[...]`` takes it."""
     ends = enumerate(zip(box.start, box.stop, strict=True))
     return f"[{', '.join(str(a) if d in box.squeezed else f'{a}:{b}' for d, (a, b) in ends)}]"
-
-
-def _whole(box: Selection, d: int) -> _Axis:
-    """A dimension that is not cut."""
-    size = box.stop[d] - box.start[d]
-    return _Axis(box.start[d], box.stop[d], size, size)
 
 
 def _shown(axes: Sequence[_Axis]) -> str:

@@ -504,7 +504,8 @@ class InfiniteTensor(Fillable):
         return StoredOnly(self, fill_value)
 
     def _requests(self, region: object, where: object = None) -> list[Request]:
-        return [Request(self, parse(region, self.shape, self._spec.labels), placed(where, self.dims))]
+        selection = parse(region, self.shape, self._spec.labels)
+        return [Request(self, selection, placed(where, self.dims, selection))]
 
     def _tensors(self) -> list[InfiniteTensor]:
         return [self]

@@ -28,7 +28,7 @@ class Fillable(ABC):
     """What a region costs, computing it ahead of reads, how far that has come, and dropping it.
 
     A region is what stands between the brackets of a read; of a slice with a step, the box that it spans counts. In a
-    group it is in pixels of the group, and means all tensors.
+    group it is in pixels of the group, and means all pixels of all tensors that lie over it.
     """
 
     @abstractmethod

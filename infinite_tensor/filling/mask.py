@@ -16,9 +16,11 @@ import torch
 from infinite_tensor.engine.chain import Node, chain_of
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.points import Index, IntArray
+from infinite_tensor.geometry.regions import Selection
 from infinite_tensor.geometry.window import LARGEST
 from infinite_tensor.support.given import as_index, members, number, quoted, word
 from infinite_tensor.tilestore.layout import TileLayout
+from infinite_tensor.values.dims import label_of
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
@@ -82,13 +84,13 @@ class Mask:
             raise ValidationError(f"scale must be positive, got {quoted(scale)}")
 
 
-def placed(where: object, names: Sequence[str]) -> PlacedMask | None:
-    """Where what a fill is given as ``where`` lies on a tensor or a group whose dimensions have these names.
+def placed(where: object, names: Sequence[str], region: Selection) -> PlacedMask | None:
+    """Where what a fill is given as ``where`` lies on a region of a tensor or a group with these names of dimensions.
 
     Raises
     ------
     ValidationError
-        If it is no mask, or their dimensions do not fit.
+        If it is no mask, their dimensions do not fit, or it does not cover the region.
     """
     if where is None:
         return None
@@ -107,7 +109,12 @@ def placed(where: object, names: Sequence[str]) -> PlacedMask | None:
     own = tuple(d % ndim for d in dims)
     if len(set(own)) < count:
         raise ValidationError(f"dims of a mask must differ, got {quoted(mask.dims)}")
-    return PlacedMask(mask.values, own, _each("scale", mask.scale, count), _each("origin", mask.origin, count))
+    scale, origin = _each("scale", mask.scale, count), _each("origin", mask.origin, count)
+    over = tuple([_over(region.start[d], region.stop[d], a, b) for d, a, b in zip(own, scale, origin, strict=True)])
+    result = PlacedMask(mask.values, own, scale, origin, over)
+    if sliced and 0 not in region.shape:
+        result.check_covers(region, [label_of(d, name) for d, name in enumerate(names)])
+    return result
 
 
 @dataclass(frozen=True)
@@ -122,12 +129,16 @@ class PlacedMask:
         The dimension of the tensor that each of its own is.
     scale, origin : tuple of Fraction
         Pixels of the tensor along one of the mask, and where that begins in it, per dimension of the mask.
+    over : tuple of (int, int)
+        Its own pixels ``[first, last)`` that lie over the region that is filled. Coarse pixels of a tensor of a group
+        reach past that.
     """
 
     values: Any
     dims: Index
     scale: tuple[Fraction, ...]
     origin: tuple[Fraction, ...]
+    over: _Ranges
 
     def on_member(self, dims: Sequence[int], scale: Sequence[Fraction]) -> PlacedMask:
         """The mask of a group, on a tensor of it: its dimension ``dims[d]`` is `d` of the group, at this scale."""
@@ -137,31 +148,28 @@ class PlacedMask:
             tuple(dims[d] for d in self.dims),
             tuple(a * b for a, b in zip(self.scale, factors, strict=True)),
             tuple(a * b for a, b in zip(self.origin, factors, strict=True)),
+            self.over,
         )
 
-    def check_covers(self, start: Index, stop: Index, labels: Sequence[str]) -> None:
-        """ValidationError if the mask does not cover the pixels ``[start, stop)``, of which there is at least one.
-
-        `labels` are what messages call the dimensions.
-        """
-        extents = self.values.shape if _is_sliced(self.values) else ()
-        for axis, (d, extent) in enumerate(zip(self.dims, extents, strict=False)):
-            first, last = self._pixels(axis, start[d], stop[d])
+    def check_covers(self, region: Selection, labels: Sequence[str]) -> None:
+        """ValidationError if what has a shape does not cover a region; `labels` are what messages call dimensions."""
+        for axis, (d, extent) in enumerate(zip(self.dims, self.values.shape, strict=True)):
+            first, last = self.over[axis]
             if extent is not None and (first < 0 or last > extent):
                 begin, end = (float(self.origin[axis] + at * self.scale[axis]) for at in (0, extent))
                 raise ValidationError(
                     f"the mask does not cover the region: along dimension {labels[d]} its {extent} pixels lie over "
-                    f"{begin:.10g}:{end:.10g}, and the region is {start[d]}:{stop[d]}; give a larger mask, another "
-                    "scale or origin, or a smaller region"
+                    f"{begin:.10g}:{end:.10g}, and the region is {region.start[d]}:{region.stop[d]}; give a larger "
+                    "mask, another scale or origin, or a smaller region"
                 )
 
     def _pixels(self, axis: int, start: int, stop: int) -> tuple[int, int]:
         """The pixels of the mask, along one of its dimensions, that lie over those of the tensor ``[start, stop)``."""
-        scale, origin = self.scale[axis], self.origin[axis]
-        return math.floor((start - origin) / scale), math.ceil((stop - origin) / scale)
+        first, last = _over(start, stop, self.scale[axis], self.origin[axis])
+        return max(first, self.over[axis][0]), min(last, self.over[axis][1])
 
     def tiles(self, layout: TileLayout, start: Index, stop: Index) -> WantedTiles:
-        """Which tiles over the pixels ``[start, stop)`` are wanted; there is at least one pixel, and it covers all."""
+        """Which tiles over the pixels ``[start, stop)``, of which there is at least one, are wanted."""
         low, high = layout.box(start, stop)
         ranges = []
         for axis, d in enumerate(self.dims):
@@ -309,6 +317,11 @@ def taken_tiles(targets: Sequence[Target]) -> dict[Node, TakenTiles]:
 
 _Ranges: TypeAlias = Sequence[tuple[int, int]]
 """Pixels ``[first, last)`` of a mask along one dimension, in order; neighbours may have one in common."""
+
+
+def _over(start: int, stop: int, scale: Fraction, origin: Fraction) -> tuple[int, int]:
+    """The pixels ``[first, last)``, of this scale and origin, that lie over some pixels ``[start, stop)``."""
+    return math.floor((start - origin) / scale), math.ceil((stop - origin) / scale)
 
 
 def _any_in_slices(values: Any, ranges: Sequence[_Ranges]) -> BoolArray:

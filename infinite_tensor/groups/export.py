@@ -193,9 +193,11 @@ def _zarr(folder: Path, content: _Content) -> Iterator[Write]:
     levels = dict.fromkeys(key[:depth] for key in members for depth in range(len(key)))
     for level in levels:
         node = root.require_group("/".join(level)) if level else root
-        within = [member for key, member in members.items() if key[: len(level)] == level]
+        within = [key for key in members if key[: len(level)] == level]
+        samples = [content.sample[key] for key in within]
         # What tensordict itself writes; without it, it takes the dimensions that happen to have one extent.
-        node.attrs["__tensordict__"] = {"batch_size": batch_size(within, region), "version": 1}
+        shared = batch_size([members[key] for key in within], samples, region.squeezed)
+        node.attrs["__tensordict__"] = {"batch_size": shared, "version": 1}
     first = region._replace(stop=tuple(a + n for a, n in zip(region.start, content.extents, strict=True)))
     for key, tensor in content.sample.items():
         chunks = tuple(max(1, n) for n in _empty(members[key], first).shape)

@@ -73,7 +73,8 @@ class TensorGroup(Fillable):
     Raises
     ------
     ValidationError
-        If an argument does not fit, or the tensors do not have the same extent along the shared dimensions.
+        If an argument does not fit, or the tensors do not have the same extent along the shared dimensions: that of a
+        tensor with a scale may be rounded up.
 
     Examples
     --------
@@ -148,7 +149,10 @@ class TensorGroup(Fillable):
 
     @property
     def shape(self) -> Shape:
-        """Extent of the shared dimensions in pixels of the group, None for an unbounded one."""
+        """Extent of the shared dimensions in pixels of the group, None for an unbounded one.
+
+        These are the pixels of which all tensors have some. A coarser tensor may reach past the last of them.
+        """
         return self._shape
 
     @property
@@ -271,7 +275,7 @@ class TensorGroup(Fillable):
         KeyError
             If the group has no such key.
         RegionError
-            (an IndexError) If `indices` is no region, or is not made of whole pixels of a tensor with a scale.
+            (an IndexError) If `indices` is no region, or has a step along a dimension in which a tensor has a scale.
         """
         return self._entry(as_key(indices)) if is_key(indices) else self.read(indices)
 
@@ -281,8 +285,8 @@ class TensorGroup(Fillable):
         Parameters
         ----------
         indices
-            A region of the shared dimensions, or a list of regions. An int picks the pixel of a coarser tensor that
-            holds it. The other dimensions of a tensor are read whole.
+            A region of the shared dimensions, or a list of regions. Of a coarser tensor, all pixels that lie over it
+            are read: an int picks the one that holds it. The other dimensions of a tensor are read whole.
         workers : int, optional
             As for `InfiniteTensor.read`.
 
@@ -365,7 +369,9 @@ class TensorGroup(Fillable):
         save_group(self._members, store, group_id)
 
     def align(self, region: object) -> tuple[slice | int, ...]:
-        """The smallest region around one that begins and ends with whole pixels of every tensor.
+        """The smallest region around one that begins and ends with whole pixels of every tensor, or with the group.
+
+        What is read of one of them lies there.
 
         Parameters
         ----------
@@ -384,7 +390,8 @@ class TensorGroup(Fillable):
             if d in selection.squeezed:
                 found.append(start)
             else:
-                found.append(slice(start // unit * unit, -(-stop // unit) * unit))
+                end, extent = -(-stop // unit) * unit, self.shape[d]
+                found.append(slice(start // unit * unit, end if extent is None else min(end, extent)))
         return tuple(found)
 
     def _plain(self, region: object) -> Selection:
@@ -469,7 +476,7 @@ class TensorGroup(Fillable):
         Raises
         ------
         RegionError
-            (an IndexError) If `region` is no region of the group, or not whole pixels of a tensor.
+            (an IndexError) If `region` is no region of the group.
         ValidationError
             If it is empty, or has a step, or an int in place of a slice; or if a key cannot be a path in Zarr.
         """
@@ -514,7 +521,7 @@ class TensorGroup(Fillable):
         Raises
         ------
         RegionError
-            (an IndexError) If `region` is no region of the group, or not whole pixels of a tensor.
+            (an IndexError) If `region` is no region of the group.
         ValidationError
             If an argument does not fit, or there is something at the target.
         StoreError
@@ -533,7 +540,7 @@ class TensorGroup(Fillable):
 
     def _requests(self, region: object, where: object = None) -> list[Request]:
         selection = parse(region, self.shape)._replace(steps=(1,) * self.ndim)
-        mask = placed(where, names_of_shared(self._members))
+        mask = placed(where, names_of_shared(self._members), selection)
         return [
             Request(
                 member.tensor,

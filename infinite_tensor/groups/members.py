@@ -15,7 +15,7 @@ from infinite_tensor.engine.assemble import read_together
 from infinite_tensor.engine.chain import node_of
 from infinite_tensor.errors import RegionError, ValidationError
 from infinite_tensor.geometry.regions import Selection, parse
-from infinite_tensor.geometry.window import Shape, coordinates_of, followed
+from infinite_tensor.geometry.window import Shape, WindowGrid, coordinates_of, followed
 from infinite_tensor.support.given import array_advice, as_index, as_ratio, quoted
 from infinite_tensor.support.nested import Key, chosen, show
 from infinite_tensor.tensor import InfiniteTensor, as_tensors
@@ -55,12 +55,12 @@ class GroupMember:
         return tuple(shared.get(d, Fraction(1)) for d in range(self.tensor.ndim))
 
     def selection(self, region: Selection) -> Selection:
-        """What a region of the group is of this tensor.
+        """What a region of the group is of this tensor: the pixels that lie over it, as far as the tensor reaches.
 
         Raises
         ------
         RegionError
-            If that is not whole pixels.
+            If an int is no single pixel of it, or a step would have to be scaled.
         """
         entries: list[slice] = [slice(None)] * self.tensor.ndim
         steps, squeezed = [1] * self.tensor.ndim, []
@@ -78,18 +78,10 @@ class GroupMember:
             return slice(start, stop)
         if region.steps[d] != 1:
             raise self._misfit(d, f"a step of {region.steps[d]} cannot be scaled; read it without, or tensor by tensor")
-        if d in region.squeezed:
-            if scale.numerator != 1:
-                raise self._misfit(d, f"pixel {start} of the group is not one pixel there; give a slice")
-            pixel = start // scale.denominator
-            return slice(pixel, pixel + 1)
-        if start % scale.denominator or stop % scale.denominator:
-            raise self._misfit(
-                d,
-                f"{start}:{stop} does not begin and end with whole pixels there, which lie at multiples of "
-                f"{scale.denominator}; group.align(region) is the smallest region around it that does",
-            )
-        return slice(int(start * scale), int(stop * scale))
+        if d in region.squeezed and scale.numerator != 1:
+            raise self._misfit(d, f"pixel {start} of the group is not one pixel there; give a slice")
+        pixels, per = scale.numerator, scale.denominator
+        return slice(start * pixels // per, -(-stop * pixels // per))
 
     def _misfit(self, d: int, problem: str) -> RegionError:
         return RegionError(f"dimension {d}: {show(self.key)} has scale {self.scale[d]}, and {problem}")
@@ -169,26 +161,30 @@ def read_members(
 
 
 def check_extents(members: Members) -> None:
-    """ValidationError unless members have the same whole number of pixels of the group along each shared dimension."""
-    first, *others = members.values()
-    shape = _extents(first)
-    for other in others:
-        if _extents(other) != shape:
-            raise ValidationError(
-                "the tensors of a group have the same extent along the dimensions that they share, in pixels of the "
-                f"group: {show(first.key)} has {_text(shape)}, {show(other.key)} has {_text(_extents(other))}; give "
-                "dims=... or scale=..."
-            )
-    if any(extent is not None and extent.denominator != 1 for extent in shape):
-        raise ValidationError(
-            f"a group of {_text(shape)} pixels does not end with a whole pixel; give another scale=..."
-        )
+    """ValidationError unless members end in the same pixel of the group along each shared dimension."""
+    shape = shape_of(members)
+    if all(_ends_in(member, shape) for member in members.values()):
+        return
+    found = ", ".join(f"{show(key)} has {_text(_extents(member))}" for key, member in members.items())
+    raise ValidationError(
+        "the tensors of a group have the same extent along the dimensions that they share, in pixels of the group: "
+        f"{found}; give dims=... or scale=..."
+    )
+
+
+def _ends_in(member: GroupMember, shape: Shape) -> bool:
+    """Whether a member reaches into the last pixels of a group, and not beyond by a whole pixel of its own."""
+    ends = zip(_extents(member), member.scale, shape, strict=True)
+    return all(
+        (n is None and end is None) or (n is not None and end is not None and n - 1 / scale < end)
+        for n, scale, end in ends
+    )
 
 
 def shape_of(members: Members) -> Shape:
-    """Extents of the dimensions that members share, in whole pixels of the group that all of them have."""
+    """Extents of the dimensions that members share, in pixels of the group of which all of them have some."""
     extents = zip(*map(_extents, members.values()), strict=True)
-    known = [[int(n) for n in of_members if n is not None] for of_members in extents]
+    known = [[math.ceil(n) for n in of_members if n is not None] for of_members in extents]
     return tuple([min(numbers) if numbers else None for numbers in known])
 
 
@@ -205,11 +201,14 @@ def names_of_shared(members: Members) -> tuple[str, ...]:
 def outputs_of(tensors: Mapping[Key, InfiniteTensor]) -> dict[Key, GroupMember]:
     """The outputs of one ``f``, which share the dimensions that follow its window index.
 
-    How many pixels they have between one window and the next tells their scales. The first one has scale 1. What
-    follows a coordinate that has one value only, such as the channels of images, is not shared.
+    How many pixels they have between one window and the next tells their scales. The first one has scale 1. What each
+    has whole in its only window, such as the channels of images, is not shared, unless one has another such dimension
+    that follows no index.
     """
     grids = [node_of(tensor).spec.grid for tensor in tensors.values()]
-    shared = [k for k in range(coordinates_of(grids[0].window)) if any(grid.first[k] < grid.last[k] for grid in grids)]
+    told = any(None in followed(grid.window) for grid in grids)
+    coordinates = range(coordinates_of(grids[0].window))
+    shared = [k for k in coordinates if told or not all(_is_whole(grid, k) for grid in grids)]
     members: dict[Key, GroupMember] = {}
     strides: list[int] = []
     for key, tensor in tensors.items():
@@ -219,6 +218,12 @@ def outputs_of(tensors: Mapping[Key, InfiniteTensor]) -> dict[Key, GroupMember]:
         scale = tuple(Fraction(window.stride[d], stride) for d, stride in zip(dims, strides, strict=True))
         members[key] = GroupMember(key, tensor, dims, scale)
     return members
+
+
+def _is_whole(grid: WindowGrid, k: int) -> bool:
+    """Whether one window is all of a tensor along the dimension that follows a coordinate."""
+    d = followed(grid.window).index(k)
+    return grid.first[k] == grid.last[k] and grid.window.size[d] == grid.shape[d]
 
 
 def _extents(member: GroupMember) -> tuple[Fraction | None, ...]:

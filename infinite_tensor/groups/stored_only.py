@@ -57,7 +57,7 @@ class StoredOnlyGroup:
         Raises
         ------
         RegionError
-            (an IndexError) If `indices` is no region, or is not made of whole pixels of a tensor with a scale.
+            (an IndexError) If `indices` is no region, or has a step along a dimension in which a tensor has a scale.
         """
         regions = [parse(region, self.shape) for region in (indices if isinstance(indices, list) else [indices])]
         import_tensordict()

@@ -32,19 +32,21 @@ def import_tensordict() -> Any:
     return tensordict
 
 
-def batch_size(members: Sequence[GroupMember], region: Selection) -> list[int]:
-    """Extents of a region along the first dimensions in which all members have one resolution.
+def batch_size(members: Sequence[GroupMember], results: Sequence[torch.Tensor], squeezed: Sequence[int]) -> list[int]:
+    """Extents of what was read along the first dimensions in which all members have one resolution and one extent.
 
     Dimensions that an int has squeezed do not count.
     """
-    selected = members[0].selection(region)
-    extents = []
-    for d, own in enumerate(members[0].dims):
-        if d in region.squeezed:
+    first = members[0]
+    extents: list[int] = []
+    for d in range(len(first.dims)):
+        if d in squeezed:
             continue
-        if any(member.scale[d] != members[0].scale[d] for member in members):
+        extent = results[0].shape[len(extents)]
+        same = [result.shape[len(extents)] == extent for result in results]
+        if not all(same) or any(member.scale[d] != first.scale[d] for member in members):
             break
-        extents.append(selected.size[own])
+        extents.append(extent)
     return extents
 
 
@@ -63,6 +65,7 @@ def assembled(
             within = [key for key in keys if key[depth] == name]
             ends = len(within[0]) == depth + 1
             entries[name] = results[within[0]] if ends else level(depth + 1, within)
-        return kind(entries, batch_size=batch_size([members[key] for key in keys], region), device=device)
+        size = batch_size([members[key] for key in keys], [results[key] for key in keys], region.squeezed)
+        return kind(entries, batch_size=size, device=device)
 
     return level(0, list(members))  # type: ignore[no-any-return]

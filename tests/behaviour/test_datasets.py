@@ -371,6 +371,13 @@ WORLD = TensorGroup({"image": IMAGE, "look": {"coarse": COARSE}}, scale={"look":
 
 @pytest.mark.parametrize("kind", [GridDataset, PatchDataset])
 class TestGroup:
+    def test_a_dimension_that_is_not_cut_need_not_end_with_whole_pixels_of_all(self, kind: Kind) -> None:
+        window = TensorWindow((1, 8))
+        tensors = {n: InfiniteTensor((n, None), lambda _ctx: torch.ones(1, 8), window) for n in (9, 5)}
+        group = TensorGroup({"all": tensors[9], "half": tensors[5]}, dims=(0, 1), scale={"half": 0.5})
+        item = kind(group, 8, region=sl[:, 0:32])[0]
+        assert (item["all"].shape, item["half"].shape) == ((9, 8), (5, 4))
+
     def test_an_item_is_what_the_group_has_in_its_region(self, kind: Kind) -> None:
         dataset = kind(WORLD, 8, region=sl[-16:40, 0:48])
         for index in range(len(dataset)):

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from fractions import Fraction
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+import zarr
+from tensordict import TensorDict
 
-from infinite_tensor import RegionError, TensorGroup, ValidationError, sl
+from infinite_tensor import InfiniteTensor, RegionError, TensorGroup, ValidationError, from_array, sl
 from tests.behaviour.groups.world import plain
 
 COARSE, FINE, SAME = plain((None, None)), plain((None, None), 0.5), plain((3, None, None), 0.25)
@@ -52,16 +57,29 @@ def test_an_int_is_the_coarser_pixel_that_holds_it(group: TensorGroup) -> None:
 
 
 @pytest.mark.parametrize(
-    ("region", "message"),
+    ("region", "coarse"),
     [
-        (sl[1:8, 0:8], "dimension 0: .*'coarse'. has scale 1/8, and 1:8 does not begin and end with whole pixels"),
-        (sl[0:8, 0:12], "dimension 1: .* multiples of 8; group.align.region. is the smallest"),
-        (sl[0:8:2, 0:8], "dimension 0: .*a step of 2 cannot be scaled"),
+        (sl[1:8, 0:8], sl[0:1, 0:1]),
+        (sl[0:8, -1:12], sl[0:1, -1:2]),
+        (sl[-9:-8, 15:17], sl[-2:-1, 1:3]),
+        (sl[5:5, 0:8], sl[0:0, 0:1]),
     ],
 )
-def test_a_region_that_is_not_whole_pixels_is_an_error(group: TensorGroup, region: object, message: str) -> None:
-    with pytest.raises(RegionError, match=message):
-        group[region]
+def test_of_a_coarser_tensor_all_pixels_over_a_region_are_read(
+    group: TensorGroup, region: tuple[slice, slice], coarse: tuple[slice, slice]
+) -> None:
+    rows, columns = region
+    place = group[region]
+    assert torch.equal(place["other", "coarse"], COARSE[coarse])
+    fine = FINE[2 * rows.start : 2 * rows.stop, 2 * columns.start : 2 * columns.stop]
+    assert torch.equal(place["other", "fine"], fine)
+    if place["same"].numel():
+        assert torch.equal(place["other", "coarse"], group[group.align(region)]["other", "coarse"])
+
+
+def test_a_step_is_not_scaled(group: TensorGroup) -> None:
+    with pytest.raises(RegionError, match=r"dimension 0: .*a step of 2 cannot be scaled"):
+        group[0:8:2, 0:8]
 
 
 def test_align_is_the_smallest_region_of_whole_pixels_around_one(group: TensorGroup) -> None:
@@ -86,8 +104,68 @@ def test_finite_extents_agree_in_pixels_of_the_group() -> None:
     assert torch.equal(group[4:, :8]["coarse"], coarse[1:, :2])
     with pytest.raises(ValidationError, match=r"'fine' has .8, 12., 'coarse' has .4, 6."):
         TensorGroup({"fine": fine, "coarse": coarse}, dims=(0, 1), scale={"coarse": 0.5})
-    with pytest.raises(ValidationError, match="does not end with a whole pixel"):
-        TensorGroup({"fine": fine}, dims=(0, 1), scale=5)
+    assert TensorGroup({"fine": fine}, dims=(0, 1), scale=5).shape == (2, 3)
+
+
+LINE = torch.arange(33.0)
+"""Of which each tensor below holds every pixel, every second one, and so on."""
+
+
+def every(step: int) -> InfiniteTensor:
+    return from_array(LINE[::step])
+
+
+@pytest.mark.parametrize("steps", list(itertools.permutations((1, 2, 5))), ids=str)
+@pytest.mark.parametrize("extent", [29, 30, 31])
+def test_tensors_of_one_image_keep_their_last_pixels_where_extents_do_not_divide(
+    steps: tuple[int, ...], extent: int, tmp_path: Path
+) -> None:
+    lines = {str(step): LINE[:extent:step] for step in steps}
+    group = TensorGroup(
+        {key: from_array(line) for key, line in lines.items()},
+        dims=(0,),
+        scale={str(step): Fraction(steps[0], step) for step in steps},
+    )
+    assert group.shape == (len(lines[str(steps[0])]),)
+    group.export(..., tmp_path / "group.zarr", progress=False)
+    group.save_tensordict(..., tmp_path / "group")
+    exported, saved = zarr.open_group(tmp_path / "group.zarr"), TensorDict.load_memmap(tmp_path / "group")
+    for key, line in lines.items():
+        for found in (group[...][key], group[:][key], group[0 : extent + 9][key], group.stored_only(7)[...][key]):
+            assert len(found) == len(line)
+        assert torch.equal(group[...][key], line)
+        assert torch.equal(torch.from_numpy(np.asarray(exported[key])), line)
+        assert torch.equal(saved[key], line)
+        step = Fraction(int(key), steps[0])
+        for start, stop in itertools.combinations(range(group.shape[0] + 1), 2):
+            over = [i for i in range(len(line)) if i * step < stop and (i + 1) * step > start]
+            assert torch.equal(group[start:stop][key], line[over])
+    assert group.align(sl[0:extent]) == sl[0 : group.shape[0]]
+
+
+def test_a_group_of_such_tensors_may_be_in_another_group() -> None:
+    odd = TensorGroup({"all": every(1), "half": every(2)}, dims=(0,), scale={"half": 0.5})
+    both = TensorGroup({"odd": odd, "third": every(3)}, dims={"third": (0,)}, scale={"third": 1 / 3})
+    assert both.shape == (33,)
+    assert torch.equal(both[...]["odd", "half"], LINE[::2])
+    assert odd.select("half")[...]["half"].shape == (17,)
+
+
+@pytest.mark.parametrize(("step", "extent"), [(2, 16), (2, 18), (4, 8), (4, 10)])
+def test_tensors_that_do_not_end_together_are_no_group(step: int, extent: int) -> None:
+    other = from_array(torch.zeros(extent))
+    with pytest.raises(ValidationError, match=r"have the same extent .*'all' has .33., 'other' has"):
+        TensorGroup({"all": every(1), "other": other}, dims=(0,), scale={"other": Fraction(1, step)})
+
+
+def test_tensors_of_one_scale_and_other_extents_share_no_batch_size() -> None:
+    group = TensorGroup(
+        {"coarse": from_array(torch.zeros(17)), "fine": {"even": from_array(torch.zeros(34)), "odd": every(1)}},
+        dims=(0,),
+        scale={"fine": 2},
+    )
+    assert group[...]["fine"].batch_size == ()
+    assert group[0:16]["fine"].batch_size == (32,)
 
 
 @pytest.mark.parametrize("scale", [0, -1, "1/8", float("inf"), float("nan"), 0.1234567891, True, (1,), (1, 1, 1), {}])
