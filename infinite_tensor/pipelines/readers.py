@@ -104,7 +104,7 @@ class ArrayReader(Reader):
 
     def __init__(self, array: Any) -> None:
         self._array = _prepared(array)
-        self.shape = tuple(int(extent) for extent in self._array.shape)
+        self.shape = _extents_of(self._array)
         self.dtype = _torch_dtype(self._array.dtype)
         if isinstance(self._array, torch.Tensor):
             self.device = self._array.device
@@ -155,6 +155,16 @@ _PARALLEL = {"numpy", "torch", "zarr", "dask", "xarray", "tensorstore", "infinit
 
 def _library(array: object) -> str:
     return type(array).__module__.partition(".")[0]
+
+
+def _extents_of(array: Any) -> tuple[int, ...]:
+    """The shape of an array; ValidationError where an extent is not known, as after a selection of a Dask array."""
+    if any(extent != extent for extent in array.shape):  # noqa: PLR0124  (only NaN differs from itself)
+        raise ValidationError(
+            f"a has shape {tuple(array.shape)}, in which nan is an extent that is not known yet; call "
+            "a.compute_chunk_sizes() first, which computes how many pixels there are"
+        )
+    return tuple(int(extent) for extent in array.shape)
 
 
 def _prepared(array: Any) -> Any:

@@ -184,7 +184,7 @@ def slid_dims(
         found = [*numbers]
     elif channels or None not in names:
         found = [d for d in range(ndim) if d not in channels]
-    elif count is not None and (count == ndim or shape[-1] not in (3, 4)):
+    elif count is not None and (count == ndim or not _may_be_channels(shape)):
         found = [*range(max(0, ndim - count), ndim)]
     elif count is None and (len(unbounded) == ndim or ndim == 1 or unbounded == [*range(1, ndim)]):
         found = unbounded or [0]
@@ -198,6 +198,13 @@ def slid_dims(
         slid = [called[d] for d in found]
         raise ValueError(f"windows slide over {slid}" + (f", and window has {count} entries" if count else ""))
     return found
+
+
+def _may_be_channels(shape: Sequence[int | None]) -> bool:
+    """Whether the last of the dimensions has as many pixels as images have channels, and fewer than the others."""
+    *others, last = shape
+    few = last in (1, 2) and len(others) > 1 and all(n is None or n > last for n in others)
+    return few or last in (3, 4)
 
 
 def _slid(at: int, tensor: InfiniteTensor, dims: object, count: int | None) -> list[int]:

@@ -188,6 +188,15 @@ def test_of_a_dask_array_only_the_blocks_that_are_needed_are_computed() -> None:
     assert {(y.start, x.start) for y, x in array.regions} == {(10, 0), (20, 0)}
 
 
+def test_a_dask_array_of_unknown_extents_is_refused_with_what_tells_them() -> None:
+    array = in_dask(VALUES, chunks=16)
+    some = array[array[:, 0] > 0]
+    with pytest.raises(ValidationError, match=r"shape \(nan, 70\).* call a.compute_chunk_sizes\(\) first"):
+        from_array(some)
+    some.compute_chunk_sizes()
+    assert torch.equal(from_array(some)[...], torch.from_numpy(VALUES[VALUES[:, 0] > 0]))
+
+
 def test_an_xarray_gives_its_dims(tmp_path: Path) -> None:
     array = xr.DataArray(VALUES, dims=("lat", "lon"), coords={"lat": np.linspace(0, 1, 60)})
     assert from_array(array).dims == ("lat", "lon")

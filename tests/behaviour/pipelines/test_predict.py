@@ -282,6 +282,12 @@ def test_channels_may_be_last_or_missing() -> None:
     torch.testing.assert_close(flat[...], picture.sum(0))
 
 
+@pytest.mark.parametrize("shape", [(2, 50, 2), (1, 30, 1), (3, 2, 2)])
+def test_a_narrow_image_has_its_channels_first(shape: Sizes) -> None:
+    found = predict(lambda batch: batch, image(*shape), window=(16, 16), blend="mean", progress=False)
+    assert found.shape == shape
+
+
 @pytest.mark.parametrize("as_tuple", [False, True])
 def test_several_outputs_are_a_group(as_tuple: bool, tmp_path: Path) -> None:
     scorer, picture = Net(), image(3, 60, 50)
@@ -379,6 +385,9 @@ def test_an_error_of_the_first_batch_names_the_prediction() -> None:
     ("shape", "options", "message"),
     [
         ((50, 60, 3), {"window": (32, 32)}, "which of its dimensions are channels is not known; give dims="),
+        ((50, 60, 2), {"window": (32, 32)}, "which of its dimensions are channels is not known; give dims="),
+        ((50, 60, 1), {"window": (32, 32)}, "which of its dimensions are channels is not known; give dims="),
+        ((9, 50, 60, 2), {"window": (8, 32, 32)}, "which of its dimensions are channels is not known; give dims="),
         ((50, 60), {"window": 32}, "which of its dimensions are channels is not known"),
         ((3, 3, 50, 60), {"window": (32, 32)}, "windows slide over 2 of them, and only one more can be channels"),
         ((3, 50, 60), {"window": (32, 0)}, "window must be a positive int"),
