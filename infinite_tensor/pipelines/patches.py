@@ -107,7 +107,7 @@ class Sliding:
         try:
             start, stop, *_ = parse(... if region is None else members(region) or (region,), tuple(self.extents))
         except RegionError:
-            # It may fit a prediction of another resolution; where it does not, the fill says so.
+            # It may fit a prediction of another resolution, which the first windows tell.
             start = stop = (0,) * ndim
         low, high = self._grid(edge).box(start, stop)
         indices = itertools.product(*[range(a, max(a + 1, b)) for a, b in zip(low, high, strict=True)])

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from infinite_tensor.errors import ValidationError
+from infinite_tensor.errors import RegionError, ValidationError
 from infinite_tensor.filling.mask import Mask
-from infinite_tensor.geometry.window import TensorWindow
+from infinite_tensor.geometry.regions import parse
+from infinite_tensor.geometry.window import TensorWindow, followed
+from infinite_tensor.groups import TensorGroup
 from infinite_tensor.outputs import Output
 from infinite_tensor.pipelines.networks import BatchedNetwork, Index, Outputs, device_of
 from infinite_tensor.pipelines.patches import Sliding
@@ -27,14 +29,13 @@ from infinite_tensor.support.sizes import MemoryTooSmallError, checked_bytes, wh
 from infinite_tensor.support.tables import bytes_of
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
+from infinite_tensor.values.dims import default_name, label_of
 from infinite_tensor.values.fingerprint import networks_in
 from infinite_tensor.values.modes import Modes
 from infinite_tensor.values.weights import WeightedMean
 
 if TYPE_CHECKING:
     from distributed import Client
-
-    from infinite_tensor.groups import TensorGroup
 
 
 def predict(
@@ -112,11 +113,12 @@ def predict(
         What stands beyond the ends of the source, as `args_padding` of an `InfiniteTensor`; one for all, or one for
         each dimension of the window. Along "wrap" the image closes: windows begin before its first pixel.
     region : optional
-        What is computed now, in pixels of the prediction: slices over the dimensions of the window, as in
-        ``sl[0:512, 0:512]``, and all other pixels of the tiles that these touch. Default: all of it. The rest is
-        computed when it is read, with the windows on the border once more, as nothing is stored beside the region.
+        What is computed now, in pixels of the prediction, those of its finest output: slices over the dimensions of the
+        window, as in ``sl[0:512, 0:512]``, and all other pixels of the tiles that these touch. Default: all of it. The
+        rest is computed when it is read, with the windows on the border once more, as nothing is stored beside the
+        region.
     where : Mask, array, tensor, InfiniteTensor or callable, optional
-        Which pixels are wanted, as for `InfiniteTensor.fill`.
+        Which pixels are wanted, as for `InfiniteTensor.fill`, in the same pixels.
     batch_size : int
         How many windows `net` is given at once: always so many, the last ones repeated if need be.
     device : torch.device or str, optional
@@ -139,10 +141,12 @@ def predict(
     Returns
     -------
     InfiniteTensor or TensorGroup
-        The prediction, filled. Its channels come first.
+        The prediction, filled. Its channels come first. A group is in pixels of its finest output.
 
     Raises
     ------
+    RegionError
+        (an IndexError) If no pixel of the prediction lies in `region`, or it is none.
     ValidationError
         If an argument does not fit, or `target` has something else under `tensor_id`: the prediction of other weights,
         say.
@@ -205,12 +209,12 @@ def predict(
         "batch_size": count,
         "version": _version(results, version),
     }
-    batches = _batch_bytes(sliding, found, count)
+    part, batches = _region_of(outputs, sliding, region), _batch_bytes(sliding, found, count)
     if overwrite or store is None:
         # What does not fit is told before anything is deleted or created.
         tried = _made(f, outputs, options | {"tile_store": _empty_one_like(store)}, resumed=False)
         with _beside_batches(max_memory, batches, count) as most:
-            tried.plan(_region_of(tried, sliding, region), max_memory=most, where=where)
+            tried.plan(part, max_memory=most, where=where)
     holder = store or _opened(target)
     if overwrite:
         for name in stored:
@@ -231,7 +235,7 @@ def predict(
         _stoppable(target, overwrite=overwrite),
     ):
         made.fill(
-            _region_of(made, sliding, region),
+            part,
             workers=workers,
             max_memory=most,
             client=client,
@@ -272,7 +276,9 @@ def _made(
     try:
         output = outputs.get(None)
         if output is None:
-            return InfiniteTensor.from_multi(f, {str(name): each for name, each in outputs.items()}, **options)
+            return _together(
+                InfiniteTensor.from_multi(f, {str(name): each for name, each in outputs.items()}, **options)
+            )
         return InfiniteTensor(
             output.shape,
             f,
@@ -290,6 +296,22 @@ def _made(
         raise ValidationError(
             f"{error}\nGive predict another tensor_id, or overwrite=True, which deletes what is stored"
         ) from error
+
+
+def _together(outputs: TensorGroup) -> TensorGroup:
+    """Outputs, which share all dimensions over which windows slide, in pixels of the finest of them.
+
+    That is the same group for a network that returns them in another order, and for a short image.
+    """
+    tensors = {name: outputs[name] for name in outputs}
+    windows = {name: tensor.output_window for name, tensor in tensors.items()}
+    strides = {
+        name: [n for n, k in zip(window.stride, followed(window), strict=True) if k is not None]
+        for name, window in windows.items()
+    }
+    finest = [max(each) for each in zip(*strides.values(), strict=True)]
+    scale = {name: tuple(map(Fraction, stride, finest)) for name, stride in strides.items()}
+    return TensorGroup(tensors, dims=tuple(range(-len(finest), 0)), scale=scale)
 
 
 def _version(results: Mapping[str | None, Result], version: object) -> object:
@@ -450,15 +472,22 @@ def _mask_of(sliding: Sliding, region: object, where: object) -> object:
     return _ALL if where is None and region is not None else where
 
 
-def _region_of(made: InfiniteTensor | TensorGroup, sliding: Sliding, region: object) -> object:
-    """The region to fill, in all dimensions of the prediction."""
+def _region_of(outputs: Mapping[str | None, Output], sliding: Sliding, region: object) -> object:
+    """The region to fill, in all dimensions of the prediction; RegionError where no pixel of that lies in it."""
     if region is None:
         return ...
-    entries = members(region) or (region,)
-    whole = any(entry is Ellipsis for entry in entries)
-    missing = (slice(None),) * (0 if whole else len(sliding.size) - len(entries))
-    channels = isinstance(made, InfiniteTensor) and made.ndim > len(sliding.size)
-    return (*[slice(None)] * channels, *entries, *missing)
+    ndim = len(sliding.size)
+    each = zip(*[output.shape[-ndim:] for output in outputs.values()], strict=True)
+    extents = tuple([max((n for n in of_outputs if n is not None), default=None) for of_outputs in each])
+    labels = [label_of(d, name or default_name(d)) for d, name in enumerate(sliding.names)]
+    found = parse(tuple(members(region) or (region,)), extents, labels)
+    if 0 in found.shape:
+        raise RegionError(
+            f"no pixel of the prediction lies in region={quoted(region)}: its extent is {extents} along the dimensions "
+            "of the window; give a region within, as in sl[0:512, 0:512]"
+        )
+    channels = len(outputs[None].shape) - ndim if None in outputs else 0
+    return (*[slice(None)] * channels, *map(slice, found.start, found.stop))
 
 
 def _tensor_of(source: Any, dims: Any) -> InfiniteTensor:
