@@ -175,6 +175,16 @@ class Sliding:
                 f"overlap={shown}, or another window"
             )
 
+    def check_together(self, singles: Sequence[str | None], others: Sequence[str | None], edge: object) -> None:
+        """ValidationError where outputs of one result a window end elsewhere than those with pixels beside them."""
+        ends = zip(self.count(edge), self.extents, self.stride, strict=True)
+        if singles and others and any(n is not None and count != -(-n // step) for count, n, step in ends):
+            raise ValidationError(
+                f"net returned one result for each window for {singles}, beside pixels for {others}, and these do not "
+                "end together where windows overlap: give overlap=0, or predict them apart, as in "
+                f"lambda batch: net(batch)[{singles[0]!r}]"
+            )
+
 
 def _stride(size: int, share: float) -> int:
     return max(1, int(size * (1 - share)))

@@ -198,7 +198,9 @@ def predict(
         name: each.reduced_by(reduction_for(name, reduce, found), dtype, sliding.scale_of(each.size, scales))
         for name, each in found.items()
     }
-    sliding.check_steps([result.scale for result in results.values() if not result.seen.is_single])
+    singles = [name for name, result in results.items() if result.seen.is_single]
+    sliding.check_steps([result.scale for name, result in results.items() if name not in singles])
+    sliding.check_together(singles, [name for name in results if name not in singles], edge)
     blended = _blend_of(blend, sigma_scale)
     outputs = {name: result.output(sliding, blended, edge) for name, result in results.items()}
     options: dict[str, Any] = {

@@ -240,15 +240,26 @@ def test_the_largest_of_one_channel_is_refused(reduce: Any) -> None:
         (nn.AvgPool2d(16), 32, 0.25, 0.5),
         (nn.AvgPool2d(8), 160, 0.8, 0.797),
         (lambda batch: (nn.AvgPool2d(8)(batch), nn.AvgPool2d(5)(batch)), 160, 0.8, 0.75),
-        (lambda batch: (nn.AvgPool2d(16)(batch), batch.mean((2, 3))), 32, 0.25, 0.5),
     ],
-    ids=["half", "a step of 31.99", "of all outputs", "beside one result a window"],
+    ids=["half", "a step of 31.99", "of all outputs"],
 )
 def test_an_overlap_that_works_is_named(net: Any, size: int, overlap: float, advised: float) -> None:
     options: dict[str, Any] = {"window": (size, size), "progress": False}
     with pytest.raises(ValidationError, match=rf"not whole at scale 1/\d+; give overlap={advised}, or another window"):
         predict(net, PICTURE, overlap=overlap, **options)
     predict(net, PICTURE, overlap=advised, **options)
+
+
+def test_one_result_a_window_lies_beside_pixels_where_they_end_together() -> None:
+    def net(batch: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"pixels": nn.AvgPool2d(16)(batch), "patch": batch.mean((2, 3))}
+
+    options: dict[str, Any] = {"window": (32, 32), "progress": False}
+    with pytest.raises(ValidationError, match=r"for \['patch'\], beside pixels for \['pixels'\].* give overlap=0, or"):
+        predict(net, PICTURE, overlap=0.5, **options)
+    found = predict(net, PICTURE, overlap=0, **options)
+    alone = predict(lambda batch: net(batch)["patch"], PICTURE, overlap=0, **options)
+    assert torch.equal(found["patch"][...], alone[...])
 
 
 def test_a_function_around_a_half_network_is_given_what_it_can_normalise() -> None:
