@@ -43,7 +43,59 @@ class Progress:
 Watcher: TypeAlias = Callable[[Progress], object]
 
 
-class Tally(AbstractContextManager["Tally"]):
+class Shown(AbstractContextManager[Any]):
+    """Work whose progress is shown: by a bar, by lines in a log, or by a function of a user.
+
+    Parameters
+    ----------
+    progress : bool, "always" or callable
+        As for `Fillable.fill`.
+    total : int
+        How many units there are.
+    unit : str
+        What is counted.
+    """
+
+    def __init__(self, progress: object, total: int, unit: str) -> None:
+        self._begun = time.monotonic()
+        self._told = -1.0
+        checked = checked_progress(progress)
+        self._watcher: Callable[[Any], object] | None = checked if callable(checked) else None
+        self._every = _TELL_SECONDS
+        self._bar: Any = None
+        if progress == "always" or (progress is True and is_watched()):
+            # Which takes as long to import as all the rest.
+            from tqdm.auto import tqdm  # noqa: PLC0415
+
+            self._bar = tqdm(total=total, unit=unit, smoothing=0.1)
+        elif progress is True:
+            self._watcher, self._every, self._told = _line_in(unit), LINE_SECONDS, 0.0
+
+    @property
+    def seconds(self) -> float:
+        """How long it has been at it."""
+        return time.monotonic() - self._begun
+
+    @property
+    def _is_due(self) -> bool:
+        return self._watcher is not None and self.seconds - self._told >= self._every
+
+    def _show(self, progress: Any) -> None:
+        assert self._watcher is not None
+        self._told = progress.seconds
+        # The user's: it may use any store.
+        with running_f():
+            self._watcher(progress)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _kind: object, *_exc: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+class Tally(Shown):
     """Counts the windows of a fill, and shows them.
 
     Parameters
@@ -61,28 +113,12 @@ class Tally(AbstractContextManager["Tally"]):
     """
 
     def __init__(self, total: int, progress: bool | str | Watcher, parts: int = 1, *, unit: str = "window") -> None:
+        super().__init__(progress, total, unit)
         self.total = self._most = total
         self._parts = self._left = max(1, parts)
         self.windows: Counter[Node] = Counter()
-        self._begun = time.monotonic()
-        self._told = -1.0
         self._report: FillReport | None = None
         self._lock = threading.Lock()
-        self._watcher = checked_progress(progress) if callable(progress) else None
-        self._every = _TELL_SECONDS
-        self._bar: Any = None
-        if progress == "always" or (progress is True and is_watched()):
-            # Which takes as long to import as all the rest.
-            from tqdm.auto import tqdm  # noqa: PLC0415
-
-            self._bar = tqdm(total=total, unit=unit, smoothing=0.1)
-        elif progress is True:
-            self._watcher, self._every, self._told = line_in(unit), LINE_SECONDS, 0.0
-
-    @property
-    def seconds(self) -> float:
-        """How long it has been at it."""
-        return time.monotonic() - self._begun
 
     def count(self, node: Node, windows: int) -> None:
         """So many windows of a tensor are there."""
@@ -90,7 +126,7 @@ class Tally(AbstractContextManager["Tally"]):
             self.windows[node] += windows
             if self._bar is not None:
                 self._bar.update(windows)
-            if self._watcher is not None and self.seconds - self._told >= self._every:
+            if self._is_due:
                 self._tell()
 
     def pass_parts(self, count: int) -> None:
@@ -108,18 +144,10 @@ class Tally(AbstractContextManager["Tally"]):
             self._bar.set_postfix_str(_tiles_of(report), refresh=False)
 
     def _tell(self) -> None:
-        assert self._watcher is not None
-        self._told = self.seconds
-        # The user's: it may use any store.
-        with running_f():
-            self._watcher(Progress(self.windows.total(), self.total, self._told, self._report))
+        self._show(Progress(self.windows.total(), self.total, self.seconds, self._report))
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, *_exc: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
+    def __exit__(self, kind: object, *exc: object) -> None:
+        super().__exit__(kind, *exc)
         if self._watcher is not None and kind is None:
             with self._lock:
                 self._tell()
@@ -129,7 +157,7 @@ _TELL_SECONDS = 0.1
 LINE_SECONDS = 60.0
 
 
-def line_in(unit: str) -> Callable[[Any], object]:
+def _line_in(unit: str) -> Callable[[Any], object]:
     """Writes a line to standard error, for a log; none at the end, of which a fill has a report."""
 
     def write(progress: Any) -> None:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import ClassVar, TypeAlias
 
-from infinite_tensor.filling.progress import LINE_SECONDS, is_watched, line_in
-from infinite_tensor.support.arguments import checked_progress
-from infinite_tensor.support.interrupts import running_f
+from infinite_tensor.filling.progress import Shown
 from infinite_tensor.support.tables import Tabular, bytes_of, count_if_any, count_of, shown_id
 
 
@@ -123,10 +119,8 @@ class CopyProgress:
 
 CopyWatcher: TypeAlias = Callable[[CopyProgress], object]
 
-_TELL_SECONDS = 0.1
 
-
-class CopyTally(AbstractContextManager["CopyTally"]):
+class CopyTally(Shown):
     """Counts what a copy has moved, and shows it. For one thread.
 
     Parameters
@@ -136,25 +130,8 @@ class CopyTally(AbstractContextManager["CopyTally"]):
     """
 
     def __init__(self, progress: bool | str | CopyWatcher) -> None:
+        super().__init__(progress, 0, "tile")
         self._done = self._total = 0
-        self._begun = time.monotonic()
-        self._told = -1.0
-        checked = checked_progress(progress)
-        self._watcher: CopyWatcher | None = checked if callable(checked) else None
-        self._every = _TELL_SECONDS
-        self._bar: Any = None
-        if progress == "always" or (progress is True and is_watched()):
-            # Which takes as long to import as all the rest.
-            from tqdm.auto import tqdm  # noqa: PLC0415
-
-            self._bar = tqdm(total=0, unit="tile", smoothing=0.1)
-        elif progress is True:
-            self._watcher, self._every, self._told = line_in("tile"), LINE_SECONDS, 0.0
-
-    @property
-    def seconds(self) -> float:
-        """How long it has been at it."""
-        return time.monotonic() - self._begun
 
     def expect(self, count: int) -> None:
         """So many tiles more are to be copied."""
@@ -168,7 +145,7 @@ class CopyTally(AbstractContextManager["CopyTally"]):
         self._done += done
         if self._bar is not None:
             self._bar.update(done)
-        if self._watcher is not None and self.seconds - self._told >= self._every:
+        if self._is_due:
             self._tell(None)
 
     def finish(self, report: CopyReport) -> CopyReport:
@@ -178,15 +155,4 @@ class CopyTally(AbstractContextManager["CopyTally"]):
         return report
 
     def _tell(self, report: CopyReport | None) -> None:
-        assert self._watcher is not None
-        self._told = self.seconds
-        # The user's: it may use any store.
-        with running_f():
-            self._watcher(CopyProgress(self._done, self._total, self._told, report))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
+        self._show(CopyProgress(self._done, self._total, self.seconds, report))
