@@ -330,7 +330,7 @@ class PatchDataset(_Patches):
         if self._length < 1:
             raise ValidationError(f"length must be a positive int or None, got {quoted(length)}")
         # Workers that live on see what it is set to.
-        self._epoch = torch.zeros((), dtype=torch.int64)
+        self._epoch = torch.zeros((), dtype=torch.int64, device="cpu")
         self._epoch.share_memory_()  # type: ignore[no-untyped-call]  # of torch
 
     def set_epoch(self, epoch: int) -> None:

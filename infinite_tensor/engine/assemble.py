@@ -64,6 +64,12 @@ class _Part:
         # Pixels that lie far apart share no tile, here or upstream.
         return max(size, len(self.blocks) * max([_largest_unit(node) for node in chain_of([self.node])]))
 
+    def weights(self) -> FloatArray:
+        """About how much is held to read each of its blocks."""
+        starts, stops = self.blocks.bounds()
+        pixels: FloatArray = np.prod(stops - starts, axis=1, dtype=np.float64)
+        return pixels * (self.nbytes / float(pixels.sum()))
+
     def cut(self, most: int) -> _Part:
         """In blocks of so many bytes."""
         return replace(self, blocks=self.blocks.cut(max(1, most // self.node.spec.dtype.itemsize)))
@@ -210,7 +216,7 @@ def _read_in_steps(requests: Sequence[Sequence[_Part]], views: Views) -> None:
         starts, stops = _joined([parts[at].blocks.bounds() for at in of_node])
         among = np.argsort(np.concatenate([begins[at] for at in of_node]), kind="stable")
         regions[node] = NumberedRegions(np.flatnonzero(np.isin(part_of, of_node)), starts[among], stops[among])
-    weights = np.array([part.nbytes / len(part.blocks) for part in parts])[part_of]
+    weights = np.concatenate([part.weights() for part in parts])[order]
     run_steps(regions, _steps(weights.tolist()), views, read_block)
 
 

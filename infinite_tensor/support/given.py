@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
-import torch
 
 _MOST = 200
 """Characters that messages show of a value."""
@@ -27,7 +27,10 @@ def quoted(value: object) -> str:
 
 
 def _text(value: object) -> str:
-    if isinstance(value, torch.Tensor | np.ndarray) and value.ndim:
+    # Commands that need no torch do not import it.
+    torch = sys.modules.get("torch")
+    arrays = (np.ndarray,) if torch is None else (np.ndarray, torch.Tensor)
+    if isinstance(value, arrays) and value.ndim:
         return f"<{type(value).__name__} of shape {tuple(value.shape)}, {value.dtype}>"
     # What these hold may be arrays.
     if type(value) is dict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import itertools
 import math
@@ -782,10 +783,11 @@ class TestStoredOnly:
         try:
             for row in range(0, 1000, 10):
                 view[row : row + 1, 0:20]
+            gc.collect()  # tuples that Python itself keeps for later
             taken, _ = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-        assert taken < 2**18  # 2,000 tiles
+        assert taken < 2**17  # 2,000 tiles
 
     def test_it_needs_no_f(self, tmp_path: Path) -> None:
         with ZarrTileStore(tmp_path, tile_size=TILE) as store:

@@ -107,7 +107,7 @@ def test_a_task_that_is_repeated_stores_what_a_lost_worker_had_not_of_another_ou
     declared = {name: Output((None,), torch.float32, window) for name in ("x", "y")}
     with ZarrTileStore(tmp_path / "s", tile_size=4) as store:
         world = InfiniteTensor.from_multi(outputs, declared, tile_store=store, tensor_id="j")
-        lost, other = (pickle.dumps([world["x"], world["y"]], protocol) for protocol in (4, 5))
+        lost, other = (pickle.dumps(([world["x"], world["y"]], {}), protocol) for protocol in (4, 5))
         windows = np.arange(8)[:, None]
         place = [node.spec.tensor_id for node in chain_of([node_of(world["x"]), node_of(world["y"])])].index("j/x")
         compute(lost, place, windows, None)
