@@ -12,7 +12,7 @@ import torch
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.points import COORDINATE_LIMIT, Index
-from infinite_tensor.geometry.window import Shape, TensorWindow, WindowGrid
+from infinite_tensor.geometry.window import Shape, TensorWindow, WindowGrid, followed
 from infinite_tensor.support.allocation import Array
 from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.given import as_index, quoted
@@ -70,8 +70,53 @@ def sizes_of(name: str, given: object, shape: Shape) -> dict[int, int]:
     return sizes
 
 
+_LEAST_TILE_BYTES = 2**20
+"""Tiles that nobody has given a size take so much, or more,"""
+_MOST_TILE_BYTES = 2**22
+"""and no more than so much: where they are not all of a tensor, or hold more channels."""
+_GATHERED_TILE_SIZE = 128
+_GATHERED_TILE_BYTES = 2**22
+"""With a reduction, tiles take many times more while they are gathered: about so much, in strides."""
 LARGEST_TILE_BYTES = 2**31 - 1
 """What the common compressors take as one buffer."""
+
+
+def usual_tile(spec: TensorSpec) -> Index:
+    """The tile of a new tensor, where none is given: about as many windows along each dimension, and all channels."""
+    window, follows = spec.grid.window, followed(spec.grid.window)
+    along = zip(follows, window.size, window.stride, strict=True)
+    strides = [size if k is None else min(size, stride) for k, size, stride in along]
+    if spec.reduction is not None:
+        return tile_of(spec, _gathered_tile(spec, strides))
+    ends = [math.inf if extent is None else extent for extent in spec.shape]
+    # All channels, and other dimensions that a window takes whole.
+    tile = [min(n, end) if k is None or n >= end else 1 for k, n, end in zip(follows, window.size, ends, strict=True)]
+    if math.prod(tile) * spec.dtype.itemsize > _MOST_TILE_BYTES:
+        tile = [1] * len(tile)
+    while growing := [d for d, end in enumerate(ends) if tile[d] < end]:
+        d = min(growing, key=lambda d: (tile[d] / strides[d], -d))
+        grown = min(2 * tile[d], ends[d])
+        nbytes = math.prod(tile) * spec.dtype.itemsize
+        is_narrow = any(tile[other] * strides[d] >= 2 * tile[d] * strides[other] for other in growing)
+        if nbytes >= _LEAST_TILE_BYTES and not (is_narrow and nbytes * grown <= _MOST_TILE_BYTES * tile[d]):
+            break
+        tile[d] = grown
+    return tile_of(spec, tile)
+
+
+def _gathered_tile(spec: TensorSpec, strides: Sequence[int]) -> list[int]:
+    """As small as windows are apart, as all tiles of a strip are in memory; a few are joined where they are small."""
+    sizes = [*strides]
+    for d in reversed(range(len(sizes))):
+        room = int(_GATHERED_TILE_BYTES / (math.prod(tile_of(spec, sizes)) * spec.gathered_bytes))
+        sizes[d] *= max(1, min(room, _GATHERED_TILE_SIZE // sizes[d]))
+    return sizes
+
+
+def tile_of(spec: TensorSpec, size: object) -> Index:
+    """The tile that a size means: with all values that a reduction gives for a pixel, which lie along the first one."""
+    tile, reduction = tile_shape_of(spec.shape, size), spec.reduction
+    return tile if reduction is None or reduction.out_channels is None else (reduction.out_channels, *tile[1:])
 
 
 @dataclass(eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -51,6 +52,50 @@ def test_a_new_tensor_has_tiles_of_512(make: Make) -> None:
         assert (store.tile_size, tile_of(store)) == (None, [512, 512])
 
 
+@pytest.mark.parametrize(
+    ("shape", "window", "dtype", "tile"),
+    [
+        # Images, of which many channels make smaller tiles.
+        ((None, None), (64, 64), "float32", (512, 512)),
+        ((None, None), (48, 64), "float64", (256, 512)),
+        ((None, None), (64, 64), "uint8", (1024, 1024)),
+        ((3, None, None), (3, 64, 64), "float32", (3, 512, 512)),
+        ((3, 2000, 3000), (3, 2000, 3000), "float32", (1, 512, 512)),
+        ((3, 2000, 3000), (3, 256, 256), "uint8", (3, 1024, 1024)),
+        ((None, None, 100), (64, 64, 100), "float32", (64, 64, 100)),
+        ((3, 300, 400), (3, 64, 64), "uint8", (3, 300, 400)),
+        ((300, None), (64, 64), "float32", (300, 1024)),
+        # What windows take apart are tiles of their own.
+        ((10_000, 4000, 4000), (1, 500, 500), "float32", (1, 512, 512)),
+        ((None, None), (256, 1024), "float32", (256, 1024)),
+        ((None, 20_000), (1, 20_000), "float32", (16, 20_000)),
+        # Volumes, and signals.
+        ((600, 600, 600), (60, 60, 60), "float32", (64, 64, 64)),
+        ((None, None, None), (32, 32, 32), "uint8", (128, 128, 128)),
+        ((None,) * 4, (4,) * 4, "float32", (32,) * 4),
+        ((2, None), (2, 1000), "int16", (2, 2**18)),
+        ((None,), (100,), "float32", (2**18,)),
+        ((None, 3_000_000), (1, 3_000_000), "uint8", (1, 3_000_000)),
+        ((None, 5_000_000), (1, 5_000_000), "uint8", (1, 2**22)),
+    ],
+)
+def test_without_one_a_tile_takes_one_to_four_mebibytes_in_the_shape_of_windows(
+    shape: tuple[int | None, ...], window: tuple[int, ...], dtype: str, tile: tuple[int, ...]
+) -> None:
+    with DictTileStore({}) as store:
+        t = InfiniteTensor(
+            shape,
+            lambda _ctx: torch.zeros(window),
+            TensorWindow(window),
+            dtype=dtype,
+            edge="clip",
+            tile_store=store,
+            tensor_id="t",
+        )
+        assert tile_of(store) == [*tile]
+        assert 2**20 <= math.prod(tile) * t.dtype.itemsize <= 2**22 or tile == shape
+
+
 @pytest.mark.parametrize("tile_size", [8, (8, 6), 512])
 def test_a_stored_tensor_is_rebuilt_without_its_tile_size(make: Make, tile_size: Any) -> None:
     with make(tile_size=tile_size) as store:
@@ -65,13 +110,13 @@ def test_a_stored_tensor_is_rebuilt_without_its_tile_size(make: Make, tile_size:
 
 
 def test_tiles_too_large_for_a_new_tensor_are_no_matter_for_a_stored_one(make: Make) -> None:
-    """512 in each of four dimensions would be 256 GiB."""
+    """512 in each of four dimensions are 256 GiB."""
 
     def build(store: PersistentTileStore) -> InfiniteTensor:
         window = TensorWindow((4,) * 4)
         return InfiniteTensor((None,) * 4, lambda _ctx: torch.ones((4,) * 4), window, tile_store=store, tensor_id="t")
 
-    with make() as store, pytest.raises(ValidationError, match="give a smaller tile_size"):
+    with make(tile_size=512) as store, pytest.raises(ValidationError, match="give a smaller tile_size"):
         build(store)
     with make(tile_size=4) as store:
         build(store)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,20 +10,13 @@ from weakref import WeakValueDictionary
 
 from infinite_tensor.errors import DamagedDataWarning, StoreError
 from infinite_tensor.geometry.points import Index
-from infinite_tensor.geometry.window import followed
-from infinite_tensor.tilestore.layout import Record, TileLayout, layout_of, tile_shape_of
+from infinite_tensor.tilestore.layout import Record, TileLayout, layout_of, tile_of, usual_tile
 from infinite_tensor.tilestore.messages import changed_args, check_same, mismatch, unknown_tensor
 from infinite_tensor.tilestore.persistent.storage import Storage
 from infinite_tensor.tilestore.stored_definition import StoredTensor, format_of
 from infinite_tensor.values.definition import UNKNOWN, differences
 from infinite_tensor.values.reduction import UnknownReduction
 from infinite_tensor.values.spec import TensorSpec
-
-_TILE_SIZE = 512
-"""Of a new tensor, where none is given."""
-_GATHERED_TILE_SIZE = 128
-_GATHERED_TILE_BYTES = 2**22
-"""Of one with a reduction, whose tiles take many times more while they are gathered: about so much, in strides."""
 
 
 class Registry:
@@ -92,14 +84,14 @@ class Registry:
         `original` is the definition of that one, as it is stored.
         """
         if self._storage.read_definition(spec.tensor_id, "register") is None:
-            layout = layout_of(spec.shape, self.given_tile(spec) or _usual_tile(spec), spec.dtype, spec.reduction)
+            layout = layout_of(spec.shape, self.given_tile(spec) or usual_tile(spec), spec.dtype, spec.reduction)
             self._storage.create(spec.tensor_id, _new_definition(spec, layout), original)
 
     def given_tile(self, spec: TensorSpec) -> Index | None:
         """The tile that a tensor is to have; None where nobody has said, so that it keeps the one it has."""
         for given in (spec.tile_size, self.tile_sizes.get(spec.tensor_id), self.tile_size):
             if given is not None:
-                return _tile_of(spec, given)
+                return tile_of(spec, given)
         return None
 
     def digest_of(self, tensor_id: str) -> str | None:
@@ -145,7 +137,7 @@ class Registry:
         tensor_id, given = spec.tensor_id, self.given_tile(spec)
         stored = self._storage.read_definition(tensor_id, "register")
         if stored is None:
-            layout = layout_of(spec.shape, given or _usual_tile(spec), spec.dtype, spec.reduction)
+            layout = layout_of(spec.shape, given or usual_tile(spec), spec.dtype, spec.reduction)
             if self._read_only:
                 return Record(replace(spec, held=None), layout, spec.definition.functions)
             stored = self._storage.create(tensor_id, _new_definition(spec, layout))
@@ -155,31 +147,6 @@ class Registry:
         bound = self._storage.bind(tensor_id, stored)
         own = replace(spec.with_dims(found.definition.dims), held=None)
         return Record(own, layout, found.definition.functions, bound)
-
-
-def _usual_tile(spec: TensorSpec) -> Index:
-    """The tile of a new tensor.
-
-    Where much more is gathered than stored, tiles are as small as windows are apart, as all of a strip are in memory. A
-    few are joined along the last dimensions, where they are still small.
-    """
-    if spec.reduction is None:
-        return _tile_of(spec, _TILE_SIZE)
-    window = spec.grid.window
-    sizes = [
-        size if k is None else min(size, stride)
-        for k, size, stride in zip(followed(window), window.size, window.stride, strict=True)
-    ]
-    for d in reversed(range(len(sizes))):
-        room = int(_GATHERED_TILE_BYTES / (math.prod(_tile_of(spec, sizes)) * spec.gathered_bytes))
-        sizes[d] *= max(1, min(room, _GATHERED_TILE_SIZE // sizes[d]))
-    return _tile_of(spec, sizes)
-
-
-def _tile_of(spec: TensorSpec, size: int | Sequence[int]) -> Index:
-    """The tile that a size means: with all values that a reduction gives for a pixel, which lie along the first one."""
-    tile, reduction = tile_shape_of(spec.shape, size), spec.reduction
-    return tile if reduction is None or reduction.out_channels is None else (reduction.out_channels, *tile[1:])
 
 
 def _new_definition(spec: TensorSpec, layout: TileLayout) -> dict[str, Any]:

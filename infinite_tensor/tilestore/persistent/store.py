@@ -33,7 +33,8 @@ class PersistentTileStore(TileStore, Backend):
     tile_size : int or tuple of int, optional
         Extent of a tile in pixels: an int for every unbounded dimension, one int per unbounded dimension
         (finite ones stay whole), or one int per dimension. A tensor that is stored with another one is a
-        ValidationError. Default: 512 for new tensors, what they are stored with for others.
+        ValidationError. Default: what they are stored with; of new tensors, tiles of 1 to 4 MiB that hold all channels
+        and about as many windows along each dimension, such as 512 x 512 of float32.
     cache_size_bytes : int, str or None
         Limit of the cache of tiles in memory, in bytes or as ``"400MB"``.
     cache_size_tiles : int or None

@@ -58,8 +58,8 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
     compression_opts : object
         The setting of `compression`, as h5py takes it.
     tile_size : int or tuple of int, optional
-        Extent of a tile, which is a chunk; see `PersistentTileStore`. Default: 512 for new tensors, what they are
-        stored with for others.
+        Extent of a tile, which is a chunk; see `PersistentTileStore`. Default: what a tensor is stored with; of new
+        ones, tiles of 1 to 4 MiB in the shape of their windows, such as 512 x 512 of float32.
     cache_size_bytes : int, str or None
         Limit of the cache of tiles in memory, in bytes or as ``"400MB"``.
     cache_size_tiles : int or None

@@ -54,8 +54,8 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
         creates, ``w-`` creates and fails where something is. On this machine no mode creates a store in another one;
         behind a URL that is not looked for, as it would cost requests.
     tile_size : int or tuple of int, optional
-        Extent of a tile, which is a chunk; see `PersistentTileStore`. Default: 512 for new tensors, what they are
-        stored with for others.
+        Extent of a tile, which is a chunk; see `PersistentTileStore`. Default: what a tensor is stored with; of new
+        ones, tiles of 1 to 4 MiB in the shape of their windows, such as 512 x 512 of float32.
     storage_options : dict, optional
         Passed to fsspec. Kept in memory only, never shown.
     timeout : float
