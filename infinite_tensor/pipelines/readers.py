@@ -10,6 +10,7 @@ import mmap
 import os
 import pickle
 import threading
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,8 +20,9 @@ import numpy as np
 import torch
 
 from infinite_tensor.errors import StoreError, ValidationError
+from infinite_tensor.pipelines.orientation import Turn, orientation_of, turn_of
 from infinite_tensor.support.forks import renew_in_children
-from infinite_tensor.support.given import quoted
+from infinite_tensor.support.given import as_index, quoted
 from infinite_tensor.values import stamps
 from infinite_tensor.values.arrays import Region, digest_of_regions, is_large, memory_map_of
 from infinite_tensor.values.stamps import Stamps
@@ -125,7 +127,7 @@ class ArrayReader(Reader):
             if hasattr(block, "compute"):
                 # Dask's own threads would not exist in a forked child, and wait for each other in one of its workers.
                 block = block.compute(scheduler="synchronous")
-            return _as_tensor(block)
+            return as_tensor(block)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by reference to a file where the array lies in one, and the values otherwise."""
@@ -237,7 +239,7 @@ def _chunks_of(array: Any) -> tuple[int, ...] | None:
     return tuple(max(each) if isinstance(each, tuple) else int(each) for each in chunks)
 
 
-def _as_tensor(block: Any) -> torch.Tensor:
+def as_tensor(block: Any) -> torch.Tensor:
     """What an array returned, as a tensor that may be a view of it."""
     if isinstance(block, torch.Tensor):
         return block
@@ -245,7 +247,7 @@ def _as_tensor(block: Any) -> torch.Tensor:
         raise ValidationError("the source returns values with a mask, for which there is no place in a tensor")
     block = np.asarray(block)
     if block.dtype.name == "bfloat16":
-        return _as_tensor(block.view(np.uint16)).view(torch.bfloat16)
+        return as_tensor(block.view(np.uint16)).view(torch.bfloat16)
     if block.dtype == np.bool_:
         # pillow has 255 for True, which torch does not.
         block = block.view(np.uint8) != 0
@@ -416,7 +418,7 @@ def _pixels_of(image: Any) -> torch.Tensor:
 
     ImageOps.exif_transpose(image, in_place=True)
     mode = _mode_of(image)
-    pixels = _as_tensor(np.asarray(image if mode == image.mode else image.convert(mode)))
+    pixels = as_tensor(np.asarray(image if mode == image.mode else image.convert(mode)))
     return pixels.movedim(-1, 0) if pixels.ndim == 3 else pixels
 
 
@@ -447,6 +449,8 @@ class RasterReader(Reader):
     ----------
     path : str
         A path, or whatever else rasterio opens.
+    page : int or None
+        Of a TIFF with several; None is the first, with a warning that there are others.
 
     Attributes
     ----------
@@ -454,21 +458,35 @@ class RasterReader(Reader):
         As rasterio has them.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, page: object = None) -> None:
         self._path = path
         self._handles = threading.local()
+        pages = [each for each in self._handle().subdatasets if each.startswith("GTIFF_DIR:")]
+        number = page_of(path, page, max(1, len(pages)))
+        if number:
+            self._path, self._handles = pages[number], threading.local()
         raster = self._handle()
         if len(set(raster.dtypes)) > 1:
             raise ValidationError(
                 f"{path} has bands of different dtypes, {raster.dtypes}; give one file for each dtype"
             )
-        self.shape = (raster.count, raster.height, raster.width)
+        # A place on Earth is that of the pixels as they are stored.
+        self._turn = Turn() if _has_place(raster) else turn_of(orientation_of(raster, path))
+        self._extents = (raster.height, raster.width)
+        self.shape = (raster.count, *self._turn.ordered(*self._extents))
         if not raster.count:
             raise ValidationError(f"{path} has no bands, but subdatasets: give one of {raster.subdatasets}")
-        self.dtype = _torch_dtype(raster.dtypes[0])
+        self.dtype = _dtype_of_bands(raster)
         together = raster.interleaving is not None and raster.interleaving.value == "PIXEL"
-        self.chunks = (raster.count if together else 1, *raster.block_shapes[0])
+        self.chunks = (raster.count if together else 1, *self._turn.ordered(*raster.block_shapes[0]))
         self.crs, self.transform, self.nodata = raster.crs, raster.transform, raster.nodata
+
+    @property
+    def colours(self) -> tuple[str, ...]:
+        """What each band is, in the words of rasterio."""
+        # Of another handle GDAL may have told of a bad tag, which rasterio raises at the next call that can fail.
+        with _opened_raster(self._path) as raster:
+            return tuple(each.name for each in raster.colorinterp)
 
     def _handle(self) -> Any:
         handles, process = self._handles, os.getpid()
@@ -482,10 +500,11 @@ class RasterReader(Reader):
         from rasterio.windows import Window  # noqa: PLC0415
 
         bands, rows, columns = region
-        window = Window.from_slices(rows, columns)
+        window = Window.from_slices(*self._turn.in_file(rows, columns, self._extents))
         try:
             with rasterio.Env(GDAL_CACHEMAX=_GDAL_CACHE_BYTES):
-                return _as_tensor(self._handle().read(list(range(bands.start + 1, bands.stop + 1)), window=window))
+                block = self._handle().read(list(range(bands.start + 1, bands.stop + 1)), window=window)
+            return as_tensor(self._turn.turned(block)).to(self.dtype)
         except OSError as error:
             raise StoreError(f"{self._path} cannot be read: {error}") from error
 
@@ -501,6 +520,37 @@ class RasterReader(Reader):
 
     def __repr__(self) -> str:
         return f"raster({self._path!r})"
+
+
+def page_of(path: str, page: object, count: int) -> int:
+    """The page to read of a file that has so many; of None the first, with a warning if there are others."""
+    if page is None:
+        if count > 1:
+            warnings.warn(
+                f"{path} has {count} pages, of which the first is read; give page=0 for that one, up to "
+                f"page={count - 1} for others",
+                stacklevel=4,
+            )
+        return 0
+    number = as_index(page)
+    if number is None or not 0 <= number < count:
+        raise ValidationError(
+            f"page must be an int from 0 to {count - 1}, got {quoted(page)}: the number of pages in {path} is {count}"
+        )
+    return number
+
+
+def _has_place(raster: Any) -> bool:
+    """Whether a raster says where on Earth it is."""
+    return not (raster.crs is None and raster.transform.is_identity and not raster.gcps[0] and raster.rpcs is None)
+
+
+def _dtype_of_bands(raster: Any) -> torch.dtype:
+    """That of the values in a file, for which GDAL may have a larger one."""
+    if raster.dtypes[0] == "complex_int16":
+        return torch.complex64
+    half = raster.dtypes[0] == "float32" and raster.tags(1, ns="IMAGE_STRUCTURE").get("NBITS") == "16"
+    return torch.float16 if half else _torch_dtype(raster.dtypes[0])
 
 
 def _opened_raster(path: str) -> Any:

@@ -155,6 +155,7 @@ def from_raster(
     path: str | os.PathLike[str],
     chunks: str | SupportsIndex | Sequence[SupportsIndex] = "auto",
     name: str | None = None,
+    page: SupportsIndex | None = None,
 ) -> RasterTensor:
     """A tensor of the bands of a raster, which is read block by block.
 
@@ -166,12 +167,15 @@ def from_raster(
         As for `from_array`.
     name : str, optional
         As for `from_array`.
+    page : int, optional
+        Which page of a TIFF to read. Default: the first, with a `UserWarning` that tells how many there are.
 
     Returns
     -------
     RasterTensor
-        Of dims ``("band", "y", "x")``, with the values that are stored: no mask, scale or offset is applied. It has
-        attributes `crs`, `transform` and `nodata`.
+        Of dims ``("band", "y", "x")``, with the values that are stored: no mask, scale or offset is applied. Complex
+        integers of 16 bits become complex64. It has attributes `crs`, `transform` and `nodata`. A picture without a
+        place on Earth is turned as its EXIF orientation says.
 
     Raises
     ------
@@ -182,7 +186,7 @@ def from_raster(
     ValidationError
         If an argument does not fit, or the bands have different dtypes, or one that torch does not have.
     """
-    return _source(RasterTensor, RasterReader(_checked_path(path)), ("band", "y", "x"), chunks, name)
+    return _source(RasterTensor, RasterReader(_checked_path(path), page), ("band", "y", "x"), chunks, name)
 
 
 class Blocks(RegionWriter):

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import rasterio
 import torch
+from PIL import Image
 from rasterio.crs import CRS
 from rasterio.windows import Window
 from torch.utils.data import DataLoader
@@ -28,6 +29,7 @@ from infinite_tensor import (
     ValidationError,
     ZarrTileStore,
     from_array,
+    from_image,
     from_raster,
     sl,
 )
@@ -83,6 +85,72 @@ def test_nodata_scale_and_offset_leave_the_values_as_they_are(tmp_path: Path) ->
     with rasterio.open(saved(tmp_path / "a.tif", pixels, nodata=7), "r+") as file:
         file.scales, file.offsets = (0.1,), (5,)
     assert_reads(from_raster(tmp_path / "a.tif"), torch.from_numpy(pixels))
+
+
+def test_complex_integers_become_complex64(tmp_path: Path) -> None:
+    pixels = numbers((2, 70, 50, 2), "int16").astype("float32").view("complex64")[..., 0]
+    t = from_raster(saved(tmp_path / "a.tif", pixels, dtype="complex_int16", **TILED))
+    assert_reads(t, torch.from_numpy(pixels))
+
+
+def test_floats_of_16_bits_are_float16(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).normal(size=(1, 70, 50)).astype("float16")
+    t = from_raster(saved(tmp_path / "a.tif", pixels.astype("float32"), NBITS=16))
+    assert_reads(t, torch.from_numpy(pixels))
+
+
+# Pictures, which EXIF may turn.
+
+
+@pytest.mark.filterwarnings("ignore:Dataset has no geotransform")
+@pytest.mark.parametrize("orientation", range(9))
+@pytest.mark.parametrize("name", ["a.jpg", "a.tif", "a.png", "a.webp"])
+def test_a_picture_is_turned_as_from_image_turns_it(name: str, orientation: int, tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    path = tmp_path / name
+    # Blocks of one colour, which no decoder of a JPEG changes.
+    pixels = np.repeat(numbers((40, 64), "uint8")[::8, ::8].repeat(8, 0).repeat(8, 1)[..., None], 3, -1)
+    Image.fromarray(pixels).save(path, exif=exif, lossless=True)
+    expected = from_image(path)[...]
+    assert expected.shape == ((3, 64, 40) if 5 <= orientation <= 8 else (3, 40, 64))
+    assert_reads(from_raster(path), expected)
+    assert_reads(sent(from_raster(path, chunks=(2, 13, 17))), expected)
+
+
+@pytest.mark.filterwarnings("ignore:Dataset has no geotransform")
+@pytest.mark.parametrize("big", [False, True])
+def test_each_page_is_turned_as_it_says(big: bool, tmp_path: Path) -> None:
+    path = tmp_path / "a.tif"
+    pages = [Image.fromarray(numbers((40, 60), "uint8", seed)) for seed in (1, 2)]
+    for page, orientation in zip(pages, (6, 3), strict=True):
+        page.encoderinfo = {"tiffinfo": {0x0112: orientation}}
+    pages[0].save(path, save_all=True, append_images=pages[1:], tiffinfo={0x0112: 6}, big_tiff=big)
+    for number, turns in enumerate((-1, 2)):
+        expected = torch.from_numpy(np.rot90(np.asarray(pages[number]), turns).copy())
+        assert_reads(from_raster(path, page=number), expected[None])
+
+
+@pytest.mark.filterwarnings("ignore:Dataset has no geotransform")
+def test_of_several_pages_one_is_named_and_else_the_first_read(tmp_path: Path) -> None:
+    path, pixels = tmp_path / "a.tif", [numbers((10, 12), "uint8", seed) for seed in range(4)]
+    first, *others = map(Image.fromarray, pixels)
+    first.save(path, save_all=True, append_images=others)
+    with pytest.warns(UserWarning, match=r"a.tif has 4 pages, of which the first is read; give page=0 for that one"):
+        assert_reads(from_raster(path), torch.from_numpy(pixels[0])[None])
+    for number, page in enumerate(pixels):
+        assert_reads(sent(from_raster(path, page=number)), torch.from_numpy(page)[None])
+
+
+def test_what_has_a_place_on_earth_lies_as_its_place_says(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    pixels = numbers((40, 60), "uint8")
+    Image.fromarray(pixels).save(tmp_path / "a.tif", exif=exif)
+    (tmp_path / "a.tfw").write_text("0.5\n0\n0\n-0.5\n500000\n4600000\n")
+    t = from_raster(tmp_path / "a.tif")
+    assert t.transform.a == 0.5
+    assert_reads(t, torch.from_numpy(pixels)[None])
 
 
 # Blocks.
@@ -277,11 +345,3 @@ def test_a_damaged_block_says_which_file(tmp_path: Path) -> None:
     t = from_raster(path, name="a")
     with pytest.raises(StoreError, match=r"a.tif cannot be read: "):
         t[0]
-
-
-def test_a_dtype_that_torch_does_not_have_is_refused(tmp_path: Path) -> None:
-    profile = {"driver": "GTiff", "crs": CRS_UTM, "transform": TRANSFORM}
-    with rasterio.open(tmp_path / "a.tif", "w", count=1, height=9, width=9, dtype="complex_int16", **profile):
-        pass
-    with pytest.raises(ValidationError, match=r"dtype 'complex_int16', which torch does not have"):
-        from_raster(tmp_path / "a.tif")
