@@ -1,4 +1,4 @@
-"""Reads parts of arrays of any library, of image files and of rasters, as torch tensors.
+"""Reads parts of arrays of any library, and of rasters, as torch tensors.
 
 A reader works on several threads, in forked children, and by its pickle, which refers to a file where there is one.
 """
@@ -12,9 +12,9 @@ import pickle
 import threading
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -309,133 +309,6 @@ def _checked_pickle(array: Any) -> Any:
             "such as a zarr.Array or a numpy.memmap"
         ) from error
     return array
-
-
-class ImageReader(Reader):
-    """Reads an image file, which is decoded whole when it is first read.
-
-    Parameters
-    ----------
-    path : path
-        Of the file.
-    name : str or None
-        Stands for the content; it is not looked at then.
-    """
-
-    in_memory = True
-
-    def __init__(self, path: str, name: str | None = None) -> None:
-        self._path, self._file = path, None if name else _looked_at(path)
-        with _opened_image(path) as image:
-            self.shape, self.dtype = _form_of(image, path)
-            # Some are decoded by now: the orientation of a PNG may stand at its end.
-            self._pixels = None if image.tile else _pixels_of(image)
-        self._renew_after_fork()
-        renew_in_children(self)
-
-    def _renew_after_fork(self) -> None:
-        self._lock = threading.RLock()
-
-    def _read(self, region: Region) -> torch.Tensor:
-        with self._lock:
-            if self._pixels is None:
-                self._pixels = self._decoded()
-        return self._pixels[region]
-
-    def _decoded(self) -> torch.Tensor:
-        if self._file is not None and _looked_at(self._path).digest != self._file.digest:
-            raise StoreError(f"{self._path} has changed since a tensor was made of it; make it again")
-        with _opened_image(self._path) as image:
-            return _pixels_of(image)
-
-    def digest(self) -> str:
-        """That of the bytes of the file: nothing is decoded for it."""
-        assert self._file is not None
-        return self._file.digest
-
-    def stamps(self) -> Stamps:
-        """That of the file, where it was not read whole."""
-        return {} if self._file is None else self._file.stamps
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_lock"} | {"_pixels": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._renew_after_fork()
-        renew_in_children(self)
-
-    def __repr__(self) -> str:
-        return f"image({self._path!r})"
-
-
-class _LookedAt(NamedTuple):
-    """A file when a tensor was made of it."""
-
-    digest: str
-    stamps: Stamps
-
-
-def _looked_at(path: str) -> _LookedAt:
-    try:
-        if not Path(path).stat().st_size:
-            raise StoreError(f"{path} is an empty file")
-        reader = ArrayReader(np.memmap(path, np.uint8, "r"))
-        return _LookedAt(reader.digest(), reader.stamps())
-    except OSError as error:
-        raise StoreError(f"{path} cannot be read: {error}") from error
-
-
-@contextlib.contextmanager
-def _opened_image(path: str) -> Iterator[Any]:
-    try:
-        from PIL import Image  # noqa: PLC0415  (of an extra)
-    except ImportError as error:
-        raise ImportError("from_image needs the package pillow: pip install pillow") from error
-    try:
-        with Image.open(path) as image:
-            yield image
-    except (OSError, Image.DecompressionBombError) as error:
-        raise StoreError(
-            f"{path} cannot be read as an image: {error}; from_raster reads large ones in parts"
-        ) from error
-
-
-_SHOWN_AS = {"P": "RGB", "PA": "RGBA", "CMYK": "RGB", "YCbCr": "RGB", "RGBX": "RGB", "La": "LA", "RGBa": "RGBA"}
-"""Modes of pillow whose numbers are no colours that a network knows, and what they are converted to."""
-
-_DTYPES = {"1": torch.bool, "I": torch.int32, "F": torch.float32}
-
-
-def _mode_of(image: Any) -> str:
-    if image.mode == "P" and "transparency" in image.info:
-        return "RGBA"
-    return str(_SHOWN_AS.get(image.mode, image.mode))
-
-
-def _pixels_of(image: Any) -> torch.Tensor:
-    from PIL import ImageOps  # noqa: PLC0415  (of an extra)
-
-    ImageOps.exif_transpose(image, in_place=True)
-    mode = _mode_of(image)
-    pixels = as_tensor(np.asarray(image if mode == image.mode else image.convert(mode)))
-    return pixels.movedim(-1, 0) if pixels.ndim == 3 else pixels
-
-
-def _form_of(image: Any, path: str) -> tuple[tuple[int, ...], torch.dtype]:
-    """The shape and dtype that an image will have."""
-    mode, deep = _mode_of(image), image.mode.startswith("I;16")
-    if not deep and any(";16" in str(tile[3]) for tile in image.tile):
-        raise ValidationError(f"{path} has colours of 16 bits, which pillow cuts to 8; read it with from_raster(path)")
-    turned = image.getexif().get(0x0112, 1) >= 5
-    if turned and image.format == "TIFF":
-        # pillow turns these itself: which versions do that before an image is loaded differs.
-        image.load()
-        turned = False
-    width, height = image.size[::-1] if turned else image.size
-    bands = len(image.getbands()) if mode == image.mode else len(mode)
-    shape = (height, width) if bands == 1 else (bands, height, width)
-    return shape, torch.uint16 if deep else _DTYPES.get(mode, torch.uint8)
 
 
 _GDAL_CACHE_BYTES = 2**23

@@ -13,7 +13,8 @@ import torch
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window import TensorWindow
-from infinite_tensor.pipelines.readers import ArrayReader, ImageReader, RasterReader, Reader
+from infinite_tensor.pipelines.images import ImageReader
+from infinite_tensor.pipelines.readers import ArrayReader, RasterReader, Reader
 from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.functions import RegionWriter
 from infinite_tensor.support.given import as_index, members, quoted, word
@@ -91,6 +92,7 @@ def from_image(
     path: str | os.PathLike[str],
     chunks: str | SupportsIndex | Sequence[SupportsIndex] = "auto",
     name: str | None = None,
+    page: SupportsIndex | None = None,
 ) -> InfiniteTensor:
     """A tensor of the pixels of an image file, with channels first.
 
@@ -100,17 +102,21 @@ def from_image(
     Parameters
     ----------
     path : path
-        Any image that pillow opens; of several in one file the first. It takes the extra ``image``.
+        Any image that pillow opens. It takes the extra ``image``. What pillow does not open, or whose values it would
+        change, is read by rasterio, of the extra ``raster``: colours of 16 bits, planes, more than 4 channels.
     chunks : "auto" or int or tuple of int
         As for `from_array`.
     name : str, optional
         As for `from_array`; the default is a digest of the file.
+    page : int, optional
+        Which of several images in a file to read: a page of a TIFF, a frame of an animation. Default: the first, with
+        a `UserWarning` that tells how many there are.
 
     Returns
     -------
     InfiniteTensor
         Of dims ``("c", "y", "x")``, or ``("y", "x")`` where there is one channel. It is turned as its EXIF orientation
-        says. Its dtype is that of the file: uint8, uint16, int32, float32 or bool. Palettes, CMYK and YCbCr become RGB,
+        says. Its dtype and values are those of the file, one bit is a bool. Palettes, CMYK and YCbCr become RGB,
         transparency in a palette RGBA; other alpha channels stay as they are.
 
     Raises
@@ -118,11 +124,12 @@ def from_image(
     ImportError
         If pillow is missing.
     StoreError
-        If the file cannot be read; later, if it has changed before it was decoded.
+        If the file cannot be read, or only with other values than it holds; later, if it has changed before it was
+        decoded.
     ValidationError
-        If an argument does not fit, or pillow would lose half of the bits of the file's colours.
+        If an argument does not fit.
     """
-    reader = ImageReader(_checked_path(path), _checked_name(name))
+    reader = ImageReader(_checked_path(path), _checked_name(name), page)
     return _source(InfiniteTensor, reader, ("c", "y", "x")[-len(reader.shape) :], chunks, name)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import rasterio
 import torch
-from PIL import Image
+from PIL import Image, TiffImagePlugin
 from rasterio.crs import CRS
 from rasterio.windows import Window
 from torch.utils.data import DataLoader
@@ -103,7 +103,7 @@ def test_floats_of_16_bits_are_float16(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Dataset has no geotransform")
-@pytest.mark.parametrize("orientation", range(9))
+@pytest.mark.parametrize("orientation", range(10))
 @pytest.mark.parametrize("name", ["a.jpg", "a.tif", "a.png", "a.webp"])
 def test_a_picture_is_turned_as_from_image_turns_it(name: str, orientation: int, tmp_path: Path) -> None:
     exif = Image.Exif()
@@ -119,27 +119,26 @@ def test_a_picture_is_turned_as_from_image_turns_it(name: str, orientation: int,
 
 
 @pytest.mark.filterwarnings("ignore:Dataset has no geotransform")
-@pytest.mark.parametrize("big", [False, True])
-def test_each_page_is_turned_as_it_says(big: bool, tmp_path: Path) -> None:
+def test_each_page_is_turned_as_it_says(tmp_path: Path) -> None:
     path = tmp_path / "a.tif"
-    pages = [Image.fromarray(numbers((40, 60), "uint8", seed)) for seed in (1, 2)]
-    for page, orientation in zip(pages, (6, 3), strict=True):
-        page.encoderinfo = {"tiffinfo": {0x0112: orientation}}
-    pages[0].save(path, save_all=True, append_images=pages[1:], tiffinfo={0x0112: 6}, big_tiff=big)
+    pages = [numbers((40, 60), "uint8", seed) for seed in (1, 2)]
+    with TiffImagePlugin.AppendingTiffWriter(path) as file:
+        for page, orientation in zip(pages, (6, 3), strict=True):
+            Image.fromarray(page).save(file, "TIFF", tiffinfo={0x0112: orientation})
+            file.newFrame()
     for number, turns in enumerate((-1, 2)):
-        expected = torch.from_numpy(np.rot90(np.asarray(pages[number]), turns).copy())
+        expected = torch.from_numpy(np.rot90(pages[number], turns).copy())
+        assert_reads(from_image(path, page=number), expected)
         assert_reads(from_raster(path, page=number), expected[None])
 
 
 @pytest.mark.filterwarnings("ignore:Dataset has no geotransform")
-def test_of_several_pages_one_is_named_and_else_the_first_read(tmp_path: Path) -> None:
-    path, pixels = tmp_path / "a.tif", [numbers((10, 12), "uint8", seed) for seed in range(4)]
-    first, *others = map(Image.fromarray, pixels)
-    first.save(path, save_all=True, append_images=others)
-    with pytest.warns(UserWarning, match=r"a.tif has 4 pages, of which the first is read; give page=0 for that one"):
-        assert_reads(from_raster(path), torch.from_numpy(pixels[0])[None])
-    for number, page in enumerate(pixels):
-        assert_reads(sent(from_raster(path, page=number)), torch.from_numpy(page)[None])
+def test_a_big_tiff_is_turned_as_well(tmp_path: Path) -> None:
+    path, pixels = tmp_path / "a.tif", numbers((40, 60), "uint8")
+    Image.fromarray(pixels).save(path, tiffinfo={0x0112: 6}, big_tiff=True)
+    if path.read_bytes()[2] != 43:
+        pytest.skip("this pillow writes none")
+    assert_reads(from_raster(path), torch.from_numpy(np.rot90(pixels, -1).copy())[None])
 
 
 def test_what_has_a_place_on_earth_lies_as_its_place_says(tmp_path: Path) -> None:

@@ -1,0 +1,354 @@
+"""Reads image files as torch tensors: by pillow where it holds the values of a file, otherwise by rasterio."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import mmap
+import struct
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from infinite_tensor.errors import InfiniteTensorError, StoreError
+from infinite_tensor.pipelines.orientation import turn_of
+from infinite_tensor.pipelines.readers import ArrayReader, RasterReader, Reader, as_tensor, page_of
+from infinite_tensor.support.forks import renew_in_children
+from infinite_tensor.support.given import as_index
+from infinite_tensor.values.arrays import Region
+from infinite_tensor.values.stamps import Stamps
+
+
+class ImageReader(Reader):
+    """Reads an image file, which is decoded whole when it is first read.
+
+    Parameters
+    ----------
+    path : path
+        Of the file.
+    name : str or None
+        Stands for the content; it is not looked at then.
+    page : int or None
+        Of a file with several; None is the first, with a warning that there are others.
+    """
+
+    in_memory = True
+
+    def __init__(self, path: str, name: str | None = None, page: object = None) -> None:
+        self._path, self._file = path, None if name else _looked_at(path)
+        self._raster: RasterReader | None = None
+        self._page, self._pixels = as_index(page) or 0, None
+        try:
+            with _opened_image(path) as image:
+                pages = _pages_of(image)
+                page = page_of(path, page, len(pages))
+                self._frame = pages[page]
+                image.seek(self._frame)
+                said = _said_of(image, path)
+                _check_held(image, said)
+                self.shape, self.dtype = _form_of(image, said)
+                # Some are decoded by now: the orientation of a PNG may stand at its end.
+                self._pixels = None if image.tile else _pixels_of(image, self.dtype)
+        except _NotHeldError as reason:
+            self._raster = _raster_instead(path, page, reason)
+            self.shape, self.dtype = self._raster.shape, self._raster.dtype
+            self.shape = self.shape[1:] if self.shape[0] == 1 else self.shape
+        self._renew_after_fork()
+        renew_in_children(self)
+
+    def _renew_after_fork(self) -> None:
+        self._lock = threading.RLock()
+
+    def _read(self, region: Region) -> torch.Tensor:
+        with self._lock:
+            if self._pixels is None:
+                self._pixels = self._decoded()
+        return self._pixels[region]
+
+    def _decoded(self) -> torch.Tensor:
+        if self._file is not None and _looked_at(self._path).digest != self._file.digest:
+            raise StoreError(f"{self._path} has changed since a tensor was made of it; make it again")
+        if self._raster is not None:
+            with _without_place():
+                return self._raster.read(tuple(slice(0, n) for n in self._raster.shape)).reshape(self.shape)
+        with _opened_image(self._path) as image:
+            image.seek(self._frame)
+            return _pixels_of(image, self.dtype)
+
+    def digest(self) -> str:
+        """That of the bytes of the file, and the page: nothing is decoded for it."""
+        assert self._file is not None
+        whole = self._file.digest
+        return hashlib.sha256(f"{whole} {self._page}".encode()).hexdigest() if self._page else whole
+
+    def stamps(self) -> Stamps:
+        """That of the file, where it was not read whole."""
+        return {} if self._file is None else self._file.stamps
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_lock"} | {"_pixels": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._renew_after_fork()
+        renew_in_children(self)
+
+    def __repr__(self) -> str:
+        return f"image({self._path!r})"
+
+
+class _LookedAt(NamedTuple):
+    """A file when a tensor was made of it."""
+
+    digest: str
+    stamps: Stamps
+
+
+def _looked_at(path: str) -> _LookedAt:
+    try:
+        if not Path(path).stat().st_size:
+            raise StoreError(f"{path} is an empty file")
+        reader = ArrayReader(np.memmap(path, np.uint8, "r"))
+        return _LookedAt(reader.digest(), reader.stamps())
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error}") from error
+
+
+class _NotHeldError(Exception):
+    """Why pillow does not give the values of a file, and their dtype where it is known."""
+
+    def __init__(self, why: str, dtype: str = "") -> None:
+        super().__init__(why)
+        self.dtype = dtype
+
+
+@contextlib.contextmanager
+def _opened_image(path: str) -> Iterator[Any]:
+    try:
+        from PIL import Image, UnidentifiedImageError  # noqa: PLC0415  (of an extra)
+    except ImportError as error:
+        raise ImportError("from_image needs the package pillow: pip install pillow") from error
+    try:
+        # By a path, pillow maps grey pixels as if they were turned already.
+        with Path(path).open("rb") as file, Image.open(file) as image:
+            yield image
+    except InfiniteTensorError:
+        raise
+    except (UnidentifiedImageError, SyntaxError) as error:
+        # The latter of a page of its own.
+        raise _NotHeldError("pillow does not know what it is") from error
+    except (OSError, ValueError, EOFError, Image.DecompressionBombError) as error:
+        raise StoreError(
+            f"{path} cannot be read as an image: {error}; from_raster reads large ones in parts"
+        ) from error
+
+
+def _pages_of(image: Any) -> list[int]:
+    """Frames of pillow that are images of their own."""
+    # Those of other formats are made of the first one: its layers, or its depth.
+    frames = 1 if image.format in ("MPO", "PSD") else getattr(image, "n_frames", 1)
+    if image.format != "TIFF" or frames == 1:
+        return list(range(frames))
+    pages = [frame for frame in range(frames) if not _is_part(image, frame)]
+    image.seek(0)
+    return pages
+
+
+def _is_part(image: Any, frame: int) -> bool:
+    """Whether a frame of a TIFF is a smaller copy, or a mask, of one before it."""
+    # Where pillow has no mode for it, its tags are read all the same.
+    with contextlib.suppress(SyntaxError):
+        image.seek(frame)
+    return frame > 0 and bool(image.tag_v2.get(_SUBFILE_TYPE, 0) & _REDUCED_OR_MASK)
+
+
+_SUBFILE_TYPE, _REDUCED_OR_MASK = 254, 1 | 4
+
+_SHOWN_AS = {"P": "RGB", "PA": "RGBA", "CMYK": "RGB", "YCbCr": "RGB"}
+"""Modes of pillow whose numbers are no colours that a network knows, and what they are converted to."""
+
+
+def _mode_of(image: Any) -> str:
+    if image.mode == "P" and "transparency" in image.info:
+        return "RGBA"
+    return str(_SHOWN_AS.get(image.mode, image.mode))
+
+
+def _pixels_of(image: Any, dtype: torch.dtype) -> torch.Tensor:
+    from PIL import ImageOps  # noqa: PLC0415  (of an extra)
+
+    ImageOps.exif_transpose(image, in_place=True)
+    mode = _mode_of(image)
+    pixels = as_tensor(np.asarray(image if mode == image.mode else image.convert(mode))).to(dtype)
+    return pixels.movedim(-1, 0) if pixels.ndim == 3 else pixels
+
+
+def _form_of(image: Any, said: _Samples) -> tuple[tuple[int, ...], torch.dtype]:
+    """The shape and dtype that an image will have."""
+    mode = _mode_of(image)
+    turned = turn_of(image.getexif().get(0x0112, 1)).swapped
+    if turned and image.format == "TIFF":
+        # pillow turns these itself: which versions do that before an image is loaded differs.
+        image.load()
+        turned = False
+    width, height = image.size[::-1] if turned else image.size
+    bands = len(image.getbands()) if mode == image.mode else len(mode)
+    shape = (height, width) if bands == 1 else (bands, height, width)
+    return shape, getattr(torch, "uint8" if image.mode in _PALETTES else said.dtype)
+
+
+# What a file says that its values are, and what pillow makes of them.
+
+
+class _Samples(NamedTuple):
+    """The values of each pixel: how many, and a dtype, which may have any number of bits."""
+
+    channels: int
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.channels} channel{'s' * (self.channels > 1)} of {self.dtype}"
+
+
+_PALETTES = ("P", "PA")
+"""Modes in which the values of a file are places in a palette."""
+_MADE = {"1": "bool", "I": "int32", "F": "float32"} | dict.fromkeys(("I;16", "I;16L", "I;16B", "I;16N"), "uint16")
+"""Dtypes of pillow's modes; all others are uint8."""
+
+
+def _made_of(image: Any) -> _Samples:
+    return _Samples(len(image.getbands()), _MADE.get(image.mode, "uint8"))
+
+
+def _said_of(image: Any, path: str) -> _Samples:
+    """What a file says; of formats that only have what pillow makes of them, that."""
+    find = _SAID.get(image.format)
+    if find is None:
+        return _made_of(image)
+    with Path(path).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return find(image, data)
+
+
+def _check_held(image: Any, said: _Samples) -> None:
+    """_NotHeldError if pillow changes values, or drops some."""
+    made = _made_of(image)
+    wider = made.dtype == "int32" and said.dtype in ("int16", "uint16")
+    if image.mode not in _PALETTES and said != made and not (wider and said.channels == made.channels):
+        raise _NotHeldError(f"it has {said}, of which pillow makes {made}", said.dtype)
+
+
+def _in_tiff(image: Any, _data: mmap.mmap) -> _Samples:
+    tags = image.tag_v2
+    widths, kinds = (sorted(set(tags.get(tag, (1,)))) for tag in (258, 339))
+    dtype = " and ".join(f"{_KINDS.get(kind, 'unknown')}{width}" for kind in kinds for width in widths)
+    said = _Samples(tags.get(277, len(image.getbands())), "bool" if dtype == "uint1" else dtype)
+    if tags.get(284) == 2 and widths[-1] > 8:
+        raise _NotHeldError(f"it has {said} in planes, which pillow does not read", said.dtype)
+    if tags.get(262) == 0 and said.dtype == "uint8":
+        raise _NotHeldError("0 is white in it, and pillow turns its values round", said.dtype)
+    if tags.get(262) == 2 and 1 in tags.get(338, ()):
+        raise _NotHeldError("its colours are multiplied by their alpha, by which pillow divides them", said.dtype)
+    return said
+
+
+_KINDS = {1: "uint", 2: "int", 3: "float", 4: "uint", 5: "complex_int", 6: "complex"}
+
+
+def _in_png(_image: Any, data: mmap.mmap) -> _Samples:
+    return _Samples({2: 3, 4: 2, 6: 4}.get(data[25], 1), _unsigned(data[24]))
+
+
+def _in_jpeg2000(_image: Any, data: mmap.mmap) -> _Samples:
+    begin = data.find(b"\xff\x4f\xff\x51")
+    (channels,) = struct.unpack_from(">H", data, begin + 40)
+    depths = sorted(set(data[begin + 42 : begin + 42 + 3 * channels : 3]))
+    return _Samples(channels, " and ".join(f"{'int' if d & 128 else 'uint'}{(d & 127) + 1}" for d in depths))
+
+
+def _in_ppm(image: Any, _data: mmap.mmap) -> _Samples:
+    decoder, _, _, args = image.tile[0]
+    if image.mode in ("1", "F"):
+        return _made_of(image)
+    if decoder == "raw":
+        return _Samples(len(image.getbands()), "uint16" if ";16" in str(args) else "uint8")
+    # Values up to any other number are scaled.
+    return _Samples(len(image.getbands()), {255: "uint8", 65535: "uint16"}.get(args[-1], f"values up to {args[-1]}"))
+
+
+def _in_avif(image: Any, data: mmap.mmap) -> _Samples:
+    flags = data[data.find(b"av1C") + 6]
+    return _Samples(len(image.getbands()), "uint12" if flags & 0x20 else "uint10" if flags & 0x40 else "uint8")
+
+
+def _in_sgi(image: Any, data: mmap.mmap) -> _Samples:
+    return _Samples(len(image.getbands()), _unsigned(8 * data[3]))
+
+
+def _in_fits(image: Any, _data: mmap.mmap) -> _Samples:
+    # Its integers have signs, but for those of 8 bits.
+    double = ";64" in str(image.tile)
+    return _Samples(1, "float64" if double else {"uint16": "int16"}.get(_made_of(image).dtype, _made_of(image).dtype))
+
+
+def _in_dds(image: Any, _data: mmap.mmap) -> _Samples:
+    return _Samples(3, "float16") if "BC6" in str(image.tile) else _made_of(image)
+
+
+def _unsigned(bits: int) -> str:
+    return "bool" if bits == 1 else f"uint{bits}"
+
+
+_SAID: dict[str, Callable[[Any, mmap.mmap], _Samples]] = {
+    "TIFF": _in_tiff,
+    "PNG": _in_png,
+    "JPEG2000": _in_jpeg2000,
+    "PPM": _in_ppm,
+    "AVIF": _in_avif,
+    "SGI": _in_sgi,
+    "FITS": _in_fits,
+    "DDS": _in_dds,
+}
+"""Formats in which values may be others than those of pillow's modes."""
+
+
+# By rasterio.
+
+
+_COLOURS = {"undefined", "gray", "red", "green", "blue", "alpha"}
+"""What rasterio calls bands that need no conversion."""
+
+_ELSEWHERE = "read it with another library, and give from_array(values)"
+
+
+def _raster_instead(path: str, page: object, reason: _NotHeldError) -> RasterReader:
+    """What pillow does not give, as rasterio does."""
+    refused = f"{path} cannot be read as an image: {reason}"
+    try:
+        with _without_place():
+            raster = RasterReader(path, page)
+            colours = raster.colours
+    except ImportError as error:
+        raise StoreError(f"{refused}; rasterio may read it: pip install rasterio") from error
+    except StoreError as error:
+        raise StoreError(f"{refused}, and rasterio does not open it; {_ELSEWHERE}") from error
+    # Pillow would know of a palette in the file; GDAL makes one where 0 is white.
+    if set(colours) - _COLOURS - ({"palette"} if reason.dtype else set()):
+        raise StoreError(f"{refused}, and its bands are {colours}; from_raster(path) gives them as they are")
+    if reason.dtype.startswith("int") and not raster.dtype.is_signed:
+        raise StoreError(f"{refused} and rasterio {raster.dtype}; {_ELSEWHERE}")
+    return raster
+
+
+@contextlib.contextmanager
+def _without_place() -> Iterator[None]:
+    """A picture lies nowhere on Earth, which rasterio warns of."""
+    from rasterio.errors import NotGeoreferencedWarning  # noqa: PLC0415  (of an extra)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotGeoreferencedWarning)
+        yield
