@@ -618,10 +618,11 @@ class InfiniteTensor(Fillable):
         Returns
         -------
         zarr.Array
-            It is called by the last part of `tensor_id`, or "values". Element ``[i, j]`` is pixel
-            ``[i - origin[0], j - origin[1]]``, where `origin` is in ``array.attrs["infinite_tensor"]``. Beside it in
-            the group lies a one-dimensional array of the coordinates along each dimension of up to ``2**22`` pixels,
-            called by its name. bfloat16, which zarr lacks, becomes float32.
+            It is called by the last part of `tensor_id`, or "values", or "values_" where a dimension is "values".
+            Element ``[i, j]`` is pixel ``[i - origin[0], j - origin[1]]``, where `origin` is in
+            ``array.attrs["infinite_tensor"]``. Beside it in the group lies a one-dimensional array of the coordinates
+            along each dimension of up to ``2**22`` pixels, called by its name. bfloat16, which zarr lacks, becomes
+            float32.
 
         Raises
         ------

@@ -28,7 +28,7 @@ from infinite_tensor.support.nested import Key
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.views.documents import array_document, chunk_bytes, groups_above, hierarchy
 from infinite_tensor.views.frame import Frame
-from infinite_tensor.views.names import is_plain_name, path_of, plain_name_of
+from infinite_tensor.views.names import array_name_of, is_plain_name, path_of
 from infinite_tensor.views.requests import Requests
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _KEYS_AT_ONCE = 1000
 
 def zarr_of(tensor: InfiniteTensor, region: object = None) -> zarr.Array[Any]:
     """A tensor as a Zarr array; see `InfiniteTensor.as_zarr`."""
-    name = plain_name_of(tensor) or "values"
+    name = array_name_of(tensor)
     return zarr.open_array(FaceStore({name: Face(Frame.of(tensor, region), tensor.dims)}), path=name, mode="r")
 
 

@@ -22,6 +22,14 @@ def plain_name_of(tensor: InfiniteTensor) -> str | None:
     return last if node_of(tensor).tensor.named and is_plain_name(last) and last not in tensor.dims else None
 
 
+def array_name_of(tensor: InfiniteTensor) -> str:
+    """What the array of a tensor is called where it needs a name; it has that of no dimension, as coordinates do."""
+    name = plain_name_of(tensor) or "values"
+    while name in tensor.dims:
+        name += "_"
+    return name
+
+
 def is_plain_name(name: str) -> bool:
     """Whether a name is made of letters, digits, dots, hyphens and underscores, as all programs take it."""
     return _PLAIN_NAME.fullmatch(name) is not None and is_name(name)

@@ -29,7 +29,7 @@ from infinite_tensor.views.exports.tiff import check_tiff, opened_tiff
 from infinite_tensor.views.exports.zarrs import Content, Identity, opened_zarr
 from infinite_tensor.views.face import Face, with_distinct_dims
 from infinite_tensor.views.frame import shown_value, state_of
-from infinite_tensor.views.names import path_of, plain_name_of
+from infinite_tensor.views.names import array_name_of, path_of
 from infinite_tensor_stores.targets import is_local, local_path, text_of
 from infinite_tensor_stores.targets import shown as shown_target
 
@@ -93,7 +93,7 @@ def export(tensor: InfiniteTensor, region: object, target: object, options: Opti
     cutout = Cutout.of(tensor, region, options.fill_value)
     source = _source_of(tensor, options)
     if form == _ZARR:
-        name = plain_name_of(tensor) or "values"
+        name = array_name_of(tensor)
         _export_zarr({name: cutout}, {name: cutout.dims}, {name: source}, place, options)
         return
     _FORMS[form].check(cutout)

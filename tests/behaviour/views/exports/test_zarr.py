@@ -108,6 +108,20 @@ def test_all_pixels_dropped_but_one_are_an_array_without_dimensions(tmp_path: Pa
     assert opened(tmp_path / "out.zarr") == truth((slice(3, 4), slice(5, 6)))[0, 0]
 
 
+def test_a_dimension_may_be_called_as_arrays_without_a_name_are(tmp_path: Path) -> None:
+    pixels = torch.arange(12).reshape(3, 4)
+    t = from_array(pixels, dims=("values", "x"))
+    t.export(sl[1:3, :], tmp_path / "out.zarr")
+    with (
+        xarray.open_zarr(tmp_path / "out.zarr") as exported,
+        xarray.open_zarr(t.as_zarr().store, consolidated=False) as shown,
+    ):
+        for found, begin in ((exported, 1), (shown, 0)):
+            assert np.array_equal(found["values_"].to_numpy(), pixels[begin:])
+            assert found["values_"].dims == ("values", "x")
+            assert found["values"].to_numpy().tolist() == list(range(begin, 3))
+
+
 def test_a_random_id_or_one_that_is_no_name_is_not_the_name_of_the_array(tmp_path: Path) -> None:
     for number, name in enumerate([None, "no name", "y"]):
         plane(tensor_id=name).export(sl[REGION], tmp_path / f"{number}.zarr")
