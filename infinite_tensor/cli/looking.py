@@ -183,7 +183,8 @@ def _shown_arg(arg: Mapping[str, Any]) -> str:
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Write a .npy file, or a .png to look at, from the smallest number in black to the largest in white.",
+    help="Write a .npy file, or a .png to look at: labels in colours, other numbers from the smallest in black to the "
+    "largest in white, bytes of 3 or 4 channels as they are.",
 )
 @click.option("--fill-value", type=float, metavar="N", help="What stands for pixels that are not stored.")
 @option_overwrite("FILE")
@@ -208,6 +209,7 @@ def read(
     taken = output is not None and _is_taken(output, overwrite=overwrite)
     with infinite_tensor.open_store(store, mode="r") as opened:
         tensor = opened.open(tensor_id)
+        reduction = opened.tensor_definition(tensor_id).get("reduce")
         region = region_of(tensor, region)
         source = tensor if fill_value is None else tensor.stored_only(_as_dtype(fill_value))
         if taken:
@@ -218,7 +220,7 @@ def read(
             error.add_note("Or fill the region first, or give --fill-value.")
             raise
     if output is not None:
-        save(values, output)
+        save(values, output, labels=_shown_reduction(reduction) == "argmax")
     facts = {"shape": list(values.shape), "dtype": str(tensor.dtype).removeprefix("torch."), **figures_of(values)}
     if as_json:
         print_json(facts | ({"values": values.tolist()} if output is None else {"output": str(output)}))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from infinite_tensor import HDF5TileStore, InfiniteTensor, TensorBlob, TensorGroup, TensorWindow, ZarrTileStore
+from infinite_tensor import HDF5TileStore, InfiniteTensor, TensorBlob, TensorGroup, TensorWindow, ZarrTileStore, predict
 from tests.support.command_line import CommandLine
 
 from .conftest import ramp
@@ -288,6 +289,51 @@ def test_read_keeps_the_bytes_of_a_colour_picture(cli: CommandLine, tmp_path: Pa
         )[...]
     cli("read", tmp_path / "s", "t", "-o", tmp_path / "a.png")
     assert np.array_equal(np.asarray(Image.open(tmp_path / "a.png")), colours.permute(1, 2, 0))
+
+
+def grey(store: Path, values: np.ndarray[Any, Any]) -> Path:
+    """A store of a tensor "t" of rows and columns."""
+    pixels = torch.from_numpy(values)
+    with ZarrTileStore(store) as opened:
+        InfiniteTensor(
+            values.shape,
+            lambda _ctx: pixels,
+            TensorWindow(values.shape),
+            tile_store=opened,
+            tensor_id="t",
+            dtype=pixels.dtype,
+        )[...]
+    return store
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int64"])
+def test_read_draws_labels_in_colours(dtype: str, cli: CommandLine, tmp_path: Path) -> None:
+    labels = np.arange(24).reshape(4, 6).astype(dtype)
+    found = cli("read", grey(tmp_path / "s", labels), "t", "-o", tmp_path / "a.png")
+    assert "each label has a colour: 0 to 23" in found.err
+    with Image.open(tmp_path / "a.png") as picture:
+        assert picture.mode == "P"
+        assert np.array_equal(np.asarray(picture), labels)
+        colours = np.asarray(picture.convert("RGB")).reshape(-1, 3).astype(int)
+    assert colours[0].tolist() == [0, 0, 0]
+    distances = np.abs(colours[:, None] - colours[None]).max(-1)
+    assert distances[~np.eye(24, dtype=bool)].min() >= 20
+
+
+def test_read_draws_what_argmax_gave_in_colours_however_many_there_are(cli: CommandLine, tmp_path: Path) -> None:
+    scores = torch.nn.functional.one_hot(torch.arange(200).reshape(10, 20), 200).movedim(-1, 0).float()
+    predict(torch.nn.Identity(), scores, tmp_path / "s", window=(10, 20), reduce="argmax", progress=False)
+    cli("read", tmp_path / "s", "prediction", "-o", tmp_path / "a.png")
+    with Image.open(tmp_path / "a.png") as picture:
+        assert picture.mode == "P"
+        assert np.array_equal(np.asarray(picture), np.arange(200).reshape(10, 20))
+
+
+def test_read_draws_bytes_of_one_channel_from_black_to_white(cli: CommandLine, tmp_path: Path) -> None:
+    values = np.array([[10, 40], [70, 10]], np.uint8)
+    assert "black is 10, white is 70" in cli("read", grey(tmp_path / "s", values), "t", "-o", tmp_path / "a.png").err
+    with Image.open(tmp_path / "a.png") as picture:
+        assert (picture.mode, np.asarray(picture).tolist()) == ("L", [[0, 128], [255, 0]])
 
 
 def test_read_tells_what_does_not_fit_a_picture(cli: CommandLine, store: Path, tmp_path: Path) -> None:
