@@ -17,7 +17,7 @@ import pytest
 # Before they are imported: then a failing assert says what it has compared.
 pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in ("copies", "definitions", "life", "tiles")))
 
-from infinite_tensor.testing.copies import CollectionTests, CopyTests, RenameTests  # noqa: E402
+from infinite_tensor.testing.copies import CollectionTests, CopyTests  # noqa: E402
 from infinite_tensor.testing.definitions import DefinitionTests, GroupTests  # noqa: E402
 from infinite_tensor.testing.life import LifeTests, UpkeepTests  # noqa: E402
 from infinite_tensor.testing.tiles import PartialTileTests, TileTests  # noqa: E402
@@ -31,7 +31,6 @@ class PersistentStoreTests(
     TileTests,
     PartialTileTests,
     CopyTests,
-    RenameTests,
     UpkeepTests,
     GroupTests,
     LifeTests,

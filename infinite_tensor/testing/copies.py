@@ -9,14 +9,12 @@ import pytest
 import torch
 from zarr.storage import MemoryStore
 
-from infinite_tensor.errors import DamagedDataWarning, StoreError, ValidationError
+from infinite_tensor.errors import DamagedDataWarning, ValidationError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.regions import sl
 from infinite_tensor.testing.fixtures import (
-    HOSTILE_IDS,
     TILE,
     BackendTests,
-    OtherRamp,
     Ramp,
     declare,
     each_dtype,
@@ -201,82 +199,6 @@ class CopyTests(BackendTests):
             assert store._read_encoded("u", [(4, 5)]) == [encoded]
         with self._open(location, "u") as store:
             assert same_bits(store._read_tiles("u", [(4, 5)])[0], tile)
-
-
-class RenameTests(BackendTests):
-    """Other ids, for backends that can give them."""
-
-    def test_a_renamed_tensor_keeps_all_that_is_stored(self, location: Any) -> None:
-        """Incomplete tiles too, for this store object and the next; of the old id nothing is left."""
-        f = Ramp()
-        with self._open_with("_rename_tensor", location) as store:
-            expected = tensor_on(store, f)[0:12, 0:12]
-            store.rename("t", "a/b")
-            assert ("t" in store, "a/b" in store) == (False, True)
-            assert same_bits(tensor_on(store, f, "a/b")[0:12, 0:12], expected)
-        calls = len(f.calls)
-        with self._open(location) as store:
-            assert store._read_definition("t") is None
-            assert store.tensor_definition("a/b")["tensor_id"] == "a/b"
-            assert same_bits(tensor_on(store, f, "a/b")[0:12, 0:12], expected)
-            assert len(f.calls) == calls
-            if offers(store, "_verify_tensor"):
-                assert store.verify("a/b") == []
-            if offers(store, "_collect_garbage"):
-                assert store.gc().objects == 0
-            assert same_bits(tensor_on(store, f)[0:12, 0:12], expected)
-        assert len(f.calls) == 2 * calls
-
-    def test_a_renamed_tensor_continues(self, location: Any) -> None:
-        """And so does one that takes its former id; they do not mix."""
-        f, g = Ramp(), OtherRamp()
-        expected = tensor_on(MemoryTileStore(), Ramp())[0:25, 0:25]
-        with self._open_with("_rename_tensor", location) as store:
-            tensor_on(store, f)[0:12, 0:12]
-            store.rename("t", "u")
-            assert same_bits(tensor_on(store, g, version=2)[0:25, 0:25], -expected)
-            assert same_bits(tensor_on(store, f, "u")[0:25, 0:25], expected)
-        with self._open(location) as store:
-            assert same_bits(tensor_on(store, g, version=2)[0:25, 0:25], -expected)
-            assert same_bits(tensor_on(store, f, "u")[0:25, 0:25], expected)
-        assert len(f.calls) == len(set(f.calls))
-
-    @pytest.mark.parametrize("tensor_id", HOSTILE_IDS.values(), ids=HOSTILE_IDS)
-    def test_a_tensor_is_renamed_to_a_hostile_id(self, location: Any, tensor_id: str) -> None:
-        """As one of that id is made, and back again."""
-        f = Ramp()
-        with self._open_with("_rename_tensor", location) as store:
-            expected = tensor_on(store, f)[0:7, 0:7]
-            calls = len(f.calls)
-            store.rename("t", tensor_id)
-            assert store.tensor_ids() == [tensor_id]
-            store.rename(tensor_id, "t")
-            assert same_bits(tensor_on(store, f)[0:7, 0:7], expected)
-        assert len(f.calls) == calls
-
-    def test_a_tensor_that_others_read_is_not_renamed(self, location: Any) -> None:
-        """They would not find it; whoever reads it can be renamed."""
-        with self._open_with("_rename_tensor", location) as store:
-            reader_of(store, Ramp(), tensor_on(store, Ramp()))[0:7, 0:7]
-        with self._open(location) as store:
-            with pytest.raises(
-                ValidationError, match="tensor 't' cannot be renamed: tensor 'top' would no longer find"
-            ):
-                store.rename("t", "u")
-            store.rename("top", "end")
-            assert [arg.tensor_id for arg in store.open("end").args] == ["t"]
-            assert store.tensor_ids() == ["end", "t"]
-
-    def test_an_id_that_is_taken_or_unknown_is_refused(self, location: Any) -> None:
-        """And nothing is changed."""
-        with self._open_with("_rename_tensor", location) as store:
-            tensor_on(store, Ramp())[0:7, 0:7]
-            tensor_on(store, OtherRamp(), "u", version=2)[0:7, 0:7]
-            for old, new, kind in (("t", "u", ValidationError), ("t", "t", ValidationError), ("x", "y", StoreError)):
-                with pytest.raises(kind):
-                    store.rename(old, new)
-            assert store.tensor_ids() == ["t", "u"]
-            assert same_bits(store.open("t")[0:5, 0:5], -store.open("u")[0:5, 0:5])
 
 
 class CollectionTests(BackendTests):

@@ -344,10 +344,6 @@ class Contents(ABC):
     def delete(self, tensor_id: str) -> None:
         """Delete everything of one tensor."""
 
-    def rename(self, tensor_id: str, new_id: str) -> None:
-        """Give a tensor another id, under which there is none; nothing of the store reads it by the old one."""
-        raise NotImplementedError(f"{self} does not rename tensors")
-
     @abstractmethod
     def clear_cache(self, tensor_id: str) -> None:
         """Drop from memory what can be had again, after storing what is pending."""

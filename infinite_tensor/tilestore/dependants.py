@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import TypeVar
 
-from infinite_tensor.errors import ValidationError
-from infinite_tensor.tilestore.contents import Contents
 from infinite_tensor.values.spec import TensorSpec
 
 K = TypeVar("K", bound=Hashable)
@@ -41,52 +39,6 @@ def dependants_in(specs: Iterable[TensorSpec], tensor_id: str, digest: str | Non
 
     digests = {spec.tensor_id: spec.definition.digest for spec in known}
     return list(reversed(sources_first([tensor_id], readers)))[:-1]
-
-
-def check_renamable(contents: Contents, tensor_id: str, new_id: str) -> None:
-    """Raise what keeps a tensor from having another id; see `TileStore.rename`."""
-    definition = contents.definition_of(tensor_id)
-    if contents.holds(new_id):
-        both = "" if tensor_id == new_id else _if_both_are_one(contents, tensor_id, new_id)
-        raise ValidationError(f"{contents} already holds a tensor {new_id!r}; give another new_id{both}")
-    if "output" in definition:
-        raise ValidationError(
-            f"tensor {tensor_id!r} is one of several outputs of one f, which find each other by their ids; leave "
-            "them as they are"
-        )
-    readers = readers_in(contents.specs_downstream(), tensor_id, contents.digest_of(tensor_id))
-    groups = [name for name in _groups_of(contents) if _names(contents.read_group(name), tensor_id)]
-    if readers or groups:
-        named = [f"tensor {name!r}" for name in readers] + [f"group {name!r}" for name in groups]
-        more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
-        raise ValidationError(
-            f"{contents}: tensor {tensor_id!r} cannot be renamed: {', '.join(named[:_MOST_NAMED])}{more} would no "
-            "longer find it by its id. Clear these first, or leave its id as it is"
-        )
-
-
-def _if_both_are_one(contents: Contents, tensor_id: str, new_id: str) -> str:
-    if contents.digest_of(tensor_id) != contents.digest_of(new_id):
-        return ""
-    return (
-        f". It has the same definition: if a process was killed while it renamed the tensor, "
-        f"clear_tensor({tensor_id!r}) ends that"
-    )
-
-
-def _groups_of(contents: Contents) -> list[str]:
-    try:
-        return sorted(contents.group_ids())
-    except NotImplementedError:
-        return []
-
-
-def _names(group: Mapping[str, Any] | None, tensor_id: str) -> bool:
-    """Whether what is stored as a group, which is not trusted, names a tensor."""
-    members = None if group is None else group.get("members")
-    return isinstance(members, list) and any(
-        isinstance(member, dict) and member.get("tensor_id") == tensor_id for member in members
-    )
 
 
 def sources_first(roots: Iterable[K], readers: Callable[[K], Iterable[K]]) -> list[K]:

@@ -87,8 +87,7 @@ def remade_elsewhere(store: object, tensor_id: str) -> StoreError:
 def changed_meanwhile(store: object, tensor_id: str) -> StoreError:
     """The error for a tensor of which something else was made while it was copied."""
     return StoreError(
-        f"{store}: tensor {tensor_id!r} was cleared, renamed or invalidated while it was copied; copy again what is "
-        "there now"
+        f"{store}: tensor {tensor_id!r} was cleared or invalidated while it was copied; copy again what is there now"
     )
 
 

@@ -12,7 +12,7 @@ from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.support.arguments import checked_age, checked_flag, checked_id, checked_workers
 from infinite_tensor.support.interrupts import store_method, store_query
 from infinite_tensor.tilestore.contents import Contents
-from infinite_tensor.tilestore.dependants import check_renamable, dependants_in, readers_in
+from infinite_tensor.tilestore.dependants import dependants_in, readers_in
 from infinite_tensor.tilestore.inventory import Damage, Garbage, TensorInfo
 from infinite_tensor.tilestore.listing import listing
 from infinite_tensor.tilestore.messages import warn_of_dependants
@@ -350,7 +350,7 @@ class TileStore:
             lists what differs. If it is read-only, or this store itself; or if it keeps windows in memory and these
             cannot be had back from tiles, as they overlap. Nothing has been copied then.
         StoreError
-            If this store holds no tensor of that id, if somebody clears, renames or invalidates the tensor in either
+            If this store holds no tensor of that id, if somebody clears or invalidates the tensor in either
             store meanwhile, or if something cannot be read or stored. Copy again to continue.
 
         Examples
@@ -372,43 +372,6 @@ class TileStore:
         return copy_tensor(
             self, tensor_id, other_store, upstream=upstream, region=region, overwrite=overwrite, progress=progress
         )
-
-    @store_method
-    def rename(self, tensor_id: str, new_id: str) -> None:
-        """Give a tensor another id. What is stored of it stays stored.
-
-        Whatever happens to the process, the tensor is whole under the old id or under the new one; killed right before
-        the end, under both: ``clear_tensor(tensor_id)`` then drops the old one. Nobody else should store windows of the
-        tensor meanwhile: what they store after it was looked at is computed again.
-
-        A tensor that others read by its id is not renamed, so that these can be reopened as before: neither one that a
-        tensor of this store reads, nor one that a group of this store names, nor one of several outputs of one `f`.
-        Tensors in other stores are not looked at; to build or open them, give the renamed tensor as an arg. A tensor
-        object that was made before begins anew under the old id: open or build the tensor under the new one.
-
-        Parameters
-        ----------
-        tensor_id : str
-            The tensor.
-        new_id : str
-            Its new id, which no tensor of the store may have.
-
-        Raises
-        ------
-        StoreError
-            If the store holds no tensor of that id, or it cannot be read or written.
-        ValidationError
-            If `new_id` is taken, something in the store reads the tensor by its id, or the store is read-only.
-        NotImplementedError
-            If the backend cannot rename tensors. Copy the store's tensors with `copy` instead.
-        """
-        old, new = checked_id(tensor_id), checked_id(new_id, "new_id")
-        contents = self.contents
-        with contents.lock:
-            self._check_open()
-            contents.check_writable(f"rename tensor {old!r}")
-            check_renamable(contents, old, new)
-            contents.rename(old, new)
 
     # Of version 0.2.
 

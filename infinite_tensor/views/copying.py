@@ -136,7 +136,7 @@ def _checked_store(store: TileStore, other: object) -> TileStore:
     if not isinstance(other, TileStore):
         raise ValidationError(f"other_store must be a TileStore, a path or a URL, got {quoted(other)}")
     if other.contents is store.contents:
-        raise ValidationError(f"{store} cannot be copied into itself; give another store, or rename the tensor")
+        raise ValidationError(f"{store} cannot be copied into itself; give another store")
     return other
 
 

@@ -224,12 +224,6 @@ class MemoryContents(Contents):
         """Forget a tensor."""
         self.kept.forget(tensor_id)
 
-    def rename(self, tensor_id: str, new_id: str) -> None:
-        """Keep the windows of a tensor under another id. An interrupt leaves it under both."""
-        spec, rows = self.kept.specs[tensor_id], dict(self.kept.windows.of(tensor_id))
-        self.kept.replace(replace(spec, tensor_id=new_id), rows)
-        self.kept.forget(tensor_id)
-
     def clear_cache(self, tensor_id: str) -> None:
         """Forget all windows of a tensor."""
         self.kept.forget_windows(tensor_id)
@@ -259,7 +253,7 @@ class MemoryContents(Contents):
         return list(self._groups)
 
     def check_current(self, spec: TensorSpec) -> None:
-        """StoreError if the store was closed, or the tensor cleared, renamed or invalidated, since it was this."""
+        """StoreError if the store was closed, or the tensor cleared or invalidated, since it was this."""
         self.check_open()
         if not self.kept.is_current(spec):
             raise changed_meanwhile(self, spec.tensor_id)

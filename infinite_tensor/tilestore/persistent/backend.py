@@ -227,17 +227,6 @@ class Backend(ABC):
             begun |= {tile for tile, found in parts_found if found is not None}
         return complete, begun
 
-    def _rename_tensor(self, tensor_id: str, new_id: str) -> None:
-        """Have all of a tensor under another id, which no tensor has, and its definition with that id in it.
-
-        Whatever happens to the process, all of it is there under the old id, or under the new one, or under both. It
-        is bound again before any of its tiles are asked for.
-        """
-        raise NotImplementedError(
-            f"{type(self).__name__} does not rename tensors: it needs a method _rename_tensor, see "
-            "infinite_tensor.tilestore.persistent.backend"
-        )
-
     def _delete_tiles(self, tensor_id: str, tile_indices: Sequence[Index]) -> None:
         """Delete all that is stored of some tiles, complete and partial, by whatever process they were written.
 

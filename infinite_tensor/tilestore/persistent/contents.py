@@ -346,20 +346,8 @@ class PersistentContents(Contents):
                 self.tiles.forget(record)
             self.storage.delete_tensor(tensor_id)
 
-    def rename(self, tensor_id: str, new_id: str) -> None:
-        """Have a tensor stored under another id, after a flush."""
-        self.storage.check_renames()
-        self.flush()
-        record = self.registry.forget(tensor_id)
-        if record is not None:
-            self.tiles.forget(record)
-        self.storage.rename(tensor_id, new_id)
-        size = self.registry.tile_sizes.pop(tensor_id, None)
-        if size is not None:
-            self.registry.tile_sizes[new_id] = size
-
     def check_current(self, record: Record) -> None:
-        """StoreError if the store was closed, or the tensor cleared, renamed or invalidated since this was its record.
+        """StoreError if the store was closed, or the tensor cleared or invalidated since this was its record.
 
         Where it is none, what was read before is of that tensor.
         """

@@ -73,7 +73,7 @@ class Storage:
     Attributes
     ----------
     writing : threading.RLock
-        Held while tiles are written, and while a tensor is renamed, deleted, or loses tiles.
+        Held while tiles are written, and while a tensor is deleted, or loses tiles.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -240,18 +240,6 @@ class Storage:
     def has_tiles(self, tensor_id: str, tiles: Sequence[Index]) -> bool:
         """Whether all of some tiles are there complete."""
         return len(self.those_there(tensor_id, tiles)) == len(tiles)
-
-    def check_renames(self) -> None:
-        """NotImplementedError if the backend cannot rename tensors."""
-        backend = self.backend
-        if not offers(backend, "_rename_tensor"):
-            backend._rename_tensor("", "")
-
-    def rename(self, tensor_id: str, new_id: str) -> None:
-        """Store a tensor under another id."""
-        with _Call(self, "rename", tensor_id) as call, self.writing:
-            call.backend._rename_tensor(tensor_id, new_id)
-            call.backend._flush_backend()
 
     def delete_tensor(self, tensor_id: str) -> None:
         """Delete everything of a tensor, the definition first."""

@@ -36,7 +36,6 @@ from infinite_tensor_stores.hdf5.members import (
     is_of_version_0,
     names_taken,
     opened,
-    room_for,
     tensor_at,
     tensors_in,
     undefine,
@@ -145,17 +144,6 @@ class SharedFile:
             if known is not None:
                 known.close()
             delete_members(self.h5, name)
-
-    def rename(self, name: str, definition: Mapping[str, Any], new: str, renamed: Mapping[str, Any]) -> None:
-        """Have a tensor lie in another HDF5 group: in both, until that is safely in the file."""
-        with self.lock:
-            self.delete(new)
-            slots, group = self.group(name, definition), room_for(self.h5, new)
-            reserve(self.h5, slots.log.size())
-            slots.duplicate(group, renamed)
-            self.flush()
-            self.delete(name)
-            self.flush()
 
     def collect_garbage(self) -> Garbage:
         """Delete groups without a definition, and the logs of complete tiles."""

@@ -337,18 +337,6 @@ class TileSlots:
         group.create_group("partial")
         put_document(group, DEFINITION, json.dumps(definition, allow_nan=False))
 
-    def duplicate(self, group: Any, definition: Mapping[str, Any]) -> None:
-        """Have all tiles in an empty group too, for a definition of the same incarnation, which comes last."""
-        for dataset in ("tiles", "index"):
-            group[dataset] = group.file[self.name][dataset]
-        log = PartLog(group.create_group("partial"), _place_of(group.name, self.incarnation), self._largest_part)
-        # A part names the group that it is written for.
-        for tile in self.log.tiles():
-            part = PartialTile.from_log(self.log.read(tile), self.log.place(tile), self.name)
-            if part is not None:
-                log.append(tile, part.to_bytes(log.place(tile)))
-        put_document(group, DEFINITION, json.dumps(definition, allow_nan=False))
-
     @property
     def gone(self) -> bool:
         """Whether the tensor has been cleared."""

@@ -11,8 +11,8 @@ from typing import Any
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.tilestore.glance import StoredSize
 from infinite_tensor.tilestore.inventory import Damage, Garbage, TensorInfo
-from infinite_tensor.tilestore.messages import cleared_elsewhere, keeps_no_times, vanished
-from infinite_tensor.tilestore.persistent.sealed import TENSOR, name_of, sealed
+from infinite_tensor.tilestore.messages import keeps_no_times, vanished
+from infinite_tensor.tilestore.persistent.sealed import TENSOR, name_of
 from infinite_tensor_stores.handles import HandleStore
 from infinite_tensor_stores.hdf5.file import SharedFile, leave_file, open_file, reopen_file, reserve
 from infinite_tensor_stores.hdf5.members import (
@@ -234,17 +234,6 @@ class HDF5TileStore(HandleStore[HDF5Tensor]):
         super()._bind_again(tensor_id, bound)
         if self._file is not None and isinstance(bound, HDF5Tensor):
             self._file.remember(name_of(tensor_id), bound.slots)
-
-    def _rename_tensor(self, tensor_id: str, new_id: str) -> None:
-        file = self._writable()
-        with file.lock:
-            definition = self._read_definition(tensor_id)
-            if definition is None:
-                raise cleared_elsewhere(self, tensor_id)
-            renamed = {**definition, "tensor_id": new_id}
-            del renamed["digest"]
-            file.rename(name_of(tensor_id), definition, name_of(new_id), sealed(renamed))
-            self._release(tensor_id)
 
     # What can be told of the store.
 

@@ -24,7 +24,7 @@ from infinite_tensor.support.disks import alone_in
 from infinite_tensor.support.interrupts import Mark
 from infinite_tensor.support.threads import on_threads
 from infinite_tensor_stores.file_store import FileStore, left_alone, own_path
-from infinite_tensor_stores.files import LARGEST_DOCUMENT, Unreadable, bounded, read_file
+from infinite_tensor_stores.files import LARGEST_DOCUMENT, bounded, read_file
 from infinite_tensor_stores.loop import sync
 from infinite_tensor_stores.remote import RemoteStore, Stored
 from infinite_tensor_stores.targets import innermost
@@ -165,14 +165,6 @@ class Objects:
             await store.set(key, PROTOTYPE.buffer.from_bytes(data))
 
         self.each(put, blocks.items())
-
-    def duplicate(self, keys: Mapping[str, str], most: int) -> None:
-        """Have objects, of up to `most` bytes, under other keys too; one that has gone meanwhile is no error."""
-        root = self.root
-        # What is linked is never written again: another file takes its place.
-        left = [key for key, new in keys.items() if root is None or not _linked(root / key, root / new)]
-        found = zip(left, self.get(left, most), strict=True)
-        self.put({keys[key]: data for key, data in found if data is not None and not isinstance(data, Unreadable)})
 
     def exist(self, keys: Iterable[str]) -> list[bool]:
         """Whether there is an object under each key."""

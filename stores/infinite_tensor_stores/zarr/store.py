@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -15,9 +14,9 @@ from infinite_tensor.errors import StoreError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.tilestore.glance import StoredSize
 from infinite_tensor.tilestore.inventory import Garbage, TensorInfo
-from infinite_tensor.tilestore.messages import cleared_elsewhere, keeps_no_times, vanished
+from infinite_tensor.tilestore.messages import keeps_no_times, vanished
 from infinite_tensor.tilestore.persistent.documents import layout_of
-from infinite_tensor.tilestore.persistent.sealed import GROUP, TENSOR, name_of
+from infinite_tensor.tilestore.persistent.sealed import GROUP
 from infinite_tensor_stores.dtypes import stored_dtype
 from infinite_tensor_stores.handles import HandleStore
 from infinite_tensor_stores.targets import (
@@ -269,23 +268,6 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
 
     def _handle_of(self, definition: Mapping[str, Any]) -> ZarrTensor:
         return ZarrTensor(self._objects, Place.of(definition), self.contents.storage)
-
-    def _rename_tensor(self, tensor_id: str, new_id: str) -> None:
-        definition = self._read_definition(tensor_id)
-        if definition is None:
-            raise cleared_elsewhere(self, tensor_id)
-        self._root.check_free(name_of(new_id), f"tensor {new_id!r}")
-        # Another incarnation: what somebody still writes for the old one is never taken for a part of this one.
-        renamed = {**definition, "tensor_id": new_id, "incarnation": secrets.token_hex(8)}
-        del renamed["digest"]
-        self._handle_of(definition).duplicate(Place.of(renamed))
-        # Now, and not before, there is a tensor of the new id.
-        self._documents.write(new_id, TENSOR, renamed)
-        self._created = None
-        found = self._read_definition(new_id)
-        if found is None or found["incarnation"] != renamed["incarnation"]:
-            raise StoreError(f"{self}: somebody else has created a tensor {new_id!r} meanwhile; give another new_id")
-        self._delete_tensor(tensor_id)
 
     # What can be told of the store.
 

@@ -246,19 +246,6 @@ class ZarrTensor(TensorHandle):
         parts = {self.place.log(tile): part for tile, part in partials.items()}
         self.logs.write({log: None if part is None else part.to_bytes(log) for log, part in parts.items()})
 
-    def duplicate(self, place: Place) -> None:
-        """Have all that is stored stored at another place too, where nothing is defined yet."""
-        length = max(1, min(_PAGE_TILES, _PAGE_BYTES // self.layout.tile_bytes))
-        for keys in self._objects.pages(f"{self.place.array}/c", length):
-            tiles = {key: tile for key in keys if (tile := self.place.tile_of_chunk(key)) is not None}
-            self._objects.duplicate({key: place.chunk(tile) for key, tile in tiles.items()}, self.codec.most_bytes)
-        logs, begun = Logs(self._objects), list(dict.fromkeys(self._logged()))
-        for start in range(0, len(begun), _FEW_TILES):
-            some = begun[start : start + _FEW_TILES]
-            parts = zip(map(place.log, some), self.read_partials(some), strict=True)
-            # A part names the place that it is written for.
-            logs.write({log: part.to_bytes(log) for log, part in parts if part is not None})
-
     def delete_tiles(self, tiles: Sequence[Index]) -> None:
         """Delete logs and chunks, in this order."""
         self._check_place(*self._objects.get([self.place.group]))

@@ -67,7 +67,9 @@ def test_what_is_too_wide_for_a_table_is_listed_row_by_row(
 
 def test_a_long_id_alone_is_folded(cli: CommandLine, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ZarrTileStore(store) as opened:
-        opened.rename("twice", "twice as high as all the other rows")
+        opened.clear_tensor("twice")
+        long = "twice as high as all the other rows"
+        InfiniteTensor((8, None), ramp, TensorWindow((8, 8)), tile_store=opened, tensor_id=long)
     monkeypatch.setenv("COLUMNS", "60")
     assert cli("ls", store).out.splitlines()[2:] == [
         "twice as high as all the other   (8, None)           float32",

@@ -18,6 +18,8 @@ import pytest
 from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore
 from tests.support.command_line import COMMAND, in_a_process
 
+from .conftest import ramp
+
 _PATIENCE = 120.0
 
 
@@ -72,7 +74,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(store: Path) -> None:
 
 def test_what_the_output_cannot_hold_is_escaped(store: Path) -> None:
     with ZarrTileStore(store) as opened:
-        opened.rename("twice", "日本")
+        InfiniteTensor((4,), ramp, TensorWindow((4,)), tile_store=opened, tensor_id="日本")
     found = in_a_process("ls", store, PYTHONIOENCODING="latin-1")
     assert (found.returncode, found.stderr) == (0, "")
     assert "\\u65e5\\u672c" in found.stdout
@@ -147,7 +149,7 @@ SLOW_NET = """
 import time, numpy, torch
 from infinite_tensor import predict
 
-numpy.save({source!r}, numpy.zeros((1, 4, 40000), "float32"))
+numpy.save({source!r}, numpy.zeros((1, 64, 80000), "float32"))
 
 def net(batch):
     # As above.
@@ -155,7 +157,7 @@ def net(batch):
     return batch
 
 if __name__ == "__main__":
-    predict(net, torch.zeros(1, 4, 40000), {store!r}, window=4, overlap=0, batch_size=1, dims=("c", "y", "x"))
+    predict(net, torch.zeros(1, 64, 80000), {store!r}, window=64, overlap=0, batch_size=1, dims=("c", "y", "x"))
 """
 
 
@@ -164,12 +166,12 @@ if __name__ == "__main__":
 def test_an_interrupted_predict_says_in_a_line_how_it_continues(started: str, tmp_path: Path) -> None:
     store, source, script = (tmp_path / name for name in ("s.zarr", "i.npy", "slow_net.py"))
     script.write_text(SLOW_NET.format(store=str(store), source=str(source)))
-    options = ["--window", "4", "--overlap", "0", "--batch-size", "1", "--dims", "c,y,x"]
+    options = ["--window", "64", "--overlap", "0", "--batch-size", "1", "--dims", "c,y,x"]
     command = {"python": [sys.executable, str(script)]}.get(
         started, [*COMMAND, "predict", "--module", f"{script}:net", str(source), str(store), *options]
     )
     if started != "python":
-        np.save(source, np.zeros((1, 4, 40000), np.float32))
+        np.save(source, np.zeros((1, 64, 80000), np.float32))
     if started == "overwrite":
         with ZarrTileStore(store) as opened:
             InfiniteTensor((4,), lambda _ctx: 0, TensorWindow((4,)), tile_store=opened, tensor_id="prediction")

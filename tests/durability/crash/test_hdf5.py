@@ -15,7 +15,7 @@ import pytest
 from infinite_tensor import HDF5TileStore, TensorGroup
 from tests.durability.crash.victims import fill_and_idle
 from tests.durability.crash.witness import Witness
-from tests.stores.hdf5.files import EXPECTED, PLACE, make_theirs, pixels, tensor, theirs
+from tests.stores.hdf5.files import EXPECTED, make_theirs, pixels, tensor, theirs
 from tests.support.interpreters import CONTEXT, DEADLINE, enter_child
 from tests.support.interrupts import lines_seen
 
@@ -69,11 +69,6 @@ def _open(path: Path, mode: str) -> None:
     HDF5TileStore(path, mode, tile_size=8).close()
 
 
-def _rename(path: Path) -> None:
-    with HDF5TileStore(path) as store:
-        store.rename("map", "new")
-
-
 @cache
 def _is_of_the_backend(file: str) -> bool:
     """Kept for each file: Python tells of every call that is made."""
@@ -106,30 +101,3 @@ def test_a_kill_before_any_line_of_opening_leaves_what_is_theirs_and_a_file_that
         if not killed:
             break
     assert number > 40
-
-
-@steps
-def test_a_tensor_is_whole_under_one_of_its_ids_or_both_after_a_kill_before_any_line(step: int, tmp_path: Path) -> None:
-    seen = set()
-    for number in itertools.count(1, step):
-        path = tmp_path / f"{number}.h5"
-        with HDF5TileStore(path, tile_size=8) as store:
-            assert pixels(store) == EXPECTED
-        killed = killed_at(number, _rename, path)
-        with HDF5TileStore(path) as store:
-            ids = store.tensor_ids()
-            for name in ids:
-                assert store.verify(name) == []
-                assert store.open(name)[PLACE].tolist() == EXPECTED
-            if len(ids) == 2:
-                store.clear_tensor("map")
-            elif ids == ["map"]:
-                store.rename("map", "new")
-            store.gc()
-            assert store.tensor_ids() == ["new"]
-            assert store.open("new")[PLACE].tolist() == EXPECTED
-        path.unlink()
-        seen.add(tuple(ids))
-        if not killed:
-            break
-    assert seen == {("map",), ("map", "new"), ("new",)}
