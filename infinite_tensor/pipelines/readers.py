@@ -23,6 +23,7 @@ from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.pipelines.orientation import Turn, orientation_of, turn_of
 from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.support.given import as_index, quoted
+from infinite_tensor.tensor import tensor_for
 from infinite_tensor.values import stamps
 from infinite_tensor.values.arrays import Region, digest_of_regions, is_large, memory_map_of
 from infinite_tensor.values.stamps import Stamps
@@ -177,7 +178,7 @@ def _prepared(array: Any) -> Any:
                 f"a must be a dense tensor with values, got {array.dtype} of layout {array.layout} on {array.device}; "
                 "give a.to_dense(), or a.dequantize()"
             )
-        return array.detach().resolve_conj().resolve_neg()
+        return array.detach().resolve_conj().resolve_neg().as_subclass(torch.Tensor)
     if isinstance(array, np.ma.MaskedArray):
         raise ValidationError("a has a mask, for which there is no place in a tensor; give a.filled(value)")
     if _library(array) == "xarray":
@@ -187,7 +188,7 @@ def _prepared(array: Any) -> Any:
     if _library(array) == "tensorstore":
         # Its slices are in coordinates of the domain.
         return array.translate_to[(0,) * array.ndim]
-    return array.as_tensor() if hasattr(type(array), "as_tensor") else array
+    return tensor_for(array)
 
 
 def _lies_elsewhere(array: Any) -> bool:

@@ -32,6 +32,14 @@ class Recorded:
         return sum(self.values[region].size for region in self.regions)
 
 
+class Located(torch.Tensor):
+    """A tensor of torch with metadata, which has the same method as MONAI's MetaTensor."""
+
+    def as_tensor(self) -> torch.Tensor:
+        """The values without the metadata."""
+        return self.as_subclass(torch.Tensor)
+
+
 def numbers(shape: Sequence[int], dtype: str = "float32", seed: int = 0) -> np.ndarray[Any, Any]:
     """Any bits that a dtype has, in any order: NaNs with payloads among them."""
     rng = np.random.default_rng(seed)

@@ -32,6 +32,7 @@ from infinite_tensor import (
     sl,
 )
 from infinite_tensor.filling.progress import TensorReport
+from tests.behaviour.pipelines.arrays import Located
 
 Sizes = tuple[int, ...]
 
@@ -280,6 +281,12 @@ def test_channels_may_be_last_or_missing() -> None:
     flat = predict(lambda batch: batch.sum(1), picture, window=(32, 32), progress=False)
     assert flat.shape == (50, 40)
     torch.testing.assert_close(flat[...], picture.sum(0))
+
+
+def test_a_subclass_of_tensor_is_an_image_as_any_other() -> None:
+    picture = image(3, 40, 40)
+    found = predict(torch.neg, picture.as_subclass(Located), window=(16, 16), blend="mean", progress=False)
+    assert torch.equal(found[...], -picture)
 
 
 @pytest.mark.parametrize("shape", [(2, 50, 2), (1, 30, 1), (3, 2, 2)])

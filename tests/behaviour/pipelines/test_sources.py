@@ -31,7 +31,7 @@ from infinite_tensor import (
     sl,
 )
 from infinite_tensor.values.dtypes import DTYPES
-from tests.behaviour.pipelines.arrays import Recorded, assert_reads, bits, numbers, sent
+from tests.behaviour.pipelines.arrays import Located, Recorded, assert_reads, bits, numbers, sent
 from tests.support.counting import Counted
 from tests.support.interpreters import CONTEXT
 
@@ -90,6 +90,15 @@ def test_a_tensor_that_requires_grad_gives_pixels_that_do_not() -> None:
     assert_reads(t, weights.detach() * 2)
     assert not t[...].requires_grad
     assert torch.equal(sent(t)[...], t[...])
+
+
+def test_a_subclass_of_tensor_is_read_as_its_values() -> None:
+    values = torch.rand(5, 6)
+    t = from_array(values.as_subclass(Located))
+    assert_reads(t, values)
+    assert type(t[...]) is torch.Tensor
+    assert t.version == from_array(values).version
+    assert type(sent(t)[...]) is torch.Tensor
 
 
 def test_what_a_tensor_was_computed_from_is_not_kept() -> None:
@@ -491,7 +500,9 @@ def test_a_blob_is_read_by_its_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "array", [torch.ones(4, 4), np.ones((4, 4)), zarr.ones((4, 4))], ids=["torch", "numpy", "zarr"]
+    "array",
+    [torch.ones(4, 4), torch.ones(4, 4).as_subclass(Located), np.ones((4, 4)), zarr.ones((4, 4))],
+    ids=["torch", "a subclass with as_tensor", "numpy", "zarr"],
 )
 def test_an_array_in_place_of_a_tensor_is_told_of_from_array(array: Any) -> None:
     window = TensorWindow((2, 2))
