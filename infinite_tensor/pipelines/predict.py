@@ -21,7 +21,7 @@ from infinite_tensor.outputs import Output
 from infinite_tensor.pipelines.networks import BatchedNetwork, Index, Outputs, device_of
 from infinite_tensor.pipelines.patches import Sliding
 from infinite_tensor.pipelines.returned import Result, Returned, reduction_for, returned_before, returned_by
-from infinite_tensor.pipelines.sources import from_array
+from infinite_tensor.pipelines.sources import from_array, least_cache_of
 from infinite_tensor.support.arguments import check_fill, checked_device, checked_flag, checked_id
 from infinite_tensor.support.given import as_index, members, quoted, word
 from infinite_tensor.support.interrupts import Mark
@@ -498,7 +498,8 @@ def _tensor_of(source: Any, dims: Any) -> InfiniteTensor:
         return found
     made = from_array(source, dims=dims)
     assert isinstance(made.tile_store, MemoryTileStore)
-    made.tile_store.cache_size_bytes = _CACHE_BYTES
+    least = least_cache_of(made.output_window.size, made.dtype)
+    made.tile_store.cache_size_bytes = max(_CACHE_BYTES, least)
     return made
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.masked import is_masked_tensor
 
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.pipelines.orientation import Turn, orientation_of, turn_of
@@ -25,7 +26,17 @@ from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.support.given import as_index, quoted
 from infinite_tensor.tensor import tensor_for
 from infinite_tensor.values import stamps
-from infinite_tensor.values.arrays import Region, digest_of_regions, is_large, memory_map_of
+from infinite_tensor.values.arrays import (
+    Region,
+    check_unmasked,
+    contiguous_box,
+    cut,
+    digest_of_regions,
+    extents_of,
+    is_large,
+    memory_map_of,
+)
+from infinite_tensor.values.dtypes import DTYPES
 from infinite_tensor.values.stamps import Stamps
 from infinite_tensor_stores.targets import is_in_memory, shown
 
@@ -42,7 +53,7 @@ class Reader(ABC):
     device : torch.device
         Where the tensors are that it returns.
     chunks : tuple of int or None
-        The blocks that are read at once where it is kept.
+        What is decoded at once where it is kept, up to 128 MiB.
     in_memory : bool
         Whether to read takes no longer than to copy.
     in_file : bool
@@ -64,11 +75,12 @@ class Reader(ABC):
         ValidationError
             If the source returns something else than its shape and dtype say.
         """
-        block, expected = self._read(region), tuple(each.stop - each.start for each in region)
+        block, expected = self._read(region), extents_of(region)
         if block.dtype != self.dtype or tuple(block.shape) != expected:
             raise ValidationError(
                 f"{self!r} returned {block.dtype} of shape {tuple(block.shape)} for a region of shape {expected}, but "
-                f"was {self.dtype} of shape {self.shape} when the tensor was made; make the tensor again"
+                f"was {self.dtype} of shape {self.shape} when the tensor was made; make the tensor again, of an array "
+                "that returns one dtype for all regions, as a.astype('float64') does"
             )
         return block
 
@@ -78,7 +90,11 @@ class Reader(ABC):
     def digest(self) -> str:
         """SHA-256 of its values: see `digest_of_regions`."""
         return digest_of_regions(
-            lambda region: _bytes_of(self.read(region)), self.shape, self.dtype.itemsize, in_file=self.in_file
+            lambda region: _bytes_of(self.read(region)),
+            self.shape,
+            self.dtype.itemsize,
+            in_file=self.in_file,
+            chunks=self.chunks,
         )
 
     def stamps(self) -> Stamps:
@@ -108,14 +124,18 @@ class ArrayReader(Reader):
     def __init__(self, array: Any) -> None:
         self._array = _prepared(array)
         self.shape = _extents_of(self._array)
-        self.dtype = _torch_dtype(self._array.dtype)
         if isinstance(self._array, torch.Tensor):
             self.device = self._array.device
         self.in_file = _lies_elsewhere(self._array)
         # Of a memmap it is the operating system that decides what to keep.
         self.in_memory = isinstance(self._array, torch.Tensor | np.ndarray) and self.device.type == "cpu"
-        self.chunks = _chunks_of(self._array)
         self._renew_after_fork()
+        if _library(self._array) in _FAITHFUL:
+            self.dtype = _torch_dtype(self._array.dtype, self._array)
+        else:
+            # Others may scale what a file holds, and say what the file holds.
+            self.dtype = self._read((slice(0, 1),) * len(self.shape)).dtype
+        self.chunks = _chunks_of(self._array, self.shape, self.dtype.itemsize)
         renew_in_children(self)
 
     def _renew_after_fork(self) -> None:
@@ -125,10 +145,12 @@ class ArrayReader(Reader):
     def _read(self, region: Region) -> torch.Tensor:
         with self._lock:
             block = self._array[region]
+            if _library(block) == "xarray":
+                block = block.data
             if hasattr(block, "compute"):
                 # Dask's own threads would not exist in a forked child, and wait for each other in one of its workers.
                 block = block.compute(scheduler="synchronous")
-            return as_tensor(block)
+            return as_tensor(block, self._array)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by reference to a file where the array lies in one, and the values otherwise."""
@@ -155,40 +177,63 @@ _AS_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64
 _PARALLEL = {"numpy", "torch", "zarr", "dask", "xarray", "tensorstore", "infinite_tensor"}
 """Libraries whose arrays may be read on several threads at a time."""
 
+_IN_A_ROW_BYTES = 2**20
+"""Of a file without chunks whose first dimension is the fastest."""
+
+_FAITHFUL = _PARALLEL | {"h5py"}
+"""Libraries whose arrays return the dtype that they say they have."""
+
 
 def _library(array: object) -> str:
     return type(array).__module__.partition(".")[0]
 
 
 def _extents_of(array: Any) -> tuple[int, ...]:
-    """The shape of an array; ValidationError where an extent is not known, as after a selection of a Dask array."""
+    """The shape of an array; ValidationError where there is none, or it is not known."""
+    if array.shape is None:
+        raise ValidationError("a is an empty dataset, without shape and values; give one that has elements")
     if any(extent != extent for extent in array.shape):  # noqa: PLR0124  (only NaN differs from itself)
         raise ValidationError(
             f"a has shape {tuple(array.shape)}, in which nan is an extent that is not known yet; call "
             "a.compute_chunk_sizes() first, which computes how many pixels there are"
         )
-    return tuple(int(extent) for extent in array.shape)
+    shape = tuple(int(extent) for extent in array.shape)
+    if not shape or not all(shape):
+        advice = "a tensor has at least one element" if shape else "an array of one element is a.reshape(1)"
+        raise ValidationError(f"a has shape {shape}; {advice}")
+    return shape
 
 
 def _prepared(array: Any) -> Any:
     """The object to take slices of; ValidationError where these are not the values of a tensor."""
     if isinstance(array, torch.Tensor):
-        if array.is_meta or array.is_nested or array.is_quantized or array.layout is not torch.strided:
-            raise ValidationError(
-                f"a must be a dense tensor with values, got {array.dtype} of layout {array.layout} on {array.device}; "
-                "give a.to_dense(), or a.dequantize()"
-            )
-        return array.detach().resolve_conj().resolve_neg().as_subclass(torch.Tensor)
-    if isinstance(array, np.ma.MaskedArray):
-        raise ValidationError("a has a mask, for which there is no place in a tensor; give a.filled(value)")
+        return _dense(array)
     if _library(array) == "xarray":
+        from xarray import IndexVariable  # noqa: PLC0415  (there is an array of it)
+
         # Its slices come without coordinates.
         variable = getattr(array, "variable", array)
-        return variable.data if isinstance(getattr(variable, "_data", None), np.ndarray) else variable
+        in_memory = isinstance(variable, IndexVariable) or isinstance(variable._data, np.ndarray)  # noqa: SLF001
+        return _prepared(variable.values) if in_memory else variable
     if _library(array) == "tensorstore":
         # Its slices are in coordinates of the domain.
         return array.translate_to[(0,) * array.ndim]
-    return tensor_for(array)
+    if isinstance(array, np.ndarray) and array.dtype.names is not None:
+        # A field may have the name of an attribute.
+        _torch_dtype(array.dtype, array)
+    check_unmasked(array, "a")
+    return np.asarray(array) if isinstance(array, np.ndarray) else tensor_for(array)
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_meta or tensor.is_nested or tensor.is_quantized or tensor.layout is not torch.strided:
+        raise ValidationError(
+            f"a must be a dense tensor with values, got {tensor.dtype} of layout {tensor.layout} on {tensor.device}; "
+            "give a.to_dense(), or a.dequantize()"
+        )
+    if is_masked_tensor(tensor):
+        raise ValidationError("a has a mask, for which there is no place in a tensor; give a.to_tensor(value)")
+    return tensor.detach().resolve_conj().resolve_neg().as_subclass(torch.Tensor)
 
 
 def _lies_elsewhere(array: Any) -> bool:
@@ -205,51 +250,86 @@ def _file_of(array: Any) -> str | None:
     return getattr(array.untyped_storage(), "filename", None) if isinstance(array, torch.Tensor) else None
 
 
-_INSTEAD = {
-    "V": "give one of its fields, a['name']",
-    "M": "give a.view('int64')",
-    "m": "give a.view('int64')",
-    "f": "give a.astype('float64')",
-    "c": "give a.astype('complex128')",
-}
-"""What to do about numpy's kinds of dtypes that torch does not have."""
-
-
-def _torch_dtype(given: Any) -> torch.dtype:
-    if isinstance(given, torch.dtype):
-        return given
+def _torch_dtype(given: Any, array: Any) -> torch.dtype:
+    """The dtype that stands for that of an array; ValidationError where a tensor cannot have it."""
     try:
-        dtype = np.dtype(getattr(given, "numpy_dtype", given))
-    except TypeError as error:
-        raise ValidationError(f"a has dtype {quoted(given)}, which torch does not have; convert it first") from error
-    found = getattr(torch, dtype.name, None)
-    if not isinstance(found, torch.dtype):
-        advice = _INSTEAD.get(dtype.kind, "convert it to numbers first")
-        raise ValidationError(f"a has dtype {quoted(dtype)}, which torch does not have; {advice}")
-    return found
+        dtype = given if isinstance(given, torch.dtype) else np.dtype(getattr(given, "numpy_dtype", given))
+    except TypeError:
+        dtype = None
+    found = getattr(torch, dtype.name, None) if isinstance(dtype, np.dtype) else dtype
+    if found in DTYPES:
+        return found
+    advice = "convert it to numbers first" if dtype is None else _instead_of(dtype, array)
+    raise ValidationError(f"a has dtype {quoted(given)}, which tensors do not have; {advice}")
 
 
-def _chunks_of(array: Any) -> tuple[int, ...] | None:
-    """The chunks in which an array is kept, in the words of its library."""
-    if _library(array) == "tensorstore":
-        chunks = array.chunk_layout.read_chunk.shape
-        return chunks if chunks and all(chunks) else None
+def _instead_of(dtype: Any, array: Any) -> str:
+    """What to give instead of an array whose dtype tensors do not have."""
+    fields, name = getattr(dtype, "names", None), str(dtype).removeprefix("torch.")
+    # What cannot be converted lazily is read whole.
+    values = "a" if hasattr(array, "astype") else "a[...]"
+    if fields:
+        field = f"a.fields({fields[0]!r})" if hasattr(array, "fields") else f"{values}[{fields[0]!r}]"
+        return f"give one of its fields, {field}"
+    wider = next((wide for begin, wide in _WIDER if name.startswith(begin)), None)
+    if isinstance(array, torch.Tensor):
+        # It converts nothing of less than a byte.
+        return f"give a.to(torch.{wider})" if name.startswith(("float8", "complex")) else "give a.view(torch.uint8)"
+    return "convert it to numbers first" if wider is None else f"give {values}.astype({wider!r})"
+
+
+_WIDER = (
+    ("datetime64", "int64"),
+    ("timedelta64", "int64"),
+    ("float8", "float32"),
+    ("float", "float64"),
+    ("complex32", "complex64"),
+    ("complex", "complex128"),
+    ("int", "int8"),
+    ("uint", "uint8"),
+)
+"""What holds all values of dtypes that tensors do not have, by how their names begin."""
+
+
+def _chunks_of(array: Any, shape: tuple[int, ...], itemsize: int) -> tuple[int, ...] | None:
+    """What is decoded at once of an array, up to 128 MiB."""
+    chunks = _said_chunks(array, shape)
+    if isinstance(chunks, list | tuple) and len(chunks) == len(shape) and all(chunks):
+        # Dask has the extents of all chunks along each dimension.
+        longest = [max(each) if isinstance(each, tuple) else int(each) for each in chunks]
+        return cut(list(map(min, longest, shape)), itemsize)
+    if getattr(array, "order", None) == "F":
+        # As nibabel reads files: what stands in a row there.
+        return tuple(contiguous_box(shape[::-1], itemsize, _IN_A_ROW_BYTES)[::-1])
+    return None
+
+
+def _said_chunks(array: Any, shape: tuple[int, ...]) -> Any:
+    """The chunks of an array in the words of its library."""
+    library = _library(array)
+    if library == "tensorstore":
+        return array.chunk_layout.read_chunk.shape
+    if library == "netCDF4":
+        return array.chunking()
     chunks = getattr(array, "chunks", None)
-    if not isinstance(chunks, tuple) or len(chunks) != len(array.shape):
-        return None
-    return tuple(max(each) if isinstance(each, tuple) else int(each) for each in chunks)
+    if library == "xarray" and chunks is None:
+        preferred = array.encoding.get("preferred_chunks")
+        return preferred and [preferred.get(dim, extent) for dim, extent in zip(array.dims, shape, strict=True)]
+    return chunks
 
 
-def as_tensor(block: Any) -> torch.Tensor:
+def as_tensor(block: Any, array: Any = None) -> torch.Tensor:
     """What an array returned, as a tensor that may be a view of it."""
     if isinstance(block, torch.Tensor):
         return block
-    if isinstance(block, np.ma.MaskedArray):
-        raise ValidationError("the source returns values with a mask, for which there is no place in a tensor")
+    if hasattr(block, "todense"):
+        raise ValidationError("a has sparse blocks; give a.map_blocks(lambda block: block.todense()) of Dask")
+    check_unmasked(block, "a")
     block = np.asarray(block)
-    if block.dtype.name == "bfloat16":
+    dtype = _torch_dtype(block.dtype, array)
+    if dtype is torch.bfloat16:
         return as_tensor(block.view(np.uint16)).view(torch.bfloat16)
-    if block.dtype == np.bool_:
+    if dtype is torch.bool:
         # pillow has 255 for True, which torch does not.
         block = block.view(np.uint8) != 0
     block = block.astype(block.dtype.newbyteorder("="), copy=False)
@@ -352,7 +432,8 @@ class RasterReader(Reader):
             raise ValidationError(f"{path} has no bands, but subdatasets: give one of {raster.subdatasets}")
         self.dtype = _dtype_of_bands(raster)
         together = raster.interleaving is not None and raster.interleaving.value == "PIXEL"
-        self.chunks = (raster.count if together else 1, *self._turn.ordered(*raster.block_shapes[0]))
+        blocks = self._turn.ordered(*raster.block_shapes[0])
+        self.chunks = cut((raster.count if together else 1, *blocks), self.dtype.itemsize)
         self.crs, self.transform, self.nodata = raster.crs, raster.transform, raster.nodata
 
     @property
@@ -424,7 +505,7 @@ def _dtype_of_bands(raster: Any) -> torch.dtype:
     if raster.dtypes[0] == "complex_int16":
         return torch.complex64
     half = raster.dtypes[0] == "float32" and raster.tags(1, ns="IMAGE_STRUCTURE").get("NBITS") == "16"
-    return torch.float16 if half else _torch_dtype(raster.dtypes[0])
+    return torch.float16 if half else _torch_dtype(raster.dtypes[0], raster)
 
 
 def _opened_raster(path: str) -> Any:

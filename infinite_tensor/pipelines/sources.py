@@ -26,9 +26,8 @@ from infinite_tensor.values.stamps import Stamps
 
 _USEFUL_BYTES = 2**20
 """Of a block: little enough for a patch of 64 pixels, and enough for the work that each block is."""
-_LARGEST_BYTES = 2**24
 _CACHE_BYTES = 2**27
-"""Of a source: two rows of blocks of a colour image of 40,000 pixels a row."""
+"""Of a source with blocks of 1 MiB: two rows of blocks of a colour image of 40,000 pixels a row."""
 
 
 T = TypeVar("T", bound=InfiniteTensor)
@@ -268,12 +267,15 @@ class Blocks(RegionWriter):
 
 
 def _source(kind: type[T], reader: Reader, dims: Sequence[str] | None, chunks: object, name: object) -> T:
-    if not reader.shape or not all(reader.shape):
-        advice = "an array of one element is a.reshape(1)" if not reader.shape else "a tensor has at least one element"
-        raise ValidationError(f"{reader!r} has shape {reader.shape}; {advice}")
     size, known = _block_of(reader, chunks), _checked_name(name)
     version = None if known is None else {"name": known}
-    return tensor_over(kind, reader, size, version, tile_store=MemoryTileStore(_CACHE_BYTES), dims=dims)
+    store = MemoryTileStore(max(_CACHE_BYTES, least_cache_of(size, reader.dtype)))
+    return tensor_over(kind, reader, size, version, tile_store=store, dims=dims)
+
+
+def least_cache_of(size: tuple[int, ...], dtype: torch.dtype) -> int:
+    """Bytes of two blocks: windows that lie across the border of two read each of them once."""
+    return 2 * math.prod(size) * dtype.itemsize
 
 
 def tensor_over(kind: type[T], reader: Reader, size: tuple[int, ...], version: object, **options: Any) -> T:
@@ -298,6 +300,8 @@ def _check_array(a: Any) -> None:
             f"a must be an array, got the path {quoted(a)}; give from_image(path) or from_raster(path), or open it: "
             "from_array(numpy.load(path, mmap_mode='r')), say"
         )
+    if hasattr(a, "todense"):
+        raise ValidationError(f"a is sparse, got {quoted(type(a))}; give a.todense()")
     if not all(hasattr(a, part) for part in ("shape", "dtype", "__getitem__")):
         # A group of zarr or HDF5, a dataset of xarray, a dictionary.
         advice = "give one of its arrays, a['name']" if hasattr(type(a), "keys") else "give numpy.asarray(a), say"
@@ -345,11 +349,8 @@ def _even_block(shape: tuple[int, ...], _chunks: tuple[int, ...], itemsize: int)
 
 
 def _block_of_chunks(shape: tuple[int, ...], chunks: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Whole chunks, unless one is very large."""
+    """Whole chunks."""
     block = list(map(min, chunks, shape))
-    while math.prod(block) * itemsize > _LARGEST_BYTES:
-        d = block.index(max(block))
-        block[d] = -(-block[d] // 2)
     while unlike := [d for d, n in enumerate(shape) if block[d] < n]:
         d = min(unlike, key=block.__getitem__)
         joined = [*block[:d], min(2 * block[d], shape[d]), *block[d + 1 :]]

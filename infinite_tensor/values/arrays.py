@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import google_crc32c
 import numpy as np
+
+from infinite_tensor.errors import ValidationError
 
 Array: TypeAlias = "np.ndarray[Any, Any] | np.generic"
 Region: TypeAlias = tuple[slice, ...]
@@ -19,6 +21,10 @@ _ALL_BYTES = 2**26
 _SAMPLES = 64
 _SAMPLE_BYTES = 2**12
 _STEP_BYTES = 2**22
+_ROW_BYTES = 2**28
+"""The most that is read at once so that a chunk is decoded once."""
+_CHUNK_BYTES = 2**27
+"""Larger chunks are read in parts: Dask has some that no memory holds."""
 
 
 def is_large(shape: Sequence[int], itemsize: int) -> bool:
@@ -26,7 +32,14 @@ def is_large(shape: Sequence[int], itemsize: int) -> bool:
     return math.prod(shape) * itemsize > _ALL_BYTES
 
 
-def digest_of_regions(read: Callable[[Region], Any], shape: Sequence[int], itemsize: int, *, in_file: bool) -> str:
+def digest_of_regions(
+    read: Callable[[Region], Any],
+    shape: Sequence[int],
+    itemsize: int,
+    *,
+    in_file: bool,
+    chunks: Sequence[int] | None = None,
+) -> str:
     """SHA-256 of values, as bytes in C order; beyond 64 MiB of the CRC-32C of each 4 MiB, in a file of samples.
 
     A sample is a run of values of up to 4 KiB. 64 of them are spread evenly along each dimension; the first and the
@@ -42,13 +55,67 @@ def digest_of_regions(read: Callable[[Region], Any], shape: Sequence[int], items
         Bytes of an element.
     in_file : bool
         Whether it lies in a file, or wherever else to read all of it takes long.
+    chunks : sequence of int, optional
+        What is decoded at once where it lies. Each chunk is read once, unless a row of chunks takes more than 256 MiB.
     """
-    digest, large = hashlib.sha256(), is_large(shape, itemsize)
-    sampled = large and in_file
-    for region in (_samples if sampled else _steps)(shape, itemsize):
-        content = read(region)
-        digest.update(checksum(content) if large and not sampled else content)
+    if is_large(shape, itemsize) and in_file:
+        samples = list(_samples(shape, itemsize))
+        contents: Iterable[Any] = map(read, samples) if chunks is None else _by_chunk(read, samples, itemsize, chunks)
+    else:
+        contents = map(read, _steps(shape, itemsize, chunks))
+        if is_large(shape, itemsize):
+            contents = _checksums(contents)
+    digest = hashlib.sha256()
+    for content in contents:
+        digest.update(content)
     return digest.hexdigest()
+
+
+def _by_chunk(
+    read: Callable[[Region], Any], samples: Sequence[Region], itemsize: int, chunks: Sequence[int]
+) -> list[np.ndarray[Any, Any]]:
+    """The bytes of each sample; all that is needed of a chunk is read at once."""
+    found = [np.empty((*extents_of(sample), itemsize), np.uint8) for sample in samples]
+    needed: dict[tuple[int, ...], list[tuple[int, Region]]] = {}
+    for number, sample in enumerate(samples):
+        along = [range(each.start // n, -(-each.stop // n)) for each, n in zip(sample, chunks, strict=True)]
+        for chunk in itertools.product(*along):
+            part = tuple(
+                slice(max(each.start, i * n), min(each.stop, (i + 1) * n))
+                for each, i, n in zip(sample, chunk, chunks, strict=True)
+            )
+            needed.setdefault(chunk, []).append((number, part))
+    for parts in needed.values():
+        sides = zip(*(part for _, part in parts), strict=True)
+        box = tuple(slice(min(each.start for each in side), max(each.stop for each in side)) for side in sides)
+        content = np.frombuffer(read(box), np.uint8).reshape(*extents_of(box), itemsize)
+        for number, part in parts:
+            found[number][_within(part, samples[number])] = content[_within(part, box)]
+    return found
+
+
+def extents_of(region: Region) -> tuple[int, ...]:
+    """The shape of a region, which has both ends of each slice."""
+    return tuple(each.stop - each.start for each in region)
+
+
+def _within(part: Region, box: Region) -> Region:
+    return tuple(slice(a.start - b.start, a.stop - b.start) for a, b in zip(part, box, strict=True))
+
+
+def _checksums(contents: Iterable[Any]) -> Iterator[bytes]:
+    """The CRC-32C of each 4 MiB of what stands in a row, however it comes."""
+    crc, room = 0, _STEP_BYTES
+    for content in contents:
+        rest = np.frombuffer(content, np.uint8)
+        while len(rest):
+            crc = google_crc32c.extend(crc, rest[:room])
+            rest, room = rest[room:], room - len(rest[:room])
+            if not room:
+                yield crc.to_bytes(4, "little")
+                crc, room = 0, _STEP_BYTES
+    if room < _STEP_BYTES:
+        yield crc.to_bytes(4, "little")
 
 
 def digest_of_array(array: Array) -> str:
@@ -81,6 +148,28 @@ def memory_map_of(array: object) -> np.memmap[Any, Any] | None:
     return None
 
 
+def check_unmasked(values: object, what: str) -> None:
+    """ValidationError if elements of an array are masked, as those of numpy and astropy may be."""
+    mask = getattr(values, "mask", None)
+    # netCDF4 has a mask of that name which says what reads do.
+    is_mask = isinstance(mask, np.ndarray | np.bool_ | bool) and not hasattr(values, "set_auto_mask")
+    if is_mask and np.any(mask):
+        raise ValidationError(
+            f"{what} has a mask, for which there is no place in a tensor; give a.filled(value), "
+            "dask.array.ma.filled(a, value) or numpy.where(a.mask, value, a.data), or call a.set_auto_mask(False) of "
+            "netCDF4, which then reads what the file holds"
+        )
+
+
+def cut(chunks: Sequence[int], itemsize: int) -> tuple[int, ...]:
+    """Chunks, halved along their longest dimension until they take up to 128 MiB."""
+    parts = list(chunks)
+    while math.prod(parts) * itemsize > _CHUNK_BYTES:
+        d = parts.index(max(parts))
+        parts[d] = -(-parts[d] // 2)
+    return tuple(parts)
+
+
 def contiguous_box(shape: Sequence[int], itemsize: int, nbytes: int) -> list[int]:
     """The extents of a box of up to so many bytes, whose elements follow each other in C order."""
     room, box = max(1, nbytes // itemsize), []
@@ -90,9 +179,18 @@ def contiguous_box(shape: Sequence[int], itemsize: int, nbytes: int) -> list[int
     return box[::-1]
 
 
-def _steps(shape: Sequence[int], itemsize: int) -> Iterator[Region]:
-    """All of an array, in C order."""
+def _steps(shape: Sequence[int], itemsize: int, chunks: Sequence[int] | None) -> Iterator[Region]:
+    """All of an array, in C order, in boxes of about 4 MiB or of one row of chunks, so that each chunk lies in one."""
     box = contiguous_box(shape, itemsize, _STEP_BYTES)
+    if chunks is not None:
+        # Chunks have one element before this dimension; a row of them is whole behind it.
+        d = next((d for d, n in enumerate(chunks) if n > 1), len(chunks) - 1)
+        row = [*[1] * d, min(chunks[d], shape[d]), *shape[d + 1 :]]
+        row_bytes = math.prod(row) * itemsize
+        if _STEP_BYTES < row_bytes <= _ROW_BYTES:
+            box = row
+        elif row_bytes <= _STEP_BYTES and box[d] < shape[d]:
+            box[d] -= box[d] % row[d]
     for start in itertools.product(*(range(0, extent, n) for extent, n in zip(shape, box, strict=True))):
         yield tuple(slice(a, min(a + n, e)) for a, n, e in zip(start, box, shape, strict=True))
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gc
 import pickle
+import re
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import dask.array as da
 import h5py
+import ml_dtypes
 import numpy as np
 import pytest
 import tensorstore as ts
@@ -17,6 +20,7 @@ import torch
 import xarray as xr
 import zarr
 from torch.utils.data import DataLoader
+from zarr.storage import LocalStore, MemoryStore, WrapperStore
 
 from infinite_tensor import PatchDataset, TensorWindow, ValidationError, from_array, sl
 from tests.behaviour.pipelines.arrays import Recorded, assert_reads, numbers, sent
@@ -51,6 +55,25 @@ def in_tensorstore(folder: Path) -> Any:
     ).result()
     store[...] = VALUES
     return store
+
+
+class Noting(WrapperStore[Any]):
+    """Notes the chunks that are read, those that are not stored too; xarray opens a copy of it."""
+
+    chunks: ClassVar[list[str]] = []
+
+    async def get(self, key: str, *args: Any, **options: Any) -> Any:
+        if "c/" in key:
+            self.chunks.append(key)
+        return await super().get(key, *args, **options)
+
+
+@pytest.fixture
+def chunks_read() -> Iterator[list[str]]:
+    """What `Noting` notes."""
+    Noting.chunks.clear()
+    yield Noting.chunks
+    Noting.chunks.clear()
 
 
 ARRAYS = {
@@ -155,6 +178,67 @@ def test_arrays_without_chunks_are_cut_as_any_other(tmp_path: Path) -> None:
         assert from_array(array).output_window.size == VALUES.shape
 
 
+# Chunks are read once.
+
+CHUNKED = {
+    "cubes": ((64, 256, 256), (64, 64, 64)),
+    "columns": ((2048, 2048), (2048, 16)),
+    "one large chunk": ((5000, 4000), (5000, 4000)),
+    "large chunks": ((3000, 8000), (3000, 5000)),
+}
+
+
+@pytest.mark.parametrize("kind", CHUNKED)
+def test_a_digest_and_a_read_of_all_decode_each_chunk_once(kind: str, tmp_path: Path, chunks_read: list[str]) -> None:
+    shape, chunks = CHUNKED[kind]
+    array = zarr.create_array(Noting(LocalStore(tmp_path / "a.zarr")), shape=shape, chunks=chunks, dtype="u1")
+    t = from_array(array)
+    assert t.version
+    assert len(chunks_read) == len(set(chunks_read)) == array.nchunks
+    chunks_read.clear()
+    assert not t[...].any()
+    assert len(chunks_read) == len(set(chunks_read)) == array.nchunks
+
+
+@pytest.mark.parametrize("chunks", [(8192, 50), (500, 500), (1, 8200)])
+def test_a_chunk_that_holds_samples_is_decoded_once(
+    chunks: tuple[int, ...], tmp_path: Path, chunks_read: list[str]
+) -> None:
+    store = Noting(LocalStore(tmp_path / "a.zarr"))
+    assert from_array(zarr.create_array(store, shape=(8192, 8200), chunks=chunks, dtype="u1")).version
+    assert len(chunks_read) == len(set(chunks_read)) >= 64
+
+
+def test_a_large_array_in_memory_is_looked_at_whole_chunk_by_chunk(chunks_read: list[str]) -> None:
+    values = np.arange(70 * 2**20, dtype=np.uint8).reshape(2**10, -1)
+    array = zarr.create_array(Noting(MemoryStore()), data=values, chunks=(300, 2**12))
+    t = from_array(array, chunks=4000)
+    assert t.version == from_array(values, chunks=4000).version
+    assert len(chunks_read) == len(set(chunks_read)) == array.nchunks
+
+
+def test_patches_across_the_border_of_two_large_chunks_read_each_once(chunks_read: list[str]) -> None:
+    array = zarr.create_array(Noting(MemoryStore()), shape=(9000, 18000), chunks=(9000, 9000), dtype="u1")
+    t = from_array(array, name="a")
+    for y in range(0, 2000, 500):
+        assert not t[y : y + 64, 8970:9034].any()
+    assert len(chunks_read) == 2
+
+
+def test_what_stands_in_a_row_in_a_file_of_the_other_order_is_read_at_once() -> None:
+    class Proxy(Recorded):
+        """As nibabel has them."""
+
+        order = "F"
+
+    array = Proxy(numbers((128, 128, 60, 4), "uint8"))
+    t = from_array(array)
+    assert t.output_window.size == (128, 128, 60, 1)
+    array.regions.clear()
+    assert t.version
+    assert array.elements == array.values.size
+
+
 # Of one library each.
 
 
@@ -204,9 +288,80 @@ def test_an_xarray_gives_its_dims(tmp_path: Path) -> None:
     assert from_array(ARRAYS["xarray in a file"](tmp_path)).dims == ("y", "x")
 
 
-def test_an_xarray_of_dates_is_refused() -> None:
-    with pytest.raises(ValidationError, match=r"give a.view\('int64'\)"):
-        from_array(xr.DataArray(np.array(["2026-01-01"], "M8[ns]")))
+def test_a_coordinate_of_xarray_is_read_as_any_other_array(tmp_path: Path) -> None:
+    dataset = xr.Dataset({"a": (("lat", "lon"), VALUES)}, {"lat": np.linspace(0, 1, 60)})
+    dataset.to_zarr(tmp_path / "a.zarr", consolidated=False)
+    for each in (dataset, xr.open_zarr(tmp_path / "a.zarr", consolidated=False)):
+        t = from_array(each["lat"])
+        assert t.dims == ("lat",)
+        assert_reads(t, torch.from_numpy(np.linspace(0, 1, 60)))
+        assert_reads(sent(t), t[...])
+
+
+def test_one_time_step_of_a_lazy_xarray_is_read_of_few_chunks(chunks_read: list[str]) -> None:
+    store, values = Noting(MemoryStore()), numbers((64, 181, 360), "uint8")
+    encoding = {"t2m": {"chunks": (1, 181, 360)}}
+    xr.Dataset({"t2m": (("time", "lat", "lon"), values)}).to_zarr(store, encoding=encoding, consolidated=False)
+    t2m = xr.open_zarr(store, chunks=None, consolidated=False)["t2m"]
+    t = from_array(t2m.transpose("lat", "time", "lon"), name="t2m")
+    assert t.output_window.size == (181, 16, 360)
+    chunks_read.clear()
+    assert torch.equal(t[:, 5], torch.from_numpy(values[5]))
+    assert len(chunks_read) == 16
+
+
+def test_dates_are_refused_with_what_their_library_can_do() -> None:
+    days = np.array(["2026-01-01", "2026-01-03"], "M8[s]")
+    kept = zarr.create_array({}, data=days, chunks=(1,))
+    for a in (days, xr.DataArray(days), in_dask(days, chunks=1), kept):
+        assert_refused_with_advice(a, days.astype("int64"))
+
+
+@pytest.mark.filterwarnings("ignore:The data type:zarr.errors.UnstableSpecificationWarning")
+def test_tables_are_refused_with_what_reads_one_field(tmp_path: Path) -> None:
+    table = np.rec.fromarrays([VALUES, VALUES > 7], dtype=[("height", "u2"), ("high", bool)])
+    file = h5py.File(tmp_path / "a.h5", "w")
+    for a in (
+        table,
+        file.create_dataset("a", data=table),
+        in_dask(table, chunks=20),
+        zarr.create_array({}, data=table),
+    ):
+        assert_refused_with_advice(a, VALUES)
+
+
+def test_dtypes_that_only_some_libraries_have_are_refused_with_what_converts_them() -> None:
+    values = np.arange(6).reshape(2, 3)
+    for dtype in (ml_dtypes.int4, ml_dtypes.uint4, ml_dtypes.float8_e5m2, np.longdouble):
+        assert_refused_with_advice(values.astype(dtype), values)
+    for dtype in (ml_dtypes.int4, ml_dtypes.float8_e5m2):
+        assert_refused_with_advice(ts.array(values.astype(dtype)), values)
+
+
+def assert_refused_with_advice(a: Any, expected: np.ndarray[Any, Any]) -> None:
+    """The error ends with code that makes an array of these values."""
+    with pytest.raises(ValidationError, match="which tensors do not have; give ") as caught:
+        from_array(a)
+    code = re.search(r"\ba(\.|\[).*$", str(caught.value))
+    assert code is not None
+    found = from_array(eval(code[0], {"a": a}))[...]  # noqa: S307  (our own words)
+    assert np.array_equal(found.double().numpy(), expected)
+
+
+def test_an_empty_dataset_of_hdf5_is_refused(tmp_path: Path) -> None:
+    file = h5py.File(tmp_path / "a.h5", "w")
+    with pytest.raises(ValidationError, match="a is an empty dataset, without shape and values"):
+        from_array(file.create_dataset("a", data=h5py.Empty("f4")))
+    with pytest.raises(ValidationError, match=r"shape \(0, 3\); a tensor has at least one element"):
+        from_array(file.create_dataset("b", shape=(0, 3), dtype="f4"))
+
+
+def test_masked_blocks_of_dask_are_refused_where_an_element_is_masked() -> None:
+    masked = da.ma.masked_less(in_dask(VALUES, chunks=16), 100)
+    t = from_array(masked)
+    with pytest.raises(ValidationError, match=r"a has a mask.* give .*dask.array.ma.filled\(a, value\)"):
+        t[...]
+    assert_reads(from_array(da.ma.filled(masked, 100)), torch.from_numpy(np.maximum(VALUES, 100)))
 
 
 def test_a_tensorstore_may_begin_anywhere() -> None:
