@@ -20,6 +20,7 @@ from infinite_tensor.geometry.regions import Selection
 from infinite_tensor.geometry.window import LARGEST
 from infinite_tensor.support.given import as_index, members, number, quoted, word
 from infinite_tensor.tilestore.layout import TileLayout
+from infinite_tensor.values.arrays import check_unmasked
 from infinite_tensor.values.dims import label_of
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
@@ -434,6 +435,7 @@ def _check_dense(values: object) -> None:
 
 
 def _array(values: Any) -> npt.NDArray[Any]:
+    check_unmasked(values, "an array of wanted pixels has")
     try:
         return np.asarray(values)
     except Exception as error:

@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 from infinite_tensor.errors import ShapeMismatchError, ValidationError
 from infinite_tensor.support.functions import Calling
 from infinite_tensor.support.given import quoted
+from infinite_tensor.values.arrays import check_unmasked
 from infinite_tensor.values.fingerprint import Reach, Setting, networks_in
 from infinite_tensor.values.modes import Modes
 
@@ -187,6 +188,7 @@ class BatchedNetwork(CallingNetworks):
 
 
 def _tensor_of(array: np.ndarray[Any, Any], named: str) -> torch.Tensor:
+    check_unmasked(array, f"net returned{named}")
     try:
         # Torch takes no other byte order or negative steps, and warns of what may not be written to.
         return torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))

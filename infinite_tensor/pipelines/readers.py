@@ -221,7 +221,7 @@ def _prepared(array: Any) -> Any:
     if isinstance(array, np.ndarray) and array.dtype.names is not None:
         # A field may have the name of an attribute.
         _torch_dtype(array.dtype, array)
-    check_unmasked(array, "a")
+    check_unmasked(array, "a has")
     return np.asarray(array) if isinstance(array, np.ndarray) else tensor_for(array)
 
 
@@ -324,7 +324,7 @@ def as_tensor(block: Any, array: Any = None) -> torch.Tensor:
         return block
     if hasattr(block, "todense"):
         raise ValidationError("a has sparse blocks; give a.map_blocks(lambda block: block.todense()) of Dask")
-    check_unmasked(block, "a")
+    check_unmasked(block, "a has")
     block = np.asarray(block)
     dtype = _torch_dtype(block.dtype, array)
     if dtype is torch.bfloat16:

@@ -148,14 +148,14 @@ def memory_map_of(array: object) -> np.memmap[Any, Any] | None:
     return None
 
 
-def check_unmasked(values: object, what: str) -> None:
-    """ValidationError if elements of an array are masked, as those of numpy and astropy may be."""
+def check_unmasked(values: object, has: str) -> None:
+    """ValidationError, which begins with `has`, if elements of an array are masked, as numpy and astropy have it."""
     mask = getattr(values, "mask", None)
     # netCDF4 has a mask of that name which says what reads do.
     is_mask = isinstance(mask, np.ndarray | np.bool_ | bool) and not hasattr(values, "set_auto_mask")
     if is_mask and np.any(mask):
         raise ValidationError(
-            f"{what} has a mask, for which there is no place in a tensor; give a.filled(value), "
+            f"{has} a mask, for which there is no place in a tensor; give a.filled(value), "
             "dask.array.ma.filled(a, value) or numpy.where(a.mask, value, a.data), or call a.set_auto_mask(False) of "
             "netCDF4, which then reads what the file holds"
         )

@@ -367,8 +367,10 @@ class _Walk:
 
     def _array(self, array: np.ndarray[Any, Any], place: _Place) -> None:
         self._say(place, lambda: f"#{digest_of_array(array)}")
-        if isinstance(array, np.ma.MaskedArray):
-            self._array(np.ma.getmaskarray(array), place.at(".mask"))
+        # astropy has arrays with masks of its own.
+        mask = np.ma.getmaskarray(array) if isinstance(array, np.ma.MaskedArray) else getattr(array, "mask", None)
+        if isinstance(mask, np.ndarray):
+            self._array(mask, place.at(".mask"))
         file = memory_map_of(array)
         if file is not None and is_large(array.shape, array.itemsize):
             self._say(place._replace(kind=STAMP), lambda: _stamp_of(array, str(file.filename)))

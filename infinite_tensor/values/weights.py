@@ -15,6 +15,7 @@ import torch
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window import TensorWindow, followed
 from infinite_tensor.support.given import members, number, quoted
+from infinite_tensor.values.arrays import check_unmasked
 
 _Profile: TypeAlias = npt.NDArray[np.float32]
 
@@ -296,6 +297,7 @@ def _checked_number(scale: Any) -> float:
 
 def _checked_weights(weights: Any) -> torch.Tensor:
     """A copy of the weights, in float32 or float64."""
+    check_unmasked(weights, "weights have")
     try:
         tensor = weights if isinstance(weights, torch.Tensor) else torch.from_numpy(np.array(weights))
         if tensor.is_complex() or tensor.layout is not torch.strided:

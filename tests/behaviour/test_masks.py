@@ -298,6 +298,10 @@ class TestKindsOfMasks:
             ([[1, 1], [1]], r"a mask must hold bools or numbers, got \[\[1, 1\], \[1\]\]"),
             (torch.ones(8, 8).to_sparse(), r"a mask must be a dense tensor .*to_dense\(\)"),
             (torch.ones(8, 8, device="meta"), "a mask must be a dense tensor that holds its values"),
+            (
+                np.ma.masked_equal(np.ones((8, 8)), 1),
+                r"an array of wanted pixels has a mask, .*give a\.filled\(value\)",
+            ),
             (TensorGroup({"t": lazily(torch.ones(8, 8))}, dims=(0, 1)), "a mask must hold bools or numbers"),
             (
                 Mask(np.ones((8, 8)), dims=("y", "x")),

@@ -145,6 +145,7 @@ WRONG: list[tuple[Any, Any, str]] = [
     (None, 0.125, "tensor or array of real numbers"),
     (["a"], 0.125, "tensor or array of real numbers"),
     (torch.ones(2, dtype=torch.complex64), 0.125, "tensor or array of real numbers"),
+    (np.ma.masked_less([1.0, 2.0], 2), 0.125, r"weights have a mask.*give a\.filled\(value\)"),
     (torch.ones(0), 0.125, "at least one number"),
     (torch.tensor([1.0, 0.0]), 0.125, "finite and positive.*got 0.0"),
     ([1, -2], 0.125, "finite and positive.*got -2.0"),

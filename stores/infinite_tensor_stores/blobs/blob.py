@@ -406,7 +406,7 @@ class TensorBlob(Dataset[torch.Tensor]):
         TypeError
             If it has another dtype.
         ValidationError
-            (a ValueError) If its shape does not end in that of a row.
+            (a ValueError) If its shape does not end in that of a row, or elements are masked.
         StoreError
             If the mode does not allow it, or blocks that have been filled cannot be stored: then the blob is as long as
             it was, and the cursor where it was.

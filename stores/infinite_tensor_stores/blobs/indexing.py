@@ -8,9 +8,11 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from torch.masked import is_masked_tensor
 
 from infinite_tensor.errors import RegionError, ValidationError
 from infinite_tensor.support.given import as_index
+from infinite_tensor.values.arrays import check_unmasked
 from infinite_tensor_stores.blobs.blocks import RowNumbers
 
 _SUPPORTED = "an index is an int, a slice, a list or tuple of ints, or a tensor or array of ints or bools"
@@ -33,9 +35,10 @@ def as_rows(given: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Ten
     TypeError
         If it has another dtype, or is something else.
     ValidationError
-        If its shape does not end in that of a row, or it is not a dense tensor with values.
+        If its shape does not end in that of a row, it is not a dense tensor with values, or elements are masked.
     """
     if isinstance(given, np.ndarray):
+        check_unmasked(given, "rows have")
         given = _of_array(given, dtype)
     if not isinstance(given, torch.Tensor):
         raise TypeError(f"rows are a torch.Tensor or a numpy.ndarray, got {type(given).__name__}")
@@ -120,6 +123,7 @@ def _as_array(index: Any) -> np.ndarray[Any, Any]:
     elif isinstance(index, Sequence) and not isinstance(index, str | bytes):
         array = _of_entries(index)
     elif isinstance(index, np.ndarray):
+        check_unmasked(index, "an index has")
         array = index
     else:
         raise TypeError(f"{_SUPPORTED}; got {type(index).__name__} {index!r:.200}")
@@ -146,6 +150,8 @@ def _without_values(tensor: torch.Tensor) -> str | None:
         return "a quantized one; convert it with .dequantize()"
     if tensor.layout is not torch.strided:
         return f"one of layout {tensor.layout}; convert it with .to_dense()"
+    if is_masked_tensor(tensor):
+        return "one with a mask; fill it with .to_tensor(value)"
     if tensor.is_meta:
         return "one on the meta device, which has no values; compute it on another device"
     return None

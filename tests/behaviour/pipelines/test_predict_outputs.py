@@ -192,6 +192,11 @@ def test_what_torch_has_no_dtype_for_is_told() -> None:
         predict(lambda batch: batch.numpy().astype(object), PICTURE, **HALVED)
 
 
+def test_masked_elements_that_a_network_returns_are_refused() -> None:
+    with pytest.raises(ValidationError, match=r"net returned a mask, .*give a\.filled\(value\)"):
+        predict(lambda batch: np.ma.masked_greater(batch.numpy(), 0), PICTURE, **HALVED)
+
+
 def test_a_preprocess_that_returns_no_tensor_is_named_without_its_pixels() -> None:
     def as_array(batch: torch.Tensor) -> Any:
         return batch.numpy()

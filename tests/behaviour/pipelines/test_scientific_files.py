@@ -33,6 +33,17 @@ def test_masks_of_astropy_are_refused() -> None:
         assert_reads(from_array(a), torch.from_numpy(VALUES))
 
 
+def test_another_mask_of_an_array_that_a_function_holds_is_noticed() -> None:
+    masked = pytest.importorskip("astropy.utils.masked").Masked
+
+    def fingerprint(held: Any) -> Any:
+        t = from_array(VALUES, dims=("y", "x")).map(lambda x: x * float(held.filled(1).sum()), window=4)
+        return t.to_json()["functions"]
+
+    assert fingerprint(masked(VALUES, VALUES > 3)) == fingerprint(masked(VALUES, VALUES > 3))
+    assert fingerprint(masked(VALUES, VALUES > 3)) != fingerprint(masked(VALUES, VALUES > 4))
+
+
 def a_netcdf4_file(folder: Path) -> Any:
     netcdf4 = pytest.importorskip("netCDF4")
     with netcdf4.Dataset(folder / "a.nc", "w") as file:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.masked import masked_tensor
 
 from infinite_tensor import TensorBlob, ValidationError
 from tests.stores.blobs.conftest import Place
@@ -36,6 +37,13 @@ def quantized() -> torch.Tensor:
         return torch.quantize_per_tensor(ROWS, 0.1, 0, torch.quint8)
 
 
+def masked() -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found: torch.Tensor = masked_tensor(ROWS, ROWS > 2)
+        return found
+
+
 UNFIT: dict[str, tuple[Callable[[], torch.Tensor], str]] = {
     "meta": (
         lambda: torch.empty(4, 3, device="meta"),
@@ -48,6 +56,7 @@ UNFIT: dict[str, tuple[Callable[[], torch.Tensor], str]] = {
     "mkldnn": (ROWS.to_mkldnn, r"got one of layout torch\._mkldnn; convert it with \.to_dense\(\)"),
     "nested": (lambda: nested(torch.strided), r"got a nested one; write its parts, or torch\.stack\(x\.unbind\(\)\)"),
     "jagged": (lambda: nested(torch.jagged), "got a nested one"),
+    "masked": (masked, r"got one with a mask; fill it with \.to_tensor\(value\)"),
     "quantized": (quantized, r"got a quantized one; convert it with \.dequantize\(\)"),
 }
 
@@ -93,6 +102,22 @@ def test_an_array_that_torch_does_not_know_is_a_type_error(blob: TensorBlob, arr
     with pytest.raises(TypeError, match=message):
         blob.write(array)
     assert len(blob) == 6
+
+
+@pytest.mark.parametrize("store", [TensorBlob.write, overwrite], ids=["write", "overwrite"])
+def test_masked_elements_are_refused_and_other_masked_arrays_stored(
+    blob: TensorBlob, store: Callable[[TensorBlob, Any], object]
+) -> None:
+    with pytest.raises(ValidationError, match=r"rows have a mask, for which .*; give a\.filled\(value\)"):
+        store(blob, np.ma.masked_less(ROWS.numpy(), ROWS.max()))
+    assert torch.equal(blob[:], torch.ones(6, 3))
+    store(blob, np.ma.array(ROWS.numpy()))
+    assert torch.equal(blob[0:4] if store is overwrite else blob[-4:], ROWS)
+
+
+def test_an_index_with_a_mask_is_refused(blob: TensorBlob) -> None:
+    with pytest.raises(ValidationError, match="an index has a mask"):
+        blob[np.ma.masked_equal(np.arange(3), 1)]
 
 
 @pytest.mark.parametrize("store", [TensorBlob.write, overwrite], ids=["write", "overwrite"])
