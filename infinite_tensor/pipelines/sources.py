@@ -50,7 +50,7 @@ def from_array(
         Names of the dimensions. Default: those of an xarray.DataArray, none for others.
     chunks : "auto" or int or tuple of int
         Extents of the blocks that are read at once, one for all dimensions or one for each. They are part of the
-        tensor's definition. Default: the chunks of the array, joined to blocks of up to 1 MiB, or cut to 16 MiB; of an
+        tensor's definition. Default: the chunks of the array, joined to blocks of up to 1 MiB, or cut to 128 MiB; of an
         array without chunks, blocks of up to 1 MiB.
     name : str, optional
         Identifies the content, which is not looked at then: give other content another name. Default: a digest of all
@@ -60,14 +60,15 @@ def from_array(
     Returns
     -------
     InfiniteTensor
-        Of the shape and dtype of `a`, with its values, on the device of a `torch.Tensor`. Of what does not lie in
-        memory, it keeps what was read last, up to 128 MiB; ``tensor.tile_store.cache_size_bytes = "1GB"`` makes that
-        more.
+        Of the shape of `a` and the dtype of what it returns, with its values, on the device of a `torch.Tensor`. Of
+        what does not lie in memory, it keeps what was read last, up to 128 MiB and at least two blocks;
+        ``tensor.tile_store.cache_size_bytes = "1GB"`` makes that more.
 
     Raises
     ------
     ValidationError
-        If an argument does not fit, or `a` has no elements, a mask, or a dtype that torch does not have.
+        If an argument does not fit, or `a` has no elements, is sparse, or has a dtype that tensors do not have; if
+        elements are masked: later, of what is read of a file.
 
     Notes
     -----
