@@ -38,6 +38,7 @@ from infinite_tensor.values.checks import (
     checked_paddings,
     checked_windows,
     move_target,
+    stand_in,
 )
 from infinite_tensor.values.definition import (
     ArgDefinition,
@@ -1035,19 +1036,12 @@ def _check_dims(given: TensorSpec, node: Node) -> None:
         raise mismatch(given.tensor_id, [f"dims: stored {list(names)}, given {list(wanted)}"], node.store)
 
 
-def tensor_for(given: Any) -> Any:
-    """The InfiniteTensor that stands for `given`, a `TensorBlob` say; otherwise `given` itself."""
-    # Of its class: an object may compute its attributes. Tensors of torch, such as MONAI's, have a method of this name.
-    as_tensor = None if isinstance(given, InfiniteTensor | torch.Tensor) else getattr(type(given), "as_tensor", None)
-    return given if as_tensor is None else as_tensor(given)
-
-
 def as_tensors(args: Sequence[Any]) -> tuple[Any, ...]:
     """`args`, where what is no InfiniteTensor but can be one stands as that; the same object as the same tensor."""
     made: dict[int, Any] = {}
     for arg in args:
         if id(arg) not in made:
-            made[id(arg)] = tensor_for(arg)
+            made[id(arg)] = stand_in(arg)
     return tuple(made[id(arg)] for arg in args)
 
 

@@ -17,8 +17,9 @@ from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.pipelines.networks import CallingNetworks, note_dtypes
 from infinite_tensor.pipelines.sliding import Along, output_of, paddings_of, sources_of
 from infinite_tensor.support.given import array_advice, quoted
-from infinite_tensor.tensor import InfiniteTensor, tensor_for
+from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
+from infinite_tensor.values.checks import stand_in
 from infinite_tensor.values.fingerprint import STAMP, innermost
 
 _Sizes: TypeAlias = tuple[int, ...]
@@ -153,7 +154,7 @@ def _tensors(inputs: Sequence[Any]) -> list[InfiniteTensor]:
         raise ValidationError("map takes one tensor or more, got none; give them behind fn, as in map(fn, a, b)")
     found: list[InfiniteTensor] = []
     for at, each in enumerate(inputs):
-        tensor = tensor_for(each)
+        tensor = stand_in(each)
         if not isinstance(tensor, InfiniteTensor):
             raise ValidationError(
                 f"input {at} must be an InfiniteTensor or a TensorBlob, got {quoted(each)}{array_advice(each)}"

@@ -27,8 +27,9 @@ from infinite_tensor.support.given import as_index, members, quoted, word
 from infinite_tensor.support.interrupts import Mark
 from infinite_tensor.support.sizes import MemoryTooSmallError, checked_bytes, whole_mebibytes
 from infinite_tensor.support.tables import bytes_of
-from infinite_tensor.tensor import InfiniteTensor, tensor_for
+from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
+from infinite_tensor.values.checks import stand_in
 from infinite_tensor.values.dims import default_name, label_of
 from infinite_tensor.values.fingerprint import networks_in
 from infinite_tensor.values.modes import Modes
@@ -493,7 +494,7 @@ def _region_of(outputs: Mapping[str | None, Output], sliding: Sliding, region: o
 
 
 def _tensor_of(source: Any, dims: Any) -> InfiniteTensor:
-    found = tensor_for(source)
+    found = stand_in(source)
     if isinstance(found, InfiniteTensor):
         return found
     made = from_array(source, dims=dims)

@@ -24,7 +24,6 @@ from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.pipelines.orientation import Turn, orientation_of, turn_of
 from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.support.given import as_index, quoted
-from infinite_tensor.tensor import tensor_for
 from infinite_tensor.values import stamps
 from infinite_tensor.values.arrays import (
     Region,
@@ -36,6 +35,7 @@ from infinite_tensor.values.arrays import (
     is_large,
     memory_map_of,
 )
+from infinite_tensor.values.checks import stand_in
 from infinite_tensor.values.dtypes import DTYPES
 from infinite_tensor.values.stamps import Stamps
 from infinite_tensor_stores.targets import is_in_memory, shown
@@ -222,7 +222,7 @@ def _prepared(array: Any) -> Any:
         # A field may have the name of an attribute.
         _torch_dtype(array.dtype, array)
     check_unmasked(array, "a has")
-    return np.asarray(array) if isinstance(array, np.ndarray) else tensor_for(array)
+    return np.asarray(array) if isinstance(array, np.ndarray) else stand_in(array)
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
@@ -311,7 +311,8 @@ def _said_chunks(array: Any, shape: tuple[int, ...]) -> Any:
         return array.chunk_layout.read_chunk.shape
     if library == "netCDF4":
         return array.chunking()
-    chunks = getattr(array, "chunks", None)
+    # One field of a table of HDF5 has no chunks, and a dataset that has.
+    chunks = getattr(getattr(array, "_dset", array), "chunks", None)
     if library == "xarray" and chunks is None:
         preferred = array.encoding.get("preferred_chunks")
         return preferred and [preferred.get(dim, extent) for dim, extent in zip(array.dims, shape, strict=True)]
@@ -346,7 +347,7 @@ def _reference(array: Any) -> tuple[Any, ...] | None:
     """What opens an array again, and its arguments; None where it lies in no file."""
     if isinstance(array, np.ndarray):
         return _mapped(array)
-    if _library(array) == "h5py" and Path(array.file.filename).exists():
+    if _library(array) == "h5py" and hasattr(array, "file") and Path(array.file.filename).exists():
         return _open_hdf5, str(Path(array.file.filename).absolute()), array.name
     return None
 

@@ -253,3 +253,10 @@ def move_target(
         for arg in (*args, kwargs.get("tensor"))
     )
     return moved.device if names_device else device, checked_dtype(moved.dtype)
+
+
+def stand_in(given: Any) -> Any:
+    """The tensor that stands for `given`, a `TensorBlob` say; otherwise `given` itself."""
+    # Of its class: an object may compute its attributes. Tensors of torch, such as MONAI's, have a method of this name.
+    as_tensor = None if isinstance(given, torch.Tensor) else getattr(type(given), "as_tensor", None)
+    return given if as_tensor is None else as_tensor(given)

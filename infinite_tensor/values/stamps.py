@@ -52,7 +52,8 @@ def of_array(array: Any, file: str | None) -> Stamps:
     """An array of some library that does not lie in memory; `file` is known to be the one it is mapped from."""
     library = type(array).__module__.partition(".")[0]
     if file is not None or library == "h5py":
-        return of_file(file or array.file.filename)
+        # One field of a table has no file, and a dataset that has.
+        return of_file(file or getattr(array, "_dset", array).file.filename)
     if library == "zarr":
         return _of_zarr(array)
     if library == "tensorstore" and array.kvstore is not None:

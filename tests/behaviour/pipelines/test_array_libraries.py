@@ -330,6 +330,14 @@ def test_tables_are_refused_with_what_reads_one_field(tmp_path: Path) -> None:
         assert_refused_with_advice(a, VALUES)
 
 
+def test_one_field_of_a_table_of_hdf5_is_read_by_the_chunks_of_the_table(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("a", shape=9_000_000, dtype=[("x", "f8"), ("y", "i4")], chunks=(100_000,))
+    t = from_array(h5py.File(tmp_path / "a.h5")["a"].fields("x"))
+    assert t.output_window.size == (100_000,)
+    assert list(t.f.stamps) == [str(tmp_path / "a.h5")]  # type: ignore[union-attr]
+
+
 def test_dtypes_that_only_some_libraries_have_are_refused_with_what_converts_them() -> None:
     values = np.arange(6).reshape(2, 3)
     for dtype in (ml_dtypes.int4, ml_dtypes.uint4, ml_dtypes.float8_e5m2, np.longdouble):
