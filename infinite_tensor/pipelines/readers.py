@@ -26,6 +26,7 @@ from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.support.given import as_index, quoted
 from infinite_tensor.values import stamps
 from infinite_tensor.values.arrays import (
+    CHUNK_BYTES,
     Region,
     check_unmasked,
     contiguous_box,
@@ -299,8 +300,10 @@ def _chunks_of(array: Any, shape: tuple[int, ...], itemsize: int) -> tuple[int, 
         longest = [max(each) if isinstance(each, tuple) else int(each) for each in chunks]
         return cut(list(map(min, longest, shape)), itemsize)
     if getattr(array, "order", None) == "F":
-        # As nibabel reads files: what stands in a row there.
-        return tuple(contiguous_box(shape[::-1], itemsize, _IN_A_ROW_BYTES)[::-1])
+        # As nibabel reads files: what stands in a row there; of compressed ones all that comes before is read, too.
+        is_compressed = str(getattr(array, "file_like", "")).endswith((".gz", ".bz2", ".zst"))
+        room = CHUNK_BYTES if is_compressed else _IN_A_ROW_BYTES
+        return tuple(contiguous_box(shape[::-1], itemsize, room)[::-1])
     return None
 
 

@@ -23,7 +23,7 @@ _SAMPLE_BYTES = 2**12
 _STEP_BYTES = 2**22
 _ROW_BYTES = 2**28
 """The most that is read at once so that a chunk is decoded once."""
-_CHUNK_BYTES = 2**27
+CHUNK_BYTES = 2**27
 """Larger chunks are read in parts: Dask has some that no memory holds."""
 
 
@@ -164,7 +164,7 @@ def check_unmasked(values: object, has: str) -> None:
 def cut(chunks: Sequence[int], itemsize: int) -> tuple[int, ...]:
     """Chunks, halved along their longest dimension until they take up to 128 MiB."""
     parts = list(chunks)
-    while math.prod(parts) * itemsize > _CHUNK_BYTES:
+    while math.prod(parts) * itemsize > CHUNK_BYTES:
         d = parts.index(max(parts))
         parts[d] = -(-parts[d] // 2)
     return tuple(parts)

@@ -91,6 +91,15 @@ def test_a_scaled_image_of_nibabel_has_the_dtype_of_its_values(name: str, tmp_pa
     assert t.version == from_array(expected).version
 
 
+@pytest.mark.parametrize(("name", "block"), [("a.nii", (128, 128, 64, 1)), ("a.nii.gz", (128, 128, 64, 4))])
+def test_an_image_of_nibabel_is_read_as_it_stands_in_its_file(
+    name: str, block: tuple[int, ...], tmp_path: Path
+) -> None:
+    nibabel = pytest.importorskip("nibabel")
+    nibabel.save(nibabel.Nifti1Image(np.zeros((128, 128, 64, 4), np.uint8), np.eye(4)), tmp_path / name)
+    assert from_array(nibabel.load(tmp_path / name).dataobj).output_window.size == block
+
+
 def test_sparse_arrays_of_scipy_are_refused() -> None:
     sparse = pytest.importorskip("scipy.sparse")
     for a in (sparse.csr_array(VALUES), sparse.csr_matrix(VALUES), sparse.coo_matrix(VALUES)):
