@@ -62,6 +62,10 @@ class UncoveredPixelsWarning(UserWarning):
     """No window covers some pixels of a tensor's finite dimensions: they are ``blend_init``, or 0."""
 
 
+class MeaningLostWarning(UserWarning):
+    """Something that is known of pixels beside their values is not kept: inputs disagree, or a format has no place."""
+
+
 class DependantsRemainWarning(UserWarning):
     """A tensor was cleared, and tensors that were computed from it stay as they are."""
 

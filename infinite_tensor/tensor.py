@@ -647,7 +647,8 @@ class InfiniteTensor(Fillable):
         region : optional
             As of `as_zarr`, with the same default.
         coords : mapping of str to array, optional
-            Coordinates along some dimensions, by their names. Default: those of the pixels.
+            Coordinates along some dimensions, by their names. Default: those of the raster or DataArray that the tensor
+            is or is computed from, else the numbers of the pixels.
         lazy : bool
             Whether values are read when they are used, each time again; ``array.load()`` keeps them. Otherwise they
             are read now.
@@ -806,6 +807,9 @@ class InfiniteTensor(Fillable):
           If the tensor is a raster of `from_raster`, or computed from one, it is a GeoTIFF: pixels lie where the middle
           of their window lies in the raster, at the scale that strides have to each other.
 
+        Files say what is known of pixels, such as coordinates and units, as far as it holds and the format has a place
+        for it; what is left out is told in one `MeaningLostWarning`.
+
         The region is worked through in steps, whatever its size; tensors in memory keep little of it. The target is
         there when all is written, and not before. A process that is killed leaves a hidden ``.<name>.partial`` beside
         it, in which the next export writes; a store at a URL is no Zarr group until the end.
@@ -854,7 +858,7 @@ class InfiniteTensor(Fillable):
 
         Notes
         -----
-        bfloat16, which none of these formats has, becomes float32.
+        bfloat16, which none of these formats has, becomes float32, and so does float16 in a TIFF.
 
         Examples
         --------

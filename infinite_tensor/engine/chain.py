@@ -16,10 +16,11 @@ from infinite_tensor.geometry.window import TensorWindow, coordinates_of
 from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.functions import RegionWriter
 from infinite_tensor.tilestore.contents import Contents
-from infinite_tensor.tilestore.messages import warn_of_opaque, warn_of_other_code
+from infinite_tensor.tilestore.messages import warn_of_conflicts, warn_of_opaque, warn_of_other_code
 from infinite_tensor.tilestore.store import TileStore
 from infinite_tensor.values.definition import Padding, modes_of, same
 from infinite_tensor.values.fingerprint import innermost
+from infinite_tensor.values.meaning import Meaning, derived
 from infinite_tensor.values.spec import TensorSpec
 
 
@@ -120,8 +121,10 @@ class Computation:
         cls, tensors: Sequence[TensorInStore], f: Callable[..., Any] | None, batching: Batching, args: Iterable[Node]
     ) -> Computation:
         """The computation of tensors that are made known to their stores; `args` may be none where `f` is None."""
+        nodes = [*args]
         for tensor in tensors:
             stored = tensor.contents.outlives_process
+            tensor.spec = _with_meaning(tensor.spec, f, nodes)
             if tensor.named and not stored:
                 tensor.spec.definition.functions.look()
             tensor.spec = tensor.contents.register(tensor.spec)
@@ -129,7 +132,7 @@ class Computation:
                 warn_of_opaque(tensor.spec)
         first = tensors[0].spec
         read = [(arg.window, arg.padding) for arg in first.definition.args]
-        inputs = tuple(Input(node, *how) for node, how in zip(args, read, strict=False))
+        inputs = tuple(Input(node, *how) for node, how in zip(nodes, read, strict=False))
         ndim = first.grid.ndim
         coordinates = ndim if first.definition.output is None else max(1, coordinates_of(first.grid.window))
         return cls(tuple(tensors), f, batching, inputs, coordinates)
@@ -158,6 +161,20 @@ class Computation:
     def own(self, windows: IntArray) -> IntArray:
         """Window indices of one of its tensors, (N, ndim), as `f` is given them: (N, coordinates)."""
         return windows[:, : self.coordinates]
+
+
+def _with_meaning(spec: TensorSpec, f: Callable[..., Any] | None, args: Sequence[Node]) -> TensorSpec:
+    """The same tensor, with what its source or its args say of its pixels."""
+    definition = spec.definition
+    if definition.meaning is not None:
+        return spec
+    found, conflicts = derived(definition, [arg.spec.definition for arg in args])
+    if conflicts:
+        warn_of_conflicts(spec, conflicts)
+    if isinstance(f, RegionWriter):
+        found = f.meaning
+    nothing = found is None or found == Meaning()
+    return spec if nothing else replace(spec, definition=replace(definition, meaning=found))
 
 
 def _writer_of(f: Callable[..., Any] | None, spec: TensorSpec) -> RegionWriter | None:

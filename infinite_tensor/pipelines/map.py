@@ -165,7 +165,8 @@ def _tensors(inputs: Sequence[Any]) -> list[InfiniteTensor]:
 
 def _derived_id(fn: Callable[..., Any], made: InfiniteTensor) -> str | None:
     """A name that another function, or the same one of other inputs, does not get; None where that cannot be told."""
-    definition: dict[str, Any] = {name: value for name, value in made.to_json().items() if name != "device"}
+    beside = ("device", "meaning")
+    definition: dict[str, Any] = {name: value for name, value in made.to_json().items() if name not in beside}
     functions = definition["functions"]
     if functions["opaque"]:
         return None

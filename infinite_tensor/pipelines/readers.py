@@ -21,6 +21,7 @@ import torch
 from torch.masked import is_masked_tensor
 
 from infinite_tensor.errors import StoreError, ValidationError
+from infinite_tensor.pipelines.meanings import meaning_of_raster
 from infinite_tensor.pipelines.orientation import Turn, orientation_of, turn_of
 from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.support.given import as_index, quoted
@@ -414,6 +415,8 @@ class RasterReader(Reader):
     ----------
     crs, transform, nodata
         As rasterio has them.
+    meaning : Meaning
+        What the file says of its pixels.
     """
 
     def __init__(self, path: str, page: object = None) -> None:
@@ -439,6 +442,7 @@ class RasterReader(Reader):
         blocks = self._turn.ordered(*raster.block_shapes[0])
         self.chunks = cut((raster.count if together else 1, *blocks), self.dtype.itemsize)
         self.crs, self.transform, self.nodata = raster.crs, raster.transform, raster.nodata
+        self.meaning = meaning_of_raster(raster)
 
     @property
     def colours(self) -> tuple[str, ...]:
@@ -466,6 +470,13 @@ class RasterReader(Reader):
             return as_tensor(self._turn.turned(block)).to(self.dtype)
         except OSError as error:
             raise StoreError(f"{self._path} cannot be read: {error}") from error
+
+    def read_mask(self, rows: slice, columns: slice) -> Any:
+        """The mask of some pixels, of all bands: 0 where there is no data."""
+        from rasterio.windows import Window  # noqa: PLC0415  (of an extra)
+
+        window = Window.from_slices(*self._turn.in_file(rows, columns, self._extents))
+        return self._turn.turned(self._handle().read_masks(1, window=window))
 
     def _stamps(self) -> Stamps:
         return stamps.of_raster(self._path, self._handle().files)

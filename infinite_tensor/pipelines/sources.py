@@ -14,6 +14,7 @@ import torch
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.pipelines.images import ImageReader
+from infinite_tensor.pipelines.meanings import meaning_of_array
 from infinite_tensor.pipelines.readers import ArrayReader, RasterReader, Reader
 from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.functions import RegionWriter
@@ -21,7 +22,9 @@ from infinite_tensor.support.given import as_index, members, quoted, word
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore
 from infinite_tensor.values.definition import Content
+from infinite_tensor.values.dims import checked_dims, names_of
 from infinite_tensor.values.fingerprint import STAMP, Item
+from infinite_tensor.values.meaning import Meaning
 from infinite_tensor.values.stamps import Stamps
 
 _USEFUL_BYTES = 2**20
@@ -60,8 +63,9 @@ def from_array(
     Returns
     -------
     InfiniteTensor
-        Of the shape of `a` and the dtype of what it returns, with its values, on the device of a `torch.Tensor`. Of
-        what does not lie in memory, it keeps what was read last, up to 128 MiB and at least two blocks;
+        Of the shape of `a` and the dtype of what it returns, with its values, on the device of a `torch.Tensor`.
+        Coordinates and attributes of an xarray.DataArray stay with it, and with what is computed from it. Of what does
+        not lie in memory, it keeps what was read last, up to 128 MiB and at least two blocks;
         ``tensor.tile_store.cache_size_bytes = "1GB"`` makes that more.
 
     Raises
@@ -85,7 +89,8 @@ def from_array(
     reader = ArrayReader(a)
     if dims is None and isinstance(getattr(a, "dims", None), tuple):
         dims = a.dims
-    return _source(InfiniteTensor, reader, dims, chunks, name)
+    names = names_of(checked_dims(dims, len(reader.shape)), len(reader.shape))
+    return _source(InfiniteTensor, reader, dims, chunks, name, meaning_of_array(a, names))
 
 
 def from_image(
@@ -181,8 +186,9 @@ def from_raster(
     -------
     RasterTensor
         Of dims ``("band", "y", "x")``, with the values that are stored: no mask, scale or offset is applied. Complex
-        integers of 16 bits become complex64. It has attributes `crs`, `transform` and `nodata`. A picture without a
-        place on Earth is turned as its EXIF orientation says.
+        integers of 16 bits become complex64. It has attributes `crs`, `transform` and `nodata`. What the file says of
+        its pixels stays with it, and their place with what is computed from it. A picture without a place on Earth is
+        turned as its EXIF orientation says.
 
     Raises
     ------
@@ -193,7 +199,8 @@ def from_raster(
     ValidationError
         If an argument does not fit, or the bands have different dtypes, or one that torch does not have.
     """
-    return _source(RasterTensor, RasterReader(_checked_path(path), page), ("band", "y", "x"), chunks, name)
+    reader = RasterReader(_checked_path(path), page)
+    return _source(RasterTensor, reader, ("band", "y", "x"), chunks, name, reader.meaning)
 
 
 class Blocks(RegionWriter):
@@ -209,10 +216,15 @@ class Blocks(RegionWriter):
         Extents of a block.
     named : bool
         Whether a user says what the content is.
+    meaning : Meaning or None
+        What is known of the pixels beside their values.
     """
 
-    def __init__(self, reader: Reader, size: tuple[int, ...], *, named: bool = False) -> None:
+    def __init__(
+        self, reader: Reader, size: tuple[int, ...], *, named: bool = False, meaning: Meaning | None = None
+    ) -> None:
         self.reader = reader
+        self.meaning = meaning
         self.size = size
         self._named = named
 
@@ -267,11 +279,18 @@ class Blocks(RegionWriter):
         return whole
 
 
-def _source(kind: type[T], reader: Reader, dims: Sequence[str] | None, chunks: object, name: object) -> T:
+def _source(
+    kind: type[T],
+    reader: Reader,
+    dims: Sequence[str] | None,
+    chunks: object,
+    name: object,
+    meaning: Meaning | None = None,
+) -> T:
     size, known = _block_of(reader, chunks), _checked_name(name)
     version = None if known is None else {"name": known}
     store = MemoryTileStore(max(_CACHE_BYTES, least_cache_of(size, reader.dtype)))
-    return tensor_over(kind, reader, size, version, tile_store=store, dims=dims)
+    return tensor_over(kind, reader, size, version, meaning, tile_store=store, dims=dims)
 
 
 def least_cache_of(size: tuple[int, ...], dtype: torch.dtype) -> int:
@@ -279,11 +298,18 @@ def least_cache_of(size: tuple[int, ...], dtype: torch.dtype) -> int:
     return 2 * math.prod(size) * dtype.itemsize
 
 
-def tensor_over(kind: type[T], reader: Reader, size: tuple[int, ...], version: object, **options: Any) -> T:
+def tensor_over(
+    kind: type[T],
+    reader: Reader,
+    size: tuple[int, ...],
+    version: object,
+    meaning: Meaning | None = None,
+    **options: Any,
+) -> T:
     """A tensor of the blocks of a reader; without a version that identifies the content, that is looked at."""
     return kind(
         reader.shape,
-        Blocks(reader, size, named=version is not None),
+        Blocks(reader, size, named=version is not None, meaning=meaning),
         TensorWindow(size),
         dtype=reader.dtype,
         device=reader.device,

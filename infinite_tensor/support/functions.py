@@ -45,7 +45,14 @@ class RegionWriter(Unmovable):
     A read of what is not in memory then computes just the pixels that are asked for, and nothing is kept of them. What
     other tensors read, streams and fills take its windows, as those of any ``f``; so does a read on several threads.
     Nothing does if it `copies`.
+
+    Attributes
+    ----------
+    meaning : Meaning or None
+        What is known of the pixels beside their values.
     """
+
+    meaning: Any = None
 
     @property
     def copies(self) -> bool:

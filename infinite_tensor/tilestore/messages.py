@@ -11,6 +11,7 @@ from infinite_tensor.errors import (
     DamagedDataWarning,
     DependantsRemainWarning,
     FunctionChangedWarning,
+    MeaningLostWarning,
     StoreError,
     UncoveredPixelsWarning,
     ValidationError,
@@ -167,6 +168,26 @@ def warn_of_other_code(spec: TensorSpec) -> None:
     _warn_of_change(spec.tensor_id, "the code of its f has been replaced since it was built")
 
 
+def warn_of_conflicts(spec: TensorSpec, what: Sequence[str]) -> None:
+    """MeaningLostWarning where inputs do not agree what pixels mean."""
+    warnings.warn(
+        f"tensor {spec.tensor_id!r}: its inputs do not agree about {', '.join(what)}, so none of that is kept",
+        MeaningLostWarning,
+        stacklevel=_level_of_caller(),
+    )
+
+
+def warn_of_lost(target: str, what: Sequence[str]) -> None:
+    """MeaningLostWarning where something is known of pixels, or was of what they are computed from, and not written."""
+    if what:
+        warnings.warn(
+            f"{target} is without {', '.join(what)}: its format has no place for that, or it does not hold of what was "
+            "computed",
+            MeaningLostWarning,
+            stacklevel=_level_of_caller(),
+        )
+
+
 def warn_of_uncovered(spec: TensorSpec) -> None:
     """UncoveredPixelsWarning where no window covers some pixels of a tensor's finite dimensions."""
     count = spec.grid.uncovered
@@ -199,7 +220,7 @@ def _remedies(grid: WindowGrid) -> Iterator[str]:
 
 
 def _level_of_caller() -> int:
-    """The stacklevel of the line outside of this package that made the tensor."""
+    """The stacklevel of the line outside of this package that called it."""
     level, frame = 1, sys._getframe(1)  # noqa: SLF001  (there is no other way that costs as little)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("infinite_tensor."):
         level, frame = level + 1, frame.f_back

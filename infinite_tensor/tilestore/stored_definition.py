@@ -32,6 +32,7 @@ from infinite_tensor.values.definition import (
 from infinite_tensor.values.dims import checked_dims
 from infinite_tensor.values.dtypes import dtype_of
 from infinite_tensor.values.functions import Functions, Record
+from infinite_tensor.values.meaning import meaning_from_json
 from infinite_tensor.values.reduction import (
     check_gathered_mean,
     check_reduction,
@@ -147,6 +148,7 @@ def definition_of(fields: Mapping[str, Any]) -> Definition:
         output=_output(fields.get("output")),
         dims=checked_dims(fields.get("dims"), len(shape)),
         reduction=None if reduction is None else reduction_to_json(reduction),
+        meaning=meaning_from_json(fields.get("meaning"), shape),
     )
 
 

@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import torch
 
@@ -26,6 +26,9 @@ from infinite_tensor.values.fingerprint import function_name
 from infinite_tensor.values.functions import Functions
 from infinite_tensor.values.reduction import Reduction, gathered_shape, gathered_window, reduction_from_json
 from infinite_tensor.values.weights import KINDS, UnknownWeights, WeightedMean, mean_from_json, mean_to_json
+
+if TYPE_CHECKING:
+    from infinite_tensor.values.meaning import Meaning
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 Number: TypeAlias = "bool | int | float | complex"
@@ -135,6 +138,8 @@ class Definition:
     """The names of its dimensions, which values do not depend on."""
     reduction: Mapping[str, Json] | None = None
     """What blended pixels are reduced by, before they are stored."""
+    meaning: Meaning | None = field(default=None, compare=False)
+    """What is known of its pixels beside their values, which do not depend on it."""
 
     def values(self) -> dict[str, Json]:
         """The part that decides values, as JSON."""
@@ -174,6 +179,7 @@ class Definition:
             edge=edge,
             dims=None,
             reduction=None,
+            meaning=None,
         )
 
     @cached_property
@@ -187,7 +193,9 @@ class Definition:
         for entry, arg in zip(stored["args"], self.args, strict=True):  # type: ignore[arg-type]
             entry["tensor_id"] = arg.tensor_id  # type: ignore[index, call-overload]
         stored["functions"] = self.functions.record.to_json()
-        return stored if self.dims is None else stored | {"dims": list(self.dims)}
+        if self.dims is not None:
+            stored["dims"] = list(self.dims)
+        return stored if self.meaning is None else stored | {"meaning": self.meaning.to_json()}
 
 
 def same(one: Definition, other: Definition) -> bool:

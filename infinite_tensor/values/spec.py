@@ -14,7 +14,7 @@ from infinite_tensor.support.allocation import as_array
 from infinite_tensor.support.forks import cached_property
 from infinite_tensor.values.blend import Blender
 from infinite_tensor.values.definition import Blend, Definition, Number, json_scalar
-from infinite_tensor.values.dims import Dims, label_of, names_of
+from infinite_tensor.values.dims import joined_dims, label_of, names_of
 from infinite_tensor.values.reduction import Reducer, Reduction, gathered_blend
 
 
@@ -125,11 +125,12 @@ class TensorSpec:
         """What messages call each dimension."""
         return tuple([label_of(d, name) for d, name in enumerate(names_of(self.definition.dims, len(self.shape)))])
 
-    def with_dims(self, dims: Dims) -> TensorSpec:
-        """The same tensor with these names of dimensions; the same object where it has them."""
-        if self.definition.dims == dims:
+    def beside(self, stored: Definition) -> TensorSpec:
+        """The same tensor, with what is stored beside its definition where nothing else is given."""
+        dims, meaning = joined_dims(stored.dims, self.definition.dims), self.definition.meaning or stored.meaning
+        if self.definition.dims == dims and self.definition.meaning is meaning:
             return self
-        return replace(self, definition=replace(self.definition, dims=dims))
+        return replace(self, definition=replace(self.definition, dims=dims, meaning=meaning))
 
     def moved(self, device: torch.device, dtype: torch.dtype) -> TensorSpec:
         """The same tensor on another device, in another dtype."""

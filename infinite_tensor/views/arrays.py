@@ -15,6 +15,7 @@ from infinite_tensor.support.given import as_index, members, quoted, word
 from infinite_tensor.support.tables import count_of
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.views.frame import Frame, nodata_of
+from infinite_tensor.views.meanings import attributes_of, coordinates_of
 from infinite_tensor.views.names import plain_name_of
 from infinite_tensor.views.pixels import Pixels
 
@@ -41,9 +42,15 @@ def xarray_of(
     tensor, pixels = frame.tensor, Pixels(frame)
     data = lazily(pixels) if checked_flag("lazy", lazy) else pixels[(slice(None),) * pixels.ndim]
     nodata = nodata_of(source.nodata, source.dtype) if isinstance(source, StoredOnly) else None
-    attrs = None if nodata is None else {"_FillValue": frame.dtype.type(nodata)}
+    meaning = frame.meaning(dict(enumerate(tensor.dims)))
+    attrs = attributes_of(meaning, frame.dtype) | ({} if nodata is None else {"_FillValue": nodata})
+    if "_FillValue" in attrs:
+        attrs["_FillValue"] = frame.dtype.type(attrs["_FillValue"])
     try:
         array = xarray.DataArray(data, dict(coords or {}), tensor.dims, plain_name_of(tensor), attrs)
+        for name, known in coordinates_of(meaning, tensor.dims, frame.shape).items():
+            if name not in array.coords:
+                array = array.assign_coords({name: ([tensor.dims[d] for d in known.dims], known.values, known.attrs)})
         for dim, first, extent in zip(tensor.dims, frame.origin, frame.shape, strict=True):
             if dim not in array.coords:
                 array = array.assign_coords(coordinates(dim, first, extent))

@@ -26,8 +26,9 @@ from infinite_tensor.geometry.points import Index
 from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.nested import Key
 from infinite_tensor.tensor import InfiniteTensor
-from infinite_tensor.views.documents import array_document, chunk_bytes, groups_above, hierarchy
+from infinite_tensor.views.documents import array_document, chunk_bytes, hierarchy
 from infinite_tensor.views.frame import Frame
+from infinite_tensor.views.meanings import Shown, beside, coordinates_of
 from infinite_tensor.views.names import array_name_of, is_plain_name, path_of
 from infinite_tensor.views.requests import Requests
 
@@ -80,6 +81,11 @@ class Face:
         return array_document(frame.shape, frame.chunk_shape, frame.dtype, self.dims, attributes)
 
     @property
+    def shown(self) -> Shown:
+        """What it means."""
+        return Shown.of(self.frame, dict(enumerate(self.dims)))
+
+    @property
     def chunk_bytes(self) -> int:
         """Bytes of a chunk."""
         return math.prod(self.frame.chunk_shape) * self.frame.dtype.itemsize
@@ -112,8 +118,9 @@ def with_distinct_dims(faces: Mapping[str, Face], scales: Mapping[str, Sequence[
     for path, face in faces.items():
         above, _, key = path.rpartition("/")
         dims = []
+        known = coordinates_of(face.shown.meaning, face.dims, face.frame.shape)
         for name, *pixels in zip(face.dims, face.frame.origin, face.frame.shape, scales[path], strict=True):
-            meaning = tuple(pixels)
+            meaning = (*pixels, known[name].values.tobytes() if name in known else b"")
             while "/".join(filter(None, (above, name))) in faces or meanings.setdefault(name, meaning) != meaning:
                 name = f"{key}_{name}"  # noqa: PLW2901  (until nothing else is called so)
             dims.append(name)
@@ -163,15 +170,10 @@ class FaceStore(Store):
     def _documents(self) -> dict[str, bytes]:
         """What is known without computing: metadata and coordinates, by their keys."""
         arrays = {path: face.document for path, face in self._faces.items()}
-        groups = {above for path in arrays for above in groups_above(path)}
-        coordinates: dict[str, bytes] = {}
-        for path, face in self._faces.items():
-            for d, dim in enumerate(face.dims):
-                array, pixels = "/".join([*path.split("/")[:-1], dim]), face.frame.coordinates(d)
-                if pixels is not None and array not in arrays and array not in groups and is_plain_name(dim):
-                    arrays[array] = array_document(pixels.shape, pixels.shape, pixels.dtype, [dim], {})
-                    coordinates[f"{array}/c/0"] = bytes(chunk_bytes(pixels))
-        return hierarchy(arrays, {}) | coordinates
+        documents, chunks, said = beside({path: face.shown for path, face in self._faces.items()}, is_plain_name)
+        for path, document in arrays.items():
+            document["attributes"] |= said[path]
+        return hierarchy(arrays | documents, {}) | chunks
 
     def _chunk_of(self, key: str) -> tuple[Face, Index] | None:
         """The face whose chunk has a key, and which one that is."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,11 +21,10 @@ from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.given import quoted
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.values.definition import Number
+from infinite_tensor.values.meaning import Lens, Meaning
 
 _HALF = 2**30
 """Pixels on each side of 0 that are shown of an unbounded dimension: viewers count in 32 bits."""
-_MOST_COORDINATES = 2**22
-"""Programs read all coordinates of a dimension when they open an array; longer dimensions are left without."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,11 +145,11 @@ class Frame:
             cuts.append(tuple(int(size) for size in np.diff(borders)))
         return tuple(cuts)
 
-    def coordinates(self, d: int) -> npt.NDArray[np.int64] | None:
-        """The coordinates of the pixels along a dimension; None where they are too many to be told."""
-        if self.shape[d] > _MOST_COORDINATES:
-            return None
-        return np.arange(self.origin[d], self.origin[d] + self.shape[d], dtype=np.int64)
+    def meaning(self, dims: Mapping[int, str]) -> Meaning:
+        """What is known of the pixels of the box, with these dimensions, under these names."""
+        known = node_of(self.tensor).spec.definition.meaning or Meaning()
+        shown = {d: (name, self.shape[d]) for d, name in dims.items()}
+        return known.through(Lens.of_region(self.tensor.dims, self.origin, shown))
 
     def read(self, region: Selection | tuple[slice, ...]) -> npt.NDArray[np.generic]:
         """The pixels of a region, in an array that nobody else has.

@@ -27,7 +27,6 @@ from infinite_tensor.tilestore.memory.kept_windows import KeptWindows
 from infinite_tensor.tilestore.memory.window_cache import Row, fold_rows, rows_in
 from infinite_tensor.tilestore.messages import changed_meanwhile, check_functions, check_same, unknown_tensor
 from infinite_tensor.tilestore.store import TileStore
-from infinite_tensor.values.dims import joined_dims
 from infinite_tensor.values.spec import TensorSpec
 
 
@@ -72,7 +71,7 @@ class MemoryContents(Contents):
             known = self.registered(spec)
             if known is not spec:
                 check_functions(spec.tensor_id, known.definition.functions, spec.definition.functions, self)
-            return spec.with_dims(joined_dims(known.definition.dims, spec.definition.dims))
+            return spec.beside(known.definition)
 
     def access(self, spec: TensorSpec) -> Access:
         """Begin a read of a tensor."""

@@ -34,7 +34,6 @@ from infinite_tensor.tilestore.persistent.registry import Registry
 from infinite_tensor.tilestore.persistent.storage import Storage
 from infinite_tensor.tilestore.persistent.transfer import Entry, Key
 from infinite_tensor.values.definition import same
-from infinite_tensor.values.dims import joined_dims
 from infinite_tensor.values.spec import TensorSpec
 
 _TILES_AT_ONCE = 64
@@ -103,7 +102,7 @@ class PersistentContents(Contents):
             record = self.registry.record_of(spec)
             self.tiles.drop_unheld()
             check_functions(spec.tensor_id, record.functions, spec.definition.functions, self)
-            return spec.with_dims(joined_dims(record.spec.definition.dims, spec.definition.dims))
+            return spec.beside(record.spec.definition)
 
     def with_tile_size(self, spec: TensorSpec) -> TensorSpec:
         """`spec` with the tile size that it was given, here or by this store."""

@@ -14,7 +14,7 @@ from infinite_tensor.tilestore.layout import Record, TileLayout, layout_of, tile
 from infinite_tensor.tilestore.messages import changed_args, check_same, mismatch, unknown_tensor
 from infinite_tensor.tilestore.persistent.storage import Storage
 from infinite_tensor.tilestore.stored_definition import StoredTensor, format_of
-from infinite_tensor.values.definition import UNKNOWN, differences
+from infinite_tensor.values.definition import UNKNOWN, Definition, differences
 from infinite_tensor.values.reduction import UnknownReduction
 from infinite_tensor.values.spec import TensorSpec
 
@@ -74,7 +74,7 @@ class Registry:
             raise mismatch(spec.tensor_id, [f"tile_size: stored {list(tile)}, given {list(given)}"], self._storage)
         if isinstance(record.spec.blend, UNKNOWN) or isinstance(record.spec.reduction, UnknownReduction):
             # Opened for reading before; now there is the blend to continue with.
-            record.spec = replace(spec.with_dims(record.spec.definition.dims), held=None)
+            record.spec = _as_stored(spec, record.spec.definition)
         spec.hold(record.holder())
         return record
 
@@ -145,8 +145,14 @@ class Registry:
         tile = _checked_tile(self._storage, spec, given, found)
         layout = layout_of(spec.shape, tile, spec.dtype, spec.reduction)
         bound = self._storage.bind(tensor_id, stored)
-        own = replace(spec.with_dims(found.definition.dims), held=None)
+        own = _as_stored(spec, found.definition)
         return Record(own, layout, found.definition.functions, bound)
+
+
+def _as_stored(spec: TensorSpec, stored: Definition) -> TensorSpec:
+    """A tensor with what is stored beside its definition, and nothing else."""
+    definition = replace(spec.definition, dims=stored.dims, meaning=stored.meaning)
+    return replace(spec, definition=definition, held=None)
 
 
 def _new_definition(spec: TensorSpec, layout: TileLayout) -> dict[str, Any]:

@@ -17,9 +17,11 @@ from infinite_tensor.errors import InfiniteTensorError, StoreError, ValidationEr
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.regions import parse
 from infinite_tensor.pipelines.sliding import CHANNELS
+from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.given import quoted
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.values.definition import Number
+from infinite_tensor.values.meaning import Meaning
 from infinite_tensor.views.frame import Frame, nodata_of, shown, shown_dtype
 
 Pixels: TypeAlias = npt.NDArray[Any]
@@ -90,6 +92,11 @@ class Cutout:
     def nodata(self) -> int | float | None:
         """What the file says that pixels without data are; formats have it for real numbers."""
         return nodata_of(self.fill_value, self.tensor.dtype)
+
+    @cached_property
+    def meaning(self) -> Meaning:
+        """What is known of its pixels beside their values."""
+        return self.frame.meaning({d: self.tensor.dims[d] for d in self.kept})
 
     def of_kept(self, entries: Sequence[Any]) -> tuple[Any, ...]:
         """Of entries for each dimension of the tensor, those for the dimensions that are written."""

@@ -20,15 +20,18 @@ from infinite_tensor.support.given import quoted, word
 from infinite_tensor.support.nested import Key
 from infinite_tensor.support.publishing import publish, synchronize, unfinished_file
 from infinite_tensor.tensor import InfiniteTensor
+from infinite_tensor.tilestore.messages import warn_of_lost
 from infinite_tensor.values.definition import Number
 from infinite_tensor.views.exports.cutout import Cutout, Sink, explained
 from infinite_tensor.views.exports.npy import opened_npy
 from infinite_tensor.views.exports.png import check_png, opened_png
 from infinite_tensor.views.exports.streaming import Computed, Source, Stored, stream, units_in
 from infinite_tensor.views.exports.tiff import check_tiff, opened_tiff
+from infinite_tensor.views.exports.tiff_tags import unsaid_by_tiff
 from infinite_tensor.views.exports.zarrs import Content, Identity, opened_zarr
 from infinite_tensor.views.face import Face, with_distinct_dims
 from infinite_tensor.views.frame import shown_value, state_of
+from infinite_tensor.views.meanings import unsaid_by_attributes
 from infinite_tensor.views.names import array_name_of, path_of
 from infinite_tensor_stores.targets import is_local, local_path, text_of
 from infinite_tensor_stores.targets import shown as shown_target
@@ -43,6 +46,8 @@ class _Form(NamedTuple):
         What raises a ValidationError for what it cannot hold.
     opened
         How a file is begun and finished.
+    unsaid
+        What is known of pixels that the file does not say, as messages call it.
     sidecars
         What the names of files end in, after the name of this one, that say more of it: GDAL writes statistics, masks
         and overviews there, and would show those of a former file for the new one.
@@ -50,6 +55,7 @@ class _Form(NamedTuple):
 
     check: Callable[[Cutout], None]
     opened: Callable[[Cutout, Path], AbstractContextManager[Sink]]
+    unsaid: Callable[[Cutout], list[str]]
     sidecars: tuple[str, ...] = ()
 
     def sidecars_of(self, path: Path) -> list[Path]:
@@ -59,9 +65,9 @@ class _Form(NamedTuple):
 
 _OF_GDAL = (".aux.xml", ".ovr", ".msk")
 _FORMS = {
-    "npy": _Form(lambda _cutout: None, opened_npy),
-    "png": _Form(check_png, opened_png, _OF_GDAL),
-    "tiff": _Form(check_tiff, opened_tiff, _OF_GDAL),
+    "npy": _Form(lambda _cutout: None, opened_npy, lambda cutout: cutout.meaning.labels),
+    "png": _Form(check_png, opened_png, lambda cutout: cutout.meaning.labels, _OF_GDAL),
+    "tiff": _Form(check_tiff, opened_tiff, unsaid_by_tiff, _OF_GDAL),
 }
 _ZARR = "zarr"
 _ENDINGS = {".zarr": _ZARR, ".npy": "npy", ".png": "png", ".tif": "tiff", ".tiff": "tiff"}
@@ -97,6 +103,7 @@ def export(tensor: InfiniteTensor, region: object, target: object, options: Opti
         _export_zarr({name: cutout}, {name: cutout.dims}, {name: source}, place, options)
         return
     _FORMS[form].check(cutout)
+    warn_of_lost(shown_target(place), _FORMS[form].unsaid(cutout))
     path = local_path(place).absolute()
     sidecars = _FORMS[form].sidecars_of(path)
     with _explaining(_begun(path, sidecars, overwrite=options.overwrite), str(path)) as unfinished:
@@ -141,6 +148,8 @@ def _export_zarr(
     place: str,
     options: Options,
 ) -> None:
+    for cutout in cutouts.values():
+        warn_of_lost(shown_target(place), unsaid_by_attributes(cutout.meaning))
     content = Content(cutouts, dims, _fill_values(cutouts, options), _identity(cutouts, dims, options))
     opened = opened_zarr(content, place, options.storage_options, overwrite=options.overwrite)
     try:

@@ -13,7 +13,7 @@ import numpy as np
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.views.exports.cutout import Cutout, Pixels, Place, Sink
-from infinite_tensor.views.exports.georeference import Georeference, georeference_of
+from infinite_tensor.views.exports.tiff_tags import dtype_of, mask_of, said_of
 
 _DTYPES = frozenset(
     [
@@ -44,9 +44,9 @@ def check_tiff(cutout: Cutout) -> None:
     """ValidationError if a region is no image that TIFF has."""
     _rasterio()
     bands, rows, columns = cutout.image("tiff")
-    if cutout.dtype.name not in _DTYPES:
+    if dtype_of(cutout).name not in _DTYPES:
         raise ValidationError(
-            f"format 'tiff' holds integers, float32, float64 and complex numbers, and the tensor is "
+            f"format 'tiff' holds integers, floats and complex numbers, and the tensor is "
             f"{cutout.tensor.dtype}; convert it first, as in t.map(lambda x: x.to(torch.uint8), "
             'dtype="uint8").export(...), or write .npy or .zarr'
         )
@@ -55,9 +55,9 @@ def check_tiff(cutout: Cutout) -> None:
             f"a TIFF has at most {_MOST_BANDS} bands and {_LONGEST} rows and columns, and the region {bands} of "
             f"{rows} x {columns}; write .zarr"
         )
-    place = _georeference(cutout)
-    if place is not None and place.crs is not None and not _is_held(place.crs):
-        raise ValidationError(f"no GeoTIFF holds the CRS of the raster, {place.crs.to_string()}; write .npy or .zarr")
+    crs = said_of(cutout).profile.get("crs")
+    if crs is not None and not _is_held(crs):
+        raise ValidationError(f"no GeoTIFF holds the CRS of the raster, {crs.to_string()}; write .npy or .zarr")
 
 
 def _is_held(crs: Any) -> bool:
@@ -85,22 +85,13 @@ def _rasterio() -> Any:
     return rasterio
 
 
-def _georeference(cutout: Cutout) -> Georeference | None:
-    """Where the first pixel of a cutout is, and how large pixels are."""
-    rows, columns = (d for number, d in enumerate(cutout.kept) if number != cutout.channels)
-    found = georeference_of(cutout.tensor, rows, columns)
-    return None if found is None else found.moved(cutout.frame.origin[columns], cutout.frame.origin[rows])
-
-
 class _Tiff(Sink):
     def __init__(self, cutout: Cutout, path: Path) -> None:
         bands, rows, columns = cutout.image("tiff")
         self._channels = cutout.channels
         self.unit, block = _unit_of(cutout, bands)
-        place = _georeference(cutout)
-        said = {} if place is None else {"crs": place.crs, "transform": place.transform, "nodata": place.nodata}
-        if cutout.nodata is not None:
-            said["nodata"] = cutout.nodata
+        self._dtype, self._mask = dtype_of(cutout), mask_of(cutout)
+        said = said_of(cutout)
         with self._settings(), _without_georeference():
             self.file = _rasterio().open(
                 path,
@@ -109,18 +100,25 @@ class _Tiff(Sink):
                 count=bands,
                 height=rows,
                 width=columns,
-                dtype=cutout.dtype.name,
+                dtype=self._dtype.name,
                 tiled=True,
                 blockysize=block[0],
                 blockxsize=block[1],
                 interleave="pixel" if bands <= _TOGETHER else "band",
                 compress="deflate",
                 # The libtiff of older wheels predicts no integers of 64 bits.
-                predictor={"f": 3, "c": 1}.get(cutout.dtype.kind, 2 if cutout.dtype.itemsize < 8 else 1),
+                predictor={"f": 3, "c": 1}.get(self._dtype.kind, 2 if self._dtype.itemsize < 8 else 1),
                 # Wherever the file might have 4 GiB, which others cannot have.
                 BIGTIFF="IF_SAFER",
-                **said,
+                **said.profile,
             )
+            # Colours cannot be set after pixels.
+            for name, value in said.attributes.items():
+                if name == "colormap":
+                    self.file.write_colormap(1, value)
+                else:
+                    setattr(self.file, name, value)
+            self.file.update_tags(**said.tags)
 
     def put(self, place: Place, pixels: Pixels) -> None:
         """See `Sink`."""
@@ -133,14 +131,19 @@ class _Tiff(Sink):
             bands = place[self._channels]
             rows, columns = (part for d, part in enumerate(place) if d != self._channels)
             pixels = np.moveaxis(pixels, self._channels, 0)
+        window = Window.from_slices(rows, columns)
         with self._settings():
             self.file.write(
-                pixels, indexes=list(range(bands.start + 1, bands.stop + 1)), window=Window.from_slices(rows, columns)
+                pixels.astype(self._dtype, copy=False),
+                indexes=list(range(bands.start + 1, bands.stop + 1)),
+                window=window,
             )
+            if self._mask is not None and bands.start == 0:
+                self.file.write_mask(self._mask(rows, columns), window=window)
 
     @staticmethod
     def _settings() -> Any:
-        return _rasterio().Env(GDAL_CACHEMAX=_CACHE_BYTES)
+        return _rasterio().Env(GDAL_CACHEMAX=_CACHE_BYTES, GDAL_TIFF_INTERNAL_MASK=True)
 
 
 def _unit_of(cutout: Cutout, bands: int) -> tuple[Index, tuple[int, int]]:

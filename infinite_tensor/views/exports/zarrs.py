@@ -9,11 +9,9 @@ is written whole.
 
 from __future__ import annotations
 
-import base64
 import itertools
 import json
 import re
-import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,8 +27,9 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.support.publishing import publish, remove, unfinished_folder
 from infinite_tensor.support.threads import on_threads
-from infinite_tensor.views.documents import array_document, chunk_bytes, groups_above, hierarchy
+from infinite_tensor.views.documents import array_document, chunk_bytes, hierarchy
 from infinite_tensor.views.exports.cutout import Cutout, Pixels, Place, Sink
+from infinite_tensor.views.meanings import Shown, beside, zarr_attributes
 from infinite_tensor.views.names import DOCUMENT, UNFINISHED, is_name
 from infinite_tensor_stores.targets import is_local, local_path, shown, zarr_store
 from infinite_tensor_stores.zarr.codec import threads_for
@@ -164,6 +163,11 @@ class _Hierarchy:
     def __init__(self, content: Content, store: Store) -> None:
         self._content = content
         self._objects = Objects(lambda: store)
+        shown = {
+            path: Shown.of(cutout.frame, dict(zip(cutout.kept, content.dims[path], strict=True)))
+            for path, cutout in content.cutouts.items()
+        }
+        self._coordinates, self._chunks_beside, self._said = beside(shown, is_name, _COMPRESSORS)
         self._documents = {path: self._document(path, cutout) for path, cutout in content.cutouts.items()}
 
     def _document(self, path: str, cutout: Cutout) -> dict[str, Any]:
@@ -174,8 +178,8 @@ class _Hierarchy:
                 "origin": [-first for first in cutout.of_kept(cutout.frame.origin)],
             }
         }
-        if cutout.nodata is not None:
-            attributes["_FillValue"] = _as_xarray_has_it(cutout.nodata)
+        nodata = {} if cutout.nodata is None else {"_FillValue": cutout.nodata}
+        attributes |= self._said[path] | zarr_attributes(nodata)
         return array_document(
             cutout.shape,
             cutout.of_kept(cutout.frame.chunk_shape),
@@ -185,17 +189,6 @@ class _Hierarchy:
             0 if fill_values is None else fill_values[path],
             _COMPRESSORS,
         )
-
-    def _coordinates(self) -> Iterator[tuple[str, str, Pixels]]:
-        """Of each dimension that has any: the path of their array, its name, and the coordinates of the pixels."""
-        known = set(self._documents).union(*map(groups_above, self._documents))
-        for path, cutout in self._content.cutouts.items():
-            above, _, _ = path.rpartition("/")
-            for d, dim in zip(cutout.kept, self._content.dims[path], strict=True):
-                name, pixels = f"{above}/{dim}".lstrip("/"), cutout.frame.coordinates(d)
-                if pixels is not None and is_name(dim) and name not in known:
-                    known.add(name)
-                    yield name, dim, pixels
 
     # What is there.
 
@@ -266,20 +259,13 @@ class _Hierarchy:
 
     def finish(self) -> None:
         """Write all that is not chunks, last of all what makes it a group."""
-        documents = dict(self._documents)
-        for path, dim, pixels in self._coordinates():
-            documents[path] = array_document(pixels.shape, pixels.shape, pixels.dtype, [dim], {}, 0, _COMPRESSORS)
-            self._objects.put({f"{path}/c/0": _encoded(pixels)})
-        written = hierarchy(documents, {_MARK: self._content.identity})
+        for key, chunk in self._chunks_beside.items():
+            self._objects.put({key: bytes(_ZSTD.encode(chunk))})
+        written = hierarchy(self._documents | self._coordinates, {_MARK: self._content.identity})
         root = written.pop(DOCUMENT)
         self._objects.put(written)
         self._objects.put({DOCUMENT: root})
         self._objects.delete([UNFINISHED])
-
-
-def _as_xarray_has_it(nodata: float) -> int | str:
-    """A fill value among the attributes of an array in Zarr v3: JSON has not all floats."""
-    return nodata if isinstance(nodata, int) else base64.standard_b64encode(struct.pack("<d", nodata)).decode()
 
 
 def _encoded(pixels: Pixels) -> bytes:

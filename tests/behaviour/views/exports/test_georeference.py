@@ -14,6 +14,7 @@ from rasterio.crs import CRS
 
 from infinite_tensor import (
     InfiniteTensor,
+    MeaningLostWarning,
     TensorWindow,
     ValidationError,
     ZarrTileStore,
@@ -23,6 +24,9 @@ from infinite_tensor import (
     sl,
 )
 from tests.behaviour.views.exports.scenes import names_in
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*out.tif is without nodata. its format")
+"""Of what is computed: `test_meaning` has a test of it."""
 
 UTM = CRS.from_epsg(32633)
 TRANSFORM = rasterio.Affine(0.5, 0, 500_000, 0, -0.25, 4_600_000)
@@ -122,7 +126,8 @@ def test_dimensions_in_another_order_are_followed(tmp_path: Path) -> None:
     assert torch.equal(twice[...], torch.from_numpy(PIXELS[0]))
     assert place_of(twice, ..., tmp_path)[1] == TRANSFORM
     # Which way a raster is turned is nothing that follows from windows.
-    assert place_of(once, ..., tmp_path)[1].is_identity
+    with pytest.warns(MeaningLostWarning, match=r"is without nodata, CRS, transform: "):
+        assert place_of(once, ..., tmp_path)[1].is_identity
 
 
 def test_rasters_that_agree_are_one_place(tmp_path: Path) -> None:
@@ -150,28 +155,26 @@ def test_rounding_does_not_part_rasters(transform: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("transform", [TRANSFORM, SMALL], ids=["metres", "degrees"])
 @pytest.mark.parametrize("by", [(1, 0), (0, -0.01)], ids=str)
-def test_rasters_that_lie_in_different_places_are_an_error(
+@pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
+def test_of_rasters_that_lie_in_different_places_none_is_kept(
     by: tuple[float, float], transform: Any, tmp_path: Path
 ) -> None:
     elsewhere = raster(tmp_path, moved_in(transform, *by))
-    both = map(lambda a, b: a + b, raster(tmp_path, transform), elsewhere, window=16)
-    with pytest.raises(ValidationError, match="computed from rasters that lie in different places"):
-        both.export(..., tmp_path / "out.tif")
-    assert not (tmp_path / "out.tif").exists()
+    with pytest.warns(MeaningLostWarning, match="do not agree about CRS, transform, so none of that is kept"):
+        both = map(lambda a, b: a + b, raster(tmp_path, transform), elsewhere, window=16)
+    crs, found, _ = place_of(both, ..., tmp_path)
+    assert (crs, found.is_identity) == (None, True)
 
 
-@pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
-def test_a_tensor_that_was_opened_by_its_id_is_where_the_raster_is_that_it_is_given(tmp_path: Path) -> None:
+def test_a_tensor_that_was_opened_by_its_id_is_where_the_raster_is(tmp_path: Path) -> None:
     image = raster(tmp_path)
     with ZarrTileStore(tmp_path / "store", tile_size=16) as store:
         image.map(torch.neg, window=16, store=store, tensor_id="negative").fill(..., progress=False)
     with ZarrTileStore(tmp_path / "store", mode="r") as store:
-        crs, transform, _ = place_of(store.open("negative"), sl[:, 10:20, 20:30], tmp_path)
-        assert crs is None
-        assert transform.is_identity
-        crs, transform, _ = place_of(store.open("negative", args=[image]), sl[:, 10:20, 20:30], tmp_path)
-        assert crs == UTM
-        assert transform == moved(20, 10)
+        for opened in (store.open("negative"), store.open("negative", args=[image])):
+            crs, transform, _ = place_of(opened, sl[:, 10:20, 20:30], tmp_path)
+            assert crs == UTM
+            assert transform == moved(20, 10)
 
 
 ROTATED_POLE = CRS.from_string(
@@ -185,7 +188,8 @@ def test_a_crs_that_no_geotiff_holds_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match=r"no GeoTIFF holds the CRS of the raster, .*; write .npy or .zarr"):
         t.export(..., tmp_path / "out.tif")
     assert names_in(tmp_path) == before
-    t.export(..., tmp_path / "out.npy")
+    with pytest.warns(MeaningLostWarning, match=r"out.npy is without CRS, transform, nodata: its format has no place"):
+        t.export(..., tmp_path / "out.npy")
     assert np.array_equal(np.load(tmp_path / "out.npy"), PIXELS)
 
 

@@ -1,0 +1,178 @@
+"""What a GeoTIFF says beside pixels, of what is known of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from infinite_tensor.pipelines.readers import RasterReader
+from infinite_tensor.pipelines.sliding import CHANNELS
+from infinite_tensor.values.meaning import Attribute, Code, Coordinate, Georeference
+from infinite_tensor.views.exports.cutout import Cutout, Pixels
+from infinite_tensor.views.meanings import nodata_in
+
+_ACROSS = frozenset({"x", "lon", "longitude", "easting"})
+"""What coordinates along columns are called."""
+_EVEN = 1e-3
+"""Rounding moves no pixel by more than this, in pixels."""
+
+
+def dtype_of(cutout: Cutout) -> np.dtype[Any]:
+    """The dtype of the file; GDAL has no float16."""
+    return np.dtype(np.float32) if cutout.dtype == np.float16 else cutout.dtype
+
+
+def mask_of(cutout: Cutout) -> Callable[[slice, slice], Any] | None:
+    """What reads the mask of some rows and columns of the file; None where there is none."""
+    reader, (y, x) = getattr(cutout.tensor.f, "reader", None), cutout.frame.origin[-2:]
+    known = [code for code in cutout.meaning.of(Code) if code.called == "mask"]
+    if not known or not isinstance(reader, RasterReader) or cutout.kept[-2:] != (1, 2):
+        return None
+    return lambda rows, columns: reader.read_mask(
+        slice(rows.start + y, rows.stop + y), slice(columns.start + x, columns.stop + x)
+    )
+
+
+def unsaid_by_tiff(cutout: Cutout) -> list[str]:
+    """What is known of pixels that the file does not say, as messages call it."""
+    said = said_of(cutout).said
+    return [label for label in cutout.meaning.labels if label not in said]
+
+
+class _Said(NamedTuple):
+    """What a file says beside pixels.
+
+    Attributes
+    ----------
+    profile : dict
+        With what it is opened.
+    attributes : dict
+        What is set of the open file, as rasterio calls it.
+    tags : dict of str to str
+        All else that has a name.
+    said : set of str
+        All of it, as messages call it.
+    """
+
+    profile: dict[str, Any]
+    attributes: dict[str, Any]
+    tags: dict[str, str]
+    said: set[str]
+
+
+def said_of(cutout: Cutout) -> _Said:
+    """What the file of a cutout says."""
+    bands, _, _ = cutout.image("tiff")
+    rows, columns = (number for number in range(len(cutout.kept)) if number != cutout.channels)
+    found = _Said({}, {}, {}, set())
+    for fact in cutout.meaning.facts:
+        if isinstance(fact, Georeference):
+            if (fact.rows, fact.columns) == (rows, columns):
+                _say_place(fact, found)
+        elif isinstance(fact, Coordinate):
+            _say_coordinate(fact, cutout, bands, found)
+        elif isinstance(fact, Code):
+            _say_code(fact, cutout, bands, found)
+        elif isinstance(fact, Attribute):
+            found.said.update(fact.labels)
+            if fact.called == "units":
+                found.attributes["units"] = [str(fact.value)] * bands
+            else:
+                found.tags[fact.called] = fact.value if isinstance(fact.value, str) else json.dumps(fact.value)
+    if "transform" not in found.profile and "gcps" not in found.profile:
+        _say_coordinates(cutout, rows, columns, found)
+    if cutout.nodata is not None:
+        found.profile["nodata"] = cutout.nodata
+    return found
+
+
+def _say_place(place: Georeference, found: _Said) -> None:
+    """A file has a transform, or else ground control points."""
+    from rasterio import Affine  # noqa: PLC0415  (of an extra)
+    from rasterio.control import GroundControlPoint  # noqa: PLC0415
+    from rasterio.crs import CRS  # noqa: PLC0415
+    from rasterio.rpc import RPC  # noqa: PLC0415
+
+    if place.crs is not None:
+        found.profile["crs"] = CRS.from_wkt(place.crs)
+    if place.transform is not None:
+        found.profile["transform"] = Affine(*place.transform)
+    elif place.gcps:
+        found.profile["gcps"] = [GroundControlPoint(row, column, x, y, z) for row, column, x, y, z in place.gcps]
+    if place.rpcs is not None:
+        found.attributes["rpcs"] = RPC(**place.rpcs)
+    found.said.update(label for label in place.labels if label != "GCPs" or place.transform is None)
+
+
+def _say_coordinate(coordinate: Coordinate, cutout: Cutout, bands: int, found: _Said) -> None:
+    """Those of the channels are their names, and what stands for all pixels is a tag."""
+    texts = coordinate.values.reshape(-1).astype(str).tolist()
+    called, dims = coordinate.called, [*coordinate.dims]
+    of_channels = called.lower() in CHANNELS if not dims else called == cutout.dims[dims[0]]
+    if dims not in ([], [cutout.channels]) or "crs_wkt" in coordinate.attrs:
+        return
+    if called == "units":
+        found.attributes["units"] = texts if dims else texts * bands
+    elif of_channels:
+        found.attributes["descriptions"] = texts if dims else texts * bands
+    elif not dims:
+        found.tags[called] = texts[0]
+    else:
+        return
+    found.said.update(coordinate.labels)
+
+
+def _say_code(code: Code, cutout: Cutout, bands: int, found: _Said) -> None:
+    values, dtype = code.value if code.along is not None else [code.value] * bands, dtype_of(cutout)
+    if code.along not in (None, cutout.channels):
+        return
+    if code.called == "nodata":
+        nodata = None if code.along is not None else nodata_in(code.value, dtype)
+        if nodata is None:
+            return
+        found.profile["nodata"] = nodata
+    elif code.called in ("scale", "offset"):
+        found.attributes[f"{code.called}s"] = values
+    elif code.called == "colour map":
+        if bands > 1 or dtype.name not in ("uint8", "uint16"):
+            return
+        found.attributes["colormap"] = {value: tuple(colour) for value, *colour in code.value}
+    elif code.called == "mask":
+        if mask_of(cutout) is None:
+            return
+    else:
+        found.tags[code.called] = json.dumps(code.value)
+    found.said.update(code.labels)
+
+
+def _say_coordinates(cutout: Cutout, rows: int, columns: int, found: _Said) -> None:
+    """The transform of coordinates that lie in even steps, and the CRS that is said of them."""
+    from rasterio import Affine  # noqa: PLC0415  (of an extra)
+    from rasterio.crs import CRS  # noqa: PLC0415
+
+    known = cutout.meaning.of(Coordinate)
+    own = {fact.dims[0]: fact for fact in known if len(fact.dims) == 1 and fact.called == cutout.dims[fact.dims[0]]}
+    if rows not in own or columns not in own or own[columns].called.lower() not in _ACROSS:
+        return
+    (a, c), (e, f) = (_even_steps(own[d].values) for d in (columns, rows))
+    if not a or not e:
+        return
+    found.profile["transform"] = Affine(a, 0, c, 0, e, f)
+    found.said.update(own[rows].labels + own[columns].labels)
+    for fact in known:
+        if "crs_wkt" in fact.attrs:
+            found.profile["crs"] = CRS.from_wkt(fact.attrs["crs_wkt"])
+            found.said.update(fact.labels)
+
+
+def _even_steps(values: Pixels) -> tuple[float, float]:
+    """From one number to the next, and where the first pixel begins; no step where there is none that is even."""
+    if values.dtype.kind not in "iuf" or len(values) < 2:
+        return 0.0, 0.0
+    numbers = values.astype(np.float64)
+    step = float(numbers[-1] - numbers[0]) / (len(numbers) - 1)
+    even = np.abs(numbers - (numbers[0] + step * np.arange(len(numbers)))).max() <= _EVEN * abs(step)
+    return (step if even else 0.0), float(numbers[0]) - step / 2

@@ -1,0 +1,154 @@
+"""What other programs are told of pixels beside their values: coordinates and attributes, as xarray has them."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from infinite_tensor.values.meaning import MOST_COORDINATES, Attribute, Code, Coordinate, Georeference, Meaning
+from infinite_tensor.views.documents import array_document, chunk_bytes, groups_above
+from infinite_tensor.views.frame import Frame
+
+SPATIAL_REF = "spatial_ref"
+"""The coordinate without dimensions that says, by its attributes, which CRS there is, as rioxarray and GDAL have it."""
+
+_ATTRIBUTES = {"nodata": ("_FillValue", "nodatavals"), "scale": ("scale_factor", "scales")} | {
+    "offset": ("add_offset", "offsets")
+}
+"""What codes are called among attributes: the same one for all pixels, and one for each band."""
+_ELSEWHERE = ("colour map", "mask", "GCPs", "RPCs")
+_UNITS = {"D": "days", "h": "hours", "m": "minutes", "s": "seconds"} | {
+    "ms": "milliseconds",
+    "us": "microseconds",
+    "ns": "nanoseconds",
+}
+
+
+def nodata_in(value: Any, dtype: np.dtype[Any]) -> Any:
+    """A value of pixels without data as they are stored; None where no pixel of this dtype is that."""
+    if dtype.kind not in "iuf" or not isinstance(value, int | float):
+        return None
+    with np.errstate(invalid="ignore"):
+        held = np.asarray(value).astype(dtype)
+    return held.item() if dtype.kind == "f" or held == value else None
+
+
+def attributes_of(meaning: Meaning, dtype: np.dtype[Any]) -> dict[str, Any]:
+    """What is said of all pixels of a dtype."""
+    found = {fact.called: fact.value for fact in meaning.of(Attribute)}
+    for fact in meaning.of(Code):
+        if fact.called not in _ELSEWHERE:
+            name, names = _ATTRIBUTES.get(fact.called, (fact.called, fact.called))
+            value = nodata_in(fact.value, dtype) if name == "_FillValue" and fact.along is None else fact.value
+            if value is not None:
+                found[name if fact.along is None else names] = value
+    return found
+
+
+def unsaid_by_attributes(meaning: Meaning) -> list[str]:
+    """What neither attributes nor coordinates say."""
+    return [*meaning.lost, *[label for fact in meaning.facts for label in fact.labels if label in _ELSEWHERE]]
+
+
+def coordinates_of(meaning: Meaning, dims: Sequence[str], shape: Sequence[int]) -> dict[str, Coordinate]:
+    """Those that are known of pixels, by their names."""
+    places = [each for place in meaning.of(Georeference) for each in _of_place(place, dims, shape)]
+    given = {each.called: each for each in (*places, *meaning.of(Coordinate))}
+    # One that is called as a dimension is that of it.
+    return {name: each for name, each in given.items() if name not in dims or [dims[d] for d in each.dims] == [name]}
+
+
+def _of_place(place: Georeference, dims: Sequence[str], shape: Sequence[int]) -> Iterator[Coordinate]:
+    attrs: dict[str, Any] = {} if place.crs is None else {"crs_wkt": place.crs, "spatial_ref": place.crs}
+    if place.transform is not None:
+        a, b, c, d, e, f = place.transform
+        attrs["GeoTransform"] = " ".join(map(repr, (c, a, b, f, d, e)))
+        for along, first, step in ((place.columns, c, a), (place.rows, f, e)):
+            if b == d == 0 and shape[along] <= MOST_COORDINATES:
+                yield Coordinate(dims[along], [along], first + step * (np.arange(shape[along]) + 0.5), {})
+    if attrs:
+        yield Coordinate(SPATIAL_REF, [], np.array(0), attrs)
+
+
+def zarr_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Attributes of an array in Zarr v3, where JSON has not all floats that pixels without data may have."""
+    fill = attributes.get("_FillValue")
+    encoded = base64.standard_b64encode(struct.pack("<d", fill)).decode() if isinstance(fill, float) else fill
+    return {**attributes} if fill is None else {**attributes, "_FillValue": encoded}
+
+
+class Shown(NamedTuple):
+    """An array of a Zarr hierarchy: its pixels, their dimensions there by their numbers, and what they mean."""
+
+    frame: Frame
+    dims: Mapping[int, str]
+    meaning: Meaning
+
+    @classmethod
+    def of(cls, frame: Frame, dims: Mapping[int, str]) -> Shown:
+        """A frame with these dimensions, under these names."""
+        return cls(frame, dims, frame.meaning(dims))
+
+    def coordinates(self) -> dict[str, Coordinate]:
+        """Those that are known, and of other dimensions the numbers of the pixels, unless they are too many."""
+        frame, dims = self.frame, [*self.dims.values()]
+        found = coordinates_of(self.meaning, dims, [frame.shape[d] for d in self.dims])
+        for number, (d, name) in enumerate(self.dims.items()):
+            if name not in found and frame.shape[d] <= MOST_COORDINATES:
+                numbers = np.arange(frame.origin[d], frame.origin[d] + frame.shape[d], dtype=np.int64)
+                found[name] = Coordinate(name, [number], numbers, {})
+        return found
+
+
+def beside(
+    shown: Mapping[str, Shown], is_name: Callable[[str], bool], compressors: Sequence[Mapping[str, Any]] = ()
+) -> tuple[dict[str, dict[str, Any]], dict[str, bytes], dict[str, dict[str, Any]]]:
+    """What stands beside the arrays of a Zarr hierarchy.
+
+    The metadata of arrays of coordinates by their paths, and their only chunks by their keys; and what the arrays
+    themselves say of their pixels, by their paths.
+    """
+    documents, chunks, said = {}, {}, {}
+    taken = set(shown).union(*map(groups_above, shown))
+    for path, each in shown.items():
+        above, _, key = path.rpartition("/")
+        dims, attributes = [*each.dims.values()], attributes_of(each.meaning, each.frame.dtype)
+        others = []
+        for called, coordinate in each.coordinates().items():
+            # Names of dimensions stand for the same in all arrays; others are of one.
+            name = called if called in dims or len(shown) == 1 else f"{key}_{called}"
+            at = f"{above}/{name}".lstrip("/")
+            if at in taken or not is_name(name):
+                continue
+            key_of_chunk = "/".join([at, "c", *["0"] * len(coordinate.dims)])
+            documents[at], chunks[key_of_chunk] = _array_of(coordinate, [dims[d] for d in coordinate.dims], compressors)
+            others += [] if called in dims else [name]
+            if called == SPATIAL_REF:
+                attributes["grid_mapping"] = name
+        if others:
+            attributes["coordinates"] = " ".join(others)
+        said[path] = zarr_attributes(attributes)
+    return documents, chunks, said
+
+
+def _array_of(
+    coordinate: Coordinate, dims: Sequence[str], compressors: Sequence[Mapping[str, Any]]
+) -> tuple[dict[str, Any], bytes]:
+    """Metadata and chunk of a coordinate, by the conventions of netCDF, as xarray writes it."""
+    values, attrs = coordinate.values, {**coordinate.attrs}
+    if values.dtype.kind in "Mm":
+        unit = _UNITS[np.datetime_data(values.dtype)[0]]
+        since = {"units": f"{unit} since 1970-01-01", "calendar": "proleptic_gregorian"}
+        attrs |= since if values.dtype.kind == "M" else {"units": unit, "dtype": str(values.dtype)}
+        values = values.astype(np.int64)
+    shape = values.shape
+    if values.dtype.kind != "U":
+        return array_document(shape, shape, values.dtype, dims, attrs, 0, compressors), bytes(chunk_bytes(values))
+    document = array_document(shape, shape, np.dtype("uint8"), dims, attrs, 0, compressors)
+    texts = [each.encode() for each in values.reshape(-1).tolist()]
+    chunk = struct.pack("<I", len(texts)) + b"".join(struct.pack("<I", len(each)) + each for each in texts)
+    return document | {"data_type": "string", "fill_value": "", "codecs": [{"name": "vlen-utf8"}, *compressors]}, chunk

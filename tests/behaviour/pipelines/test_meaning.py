@@ -1,0 +1,469 @@
+"""Place and meaning of rasters and DataArrays travel with what is computed from them, into stores and files."""
+
+from __future__ import annotations
+
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import rasterio
+import torch
+import xarray
+from rasterio.control import GroundControlPoint
+from rasterio.crs import CRS
+from rasterio.rpc import RPC
+
+from infinite_tensor import (
+    InfiniteTensor,
+    MeaningLostWarning,
+    TensorGroup,
+    TensorWindow,
+    from_array,
+    from_raster,
+    map,  # noqa: A004
+    open_store,
+    predict,
+    sl,
+)
+from tests.support.command_line import CommandLine
+from tests.support.dict_store import DictTileStore
+from tests.support.interpreters import CONTEXT
+
+UTM = CRS.from_epsg(32633)
+TRANSFORM = rasterio.Affine(10, 0, 500_000, 0, -20, 4_600_000)
+ROWS, COLUMNS = 48, 64
+
+
+def middles(transform: Any, rows: int, columns: int) -> np.ndarray[Any, Any]:
+    """Where the middles of pixels are: x and y."""
+    y, x = np.mgrid[:rows, :columns] + 0.5
+    a, b, c, d, e, f = transform[:6]
+    return np.stack([a * x + b * y + c, d * x + e * y + f])
+
+
+def world(transform: Any = TRANSFORM) -> np.ndarray[Any, Any]:
+    """Two bands, which hold where the middles of their pixels are."""
+    return middles(transform, ROWS, COLUMNS)
+
+
+def saved(path: Path, pixels: np.ndarray[Any, Any], **options: Any) -> Path:
+    count, height, width = pixels.shape
+    profile = {"driver": "GTiff", "dtype": pixels.dtype.name, "crs": UTM, "transform": TRANSFORM} | options
+    with rasterio.open(path, "w", count=count, height=height, width=width, **profile) as file:
+        file.write(pixels)
+    return path
+
+
+@pytest.fixture
+def raster(tmp_path: Path) -> InfiniteTensor:
+    return from_raster(saved(tmp_path / "world.tif", world()))
+
+
+def assert_is_where_it_says(path: Path) -> None:
+    """The pixels of a file hold where their middles are."""
+    with rasterio.open(path) as file:
+        assert file.crs == UTM
+        assert np.allclose(file.read(), middles(file.transform, file.height, file.width), rtol=0, atol=1e-6)
+
+
+def halved(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.avg_pool2d(x, 2)
+
+
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.interpolate(x[None], scale_factor=2, mode="bilinear", align_corners=False)[0]
+
+
+class Middle(torch.nn.Module):
+    """One result a window: the mean of its pixels, which is where its middle is."""
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return batch.mean((-2, -1))
+
+
+def exported_elsewhere(store: str, path: str) -> None:
+    with open_store(store, mode="r") as opened:
+        opened.open("out").export(sl[:, 2:9, 1:11], path)
+
+
+# Place.
+
+
+@pytest.mark.parametrize("name", ["out.zarr", "out.h5"])
+def test_a_stored_map_is_where_the_raster_is_in_another_process(
+    name: str, raster: InfiniteTensor, tmp_path: Path
+) -> None:
+    store = open_store(tmp_path / name)
+    t = raster.map(halved, halo=2, scale=Fraction(1, 2), window=16, store=store, tensor_id="out")
+    t.fill(..., progress=False)
+    store.close()
+    with ProcessPoolExecutor(1, CONTEXT) as child:
+        child.submit(exported_elsewhere, str(tmp_path / name), str(tmp_path / "out.tif")).result()
+    assert_is_where_it_says(tmp_path / "out.tif")
+
+
+@pytest.mark.parametrize(
+    ("fn", "scale", "options"),
+    [
+        (halved, Fraction(1, 2), {"window": 16}),
+        (halved, Fraction(1, 2), {"window": 16, "halo": 6}),
+        (doubled, 2, {"window": 8, "halo": 2}),
+        (lambda x: x[..., 3:-3, 3:-3], 1, {"window": 24, "halo": 3}),
+    ],
+    ids=["half", "half with a halo", "double", "cropped"],
+)
+def test_a_map_at_any_scale_is_where_the_raster_is(
+    fn: Any, scale: Any, options: dict[str, Any], raster: InfiniteTensor, tmp_path: Path
+) -> None:
+    t = raster.map(fn, scale=scale, **options)
+    t.export(sl[:, 3:17, 2:20], tmp_path / "out.tif")
+    assert_is_where_it_says(tmp_path / "out.tif")
+
+
+def test_windows_at_an_offset_are_followed(raster: InfiniteTensor, tmp_path: Path) -> None:
+    shifted = TensorWindow((2, 8, 8), stride=(2, 4, 8), offset=(0, 5, 9), dimension_map=(None, 1, 2))
+    own = TensorWindow((2, 8, 8), stride=(2, 4, 8), offset=(0, 1, 0))
+    t = InfiniteTensor(
+        (2, 33, 40), lambda _ctx, x: x, own, [raster], [shifted], dtype=raster.dtype, edge="clip", blend="last"
+    )
+    t.export(sl[:, 1:30, 0:40], tmp_path / "out.tif")
+    assert_is_where_it_says(tmp_path / "out.tif")
+
+
+@pytest.mark.parametrize("net", [torch.nn.AvgPool2d(2), torch.nn.Identity(), Middle()], ids=["half", "same", "one"])
+def test_a_prediction_is_where_the_raster_is(net: Any, raster: InfiniteTensor, tmp_path: Path) -> None:
+    overlap = 0.0 if isinstance(net, Middle) else 0.5
+    t = predict(net.double(), raster, tmp_path / "out.zarr", window=16, overlap=overlap, progress=False, edge="drop")
+    assert isinstance(t, InfiniteTensor)
+    t.export(..., tmp_path / "out.tif")
+    assert_is_where_it_says(tmp_path / "out.tif")
+
+
+def test_one_result_a_window_lies_in_the_middle_of_that(raster: InfiniteTensor, tmp_path: Path) -> None:
+    t = predict(Middle().double(), raster, window=16, overlap=0.5, progress=False, edge="drop")
+    assert isinstance(t, InfiniteTensor)
+    t.export(..., tmp_path / "out.tif")
+    assert_is_where_it_says(tmp_path / "out.tif")
+
+
+def test_outputs_of_a_group_have_each_their_place(raster: InfiniteTensor, tmp_path: Path) -> None:
+    group = predict(
+        lambda batch: {"fine": batch, "coarse": halved(batch)}, raster, window=16, overlap=0, progress=False
+    )
+    assert isinstance(group, TensorGroup)
+    for name in ("fine", "coarse"):
+        group[name].export(sl[:, 4:20, 8:30], tmp_path / f"{name}.tif")
+        assert_is_where_it_says(tmp_path / f"{name}.tif")
+    group.export(sl[8:20, 8:20], tmp_path / "out.zarr")
+    with xarray.open_zarr(tmp_path / "out.zarr", decode_coords="all") as found:
+        for each in found.data_vars.values():
+            y, x = each.dims[1:]
+            assert np.array_equal(each[0], np.broadcast_to(found[x], each[0].shape))
+            assert np.array_equal(each[1], np.broadcast_to(found[y].to_numpy()[:, None], each[1].shape))
+            assert CRS.from_wkt(found[each.encoding["grid_mapping"]].attrs["crs_wkt"]) == UTM
+
+
+@pytest.mark.parametrize("other", ["copy.zarr", "copy.h5"])
+def test_a_copy_keeps_it(other: str, raster: InfiniteTensor, tmp_path: Path) -> None:
+    t = raster.map(lambda x: x, window=16, store=tmp_path / "out.zarr", tensor_id="out")
+    t.fill(..., progress=False)
+    t.tile_store.copy("out", tmp_path / other, progress=False)
+    with open_store(tmp_path / other) as store:
+        store.open("out").export(sl[:, 4:20, 8:30], tmp_path / "out.tif")
+    assert_is_where_it_says(tmp_path / "out.tif")
+
+
+def test_a_store_of_another_author_keeps_it(raster: InfiniteTensor, tmp_path: Path) -> None:
+    entries: dict[Any, Any] = {}
+    with DictTileStore(entries) as store:
+        raster.map(lambda x: x, window=16, store=store, tensor_id="out").fill(..., progress=False)
+    with DictTileStore(entries) as store:
+        store.open("out").export(sl[:, 4:20, 8:30], tmp_path / "out.tif")
+    assert_is_where_it_says(tmp_path / "out.tif")
+
+
+def test_the_command_line_writes_it(raster: InfiniteTensor, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with open_store(tmp_path / "out.zarr") as store:
+        raster.map(halved, scale=0.5, window=16, store=store, tensor_id="out").fill(..., progress=False)
+    assert CommandLine(capsys)("export", tmp_path / "out.zarr", "out", tmp_path / "out.tif").code == 0
+    assert_is_where_it_says(tmp_path / "out.tif")
+
+
+def test_it_is_neither_compared_nor_part_of_an_id(tmp_path: Path) -> None:
+    here = from_raster(saved(tmp_path / "a.tif", world()))
+    there = from_raster(saved(tmp_path / "b.tif", world(), transform=rasterio.Affine(1, 0, 7, 0, -1, 9)))
+    nowhere = from_array(world(), dims=("band", "y", "x"), chunks=here.output_window.size)
+    made = [t.map(halved, scale=0.5, window=16, store=tmp_path / "out.zarr") for t in (here, there, nowhere)]
+    assert len({t.tensor_id for t in made}) == 1
+    # What is given now holds, and what is stored where nothing is given.
+    for t, a in zip(made, (20, 2, 20), strict=True):
+        t.export(..., tmp_path / "out.tif", overwrite=True)
+        with rasterio.open(tmp_path / "out.tif") as file:
+            assert file.transform.a == a
+
+
+# What files say beside that.
+
+
+def described(path: Path) -> Path:
+    """A raster that says all that a TIFF can say of bands of numbers."""
+    pixels = np.arange(2 * ROWS * COLUMNS, dtype="int16").reshape(2, ROWS, COLUMNS)
+    with rasterio.open(saved(path, pixels, crs=None, transform=None, nodata=-5), "r+") as file:
+        file.scales, file.offsets, file.units, file.descriptions = (0.1, 2), (5, 0), ("K", "m"), ("warmth", "height")
+    return path
+
+
+@pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
+def test_what_a_raster_says_of_its_bands_is_in_its_export(tmp_path: Path) -> None:
+    t = from_raster(described(tmp_path / "in.tif"))
+    t.export(sl[:, 1:9, 2:11], tmp_path / "out.tif")
+    t.export(sl[1, 1:9, 2:11], tmp_path / "one.tif")
+    with rasterio.open(tmp_path / "out.tif") as file:
+        assert (file.nodata, file.scales, file.offsets) == (-5, (0.1, 2), (5, 0))
+        assert (file.units, file.descriptions) == (("K", "m"), ("warmth", "height"))
+    with rasterio.open(tmp_path / "one.tif") as file:
+        assert (file.nodata, file.scales, file.offsets) == (-5, (2,), (0,))
+        assert (file.units, file.descriptions) == (("m",), ("height",))
+
+
+@pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
+def test_what_does_not_hold_of_what_is_computed_is_told_once(tmp_path: Path) -> None:
+    t = from_raster(described(tmp_path / "in.tif"))
+    same = t.map(lambda x: x + 1, window=16)
+    fewer = t.map(lambda x: x[0], window=16, channels=(), store=tmp_path / "out.zarr", tensor_id="out")
+    with pytest.warns(MeaningLostWarning, match=r"same.tif is without nodata, scale, offset: ") as told:
+        same.export(..., tmp_path / "same.tif")
+    assert len(told) == 1
+    with rasterio.open(tmp_path / "same.tif") as file:
+        assert (file.nodata, file.scales, file.descriptions) == (None, (1, 1), ("warmth", "height"))
+    fewer.fill(..., progress=False)
+    with open_store(tmp_path / "out.zarr", mode="r") as store:
+        words = r"fewer.tif is without coordinate 'band', coordinate 'units', nodata, scale, offset: "
+        with pytest.warns(MeaningLostWarning, match=words):
+            store.open("out").export(..., tmp_path / "fewer.tif")
+
+
+@pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
+def test_other_nodata_in_each_band_is_kept_where_one_is_written(tmp_path: Path) -> None:
+    bands = [saved(tmp_path / f"{n}.tif", np.zeros((1, ROWS, COLUMNS), "int16"), nodata=n) for n in (3, 4)]
+    inner = "".join(
+        f'<VRTRasterBand dataType="Int16" band="{at}"><NoDataValue>{at + 2}</NoDataValue><SimpleSource>'
+        f"<SourceFilename>{path}</SourceFilename><SourceBand>1</SourceBand></SimpleSource></VRTRasterBand>"
+        for at, path in enumerate(bands, 1)
+    )
+    vrt = tmp_path / "both.vrt"
+    vrt.write_text(f'<VRTDataset rasterXSize="{COLUMNS}" rasterYSize="{ROWS}">{inner}</VRTDataset>')
+    t = from_raster(vrt)
+    t.export(sl[1, :, :], tmp_path / "one.tif")
+    with rasterio.open(tmp_path / "one.tif") as file:
+        assert file.nodata == 4
+    with pytest.warns(MeaningLostWarning, match="out.tif is without nodata: "):
+        t.export(..., tmp_path / "out.tif")
+    assert t.to_xarray().attrs["nodatavals"] == [3, 4]
+
+
+def test_a_colour_map_is_kept(tmp_path: Path) -> None:
+    path = saved(tmp_path / "in.tif", np.ones((1, ROWS, COLUMNS), "uint8"))
+    with rasterio.open(path, "r+") as file:
+        file.write_colormap(1, {0: (0, 0, 0, 255), 1: (255, 128, 0, 255)})
+    t = from_raster(path)
+    t.export(sl[0, 1:9, 2:11], tmp_path / "out.tif")
+    with rasterio.open(tmp_path / "out.tif") as file:
+        assert file.colormap(1)[1] == (255, 128, 0, 255)
+    with pytest.warns(MeaningLostWarning, match=r"out.png is without CRS, transform, colour map: "):
+        t.export(..., tmp_path / "out.png")
+
+
+@pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
+def test_ground_control_points_and_rational_polynomials_move_with_pixels(tmp_path: Path) -> None:
+    points = [GroundControlPoint(r, c, 14 + c, 40 - r, 0) for r, c in ((0, 0), (0, 64), (48, 0), (48, 64))]
+    zeros = [0.0] * 20
+    rpcs = RPC(100, 200, 40, 1, zeros, zeros, 24.0, 20.0, 14, 1, zeros, zeros, 32.0, 30.0)
+    path = saved(tmp_path / "in.tif", world(), crs=None, transform=None)
+    with rasterio.open(path, "r+") as file:
+        file.gcps = (points, UTM)
+        file.rpcs = rpcs
+    t = from_raster(path).map(halved, scale=0.5, window=16)
+    t.export(sl[:, 2:, 4:], tmp_path / "out.tif")
+    with rasterio.open(tmp_path / "out.tif") as file:
+        found, crs = file.gcps
+        assert crs == UTM
+        assert [(p.row, p.col, p.x, p.y) for p in found] == [(p.row / 2 - 2, p.col / 2 - 4, p.x, p.y) for p in points]
+        # The middle of the first pixel is 0: that of row 2 of the half is 4.5 before.
+        assert (file.rpcs.line_off, file.rpcs.line_scale) == ((24 - 4.5) / 2, 10)
+        assert (file.rpcs.samp_off, file.rpcs.samp_scale) == ((32 - 8.5) / 2, 15)
+
+
+def test_the_mask_of_a_raster_is_in_its_export(tmp_path: Path) -> None:
+    path, mask = saved(tmp_path / "in.tif", world()), np.zeros((ROWS, COLUMNS), "uint8")
+    mask[5:30, 20:50] = 255
+    with rasterio.Env(GDAL_TIFF_INTERNAL_MASK=True), rasterio.open(path, "r+") as file:
+        file.write_mask(mask)
+    t = from_raster(path)
+    t.export(sl[:, 2:40, 10:60], tmp_path / "out.tif")
+    with rasterio.open(tmp_path / "out.tif") as file:
+        assert np.array_equal(file.read_masks(1), mask[2:40, 10:60])
+    assert not (tmp_path / "out.tif.msk").exists()
+    with pytest.warns(MeaningLostWarning, match="map.tif is without mask: "):
+        t.map(halved, scale=0.5, window=16).export(..., tmp_path / "map.tif")
+
+
+@pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
+def test_float16_is_written_as_float32(tmp_path: Path) -> None:
+    t = from_array(np.linspace(0, 1, 64, dtype="float16").reshape(8, 8))
+    t.export(..., tmp_path / "out.tif")
+    with rasterio.open(tmp_path / "out.tif") as file:
+        assert file.dtypes == ("float32",)
+        assert np.array_equal(file.read(1), np.linspace(0, 1, 64, dtype="float16").reshape(8, 8).astype("float32"))
+
+
+# xarray.
+
+
+def weather() -> xarray.DataArray:
+    """Numbers that are 1000 * lat + lon, at uneven times."""
+    lat, lon = np.linspace(60, 40, 41), np.arange(0, 32, 0.5, dtype="float32")
+    times = np.array(["2020-01-01", "2020-02-05T12"], "datetime64[ns]")
+    return xarray.DataArray(
+        1000 * lat[:, None] + lon + np.zeros((2, 1, 1)),
+        {
+            "time": times,
+            "lat": ("lat", lat, {"units": "degrees_north"}),
+            "lon": ("lon", lon, {"units": "degrees_east"}),
+            "station": ("time", ["north", "süd"]),
+            "height": 2.0,
+        },
+        ("time", "lat", "lon"),
+        attrs={"units": "K", "long_name": "warmth", "levels": np.array([1, 2])},
+    )
+
+
+def assert_same_coordinates(found: xarray.DataArray, expected: xarray.DataArray) -> None:
+    assert {*found.coords} == {*expected.coords}
+    for name, coordinate in expected.coords.items():
+        assert found[name].dims == coordinate.dims
+        assert np.array_equal(found[name], coordinate)
+        assert {k: v for k, v in found[name].attrs.items() if k != "dtype"} == coordinate.attrs
+
+
+@pytest.mark.parametrize("name", ["out.zarr", "out.h5"])
+def test_a_stored_map_of_a_data_array_has_its_coordinates(name: str, tmp_path: Path) -> None:
+    given = weather()
+    with open_store(tmp_path / name) as store:
+        t = from_array(given).map(lambda x: x, window=(2, 16, 16), halo=(0, 1, 1), store=store, tensor_id="out")
+        t.fill(..., progress=False)
+    with open_store(tmp_path / name, mode="r") as store:
+        found = store.open("out").to_xarray()
+        assert_same_coordinates(found, given)
+        assert found.attrs == {"units": "K", "long_name": "warmth", "levels": [1, 2]}
+        assert (found.sel(lat=50, lon=3) == given.sel(lat=50, lon=3)).all()
+        assert found.sel(time="2020-02-05T12", lat=50, lon=3) == 50_003
+
+
+def test_views_and_files_of_it_have_them_too(tmp_path: Path) -> None:
+    given = weather()
+    t = from_array(given, name="weather")
+    part = given[:, 4:20, 2:30]
+    assert_same_coordinates(t.to_xarray(sl[:, 4:20, 2:30]), part)
+    t.export(sl[:, 4:20, 2:30], tmp_path / "out.zarr")
+    with xarray.open_zarr(tmp_path / "out.zarr") as found:
+        (array,) = found.data_vars.values()
+        assert_same_coordinates(array, part)
+        assert array.attrs["units"] == "K"
+    face = t.as_zarr(sl[:, 4:20, 2:30])
+    with xarray.open_zarr(face.store, consolidated=True) as found:
+        (array,) = found.data_vars.values()
+        assert_same_coordinates(array, part)
+    t.export(sl[1, 4:20, 2:30], tmp_path / "one.zarr")
+    with xarray.open_zarr(tmp_path / "one.zarr") as found:
+        assert found["time"] == given["time"][1]
+        assert found["station"] == "süd"
+
+
+@pytest.mark.parametrize("scale", [Fraction(1, 2), 2])
+def test_coordinates_of_another_scale_are_those_of_the_middles_of_pixels(scale: Any) -> None:
+    fn = halved if scale < 1 else doubled
+    t = from_array(weather()[:, :40]).map(fn, window=(8, 8), scale=scale, halo=2, dims=("lat", "lon"))
+    found = t.to_xarray(sl[:, 4:12, 4:12])
+    # The function is linear, and the numbers say where they are.
+    assert np.allclose(found[0], 1000 * found["lat"] + found["lon"], rtol=0, atol=1e-3)
+    assert found["lat"].attrs == {"units": "degrees_north"}
+    assert np.array_equal(found["time"], weather()["time"])
+
+
+def test_coordinates_in_even_steps_are_the_transform_of_a_tiff(tmp_path: Path) -> None:
+    given = weather()
+    given = given.assign_coords(spatial_ref=((), 0, {"crs_wkt": CRS.from_epsg(4326).to_wkt()}))
+    t = from_array(given).map(lambda x: x, window=(16, 16), dims=("lat", "lon"))
+    with pytest.warns(MeaningLostWarning, match=r"out.tif is without coordinate 'station': "):
+        t.export(sl[:, 10:20, 20:30], tmp_path / "out.tif")
+    with rasterio.open(tmp_path / "out.tif") as file:
+        assert file.crs == CRS.from_epsg(4326)
+        assert file.transform.almost_equals(rasterio.Affine(0.5, 0, 9.75, 0, -0.5, 55.25))
+        assert (file.units, file.tags()["long_name"]) == (("K", "K"), "warmth")
+        assert [name[:16] for name in file.descriptions] == ["2020-01-01T00:00", "2020-02-05T12:00"]
+
+
+@pytest.mark.parametrize("name", ["out.tif", "out.zarr"])
+@pytest.mark.parametrize("nodata", [np.nan, -9999.0])
+def test_what_numbers_of_a_data_array_stand_for_is_kept(nodata: float, name: str, tmp_path: Path) -> None:
+    given = weather()[0].drop_vars(("time", "station")).assign_attrs(_FillValue=nodata)
+    given[3, 4] = nodata
+    t = from_array(given)
+    assert np.array_equal(t.to_xarray().attrs["_FillValue"], nodata, equal_nan=True)
+    t.export(..., tmp_path / name)
+    if name == "out.tif":
+        with rasterio.open(tmp_path / name) as file:
+            assert np.array_equal(file.nodata, nodata, equal_nan=True)
+    else:
+        with xarray.open_zarr(tmp_path / name) as found:
+            (array,) = found.data_vars.values()
+            assert np.isnan(array[3, 4])
+
+
+def test_inputs_that_do_not_agree_lose_what_they_do_not_agree_about() -> None:
+    here, there = weather(), weather().assign_coords(lat=np.linspace(50, 30, 41)).assign_attrs(units="m")
+    tensors = [from_array(each) for each in (here, there)]
+    with pytest.warns(MeaningLostWarning, match="about attribute 'units', coordinate 'lat', so none"):
+        both = map(lambda a, b: a * b, *tensors, window=(2, 16, 16))
+    found = both.to_xarray()
+    assert np.array_equal(found["lat"], np.arange(41))
+    assert np.array_equal(found["lon"], here["lon"])
+    assert found.attrs == {"long_name": "warmth", "levels": [1, 2]}
+
+
+def test_uneven_coordinates_are_kept_bit_by_bit(tmp_path: Path) -> None:
+    uneven = np.sort(np.random.default_rng(0).random(300)) * [[-1.0], [1e-300]]
+    long = xarray.DataArray(np.zeros((2, 300)), {"x": ("x", uneven[0]), "both": (("y", "x"), uneven)}, ("y", "x"))
+    t = from_array(long).map(lambda x: x, window=(2, 64), store=tmp_path / "out.zarr", tensor_id="out")
+    t.fill(..., progress=False)
+    with open_store(tmp_path / "out.zarr", mode="r") as store:
+        found = store.open("out").to_xarray()
+        assert np.array_equal(found["both"], uneven)
+        assert np.array_equal(found["x"], uneven[0])
+
+
+def test_what_a_store_has_no_room_for_is_told_by_exports(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).random((300, 300))
+    array = xarray.DataArray(np.zeros((300, 300)), {"noise": (("y", "x"), noise)}, ("y", "x"))
+    t = from_array(array).map(lambda x: x, store=tmp_path / "out.zarr", tensor_id="out")
+    assert "noise" in t.to_xarray().coords
+    with open_store(tmp_path / "out.zarr") as store:
+        opened = store.open("out", f=t.f, args=t.args)
+        with pytest.warns(MeaningLostWarning, match="one.zarr is without coordinate 'noise'"):
+            opened.export(..., tmp_path / "one.zarr")
+
+
+def test_a_pickled_tensor_keeps_it(raster: InfiniteTensor, tmp_path: Path) -> None:
+    t = raster.map(halved, scale=0.5, window=16)
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as child:
+        child.submit(exported, t, str(tmp_path / "out.tif")).result()
+    assert_is_where_it_says(tmp_path / "out.tif")
+
+
+def exported(t: InfiniteTensor, path: str) -> None:
+    t.export(sl[:, 2:9, 1:11], path)
