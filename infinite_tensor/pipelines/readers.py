@@ -6,14 +6,11 @@ A reader works on several threads, in forked children, and by its pickle, which 
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import pickle
 import threading
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +20,15 @@ from torch.masked import is_masked_tensor
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.pipelines.meanings import meaning_of_raster
 from infinite_tensor.pipelines.orientation import Turn, orientation_of, turn_of
+from infinite_tensor.pipelines.reopening import (
+    Opened,
+    by_absolute_path,
+    is_fork_safe,
+    library_of,
+    locks_of,
+    opened_by,
+    opened_in_child,
+)
 from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.support.given import as_index, quoted
 from infinite_tensor.values import stamps
@@ -131,8 +137,9 @@ class ArrayReader(Reader):
         self.in_file = _lies_elsewhere(self._array)
         # Of a memmap it is the operating system that decides what to keep.
         self.in_memory = isinstance(self._array, torch.Tensor | np.ndarray) and self.device.type == "cpu"
-        self._renew_after_fork()
-        if _library(self._array) in _FAITHFUL:
+        self._locks = locks_of(self._array)
+        self._inherited = False
+        if library_of(self._array) in _FAITHFUL:
             self.dtype = _torch_dtype(self._array.dtype, self._array)
         else:
             # Others may scale what a file holds, and say what the file holds.
@@ -141,53 +148,56 @@ class ArrayReader(Reader):
         renew_in_children(self)
 
     def _renew_after_fork(self) -> None:
-        parallel = _library(self._array) in _PARALLEL
-        self._lock: contextlib.AbstractContextManager[Any] = contextlib.nullcontext() if parallel else threading.RLock()
+        self._inherited = not is_fork_safe(self._array)
 
     def _read(self, region: Region) -> torch.Tensor:
-        with self._lock:
+        with contextlib.ExitStack() as held:
+            for lock in self._locks:
+                held.enter_context(lock)
+            if self._inherited:
+                self._open_in_child()
             block = self._array[region]
-            if _library(block) == "xarray":
+            if library_of(block) == "xarray":
                 block = block.data
             if hasattr(block, "compute"):
                 # Dask's own threads would not exist in a forked child, and wait for each other in one of its workers.
                 block = block.compute(scheduler="synchronous")
             return as_tensor(block, self._array)
 
+    def _open_in_child(self) -> None:
+        try:
+            self._array = opened_in_child(self._array)
+        except Exception as error:
+            raise StoreError(
+                f"{self!r} cannot be read in a forked process, which shares open files with its parent, and cannot be "
+                f"opened again there: {error}. Spawn the workers, as by multiprocessing_context='spawn' of a "
+                "DataLoader, or open it and call from_array in each worker"
+            ) from error
+        self._inherited = False
+
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle by reference to a file where the array lies in one, and the values otherwise."""
-        opened = _reference(self._array)
-        if opened is not None:
-            return _reopened, opened
-        array = _checked_pickle(self._array)
-        if isinstance(array, torch.Tensor) and array.dtype in _AS_SIGNED:
-            return _reopened, (torch.Tensor.view, array.view(_AS_SIGNED[array.dtype]), array.dtype)
-        return type(self), (array,)
+        """Pickle by what opens its files again, and by its values where it has none."""
+        try:
+            opened = opened_by(self._array)
+        except pickle.PicklingError as error:
+            raise pickle.PicklingError(
+                f"a tensor over {quoted(self._array)} cannot be pickled: {error}; give from_array something that lies "
+                "in a file, such as a zarr.Array or a numpy.memmap"
+            ) from error
+        return _reopened, (repr(self), self.shape, self.dtype, opened)
 
     def _stamps(self) -> Stamps:
-        opened = _reference(self._array)
-        file = _file_of(self._array) if opened is None else opened[1]
-        return stamps.of_array(self._array, file)
+        return stamps.of_array(self._array, _file_of(self._array))
 
     def __repr__(self) -> str:
         return f"source({type(self._array).__module__}.{type(self._array).__qualname__})"
 
 
-_AS_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-"""Dtypes of which torch does not read the pickles that it makes, and those as which they are pickled."""
-
-_PARALLEL = {"numpy", "torch", "zarr", "dask", "xarray", "tensorstore", "infinite_tensor"}
-"""Libraries whose arrays may be read on several threads at a time."""
-
 _IN_A_ROW_BYTES = 2**20
 """Of a file without chunks whose first dimension is the fastest."""
 
-_FAITHFUL = _PARALLEL | {"h5py"}
+_FAITHFUL = {"numpy", "torch", "zarr", "dask", "xarray", "tensorstore", "infinite_tensor", "h5py"}
 """Libraries whose arrays return the dtype that they say they have."""
-
-
-def _library(array: object) -> str:
-    return type(array).__module__.partition(".")[0]
 
 
 def _extents_of(array: Any) -> tuple[int, ...]:
@@ -210,14 +220,16 @@ def _prepared(array: Any) -> Any:
     """The object to take slices of; ValidationError where these are not the values of a tensor."""
     if isinstance(array, torch.Tensor):
         return _dense(array)
-    if _library(array) == "xarray":
+    if library_of(array) == "xarray":
         from xarray import IndexVariable  # noqa: PLC0415  (there is an array of it)
 
         # Its slices come without coordinates.
         variable = getattr(array, "variable", array)
         in_memory = isinstance(variable, IndexVariable) or isinstance(variable._data, np.ndarray)  # noqa: SLF001
         return _prepared(variable.values) if in_memory else variable
-    if _library(array) == "tensorstore":
+    if library_of(array) == "zarr":
+        return by_absolute_path(array)
+    if library_of(array) == "tensorstore":
         # Its slices are in coordinates of the domain.
         return array.translate_to[(0,) * array.ndim]
     if isinstance(array, np.ndarray) and array.dtype.names is not None:
@@ -244,12 +256,15 @@ def _lies_elsewhere(array: Any) -> bool:
         return _file_of(array) is not None
     if isinstance(array, np.ndarray):
         return memory_map_of(array) is not None
-    return _library(array) != "zarr" or not is_in_memory(array.store_path.store)
+    return library_of(array) != "zarr" or not is_in_memory(array.store_path.store)
 
 
 def _file_of(array: Any) -> str | None:
-    """The file that a tensor of torch is mapped from."""
-    return getattr(array.untyped_storage(), "filename", None) if isinstance(array, torch.Tensor) else None
+    """The file that an array of numpy or torch is mapped from."""
+    if isinstance(array, torch.Tensor):
+        return getattr(array.untyped_storage(), "filename", None)
+    mapped = memory_map_of(array)
+    return None if mapped is None else os.fspath(mapped.filename)  # type: ignore[arg-type]
 
 
 def _torch_dtype(given: Any, array: Any) -> torch.dtype:
@@ -310,7 +325,7 @@ def _chunks_of(array: Any, shape: tuple[int, ...], itemsize: int) -> tuple[int, 
 
 def _said_chunks(array: Any, shape: tuple[int, ...]) -> Any:
     """The chunks of an array in the words of its library."""
-    library = _library(array)
+    library = library_of(array)
     if library == "tensorstore":
         return array.chunk_layout.read_chunk.shape
     if library == "netCDF4":
@@ -344,57 +359,18 @@ def as_tensor(block: Any, array: Any = None) -> torch.Tensor:
     return torch.from_numpy(block)
 
 
-# By reference: each function is pickled, with what it opens.
-
-
-def _reference(array: Any) -> tuple[Any, ...] | None:
-    """What opens an array again, and its arguments; None where it lies in no file."""
-    if isinstance(array, np.ndarray):
-        return _mapped(array)
-    if _library(array) == "h5py" and hasattr(array, "file") and Path(array.file.filename).exists():
-        return _open_hdf5, str(Path(array.file.filename).absolute()), array.name
-    return None
-
-
-def _mapped(array: Any) -> tuple[Any, ...] | None:
-    base = memory_map_of(array)
-    if base is None:
-        return None
-    begin = base.offset - base.offset % mmap.ALLOCATIONGRANULARITY
-    first = np.frombuffer(base._mmap, np.uint8).__array_interface__["data"][0]  # type: ignore[attr-defined]  # noqa: SLF001
-    offset = begin + array.__array_interface__["data"][0] - first
-    return _open_mapped, os.fspath(base.filename), array.shape, array.dtype, offset, array.strides  # type: ignore[arg-type]
-
-
-def _open_mapped(path: str, shape: Any, dtype: Any, offset: int, strides: Any) -> np.ndarray[Any, Any]:
-    return np.ndarray(shape, dtype, np.memmap(path, np.uint8, "r"), offset, strides)
-
-
-def _open_hdf5(path: str, name: str) -> Any:
-    import h5py  # noqa: PLC0415  (of an extra)
-
-    return h5py.File(path, "r")[name]
-
-
-def _reopened(function: Callable[..., Any], *args: Any) -> ArrayReader:
-    return ArrayReader(function(*args))
-
-
-def _checked_pickle(array: Any) -> Any:
-    """The array, in the form in which it takes least to pickle; PicklingError if it is known that it cannot be."""
-    if isinstance(array, torch.Tensor):
-        # All that a view is a part of would be pickled with it.
-        return array.clone() if array.untyped_storage().nbytes() > array.nbytes else array
-    if isinstance(array, np.ndarray):
-        return array
+def _reopened(shown: str, shape: tuple[int, ...], dtype: torch.dtype, opened: Opened) -> ArrayReader:
+    """A reader by its pickle; StoreError where what it read from is not there, or something else is."""
+    function, args = opened
     try:
-        array.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        reader = ArrayReader(function(*args))
     except Exception as error:
-        raise pickle.PicklingError(
-            f"a tensor over {quoted(array)} cannot be pickled: {error}; give from_array something that lies in a file, "
-            "such as a zarr.Array or a numpy.memmap"
-        ) from error
-    return array
+        raise StoreError(f"{shown} cannot be opened again: {error}") from error
+    if (reader.shape, reader.dtype) != (shape, dtype):
+        raise StoreError(
+            f"{shown} was {dtype} of shape {shape}, and where it lay is {reader.dtype} of shape {reader.shape} now"
+        )
+    return reader
 
 
 _GDAL_CACHE_BYTES = 2**23

@@ -1,0 +1,497 @@
+"""Opens what an array reads from again: in a forked child, and where a pickle is loaded.
+
+A forked child shares the position in every open file with its parent, and a pickle holds no open files. So both walk
+over all that an array holds, as pickle does, and take each file and each array of a file by the path, URL or store that
+opens it again. What has none of these is an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import mmap
+import os
+import pickle
+import re
+import threading
+import weakref
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+import zarr
+from zarr.abc.store import Store
+from zarr.storage import FsspecStore, LocalStore, ObjectStore, ZipStore
+
+from infinite_tensor.support.forks import renew_in_children
+from infinite_tensor.values.arrays import memory_map_of
+from infinite_tensor_stores.targets import absolute, is_in_memory
+
+try:
+    # Dask arrays hold functions that only this one pickles, and bring it.
+    from cloudpickle import Pickler
+except ImportError:
+
+    class Pickler(pickle.Pickler):  # type: ignore[no-redef]
+        """That of the standard library, where no function needs another one."""
+
+        def reducer_override(self, obj: Any) -> Any:  # noqa: ARG002
+            """As for any object."""
+            return NotImplemented
+
+
+Opened: TypeAlias = "tuple[Callable[..., Any], tuple[Any, ...]]"
+"""A function that opens something, and its arguments."""
+
+
+def library_of(obj: object) -> str:
+    """The package that a type, or the type of an object, comes from."""
+    kind = obj if isinstance(obj, type) else type(obj)
+    return str(kind.__module__).partition(".")[0]
+
+
+# Other processes
+
+
+def opened_by(array: Any) -> Opened:
+    """What makes an array in another process: it opens the files of the array there, or brings the values along.
+
+    Raises
+    ------
+    pickle.PicklingError
+        If neither is possible. The message says why.
+    """
+    if isinstance(array, torch.Tensor | np.ndarray):
+        return _mapped(array) or _by_value(array)
+    walk = _ToOtherProcess()
+    try:
+        walk.dump(array)
+    except Exception as error:
+        raise pickle.PicklingError(str(error)) from error
+    return pickle.loads, (walk.pickled.getvalue(),)
+
+
+def _by_value(array: Any) -> Opened:
+    if isinstance(array, np.ndarray):
+        return _unchanged, (array,)
+    if array.untyped_storage().nbytes() > array.nbytes:
+        # All that a view is a part of would be pickled with it.
+        array = array.clone()
+    signed = _AS_SIGNED.get(array.dtype)
+    return (_unchanged, (array,)) if signed is None else (torch.Tensor.view, (array.view(signed), array.dtype))
+
+
+_AS_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+"""Dtypes of which torch does not read the pickles that it makes, and those as which they are pickled."""
+
+
+def _unchanged(array: Any) -> Any:
+    return array
+
+
+class _ToOtherProcess(Pickler):  # type: ignore[misc]
+    """Pickles an array, and what it holds of files by what opens them."""
+
+    def __init__(self) -> None:
+        self.pickled = io.BytesIO()
+        super().__init__(self.pickled, pickle.HIGHEST_PROTOCOL)
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Asked of each object that is not of a plain builtin type."""
+        find = _FINDERS.get(library_of(obj))
+        found = None if find is None else find(obj)
+        return super().reducer_override(obj) if found is None else found
+
+
+# Forked children
+
+
+def is_fork_safe(obj: object) -> bool:
+    """Whether something can be used in a forked child as it is: values, code, and what cares for forks itself."""
+    if isinstance(obj, np.ndarray):
+        return not obj.dtype.hasobject
+    if isinstance(obj, Store):
+        return is_in_memory(obj) or _is_of_fsspec_in_memory(obj) or library_of(obj) in _OURS
+    return isinstance(obj, _VALUES_AND_CODE) or library_of(obj) in _OURS
+
+
+_VALUES_AND_CODE = (torch.Tensor, bytes, bytearray, io.BytesIO, mmap.mmap, type, ModuleType, CodeType)
+
+_OURS = ("infinite_tensor", "infinite_tensor_stores")
+
+_WITH_THREADS = {"tensorstore", "obstore", "icechunk"}
+"""Libraries that work on threads of their own, which a forked child lacks, and that do not start them again."""
+
+_parents: list[Any] = []
+"""What belongs to the parent. A child never lets go of it: some libraries would write to a file as they close it."""
+
+
+def opened_in_child(array: Any) -> Any:
+    """The array as a forked child may read it, with all that it holds of files opened again.
+
+    Raises
+    ------
+    Exception
+        If something in it is not known to be safe, and cannot be pickled.
+    """
+    _parents.append(array)
+    walk = _ToChild()
+    walk.dump(array)
+    return _InChild(walk).load()
+
+
+class _ToChild(_ToOtherProcess):
+    """Pickles only what is not fork-safe."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[Any] = []
+
+    def persistent_id(self, obj: Any) -> int | None:
+        """The place of an object that stays as it is."""
+        if not is_fork_safe(obj):
+            return None
+        self.kept.append(obj)
+        return len(self.kept) - 1
+
+    def reducer_override(self, obj: Any) -> Any:
+        """As for another process, but for what would lead back to what the parent has opened or locked."""
+        # A store of zarr pickles what it stands for by itself.
+        library, kind = library_of(obj.store if isinstance(obj, ObjectStore) else obj), type(obj).__name__
+        if library in _WITH_THREADS:
+            raise pickle.PicklingError(f"{library} works on threads of its own, which a forked process does not have")
+        if kind == "SerializableLock":
+            # One of xarray or Dask. Those of one token are one lock in a process.
+            return type(obj), (f"{obj.token} of {os.getpid()}",)
+        if library == "xarray" and kind == "CachingFileManager":
+            return _own_manager, (type(obj), *obj.__getstate__()[:5])
+        return super().reducer_override(obj)
+
+
+class _InChild(pickle.Unpickler):
+    def __init__(self, walk: _ToChild) -> None:
+        super().__init__(io.BytesIO(walk.pickled.getvalue()))
+        self._kept = walk.kept
+
+    def persistent_load(self, pid: int) -> Any:
+        """What stayed as it is."""
+        return self._kept[pid]
+
+
+def _own_manager(kind: Any, opener: Any, args: Any, mode: Any, kwargs: Any, lock: Any) -> Any:
+    """A manager of xarray's with an id of its own: one of the same id would use the file that the parent has opened."""
+    return kind(opener, *args, mode=mode, kwargs=kwargs, lock=lock)
+
+
+# One thread at a time
+
+
+class Lock:
+    """Lets one thread at a time read from something, by any reader; in a forked child no thread holds it."""
+
+    def __init__(self) -> None:
+        self._renew_after_fork()
+        renew_in_children(self)
+
+    def _renew_after_fork(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+_locks: weakref.WeakValueDictionary[Hashable, Lock] = weakref.WeakValueDictionary()
+_of_locks = Lock()
+
+_PARALLEL = {"numpy", "torch", "zarr", "tensorstore", "infinite_tensor"}
+"""Libraries whose arrays any number of threads read at a time, whatever they hold."""
+_WRAPPERS = {"dask", "xarray"}
+"""Those whose arrays are read so unless what they hold is not."""
+_ONE_STATE = {"netCDF4": "HDF5", "h5py": "HDF5"}
+"""Libraries with one state for all that they have opened, by the name of what keeps it."""
+
+
+def locks_of(array: Any) -> tuple[Lock, ...]:
+    """What to hold, in this order, while an array is read.
+
+    There is one lock for all arrays of a library that is not thread-safe, and otherwise one for each file object that
+    arrays hold, or for the array where none is seen.
+    """
+    library = library_of(array)
+    if library in _PARALLEL:
+        return ()
+    walk = _Looking()
+    with contextlib.suppress(Exception):
+        walk.dump(array)
+    shared = walk.shared
+    if not shared and library not in _WRAPPERS:
+        shared = {_ONE_STATE.get(library, id(array))}
+    with _of_locks:
+        found = [_locks.get(key) or Lock() for key in shared]
+        _locks.update(zip(shared, found, strict=True))
+    return tuple(sorted(found, key=id))
+
+
+class _Looking(_ToChild):
+    """Looks for what an array shares with others, and calls nothing of a class that is not known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared: set[Hashable] = set()
+
+    def persistent_id(self, obj: Any) -> int | None:
+        """That of all into which nobody needs to look."""
+        kind = type(obj)
+        if library_of(obj) == "netCDF4":
+            self.shared.add(_ONE_STATE["netCDF4"])
+        elif hasattr(kind, "seek") and hasattr(kind, "read"):
+            self.shared.add(id(obj))
+        elif not is_fork_safe(obj):
+            return None
+        return 0
+
+    def reducer_override(self, obj: Any) -> Any:
+        """What an object holds, in place of the object."""
+        if isinstance(obj, FunctionType):
+            held = [cell.cell_contents for cell in obj.__closure__ or ()]
+        elif library_of(obj) in (*_WRAPPERS, "builtins", "collections", "functools"):
+            return NotImplemented
+        else:
+            held = [object.__getstate__(obj)]
+        return list, (held,)
+
+
+# What opens the files of each library again. None stands for what is pickled as its library does it.
+
+
+def _mapped(array: Any) -> Opened | None:
+    """Of an array of numpy or torch that shows a part of a file; small ones are as well pickled by value."""
+    if type(array) not in (np.ndarray, np.memmap, torch.Tensor) or array.nbytes < _SMALLEST_MAP:
+        return None
+    if isinstance(array, np.ndarray):
+        place = None if array.flags.owndata or array.dtype.hasobject else _place_of(array)
+        return place and (_open_mapped, (*place, array.shape, array.dtype, array.strides))
+    if array.device.type != "cpu":
+        return None
+    count = 1 + sum((n - 1) * step for n, step in zip(array.shape, array.stride(), strict=True))
+    place = _file_at(array.data_ptr(), array.data_ptr() + count * array.itemsize)
+    return place and (_open_mapped_tensor, (*place, array.dtype, count, tuple(array.shape), array.stride()))
+
+
+_SMALLEST_MAP = 2**14
+_MAPS = "/proc/self/maps"
+
+
+def _place_of(array: np.ndarray[Any, Any]) -> tuple[str, int] | None:
+    """The file that an array shows a part of, and where in it the first element is."""
+    first = array.__array_interface__["data"][0]
+    if os.path.exists(_MAPS):  # noqa: PTH110
+        low, high = np.lib.array_utils.byte_bounds(array)
+        found = _file_at(low, high)
+        return found and (found[0], found[1] + first - low)
+    base = memory_map_of(array)
+    if base is None:
+        return None
+    begin = base.offset - base.offset % mmap.ALLOCATIONGRANULARITY
+    mapped = np.frombuffer(base._mmap, np.uint8).__array_interface__["data"][0]  # type: ignore[attr-defined]  # noqa: SLF001
+    return os.fspath(base.filename), begin + first - mapped  # type: ignore[arg-type]
+
+
+def _file_at(low: int, high: int) -> tuple[str, int] | None:
+    """The file that memory is mapped from, whoever has done that, and where in it the memory begins.
+
+    None where it is no file, or not known to be as the file is: changes to a private map are in no file.
+    """
+    with contextlib.suppress(OSError), open(_MAPS, errors="surrogateescape") as maps:  # noqa: PTH123
+        for line in maps:
+            addresses, modes, offset, _, _, *path = line.rstrip("\n").split(maxsplit=5)
+            begin, end = (int(each, 16) for each in addresses.split("-"))
+            if begin <= low and high <= end and path:
+                lies = path[0].startswith("/") and not path[0].startswith("/dev/") and Path(path[0]).is_file()
+                known = lies and (modes.endswith("s") or _is_unchanged(addresses))
+                return (path[0], int(offset, 16) + low - begin) if known else None
+    return None
+
+
+def _is_unchanged(addresses: str) -> bool:
+    """Whether no page of a private map has been written to."""
+    pages = Path("/proc/self/smaps").read_text(errors="surrogateescape").partition(addresses)[2]
+    kept = dict(re.findall(r"^(Anonymous|Swap): +(\d+) kB$", pages, re.MULTILINE)[:2])
+    return kept == {"Anonymous": "0", "Swap": "0"}
+
+
+def _open_mapped(path: str, offset: int, shape: Any, dtype: Any, strides: Any) -> np.ndarray[Any, Any]:
+    return np.ndarray(shape, dtype, np.memmap(path, np.uint8, "r"), offset, strides)
+
+
+def _open_mapped_tensor(path: str, offset: int, dtype: Any, count: int, shape: Any, strides: Any) -> torch.Tensor:
+    with open(path, "rb") as file:  # noqa: PTH123
+        # torch has no tensors that nobody may write to: what is written to this one is in no file.
+        pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    return torch.frombuffer(pages, dtype=dtype, count=count, offset=offset).as_strided(shape, strides)
+
+
+def _path_of(name: str, what: str) -> str:
+    """The absolute path of a file that is open here; PicklingError if that is not the one at `name`."""
+    path = os.path.abspath(name)  # noqa: PTH100
+    with contextlib.suppress(OSError):
+        there = os.stat(path)  # noqa: PTH116
+        if not os.path.isdir(_OPEN):  # noqa: PTH112
+            return path
+        for number in os.listdir(_OPEN):  # noqa: PTH208
+            with contextlib.suppress(OSError):
+                if os.path.samestat(os.fstat(int(number)), there):
+                    return path
+    raise pickle.PicklingError(f"{what} has no path to be opened by: {path} is not the file that is open")
+
+
+_OPEN = "/dev/fd"
+"""Where systems that are not Windows list what a process has open."""
+
+
+def _of_file(file: Any) -> Opened | None:
+    """Of a file that is open for reading."""
+    if library_of(file) == "tempfile":
+        # Its copy would delete the file too.
+        file = getattr(file, "file", file)
+    raw = getattr(file, "raw", file)
+    if type(file) not in (io.BufferedReader, io.FileIO) or type(raw) is not io.FileIO or raw.writable():
+        return None
+    if not isinstance(raw.name, str):
+        raise pickle.PicklingError(f"{file!r} has no path to be opened by")
+    return _open_file, (_path_of(raw.name, repr(file)), 0 if file is raw else -1, file.tell())
+
+
+def _open_file(path: str, buffering: int, position: int) -> Any:
+    file = open(path, "rb", buffering)  # noqa: PTH123, SIM115  (whoever has the array closes it)
+    file.seek(position)
+    return file
+
+
+def _of_hdf5(obj: Any) -> Opened | None:
+    """Of a dataset or a group, by the path of its file and its name there."""
+    import h5py  # noqa: PLC0415  (of an extra)
+
+    if not isinstance(obj, h5py.Dataset | h5py.Group):
+        return None
+    file, what = obj.file, f"h5py object {obj.name!r} in {obj.file.filename!r}"
+    if file.driver == "core" and file.mode == "r":
+        # It has been read whole, and closed.
+        path = str(Path(file.filename).absolute())
+    elif file.driver in ("sec2", "stdio", "direct", "windows"):
+        path = _path_of(file.filename, what)
+    else:
+        raise pickle.PicklingError(
+            "h5py objects of a file in memory or behind a file object have no path to be opened by: open that of "
+            f"{obj.name!r} by h5py.File(path)"
+        )
+    name = obj.name
+    if name is None or file.get(name) != obj:
+        # It was reached through a link from another file, and has the name of that.
+        found = h5py.h5r.get_name(obj.ref, file.id)
+        if found is None:
+            raise pickle.PicklingError(f"{what} has no name there")
+        name = found.decode()
+    locks, if_possible = file.id.get_access_plist().get_file_locking()
+    locking = "best-effort" if locks and if_possible else bool(locks)
+    return _open_hdf5, (path, name, file.swmr_mode, locking)
+
+
+def _open_hdf5(path: str, name: str, swmr: bool, locking: Any) -> Any:
+    import h5py  # noqa: PLC0415  (of an extra)
+
+    return h5py.File(path, "r", swmr=swmr, locking=locking)[name]
+
+
+def _of_netcdf(obj: Any) -> Opened | None:
+    """Of a variable of netCDF4, or a group, by the path or URL of its file, its name and what it was told to do."""
+    import netCDF4  # noqa: PLC0415  (there is an array of it)
+
+    if not isinstance(obj, netCDF4.Dataset | netCDF4.Variable):
+        return None
+    group = obj.group() if isinstance(obj, netCDF4.Variable) else obj
+    place = group.filepath()
+    if "://" not in place:
+        place = _path_of(place, f"netCDF4 object {obj.name!r} in {place!r}")
+    if obj is group:
+        return _open_netcdf, (place, group.path)
+    return _open_variable, (group, obj.name, obj.mask, obj.scale, obj.always_mask, obj.chartostring)
+
+
+def _open_netcdf(place: str, path: str) -> Any:
+    import netCDF4  # noqa: PLC0415  (there was an array of it)
+
+    file = netCDF4.Dataset(place)
+    return file if path == "/" else file[path]
+
+
+def _open_variable(group: Any, name: str, mask: bool, scale: bool, always_mask: bool, chartostring: bool) -> Any:
+    variable = group.variables[name]
+    variable.set_auto_mask(mask)
+    variable.set_auto_scale(scale)
+    variable.set_always_mask(always_mask)
+    variable.set_auto_chartostring(chartostring)
+    return variable
+
+
+def _of_zarr(obj: Any) -> Opened | None:
+    """Of an array by its store and what is found there, and of a store by what is the same place everywhere."""
+    if isinstance(obj, zarr.Array):
+        return _open_zarr, (obj.store_path.store, obj.store_path.path, obj.metadata.zarr_format)
+    if type(obj) is LocalStore:
+        return _open_folder, (str(absolute(obj).root), obj.read_only)
+    if type(obj) is ZipStore:
+        # One that was written to would be emptied by the mode that it has.
+        return _open_zip, (str(obj.path.absolute()),)
+    if isinstance(obj, Store) and _is_of_fsspec_in_memory(obj):
+        raise pickle.PicklingError(f"{obj} lies in the memory of this process")
+    return None
+
+
+def _is_of_fsspec_in_memory(store: Store) -> bool:
+    """Whether it is one for ``memory://``, which each process has for itself."""
+    return isinstance(store, FsspecStore) and "memory" in store.fs.protocol
+
+
+def _open_zarr(store: Store, path: str, zarr_format: Any) -> Any:
+    return zarr.open_array(store, path=path, mode="r" if store.read_only else "r+", zarr_format=zarr_format)
+
+
+def by_absolute_path(array: Any) -> Any:
+    """An array of zarr that is the same one in whatever folder this process works."""
+    store = array.store_path.store
+    if type(store) is not LocalStore or store.root.is_absolute():
+        return array
+    return _open_zarr(absolute(store), array.store_path.path, array.metadata.zarr_format)
+
+
+def _open_folder(root: str, read_only: bool) -> LocalStore:
+    return LocalStore(root, read_only=read_only)
+
+
+def _open_zip(path: str) -> ZipStore:
+    return ZipStore(path, mode="r")
+
+
+def _of_lock(obj: Any) -> Opened | None:
+    """Of a lock, which nobody holds in another process."""
+    new = {type(threading.Lock()): threading.Lock, type(threading.RLock()): threading.RLock}.get(type(obj))
+    return new and (new, ())
+
+
+_FINDERS: dict[str, Callable[[Any], Opened | None]] = {
+    "numpy": _mapped,
+    "torch": _mapped,
+    "_thread": _of_lock,
+    "_io": _of_file,
+    "tempfile": _of_file,
+    "h5py": _of_hdf5,
+    "netCDF4": _of_netcdf,
+    "zarr": _of_zarr,
+}
