@@ -1,6 +1,6 @@
 """Reads parts of arrays of any library, and of rasters, as torch tensors.
 
-A reader works on several threads, in forked children, and by its pickle, which refers to a file where there is one.
+A reader works on several threads, in forked children, and by its pickle: `reopening` knows how.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from zarr.storage import FsspecStore, LocalStore, ObjectStore, ZipStore
 
 from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.values.arrays import memory_map_of
-from infinite_tensor_stores.targets import absolute, is_in_memory
+from infinite_tensor_stores.targets import is_in_memory
 
 try:
     # Dask arrays hold functions that only this one pickles, and bring it.
@@ -445,7 +445,7 @@ def _of_zarr(obj: Any) -> Opened | None:
     if isinstance(obj, zarr.Array):
         return _open_zarr, (obj.store_path.store, obj.store_path.path, obj.metadata.zarr_format)
     if type(obj) is LocalStore:
-        return _open_folder, (str(absolute(obj).root), obj.read_only)
+        return _open_folder, (str(obj.root.absolute()), obj.read_only)
     if type(obj) is ZipStore:
         # One that was written to would be emptied by the mode that it has.
         return _open_zip, (str(obj.path.absolute()),)
@@ -465,10 +465,10 @@ def _open_zarr(store: Store, path: str, zarr_format: Any) -> Any:
 
 def by_absolute_path(array: Any) -> Any:
     """An array of zarr that is the same one in whatever folder this process works."""
-    store = array.store_path.store
+    store, path = array.store_path.store, array.store_path.path
     if type(store) is not LocalStore or store.root.is_absolute():
         return array
-    return _open_zarr(absolute(store), array.store_path.path, array.metadata.zarr_format)
+    return _open_zarr(LocalStore(store.root.absolute(), read_only=store.read_only), path, array.metadata.zarr_format)
 
 
 def _open_folder(root: str, read_only: bool) -> LocalStore:

@@ -76,8 +76,9 @@ def from_array(
 
     Notes
     -----
-    The tensor is pickled with the values, or with the path where `a` is a memmap or an h5py.Dataset. Arrays of other
-    libraries are pickled as these do it: a zarr.Array in a folder by its path, say.
+    Where it is read in a forked process, and where its pickle is loaded, the tensor opens the files of `a` again, by
+    path, URL or store. If that cannot be done, it raises a StoreError or a `pickle.PicklingError`. Values that lie in
+    memory alone are pickled with it.
 
     Examples
     --------
