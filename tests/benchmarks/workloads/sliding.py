@@ -120,6 +120,9 @@ def _volume(channels: int, classes: int) -> nn.Module:
 
 CASES = {
     "classes-1536": Case("100 classes", _scores, 3, 100, (1536, 1536), 256),
+    "wide-2": Case("2 classes", _scores, 3, 2, (2048, 4096), 256),
+    "wide-10": Case("10 classes", _scores, 3, 10, (2048, 4096), 256),
+    "wide-100": Case("100 classes", _scores, 3, 100, (2048, 4096), 256),
     "classes-4096": Case("100 classes", _scores, 3, 100, (4096, 4096), 256),
     "unet": Case("U-Net, 3 classes", _UNet, 3, 3, (1536, 1536), 256),
     "volume": Case("3-D, 3 classes", _volume, 1, 3, (256, 256, 256), 64),
