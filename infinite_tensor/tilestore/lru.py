@@ -119,15 +119,15 @@ class LRU(Generic[K, V]):
         ``release(key, value)`` is asked before; False keeps the value, which is asked for again at the next
         eviction. A value stays until `release` has returned.
         """
-        kept, some = 0, _FEW
-        while self._over():
+        kept, some, most = 0, _FEW, self.most_bytes
+        while self._exceeds(most):
             # Not all that there are: most often the first one or two are let go.
             keys = list(itertools.islice(self._entries, kept, kept + some))
             if not keys:
                 return
             some *= 2
             for key in keys:
-                if not self._over():
+                if not self._exceeds(most):
                     return
                 # A signal handler may have evicted it.
                 entry = self._entries.get(key)
@@ -141,8 +141,7 @@ class LRU(Generic[K, V]):
         self._entries = OrderedDict((key, entry) for key, entry in self._entries.items() if keep(entry[0]))
         self._counted = False
 
-    def _over(self) -> bool:
-        most = self.most_bytes
+    def _exceeds(self, most: int | None) -> bool:
         return (most is not None and self.total_bytes > most) or (
             self.max_items is not None and len(self._entries) > self.max_items
         )
