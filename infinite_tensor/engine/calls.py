@@ -24,7 +24,7 @@ from infinite_tensor.errors import (
 )
 from infinite_tensor.geometry.padding import positions
 from infinite_tensor.geometry.points import IntArray
-from infinite_tensor.support.allocation import Array, as_array, as_tensor, new_block, new_tensor
+from infinite_tensor.support.allocation import Array, as_array, as_tensor, keep_at_hand, new_block, new_tensor
 from infinite_tensor.support.interrupts import running_f
 from infinite_tensor.support.nested import Key, leaves, show
 from infinite_tensor.tilestore.contents import Access, Contents
@@ -44,6 +44,7 @@ class Calls:
         assert computation.f is not None
         self._f = computation.f
         self._running_f = running_f()
+        keep_at_hand()
         self._indices = claim.indices
         self._sources = [
             (upstream, access, starts.tolist())

@@ -12,6 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -74,6 +75,18 @@ def out_of_memory(shape: Sequence[int], dtype: torch.dtype, advice: str) -> OutO
     return OutOfMemoryError(
         f"a tensor of shape {tuple(shape)} and {dtype} takes {size}, which cannot be allocated{advice and '; '}{advice}"
     )
+
+
+@cache
+def keep_at_hand() -> None:
+    """Have glibc keep at hand what calls of an ``f`` free, for the next one to use again.
+
+    It maps blocks that are larger than the largest one that was freed so far, and keeps no more than twice as much at
+    hand. Where a network takes more together, which of its blocks are new pages in each call depends on what lies
+    between them: a cheap one then takes up to twice the time. So a block is freed that is as large as counts; nothing
+    is written to it. A threshold that a user has set stands.
+    """
+    new_tensor((_AT_HAND_BYTES - 2 * mmap.PAGESIZE,), torch.uint8, torch.device("cpu"))
 
 
 class _FreedBlocks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import resource
 import sys
 from concurrent.futures import ProcessPoolExecutor
@@ -71,3 +72,32 @@ def test_a_large_read_holds_its_result_the_cache_and_little_more(tmp_path: Path)
 )
 def test_a_very_large_read_does_so_too(kind: str, extent: int, tmp_path: Path) -> None:
     check(kind, tmp_path, extent, 64 * MIB, 256 * MIB)
+
+
+class Mallinfo(ctypes.Structure):
+    """What glibc's ``mallinfo2`` returns."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks")] + [
+        (name, ctypes.c_size_t) for name in ("fsmblks", "uordblks", "fordblks", "keepcost")
+    ]
+
+
+def mapped_for_a_batch() -> int:
+    """How many blocks are mapped anew for the output of a batch, once a window has been computed."""
+    InfiniteTensor((None, None), ramp, TensorWindow((256, 256)))[0, 0]
+    mallinfo = ctypes.CDLL(None).mallinfo2
+    mallinfo.restype = Mallinfo
+    before: int = mallinfo().hblks
+    output = torch.empty(30 * MIB, dtype=torch.uint8)
+    mapped: int = mallinfo().hblks
+    del output
+    return mapped - before
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="other allocators have other rules"
+)
+def test_what_an_f_returns_takes_pages_that_were_freed_before() -> None:
+    # What is mapped is given back as it is freed. A cheap network took up to twice the time for new pages.
+    with ProcessPoolExecutor(1, CONTEXT) as child:
+        assert child.submit(mapped_for_a_batch).result() == 0
