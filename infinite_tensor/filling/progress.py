@@ -61,6 +61,8 @@ class Shown(AbstractContextManager[Any]):
         self._told = -1.0
         checked = checked_progress(progress)
         self._watcher: Callable[[Any], object] | None = checked if callable(checked) else None
+        # A log is told of what is left, and not that nothing is.
+        self._tells_end = self._watcher is not None
         self._every = _TELL_SECONDS
         self._bar: Any = None
         if progress == "always" or (progress is True and is_watched()):
@@ -148,7 +150,7 @@ class Tally(Shown):
 
     def __exit__(self, kind: object, *exc: object) -> None:
         super().__exit__(kind, *exc)
-        if self._watcher is not None and kind is None:
+        if self._tells_end and kind is None:
             with self._lock:
                 self._tell()
 
@@ -158,13 +160,13 @@ LINE_SECONDS = 60.0
 
 
 def _line_in(unit: str) -> Callable[[Any], object]:
-    """Writes a line to standard error, for a log; none at the end, of which a fill has a report."""
+    """Writes a line to standard error, for a log."""
 
     def write(progress: Any) -> None:
         done, total = progress.done, progress.total
         # A log that cannot be written to must not end hours of work.
         with suppress(OSError, ValueError, AttributeError):
-            if progress.report is None and done:
+            if done:
                 left = progress.seconds * max(0, total - done) / done
                 sys.stderr.write(f"{count_of(done)} of {count_of(total)} {unit}s, about {_minutes(left)} left\n")
                 sys.stderr.flush()

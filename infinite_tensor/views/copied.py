@@ -150,7 +150,7 @@ class CopyTally(Shown):
 
     def finish(self, report: CopyReport) -> CopyReport:
         """All is there."""
-        if self._watcher is not None:
+        if self._tells_end:
             self._tell(report)
         return report
 

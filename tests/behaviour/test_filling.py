@@ -415,10 +415,11 @@ class TestProgress:
         assert all(p.report is None for p in told)
 
     def test_a_bar_is_silent_where_there_is_no_terminal(
-        self, store: ZarrTileStore, capsys: pytest.CaptureFixture[str]
+        self, store: ZarrTileStore, capsys: pytest.CaptureFixture[str], tmp_path: Path
     ) -> None:
         t, _ = chain(store, depth=1)
         t.fill(sl[0:64, 0:64])
+        t.export(sl[0:64, 0:64], tmp_path / "filled.npy")
         assert capsys.readouterr() == ("", "")
 
     def test_without_a_terminal_a_line_tells_now_and_then_what_is_left(
