@@ -30,6 +30,7 @@ from infinite_tensor.support.tables import bytes_of
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
 from infinite_tensor.values.checks import stand_in
+from infinite_tensor.values.definition import resolved_blend
 from infinite_tensor.values.dims import default_name, label_of
 from infinite_tensor.values.fingerprint import networks_in
 from infinite_tensor.values.modes import Modes
@@ -92,7 +93,8 @@ def predict(
     overlap : float or tuple of float
         How much of a window its neighbour shares, from 0 up to and without 1.
     blend, sigma_scale
-        How overlapping windows are blended, as for `InfiniteTensor`; `sigma_scale` is that of "gaussian".
+        How overlapping windows are blended, as for `InfiniteTensor`; `sigma_scale` is that of "gaussian". "max" and
+        "min" are those of the windows alone, while a function begins with 0.
     dims : tuple of str, optional
         Names of the dimensions of `source`; "c", "channel", "channels", "band" and "bands" are channels. Default: its
         own names. Without any, a dimension more than `window` has is channels, and comes first.
@@ -288,6 +290,7 @@ def _made(
             output.window,
             dtype=output.dtype,
             blend=output.blend,
+            blend_init=output.blend_init,
             edge=output.edge,
             dims=output.dims,
             reduce=output.reduce,
@@ -505,7 +508,7 @@ def _tensor_of(source: Any, dims: Any) -> InfiniteTensor:
 
 
 def _blend_of(blend: object, sigma_scale: Any) -> object:
-    return WeightedMean("gaussian", sigma_scale) if word(blend) == "gaussian" else blend
+    return WeightedMean("gaussian", sigma_scale) if word(blend) == "gaussian" else resolved_blend(blend)
 
 
 def _dtype_of_autocast(autocast: object, device: torch.device) -> torch.dtype | None:

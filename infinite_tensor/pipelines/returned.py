@@ -149,16 +149,37 @@ class Result:
         else:
             window = TensorWindow(size, stride, offset)
         edges = sliding.edges(edge, len(shape) - len(follows))
-        return Output(shape, self.stored, window, self._blend(blend, window), None, edges, dims, self.reduction)
+        blend, init = self._blend(blend, window), self._blend_init(blend)
+        return Output(shape, self.stored, window, blend, init, edges, dims, self.reduction)
+
+    @property
+    def _blended(self) -> torch.dtype:
+        """In which windows are blended."""
+        return checked_dtype(self.stored) if self.reduction is None else self.seen.computed
+
+    def _blend_init(self, blend: Any) -> Any:
+        """What no value changes to: the largest of values below 0 is not 0."""
+        dtype = self._blended
+        if self.seen.is_single or dtype.is_complex or not (blend is torch.maximum or blend is torch.minimum):
+            return None
+        if dtype.is_floating_point:
+            ends: tuple[Any, Any] = (-math.inf, math.inf)
+        elif dtype == torch.bool:
+            ends = (False, True)
+        else:
+            ends = (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+        return ends[blend is torch.minimum]
 
     def _blend(self, blend: Any, window: TensorWindow) -> Any:
         """What its windows are blended by: nothing divides values of which there is only one a pixel."""
+        if self.seen.is_single:
+            return "last"
         if not isinstance(blend, WeightedMean):
             return blend
-        dtype = checked_dtype(self.stored) if self.reduction is None else self.seen.computed
+        dtype = self._blended
         divides = dtype.is_floating_point or dtype.is_complex
         if window.stride == window.size:
-            return blend if divides and not self.seen.is_single else "last"
+            return blend if divides else "last"
         if not divides:
             raise ValidationError(
                 f"windows of {dtype} overlap, and have no mean: give blend='last' or overlap=0; where net returns "

@@ -80,6 +80,14 @@ def test_results_for_windows_are_reduced_and_have_regions() -> None:
     assert predict(lambda batch: net(batch)[:, 0], PICTURE, **HALVED).shape == (4, 6)
 
 
+@pytest.mark.parametrize("blend", ["max", "min", "first", None, torch.mul], ids=str)
+def test_results_for_windows_are_not_blended(blend: Any) -> None:
+    def net(batch: torch.Tensor) -> torch.Tensor:
+        return batch.mean((2, 3)) - 0.5
+
+    assert torch.equal(predict(net, PICTURE, **HALVED, blend=blend)[...], predict(net, PICTURE, **HALVED)[...])
+
+
 def test_the_last_windows_reach_past_the_end_and_their_results_count() -> None:
     found = predict(lambda batch: batch.mean((2, 3)), image(3, 81, 20), **HALVED)
     assert found.shape == (3, 5, 1)
@@ -226,6 +234,29 @@ def test_other_scales_along_other_dimensions_are_asked_for(net: Any, window: tup
         ShapeMismatchError, match=r"other scales along other dimensions.*movedim\(-1, 1\), or give scale="
     ):
         predict(net, picture, window=window, overlap=0.5, progress=False)
+
+
+@pytest.mark.parametrize(("blend", "picked"), [("max", torch.maximum), ("min", torch.minimum)])
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("shift", [-2, 2])
+def test_the_largest_and_the_smallest_are_those_of_windows_alone(
+    blend: str, picked: Any, named: bool, shift: int
+) -> None:
+    def net(batch: torch.Tensor) -> torch.Tensor:
+        return batch + shift
+
+    found = predict(net, PICTURE, **HALVED, blend=blend if named else picked)
+    torch.testing.assert_close(found[...], PICTURE + shift)
+    labels = predict(net, PICTURE, **HALVED, blend=blend if named else picked, reduce="argmax")
+    assert torch.equal(labels[...], PICTURE.argmax(0).to(torch.uint8))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int64, torch.bool, torch.bfloat16])
+def test_the_largest_and_the_smallest_of_labels_are_those_of_windows(dtype: torch.dtype) -> None:
+    pixels = (PICTURE[0] * 3).to(dtype)
+    for blend in ("max", "min"):
+        found = predict(lambda batch: (batch[:, 0] * 3).to(dtype), PICTURE, **HALVED, blend=blend)
+        assert torch.equal(found[...], pixels)
 
 
 @pytest.mark.parametrize("reduce", ["argmax", Reduction("argmax", 1)], ids=str)
