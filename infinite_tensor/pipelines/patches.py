@@ -115,7 +115,14 @@ class Sliding:
 
     def count(self, edge: object) -> list[int | None]:
         """How many windows there are along each dimension; None along those without ends."""
-        return [None if n is None else last + 1 for n, last in zip(self.extents, self._grid(edge).last, strict=True)]
+        lasts = self._grid(edge).last
+        found = [None if n is None else last + 1 for n, last in zip(self.extents, lasts, strict=True)]
+        if 0 in found:
+            raise ValidationError(
+                f"no window of {self.size} pixels lies in the {tuple(self.extents)} pixels of the source; give "
+                "edge='clip', or a smaller window"
+            )
+        return found
 
     def _grid(self, edge: object) -> WindowGrid:
         extents = tuple(self.extents)
@@ -128,11 +135,23 @@ class Sliding:
             return None
         return tuple(of_dimensions("scale", given, len(self.size), as_ratio, "a positive number such as 2 or 0.5"))
 
-    def scale_of(self, size: Sequence[int], given: tuple[Fraction, ...] | None) -> tuple[Fraction, ...]:
-        """Pixels of the output along one of the source; ShapeMismatchError where that is not known."""
-        if {*size} == {1}:
-            return self._scale_of_single(given)
-        found = tuple(Fraction(n, pixels) for n, pixels in zip(size, self.size, strict=True))
+    def scale_of(self, shape: Sequence[int], given: tuple[Fraction, ...] | None) -> tuple[Fraction, ...]:
+        """Pixels of an output of this shape along one of the source; ShapeMismatchError where that is not known."""
+        size = shape[-len(self.size) :]
+        is_single = {*size} == {1}
+        found = (
+            self._scale_of_single(given)
+            if is_single
+            else tuple(Fraction(n, pixels) for n, pixels in zip(size, self.size, strict=True))
+        )
+        if given is None and shape[:-1] == self.size != size:
+            raise ShapeMismatchError(
+                f"net was given windows of {self.size} pixels and returned {shape[0]} channels of {size} pixels: are "
+                "its channels last? Have net return channels first, as in lambda batch: net(batch).movedim(-1, 1), or "
+                f"give scale={_shown(found)} if that is the resolution of its output"
+            )
+        if is_single:
+            return found
         shapes = f"net was given windows of {self.size} pixels and returned {tuple(size)}"
         if given is not None:
             if given != found:
@@ -177,8 +196,10 @@ class Sliding:
 
     def check_together(self, singles: Sequence[str | None], others: Sequence[str | None], edge: object) -> None:
         """ValidationError where outputs of one result a window end elsewhere than those with pixels beside them."""
+        if not (singles and others):
+            return
         ends = zip(self.count(edge), self.extents, self.stride, strict=True)
-        if singles and others and any(n is not None and count != -(-n // step) for count, n, step in ends):
+        if any(n is not None and count != -(-n // step) for count, n, step in ends):
             raise ValidationError(
                 f"net returned one result for each window for {singles}, beside pixels for {others}, and these do not "
                 "end together where windows overlap: give overlap=0, or predict them apart, as in "

@@ -198,7 +198,7 @@ def predict(
     known = {} if overwrite else returned_before(tensor_id, stored, sliding)
     found = (f.looked and known) or _first_windows(f, sliding, scales, region, edge, tensor_id)
     results = {
-        name: each.reduced_by(reduction_for(name, reduce, found), dtype, sliding.scale_of(each.size, scales))
+        name: each.reduced_by(reduction_for(name, reduce, found), dtype, sliding.scale_of(each.shape, scales))
         for name, each in found.items()
     }
     singles = [name for name, result in results.items() if result.seen.is_single]

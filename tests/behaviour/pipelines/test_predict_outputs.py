@@ -88,6 +88,11 @@ def test_results_for_windows_are_not_blended(blend: Any) -> None:
     assert torch.equal(predict(net, PICTURE, **HALVED, blend=blend)[...], predict(net, PICTURE, **HALVED)[...])
 
 
+def test_results_for_windows_of_an_image_without_any_are_refused() -> None:
+    with pytest.raises(ValidationError, match=r"no window of \(32, 32\) pixels.*\(20, 112\) pixels.*give edge='clip'"):
+        predict(Classifier().eval(), PICTURE[:, :20], **HALVED, edge="drop")
+
+
 def test_the_last_windows_reach_past_the_end_and_their_results_count() -> None:
     found = predict(lambda batch: batch.mean((2, 3)), image(3, 81, 20), **HALVED)
     assert found.shape == (3, 5, 1)
@@ -234,6 +239,20 @@ def test_other_scales_along_other_dimensions_are_asked_for(net: Any, window: tup
         ShapeMismatchError, match=r"other scales along other dimensions.*movedim\(-1, 1\), or give scale="
     ):
         predict(net, picture, window=window, overlap=0.5, progress=False)
+
+
+@pytest.mark.parametrize("classes", [1, 4])
+def test_channels_of_a_signal_that_come_last_are_asked_for(classes: int) -> None:
+    def net(batch: torch.Tensor) -> torch.Tensor:
+        return batch.movedim(1, -1) * torch.arange(1, 1 + classes)
+
+    signal = image(5120)
+    options: dict[str, Any] = {"window": 512, "overlap": 0.5, "progress": False}
+    with pytest.raises(ShapeMismatchError, match=r"512 channels of \(\d,\) pixels.*movedim\(-1, 1\), or give scale=1/"):
+        predict(net, signal, **options)
+    found = predict(lambda batch: net(batch).movedim(-1, 1), signal, **options)
+    torch.testing.assert_close(found[...], signal * torch.arange(1, 1 + classes)[:, None])
+    assert predict(net, signal, **options, scale=classes / 512 if classes > 1 else 1 / 256).shape[0] == 512
 
 
 @pytest.mark.parametrize(("blend", "picked"), [("max", torch.maximum), ("min", torch.minimum)])
