@@ -80,7 +80,7 @@ def test_results_for_windows_are_reduced_and_have_regions() -> None:
     assert predict(lambda batch: net(batch)[:, 0], PICTURE, **HALVED).shape == (4, 6)
 
 
-@pytest.mark.parametrize("blend", ["max", "min", "first", None, torch.mul], ids=str)
+@pytest.mark.parametrize("blend", ["max", "min", "first", None, torch.mul])
 def test_results_for_windows_are_not_blended(blend: Any) -> None:
     def net(batch: torch.Tensor) -> torch.Tensor:
         return batch.mean((2, 3)) - 0.5
