@@ -148,9 +148,9 @@ def memory_map_of(array: object) -> np.memmap[Any, Any] | None:
     return None
 
 
-def check_unmasked(values: object, has: str) -> None:
+def check_unmasked(values: Any, has: str) -> None:
     """ValidationError, which begins with `has`, if elements of an array are masked, as numpy and astropy have it."""
-    mask = getattr(values, "mask", None)
+    mask = values.mask if hasattr(type(values), "mask") else None
     # netCDF4 has a mask of that name which says what reads do.
     is_mask = isinstance(mask, np.ndarray | np.bool_ | bool) and not hasattr(values, "set_auto_mask")
     if is_mask and np.any(mask):
