@@ -331,7 +331,7 @@ class PatchDataset(_Patches):
             raise ValidationError(f"length must be a positive int or None, got {quoted(length)}")
         # Workers that live on see what it is set to.
         self._epoch = torch.zeros((), dtype=torch.int64, device="cpu")
-        self._epoch.share_memory_()  # type: ignore[no-untyped-call]  # of torch
+        self._epoch.share_memory_()
 
     def set_epoch(self, epoch: int) -> None:
         """Take patches at other random places from now on, those of an epoch; 0 is the epoch of a new dataset.

@@ -6,7 +6,7 @@ import math
 import os
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from infinite_tensor.filling.mask import placed
 from infinite_tensor.filling.progress import Watcher
 from infinite_tensor.filling.stored_only import StoredOnly
 from infinite_tensor.geometry.batching import Batching
-from infinite_tensor.geometry.regions import parse
+from infinite_tensor.geometry.regions import Region, parse
 from infinite_tensor.geometry.window import Shape, TensorWindow
 from infinite_tensor.outputs import Output, Shared
 from infinite_tensor.support.arguments import checked_device, checked_id, checked_workers, taking_missing
@@ -383,6 +383,13 @@ class InfiniteTensor(Fillable):
         """
         return self._spec.definition.to_json() | {"device": str(self.device)}
 
+    @overload
+    def __getitem__(self, indices: list[Any]) -> list[torch.Tensor]: ...
+    @overload
+    def __getitem__(self, indices: Region) -> torch.Tensor: ...
+    @overload
+    def __getitem__(self, indices: object) -> Any: ...
+
     def __getitem__(self, indices: object) -> Any:
         """Read a region, or a list of regions in one plan.
 
@@ -406,6 +413,13 @@ class InfiniteTensor(Fillable):
             If pixels are missing and the tensor was opened without ``f``.
         """
         return self.read(indices)
+
+    @overload
+    def read(self, indices: list[Any], *, workers: int | None = None) -> list[torch.Tensor]: ...
+    @overload
+    def read(self, indices: Region, *, workers: int | None = None) -> torch.Tensor: ...
+    @overload
+    def read(self, indices: object, *, workers: int | None = None) -> Any: ...
 
     def read(self, indices: object, *, workers: int | None = None) -> Any:
         """``tensor[indices]``, with a say in how it is carried out.
@@ -936,7 +950,7 @@ class InfiniteTensor(Fillable):
 
     def __contains__(self, value: object) -> bool:
         self._check_finite("search")
-        return bool((self[...] == value).any())
+        return bool(torch.as_tensor(self[...] == value).any())
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         self._check_finite("make an array of")

@@ -6,7 +6,7 @@ import itertools
 import operator
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
@@ -14,7 +14,7 @@ from infinite_tensor.engine.chain import Node, node_of
 from infinite_tensor.engine.claims import CLAIMS
 from infinite_tensor.engine.reads import Views
 from infinite_tensor.geometry.blocks import Blocks
-from infinite_tensor.geometry.regions import Selection, parse
+from infinite_tensor.geometry.regions import Region, Selection, parse
 from infinite_tensor.geometry.window import Shape
 from infinite_tensor.support.allocation import IN_PARTS, new_result
 from infinite_tensor.support.interrupts import store_call
@@ -80,6 +80,13 @@ class StoredOnly:
     def device(self) -> torch.device:
         """Where results are."""
         return self._node.spec.device
+
+    @overload
+    def __getitem__(self, indices: list[Any]) -> list[torch.Tensor]: ...
+    @overload
+    def __getitem__(self, indices: Region) -> torch.Tensor: ...
+    @overload
+    def __getitem__(self, indices: object) -> Any: ...
 
     def __getitem__(self, indices: object) -> Any:
         """What is stored of a region, or of each of a list of regions.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from types import EllipsisType
+from typing import Any, NamedTuple, SupportsIndex, TypeAlias
 
 import torch
 
@@ -12,6 +13,9 @@ from infinite_tensor.geometry.points import COORDINATE_LIMIT, Index
 from infinite_tensor.geometry.window import Shape
 from infinite_tensor.support.allocation import IN_PARTS, is_lack_of_memory, out_of_memory
 from infinite_tensor.support.given import as_index, quoted
+
+Region: TypeAlias = SupportsIndex | slice | EllipsisType | tuple[Any, ...]
+"""What is written between the brackets of a read that returns one tensor."""
 
 _SUPPORTED = "supported are ints, slices and Ellipsis"
 

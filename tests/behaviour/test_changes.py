@@ -95,7 +95,7 @@ def in_list(value: float) -> Callable[..., Any]:
 
 def traced(value: float) -> Any:
     with warnings.catch_warnings(action="ignore"):
-        return torch.jit.trace(lambda x: x * value, torch.ones(4, 3, 32, 32))  # type: ignore[no-untyped-call]
+        return torch.jit.trace(lambda x: x * value, torch.ones(4, 3, 32, 32))
 
 
 def predicted(store: object, net: Any, **options: Any) -> Any:

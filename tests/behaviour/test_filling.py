@@ -520,7 +520,7 @@ def fill_shard(rank: int, count: int, folder: Path) -> None:
 
 
 def test_processes_of_torch_fill_a_region_together(tmp_path: Path) -> None:
-    start_processes(fill_shard, (4, tmp_path), nprocs=4, start_method="forkserver")  # type: ignore[no-untyped-call]
+    start_processes(fill_shard, (4, tmp_path), nprocs=4, start_method="forkserver")
     opened = ZarrTileStore(tmp_path / "store", mode="r").open("3")
     expected, _ = chain(MemoryTileStore())
     assert opened.is_filled(sl[0:256, 0:512])

@@ -346,17 +346,17 @@ class Quantizable(nn.Module):
 def quantized(layer: Callable[[], nn.Module], value: float) -> nn.Module:
     """A layer whose weights have the same scale, whatever the value up to 0.5."""
     net = Quantizable(layer(), value).eval()
-    net.qconfig = get_default_qconfig("qnnpack")  # type: ignore[no-untyped-call]
-    prepared = prepare(net)  # type: ignore[no-untyped-call]
+    net.qconfig = get_default_qconfig("qnnpack")
+    prepared = prepare(net)
     for at in (0.0, 1.0):
         prepared(torch.full((1, 1, 4, 4), at))
-    return convert(prepared)  # type: ignore[no-any-return, no-untyped-call]
+    return convert(prepared)  # type: ignore[no-any-return]
 
 
 QUANTIZED: dict[str, Callable[[float], nn.Module]] = {
     "linear": lambda value: quantized(lambda: nn.Linear(4, 4), value),
     "convolution": lambda value: quantized(lambda: nn.Conv2d(1, 4, 3, padding=1), value),
-    "linear, for each input": lambda value: quantize_dynamic(Quantizable(nn.Linear(4, 4), value), {nn.Linear}),  # type: ignore[no-untyped-call]
+    "linear, for each input": lambda value: quantize_dynamic(Quantizable(nn.Linear(4, 4), value), {nn.Linear}),
 }
 
 

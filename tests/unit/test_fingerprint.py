@@ -195,7 +195,7 @@ def with_hook(value: float) -> nn.Module:
 
 def traced(value: float) -> Any:
     with warnings.catch_warnings(action="ignore"):
-        return torch.jit.trace(lambda x: x * value, torch.ones(2))  # type: ignore[no-untyped-call]
+        return torch.jit.trace(lambda x: x * value, torch.ones(2))
 
 
 def scripted(value: float) -> Any:

@@ -372,7 +372,7 @@ def test_devices_and_docstrings_do_not_count() -> None:
 
 def test_traced_functions_are_the_same_each_time_they_are_traced() -> None:
     def trace() -> Any:
-        return torch.jit.trace(nn.Sequential(nn.ReLU(), nn.ReLU()), torch.ones(1))  # type: ignore[no-untyped-call]
+        return torch.jit.trace(nn.Sequential(nn.ReLU(), nn.ReLU()), torch.ones(1))
 
     with warnings.catch_warnings(action="ignore"):
         first = record(trace())
