@@ -127,14 +127,12 @@ def _looked_up(
 
 def _filled(
     node: Node, selection: Selection, out: torch.Tensor, read: Callable[[Index, torch.Tensor], T]
-) -> Iterator[T]:
+) -> Iterable[T]:
     """What ``read(start, out)`` returns of each block of a selection, as it writes the pixels of that."""
     if not selection.is_thinned:
-        yield read(selection.start, out)
-        return
+        return [read(selection.start, out)]
     blocks = Blocks.of(selection, node.spec.grid.window).cut(_BLOCK_BYTES // node.spec.dtype.itemsize)
-    for block in blocks:
-        yield blocks.fill(block, out, read)
+    return (blocks.fill(block, out, read) for block in blocks)
 
 
 def _written(node: Node, parts: _Selected, workers: int | None) -> bool:
