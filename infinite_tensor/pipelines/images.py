@@ -52,8 +52,10 @@ class ImageReader(Reader):
                 said = _said_of(image, path)
                 _check_held(image, said)
                 self.shape, self.dtype = _form_of(image, said)
-                # Some are decoded by now: the orientation of a PNG may stand at its end.
-                self._pixels = None if image.tile else _pixels_of(image, self.dtype)
+                if not image.tile:
+                    # Decoded by now: the orientation of a PNG may stand at its end, and the channels of an icon do.
+                    self._pixels = _pixels_of(image, self.dtype)
+                    self.shape = tuple(self._pixels.shape)
         except _NotHeldError as reason:
             self._raster = _raster_instead(path, page, reason)
             self.shape, self.dtype = self._raster.shape, self._raster.dtype
@@ -247,6 +249,9 @@ def _in_tiff(image: Any, _data: mmap.mmap) -> _Samples:
     widths, kinds = (sorted(set(tags.get(tag, (1,)))) for tag in (258, 339))
     dtype = " and ".join(f"{_KINDS.get(kind, 'unknown')}{width}" for kind in kinds for width in widths)
     said = _Samples(tags.get(277, len(image.getbands())), "bool" if dtype == "uint1" else dtype)
+    decoder, _, _, args = image.tile[0]
+    if decoder == "libtiff" and args[0].endswith(_SWAPPED):
+        raise _NotHeldError(f"it has big-endian {said}, compressed, of which pillow swaps the bytes", said.dtype)
     if tags.get(284) == 2 and widths[-1] > 8:
         raise _NotHeldError(f"it has {said} in planes, which pillow does not read", said.dtype)
     if tags.get(262) == 0 and said.dtype == "uint8":
@@ -256,6 +261,8 @@ def _in_tiff(image: Any, _data: mmap.mmap) -> _Samples:
     return said
 
 
+_SWAPPED = ("BS", "BF")
+"""How pillow calls big-endian integers with a sign and floats, which libtiff has turned as this machine has them."""
 _KINDS = {1: "uint", 2: "int", 3: "float", 4: "uint", 5: "complex_int", 6: "complex"}
 
 

@@ -105,6 +105,15 @@ def test_transparency_in_a_palette_becomes_an_alpha_channel(tmp_path: Path) -> N
     assert_reads(from_image(path), expected.movedim(-1, 0))
 
 
+def test_an_icon_has_the_channels_that_are_in_it(tmp_path: Path) -> None:
+    shown = saved(tmp_path / "a.icns", colours(1024, 1024)[..., 0])
+    with Image.open(shown) as image:
+        image.load()
+        expected = torch.from_numpy(np.array(image))
+    assert_reads(from_image(shown), expected)
+    assert_reads(sent(from_image(shown)), expected)
+
+
 def test_cmyk_becomes_rgb(tmp_path: Path) -> None:
     path = saved(tmp_path / "a.jpg", colours(), "CMYK")
     with Image.open(path) as image:
@@ -185,6 +194,9 @@ RGB_IN_PLANES = {"photometric": "RGB", "interleave": "band"}
         ("GTiff", 1, "int16", {}),
         ("GTiff", 1, "uint32", {}),
         ("GTiff", 1, "uint32", {"ENDIANNESS": "BIG"}),
+        ("GTiff", 1, "int16", {"ENDIANNESS": "BIG", "compress": "deflate"}),
+        ("GTiff", 1, "int32", {"ENDIANNESS": "BIG", "compress": "lzw"}),
+        ("GTiff", 1, "float32", {"ENDIANNESS": "BIG", "compress": "deflate"}),
         ("GTiff", 1, "float64", {}),
         ("GTiff", 3, "float32", {"photometric": "RGB"}),
         ("GTiff", 7, "uint8", {}),
