@@ -227,7 +227,7 @@ def _prepared(array: Any) -> Any:
         variable = getattr(array, "variable", array)
         in_memory = isinstance(variable, IndexVariable) or isinstance(variable._data, np.ndarray)  # noqa: SLF001
         return _prepared(variable.values) if in_memory else variable
-    if library_of(array) == "zarr":
+    if library_of(array) in ("zarr", "nibabel"):
         return by_absolute_path(array)
     if library_of(array) == "tensorstore":
         # Its slices are in coordinates of the domain.

@@ -8,6 +8,7 @@ opens it again. What has none of these is an error.
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import mmap
 import os
@@ -464,7 +465,13 @@ def _open_zarr(store: Store, path: str, zarr_format: Any) -> Any:
 
 
 def by_absolute_path(array: Any) -> Any:
-    """An array of zarr that is the same one in whatever folder this process works."""
+    """An array that is the same one in whatever folder this process works, where zarr or nibabel would look there."""
+    if library_of(array) == "nibabel":
+        name = getattr(array, "file_like", None)
+        if isinstance(name, str) and not os.path.isabs(name):  # noqa: PTH117
+            array = copy.copy(array)
+            array.file_like = os.path.abspath(name)  # noqa: PTH100
+        return array
     store, path = array.store_path.store, array.store_path.path
     if type(store) is not LocalStore or store.root.is_absolute():
         return array

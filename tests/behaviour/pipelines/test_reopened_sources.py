@@ -135,6 +135,12 @@ def tiff(folder: Path) -> Any:
     return zarr.open_array(store, mode="r")
 
 
+def nifti(folder: Path, name: str) -> Any:
+    nibabel = pytest.importorskip("nibabel")
+    nibabel.save(nibabel.Nifti1Image(VALUES, np.eye(4)), folder / name)
+    return nibabel.load(folder / name).dataobj
+
+
 class Quiet(http.server.SimpleHTTPRequestHandler):
     """It keeps connections open, and says nothing about its requests."""
 
@@ -177,6 +183,7 @@ FILES: dict[str, Callable[[Path], Any]] = {
     "Zarr in a zip": zipped,
     "Zarr in memory": lambda _folder: zarr.create_array({}, data=VALUES, chunks=(64, 64)),
     "tifffile's aszarr": tiff,
+    "nibabel": lambda folder: nifti(folder, "a.nii"),
 }
 
 
@@ -312,7 +319,7 @@ def test_a_pickle_opens_the_file_again(kind: str, tmp_path: Path) -> None:
     assert torch.equal(pickle.loads(content)[...], right(t))  # noqa: S301  (our own)
 
 
-@pytest.mark.parametrize("kind", ["Zarr in a folder", "Zarr in a zip", "h5py", "netCDF4"])
+@pytest.mark.parametrize("kind", ["Zarr in a folder", "Zarr in a zip", "h5py", "netCDF4", "nibabel"])
 def test_a_relative_path_means_the_same_file_in_another_folder(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
