@@ -950,7 +950,8 @@ class InfiniteTensor(Fillable):
 
     def __contains__(self, value: object) -> bool:
         self._check_finite("search")
-        return bool(torch.as_tensor(self[...] == value).any())
+        pixels: Any = self[...]
+        return bool((pixels == value).any())
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         self._check_finite("make an array of")
