@@ -14,7 +14,7 @@ from infinite_tensor.geometry.padding import PADDINGS
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.window import Shape, TensorWindow, checked_edge
 from infinite_tensor.support.arguments import checked_id
-from infinite_tensor.support.given import as_index
+from infinite_tensor.support.given import as_index, quoted
 from infinite_tensor.support.nested import Key
 from infinite_tensor.tilestore.formats import FORMAT, FORMAT_OF_MEANS, FORMAT_OF_REDUCTIONS, LATEST_FORMAT
 from infinite_tensor.tilestore.layout import layout_of, tile_shape_of
@@ -32,7 +32,7 @@ from infinite_tensor.values.definition import (
 from infinite_tensor.values.dims import checked_dims
 from infinite_tensor.values.dtypes import dtype_of
 from infinite_tensor.values.functions import Functions, Record
-from infinite_tensor.values.meaning import meaning_from_json
+from infinite_tensor.values.meaning import StoredMeaning
 from infinite_tensor.values.reduction import (
     check_gathered_mean,
     check_reduction,
@@ -72,7 +72,10 @@ class StoredTensor:
         StoreError
             If it is in the format of a later version.
         """
-        fields = _typed(dict, "it", json_value("definition", stored, DEEPEST_JSON + 1))
+        given = {**_typed(dict, "it", stored)}
+        # Looked at when it is asked for: it may be long.
+        meaning = given.pop("meaning", None)
+        fields = {**_typed(dict, "it", json_value("definition", given, DEEPEST_JSON + 1)), "meaning": meaning}
         version = as_index(fields.get("format", FORMAT))
         if version is None or version < 1:
             raise ValidationError(f"format must be a positive int, got {fields['format']!r:.200}")
@@ -148,7 +151,7 @@ def definition_of(fields: Mapping[str, Any]) -> Definition:
         output=_output(fields.get("output")),
         dims=checked_dims(fields.get("dims"), len(shape)),
         reduction=None if reduction is None else reduction_to_json(reduction),
-        meaning=meaning_from_json(fields.get("meaning"), shape),
+        meaning=None if fields.get("meaning") is None else StoredMeaning(fields["meaning"], shape),
     )
 
 
@@ -160,7 +163,7 @@ def _field(fields: Mapping[str, Any], name: str) -> Any:
 
 def _typed(kind: type[T], name: str, value: object) -> T:
     if not isinstance(value, kind):
-        raise ValidationError(f"{name} must be a {kind.__name__}, got {value!r:.200}")
+        raise ValidationError(f"{name} must be a {kind.__name__}, got {quoted(value)}")
     return value
 
 

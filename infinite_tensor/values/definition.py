@@ -28,7 +28,7 @@ from infinite_tensor.values.reduction import Reduction, gathered_shape, gathered
 from infinite_tensor.values.weights import KINDS, UnknownWeights, WeightedMean, mean_from_json, mean_to_json
 
 if TYPE_CHECKING:
-    from infinite_tensor.values.meaning import Meaning
+    from infinite_tensor.values.meaning import Meaning, StoredMeaning
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 Number: TypeAlias = "bool | int | float | complex"
@@ -138,7 +138,7 @@ class Definition:
     """The names of its dimensions, which values do not depend on."""
     reduction: Mapping[str, Json] | None = None
     """What blended pixels are reduced by, before they are stored."""
-    meaning: Meaning | None = field(default=None, compare=False)
+    meaning: Meaning | StoredMeaning | None = field(default=None, compare=False)
     """What is known of its pixels beside their values, which do not depend on it."""
 
     def values(self) -> dict[str, Json]:

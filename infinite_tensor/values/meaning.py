@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +20,8 @@ import numpy.typing as npt
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.window import Shape, TensorWindow, followed
+from infinite_tensor.support.forks import cached_property
+from infinite_tensor.support.given import quoted
 from infinite_tensor.values.definition import Definition, Json, json_value
 from infinite_tensor.values.dims import names_of
 
@@ -26,6 +29,8 @@ MOST_COORDINATES = 2**22
 """Of a coordinate, which is in memory whole; longer ones are left out."""
 _LONGEST = 2**18
 """Letters of a coordinate in a store, where all of a definition is read when a tensor is opened."""
+_MOST_BYTES = 2**28
+"""Of all coordinates that a store says, which may be made to swell."""
 _SAME_SIZE, _SAME_PLACE = 1e-6, 1e-3
 """By no more does rounding change the size of a pixel, and where one lies, in pixels."""
 
@@ -189,7 +194,7 @@ class Georeference(Fact):
             moved = {"line": (y + down / 2 - 0.5, down), "samp": (x + across / 2 - 0.5, across)}
             rpcs = {**rpcs, **{f"{key}_off": (rpcs[f"{key}_off"] - at) / size for key, (at, size) in moved.items()}}
             rpcs |= {f"{key}_scale": rpcs[f"{key}_scale"] / size for key, (_, size) in moved.items()}
-        gcps = [[(row - y) / down, (column - x) / across, *there] for row, column, *there in self.gcps]
+        gcps = [[(row - y) / down, (column - x) / across, u, v, w] for row, column, u, v, w in self.gcps]
         return Georeference(self.called, rows.d, columns.d, self.crs, transform, gcps, rpcs)
 
     def agrees_with(self, other: Any) -> bool:
@@ -209,9 +214,18 @@ class Georeference(Fact):
 def _same_crs(one: str | None, other: str | None) -> bool:
     if one == other or not one or not other:
         return one == other
-    from rasterio.crs import CRS  # noqa: PLC0415  (of an extra, which has written them)
+    mine, its = crs_of(one), crs_of(other)
+    return mine is not None and bool(mine == its)
 
-    return bool(CRS.from_wkt(one) == CRS.from_wkt(other))
+
+def crs_of(wkt: str) -> Any:
+    """A `rasterio.crs.CRS`; None where rasterio is not there, or does not know what a newer one has written."""
+    try:
+        from rasterio.crs import CRS  # noqa: PLC0415  (of an extra)
+
+        return CRS.from_wkt(wkt)
+    except (ImportError, ValueError):
+        return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -279,16 +293,20 @@ class Coordinate(Fact):
         """See `Fact`."""
         extents, stored, dtype = [shape[d] for d in fields["dims"]], fields["values"], np.dtype(fields["dtype"])
         count = math.prod([MOST_COORDINATES + 1 if n is None else n for n in extents])
-        if count > MOST_COORDINATES or dtype.kind not in "biufmMU":
+        if count > MOST_COORDINATES or count * dtype.itemsize > _MOST_BYTES or not _DTYPES.fullmatch(fields["dtype"]):
             raise ValueError(f"{count} coordinates of {dtype}")
         if dtype.kind == "U":
-            values = np.array([str(each) for each in stored])
+            values = np.array([str(each) for each in stored], dtype)
         else:
             unpacked = zlib.decompressobj().decompress(base64.b64decode(stored), count * dtype.itemsize)
             differences = np.frombuffer(unpacked, f"<i{dtype.itemsize}")
             bits = differences.cumsum(dtype=differences.dtype).cumsum(dtype=differences.dtype)
             values = bits.view(dtype).astype(dtype.newbyteorder("="), copy=False)
-        return cls(str(fields["called"]), fields["dims"], values.reshape(extents), {**fields["attrs"]})
+        return cls(fields["called"], fields["dims"], values.reshape(extents), {**fields["attrs"]})
+
+
+_DTYPES = re.compile(r"[<|][biuf][1248]|<[mM]8\[(s|ms|us|ns)\]|<U[0-9]+")
+"""Those of coordinates, as numpy writes them."""
 
 
 def _along(values: npt.NDArray[Any], axis: int, seen: Seen, count: int) -> npt.NDArray[Any] | None:
@@ -366,6 +384,9 @@ class Code(Fact):
         value = [_number(each) for each in stored] if isinstance(stored, list) else _number(stored)
         if along is not None and len(value) != shape[along]:
             raise ValueError(f"{len(value)} values of {fields['called']}")
+        if fields["called"] in ("nodata", "scale", "offset"):
+            # They are numbers.
+            [float(each) for each in (value if isinstance(value, list) else [value])]
         return cls(fields["called"], value, along)
 
 
@@ -412,34 +433,69 @@ class Meaning:
         )
 
     def to_json(self) -> Json:
-        """As JSON; `meaning_from_json` reads it back."""
+        """As JSON; `StoredMeaning` reads it back."""
         found = [(fact, fact.fields()) for fact in self.facts]
         lost = [*self.lost, *[label for fact, fields in found if fields is None for label in fact.labels]]
         facts = [{"kind": fact.kind, **fields} for fact, fields in found if fields is not None]
         return json_value("meaning", {"facts": facts, "lost": lost})
 
 
-def meaning_from_json(stored: object, shape: Shape) -> Meaning | None:
-    """What `Meaning.to_json` returned, of a tensor of this shape; None for None.
+class StoredMeaning:
+    """What `Meaning.to_json` returned, which is looked at when somebody asks for it.
+
+    What of it cannot be read is lost: a newer version may have written it, or somebody else.
+
+    Parameters
+    ----------
+    stored : object
+        As JSON.
+    shape : tuple of int or None
+        That of the tensor.
 
     Raises
     ------
     ValidationError
-        If it cannot have returned that.
+        If it is no such JSON.
     """
-    if stored is None:
-        return None
+
+    def __init__(self, stored: Any, shape: Shape) -> None:
+        facts, lost = (stored.get(name) if isinstance(stored, dict) else None for name in ("facts", "lost"))
+        if not (isinstance(facts, list) and isinstance(lost, list) and all(isinstance(each, dict) for each in facts)):
+            raise ValidationError(f"meaning must have lists of facts and of what is lost, got {quoted(stored)}")
+        self._stored, self._shape = stored, shape
+
+    @cached_property
+    def _read(self) -> Meaning:
+        facts, lost, room = [], [*map(str, self._stored["lost"])], _MOST_BYTES
+        for each in self._stored["facts"]:
+            fact = _fact_of(each, self._shape) if room > 0 else None
+            if fact is None:
+                lost.append(f"{each.get('kind')!s:.80} {each.get('called')!r:.80}")
+            else:
+                facts.append(fact)
+                room -= fact.values.nbytes if isinstance(fact, Coordinate) else 0
+        return Meaning(tuple(facts), tuple(lost))
+
+    def through(self, lens: Lens) -> Meaning:
+        """See `Meaning.through`."""
+        return self._read.through(lens)
+
+    def to_json(self) -> Json:
+        """See `Meaning.to_json`."""
+        return self._stored  # type: ignore[no-any-return]
+
+
+def _fact_of(stored: Mapping[str, Any], shape: Shape) -> Fact | None:
+    """What `Fact.fields` returned, with its kind; None where it cannot have returned that."""
     try:
-        given: Any = stored
-        fields = [{**each} for each in given["facts"]]
-        facts = [_KINDS[each.pop("kind")].of_fields(each, shape) for each in fields]
-        found = Meaning(tuple(facts), tuple(map(str, given["lost"])))
-        # What is wrong inside of a fact is found by a look at the first pixel.
-        names = [""] * len(shape)
-        found.through(Lens.of_region(names, [0] * len(shape), dict.fromkeys(range(len(shape)), ("", 1))))
-    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, zlib.error) as error:
-        raise ValidationError(f"meaning is none: {type(error).__name__}: {error!s:.200}") from error
-    return found
+        fields = {**stored}
+        kind = _KINDS[fields.pop("kind")]
+        fact = kind.of_fields({**fields, "called": str(fields["called"])}, shape)
+        # What is wrong inside of it is found by a look at the first pixel.
+        fact.through(Lens.of_region([""] * len(shape), [0] * len(shape), dict.fromkeys(range(len(shape)), ("", 1))))
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, zlib.error):
+        return None
+    return fact
 
 
 def derived(definition: Definition, args: Iterable[Definition]) -> tuple[Meaning | None, list[str]]:

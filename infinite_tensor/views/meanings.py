@@ -21,11 +21,7 @@ _ATTRIBUTES = {"nodata": ("_FillValue", "nodatavals"), "scale": ("scale_factor",
 }
 """What codes are called among attributes: the same one for all pixels, and one for each band."""
 _ELSEWHERE = ("colour map", "mask", "GCPs", "RPCs")
-_UNITS = {"D": "days", "h": "hours", "m": "minutes", "s": "seconds"} | {
-    "ms": "milliseconds",
-    "us": "microseconds",
-    "ns": "nanoseconds",
-}
+_UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 
 
 def nodata_in(value: Any, dtype: np.dtype[Any]) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 
 from infinite_tensor.pipelines.readers import RasterReader
 from infinite_tensor.pipelines.sliding import CHANNELS
-from infinite_tensor.values.meaning import Attribute, Code, Coordinate, Georeference
+from infinite_tensor.values.meaning import Attribute, Code, Coordinate, Georeference, crs_of
 from infinite_tensor.views.exports.cutout import Cutout, Pixels
 from infinite_tensor.views.meanings import nodata_in
 
@@ -93,18 +93,19 @@ def _say_place(place: Georeference, found: _Said) -> None:
     """A file has a transform, or else ground control points."""
     from rasterio import Affine  # noqa: PLC0415  (of an extra)
     from rasterio.control import GroundControlPoint  # noqa: PLC0415
-    from rasterio.crs import CRS  # noqa: PLC0415
     from rasterio.rpc import RPC  # noqa: PLC0415
 
-    if place.crs is not None:
-        found.profile["crs"] = CRS.from_wkt(place.crs)
+    crs = None if place.crs is None else crs_of(place.crs)
+    if crs is not None:
+        found.profile["crs"] = crs
     if place.transform is not None:
         found.profile["transform"] = Affine(*place.transform)
     elif place.gcps:
         found.profile["gcps"] = [GroundControlPoint(row, column, x, y, z) for row, column, x, y, z in place.gcps]
     if place.rpcs is not None:
         found.attributes["rpcs"] = RPC(**place.rpcs)
-    found.said.update(label for label in place.labels if label != "GCPs" or place.transform is None)
+    unsaid = {"CRS": crs is None, "GCPs": place.transform is not None}
+    found.said.update(label for label in place.labels if not unsaid.get(label))
 
 
 def _say_coordinate(coordinate: Coordinate, cutout: Cutout, bands: int, found: _Said) -> None:
@@ -151,7 +152,6 @@ def _say_code(code: Code, cutout: Cutout, bands: int, found: _Said) -> None:
 def _say_coordinates(cutout: Cutout, rows: int, columns: int, found: _Said) -> None:
     """The transform of coordinates that lie in even steps, and the CRS that is said of them."""
     from rasterio import Affine  # noqa: PLC0415  (of an extra)
-    from rasterio.crs import CRS  # noqa: PLC0415
 
     known = cutout.meaning.of(Coordinate)
     own = {fact.dims[0]: fact for fact in known if len(fact.dims) == 1 and fact.called == cutout.dims[fact.dims[0]]}
@@ -163,8 +163,9 @@ def _say_coordinates(cutout: Cutout, rows: int, columns: int, found: _Said) -> N
     found.profile["transform"] = Affine(a, 0, c, 0, e, f)
     found.said.update(own[rows].labels + own[columns].labels)
     for fact in known:
-        if "crs_wkt" in fact.attrs:
-            found.profile["crs"] = CRS.from_wkt(fact.attrs["crs_wkt"])
+        crs = crs_of(fact.attrs["crs_wkt"]) if "crs_wkt" in fact.attrs else None
+        if crs is not None:
+            found.profile["crs"] = crs
             found.said.update(fact.labels)
 
 
