@@ -56,7 +56,7 @@ def check_tiff(cutout: Cutout) -> None:
             f"{rows} x {columns}; write .zarr"
         )
     crs = said_of(cutout).profile.get("crs")
-    if crs is not None and not _is_held(crs):
+    if crs and not _is_held(crs):
         raise ValidationError(f"no GeoTIFF holds the CRS of the raster, {crs.to_string()}; write .npy or .zarr")
 
 

@@ -93,6 +93,7 @@ def _say_place(place: Georeference, found: _Said) -> None:
     """A file has a transform, or else ground control points."""
     from rasterio import Affine  # noqa: PLC0415  (of an extra)
     from rasterio.control import GroundControlPoint  # noqa: PLC0415
+    from rasterio.crs import CRS  # noqa: PLC0415
     from rasterio.rpc import RPC  # noqa: PLC0415
 
     crs = None if place.crs is None else crs_of(place.crs)
@@ -101,6 +102,8 @@ def _say_place(place: Georeference, found: _Said) -> None:
     if place.transform is not None:
         found.profile["transform"] = Affine(*place.transform)
     elif place.gcps:
+        # They are written with one, which may be empty.
+        found.profile.setdefault("crs", CRS())
         found.profile["gcps"] = [GroundControlPoint(row, column, x, y, z) for row, column, x, y, z in place.gcps]
     if place.rpcs is not None:
         found.attributes["rpcs"] = RPC(**place.rpcs)

@@ -279,19 +279,20 @@ def test_a_colour_map_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
-def test_ground_control_points_and_rational_polynomials_move_with_pixels(tmp_path: Path) -> None:
+@pytest.mark.parametrize("crs", [UTM, CRS()])
+def test_ground_control_points_and_rational_polynomials_move_with_pixels(crs: CRS, tmp_path: Path) -> None:
     points = [GroundControlPoint(r, c, 14 + c, 40 - r, 0) for r, c in ((0, 0), (0, 64), (48, 0), (48, 64))]
     zeros = [0.0] * 20
     rpcs = RPC(100, 200, 40, 1, zeros, zeros, 24.0, 20.0, 14, 1, zeros, zeros, 32.0, 30.0)
     path = saved(tmp_path / "in.tif", world(), crs=None, transform=None)
     with rasterio.open(path, "r+") as file:
-        file.gcps = (points, UTM)
+        file.gcps = (points, crs)
         file.rpcs = rpcs
     t = from_raster(path).map(halved, scale=0.5, window=16)
     t.export(sl[:, 2:, 4:], tmp_path / "out.tif")
     with rasterio.open(tmp_path / "out.tif") as file:
-        found, crs = file.gcps
-        assert crs == UTM
+        found, of_them = file.gcps
+        assert of_them == (crs or None)
         assert [(p.row, p.col, p.x, p.y) for p in found] == [(p.row / 2 - 2, p.col / 2 - 4, p.x, p.y) for p in points]
         # The middle of the first pixel is 0: that of row 2 of the half is 4.5 before.
         assert (file.rpcs.line_off, file.rpcs.line_scale) == ((24 - 4.5) / 2, 10)
