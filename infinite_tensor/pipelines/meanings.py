@@ -72,8 +72,11 @@ def meaning_of_array(array: Any, dims: Sequence[str]) -> Meaning | None:
             lost.append(f"coordinate {name!r}")
             continue
         called = renamed[name] if coordinate.dims == (name,) else str(name)
-        numbers = [array.dims.index(dim) for dim in coordinate.dims]
-        facts.append(Coordinate(called, numbers, values, _said(coordinate.attrs)[0]))
+        numbers, attrs = [array.dims.index(dim) for dim in coordinate.dims], _said(coordinate.attrs)[0]
+        # That of rioxarray stays where it is when pixels move; coordinates, which say the same, do not.
+        if attrs.pop("GeoTransform", None) and not {*array.dims[-2:]} <= {*array.coords}:
+            lost.append("transform")
+        facts.append(Coordinate(called, numbers, values, attrs))
     return Meaning(tuple(facts), tuple(lost))
 
 

@@ -396,6 +396,21 @@ def test_coordinates_of_another_scale_are_those_of_the_middles_of_pixels(scale: 
     assert np.array_equal(found["time"], weather()["time"])
 
 
+@pytest.mark.parametrize("has_middles", [True, False])
+def test_the_transform_that_rioxarray_writes_is_not_that_of_other_pixels(has_middles: bool, tmp_path: Path) -> None:
+    said = {"crs_wkt": UTM.to_wkt(), "GeoTransform": "500000.0 10.0 0.0 4600000.0 0.0 -20.0"}
+    x, y = middles(TRANSFORM, 1, COLUMNS)[0, 0], middles(TRANSFORM, ROWS, 1)[1, :, 0]
+    coords = {"spatial_ref": ((), 0, said)} | ({"y": y, "x": x} if has_middles else {})
+    t = from_array(xarray.DataArray(world(), coords, ("band", "y", "x"))).map(halved, scale=0.5, window=16)
+    assert t.to_xarray()["spatial_ref"].attrs == {"crs_wkt": UTM.to_wkt()}
+    if has_middles:
+        t.export(..., tmp_path / "out.tif")
+        assert_is_where_it_says(tmp_path / "out.tif")
+    else:
+        with pytest.warns(MeaningLostWarning, match="out.zarr is without transform"):
+            t.export(..., tmp_path / "out.zarr")
+
+
 def test_coordinates_in_even_steps_are_the_transform_of_a_tiff(tmp_path: Path) -> None:
     given = weather()
     given = given.assign_coords(spatial_ref=((), 0, {"crs_wkt": CRS.from_epsg(4326).to_wkt()}))
