@@ -10,8 +10,6 @@ from infinite_tensor.values.spec import TensorSpec
 
 K = TypeVar("K", bound=Hashable)
 
-_MOST_NAMED = 5
-
 
 def readers_in(specs: Iterable[TensorSpec], tensor_id: str, digest: str | None) -> list[str]:
     """Ids of the tensors that name another one as an arg, sorted; a digest of None stands for any."""

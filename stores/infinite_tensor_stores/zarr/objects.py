@@ -460,18 +460,6 @@ def _is_free(root: Path, key: str) -> bool:
     return False
 
 
-def _linked(path: Path, new: Path) -> bool:
-    """Whether a file has another name now, where it is still there and its disk knows such a thing."""
-    try:
-        new.parent.mkdir(parents=True, exist_ok=True)
-        new.hardlink_to(path)
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-    return True
-
-
 def _changed(path: Path) -> float:
     """When a file was written; now, if it has gone meanwhile."""
     try:
