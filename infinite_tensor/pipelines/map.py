@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -109,7 +109,7 @@ def map(  # noqa: A001  (what it does to tensors is what the builtin does to ite
     ValidationError
         If an argument does not fit, or the store holds another tensor under `tensor_id`.
     ShapeMismatchError
-        (when read) If `fn` returns another size: the message tells the likely cause.
+        (when read) If `fn` returns another size.
     DtypeMismatchError
         (when read) If `fn` returns another dtype.
 
@@ -229,56 +229,11 @@ def _instead(output: object) -> str:
 
 
 def _misfit(output: Sequence[Along], given: _Sizes, found: _Sizes, batch: _Sizes) -> str:
-    """What is wrong with the shape that `fn` has returned, and why it may be."""
+    """What is wrong with the shape that `fn` has returned."""
     size = (*batch, *[along.size for along in output])
     padded = (*batch, *[along.padded or along.size for along in output])
     larger = f", or {padded}, of which the halo is cropped" if padded != size else ""
-    if len(found) == len(size) and found[: len(batch)] == batch:
-        causes = [cause for along, n in zip(output, found[len(batch) :], strict=True) for cause in _causes(along, n)]
-    else:
-        causes = [*_causes_of_dimensions(output, found, batch)]
-    told = "".join(f". {cause}" for cause in dict.fromkeys(causes))
-    return f"fn was given shape {given} and returned shape {found}; it must return {size}{larger}{told}"
-
-
-def _causes_of_dimensions(output: Sequence[Along], found: _Sizes, batch: _Sizes) -> Iterator[str]:
-    """Why there may be more or fewer dimensions, or other results than regions."""
-    channels = any(along.number is None for along in output)
-    missing = len(batch) + len(output) - len(found)
-    if missing == 0:
-        yield f"It was given {batch[0]} regions at once: return a result for each"
-    if missing == 1 and channels and found[: len(batch)] == batch:
-        yield "Perhaps there are no channels: give channels=()"
-    elif missing == 1 and batch:
-        yield f"It was given {batch[0]} regions at once: return a batch, with a result for each"
-    if missing == -1 and not batch and found[0] == 1:
-        yield "Perhaps fn expects a batch: give batch_size=1, or return the only result of it"
-    elif missing == -1 and not channels:
-        yield f"Perhaps there are channels: give channels={found[len(batch)]}"
-
-
-def _causes(along: Along, found: int) -> Iterator[str]:
-    """Why there may be so many pixels along a dimension; none where that is right."""
-    if along.crop(found) is not None:
-        return
-    if along.number is None:
-        yield f"Perhaps it has other channels: give channels={found}"
-        return
-    slide = along.slides[0]
-    side, padded = along.size / slide.scale, along.size + 2 * slide.margin
-    ratios = [found / (side + 2 * slide.halo), found / side]
-    ratio = next((each for each in ratios if each != slide.scale and 1 in (each.numerator, each.denominator)), None)
-    lost = (padded - found) / 2
-    if lost == 2 * slide.margin:
-        yield "Perhaps it is cropped twice: by fn, and by layers without padding, which need the halo for themselves"
-    elif lost == 0:
-        yield f"A halo of {slide.halo} is {slide.margin} pixels there, and cannot be cropped: return {along.size}"
-    elif ratio is not None:
-        shown = ratio.numerator if ratio.denominator == 1 else f"Fraction{ratio.numerator, ratio.denominator}"
-        yield f"Perhaps it has another resolution: give scale={shown}"
-    elif lost < 0 and lost.denominator == 1:
-        yield f"Perhaps it pads: it has {-lost} pixels more on each side than it was given: crop these"
-    elif lost > 0 and (reach := lost / slide.scale).denominator == 1:
-        yield f"Perhaps it reads {reach} pixels around each: give halo={reach}, not {slide.halo}"
-    elif lost.denominator == 2:
-        yield "Perhaps it loses more pixels on one side than on the other: give it kernels of odd size, or crop alike"
+    return (
+        f"fn was given shape {given} and returned shape {found}; it must return {size}{larger}. Give map the halo=, "
+        "scale=, channels= and batch_size= that fn has"
+    )
