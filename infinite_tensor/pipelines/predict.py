@@ -19,8 +19,14 @@ from infinite_tensor.geometry.window import TensorWindow, followed
 from infinite_tensor.groups import TensorGroup
 from infinite_tensor.outputs import Output
 from infinite_tensor.pipelines.networks import BatchedNetwork, Index, Outputs, device_of
-from infinite_tensor.pipelines.patches import Sliding
-from infinite_tensor.pipelines.returned import Result, Returned, reduction_for, returned_before, returned_by
+from infinite_tensor.pipelines.prediction import (
+    Result,
+    Returned,
+    Sliding,
+    reduction_for,
+    returned_before,
+    returned_by,
+)
 from infinite_tensor.pipelines.sources import from_array, least_cache_of
 from infinite_tensor.support.arguments import check_fill, checked_device, checked_flag, checked_id
 from infinite_tensor.support.given import as_index, members, quoted, word
