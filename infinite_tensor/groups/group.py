@@ -309,13 +309,14 @@ class TensorGroup(Fillable):
         region: object,
         path: str | os.PathLike[str],
         *,
-        format: str = "memmap",  # noqa: A002  (what it is called elsewhere)
         overwrite: bool = False,
         workers: int | None = None,
     ) -> None:
-        """Write a region as a TensorDict that tensordict opens by itself, block by block, in bounded memory.
+        """Write a region as a memory-mapped TensorDict, block by block, in bounded memory.
 
-        The path is there when all of it is written, and not before. A process that is killed leaves a hidden file or
+        ``TensorDict.load_memmap(path)`` opens it, without this library.
+
+        The path is there when all of it is written, and not before. A process that is killed leaves a hidden
         folder beside it, ``.<name>.<random>.partial``, and ``.former`` of what it was about to replace.
 
         Parameters
@@ -323,12 +324,9 @@ class TensorGroup(Fillable):
         region
             As ``group[...]`` takes it, without a step.
         path : str or path
-            A folder for "memmap" and "zarr", a file for "h5", on a local disk.
-        format : str
-            "memmap", which ``TensorDict.load_memmap(path)`` opens; or "h5" and "zarr", for
-            ``PersistentTensorDict.from_h5(path)`` and ``.from_zarr(path)``, which have no bfloat16.
+            A folder on a local disk.
         overwrite : bool
-            Replace a TensorDict of this format that is there. The path is missing for a moment, and holds either the
+            Replace a memory-mapped TensorDict that is there. The path is missing for a moment, and holds either the
             old one or the new one whole.
         workers : int, optional
             As for `InfiniteTensor.read`.
@@ -336,7 +334,7 @@ class TensorGroup(Fillable):
         Raises
         ------
         ValidationError
-            If there is something at `path`, or the format cannot hold a tensor or its name. Nothing is left there.
+            If there is something at `path`, or a name cannot be that of a file. Nothing is left there.
         StoreError
             If it cannot be written, because the disk is full, say. Nothing is left there.
         """
@@ -344,7 +342,7 @@ class TensorGroup(Fillable):
             raise ValidationError(f"path must be a local path, got {quoted(path)}")
         workers = None if workers is None else checked_workers(workers)
         overwrite = checked_flag("overwrite", overwrite)
-        save_tensordict(self._members, self._plain(region), Path(path), format, workers, overwrite=overwrite)
+        save_tensordict(self._members, self._plain(region), Path(path), workers, overwrite=overwrite)
 
     def save(self, store: TileStore, group_id: str) -> None:
         """Keep in a store which tensors the group is made of, for `TileStore.open_group`.

@@ -1,105 +1,88 @@
-"""Regions of a group as files that plain tensordict opens."""
+"""Regions of a group as memory-mapped TensorDicts, which plain tensordict opens."""
 
 from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from tensordict import PersistentTensorDict, TensorDict
+from tensordict import TensorDict
 
 from infinite_tensor import InfiniteTensor, RegionError, TensorGroup, TensorWindow, ValidationError, sl
 from infinite_tensor.groups import export
 from tests.behaviour.groups.world import World, plain
 from tests.support.interpreters import run
 
-OPEN: dict[str, Any] = {
-    "memmap": TensorDict.load_memmap,
-    "h5": PersistentTensorDict.from_h5,
-    "zarr": PersistentTensorDict.from_zarr,
-}
-forms = pytest.mark.parametrize("form", OPEN)
-
 
 def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def group_of(form: str) -> TensorGroup:
-    """A coarse tensor too, and no bfloat16 where a form has none."""
-    group = World().group if form == "memmap" else World().group.exclude(("biome", "weight"))
+def group_with_a_coarse_one() -> TensorGroup:
     coarse = plain((None, None, 3))
-    return TensorGroup({"world": group, "coarse": {"c": coarse}}, scale={"coarse": 0.5})
+    return TensorGroup({"world": World().group, "coarse": {"c": coarse}}, scale={"coarse": 0.5})
 
 
-@forms
 @pytest.mark.parametrize("block_bytes", [export._BLOCK_BYTES, 999])
 def test_plain_tensordict_opens_what_was_written(
-    form: str, block_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    block_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(export, "_BLOCK_BYTES", block_bytes)
-    group = group_of(form)
+    group = group_with_a_coarse_one()
     region = sl[-6:14, 2:20]
-    group.save_tensordict(region, tmp_path / "out", format=form)
-    expected, found = group[region], OPEN[form](tmp_path / "out")
+    group.save_tensordict(region, tmp_path / "out")
+    expected, found = group[region], TensorDict.load_memmap(tmp_path / "out")
     assert set(found.keys(True)) == set(expected.keys(True))
     for key in expected.keys(True, True):
         assert torch.equal(found[key], expected[key])
-    if form != "h5":
-        for key in ("world", ("world", "biome"), "coarse"):
-            assert found[key].batch_size == expected[key].batch_size
-        assert found.batch_size == expected.batch_size
+    for key in ("world", ("world", "biome"), "coarse"):
+        assert found[key].batch_size == expected[key].batch_size
+    assert found.batch_size == expected.batch_size
     assert names_in(tmp_path) == ["out"]
 
 
-@forms
-def test_ints_and_empty_regions_are_written_too(form: str, tmp_path: Path) -> None:
-    group = group_of(form).select("world")
-    group.save_tensordict(sl[3, 2:20], tmp_path / "row", format=form)
-    row = OPEN[form](tmp_path / "row")
+def test_ints_and_empty_regions_are_written_too(tmp_path: Path) -> None:
+    group = group_with_a_coarse_one().select("world")
+    group.save_tensordict(sl[3, 2:20], tmp_path / "row")
+    row = TensorDict.load_memmap(tmp_path / "row")
     for key in row.keys(True, True):
         assert torch.equal(row[key], group[3, 2:20][key])
-    group.save_tensordict(sl[3:3, 2:20], tmp_path / "empty", format=form)
-    empty = OPEN[form](tmp_path / "empty")
+    group.save_tensordict(sl[3:3, 2:20], tmp_path / "empty")
+    empty = TensorDict.load_memmap(tmp_path / "empty")
     assert empty["world", "biome", "id"].shape == (0, 18)
 
 
-@forms
-def test_what_was_written_is_a_source_again(form: str, tmp_path: Path) -> None:
-    group = group_of(form).select("world")
-    group.save_tensordict(sl[0:16, 0:8], tmp_path / "out", format=form)
-    again = TensorGroup.from_tensordict(OPEN[form](tmp_path / "out"))
+def test_what_was_written_is_a_source_again(tmp_path: Path) -> None:
+    group = group_with_a_coarse_one().select("world")
+    group.save_tensordict(sl[0:16, 0:8], tmp_path / "out")
+    again = TensorGroup.from_tensordict(TensorDict.load_memmap(tmp_path / "out"))
     assert again.shape == (16, 8)
     for key in again.keys(True, True):
         assert torch.equal(again[4:9, 2:8][key], group[4:9, 2:8][key])
 
 
-@forms
-def test_an_existing_path_is_an_error_unless_told_otherwise(form: str, tmp_path: Path) -> None:
-    group, path = group_of(form), tmp_path / "out"
-    group.save_tensordict(sl[0:8, 0:8], path, format=form)
+def test_an_existing_path_is_an_error_unless_told_otherwise(tmp_path: Path) -> None:
+    group, path = group_with_a_coarse_one(), tmp_path / "out"
+    group.save_tensordict(sl[0:8, 0:8], path)
     with pytest.raises(ValidationError, match=r"something at .* already; give another path, or overwrite=True"):
-        group.save_tensordict(sl[0:4, 0:4], path, format=form)
-    assert OPEN[form](path)["world", "height"].shape == (8, 8)
-    group.save_tensordict(sl[0:4, 0:4], path, format=form, overwrite=True)
-    assert OPEN[form](path)["world", "height"].shape == (4, 4)
+        group.save_tensordict(sl[0:4, 0:4], path)
+    assert TensorDict.load_memmap(path)["world", "height"].shape == (8, 8)
+    group.save_tensordict(sl[0:4, 0:4], path, overwrite=True)
+    assert TensorDict.load_memmap(path)["world", "height"].shape == (4, 4)
     assert names_in(tmp_path) == ["out"]
 
 
-@forms
-def test_nothing_but_a_tensordict_of_that_form_is_overwritten(form: str, tmp_path: Path) -> None:
+def test_nothing_but_a_tensordict_is_overwritten(tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "thesis.txt").write_text("all of it")
-    with pytest.raises(ValidationError, match=r"is no TensorDict of format .*, so it is not overwritten"):
-        group_of(form).save_tensordict(sl[0:4, 0:4], precious, format=form, overwrite=True)
+    with pytest.raises(ValidationError, match=r"is no memory-mapped TensorDict, so it is not overwritten"):
+        group_with_a_coarse_one().save_tensordict(sl[0:4, 0:4], precious, overwrite=True)
     assert (precious / "thesis.txt").read_text() == "all of it"
 
 
-@forms
-def test_a_path_that_appears_meanwhile_is_left_as_it_is(form: str, tmp_path: Path) -> None:
+def test_a_path_that_appears_meanwhile_is_left_as_it_is(tmp_path: Path) -> None:
     def f(_: object) -> torch.Tensor:
         (tmp_path / "out").mkdir(exist_ok=True)
         (tmp_path / "out" / "theirs").touch()
@@ -107,13 +90,12 @@ def test_a_path_that_appears_meanwhile_is_left_as_it_is(form: str, tmp_path: Pat
 
     group = TensorGroup({"x": InfiniteTensor((None,), f, TensorWindow((4,)))})
     with pytest.raises(ValidationError, match="could not be named"):
-        group.save_tensordict(sl[0:4], tmp_path / "out", format=form)
+        group.save_tensordict(sl[0:4], tmp_path / "out")
     assert names_in(tmp_path) == ["out"]
     assert names_in(tmp_path / "out") == ["theirs"]
 
 
-@forms
-def test_an_error_of_f_leaves_nothing_behind(form: str, tmp_path: Path) -> None:
+def test_an_error_of_f_leaves_nothing_behind(tmp_path: Path) -> None:
     def fails(ctx: tuple[int, ...]) -> torch.Tensor:
         if ctx[0] > 3:
             raise RuntimeError("no more")
@@ -121,20 +103,12 @@ def test_an_error_of_f_leaves_nothing_behind(form: str, tmp_path: Path) -> None:
 
     group = TensorGroup({"x": InfiniteTensor((None,), fails, TensorWindow((4,)))})
     with pytest.raises(RuntimeError, match="no more"):
-        group.save_tensordict(sl[0:40], tmp_path / "out", format=form)
+        group.save_tensordict(sl[0:40], tmp_path / "out")
     assert names_in(tmp_path) == []
 
 
-def test_what_a_form_cannot_hold_is_an_error_before_anything_is_written(tmp_path: Path) -> None:
+def test_what_cannot_be_written_is_an_error_before_anything_is(tmp_path: Path) -> None:
     group = World().group
-    for form in ("h5", "zarr"):
-        with pytest.raises(ValidationError, match=r"has no bfloat16, which \('biome', 'weight'\) is; format 'memmap'"):
-            group.save_tensordict(sl[0:4, 0:4], tmp_path / "out", format=form)
-        for name in ("a/b", ".."):
-            with pytest.raises(ValidationError, match="cannot name a tensor"):
-                TensorGroup({name: plain((None,))}).save_tensordict(sl[0:4], tmp_path / "out", format=form)
-    with pytest.raises(ValidationError, match="format must be one of memmap, h5, zarr, got 'npz'"):
-        group.save_tensordict(sl[0:4, 0:4], tmp_path / "out", format="npz")
     with pytest.raises(ValidationError, match="step"):
         group.save_tensordict(sl[0:4:2, 0:4], tmp_path / "out")
     with pytest.raises(RegionError, match="unbounded"):
@@ -144,7 +118,7 @@ def test_what_a_form_cannot_hold_is_an_error_before_anything_is_written(tmp_path
     assert names_in(tmp_path) == []
 
 
-def test_names_that_are_no_file_names_are_kept_by_the_memory_mapped_form(tmp_path: Path) -> None:
+def test_names_that_are_no_file_names_are_kept(tmp_path: Path) -> None:
     group = TensorGroup({"a/b": plain((None,)), "..": {"ü": plain((None,))}})
     group.save_tensordict(sl[0:8], tmp_path / "out")
     found = TensorDict.load_memmap(tmp_path / "out")
@@ -156,7 +130,7 @@ SCRIPT = """
 import os, resource, sys
 import torch
 from infinite_tensor import InfiniteTensor, MemoryTileStore, TensorGroup, TensorWindow, sl
-form, path, rows, kill_at = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+path, rows, kill_at = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 
 def f(ctx):
     if ctx[0] == kill_at:
@@ -165,16 +139,16 @@ def f(ctx):
 
 store = MemoryTileStore(cache_size_bytes=2**20)
 group = TensorGroup({"x": InfiniteTensor((None, 1024), f, TensorWindow((256, 1024)), tile_store=store)})
-group.save_tensordict(sl[0:256], path + ".small", format=form)
+group.save_tensordict(sl[0:256], path + ".small")
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-group.save_tensordict(sl[0:rows], path, format=form)
+group.save_tensordict(sl[0:rows], path)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
 def test_a_process_that_is_killed_leaves_no_half_written_folder(tmp_path: Path) -> None:
     # Within the second block of 8192 rows.
-    killed = run("-c", SCRIPT, "memmap", tmp_path / "out", 16_384, 40)
+    killed = run("-c", SCRIPT, tmp_path / "out", 16_384, 40)
     assert killed.returncode == -signal.SIGKILL
     left = [name for name in names_in(tmp_path) if name != "out.small"]
     assert len(left) == 1
@@ -183,14 +157,13 @@ def test_a_process_that_is_killed_leaves_no_half_written_folder(tmp_path: Path) 
 
 
 @pytest.mark.slow
-@forms
-def test_memory_is_bounded_whatever_is_written(form: str, tmp_path: Path) -> None:
+def test_memory_is_bounded_whatever_is_written(tmp_path: Path) -> None:
     rows = 2**30 // 4096
-    written = run("-c", SCRIPT, form, tmp_path / "out", rows, -1)
+    written = run("-c", SCRIPT, tmp_path / "out", rows, -1)
     assert written.returncode == 0, written.stderr
     # Of a gigabyte, blocks of 32 MiB.
     assert int(written.stdout) * 1024 < 2**28
-    assert OPEN[form](tmp_path / "out").get_at("x", rows - 1)[0] == (rows - 1) // 256
+    assert TensorDict.load_memmap(tmp_path / "out").get_at("x", rows - 1)[0] == (rows - 1) // 256
 
 
 def test_a_ctrl_c_before_the_new_one_has_its_name_gives_the_old_one_back(

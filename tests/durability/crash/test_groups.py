@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tensordict import PersistentTensorDict, TensorDict, TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 
 from infinite_tensor import (
     FunctionChangedWarning,
@@ -73,17 +73,12 @@ def do_everything(sending: Connection, path: Path, kill: Kill) -> None:
             sending.send(Flushed())
         group.save(store, "saved")
         for region in EXPORTED:
-            for name, form in (("memmap", "memmap"), ("file.h5", "h5")):
-                group.save_tensordict(region, path / name, format=form, overwrite=(path / name).exists())
+            group.save_tensordict(region, path / "memmap", overwrite=(path / "memmap").exists())
     sending.send(Done(changes()))
 
 
 EXPECTED: TensorGroup = build(MemoryTileStore(), lambda _ctx: None)
-OPEN: dict[str, Callable[[Path], TensorDictBase]] = {
-    "memmap": TensorDict.load_memmap,
-    "file.h5": PersistentTensorDict.from_h5,
-}
-LEFT = re.compile(r"\.(memmap|file\.h5)\.\w+\.(partial|former)")
+LEFT = re.compile(r"\.memmap\.\w+\.(partial|former)")
 """What an export that was killed leaves."""
 
 
@@ -118,14 +113,13 @@ def _check_store(witness: Witness) -> None:
 
 
 def _check_exports(folder: Path) -> None:
-    for name, open_export in OPEN.items():
-        formers = list(folder.glob(f".{name}.*.former"))
-        if (folder / name).exists():
-            found = open_export(folder / name)
-            assert any(same(found, EXPECTED[region]) for region in EXPORTED)
-        elif formers:
-            assert same(open_export(formers[0]), EXPECTED[EXPORTED[0]])
-    assert all(path.name in ("store", *OPEN) or LEFT.fullmatch(path.name) for path in folder.iterdir())
+    formers = list(folder.glob(".memmap.*.former"))
+    if (folder / "memmap").exists():
+        found = TensorDict.load_memmap(folder / "memmap")
+        assert any(same(found, EXPECTED[region]) for region in EXPORTED)
+    elif formers:
+        assert same(TensorDict.load_memmap(formers[0]), EXPECTED[EXPORTED[0]])
+    assert all(path.name in ("store", "memmap") or LEFT.fullmatch(path.name) for path in folder.iterdir())
 
 
 def survive(folder: Path, kill: Kill) -> None:
@@ -136,8 +130,7 @@ def survive(folder: Path, kill: Kill) -> None:
     check(witness)
     assert witness.see(do_everything, NEVER) == 0
     check(witness)
-    for name, open_export in OPEN.items():
-        assert same(open_export(folder / name), EXPECTED[EXPORTED[1]])
+    assert same(TensorDict.load_memmap(folder / "memmap"), EXPECTED[EXPORTED[1]])
 
 
 @pytest.mark.parametrize(
@@ -147,9 +140,7 @@ def survive(folder: Path, kill: Kill) -> None:
         before("os.rename", r"t-world.*mask/tiles-\w+/c/", 2, torn=True),
         before("os.link", r"^store/g-saved/zarr\.json$", torn=True),
         before("os.rename", r"^memmap$"),
-        before("os.link", r"^file\.h5$"),
         before("os.rename", r"^memmap$", 2),
-        before("os.rename", r"^file\.h5$"),
     ],
     ids=str,
 )
