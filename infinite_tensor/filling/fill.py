@@ -20,7 +20,7 @@ from infinite_tensor.engine.loop import run_steps
 from infinite_tensor.engine.reads import Views
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.cutting import Bands, cut_into_bands, held_bytes, shard_of, side_by_side
-from infinite_tensor.filling.mask import PlacedMask, TakenTiles, Target, taken_tiles
+from infinite_tensor.filling.mask import PlacedMask, TakenTiles, Target, WantedTiles, taken_tiles
 from infinite_tensor.filling.plan import (
     NOTHING_LEFT_OUT,
     SKIPPED,
@@ -270,34 +270,26 @@ def _to_fill(node: Node, request: Request, shard: tuple[int, int] | None = None)
     layout = node.contents.layout(node.spec)
     if node.contents.outlives_process:
         start, stop = layout.whole(start, stop)
-    return _masked(node, request, *((start, stop) if shard is None else shard_of(layout, start, stop, *shard)))
+    if shard is None:
+        return _masked(node, request, start, stop)
+    return _masked(node, request, *shard_of(layout, start, stop, *shard), confined=True)
 
 
-def _masked(node: Node, request: Request, start: Index, stop: Index) -> Target | None:
-    """Some pixels of the tiles that hold a region, where there are any, with what the mask takes of the region."""
+def _masked(node: Node, request: Request, start: Index, stop: Index, *, confined: bool = False) -> Target | None:
+    """Some pixels of the tiles that hold a region, where there are any, with what the mask takes of the region.
+
+    Nothing is stored outside of them where they are `confined`, as a shard is, or where there is a mask.
+    """
     if is_empty(start, stop):
         return None
-    if request.where is None:
-        return Target(node, start, stop)
-    region = request.selection.start, request.selection.stop
-    # Whole tiles reach past the region, and so past its mask. Windows reach past a shard, into tiles of others.
-    inside, reached = (
-        (tuple(map(max, low, region[0])), tuple(map(min, high, region[1])))
-        for low, high in ((start, stop), _reached(node, start, stop))
-    )
-    taken = request.where.tiles(node.contents.layout(node.spec), *reached)
-    return Target(node, start, stop, taken.within(*inside), taken)
-
-
-def _reached(node: Node, start: Index, stop: Index) -> tuple[Index, Index]:
-    """The pixels of all tiles that windows over some pixels touch, with these."""
-    window = node.spec.grid.window
-    low, high = node.spec.grid.box(start, stop)
-    if is_empty(low, high):
-        return start, stop
-    last = map(operator.add, window.start([i - 1 for i in high]), window.size)
     layout = node.contents.layout(node.spec)
-    return layout.whole(tuple(map(min, start, window.start(low))), tuple(map(max, stop, last)))
+    if request.where is None:
+        return Target(node, start, stop, WantedTiles.all_of(layout, start, stop) if confined else None)
+    # Whole tiles reach past the region, and so past its mask.
+    low, high = request.selection.start, request.selection.stop
+    return Target(
+        node, start, stop, request.where.tiles(layout, tuple(map(max, low, start)), tuple(map(min, high, stop)))
+    )
 
 
 def fill(job: Job, workers: int | None, progress: bool | str | Watcher) -> FillReport:

@@ -103,6 +103,7 @@ class Fillable(ABC):
             last one has the report.
         shard : tuple of int, optional
             ``(rank, world_size)``: fill one of `world_size` shards of the region; other processes fill the others.
+            Nothing is stored outside of it. Windows across the border of two shards are computed by both.
         where : Mask, array, tensor, InfiniteTensor or callable, optional
             Which pixels are wanted. Anything but a `Mask` stands for ``Mask(where)``: its pixels are those of the
             tensor or the group, and begin at 0. A tile that holds a wanted pixel of the region is computed whole. The

@@ -202,6 +202,12 @@ class WantedTiles:
     low: Index
     wanted: BoolArray
 
+    @classmethod
+    def all_of(cls, layout: TileLayout, start: Index, stop: Index) -> WantedTiles:
+        """All tiles over the pixels ``[start, stop)``."""
+        low, high = layout.box(start, stop)
+        return cls(layout, tuple(low), np.broadcast_to(np.True_, [b - a for a, b in zip(low, high, strict=True)]))
+
     def __contains__(self, tile: Index) -> bool:
         place = tuple([i - a for i, a in zip(tile, self.low, strict=True)])
         inside = all(0 <= i < n for i, n in zip(place, self.wanted.shape, strict=True))
@@ -254,16 +260,14 @@ class Target:
     start, stop : tuple of int
         The first pixel, and the one after the last, per dimension.
     wanted : WantedTiles or None
-        Which of the tiles that hold them are to be filled, None for all.
-    taken : WantedTiles or None
-        Which tiles windows over them may be stored in: those that the mask takes, for other shards too. None for all.
+        Which of the tiles that hold them are to be filled, and windows over them stored in. None for all, where what
+        windows add to tiles beside these is stored too.
     """
 
     node: Node
     start: Index
     stop: Index
     wanted: WantedTiles | None = None
-    taken: WantedTiles | None = None
 
     def regions(self, start: Sequence[int], stop: Sequence[int]) -> tuple[IntArray, IntArray]:
         """What is wanted of some of the pixels, ``[start, stop)``, as bounds of regions of whole tiles of them."""
@@ -304,14 +308,14 @@ class TakenTiles:
 
 
 def taken_tiles(targets: Sequence[Target]) -> dict[Node, TakenTiles]:
-    """What masks leave of the tensors that are filled.
+    """What masks and shards leave of the tensors that are filled.
 
-    Without those that are filled without a mask, and those that others read, which may need what a mask leaves out.
+    Without those that are filled without either, and those that others read, which may need what is left out.
     """
     read = {each.node for node in chain_of([target.node for target in targets]) for each in node.computation.inputs}
     parts: dict[Node, list[WantedTiles | None]] = {}
     for target in targets:
-        parts.setdefault(target.node, []).append(target.taken)
+        parts.setdefault(target.node, []).append(target.wanted)
     alone = {node: own for node, own in parts.items() if None not in own and node not in read}
     return {node: TakenTiles(tuple(filter(None, own))) for node, own in alone.items()}
 

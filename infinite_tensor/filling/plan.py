@@ -501,7 +501,7 @@ def tile_states(target: Target) -> StateArray:
 def left_out(targets: Sequence[Target]) -> LeftOut:
     """How many tiles of some regions of one tensor a fill does not store, each once."""
     wanted = [target.wanted for target in targets if target.wanted is not None]
-    if len(wanted) < len(targets):
+    if len(wanted) < len(targets) or all(target.is_whole for target in targets):
         regions = [Intervals.of_box(target.start, target.stop) for target in targets]
         return LeftOut(uncovered_tiles(targets[0].node, regions), 0)
     uncovered = skipped = 0

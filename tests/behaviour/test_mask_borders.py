@@ -29,6 +29,7 @@ from infinite_tensor import (
 from tests.support.clusters import chain, cluster
 from tests.support.counting import Counted
 from tests.support.files_of_a_store import Files
+from tests.support.interpreters import Team
 from tests.support.reference import Index, same_bits
 
 TILE = 8
@@ -109,26 +110,21 @@ class TestAMask:
         assert set(f.counts.values()) == {1}
 
     @pytest.mark.parametrize("count", [2, 3, 5])
-    def test_shards_compute_each_window_once_and_leave_nothing_else(
-        self, store: TileStore, count: int, truth: torch.Tensor
+    @pytest.mark.parametrize("where", [WHERE, None])
+    def test_shards_leave_nothing_but_their_tiles(
+        self, store: TileStore, count: int, where: Mask | None, truth: torch.Tensor
     ) -> None:
         f = Counted(value)
         t = overlapping(store, f)
         for rank in range(count):
-            t.fill(REGION, where=WHERE, shard=(rank, count), progress=False)
-        assert sorted(f.calls) == sorted(windows_over(WANTED))
-        info = store.tensor_info("t")
-        assert (info.tiles_complete, info.tiles_partial) == (int(WANTED.sum()), 0)
+            before = len(f.calls)
+            t.fill(REGION, where=where, shard=(rank, count), progress=False)
+            assert store.tensor_info("t").tiles_partial == 0
+            assert len(f.calls[before:]) == len({*f.calls[before:]})
+        wanted = WANTED if where is not None else np.ones_like(WANTED)
+        assert {*f.calls} == windows_over(wanted)
+        assert store.tensor_info("t").tiles_complete == int(wanted.sum())
         assert same_bits(t[REGION], truth)
-
-    def test_a_shard_keeps_what_its_windows_add_to_taken_tiles_of_others(self, tmp_path: Path) -> None:
-        with ZarrTileStore(tmp_path, tile_size=TILE) as store:
-            overlapping(store, value).fill(REGION, where=WHERE, shard=(0, 2), progress=False)
-        t = Files(tmp_path).tensors["t"]
-        origin = [n // TILE for n in t.definition["origin"]]
-        taken = {"/".join(str(i + n) for i, n in zip(tile, origin, strict=True)) for tile in np.argwhere(WANTED)}
-        assert t.chunks < taken
-        assert set() < t.logs <= taken - t.chunks
 
     def test_outputs_of_one_f_keep_to_their_own_tiles(self, store: TileStore) -> None:
         def f(ctx: Index) -> dict[str, torch.Tensor]:
@@ -193,20 +189,46 @@ class TestAMask:
             assert (info.tiles_complete, info.tiles_partial) == (int(wanted.sum()), 0)
 
 
+NET = torch.nn.Conv2d(3, 10, 3, padding=1)
+PICTURE = torch.rand(3, 256, 256)
+SCORES: dict[str, Any] = {"window": 32, "overlap": 0.5, "reduce": "argmax", "dims": ("c", "y", "x"), "progress": False}
+
+
+def predict_shard(net: Any, picture: torch.Tensor, path: Path, options: dict[str, Any]) -> None:
+    with ZarrTileStore(path, tile_size=32) as store:
+        predict(net, picture, store, **SCORES, **options)
+
+
 class TestAPrediction:
     @pytest.mark.parametrize("only", ["where", "region"])
     def test_it_stores_labels_and_no_scores_beside_them(self, only: str, tmp_path: Path) -> None:
-        net, picture = torch.nn.Conv2d(3, 10, 3, padding=1), torch.rand(3, 256, 256)
-        how: dict[str, Any] = {"window": 32, "overlap": 0.5, "reduce": "argmax", "dims": ("c", "y", "x")}
         wanted = torch.zeros(256, 256, dtype=torch.bool)
         wanted[64:128, 96:192] = True
         options = {"where": wanted} if only == "where" else {"region": sl[64:128, 96:192]}
         with ZarrTileStore(tmp_path / "s.zarr", tile_size=32) as store:
-            labels = predict(net, picture, store, progress=False, **how, **options)
+            labels = predict(NET, PICTURE, store, **SCORES, **options)
             assert isinstance(labels, InfiniteTensor)
-            whole = predict(net, picture, progress=False, **how)
+            whole = predict(NET, PICTURE, **SCORES)
             expected = torch.where(wanted, whole[...], torch.tensor(255, dtype=torch.uint8))
             assert torch.equal(labels.stored_only(255)[...], expected)
             info = store.tensor_info("prediction")
         assert (info.tiles_complete, info.tiles_partial) == (6, 0)
         assert Files(tmp_path / "s.zarr").tensors["prediction"].size <= 2 * 64 * 96
+
+    @pytest.mark.parametrize("together", [True, False])
+    @pytest.mark.parametrize("masked", [True, False])
+    def test_shards_store_labels_and_no_scores(self, masked: bool, together: bool, tmp_path: Path) -> None:
+        mask = torch.rand(256, 256, generator=torch.Generator().manual_seed(1)) > 0.999
+        calls = [
+            (predict_shard, NET, PICTURE, tmp_path, {"shard": (rank, 3), "where": mask if masked else None})
+            for rank in range(3)
+        ]
+        with Team(3 if together else 1) as team:
+            for part in [calls] if together else [[call] for call in calls]:
+                team.together(*part)
+        files = Files(tmp_path)
+        prediction = files.tensors["prediction"]
+        tiles = mask.reshape(8, 32, 8, 32).any(dim=3).any(dim=1)
+        assert (prediction.logs, files.leavings) == (set(), [])
+        assert len(prediction.chunks) == (int(tiles.sum()) if masked else tiles.numel())
+        assert prediction.size <= 2 * 32 * 32 * len(prediction.chunks)
