@@ -742,37 +742,29 @@ class InfiniteTensor(Fillable):
         region: object = None,
         *,
         ax: Axes | None = None,
-        channel: int | Sequence[int] | None = None,
-        cmap: Any = None,
         compute: bool = True,
         **options: Any,
     ) -> Axes:
-        """Draw a region with matplotlib, at its coordinates: row 0 lies above row 1, negative ones above that.
+        """Draw a region by ``imshow`` of matplotlib, at its coordinates: row 0 lies above row 1, row -1 above that.
 
         Parameters
         ----------
         region : optional
-            As a read takes it, with positive steps. At most two dimensions extend, beside one of channels: ints say
-            where it stands along the others. Default: of an unbounded dimension the pixels from -256 to 256, of a
-            finite one all; of more than two, the last two, at pixel 0 or in the middle of the others.
+            As a read takes it, with positive steps: two dimensions, and a first or last one of 1 channel or of 3, which
+            are colours. Ints say where the picture stands along the others. Default: all of a finite dimension, and the
+            pixels from -256 to 256 of an unbounded one.
         ax : matplotlib.axes.Axes, optional
             Where to draw. Default: new axes.
-        channel : int or three ints, optional
-            Which channel, or which ones as red, green and blue. The dimension of channels is the one that is called c,
-            channel, band or the like; of three dimensions without names, the first. Default: three channels of uint8 or
-            floats as colours, otherwise the first one.
-        cmap : optional
-            The colour map of one channel, as matplotlib takes it.
         compute : bool
             Whether what is not stored is computed and stored, as by a read; otherwise it is left blank.
         **options
-            For ``ax.imshow``, or for ``ax.plot`` where one dimension extends: ``vmin``, ``vmax``, ``interpolation``.
+            For ``ax.imshow``, or for ``ax.plot`` where one dimension is left: ``cmap``, ``vmin``, ``interpolation``.
 
         Returns
         -------
         matplotlib.axes.Axes
-            With the names of the dimensions, and a colour bar for one channel, which runs from the lowest value to the
-            highest. Of complex numbers their absolute values are drawn.
+            With the names of the dimensions, and a colour bar where there are no colours. Of complex numbers their
+            absolute values are drawn.
 
         Raises
         ------
@@ -781,13 +773,12 @@ class InfiniteTensor(Fillable):
         RegionError
             (an IndexError) If `region` is no region of this tensor.
         ValidationError
-            If it is empty, more than two dimensions extend, it is too large to draw, or another argument does not fit.
-            Nothing has been computed then.
+            If it is empty, has other dimensions, or is too large to draw. Nothing has been computed then.
         """
         # What is seen of a tensor stands on tensors.
         from infinite_tensor.views.drawing import draw  # noqa: PLC0415
 
-        return draw(self, region, ax=ax, channel=channel, cmap=cmap, compute=compute, **options)
+        return draw(self, region, ax=ax, compute=compute, **options)
 
     def _repr_html_(self) -> str:
         # What is seen of a tensor stands on tensors.

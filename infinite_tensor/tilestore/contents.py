@@ -18,8 +18,7 @@ from infinite_tensor.geometry.window_sets import BoxUnion
 from infinite_tensor.support.allocation import Array
 from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.support.interrupts import Mark, store_method, store_query
-from infinite_tensor.tilestore.glance import Glance, StoredSize
-from infinite_tensor.tilestore.inventory import Dropped, Inventory, TensorInfo
+from infinite_tensor.tilestore.inventory import Dropped, Inventory, StoredSize, TensorInfo
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.values.spec import TensorSpec
 
@@ -226,21 +225,6 @@ class Contents(ABC):
 
     def refresh(self, tensor_id: str) -> None:  # noqa: B027  (in memory there are no others)
         """Store what is pending, and look incomplete tiles up again when they are next needed: others may store too."""
-
-    # Looking, without a trace: nothing is computed, registered, stored or kept, and no order of use changes.
-
-    @abstractmethod
-    def known_layout(self, spec: TensorSpec) -> TileLayout | None:
-        """How a tensor is cut into tiles, None where it has been cleared; StoreError if the store is closed."""
-
-    @abstractmethod
-    def glance(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> Glance:
-        """What is at hand of the pixels ``[start, stop)`` of a tensor with a `known_layout`.
-
-        That is what lies in memory, unless more than `glance.MOST_WINDOWS` would have to be looked up for one tile; and
-        complete tiles in storage, which is asked for each of them, and of those that it does not give whether they are
-        there: two requests for a tile at most.
-        """
 
     @abstractmethod
     def stored_size(self, tensor_id: str, definition: dict[str, Any], most: int) -> StoredSize | None:

@@ -22,6 +22,28 @@ from infinite_tensor.tilestore.layout import TileLayout
 
 
 @dataclass(frozen=True)
+class StoredSize:
+    """How much is stored of a tensor.
+
+    Attributes
+    ----------
+    tiles : int
+        Its complete tiles; in memory, its windows.
+    bytes : int or None
+        Their size in bytes as they are stored; None where that would take a request each.
+    counted : bool
+        Whether these are all. Otherwise there are more, which were not counted.
+    pending : int
+        Tiles in memory that are incomplete, or still on their way to storage.
+    """
+
+    tiles: int
+    bytes: int | None
+    counted: bool = True
+    pending: int = 0
+
+
+@dataclass(frozen=True)
 class TensorInfo:
     """What a store knows of one tensor.
 

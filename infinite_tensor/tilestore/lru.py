@@ -88,11 +88,6 @@ class LRU(Generic[K, V]):
             return entry[0]
         return entry[0]
 
-    def peek(self, key: K) -> V | None:
-        """The value of `key`, which stays as recently used as it is, or None."""
-        entry = self._entries.get(key)
-        return None if entry is None else entry[0]
-
     def put(self, key: K, value: V, size: int) -> None:
         """Keep `value`, replacing what `key` held. Call `evict` to make the limits hold."""
         _, before = self._entries.get(key, (None, 0))

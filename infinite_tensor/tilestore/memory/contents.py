@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import operator
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from infinite_tensor.errors import ValidationError
@@ -18,8 +16,7 @@ from infinite_tensor.support.allocation import as_array, as_tensor
 from infinite_tensor.support.interrupts import Mark, store_method
 from infinite_tensor.support.sizes import checked_bytes
 from infinite_tensor.tilestore.contents import Access, Contents
-from infinite_tensor.tilestore.glance import Glance, StoredSize, windows_at_hand
-from infinite_tensor.tilestore.inventory import Dropped, Inventory, TensorInfo
+from infinite_tensor.tilestore.inventory import Dropped, Inventory, StoredSize, TensorInfo
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.lru import check_limit
 from infinite_tensor.tilestore.memory.access import MemoryAccess
@@ -125,31 +122,6 @@ class MemoryContents(Contents):
         elif tiles is not None:
             layout.copy(tiles, as_array(out), start)
         return rows is not None or tiles is not None
-
-    def known_layout(self, spec: TensorSpec) -> TileLayout | None:
-        """The tiles that blended pixels are kept in."""
-        with self.lock:
-            self.check_open()
-            return self.kept.layout(spec) if self.kept.keeps(spec) else None
-
-    def glance(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> Glance:
-        """Pixels over which all windows are there."""
-        with self.lock:
-            self.check_open()
-            layout = self.kept.layout(spec)
-            windows = self.kept.windows.of(spec.tensor_id) if self.kept.keeps(spec) else {}
-        pixels = torch.zeros(list(map(operator.sub, stop, start)), dtype=spec.dtype, device=spec.device)
-        known = np.zeros(tuple(pixels.shape), dtype=bool)
-        for tile in itertools.product(*map(range, *layout.box(start, stop))):
-            low, to = layout.part(tile, start, stop)
-            high = list(map(operator.add, low, known[to].shape))
-            with self.lock:
-                indices, at_hand = windows_at_hand(spec.grid, low, high, windows.__contains__)
-                rows = [(index, windows[index].window(index)[None]) for index in indices]
-            if at_hand.any():
-                fold_rows(spec, rows, as_array(pixels[to]), low)
-                known[to] = at_hand
-        return Glance(pixels.cpu(), known)
 
     def stored_size(self, tensor_id: str, definition: dict[str, Any], most: int) -> StoredSize:  # noqa: ARG002  (few)
         """How many windows there are, all of one size."""

@@ -8,16 +8,14 @@ from infinite_tensor.support.lazy import offered_by
 from infinite_tensor.tilestore.formats import FORMAT
 
 if TYPE_CHECKING:
-    from infinite_tensor.tilestore.glance import StoredSize
-    from infinite_tensor.tilestore.inventory import Damage, Garbage, TensorInfo
+    from infinite_tensor.tilestore.inventory import Damage, Garbage, StoredSize, TensorInfo
     from infinite_tensor.tilestore.partial import PartialTile
     from infinite_tensor.tilestore.persistent.store import PersistentTileStore
 else:
     __getattr__, __dir__ = offered_by(
         globals(),
         {
-            "infinite_tensor.tilestore.glance": ["StoredSize"],
-            "infinite_tensor.tilestore.inventory": ["Damage", "Garbage", "TensorInfo"],
+            "infinite_tensor.tilestore.inventory": ["Damage", "Garbage", "StoredSize", "TensorInfo"],
             "infinite_tensor.tilestore.partial": ["PartialTile"],
             "infinite_tensor.tilestore.persistent.store": ["PersistentTileStore"],
         },

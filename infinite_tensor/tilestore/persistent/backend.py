@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from infinite_tensor.geometry.points import MOST_AT_ONCE, Index, check_count
-from infinite_tensor.tilestore.glance import StoredSize
-from infinite_tensor.tilestore.inventory import Damage, Garbage, TensorInfo
+from infinite_tensor.tilestore.inventory import Damage, Garbage, StoredSize, TensorInfo
 from infinite_tensor.tilestore.partial import PartialTile
 from infinite_tensor.tilestore.persistent.documents import Documents
 from infinite_tensor.tilestore.persistent.sealed import GROUP, TENSOR, Document, name_of

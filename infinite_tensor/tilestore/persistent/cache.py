@@ -9,16 +9,12 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from infinite_tensor.errors import StoreError
 from infinite_tensor.geometry.points import Index, inside
 from infinite_tensor.geometry.window_sets import BoxUnion
-from infinite_tensor.support.allocation import Array
 from infinite_tensor.support.interrupts import Mark
-from infinite_tensor.tilestore.glance import windows_at_hand
 from infinite_tensor.tilestore.inventory import Known
 from infinite_tensor.tilestore.layout import Record
 from infinite_tensor.tilestore.lru import LRU
@@ -125,39 +121,6 @@ class TileCache:
                 for (owner, tile), entry in known.items()
                 if owner is record and inside(tile, low, high)
             }
-
-    def peek(self, record: Record, tiles: Iterable[Index]) -> dict[Index, Entry]:
-        """Those of some tiles that are in memory, which stay as recently used as they are."""
-        found: dict[Index, Entry] = {}
-        with self.lock:
-            for tile in tiles:
-                entry = self.entries.peek((record, tile))
-                if entry is None:
-                    entry = self._writer.pending((record, tile))
-                if isinstance(entry, TileInProgress) and entry.pixels is not None:
-                    entry = entry.finished()
-                if entry is not None:
-                    found[tile] = entry
-        return found
-
-    def read_known(self, entry: TileInProgress, start: Sequence[int], out: Array) -> npt.NDArray[np.bool_]:
-        """Write the pixels of a tile in progress from `start` on into `out`, and say which of them are final.
-
-        None is where the tile is of a tensor with a reduction, whose function would run.
-        """
-        spec = entry.record.spec
-        stop = [a + n for a, n in zip(start, out.shape, strict=True)]
-        with self.lock:
-            _, known = windows_at_hand(spec.grid, start, stop, entry.__contains__)
-            if spec.reduction is not None:
-                known[...] = False
-            if known.any():
-                try:
-                    entry.read(out, start)
-                except StoreError:
-                    # Windows of it were lost in an interrupted change.
-                    known[...] = False
-        return known
 
     def pending(self, record: Record) -> int:
         """How many tiles of a tensor are in memory alone, or with more windows than in storage."""

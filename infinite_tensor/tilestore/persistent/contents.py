@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from infinite_tensor.errors import StoreError, ValidationError
@@ -22,9 +21,8 @@ from infinite_tensor.geometry.window_sets import BoxUnion, pixels_of, tiles_of
 from infinite_tensor.support.allocation import as_array
 from infinite_tensor.support.interrupts import Mark, store_method
 from infinite_tensor.tilestore.contents import Access, Contents
-from infinite_tensor.tilestore.glance import Glance, StoredSize
-from infinite_tensor.tilestore.inventory import Damage, Dropped, Garbage, Inventory, Known, TensorInfo
-from infinite_tensor.tilestore.layout import Record, TileLayout, copy_shared
+from infinite_tensor.tilestore.inventory import Damage, Dropped, Garbage, Inventory, Known, StoredSize, TensorInfo
+from infinite_tensor.tilestore.layout import Record, TileLayout
 from infinite_tensor.tilestore.lru import LRU
 from infinite_tensor.tilestore.messages import changed_meanwhile, check_functions
 from infinite_tensor.tilestore.partial import TileInProgress
@@ -188,38 +186,6 @@ class PersistentContents(Contents):
             return False
         layout.copy({tile: as_array(entry) for tile, entry in tiles.items()}, as_array(out), start)
         return True
-
-    def known_layout(self, spec: TensorSpec) -> TileLayout | None:
-        """The tiles that are stored."""
-        self.check_open()
-        record = self._record_in_memory(spec)
-        return None if record is None else record.layout
-
-    def glance(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> Glance:
-        """Complete tiles from memory and storage, and of those in progress in memory the pixels that are final."""
-        self.check_open()
-        shape = [b - a for a, b in zip(start, stop, strict=True)]
-        pixels, known = torch.zeros(shape, dtype=spec.dtype, device="cpu"), np.zeros(shape, dtype=bool)
-        record = self._record_in_memory(spec)
-        if record is None:
-            return Glance(pixels, known)
-        layout = record.layout
-        tiles = list(itertools.product(*map(range, *layout.box(start, stop))))
-        held = self.tiles.peek(record, tiles)
-        complete = {tile: entry for tile, entry in held.items() if not isinstance(entry, TileInProgress)}
-        rest = [tile for tile in tiles if tile not in complete]
-        found = self.storage.read_tiles(record, rest)
-        complete |= {tile: block for tile, block in found.items() if block is not None}
-        damaged = self.storage.unreadable(record, [tile for tile in rest if tile not in complete])
-        for tile, entry in held.items():
-            if isinstance(entry, TileInProgress) and tile not in complete:
-                begin, to = layout.part(tile, start, stop)
-                known[to] = self.tiles.read_known(entry, begin, as_array(pixels[to]))
-        for tile, block in complete.items():
-            _, to = layout.part(tile, start, stop)
-            copy_shared(as_array(block), layout.start(tile), as_array(pixels), start)
-            known[to] = True
-        return Glance(pixels, known, len(damaged))
 
     def stored_size(self, tensor_id: str, definition: dict[str, Any], most: int) -> StoredSize | None:
         """How many complete tiles are in storage, and how many more in memory."""

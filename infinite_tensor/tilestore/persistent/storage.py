@@ -15,8 +15,7 @@ from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.window_sets import BoxUnion
 from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.support.interrupts import interrupts_shown
-from infinite_tensor.tilestore.glance import StoredSize
-from infinite_tensor.tilestore.inventory import Damage, Garbage, TensorInfo
+from infinite_tensor.tilestore.inventory import Damage, Garbage, StoredSize, TensorInfo
 from infinite_tensor.tilestore.layout import Record
 from infinite_tensor.tilestore.messages import warn_of_damage
 from infinite_tensor.tilestore.partial import PartialTile
@@ -172,12 +171,6 @@ class Storage:
                 warn_of_damage(self, f"tile {tile} of tensor {tensor_id!r} is {given}, not {wanted}")
                 found[tile] = None
         return found
-
-    def unreadable(self, record: Record, tiles: Sequence[Index]) -> list[Index]:
-        """Those of some tiles that are there, although nothing was read: damaged, where nobody has just stored them."""
-        there = self.those_there(record.spec.tensor_id, tiles)
-        again = self.read_tiles(record, there) if there else {}
-        return [tile for tile, block in again.items() if block is None]
 
     def read_partials(self, record: Record, tiles: Sequence[Index]) -> dict[Index, PartialTile | None]:
         """What is stored of incomplete tiles, None where nothing is."""

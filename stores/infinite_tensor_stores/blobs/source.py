@@ -21,8 +21,7 @@ from infinite_tensor.support.interrupts import Mark
 from infinite_tensor.tensor import InfiniteTensor, tensors_of
 from infinite_tensor.tilestore import TensorInfo, TileStore
 from infinite_tensor.tilestore.contents import Access, Contents
-from infinite_tensor.tilestore.glance import Glance, StoredSize
-from infinite_tensor.tilestore.inventory import Dropped, Inventory
+from infinite_tensor.tilestore.inventory import Dropped, Inventory, StoredSize
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.values.definition import Definition, functions_of
 from infinite_tensor.values.spec import TensorSpec
@@ -112,17 +111,6 @@ class BlobContents(Contents):
         """Tiles are blocks."""
         header = self.rows.header
         return TileLayout(spec.shape, (min(header.block_size, spec.shape[0] or 1), *header.shape), spec.dtype)
-
-    def known_layout(self, spec: TensorSpec) -> TileLayout:
-        """Tiles are blocks."""
-        self.check_open()
-        return self.layout(spec)
-
-    def glance(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> Glance:
-        """All is there."""
-        pixels = torch.empty([b - a for a, b in zip(start, stop, strict=True)], dtype=spec.dtype, device="cpu")
-        self.access(spec).read(start, pixels)
-        return Glance(pixels, np.ones(tuple(pixels.shape), dtype=bool))
 
     def stored_size(self, tensor_id: str, definition: dict[str, Any], most: int) -> StoredSize:  # noqa: ARG002  (known)
         """How many blocks there are."""

@@ -9,8 +9,7 @@ from functools import partial
 from typing import Any
 
 from infinite_tensor.errors import StoreError, ValidationError
-from infinite_tensor.tilestore.glance import StoredSize
-from infinite_tensor.tilestore.inventory import Damage, Garbage, TensorInfo
+from infinite_tensor.tilestore.inventory import Damage, Garbage, StoredSize, TensorInfo
 from infinite_tensor.tilestore.messages import keeps_no_times, vanished
 from infinite_tensor.tilestore.persistent.sealed import TENSOR, name_of
 from infinite_tensor_stores.handles import HandleStore

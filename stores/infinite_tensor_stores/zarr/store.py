@@ -12,8 +12,7 @@ from zarr.storage import LocalStore, MemoryStore
 
 from infinite_tensor.errors import StoreError
 from infinite_tensor.geometry.points import Index
-from infinite_tensor.tilestore.glance import StoredSize
-from infinite_tensor.tilestore.inventory import Garbage, TensorInfo
+from infinite_tensor.tilestore.inventory import Garbage, StoredSize, TensorInfo
 from infinite_tensor.tilestore.messages import keeps_no_times, vanished
 from infinite_tensor.tilestore.persistent.documents import layout_of
 from infinite_tensor.tilestore.persistent.sealed import GROUP

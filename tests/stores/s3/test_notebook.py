@@ -22,15 +22,10 @@ def tensor_in(store: ZarrTileStore, f: Counted, tensor_id: str = "t") -> Infinit
     return InfiniteTensor((None, None), f, TensorWindow((TILE, TILE)), tile_store=store, tensor_id=tensor_id)
 
 
-def test_a_tensor_costs_two_requests_for_each_of_sixteen_tiles_and_three_more(
-    proxy: Proxy, server: S3Server, url: str
-) -> None:
+def test_a_tensor_costs_three_requests(proxy: Proxy, server: S3Server, url: str) -> None:
     f = Counted(Constant((TILE, TILE)))
     with through(proxy, server, url) as store:
-        t = tensor_in(store, f)
-        with proxy.counting() as created:
-            t._repr_html_()
-        t[-4:160, -4:120]
+        tensor_in(store, f)[-4:160, -4:120]
     calls = list(f.calls)
     with through(proxy, server, url) as store:
         t = tensor_in(store, f)
@@ -38,10 +33,8 @@ def test_a_tensor_costs_two_requests_for_each_of_sixteen_tiles_and_three_more(
             page = Page(t._repr_html_())
     assert f.calls == calls
     assert "at least 1,000 complete tiles" in page.text
-    # The definition, with the root of the store; the first thousand chunks; a look for tiles that somebody else wrote.
-    assert sum(created.values()) <= 5
-    # 9 of the 16 tiles around the origin are stored.
-    assert shown == {"GET": 2 + 16, "HEAD": 16 - 9, "LIST": 1}
+    # The definition, with the root of the store; the first thousand chunks.
+    assert shown == {"GET": 2, "LIST": 1}
 
 
 def test_a_store_costs_three_requests_a_row(proxy: Proxy, server: S3Server, url: str) -> None:
