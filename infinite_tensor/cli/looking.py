@@ -39,7 +39,6 @@ from infinite_tensor.cli.output import (
 from infinite_tensor.cli.saved_groups import means_group, members_of, print_members
 from infinite_tensor.errors import StoreError, TileAccessError
 from infinite_tensor.support.tables import bytes_of, count_if_any, count_of
-from infinite_tensor_stores.listing import listing_of
 
 
 @click.command("ls", short_help="List tensors and groups.")
@@ -48,14 +47,10 @@ from infinite_tensor_stores.listing import listing_of
 @option_json
 def ls(store: str, long: bool, as_json: bool) -> int:
     """List the tensors and groups of STORE."""
-    listing = None if long else listing_of(store)
-    if listing is None:
-        with infinite_tensor.open_store(store, mode="r") as opened:
-            ids, groups = opened.tensor_ids(), opened.group_ids()
-            found, errors = _definitions(opened, ids)
-            counts = {name: opened.tensor_info(name) for name in found} if long else {}
-    else:
-        found, groups, errors, counts = listing.tensors, listing.groups, {}, {}
+    with infinite_tensor.open_store(store, mode="r") as opened:
+        ids, groups = opened.tensor_ids(), opened.group_ids()
+        found, errors = _definitions(opened, ids)
+        counts = {name: opened.tensor_info(name) for name in found} if long else {}
     tensors = {name: _line_of(definition) for name, definition in found.items()}
     for name, info in counts.items():
         tensors[name] |= {"tiles": info.tiles_complete, "partial": info.tiles_partial, "bytes": info.bytes_stored}

@@ -10,6 +10,7 @@ import click
 
 import infinite_tensor
 from infinite_tensor.cli.arguments import is_reference, reference
+from infinite_tensor.errors import StoreError, ValidationError
 
 _RASTERS = (".tif", ".tiff", ".vrt", ".jp2", ".img")
 
@@ -78,6 +79,8 @@ def _zarr_array(place: str, dims: tuple[str, ...] | None) -> Any:
 
 
 def _holds_tensors(place: str) -> bool:
-    from infinite_tensor_stores.listing import listing_of  # noqa: PLC0415
-
-    return listing_of(place) is not None
+    try:
+        with infinite_tensor.open_store(place, mode="r") as store:
+            return bool(store.tensor_ids())
+    except (StoreError, ValidationError):
+        return False

@@ -16,7 +16,6 @@ from infinite_tensor.geometry.window import Shape, TensorWindow, checked_edge
 from infinite_tensor.support.arguments import checked_id
 from infinite_tensor.support.given import as_index, quoted
 from infinite_tensor.support.nested import Key
-from infinite_tensor.tilestore.formats import FORMAT, FORMAT_OF_MEANS, FORMAT_OF_REDUCTIONS, LATEST_FORMAT
 from infinite_tensor.tilestore.layout import layout_of, tile_shape_of
 from infinite_tensor.values.checks import check_followed, check_output_window, checked_shape
 from infinite_tensor.values.definition import (
@@ -42,6 +41,9 @@ from infinite_tensor.values.reduction import (
 from infinite_tensor.values.spec import TensorSpec
 
 T = TypeVar("T")
+
+FORMAT = 1
+"""Of what a store holds; what a later version of this library has stored with a higher one is refused."""
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -79,9 +81,9 @@ class StoredTensor:
         version = as_index(fields.get("format", FORMAT))
         if version is None or version < 1:
             raise ValidationError(f"format must be a positive int, got {fields['format']!r:.200}")
-        if version > LATEST_FORMAT:
+        if version > FORMAT:
             raise StoreError(
-                f"it has format {version}, this version reads up to {LATEST_FORMAT}; open it with a later "
+                f"it has format {version}, this version reads up to {FORMAT}; open it with a later "
                 "version of this library"
             )
         definition = definition_of(fields)
@@ -110,13 +112,6 @@ class StoredTensor:
         blend, blend_init = blend_of(definition.blend), scalar_from_json(definition.blend_init)
         reduction = None if definition.reduction is None else reduction_from_json(definition.reduction)
         return TensorSpec(tensor_id, definition, torch.device("cpu"), blend, blend_init, self.tile_size, reduction)
-
-
-def format_of(definition: Definition) -> int:
-    """The version of what is stored of a tensor."""
-    if definition.reduction is not None:
-        return FORMAT_OF_REDUCTIONS
-    return FORMAT_OF_MEANS if isinstance(definition.blend, dict) else FORMAT
 
 
 def definition_of(fields: Mapping[str, Any]) -> Definition:

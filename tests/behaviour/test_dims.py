@@ -333,22 +333,6 @@ def test_names_in_the_array_that_are_not_those_of_the_tensor_are_damage(names: A
         assert store.open("t").dims == NAMES
 
 
-@pytest.mark.parametrize("names", [None, ["a", "y", "x"], list(DEFAULT)])
-def test_names_that_others_gave_to_the_array_of_a_tensor_without_stay(names: Any, tmp_path: Path) -> None:
-    with ZarrTileStore(tmp_path / "s.zarr", tile_size=4) as store:
-        tensor(store)
-    path = array_of(tmp_path) / "zarr.json"
-    document = json.loads(path.read_text())
-    # As earlier versions wrote it.
-    del document["dimension_names"]
-    path.write_text(json.dumps(document | ({} if names is None else {"dimension_names": names})))
-    before = path.read_bytes()
-    with ZarrTileStore(tmp_path / "s.zarr") as store:
-        assert store.verify("t", repair=True) == []
-        assert tensor(store).dims == DEFAULT
-    assert path.read_bytes() == before
-
-
 def test_damaged_names_are_a_damaged_definition(tmp_path: Path) -> None:
     with ZarrTileStore(tmp_path / "s.zarr", tile_size=4) as store:
         tensor(store, NAMES)

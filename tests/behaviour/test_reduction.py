@@ -259,12 +259,11 @@ def test_only_what_pixels_become_is_stored_of_complete_tiles(tmp_path: Path) -> 
         assert set(chunks) == {16 * 16 + 4}
 
 
-def test_a_reduction_has_a_format_that_older_versions_refuse(tmp_path: Path) -> None:
+def test_a_reduction_is_part_of_the_definition(tmp_path: Path) -> None:
     with ZarrTileStore(tmp_path / "s.zarr") as store:
         tensor(CASES["apart"], "uint8", tile_store=store, tensor_id="a", reduce=Reduction("argmax", CHANNELS))
         tensor(CASES["apart"], "float32", tile_store=store, tensor_id="b", reduce=Reduction(second, CHANNELS))
         definitions = [store.tensor_info(name).definition for name in ("a", "b")]
-    assert [each["format"] for each in definitions] == [3, 3]
     assert definitions[0]["reduce"] == {
         "function": "argmax", "in_channels": CHANNELS, "out_channels": None, "dtype": "float32"
     }  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import zlib
 from collections.abc import Callable, Iterator
@@ -18,7 +17,6 @@ from infinite_tensor import (
     InfiniteTensor,
     MemoryTileStore,
     Output,
-    StoreError,
     TensorWindow,
     TileAccessError,
     TileStore,
@@ -299,19 +297,6 @@ def test_other_weights_under_the_same_id_are_refused_with_both(kind: str, tmp_pa
             make("half", store, "hann")
         with pytest.raises(ValidationError, match=r"blend: stored \{'weights': 'gaussian'.*given None"):
             make("half", store, None)
-
-
-def test_only_a_mean_is_stored_in_a_format_that_older_versions_refuse() -> None:
-    storage: dict[Any, Any] = {}
-    with DictTileStore(storage) as store:
-        make("half", store, "hann")
-        InfiniteTensor((None,), lambda _: torch.ones(4), TensorWindow((4,)), tile_store=store, tensor_id="sum")
-    formats = {name: json.loads(storage[name, "definition"])["format"] for name in ("t", "sum")}
-    assert formats == {"t": 2, "sum": 1}
-    stored = json.loads(storage["t", "definition"])
-    storage["t", "definition"] = json.dumps(stored | {"format": 4})
-    with pytest.raises(StoreError, match="it has format 4, this version reads up to 3"):
-        DictTileStore(storage).open("t")
 
 
 # Moving.

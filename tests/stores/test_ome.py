@@ -234,33 +234,6 @@ def test_what_is_not_stored_in_zarr_has_none(tmp_path: Path) -> None:
         store.close()
 
 
-class TestDefinitionsOfEarlierVersions:
-    @pytest.fixture
-    def document(self, tmp_path: Path) -> Path:
-        """The document of a tensor that fits, as versions before this one have written it."""
-        upper_half_written(tmp_path)
-        document = tmp_path / "t-map" / "zarr.json"
-        fields = json.loads(document.read_bytes())
-        del fields["attributes"]["ome"]
-        document.write_text(json.dumps(fields, indent=2))
-        return document
-
-    def test_they_are_read_as_they_are_and_stay_so(self, tmp_path: Path, document: Path) -> None:
-        before = document.read_bytes()
-        upper_half_written(tmp_path)
-        with ZarrTileStore(tmp_path) as store:
-            assert (store.open("map")[0:4, 0:8] == 5).all()
-            assert store.verify("map", repair=True) == []
-        assert document.read_bytes() == before
-
-    def test_a_tensor_tells_that_it_has_no_attributes(self, tmp_path: Path, document: Path) -> None:
-        assert document.is_file()
-        with ZarrTileStore(tmp_path) as store:
-            assert store.tensor_info("map").why_no_ome == (
-                "its group has none of its attributes: an earlier version stored the definition"
-            )
-
-
 class TestOtherReaders:
     @pytest.mark.parametrize("dims", FITTING)
     def test_ome_zarr_models_validates_and_opens_it(self, tmp_path: Path, dims: str) -> None:

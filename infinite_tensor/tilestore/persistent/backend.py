@@ -14,8 +14,7 @@ import torch
 from infinite_tensor.geometry.points import MOST_AT_ONCE, Index, check_count
 from infinite_tensor.tilestore.inventory import Damage, Garbage, StoredSize, TensorInfo
 from infinite_tensor.tilestore.partial import PartialTile
-from infinite_tensor.tilestore.persistent.documents import Documents
-from infinite_tensor.tilestore.persistent.sealed import GROUP, TENSOR, Document, name_of
+from infinite_tensor.tilestore.persistent.documents import GROUP, TENSOR, Document, Documents, name_of
 
 _TILES_AT_ONCE = 64
 DOCUMENT_METHODS = ("_read_documents", "_create_document", "_delete_document", "_list_documents")

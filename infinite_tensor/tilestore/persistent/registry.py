@@ -13,7 +13,7 @@ from infinite_tensor.geometry.points import Index
 from infinite_tensor.tilestore.layout import Record, TileLayout, layout_of, tile_of, usual_tile
 from infinite_tensor.tilestore.messages import changed_args, check_same, mismatch, unknown_tensor
 from infinite_tensor.tilestore.persistent.storage import Storage
-from infinite_tensor.tilestore.stored_definition import StoredTensor, format_of
+from infinite_tensor.tilestore.stored_definition import FORMAT, StoredTensor
 from infinite_tensor.values.definition import UNKNOWN, Definition, differences
 from infinite_tensor.values.reduction import UnknownReduction
 from infinite_tensor.values.spec import TensorSpec
@@ -158,7 +158,7 @@ def _as_stored(spec: TensorSpec, stored: Definition) -> TensorSpec:
 def _new_definition(spec: TensorSpec, layout: TileLayout) -> dict[str, Any]:
     """What is stored of a tensor when it is created."""
     return {
-        "format": format_of(spec.definition),
+        "format": FORMAT,
         "tensor_id": spec.tensor_id,
         **spec.definition.to_json(),
         "tile_size": list(layout.tile_shape),

@@ -16,7 +16,7 @@ from infinite_tensor.errors import StoreError
 from infinite_tensor.geometry.window import LARGEST
 from infinite_tensor.support.forks import cached_property
 from infinite_tensor.tilestore.layout import LARGEST_TILE_BYTES
-from infinite_tensor.tilestore.persistent.sealed import sealed
+from infinite_tensor.tilestore.persistent.documents import sealed
 from infinite_tensor.values.dtypes import dtype_name, dtype_of
 from infinite_tensor_stores.dtypes import stored_dtype
 from infinite_tensor_stores.files import parsed

@@ -20,9 +20,9 @@ from infinite_tensor.errors import StoreError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.support.disks import allocate
 from infinite_tensor.support.forks import renew_in_children
-from infinite_tensor.tilestore.formats import FORMAT
 from infinite_tensor.tilestore.inventory import Garbage
 from infinite_tensor.tilestore.persistent.documents import checked
+from infinite_tensor.tilestore.stored_definition import FORMAT
 from infinite_tensor_stores.hdf5.members import (
     DEFINITION,
     MARK,

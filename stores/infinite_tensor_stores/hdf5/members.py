@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 
 from infinite_tensor.support.disks import NO_LOCKS, tell_weaker
-from infinite_tensor.tilestore.persistent.sealed import GROUP, TENSOR, intact
+from infinite_tensor.tilestore.persistent.documents import GROUP, TENSOR, intact
 from infinite_tensor_stores.files import LARGEST_DOCUMENT, Unreadable, parsed
 
 DEFINITION = "definition"
 CLEARED = "copy"
-"""Where the definition lies while all else of a tensor is being deleted; earlier versions always kept a copy there."""
+"""Where the definition lies while all else of a tensor is being deleted."""
 MEMBERS = (DEFINITION, "tiles", "index", "partial", CLEARED)
 """All that lies in the group of a tensor, in the order in which it is deleted."""
 

@@ -11,7 +11,7 @@ from typing import Any
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.tilestore.inventory import Damage, Garbage, StoredSize, TensorInfo
 from infinite_tensor.tilestore.messages import keeps_no_times, vanished
-from infinite_tensor.tilestore.persistent.sealed import TENSOR, name_of
+from infinite_tensor.tilestore.persistent.documents import TENSOR, name_of
 from infinite_tensor_stores.handles import HandleStore
 from infinite_tensor_stores.hdf5.file import SharedFile, leave_file, open_file, reopen_file, reserve
 from infinite_tensor_stores.hdf5.members import (

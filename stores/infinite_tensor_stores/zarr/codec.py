@@ -228,15 +228,6 @@ def _documents_of(dtype: str, compressors: list[Any]) -> Sequence[Any]:
     return list(described)[1:]
 
 
-def is_known(codecs: Sequence[object]) -> bool:
-    """Whether all codecs of an array are those of this library."""
-    try:
-        ChunkCodec({"codecs": codecs, "data_type": "uint8", "chunk_grid": {"configuration": {"chunk_shape": ()}}})
-    except ValueError:
-        return False
-    return True
-
-
 def normal_form(document: Mapping[str, Any]) -> dict[str, Any]:
     """An array's ``zarr.json``, in one of the several forms that the specification has for the same.
 

@@ -21,10 +21,10 @@ from typing import Any
 
 from infinite_tensor.errors import StoreError
 from infinite_tensor.geometry.points import Index
-from infinite_tensor.tilestore.formats import FORMAT
 from infinite_tensor.tilestore.inventory import Garbage
 from infinite_tensor.tilestore.messages import in_the_way
-from infinite_tensor.tilestore.persistent.sealed import GROUP, TENSOR
+from infinite_tensor.tilestore.persistent.documents import GROUP, TENSOR
+from infinite_tensor.tilestore.stored_definition import FORMAT
 from infinite_tensor_stores.file_store import left_alone
 from infinite_tensor_stores.files import LARGEST_DOCUMENT, Unreadable, read_file
 from infinite_tensor_stores.remote import Stored

@@ -14,8 +14,7 @@ from infinite_tensor.errors import StoreError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.tilestore.inventory import Garbage, StoredSize, TensorInfo
 from infinite_tensor.tilestore.messages import keeps_no_times, vanished
-from infinite_tensor.tilestore.persistent.documents import layout_of
-from infinite_tensor.tilestore.persistent.sealed import GROUP
+from infinite_tensor.tilestore.persistent.documents import GROUP, layout_of
 from infinite_tensor_stores.dtypes import stored_dtype
 from infinite_tensor_stores.handles import HandleStore
 from infinite_tensor_stores.targets import (
@@ -28,13 +27,13 @@ from infinite_tensor_stores.targets import (
     shown,
     zarr_store,
 )
-from infinite_tensor_stores.zarr.codec import codecs_of, is_known
+from infinite_tensor_stores.zarr.codec import codecs_of
 from infinite_tensor_stores.zarr.layout import Place, array_bytes, incarnation_of, origin_of, tensor_document
 from infinite_tensor_stores.zarr.objects import DEFAULT_CONCURRENCY, Objects
-from infinite_tensor_stores.zarr.ome import OME, why_no_ome
+from infinite_tensor_stores.zarr.ome import why_no_ome
 from infinite_tensor_stores.zarr.root import Root, Sweep
 from infinite_tensor_stores.zarr.tensor import ZarrTensor
-from infinite_tensor_stores.zarr.zarr_json import DOCUMENT, attributes_in, attributes_of_others, group_document
+from infinite_tensor_stores.zarr.zarr_json import DOCUMENT, attributes_in, group_document
 
 
 class ZarrTileStore(HandleStore[ZarrTensor]):
@@ -64,8 +63,8 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
         How many requests one read or write has under way at a time, from 1 to 256.
     compressors : zarr codec, sequence of them, "auto" or None
         How new tensors are compressed: Zstandard and Blosc, one or several of them; None does not compress. A
-        CRC-32C always follows. Earlier versions took any codec: a tensor of another one is not opened, since damage may
-        make it take any amount of memory.
+        CRC-32C always follows. A tensor of another codec is not opened, since damage may make it take any amount of
+        memory.
     cache_size_bytes : int, str or None
         Limit of the cache of tiles in memory, in bytes or as ``"400MB"``.
     cache_size_tiles : int or None
@@ -241,7 +240,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
 
     def _write_copy(self, tensor_id: str, definition: dict[str, Any], original: Mapping[str, Any]) -> None:
         # Compressed as it was, unless somebody has said how.
-        if isinstance(self._compressors, str) and is_known(original.get("codecs", ())):
+        if isinstance(self._compressors, str) and "codecs" in original:
             self._create(tensor_id, definition, original["codecs"])
             return
         self._write_definition(tensor_id, definition)
@@ -285,16 +284,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
             stored += sum(sizes[key] for key in parts)
         # A log that another process has left behind does not make a complete tile partial.
         begun = self._objects.exist(map(place.chunk, logs)).count(False)
-        return TensorInfo(tensor_id, definition, complete, begun, stored, place.array, self._why_no_ome(place))
-
-    def _why_no_ome(self, place: Place) -> str | None:
-        """Why the group of a tensor has no attributes of OME-Zarr; None if it has."""
-        why = why_no_ome(place.definition)
-        if why is not None:
-            return why
-        (document,) = self._objects.get([place.group])
-        stored = document is not None and OME in attributes_of_others(document)
-        return None if stored else "its group has none of its attributes: an earlier version stored the definition"
+        return TensorInfo(tensor_id, definition, complete, begun, stored, place.array, why_no_ome(definition))
 
     def _stored_size(self, tensor_id: str, definition: dict[str, Any], most: int) -> StoredSize | None:  # noqa: ARG002
         place = Place.of(definition)

@@ -331,13 +331,12 @@ class ZarrTensor(TensorHandle):
             (document,) = self._objects.get([key])
             if document is None:
                 raise ValueError("it is missing")
-            # Earlier versions put the whole definition there.
             if (attributes_in(document, "array") or {}).get("origin") != list(self.place.origin):
                 raise ValueError("its origin is not that of the definition")
             found, wanted = normal_form(parsed(document)), normal_form(array_document(self.place.definition))
-            # Of a tensor without names, earlier versions wrote none there, and others may have.
-            free = {"attributes"} if "dims" in self.place.definition else {"attributes", "dimension_names"}
-            differing = [field for field, value in wanted.items() if field not in free and found.get(field) != value]
+            differing = [
+                field for field, value in wanted.items() if field != "attributes" and found.get(field) != value
+            ]
             if differing:
                 raise ValueError(f"what the definition says differs in {', '.join(differing)}")
         except ValueError as error:

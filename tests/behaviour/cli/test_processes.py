@@ -34,16 +34,10 @@ def modules(*arguments: object) -> set[str]:
     return set(found.stdout.rpartition("imported ")[2].split())
 
 
-def test_listing_and_help_import_nothing_that_takes_long(store: Path) -> None:
+def test_help_and_wrong_arguments_import_nothing_that_takes_long(store: Path) -> None:
     slow = {"torch", "numpy", "zarr", "fsspec", "h5py"}
-    assert modules("ls", store) & slow == set()
     assert modules("--help") & slow == set()
     assert modules("read", store, "rows", "--region", "a") & slow == set()
-    assert "rich.table" in modules("ls", store)
-
-
-def test_listing_a_url_does_without_torch(store: Path) -> None:
-    assert "torch" not in modules("ls", store.as_uri())
 
 
 def test_a_process_ends_with_the_exit_code(store: Path) -> None:

@@ -18,7 +18,7 @@ from zarr.buffer import default_buffer_prototype
 from zarr.storage import MemoryStore
 
 from infinite_tensor import ZarrTileStore
-from infinite_tensor.tilestore.persistent.sealed import sealed
+from infinite_tensor.tilestore.persistent.documents import sealed
 from tests.durability.hostile.honest import (
     EXPECTED,
     MAKE,

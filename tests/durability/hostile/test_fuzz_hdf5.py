@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infinite_tensor import HDF5TileStore
-from infinite_tensor.tilestore.persistent.sealed import sealed
+from infinite_tensor.tilestore.persistent.documents import sealed
 from tests.durability.hostile.honest import EXPECTED, MAKE, TILE, fill, recreate_all, use
 from tests.durability.hostile.mutations import as_text, mutated, plausible
 from tests.support.bounds import bounded

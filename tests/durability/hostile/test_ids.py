@@ -26,7 +26,7 @@ from infinite_tensor import (
     ValidationError,
     ZarrTileStore,
 )
-from infinite_tensor.tilestore.persistent.sealed import id_of, name_of
+from infinite_tensor.tilestore.persistent.documents import id_of, name_of
 
 Open: TypeAlias = Callable[[Path], TileStore]
 

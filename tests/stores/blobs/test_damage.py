@@ -14,7 +14,7 @@ import torch
 import zarr
 
 from infinite_tensor import StoreError
-from infinite_tensor.tilestore.persistent.sealed import sealed
+from infinite_tensor.tilestore.persistent.documents import sealed
 from tests.stores.blobs.conftest import Place
 from tests.stores.blobs.rows import SHAPE, made, numbered
 
