@@ -39,7 +39,7 @@ elsewhere.
 
 From the bottom up: `header` (zarr.json), `writers` (the right to write), `location` (a prefix of a store, or a folder),
 `blocks` (chunks), `rows` (all rows, those not stored yet included), `indexing` (rows as users name and give them),
-`opening` (finding, creating and deleting), `source` (a blob as an InfiniteTensor), `blob` (`TensorBlob`).
+`opening` (finding, creating and deleting), `blob` (`TensorBlob`).
 """
 
 from infinite_tensor_stores.blobs.blob import TensorBlob

@@ -6,7 +6,7 @@ import os
 import sys
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy.typing as npt
 import torch
@@ -14,7 +14,11 @@ from torch.utils.data import Dataset
 from zarr.abc.store import Store
 
 from infinite_tensor.errors import BlobModeError, StoreError, ValidationError
+from infinite_tensor.geometry.window import TensorWindow
+from infinite_tensor.support.functions import RegionWriter
 from infinite_tensor.support.given import as_index
+from infinite_tensor.tensor import InfiniteTensor
+from infinite_tensor.tilestore import MemoryTileStore
 from infinite_tensor_stores.blobs.header import Header
 from infinite_tensor_stores.blobs.indexing import as_rows, rows_of, spread
 from infinite_tensor_stores.blobs.location import Location, location_of
@@ -29,10 +33,6 @@ from infinite_tensor_stores.blobs.opening import (
 )
 from infinite_tensor_stores.blobs.rows import Rows
 from infinite_tensor_stores.targets import DEFAULT_TIMEOUT, check_mode, check_timeout
-
-if TYPE_CHECKING:
-    from infinite_tensor.tensor import InfiniteTensor
-
 
 MODES = ("r", "r+", "w", "w+", "a", "a+")
 
@@ -354,9 +354,6 @@ class TensorBlob(Dataset[torch.Tensor]):
         rows : int, optional
             How many rows. Default: all that are there now; those that wait are flushed.
         """
-        # It stands on tensors; a blob alone does not.
-        from infinite_tensor_stores.blobs.source import tensor_of  # noqa: PLC0415
-
         self._check_open()
         self._rows.check_apart()
         with self._rows.lock:
@@ -364,11 +361,17 @@ class TensorBlob(Dataset[torch.Tensor]):
                 self._rows.flush()
             wanted = None if rows is None else _whole("rows", rows)
             reader = opened(location_of(*self._rows.location.address), self._rows.most_blocks)
-            try:
-                return tensor_of(reader, self._snapshot_length(reader.header, wanted))
-            except BaseException:
-                reader.close()
-                raise
+            header = reader.header
+            count = self._snapshot_length(header, wanted)
+        return InfiniteTensor(
+            (count, *header.shape),
+            _Snapshot(reader, header.version, count),
+            TensorWindow((header.block_size, *header.shape)),
+            dtype=header.dtype,
+            version=header.version,
+            edge="clip",
+            tile_store=MemoryTileStore(),
+        )
 
     def _snapshot_length(self, header: Header, wanted: int | None) -> int:
         """How many rows a snapshot takes of what `header` says, which is newer than what this object knows."""
@@ -535,6 +538,75 @@ class TensorBlob(Dataset[torch.Tensor]):
     def _check_open(self) -> None:
         if self._rows.closed:
             raise StoreError(f"{self!r} is closed; open it again with TensorBlob.open")
+
+
+class _Snapshot(RegionWriter):
+    """The ``f`` of a tensor of the first rows of a blob, which copies them from its blocks.
+
+    Parameters
+    ----------
+    rows : Rows
+        Of its own, open for reading.
+    version : dict
+        That of the blob when the snapshot was taken.
+    count : int
+        How many rows.
+    """
+
+    def __init__(self, rows: Rows, version: dict[str, Any], count: int) -> None:
+        self._rows, self._version, self._count = rows, version, count
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by reference."""
+        return _snapshot, (self._rows.location, self._rows.most_blocks, self._version, self._count)
+
+    def __call__(self, ctx: tuple[int, ...]) -> torch.Tensor:
+        """One block."""
+        header = self._rows.header
+        block = torch.zeros((header.block_size, *header.shape), dtype=header.dtype, device="cpu")
+        start = ctx[0] * header.block_size
+        self.write((start, *[0] * len(header.shape)), block[: self._count - start])
+        return block
+
+    @property
+    def copies(self) -> bool:
+        """To keep windows would be to hold blocks twice; see `RegionWriter.copies`."""
+        return True
+
+    def instead(self, dtype: torch.dtype, device: torch.device) -> str:  # noqa: ARG002
+        """What to do rather than to move it; see `RegionWriter.instead`."""
+        return "it is read as it is stored; convert what is read of it"
+
+    def writes(self, size: Sequence[int], dtype: torch.dtype, device: torch.device) -> bool:  # noqa: ARG002
+        """Whether it does, as ever; see `RegionWriter.writes`."""
+        return True
+
+    def write(self, start: Sequence[int], out: torch.Tensor) -> None:
+        """Copy rows, or parts of them; see `RegionWriter.write`.
+
+        Raises
+        ------
+        StoreError
+            If rows of the blob have been overwritten or truncated since the snapshot was taken.
+        """
+        try:
+            found = self._rows.read(range(start[0], start[0] + len(out)))
+            self._rows.confirm()
+        finally:
+            self._check()
+        out.copy_(found[(slice(None), *(slice(a, a + n) for a, n in zip(start[1:], out.shape[1:], strict=True)))])
+
+    def _check(self) -> None:
+        header = self._rows.header
+        if header.version != self._version or header.rows < self._count:
+            raise StoreError(
+                f"{self._rows.location!r} has been overwritten or truncated since a tensor was made of its first "
+                f"{self._count} rows; make another one, and with another id what is computed from it"
+            )
+
+
+def _snapshot(location: Location, most_blocks: int, version: dict[str, Any], count: int) -> _Snapshot:
+    return _Snapshot(opened(location, most_blocks), version, count)
 
 
 def _reopened(kind: type[TensorBlob], location: Location, most_blocks: int, position: int) -> TensorBlob:
