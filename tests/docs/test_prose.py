@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SOURCES = sorted(
@@ -48,15 +46,3 @@ def test_git_ignores_what_the_examples_and_the_quick_start_write() -> None:
         for stem in re.findall(r'= arguments\(__doc__, "(\w+)"', text):
             written |= {f"{stem}.zarr", f"{stem}.png"}
     assert {"blur.zarr", "embeddings", "terrain.png", "train.zarr"} <= written <= ignored
-
-
-def test_the_readme_and_the_pages_show_how_an_f_draws_for_itself() -> None:
-    shown = [page.name for page in PAGES if re.search(r"cell_generator\(\w+, ctx\)", page.read_text(encoding="utf-8"))]
-    assert shown == ["README.md", "guide.md", "index.md", "modules.md", "scaling.md", "storage-layout.md"]
-
-
-@pytest.mark.parametrize("path", SHOWN, ids=name)
-def test_random_numbers_are_drawn_by_what_the_library_has_and_by_nothing_else(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    # A torch.Generator keeps 32 bits of a seed on the CPU; a seed for numpy from several numbers is easily made wrong.
-    assert not re.search(r"Generator\([^)]*\)\.manual_seed|default_rng\(|RandomState\(|random\.seed\(", text)

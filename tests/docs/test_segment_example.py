@@ -8,18 +8,15 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
-from matplotlib.cbook import get_sample_data
 from PIL import Image
-from torch.nn.functional import interpolate
 
-from infinite_tensor import ZarrTileStore, from_array, from_image
+from infinite_tensor import ZarrTileStore
 from tests.docs.test_examples import EXAMPLES
 
 WINDOWS = 11 * 8
@@ -82,23 +79,6 @@ def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("segment")
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """As the example itself: on one thread, the same bits are learnt each time."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def cells() -> torch.Tensor:
-    """The photograph in cells, about as the example has it."""
-    photograph = from_image(get_sample_data("grace_hopper.jpg", asfileobj=False))[:, :, 20:470]
-    found: torch.Tensor = interpolate(photograph[None].float(), (500, 375), mode="area")[0] / 255
-    return found
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Ran]]:
     """Two on one store, of which the second draws another picture."""
@@ -117,31 +97,6 @@ def test_the_picture_from_the_store_is_the_same(runs: tuple[Path, list[Ran]]) ->
     with Image.open(runs[0] / "first.png") as picture:
         assert picture.format == "PNG"
         assert min(picture.size) > 300
-
-
-@pytest.mark.usefixtures("one_thread")
-def test_the_network_learns_what_was_marked_in_the_same_way_each_time(example: ModuleType, cells: torch.Tensor) -> None:
-    nets = [example.train(cells, 50) for _ in range(2)]
-    for ours, others in zip(*[net.state_dict().values() for net in nets], strict=True):
-        assert torch.equal(ours, others)
-    with torch.no_grad():
-        found = nets[0].of_cells(cells[None])[0].argmax(dim=0)
-    for number, rectangles in enumerate(example.MARKS.values()):
-        marked = torch.cat([found[top:bottom, left:right].flatten() for top, left, bottom, right in rectangles])
-        assert (marked == number).float().mean() > 0.7
-
-
-@pytest.mark.usefixtures("one_thread")
-def test_the_network_over_all_at_once_equals_map_with_a_halo_but_for_that_of_the_border(
-    example: ModuleType, cells: torch.Tensor
-) -> None:
-    net, image = example.train(cells, 10), interpolate(cells[None], (1280, 960))[0] * 255
-    # 15 cells, and one more since scores are enlarged.
-    halo = 16 * example.CELL
-    with torch.no_grad():
-        at_once = net(image[None])[0]
-    by_windows = from_array(image, dims=("c", "y", "x")).map(net, halo=halo, window=320, channels=len(example.MARKS))
-    assert (by_windows[...] - at_once)[:, halo:-halo, halo:-halo].abs().max() < 1e-5
 
 
 @pytest.mark.slow

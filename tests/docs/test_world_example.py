@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from tests.docs.test_examples import EXAMPLES, Runs, calls, run_twice, succeeds
-from tests.support.interpreters import run
+from tests.docs.test_examples import EXAMPLES, Runs, calls, run_twice
 
 SIZE, GAP = 128, 8
 SCRIPT = EXAMPLES / "world.py"
@@ -35,29 +32,3 @@ def test_the_picture_shows_the_three_side_by_side_and_is_the_same_from_the_store
     assert sea.any()
     assert height[sea].mean() < height[~sea].mean()
     assert (colour[sea][:, 2] > colour[sea][:, 0]).mean() > 0.99
-
-
-READER = """
-import json, sys
-from infinite_tensor import open_store
-with open_store(sys.argv[1], mode="r") as store:
-    world = store.open_group("world")
-    place = world[world.align((slice(0, 60), slice(0, 60)))]
-keys, biome = str(world.keys(True, True)), place["biome"]
-print(json.dumps([keys, list(biome.batch_size), biome["id"].flatten().tolist()]))
-"""
-
-
-def test_another_process_reads_the_group_without_the_network(runs: Runs) -> None:
-    keys, batch_size, biomes = json.loads(succeeds("-c", READER, runs.folder / "world.zarr", cwd=runs.folder))
-    assert keys == "['height', ('biome', 'id'), 'colour', 'noise']"
-    assert batch_size == [64, 64]
-    assert set(biomes) <= set(range(8))
-    assert len(biomes) == 64 * 64
-
-
-def test_a_store_that_holds_another_world_is_refused(runs: Runs) -> None:
-    done = run(SCRIPT, "--size", SIZE, "--seed", 1, "--store", "world.zarr", cwd=runs.folder)
-    assert done.returncode == 1
-    assert "version: stored 0, given 1" in done.stderr
-    assert "give another --store" in done.stderr
