@@ -24,7 +24,7 @@ from infinite_tensor.geometry.batching import Batching
 from infinite_tensor.geometry.regions import Region, parse
 from infinite_tensor.geometry.window import Shape, TensorWindow
 from infinite_tensor.outputs import Output, Shared
-from infinite_tensor.support.arguments import checked_device, checked_id, checked_workers, taking_missing
+from infinite_tensor.support.arguments import checked_device, checked_id, checked_workers
 from infinite_tensor.support.functions import Unmovable
 from infinite_tensor.support.given import array_advice, members, quoted
 from infinite_tensor.support.nested import show
@@ -736,7 +736,6 @@ class InfiniteTensor(Fillable):
         """
         return self.to_dask(...)
 
-    @taking_missing
     def show(
         self,
         region: object = None,
@@ -786,7 +785,6 @@ class InfiniteTensor(Fillable):
 
         return html_of_tensor(self)
 
-    @taking_missing
     def export(
         self,
         region: object,

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import sys
-import warnings
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 from uuid import UUID
 
 import torch
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.support.given import as_index, members, number, quoted, word
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 def checked_id(given: object, name: str = "tensor_id") -> str:
@@ -97,17 +92,3 @@ def checked_shard(shard: object) -> tuple[int, int] | None:
         case [int(rank), int(count)] if 0 <= rank < count:
             return rank, count
     raise ValidationError(f"shard must be (rank, world_size) with 0 <= rank < world_size, got {quoted(shard)}")
-
-
-def taking_missing(method: F) -> F:
-    """A method that takes ``missing="fill"``, which is now ``compute=False``."""
-
-    @functools.wraps(method)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        if "missing" in kwargs:
-            warnings.warn("missing= is deprecated; use compute=", DeprecationWarning, stacklevel=2)
-            missing = kwargs.pop("missing")
-            kwargs["compute"] = {"compute": True, "fill": False}.get(word(missing) or "", missing)
-        return method(*args, **kwargs)
-
-    return called  # type: ignore[return-value]

@@ -19,7 +19,6 @@ from infinite_tensor import (
     InfiniteTensor,
     TensorGroup,
     TensorWindow,
-    ValidationError,
     ZarrTileStore,
     from_raster,
     predict,
@@ -203,26 +202,3 @@ def test_after_a_masked_prediction_the_background_is_left_out_and_not_computed(t
     assert nodata_in(tmp_path / "labels.tif") == 255
     assert (pixels[64:] == 255).all()
     assert set(np.unique(pixels[:64])) <= {0, 1}
-
-
-class TestMissing:
-    """The former name of the argument."""
-
-    def test_it_is_told_and_understood(self, tmp_path: Path) -> None:
-        f = Counted(lambda _ctx: torch.full((4, 4), 3.0))
-        t = begun(f=f)
-        calls = len(f.calls)
-        with pytest.warns(DeprecationWarning, match="missing= is deprecated; use compute="):
-            t.export(REGION, tmp_path / "out.npy", missing="fill", fill_value=255)  # type: ignore[call-arg]
-        assert len(f.calls) == calls
-        with pytest.warns(DeprecationWarning, match="missing= is deprecated; use compute="):
-            t.show(REGION, missing="compute")
-        plt.close("all")
-        assert len(f.calls) > calls
-
-    def test_what_it_never_meant_is_refused(self, tmp_path: Path) -> None:
-        with (
-            pytest.warns(DeprecationWarning, match="missing= is deprecated"),
-            pytest.raises(ValidationError, match="compute must be a bool, got 'skip'"),
-        ):
-            begun().export(REGION, tmp_path / "out.npy", missing="skip")  # type: ignore[call-arg]
