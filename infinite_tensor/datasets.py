@@ -23,7 +23,6 @@ from infinite_tensor.support.given import array_advice, as_index, members, quote
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore.layout import sizes_of
 
-Region: TypeAlias = tuple[int | slice, ...]
 Source: TypeAlias = InfiniteTensor | TensorGroup
 Sources: TypeAlias = Source | list[Source] | tuple[Source, ...] | dict[Any, Source]
 Transform: TypeAlias = Callable[[Any], Any]
@@ -83,7 +82,7 @@ class _PatchGrid:
         patch = tuple(n for d, n in enumerate(first.shape) if d not in first.squeezed)
         return f"{patch} in {_brackets(self.box)} of {self.source!r}"
 
-    def region(self, corner: Index) -> Region:
+    def region(self, corner: Index) -> tuple[int | slice, ...]:
         box = self.selection(corner)
         return tuple(
             a if d in box.squeezed else slice(a, b) for d, (a, b) in enumerate(zip(box.start, box.stop, strict=True))

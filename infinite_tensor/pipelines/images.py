@@ -20,7 +20,7 @@ from infinite_tensor.pipelines.orientation import turn_of
 from infinite_tensor.pipelines.readers import ArrayReader, RasterReader, Reader, as_tensor, page_of
 from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.support.given import as_index
-from infinite_tensor.values.arrays import Region
+from infinite_tensor.values.arrays import Box
 from infinite_tensor.values.stamps import Stamps
 
 
@@ -66,7 +66,7 @@ class ImageReader(Reader):
     def _renew_after_fork(self) -> None:
         self._lock = threading.RLock()
 
-    def _read(self, region: Region) -> torch.Tensor:
+    def _read(self, region: Box) -> torch.Tensor:
         with self._lock:
             if self._pixels is None:
                 self._pixels = self._decoded()

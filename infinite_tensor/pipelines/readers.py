@@ -34,7 +34,7 @@ from infinite_tensor.support.given import as_index, quoted
 from infinite_tensor.values import stamps
 from infinite_tensor.values.arrays import (
     CHUNK_BYTES,
-    Region,
+    Box,
     check_unmasked,
     contiguous_box,
     cut,
@@ -75,7 +75,7 @@ class Reader(ABC):
     in_memory = False
     in_file = True
 
-    def read(self, region: Region) -> torch.Tensor:
+    def read(self, region: Box) -> torch.Tensor:
         """One region, of slices with both ends; the tensor may be a view of the source itself.
 
         Raises
@@ -93,7 +93,7 @@ class Reader(ABC):
         return block
 
     @abstractmethod
-    def _read(self, region: Region) -> torch.Tensor: ...
+    def _read(self, region: Box) -> torch.Tensor: ...
 
     def digest(self) -> str:
         """SHA-256 of its values: see `digest_of_regions`."""
@@ -150,7 +150,7 @@ class ArrayReader(Reader):
     def _renew_after_fork(self) -> None:
         self._inherited = not is_fork_safe(self._array)
 
-    def _read(self, region: Region) -> torch.Tensor:
+    def _read(self, region: Box) -> torch.Tensor:
         with contextlib.ExitStack() as held:
             for lock in self._locks:
                 held.enter_context(lock)
@@ -434,7 +434,7 @@ class RasterReader(Reader):
             handles.raster, handles.process = _opened_raster(self._path), process
         return handles.raster
 
-    def _read(self, region: Region) -> torch.Tensor:
+    def _read(self, region: Box) -> torch.Tensor:
         import rasterio  # noqa: PLC0415  (of an extra)
         from rasterio.windows import Window  # noqa: PLC0415
 

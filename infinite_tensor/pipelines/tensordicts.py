@@ -15,7 +15,7 @@ from infinite_tensor.support.nested import Key, as_key, show
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore, TileStore
 from infinite_tensor.values import stamps
-from infinite_tensor.values.arrays import Region, contiguous_box
+from infinite_tensor.values.arrays import Box, contiguous_box
 from infinite_tensor.values.stamps import Stamps
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class TensorDictReader(Reader):
         self._file = getattr(td if is_one_file else td.get(key), "filename", None)
         self.in_file = is_one_file or self._file is not None
 
-    def _read(self, region: Region) -> torch.Tensor:
+    def _read(self, region: Box) -> torch.Tensor:
         return self._td.get_at(self.key, region).clone()  # type: ignore[no-any-return]
 
     def _stamps(self) -> Stamps:

@@ -14,7 +14,7 @@ import numpy as np
 from infinite_tensor.errors import ValidationError
 
 Array: TypeAlias = "np.ndarray[Any, Any] | np.generic"
-Region: TypeAlias = tuple[slice, ...]
+Box: TypeAlias = tuple[slice, ...]
 
 _ALL_BYTES = 2**26
 """Of what does not lie in memory, a digest sees all up to this size, and samples of what is larger."""
@@ -33,7 +33,7 @@ def is_large(shape: Sequence[int], itemsize: int) -> bool:
 
 
 def digest_of_regions(
-    read: Callable[[Region], Any],
+    read: Callable[[Box], Any],
     shape: Sequence[int],
     itemsize: int,
     *,
@@ -72,11 +72,11 @@ def digest_of_regions(
 
 
 def _by_chunk(
-    read: Callable[[Region], Any], samples: Sequence[Region], itemsize: int, chunks: Sequence[int]
+    read: Callable[[Box], Any], samples: Sequence[Box], itemsize: int, chunks: Sequence[int]
 ) -> list[np.ndarray[Any, Any]]:
     """The bytes of each sample; all that is needed of a chunk is read at once."""
     found = [np.empty((*extents_of(sample), itemsize), np.uint8) for sample in samples]
-    needed: dict[tuple[int, ...], list[tuple[int, Region]]] = {}
+    needed: dict[tuple[int, ...], list[tuple[int, Box]]] = {}
     for number, sample in enumerate(samples):
         along = [range(each.start // n, -(-each.stop // n)) for each, n in zip(sample, chunks, strict=True)]
         for chunk in itertools.product(*along):
@@ -94,12 +94,12 @@ def _by_chunk(
     return found
 
 
-def extents_of(region: Region) -> tuple[int, ...]:
+def extents_of(region: Box) -> tuple[int, ...]:
     """The shape of a region, which has both ends of each slice."""
     return tuple(each.stop - each.start for each in region)
 
 
-def _within(part: Region, box: Region) -> Region:
+def _within(part: Box, box: Box) -> Box:
     return tuple(slice(a.start - b.start, a.stop - b.start) for a, b in zip(part, box, strict=True))
 
 
@@ -179,7 +179,7 @@ def contiguous_box(shape: Sequence[int], itemsize: int, nbytes: int) -> list[int
     return box[::-1]
 
 
-def _steps(shape: Sequence[int], itemsize: int, chunks: Sequence[int] | None) -> Iterator[Region]:
+def _steps(shape: Sequence[int], itemsize: int, chunks: Sequence[int] | None) -> Iterator[Box]:
     """All of an array, in C order, in boxes of about 4 MiB or of one row of chunks, so that each chunk lies in one."""
     box = contiguous_box(shape, itemsize, _STEP_BYTES)
     if chunks is not None:
@@ -195,7 +195,7 @@ def _steps(shape: Sequence[int], itemsize: int, chunks: Sequence[int] | None) ->
         yield tuple(slice(a, min(a + n, e)) for a, n, e in zip(start, box, shape, strict=True))
 
 
-def _samples(shape: Sequence[int], itemsize: int) -> Iterator[Region]:
+def _samples(shape: Sequence[int], itemsize: int) -> Iterator[Box]:
     """A few places of a large array: no two of them at the same level of a dimension that is long enough."""
     box = contiguous_box(shape, itemsize, _SAMPLE_BYTES)
     steps = _SAMPLES - 1
