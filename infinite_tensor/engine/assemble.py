@@ -64,9 +64,14 @@ class _Part:
         # Pixels that lie far apart share no tile, here or upstream.
         return max(size, len(self.blocks) * max([_largest_unit(node) for node in chain_of([self.node])]))
 
+    @cached_property
+    def bounds(self) -> Regions:
+        """Where its blocks start and stop."""
+        return self.blocks.bounds()
+
     def weights(self) -> FloatArray:
         """About how much is held to read each of its blocks."""
-        starts, stops = self.blocks.bounds()
+        starts, stops = self.bounds
         pixels: FloatArray = np.prod(stops - starts, axis=1, dtype=np.float64)
         return pixels * (self.nbytes / float(pixels.sum()))
 
@@ -174,7 +179,7 @@ def _read_at_once(parts: Sequence[_Part], views: Views) -> None:
     """Read what is one step: nothing is released on the way, so no order matters."""
     regions: dict[Node, list[Regions]] = {}
     for part in parts:
-        regions.setdefault(part.node, []).append(part.blocks.bounds())
+        regions.setdefault(part.node, []).append(part.bounds)
     loop = Loop(regions, views)
     loop.add([_joined(bounds) for bounds in regions.values()])
     loop.compute(to_the_end=True)
@@ -211,7 +216,7 @@ def _read_in_steps(requests: Sequence[Sequence[_Part]], views: Views) -> None:
     regions: dict[Node, NumberedRegions] = {}
     for node in dict.fromkeys([part.node for part in parts]):
         of_node = [at for at, part in enumerate(parts) if part.node == node]
-        starts, stops = _joined([parts[at].blocks.bounds() for at in of_node])
+        starts, stops = _joined([parts[at].bounds for at in of_node])
         among = np.argsort(np.concatenate([begins[at] for at in of_node]), kind="stable")
         regions[node] = NumberedRegions(np.flatnonzero(np.isin(part_of, of_node)), starts[among], stops[among])
     weights = np.concatenate([part.weights() for part in parts])[order]

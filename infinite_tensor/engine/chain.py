@@ -168,11 +168,12 @@ def _with_meaning(spec: TensorSpec, f: Callable[..., Any] | None, args: Sequence
     definition = spec.definition
     if definition.meaning is not None:
         return spec
-    found, conflicts = derived(definition, [arg.spec.definition for arg in args])
-    if conflicts:
-        warn_of_conflicts(spec, conflicts)
     if isinstance(f, RegionWriter):
         found = f.meaning
+    else:
+        found, conflicts = derived(definition, [arg.spec.definition for arg in args])
+        if conflicts:
+            warn_of_conflicts(spec, conflicts)
     nothing = found is None or found == Meaning()
     return spec if nothing else replace(spec, definition=replace(definition, meaning=found))
 
