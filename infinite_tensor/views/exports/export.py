@@ -148,9 +148,9 @@ def _export_zarr(
     place: str,
     options: Options,
 ) -> None:
-    for cutout in cutouts.values():
-        warn_of_lost(shown_target(place), unsaid_by_attributes(cutout.meaning))
-    content = Content(cutouts, dims, _fill_values(cutouts, options), _identity(cutouts, dims, options))
+    unsaid = [label for cutout in cutouts.values() for label in unsaid_by_attributes(cutout.meaning)]
+    warn_of_lost(shown_target(place), list(dict.fromkeys(unsaid)))
+    content = Content(cutouts, dims, _fill_values(sources), _identity(cutouts, dims, options))
     opened = opened_zarr(content, place, options.storage_options, overwrite=options.overwrite)
     try:
         with _explaining(opened, shown_target(place)) as sinks:
@@ -245,12 +245,10 @@ def _source_of(tensor: InfiniteTensor, options: Options) -> Source:
     return Computed(None if options.workers is None else int(options.workers))
 
 
-def _fill_values(cutouts: Mapping[str, Cutout], options: Options) -> dict[str, Any] | None:
+def _fill_values(sources: Mapping[str, Source]) -> dict[str, Any] | None:
     """What arrays show where nothing is written; None where all is."""
-    if options.compute:
-        return None
-    fill_value = 0 if options.fill_value is None else options.fill_value
-    return {path: shown_value(fill_value, cutout.tensor.dtype) for path, cutout in cutouts.items()}
+    views = {path: source.view for path, source in sources.items() if isinstance(source, Stored)}
+    return {path: shown_value(view.fill_value, view.dtype) for path, view in views.items()} or None
 
 
 def _identity(cutouts: Mapping[str, Cutout], dims: Mapping[str, tuple[str, ...]], options: Options) -> Identity | None:

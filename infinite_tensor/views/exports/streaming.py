@@ -87,7 +87,7 @@ class Stored(Source):
     """
 
     def __init__(self, view: StoredOnly) -> None:
-        self._view = view
+        self.view = view
 
     def each(
         self, tensor: InfiniteTensor, boxes: NumberedRegions, use: Callable[[Sequence[int], torch.Tensor], None]
@@ -95,7 +95,7 @@ class Stored(Source):
         """See `Source`."""
         del tensor
         for start, stop in zip(boxes.starts.tolist(), boxes.stops.tolist(), strict=True):
-            use(start, self._view[tuple(itertools.starmap(slice, zip(start, stop, strict=True)))])
+            use(start, self.view[tuple(itertools.starmap(slice, zip(start, stop, strict=True)))])
 
 
 def units_in(cutout: Cutout, unit: Sequence[int]) -> int:

@@ -248,6 +248,15 @@ def test_what_does_not_hold_of_what_is_computed_is_told_once(tmp_path: Path) -> 
 
 
 @pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
+def test_a_group_tells_once_what_is_lost_of_its_tensors(tmp_path: Path) -> None:
+    t = from_raster(described(tmp_path / "in.tif"))
+    group = TensorGroup({"one": t.map(torch.neg, window=16), "other": t.map(torch.abs, window=16)}, dims=(1, 2))
+    with pytest.warns(MeaningLostWarning, match=r"out.zarr is without nodata, scale, offset: ") as told:
+        group.export(..., tmp_path / "out.zarr", progress=False)
+    assert len(told) == 1
+
+
+@pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
 def test_other_nodata_in_each_band_is_kept_where_one_is_written(tmp_path: Path) -> None:
     bands = [saved(tmp_path / f"{n}.tif", np.zeros((1, ROWS, COLUMNS), "int16"), nodata=n) for n in (3, 4)]
     inner = "".join(
