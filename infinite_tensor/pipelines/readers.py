@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.masked import is_masked_tensor
 
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.pipelines.meanings import meaning_of_raster
@@ -43,7 +42,7 @@ from infinite_tensor.values.arrays import (
     is_large,
     memory_map_of,
 )
-from infinite_tensor.values.checks import stand_in
+from infinite_tensor.values.checks import dense, stand_in
 from infinite_tensor.values.dtypes import DTYPES
 from infinite_tensor.values.stamps import Stamps
 from infinite_tensor_stores.targets import is_in_memory, shown
@@ -219,7 +218,7 @@ def _extents_of(array: Any) -> tuple[int, ...]:
 def _prepared(array: Any) -> Any:
     """The object to take slices of; ValidationError where these are not the values of a tensor."""
     if isinstance(array, torch.Tensor):
-        return _dense(array)
+        return dense(array, "a")
     if library_of(array) == "xarray":
         from xarray import IndexVariable  # noqa: PLC0415  (there is an array of it)
 
@@ -237,17 +236,6 @@ def _prepared(array: Any) -> Any:
         _torch_dtype(array.dtype, array)
     check_unmasked(array, "a has")
     return np.asarray(array) if isinstance(array, np.ndarray) else stand_in(array)
-
-
-def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.is_meta or tensor.is_nested or tensor.is_quantized or tensor.layout is not torch.strided:
-        raise ValidationError(
-            f"a must be a dense tensor with values, got {tensor.dtype} of layout {tensor.layout} on {tensor.device}; "
-            "give a.to_dense(), or a.dequantize()"
-        )
-    if is_masked_tensor(tensor):
-        raise ValidationError("a has a mask, for which there is no place in a tensor; give a.to_tensor(value)")
-    return tensor.detach().resolve_conj().resolve_neg().as_subclass(torch.Tensor)
 
 
 def _lies_elsewhere(array: Any) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.masked import is_masked_tensor
 
 from infinite_tensor.errors import RegionError, ValidationError
 from infinite_tensor.geometry.padding import PADDINGS
@@ -253,6 +254,20 @@ def move_target(
         for arg in (*args, kwargs.get("tensor"))
     )
     return moved.device if names_device else device, checked_dtype(moved.dtype)
+
+
+def dense(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    """The values of a tensor, as one without a gradient; ValidationError that calls it by a name where it has none."""
+    if tensor.is_meta or tensor.is_nested or tensor.is_quantized or tensor.layout is not torch.strided:
+        raise ValidationError(
+            f"{name} must be a dense tensor with values, got {tensor.dtype} of layout {tensor.layout} on "
+            f"{tensor.device}; give {name}.to_dense(), or {name}.dequantize()"
+        )
+    if is_masked_tensor(tensor):
+        raise ValidationError(
+            f"{name} must be without a mask, for which there is no place in a tensor; give {name}.to_tensor(value)"
+        )
+    return tensor.detach().resolve_conj().resolve_neg().as_subclass(torch.Tensor)
 
 
 def stand_in(given: Any) -> Any:

@@ -1,10 +1,14 @@
-"""The dtypes that every store can hold, and their names."""
+"""The dtypes that every store can hold, their names, and the numpy arrays that they are stored as."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import torch
 
 from infinite_tensor.errors import ValidationError
+from infinite_tensor.support.allocation import as_array
 from infinite_tensor.support.given import quoted, word
 
 DTYPES = (
@@ -47,3 +51,20 @@ def checked_dtype(dtype: object) -> torch.dtype:
     if not isinstance(dtype, torch.dtype) or dtype not in DTYPES:
         raise ValidationError(f"dtype must be one of {', '.join(map(str, DTYPES))}, got {quoted(dtype)}")
     return dtype
+
+
+def stored_dtype(dtype: torch.dtype) -> str:
+    """Name of the numpy dtype that tiles of `dtype` are stored in: zarr and h5py lack bfloat16, and get its bits."""
+    return "uint16" if dtype is torch.bfloat16 else dtype_name(dtype)
+
+
+def to_stored(tile: torch.Tensor) -> np.ndarray[Any, Any]:
+    """A tile on the CPU as an array of `stored_dtype`, without a copy."""
+    array: np.ndarray[Any, Any] = as_array(tile.view(torch.uint16) if tile.dtype is torch.bfloat16 else tile)
+    return array
+
+
+def from_stored(block: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor:
+    """The tile of `dtype` that `to_stored` gave an array of."""
+    tile = torch.from_numpy(block if block.flags.writeable else block.copy())
+    return tile.view(dtype) if dtype is torch.bfloat16 else tile

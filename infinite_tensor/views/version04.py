@@ -23,11 +23,10 @@ from infinite_tensor.tilestore.layout import Record
 from infinite_tensor.tilestore.messages import warn_of_damage
 from infinite_tensor.tilestore.persistent.contents import PersistentContents
 from infinite_tensor.values.definition import differences
-from infinite_tensor.values.dtypes import dtype_name
+from infinite_tensor.values.dtypes import dtype_name, from_stored, stored_dtype
 from infinite_tensor.values.weights import WeightedMean
 from infinite_tensor.views.copied import CopyReport, CopyTally, CopyWatcher, TensorCopy
 from infinite_tensor.views.copying import store_blocks
-from infinite_tensor_stores.dtypes import from_stored, stored_dtype
 from infinite_tensor_stores.hdf5.version04 import OldTensor, opened
 from infinite_tensor_stores.targets import local_path
 

@@ -17,7 +17,7 @@ from infinite_tensor.tilestore.messages import cleared_elsewhere, warn_of_damage
 from infinite_tensor.tilestore.partial import PartialTile
 from infinite_tensor.tilestore.persistent import PersistentTileStore
 from infinite_tensor.tilestore.persistent.documents import name_of
-from infinite_tensor_stores.dtypes import from_stored
+from infinite_tensor.values.dtypes import from_stored
 from infinite_tensor_stores.files import Unreadable
 
 T = TypeVar("T")

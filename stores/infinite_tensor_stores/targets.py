@@ -17,7 +17,7 @@ from zarr.storage import FsspecStore, LocalStore, MemoryStore, WrapperStore
 from infinite_tensor.errors import StoreError, ValidationError
 from infinite_tensor.support.given import as_index, quoted
 from infinite_tensor.tilestore.stored_definition import FORMAT
-from infinite_tensor_stores.file_store import FileStore
+from infinite_tensor_stores.files import FileStore
 from infinite_tensor_stores.remote import FilesInMemory, LoginMask, MaskedFileSystem, RemoteStore, without_logins
 
 DEFAULT_TIMEOUT = 15.0

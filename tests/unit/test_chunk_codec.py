@@ -16,8 +16,7 @@ from numcodecs import Blosc, Zstd  # type: ignore[import-untyped]
 from zarr.codecs import BloscCodec, Crc32cCodec, ZstdCodec
 from zarr.storage import MemoryStore
 
-from infinite_tensor.values.dtypes import DTYPES, dtype_name
-from infinite_tensor_stores.dtypes import stored_dtype
+from infinite_tensor.values.dtypes import DTYPES, dtype_name, stored_dtype
 from infinite_tensor_stores.zarr.codec import ChunkCodec, codecs_of, content_size
 from infinite_tensor_stores.zarr.objects import PROTOTYPE, Objects
 from tests.support.bounds import bounded

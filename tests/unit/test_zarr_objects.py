@@ -12,7 +12,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from zarr.storage import MemoryStore
 
-from infinite_tensor_stores.file_store import FileStore
+from infinite_tensor_stores.files import FileStore
 from infinite_tensor_stores.loop import sync
 from infinite_tensor_stores.targets import zarr_store
 from infinite_tensor_stores.zarr.objects import Objects, concurrently

@@ -38,7 +38,7 @@ One writer, any number of readers. `writers` says how a second writer is kept ou
 elsewhere.
 
 From the bottom up: `header` (zarr.json), `writers` (the right to write), `location` (a prefix of a store, or a folder),
-`blocks` (chunks), `rows` (all rows, those not stored yet included), `indexing` (rows as users name and give them),
+`blocks` (chunks), `indexing` (rows as users name and give them), `rows` (all rows, those not stored yet included),
 `opening` (finding, creating and deleting), `blob` (`TensorBlob`).
 """
 

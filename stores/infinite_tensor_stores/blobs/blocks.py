@@ -1,23 +1,20 @@
-"""Blocks of rows, each a chunk of the Zarr array: how rows are found in them, and how they are read and written."""
+"""Blocks of rows, each a chunk of the Zarr array: how they are read and written."""
 
 from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from math import prod
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
 
 import google_crc32c
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from infinite_tensor.errors import StoreError
+from infinite_tensor.values.dtypes import from_stored, to_stored
 from infinite_tensor_stores.blobs.header import Header
 from infinite_tensor_stores.blobs.location import Folder, Location
-from infinite_tensor_stores.dtypes import from_stored, to_stored
 from infinite_tensor_stores.files import opened
 from infinite_tensor_stores.zarr.codec import ChunkCodec
 
@@ -25,40 +22,6 @@ CRC_BYTES = 4
 _MISSING = "it is missing"
 _ZEROS = np.zeros(2**18, np.uint8)
 _PIECE = 2**18
-
-RowNumbers: TypeAlias = npt.NDArray[np.int64]
-BlockPart: TypeAlias = tuple[int, slice | RowNumbers, slice | RowNumbers]
-
-
-def parts_of(rows: range | RowNumbers, block_size: int) -> Iterator[BlockPart]:
-    """Per block in which some of `rows` lie: its number, which of `rows` these are, and where in the block they are.
-
-    A range has step 1.
-    """
-    if not len(rows):
-        return
-    if isinstance(rows, range):
-        for number in range(rows.start // block_size, -(-rows.stop // block_size)):
-            first = number * block_size
-            low, high = max(rows.start, first), min(rows.stop, first + block_size)
-            yield number, slice(low - rows.start, high - rows.start), slice(low - first, high - first)
-        return
-    numbers, at = np.divmod(rows, block_size)
-    order = np.argsort(numbers, kind="stable")
-    for which in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
-        yield int(numbers[which[0]]), which, at[which]
-
-
-def indexable(tensor: torch.Tensor, rows: range | RowNumbers) -> Any:
-    """A contiguous tensor as what is fastest to index with the parts of `rows`.
-
-    torch copies slices on several threads, and numpy is faster with numbers; of those that are equal, the last stays.
-    """
-    if isinstance(rows, range):
-        return tensor
-    array = to_stored(tensor)
-    width = array.itemsize * prod(array.shape[1:])
-    return array.reshape(-1).view(np.uint8).view(np.dtype((np.void, width)))
 
 
 class DamagedBlockError(Exception):

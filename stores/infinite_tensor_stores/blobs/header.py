@@ -17,10 +17,9 @@ from infinite_tensor.geometry.window import LARGEST
 from infinite_tensor.support.forks import cached_property
 from infinite_tensor.tilestore.layout import LARGEST_TILE_BYTES
 from infinite_tensor.tilestore.persistent.documents import sealed
-from infinite_tensor.values.dtypes import dtype_name, dtype_of
-from infinite_tensor_stores.dtypes import stored_dtype
+from infinite_tensor.values.dtypes import dtype_name, dtype_of, stored_dtype
 from infinite_tensor_stores.files import parsed
-from infinite_tensor_stores.zarr.zarr_json import BLOB
+from infinite_tensor_stores.zarr.layout import BLOB
 
 FORMAT = 1
 
@@ -39,10 +38,6 @@ _FITS: dict[str, Callable[[Any], bool]] = {
     "rows": _is_int,
     "edits": _is_int,
 }
-
-
-class EmptyDocumentError(StoreError):
-    """Nothing is left of a ``zarr.json``: the power failed before its content was on the disk."""
 
 
 @contextmanager
@@ -92,12 +87,6 @@ class Header:
     @explained()
     def from_bytes(cls, document: bytes) -> Header:
         """What `to_bytes` returned; StoreError for what it cannot have returned."""
-        if is_empty(document):
-            raise EmptyDocumentError(
-                "its zarr.json is empty, as a power failure may leave it. Mode 'a' or 'r+', with dtype and shape as "
-                "they were (and block_size and compressors if they were given), finds the rows again; mode 'w' and "
-                "unlink delete them"
-            )
         found = parsed(document)
         attributes = dict(found.get("attributes") or {})
         ours = attributes.pop(BLOB, None)
@@ -169,16 +158,6 @@ class Header:
     def key(self, number: int) -> str:
         """Where a block is."""
         return ".".join(["c", str(number), *["0"] * len(self.shape)])
-
-
-def is_empty(document: bytes) -> bool:
-    """Whether nothing is left of a ``zarr.json``; some file systems leave zeros."""
-    return not document.strip(b"\0")
-
-
-def is_blob(document: bytes) -> bool:
-    """Whether a ``zarr.json``, damaged perhaps, is that of a blob."""
-    return BLOB.encode() in document
 
 
 def _zero(dtype: torch.dtype) -> Any:

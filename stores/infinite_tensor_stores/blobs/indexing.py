@@ -1,21 +1,57 @@
-"""Rows as a user names them between the brackets of a blob, and as they are given to be written."""
+"""Rows as a user names them between brackets, as they are given to be written, and as they lie in blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from torch.masked import is_masked_tensor
 
 from infinite_tensor.errors import RegionError, ValidationError
 from infinite_tensor.support.given import as_index
 from infinite_tensor.values.arrays import check_unmasked
-from infinite_tensor_stores.blobs.blocks import RowNumbers
+from infinite_tensor.values.checks import dense
+from infinite_tensor.values.dtypes import to_stored
 
 _SUPPORTED = "an index is an int, a slice, a list or tuple of ints, or a tensor or array of ints or bools"
+
+
+RowNumbers: TypeAlias = npt.NDArray[np.int64]
+BlockPart: TypeAlias = tuple[int, slice | RowNumbers, slice | RowNumbers]
+
+
+def parts_of(rows: range | RowNumbers, block_size: int) -> Iterator[BlockPart]:
+    """Per block in which some of `rows` lie: its number, which of `rows` these are, and where in the block they are.
+
+    A range has step 1.
+    """
+    if not len(rows):
+        return
+    if isinstance(rows, range):
+        for number in range(rows.start // block_size, -(-rows.stop // block_size)):
+            first = number * block_size
+            low, high = max(rows.start, first), min(rows.stop, first + block_size)
+            yield number, slice(low - rows.start, high - rows.start), slice(low - first, high - first)
+        return
+    numbers, at = np.divmod(rows, block_size)
+    order = np.argsort(numbers, kind="stable")
+    for which in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
+        yield int(numbers[which[0]]), which, at[which]
+
+
+def indexable(tensor: torch.Tensor, rows: range | RowNumbers) -> Any:
+    """A contiguous tensor as what is fastest to index with the parts of `rows`.
+
+    torch copies slices on several threads, and numpy is faster with numbers; of those that are equal, the last stays.
+    """
+    if isinstance(rows, range):
+        return tensor
+    array = to_stored(tensor)
+    width = array.itemsize * prod(array.shape[1:])
+    return array.reshape(-1).view(np.uint8).view(np.dtype((np.void, width)))
 
 
 def as_rows(given: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
@@ -42,11 +78,9 @@ def as_rows(given: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Ten
         given = _of_array(given, dtype)
     if not isinstance(given, torch.Tensor):
         raise TypeError(f"rows are a torch.Tensor or a numpy.ndarray, got {type(given).__name__}")
-    if (reason := _without_values(given)) is not None:
-        raise ValidationError(f"rows are dense tensors with values; got {reason}")
-    if given.dtype != dtype:
-        raise TypeError(f"rows are of {dtype}, got {given.dtype}; convert them with .to({dtype})")
-    rows = given.detach().cpu().resolve_conj().resolve_neg()
+    rows = dense(given, "rows").cpu()
+    if rows.dtype != dtype:
+        raise TypeError(f"rows are of {dtype}, got {rows.dtype}; convert them with .to({dtype})")
     flat = rows.ndim == 1 and len(rows) % prod(shape) == 0
     if rows.shape[max(0, rows.ndim - len(shape)) :] != shape and not flat:
         raise ValidationError(
@@ -117,9 +151,7 @@ def _any_rows(index: np.ndarray[Any, Any], length: Callable[[int], int]) -> RowN
 
 def _as_array(index: Any) -> np.ndarray[Any, Any]:
     if isinstance(index, torch.Tensor):
-        if (reason := _without_values(index)) is not None:
-            raise TypeError(f"{_SUPPORTED}; got {reason}")
-        array = index.numpy(force=True)
+        array = dense(index, "index").numpy(force=True)
     elif isinstance(index, Sequence) and not isinstance(index, str | bytes):
         array = _of_entries(index)
     elif isinstance(index, np.ndarray):
@@ -140,21 +172,6 @@ def _of_entries(index: Sequence[Any]) -> np.ndarray[Any, Any]:
         if number is None:
             raise TypeError(f"{_SUPPORTED}; got a {type(index).__name__} that holds {entry!r:.200}")
     return np.array(numbers, dtype=np.int64)
-
-
-def _without_values(tensor: torch.Tensor) -> str | None:
-    """Why the values of a tensor cannot be copied as they are, and what to do; None where they can."""
-    if tensor.is_nested:
-        return "a nested one; write its parts, or torch.stack(x.unbind())"
-    if tensor.is_quantized:
-        return "a quantized one; convert it with .dequantize()"
-    if tensor.layout is not torch.strided:
-        return f"one of layout {tensor.layout}; convert it with .to_dense()"
-    if is_masked_tensor(tensor):
-        return "one with a mask; fill it with .to_tensor(value)"
-    if tensor.is_meta:
-        return "one on the meta device, which has no values; compute it on another device"
-    return None
 
 
 def _of_array(array: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -13,17 +13,16 @@ from infinite_tensor.errors import BlobNotFoundError, RegionError, StoreError, V
 from infinite_tensor.support.disks import OpenFile, sync_opened, tell_weaker
 from infinite_tensor_stores.blobs.header import Header, explained
 from infinite_tensor_stores.blobs.writers import FOLDER, LOCK, SECONDS, FileLock, Lease, NoLocksError
-from infinite_tensor_stores.file_store import FileStore
 from infinite_tensor_stores.files import (
     LARGEST_DOCUMENT,
+    FileStore,
     content,
     opened,
-    read_file,
     read_opened,
 )
 from infinite_tensor_stores.targets import DEFAULT_TIMEOUT, absolute, is_in_memory, shown, zarr_store
+from infinite_tensor_stores.zarr.layout import DOCUMENT
 from infinite_tensor_stores.zarr.objects import Objects, wait_for_abandoned
-from infinite_tensor_stores.zarr.zarr_json import DOCUMENT
 
 _CAN_REPLACE_OPEN_FILES = os.name != "nt"
 """Windows refuses to put a file in the place of one that is open, and gives its number to no other file."""
@@ -192,22 +191,9 @@ class Folder(Location):
         except FileNotFoundError:
             return None
 
-    def get(self, keys: Iterable[str], most: int = LARGEST_DOCUMENT) -> list[bytes | None]:
-        """The content of files."""
-        return [read_file(self.path / key, most) for key in keys]
-
-    def exist(self, keys: Iterable[str]) -> list[bool]:
-        """Whether there are files."""
-        return [(self.path / key).exists() for key in keys]
-
     def commit(self, header: Header) -> None:
         """The same; it is on the disk before it gets its name, which else may be that of an empty file one day."""
         self.replace(DOCUMENT, [header.to_bytes()], sync=True)
-
-    def put(self, objects: Mapping[str, bytes]) -> None:
-        """Write files, and rename them."""
-        for key, data in objects.items():
-            self.replace(key, [data])
 
     def replace(self, key: str, parts: Sequence[Any], size: int = 0, *, sync: bool = False) -> None:
         """Put a new file in the place of `key`: some parts, with a hole before the last where `size` is more."""
@@ -229,11 +215,6 @@ class Folder(Location):
             raise
         os.close(descriptor)
         partial.replace(self.path / key)
-
-    def delete(self, keys: Iterable[str]) -> None:
-        """Delete files."""
-        for key in keys:
-            (self.path / key).unlink(missing_ok=True)
 
     def delete_lock(self) -> None:
         """Delete the lock, and what is being written."""

@@ -15,8 +15,9 @@ from infinite_tensor.support.exit import flush_at_exit
 from infinite_tensor.support.forks import renew_in_children
 from infinite_tensor.support.gradients import outside_inference_mode
 from infinite_tensor.tilestore.lru import LRU
-from infinite_tensor_stores.blobs.blocks import BlockPart, DamagedBlockError, RowNumbers, blocks_of, indexable, parts_of
+from infinite_tensor_stores.blobs.blocks import DamagedBlockError, blocks_of
 from infinite_tensor_stores.blobs.header import Header
+from infinite_tensor_stores.blobs.indexing import BlockPart, RowNumbers, indexable, parts_of
 from infinite_tensor_stores.blobs.location import Document, Location, Right
 
 _CPU = torch.device("cpu")

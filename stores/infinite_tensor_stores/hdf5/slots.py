@@ -28,7 +28,7 @@ from infinite_tensor.tilestore.inventory import Damage
 from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.partial import PartialTile
 from infinite_tensor.tilestore.persistent.documents import largest_part, layout_of
-from infinite_tensor_stores.dtypes import stored_dtype
+from infinite_tensor.values.dtypes import stored_dtype
 from infinite_tensor_stores.files import LARGEST_DOCUMENT
 from infinite_tensor_stores.hdf5.members import (
     DEFINITION,

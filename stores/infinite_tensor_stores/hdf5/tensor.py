@@ -12,7 +12,7 @@ from infinite_tensor.geometry.points import Index
 from infinite_tensor.tilestore.inventory import Damage
 from infinite_tensor.tilestore.messages import cleared_elsewhere, remade_elsewhere
 from infinite_tensor.tilestore.partial import PartialTile
-from infinite_tensor_stores.dtypes import to_stored
+from infinite_tensor.values.dtypes import to_stored
 from infinite_tensor_stores.handles import TensorHandle
 from infinite_tensor_stores.hdf5.file import SharedFile, reserve
 from infinite_tensor_stores.hdf5.members import is_defined

@@ -1,7 +1,8 @@
-"""Where the objects of a tensor lie in a Zarr hierarchy, and what describes its array to other readers."""
+"""Where the objects of a tensor lie in a Zarr hierarchy, and what each ``zarr.json`` says, to us and to others."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +15,18 @@ from infinite_tensor.tilestore.layout import TileLayout
 from infinite_tensor.tilestore.persistent.documents import largest_part, layout_of, name_of
 from infinite_tensor.values.definition import Definition, Json, json_scalar, scalar_from_json
 from infinite_tensor.values.dims import names_of
-from infinite_tensor_stores.dtypes import stored_dtype, to_stored
-from infinite_tensor_stores.zarr.ome import OME, ome_of
-from infinite_tensor_stores.zarr.zarr_json import ATTRIBUTE, DOCUMENT, dumped, group_document
+from infinite_tensor.values.dtypes import stored_dtype, to_stored
+from infinite_tensor_stores.files import parsed
+
+ATTRIBUTE = "infinite_tensor"
+BLOB = "infinite_tensor_blob"
+"""The attribute of the array that is a blob."""
+DOCUMENT = "zarr.json"
+OME = "ome"
+"""The attribute of a group that programs look for which read OME-Zarr."""
+_VERSION = "0.5"
+_TYPES = {"t": "time", "c": "channel", "z": "space", "y": "space", "x": "space"}
+_EXAMPLES = {2: ("y", "x"), 3: ("c", "y", "x"), 4: ("c", "z", "y", "x"), 5: ("t", "c", "z", "y", "x")}
 
 _FOLDER = re.compile(r"(tiles|partial)-(?P<incarnation>[0-9a-f]{16})")
 _LONGEST_LOG = 10**6
@@ -186,3 +196,148 @@ def _ints(parts: Sequence[str]) -> Index | None:
         return tuple([int(part) for part in parts])
     except ValueError:
         return None
+
+
+# What a ``zarr.json`` says: whose it is, and the attributes of this library in it.
+
+
+def group_document(attributes: Mapping[str, Any], others: Mapping[str, Any] | None = None) -> bytes:
+    """The ``zarr.json`` of a group that holds `attributes`, and `others` that programs look for, by their names."""
+    return dumped({"zarr_format": 3, "node_type": "group", "attributes": {ATTRIBUTE: attributes, **(others or {})}})
+
+
+def attributes_in(document: bytes, node: str = "group") -> dict[str, Any] | None:
+    """The attributes of this library in a ``zarr.json``, None where it has none; ValueError if it is damaged."""
+    found = parsed(document)
+    attributes = found.get("attributes", {})
+    if found.get("zarr_format") != 3 or found.get("node_type") != node or not isinstance(attributes, dict):
+        raise ValueError(f"it is not the metadata of a Zarr {node}")
+    ours = attributes.get(ATTRIBUTE)
+    if ours is not None and not isinstance(ours, dict):
+        raise ValueError(f"its attribute {ATTRIBUTE!r} is {ours!r}")
+    return ours
+
+
+def member_in(attributes: Mapping[str, Any]) -> str | None:
+    """The tensor or group whose definition these attributes of this library are; None for the mark of a store."""
+    for kind in ("tensor", "group"):
+        if f"{kind}_id" in attributes:
+            return f"{kind} {attributes[f'{kind}_id']!r:.200}"
+    return None
+
+
+def attributes_of_others(document: bytes) -> list[str]:
+    """The names of the attributes in a ``zarr.json`` that are not of this library, as far as it can be read."""
+    attributes = _readable(document).get("attributes", {})
+    return [name for name in attributes if name != ATTRIBUTE] if isinstance(attributes, dict) else []
+
+
+def marked(document: bytes, mark: Mapping[str, Any]) -> bytes:
+    """The ``zarr.json`` of a group, perhaps of somebody else, with `mark` as the attributes of this library."""
+    found = parsed(document)
+    return dumped({**found, "attributes": {**found.get("attributes", {}), ATTRIBUTE: mark}})
+
+
+def array_in(document: bytes) -> str | None:
+    """What array a ``zarr.json`` is that of, and what to do about it; None where it is no array's."""
+    found = _readable(document)
+    if found.get("node_type") != "array":
+        return None
+    attributes = found.get("attributes")
+    blob = attributes.get(BLOB) if isinstance(attributes, dict) else None
+    if not isinstance(blob, dict):
+        return "a Zarr array that is not of this library; choose another path"
+    rows, shape, dtype = (str(blob.get(name))[:200] for name in ("rows", "shape", "dtype"))
+    return f"a TensorBlob, and no store: {rows} rows of shape {shape} and {dtype}; TensorBlob.open reads it"
+
+
+def has_our_mark(document: bytes) -> bool:
+    """Whether there are attributes of this library in a ``zarr.json`` that is intact so far."""
+    try:
+        return attributes_in(document) is not None
+    except ValueError:
+        return False
+
+
+def is_zarr_of_others(document: bytes) -> bool:
+    """Whether this library has never written a ``zarr.json``, of which one byte may be damaged."""
+    try:
+        parsed(document)
+    except ValueError:
+        return False
+    return not any(trace in document for trace in (b'"infinite_tensor"', b'"digest"'))
+
+
+def _readable(document: bytes) -> dict[str, Any]:
+    try:
+        return parsed(document)
+    except ValueError:
+        return {}
+
+
+def dumped(document: Mapping[str, Any]) -> bytes:
+    """A ``zarr.json`` as it is stored."""
+    # NaN may stand in the attributes of users; zarr writes it too.
+    return json.dumps(document, indent=2).encode()
+
+
+# What a tensor's group says to programs that read OME-Zarr 0.5 (https://ngff.openmicroscopy.org/0.5).
+
+
+def ome_of(definition: Mapping[str, Any], path: str) -> dict[str, Any] | None:
+    """The attribute of a tensor's group, or None where `why_no_ome` says why there is none.
+
+    Parameters
+    ----------
+    definition : mapping
+        What defines the tensor.
+    path : str
+        Path of its array within the group.
+    """
+    tensor, _ = layout_of(definition)
+    if _misfit(tensor) is not None or tensor.dims is None:
+        return None
+    return {
+        "version": _VERSION,
+        "multiscales": [
+            {
+                "name": definition["tensor_id"],
+                "axes": [{"name": name, "type": _TYPES[name]} for name in tensor.dims],
+                "datasets": [
+                    {
+                        "path": path,
+                        # A finite tensor begins at index 0 of its array, so that there is nothing to translate.
+                        "coordinateTransformations": [{"type": "scale", "scale": [1.0] * len(tensor.dims)}],
+                    }
+                ],
+            }
+        ],
+    }
+
+
+def why_no_ome(definition: Mapping[str, Any]) -> str | None:
+    """What keeps a tensor from being told of in OME-Zarr; None if nothing does."""
+    return _misfit(layout_of(definition)[0])
+
+
+def _misfit(tensor: Definition) -> str | None:
+    ndim, dims = len(tensor.shape), tensor.dims
+    if None in tensor.shape:
+        return f"OME-Zarr holds finite arrays, and shape {tensor.shape} is unbounded"
+    if ndim not in _EXAMPLES:
+        return f"OME-Zarr holds arrays of 2 to 5 dimensions, and shape {tensor.shape} has {ndim}"
+    if tensor.dtype is torch.bfloat16:
+        return "its bfloat16 is stored as the uint16 of its bits, which other programs would show as numbers"
+    if dims is None:
+        return f"its dimensions have no names; store a new tensor with dims={_EXAMPLES[ndim]}, if that is what they are"
+    if not _fit(dims):
+        return (
+            f"its dims are {dims}, and those of OME-Zarr are t, c, z, y and x in this order, some left out, with at "
+            "least two of z, y and x"
+        )
+    return None
+
+
+def _fit(dims: Sequence[str]) -> bool:
+    in_order = [name for name in _TYPES if name in dims]
+    return list(dims) == in_order and sum(_TYPES[name] == "space" for name in dims) >= 2

@@ -23,8 +23,7 @@ from zarr.storage import LocalStore, MemoryStore, StorePath
 from infinite_tensor.support.disks import alone_in
 from infinite_tensor.support.interrupts import Mark
 from infinite_tensor.support.threads import on_threads
-from infinite_tensor_stores.file_store import FileStore, left_alone, own_path
-from infinite_tensor_stores.files import LARGEST_DOCUMENT, bounded, read_file
+from infinite_tensor_stores.files import LARGEST_DOCUMENT, FileStore, bounded, left_alone, own_path, read_file
 from infinite_tensor_stores.loop import sync
 from infinite_tensor_stores.remote import RemoteStore, Stored
 from infinite_tensor_stores.targets import innermost

@@ -25,23 +25,25 @@ from infinite_tensor.tilestore.inventory import Garbage
 from infinite_tensor.tilestore.messages import in_the_way
 from infinite_tensor.tilestore.persistent.documents import GROUP, TENSOR
 from infinite_tensor.tilestore.stored_definition import FORMAT
-from infinite_tensor_stores.file_store import left_alone
-from infinite_tensor_stores.files import LARGEST_DOCUMENT, Unreadable, read_file
+from infinite_tensor_stores.files import LARGEST_DOCUMENT, Unreadable, left_alone, read_file
 from infinite_tensor_stores.remote import Stored
 from infinite_tensor_stores.targets import check_format, check_found
-from infinite_tensor_stores.zarr.layout import Place, incarnation_of, is_temporary, part_of
-from infinite_tensor_stores.zarr.objects import Objects
-from infinite_tensor_stores.zarr.zarr_json import (
+from infinite_tensor_stores.zarr.layout import (
     DOCUMENT,
+    Place,
     array_in,
     attributes_in,
     attributes_of_others,
     group_document,
     has_our_mark,
+    incarnation_of,
+    is_temporary,
     is_zarr_of_others,
     marked,
     member_in,
+    part_of,
 )
+from infinite_tensor_stores.zarr.objects import Objects
 
 # Some storages list the folder itself, without a name.
 _LEFT_BEHIND = re.compile(r"|.*\.partial|\.DS_Store|Thumbs\.db|lost\+found|\.nfs.*", re.DOTALL)

@@ -15,7 +15,7 @@ from infinite_tensor.geometry.points import Index
 from infinite_tensor.tilestore.inventory import Garbage, StoredSize, TensorInfo
 from infinite_tensor.tilestore.messages import keeps_no_times, vanished
 from infinite_tensor.tilestore.persistent.documents import GROUP, layout_of
-from infinite_tensor_stores.dtypes import stored_dtype
+from infinite_tensor.values.dtypes import stored_dtype
 from infinite_tensor_stores.handles import HandleStore
 from infinite_tensor_stores.targets import (
     DEFAULT_TIMEOUT,
@@ -28,12 +28,20 @@ from infinite_tensor_stores.targets import (
     zarr_store,
 )
 from infinite_tensor_stores.zarr.codec import codecs_of
-from infinite_tensor_stores.zarr.layout import Place, array_bytes, incarnation_of, origin_of, tensor_document
+from infinite_tensor_stores.zarr.layout import (
+    DOCUMENT,
+    Place,
+    array_bytes,
+    attributes_in,
+    group_document,
+    incarnation_of,
+    origin_of,
+    tensor_document,
+    why_no_ome,
+)
 from infinite_tensor_stores.zarr.objects import DEFAULT_CONCURRENCY, Objects
-from infinite_tensor_stores.zarr.ome import why_no_ome
 from infinite_tensor_stores.zarr.root import Root, Sweep
 from infinite_tensor_stores.zarr.tensor import ZarrTensor
-from infinite_tensor_stores.zarr.zarr_json import DOCUMENT, attributes_in, group_document
 
 
 class ZarrTileStore(HandleStore[ZarrTensor]):

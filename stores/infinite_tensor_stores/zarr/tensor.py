@@ -18,14 +18,12 @@ from infinite_tensor.geometry.points import Index, inside
 from infinite_tensor.tilestore.inventory import Damage
 from infinite_tensor.tilestore.messages import cleared_elsewhere, remade_elsewhere
 from infinite_tensor.tilestore.partial import PartialTile
-from infinite_tensor_stores.dtypes import to_stored
-from infinite_tensor_stores.file_store import left_alone
-from infinite_tensor_stores.files import LARGEST_DOCUMENT, content, parsed
+from infinite_tensor.values.dtypes import to_stored
+from infinite_tensor_stores.files import LARGEST_DOCUMENT, content, left_alone, parsed
 from infinite_tensor_stores.handles import TensorHandle
 from infinite_tensor_stores.zarr.codec import ChunkCodec, normal_form
-from infinite_tensor_stores.zarr.layout import Place, array_bytes, array_document, part_of
+from infinite_tensor_stores.zarr.layout import DOCUMENT, Place, array_bytes, array_document, attributes_in, part_of
 from infinite_tensor_stores.zarr.objects import Objects
-from infinite_tensor_stores.zarr.zarr_json import DOCUMENT, attributes_in
 
 _BITS = 12
 """A block holds about 2**12 tiles."""

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from infinite_tensor import RegionError, StoreError, TensorBlob
-from infinite_tensor_stores.zarr.zarr_json import DOCUMENT
+from infinite_tensor_stores.zarr.layout import DOCUMENT
 from tests.stores.blobs.conftest import Place
 from tests.stores.blobs.rows import SHAPE, append, made, numbered
 from tests.support.interpreters import CONTEXT, Member, Team

@@ -27,8 +27,8 @@ from zarr.storage import MemoryStore, WrapperStore
 from infinite_tensor import BlobNotFoundError, RegionError, StoreError, TensorBlob
 from infinite_tensor_stores.blobs.writers import FOLDER, RENEWAL, SECONDS, Lease
 from infinite_tensor_stores.targets import zarr_store
+from infinite_tensor_stores.zarr.layout import DOCUMENT
 from infinite_tensor_stores.zarr.objects import Objects
-from infinite_tensor_stores.zarr.zarr_json import DOCUMENT
 from tests.stores.blobs.conftest import Place
 from tests.stores.blobs.rows import SHAPE, made, numbered
 from tests.support.interpreters import Team

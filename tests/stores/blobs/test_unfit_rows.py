@@ -44,20 +44,17 @@ def masked() -> torch.Tensor:
         return found
 
 
-UNFIT: dict[str, tuple[Callable[[], torch.Tensor], str]] = {
-    "meta": (
-        lambda: torch.empty(4, 3, device="meta"),
-        "got one on the meta device, which has no values; compute it on another device",
-    ),
-    "one meta": (lambda: torch.empty(3, device="meta"), "got one on the meta device"),
-    "sparse": (ROWS.to_sparse, r"got one of layout torch\.sparse_coo; convert it with \.to_dense\(\)"),
-    "one sparse": (ROWS[0].to_sparse, r"got one of layout torch\.sparse_coo"),
-    "compressed": (compressed, r"got one of layout torch\.sparse_csr; convert it with \.to_dense\(\)"),
-    "mkldnn": (ROWS.to_mkldnn, r"got one of layout torch\._mkldnn; convert it with \.to_dense\(\)"),
-    "nested": (lambda: nested(torch.strided), r"got a nested one; write its parts, or torch\.stack\(x\.unbind\(\)\)"),
-    "jagged": (lambda: nested(torch.jagged), "got a nested one"),
-    "masked": (masked, r"got one with a mask; fill it with \.to_tensor\(value\)"),
-    "quantized": (quantized, r"got a quantized one; convert it with \.dequantize\(\)"),
+UNFIT: dict[str, Callable[[], torch.Tensor]] = {
+    "meta": lambda: torch.empty(4, 3, device="meta"),
+    "one meta": lambda: torch.empty(3, device="meta"),
+    "sparse": ROWS.to_sparse,
+    "one sparse": ROWS[0].to_sparse,
+    "compressed": compressed,
+    "mkldnn": ROWS.to_mkldnn,
+    "nested": lambda: nested(torch.strided),
+    "jagged": lambda: nested(torch.jagged),
+    "masked": masked,
+    "quantized": quantized,
 }
 
 
@@ -78,12 +75,12 @@ def blob(folder: Place) -> Iterator[TensorBlob]:
 
 
 @pytest.mark.parametrize("store", [TensorBlob.write, overwrite], ids=["write", "overwrite"])
-@pytest.mark.parametrize(("make", "message"), UNFIT.values(), ids=UNFIT)
+@pytest.mark.parametrize("make", UNFIT.values(), ids=UNFIT)
 def test_a_tensor_without_plain_values_is_refused_and_changes_nothing(
-    blob: TensorBlob, make: Callable[[], torch.Tensor], message: str, store: Callable[[TensorBlob, Any], object]
+    blob: TensorBlob, make: Callable[[], torch.Tensor], store: Callable[[TensorBlob, Any], object]
 ) -> None:
     before = contents(blob.name)
-    with pytest.raises(ValidationError, match=f"rows are dense tensors with values; {message}"):
+    with pytest.raises(ValidationError, match=r"rows must be (a dense tensor with values, got|without a mask)"):
         store(blob, make())
     assert contents(blob.name) == before
     assert (len(blob), blob.tell()) == (6, 6)
@@ -151,14 +148,6 @@ def test_a_conjugate_view_is_stored_by_its_values(folder: Place, count: int) -> 
     assert torch.equal(folder.open()[1:], torch.full((count, 3), 1 - 2j))
 
 
-@pytest.mark.parametrize(
-    ("index", "message"),
-    [
-        (torch.zeros(2, dtype=torch.int64, device="meta"), "one on the meta device"),
-        (torch.ones(2, dtype=torch.int64).to_sparse(), r"one of layout torch\.sparse_coo"),
-    ],
-    ids=["meta", "sparse"],
-)
-def test_an_index_without_plain_values_is_a_type_error(blob: TensorBlob, index: torch.Tensor, message: str) -> None:
-    with pytest.raises(TypeError, match=rf"an index is an int, a slice, .*; got {message}"):
-        blob[index]
+def test_an_index_without_plain_values_is_refused(blob: TensorBlob) -> None:
+    with pytest.raises(ValidationError, match=r"index must be a dense tensor with values, got torch.int64 of layout"):
+        blob[torch.ones(2, dtype=torch.int64).to_sparse()]
