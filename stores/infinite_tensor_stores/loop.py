@@ -9,10 +9,9 @@ that answers nobody any more.
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
-from collections import deque
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
 from infinite_tensor.support.forks import renew_in_children
@@ -20,9 +19,6 @@ from infinite_tensor.support.threads import begin
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-_MOST_THREADS = min(32, (os.cpu_count() or 1) + 4)
-"""As many as the pool that a loop has by default."""
 
 
 def sync(call: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -74,50 +70,30 @@ class _Loop(asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         super().__init__()
-        self._lock = threading.Lock()
-        self._jobs: deque[Callable[[], None]] = deque()
-        self._threads = 0
+        self.set_default_executor(_Threads())
 
     def __del__(self) -> None:
         """Say nothing of a loop that runs: it does so until the process ends, and a forked child drops it."""
 
-    # The future is the same, whatever the types of arguments.
-    def run_in_executor(  # type: ignore[override]
-        self,
-        executor: Any,  # noqa: ARG002
-        func: Callable[..., Any],
-        *args: Any,
-    ) -> asyncio.Future[Any]:
+
+class _Threads(ThreadPoolExecutor):
+    """Threads of `support.threads`, as many as are asked for; those of the standard library start none at exit."""
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Call a function on a thread."""
-        answer: asyncio.Future[Any] = self.create_future()
+        future: Future[T] = Future()
 
-        def tell(result: Any, error: BaseException | None) -> None:
-            if not answer.done():
-                answer.set_result(result) if error is None else answer.set_exception(error)
-
-        def job() -> None:
+        def work() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
             try:
-                result, error = func(*args), None
-            except BaseException as raised:  # noqa: BLE001  (who awaits it gets it)
-                result, error = None, raised
-            self.call_soon_threadsafe(tell, result, error)
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as error:  # noqa: BLE001  (who awaits it gets it)
+                future.set_exception(error)
 
-        with self._lock:
-            self._jobs.append(job)
-            is_full = self._threads == _MOST_THREADS
-            self._threads += not is_full
-        if not is_full and begin(self._work) is None:
-            self._work()
-        return answer
-
-    def _work(self) -> None:
-        while True:
-            with self._lock:
-                if not self._jobs:
-                    self._threads -= 1
-                    return
-                job = self._jobs.popleft()
-            job()
+        if begin(work) is None:
+            work()
+        return future
 
 
 class _Own:
