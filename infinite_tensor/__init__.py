@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from infinite_tensor.values.reduction import Reduction
     from infinite_tensor.values.weights import WeightedMean
     from infinite_tensor.views.copied import CopyProgress, CopyReport
-    from infinite_tensor.views.version04 import copy_from_04
     from infinite_tensor_stores import HDF5TileStore, ZarrTileStore, open_store
     from infinite_tensor_stores.blobs import TensorBlob
 
@@ -95,7 +94,6 @@ __all__ = [
     "WeightedMean",
     "ZarrTileStore",
     "cell_generator",
-    "copy_from_04",
     "digest",
     "from_array",
     "from_image",
@@ -127,7 +125,6 @@ _find, _names = offered_by(
         "infinite_tensor.values.reduction": ["Reduction"],
         "infinite_tensor.values.weights": ["WeightedMean"],
         "infinite_tensor.views.copied": ["CopyProgress", "CopyReport"],
-        "infinite_tensor.views.version04": ["copy_from_04"],
         "infinite_tensor_stores": ["HDF5TileStore", "ZarrTileStore", "open_store"],
         "infinite_tensor_stores.blobs": ["TensorBlob"],
     },

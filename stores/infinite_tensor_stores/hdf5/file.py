@@ -376,7 +376,7 @@ def _look(path: Path, owner: object, mode: str) -> bool:
         if is_of_version_0(h5):
             raise StoreError(
                 f"{owner}: the file was written by a version 0.x of this library (it has a group /tensors), which "
-                "this version does not open; copy_from_04(path, tensor) takes over what version 0.4 has stored of a "
+                "this version does not open; examples/take_over_04.py takes over what version 0.4 has stored of a "
                 "tensor. Choose another path"
             )
         check_found(mode, owner, "an HDF5 file", is_store=False, place=_PLACE)
