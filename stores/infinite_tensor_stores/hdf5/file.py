@@ -38,7 +38,6 @@ from infinite_tensor_stores.hdf5.members import (
     opened,
     tensor_at,
     tensors_in,
-    undefine,
 )
 from infinite_tensor_stores.hdf5.slots import TileSlots
 from infinite_tensor_stores.targets import check_format, check_found
@@ -138,7 +137,7 @@ class SharedFile:
             if group is None:
                 return
             if DEFINITION in group:
-                undefine(group)
+                del group[DEFINITION]
                 self.flush()
             known = self.groups.pop(name, None)
             if known is not None:

@@ -3,7 +3,7 @@
 A file may be a user's own: programs keep settings in its attributes, and arrays of their own beside ours. Of this
 library are
 
-    /t-<id>           a tensor: a group that holds nothing but `MEMBERS`, or beside them a definition that is intact
+    /t-<id>           a tensor: a group that holds a definition, or nothing but `MEMBERS`
     /groups/g-<id>    a group of tensors: a string
 
 and the mark, an attribute of the root. The lock of the file is held by the caller.
@@ -21,13 +21,11 @@ from typing import Any
 import numpy as np
 
 from infinite_tensor.support.disks import NO_LOCKS, tell_weaker
-from infinite_tensor.tilestore.persistent.documents import GROUP, TENSOR, intact
+from infinite_tensor.tilestore.persistent.documents import GROUP, TENSOR
 from infinite_tensor_stores.files import LARGEST_DOCUMENT, Unreadable, parsed
 
 DEFINITION = "definition"
-CLEARED = "copy"
-"""Where the definition lies while all else of a tensor is being deleted."""
-MEMBERS = (DEFINITION, "tiles", "index", "partial", CLEARED)
+MEMBERS = (DEFINITION, "tiles", "index", "partial")
 """All that lies in the group of a tensor, in the order in which it is deleted."""
 
 MARK = "infinite_tensor_format"
@@ -86,8 +84,7 @@ def tensor_at(h5: Any, name: str) -> Any | None:
     if group is None:
         return None
     names = set(group)
-    ours = bool(names) if names <= set(MEMBERS) else any(_is_intact(group, key) for key in (DEFINITION, CLEARED))
-    return group if ours else None
+    return group if DEFINITION in names or (names and names <= set(MEMBERS)) else None
 
 
 def names_in(group: Any) -> list[str]:
@@ -98,24 +95,6 @@ def names_in(group: Any) -> list[str]:
 def tensors_in(h5: Any) -> list[str]:
     """The names of all groups that are tensors', defined or not."""
     return [name for name in names_in(h5) if name.startswith(TENSOR) and tensor_at(h5, name) is not None]
-
-
-def room_for(h5: Any, name: str) -> Any:
-    """The HDF5 group for a new tensor; OSError where something of somebody else's lies in its place."""
-    group = group_at(h5, name)
-    if group is None and h5.get(name, getlink=True) is None:
-        return h5.create_group(name)
-    if group is None or any(member in group for member in MEMBERS):
-        raise in_the_way(f"/{name}")
-    return group
-
-
-def undefine(group: Any) -> None:
-    """Take the definition of a tensor away, and leave it as the sign that all else in the group is ours."""
-    if DEFINITION in group:
-        if CLEARED in group:
-            del group[CLEARED]
-        group.move(DEFINITION, CLEARED)
 
 
 def delete_members(h5: Any, name: str) -> None:
@@ -130,10 +109,12 @@ def delete_members(h5: Any, name: str) -> None:
 
 def delete_ours(h5: Any) -> None:
     """Delete all that is of this library, but the mark: a process that is killed leaves a store, of fewer tensors."""
-    for name in tensors_in(h5):
-        undefine(h5[name])
+    names = tensors_in(h5)
+    for name in names:
+        if DEFINITION in h5[name]:
+            del h5[name][DEFINITION]
     h5.flush()
-    for name in tensors_in(h5):
+    for name in names:
         delete_members(h5, name)
     for name in groups_in(h5):
         delete_group(h5, name)
@@ -173,29 +154,12 @@ def groups_in(h5: Any) -> list[str]:
     return [name for name in names if name.startswith(GROUP) and document_at(h5, name) is not None]
 
 
-def folder_for(h5: Any, name: str) -> Any:
-    """The HDF5 group for a new group of tensors; OSError where something of somebody else's lies in its place."""
-    folder = group_at(h5, FOLDER)
-    if folder is None and h5.get(FOLDER, getlink=True) is None:
-        return h5.create_group(FOLDER)
-    if folder is None:
-        raise in_the_way(f"/{FOLDER}")
-    if folder.get(name, getlink=True) is not None:
-        raise in_the_way(f"/{FOLDER}/{name}")
-    return folder
-
-
 def delete_group(h5: Any, name: str) -> None:
     """Delete a group of tensors, and the HDF5 group that it lies in if nothing else is there."""
     folder = h5[FOLDER]
     del folder[name]
     if not len(folder):
         del h5[FOLDER]
-
-
-def in_the_way(path: str) -> OSError:
-    """The error for something of somebody else's that has the name of something of ours."""
-    return OSError(f"{path} is in the way, and not of this library: rename it, or choose another id")
 
 
 def names_taken(h5: Any) -> list[str]:
@@ -218,13 +182,6 @@ def is_of_version_0(h5: Any) -> bool:
         return True if found else None
 
     return not len(folder) or folder.visititems(look_at) is not None
-
-
-def _is_intact(group: Any, key: str) -> bool:
-    try:
-        return key in group and bool(intact(document_in(group[key]), group.name.removeprefix("/")))
-    except ValueError:
-        return False
 
 
 def is_incarnation(group: Any, incarnation: str) -> bool:
