@@ -6,7 +6,7 @@ INFINITE_TENSOR_S3=required makes it an error where the tests of S3 cannot run.
 Hypothesis profiles are chosen by the environment variable INFINITE_TENSOR_HYPOTHESIS:
 
 ``quick`` (default)
-    25 cases per store, always the same ones.
+    10 cases per store, always the same ones.
 ``thorough``
     2000 random cases per store; takes many minutes:
     ``INFINITE_TENSOR_HYPOTHESIS=thorough pytest tests/behaviour/test_properties.py``.
@@ -71,7 +71,7 @@ def _load_profile() -> None:
         database=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
-    settings.register_profile("quick", shared, max_examples=25, derandomize=True)
+    settings.register_profile("quick", shared, max_examples=10, derandomize=True)
     settings.register_profile("thorough", shared, max_examples=2000)
     settings.load_profile(os.environ.get("INFINITE_TENSOR_HYPOTHESIS", "quick"))
 

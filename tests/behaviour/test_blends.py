@@ -29,6 +29,8 @@ STORES: dict[str, Callable[[Path], TileStore]] = {
     "hdf5": lambda path: HDF5TileStore(path / "s.h5", tile_size=133, compression=None, cache_size_tiles=2),
 }
 
+DEFAULT = {("memory with a limit", 1), ("zarr with small tiles", 2)}
+
 CASES = [
     ("logaddexp", torch.float64),
     ("atan2", torch.float32),
@@ -83,8 +85,11 @@ def histories() -> Iterator[list[Box]]:
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize(
     ("kind", "threads"),
-    [(kind, 2) for kind in STORES]
-    + [pytest.param(kind, 1, marks=() if kind == "memory" else pytest.mark.slow) for kind in STORES],
+    [
+        pytest.param(kind, threads, marks=() if (kind, threads) in DEFAULT else pytest.mark.slow)
+        for kind in STORES
+        for threads in (1, 2)
+    ],
     indirect=["threads"],
 )
 @pytest.mark.parametrize(("name", "dtype"), CASES)

@@ -509,7 +509,9 @@ class TestTransform:
             kind(PLANE, 8, region=sl[0:8, 0:8], transform="flip")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("kind", "context"), [(GridDataset, "fork"), (PatchDataset, "spawn")])
+@pytest.mark.parametrize(
+    ("kind", "context"), [(GridDataset, "fork"), pytest.param(PatchDataset, "spawn", marks=pytest.mark.slow)]
+)
 def test_a_transform_runs_in_workers(kind: Kind, tmp_path: Path, context: str) -> None:
     store = ZarrTileStore(tmp_path, tile_size=8)
     t = InfiniteTensor((None, None), places, TensorWindow((8, 8)), dtype=torch.int64, tile_store=store, tensor_id="t")

@@ -29,6 +29,7 @@ from infinite_tensor.groups import TensorGroup
 from tests.support.interpreters import run
 from tests.support.reopening import reopened
 from tests.support.sqlite_store import SQLiteTileStore
+from tests.support.stores import sample
 
 WINDOW = TensorWindow((3, 4, 4))
 ROW = TensorWindow((3, 4, 4), dimension_map=(None, None, 0))
@@ -43,7 +44,7 @@ STORES: dict[str, Callable[[Path], TileStore]] = {
 }
 
 
-@pytest.fixture(params=STORES)
+@pytest.fixture(params=sample(STORES))
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TileStore]:
     """A store of each kind, one of a third party among them."""
     with STORES[request.param](tmp_path) as opened:

@@ -170,7 +170,7 @@ def test_forks_in_the_middle_of_reads_by_other_threads_leave_children_that_work(
         store.flush()
 
     try:
-        for _ in range(15):
+        for _ in range(8):
             in_child(work)
     finally:
         over.set()
@@ -390,14 +390,15 @@ class TestPickling:
         second[0:8, 0:8]
         assert len(first.args[0].f.calls) == 1
 
-    def test_a_chain_of_any_depth_can_be_pickled(self) -> None:
+    @pytest.mark.parametrize("depth", [400, pytest.param(1500, marks=pytest.mark.slow)])
+    def test_a_chain_of_any_depth_can_be_pickled(self, depth: int) -> None:
         t = InfiniteTensor((None, None), value, TensorWindow((8, 8)))
-        for _ in range(1500):
+        for _ in range(depth):
             t = InfiniteTensor(
                 (None, None), shifted, TensorWindow((8, 8)), args=[t], args_windows=[TensorWindow((8, 8))]
             )
         again = pickle.loads(pickle.dumps(t))  # noqa: S301
-        assert again[0, 0].item() == 750.0
+        assert again[0, 0].item() == depth / 2
 
     def test_a_tensor_that_was_opened_without_f_stays_without(self, tmp_path: Path) -> None:
         store = ZarrTileStore(tmp_path, tile_size=16)

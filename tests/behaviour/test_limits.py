@@ -22,6 +22,7 @@ from infinite_tensor import (
 )
 from infinite_tensor.geometry.window import WindowGrid
 from tests.support.counting import Counted
+from tests.support.stores import sample
 
 LIMIT = 2**51
 
@@ -34,7 +35,7 @@ STORES: dict[str, Callable[[Path], TileStore]] = {
 }
 
 
-@pytest.fixture(params=STORES)
+@pytest.fixture(params=sample(STORES, "memory", "zarr, with tiles that do not end at the limit"))
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> TileStore:
     return STORES[request.param](tmp_path)
 

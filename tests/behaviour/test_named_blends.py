@@ -25,6 +25,7 @@ from infinite_tensor import (
 from infinite_tensor.values.dtypes import DTYPES
 from tests.support.reference import Reference, Stage, same_bits
 from tests.support.reopening import reopened
+from tests.support.stores import sample
 
 WINDOW = TensorWindow((5, 6), stride=(2, 4), offset=(-1, 3))
 GAPS = TensorWindow((3, 4), stride=(2, 6))
@@ -56,7 +57,7 @@ class Noise:
         return noise
 
 
-@pytest.fixture(params=STORES)
+@pytest.fixture(params=sample(STORES))
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TileStore]:
     """A store of each kind."""
     with STORES[request.param](tmp_path) as opened:

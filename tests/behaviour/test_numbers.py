@@ -24,6 +24,7 @@ from infinite_tensor import (
     sl,
 )
 from infinite_tensor.values.dtypes import DTYPES, dtype_name
+from tests.support.stores import sample
 
 Index: TypeAlias = tuple[int, ...]
 Open: TypeAlias = Callable[..., TileStore]
@@ -40,13 +41,13 @@ PERSISTENT: dict[str, Callable[..., TileStore]] = {
 }
 
 
-@pytest.fixture(params=PERSISTENT)
+@pytest.fixture(params=sample(PERSISTENT))
 def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     """Opens one persistent store again and again."""
     return partial(PERSISTENT[request.param], tmp_path)
 
 
-@pytest.fixture(params=["memory", *PERSISTENT])
+@pytest.fixture(params=sample(["memory", *PERSISTENT]))
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> TileStore:
     """A store whose tiles cut windows apart."""
     return MemoryTileStore() if request.param == "memory" else PERSISTENT[request.param](tmp_path, tile_size=5)

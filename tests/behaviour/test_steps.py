@@ -12,6 +12,7 @@ import torch
 from infinite_tensor import HDF5TileStore, InfiniteTensor, MemoryTileStore, TensorWindow, TileStore, ZarrTileStore, sl
 from tests.support.bounds import bounded
 from tests.support.counting import Counted
+from tests.support.stores import sample
 
 STORES: dict[str, Callable[[Path], TileStore]] = {
     "memory": lambda _: MemoryTileStore(),
@@ -20,7 +21,7 @@ STORES: dict[str, Callable[[Path], TileStore]] = {
 }
 
 
-@pytest.fixture(params=STORES)
+@pytest.fixture(params=sample(STORES, "memory", "hdf5"))
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> TileStore:
     return STORES[request.param](tmp_path)
 

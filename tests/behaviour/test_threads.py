@@ -28,6 +28,7 @@ from infinite_tensor.engine.claims import CLAIMS
 from tests.support.counting import Counted
 from tests.support.pipelines import WindowFunction, subtract
 from tests.support.reference import Index, Reference, Stage
+from tests.support.stores import sample
 
 T = TypeVar("T")
 
@@ -127,7 +128,7 @@ def together(work: Callable[[int], T], count: int = THREADS) -> list[T]:
     return [future.result(LIMIT) for future in [started(partial(work, number)) for number in range(count)]]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", sample(KINDS))
 @pytest.mark.parametrize("seed", [None, 1, pytest.param(2, marks=pytest.mark.slow)])
 def test_sixteen_threads_compute_each_window_once(kind: str, seed: int | None, tmp_path: Path) -> None:
     store = make_store(kind, tmp_path)
@@ -513,7 +514,7 @@ def test_a_window_that_needs_itself_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", sample(KINDS))
 def test_an_f_may_read_windows_that_lie_in_the_same_call(tmp_path: Path, kind: str, workers: int) -> None:
     def single(ctx: Index) -> Any:
         (x,) = ctx
@@ -645,7 +646,7 @@ def test_reads_that_meet_fill_their_batches_with_allowed_sizes_only() -> None:
     assert calls.total() == len(calls)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", sample(KINDS))
 def test_streams_and_reads_share_their_work(kind: str, tmp_path: Path) -> None:
     store = make_store(kind, tmp_path)
     tensors, functions = build(store, None)

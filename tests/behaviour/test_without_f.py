@@ -21,6 +21,7 @@ from infinite_tensor import (
     TileStore,
     ZarrTileStore,
 )
+from tests.support.stores import sample
 
 STORES: dict[str, Callable[[Path], TileStore]] = {
     "memory": lambda _path: MemoryTileStore(),
@@ -32,7 +33,7 @@ WINDOW = TensorWindow((4,))
 HALO = TensorWindow((6,), stride=4, offset=-1)
 
 
-@pytest.fixture(params=STORES)
+@pytest.fixture(params=sample(STORES, "memory", "hdf5"))
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> TileStore:
     return STORES[request.param](tmp_path)
 

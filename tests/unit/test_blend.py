@@ -144,7 +144,7 @@ def test_a_row_of_windows_is_folded_as_one_after_the_other(
     assert torch.equal(one_by_one.view(torch.uint8), by_rows.view(torch.uint8))
 
 
-@pytest.fixture(params=[1, 2, 3])
+@pytest.fixture(params=[pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 3])
 def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
     """So many threads of torch."""
     before = torch.get_num_threads()

@@ -7,9 +7,10 @@ import pytest
 
 from infinite_tensor import TileStore
 from tests.behaviour.invalidation.chain import KINDS, Data
+from tests.support.stores import sample
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=sample(KINDS))
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TileStore]:
     with KINDS[request.param](tmp_path) as opened:
         yield opened

@@ -182,12 +182,14 @@ def test_random_chains_in_zarr(history: _History) -> None:
         _run(history, lambda number, **options: ZarrTileStore(Path(folder, str(number)), **options))
 
 
+@pytest.mark.slow
 @given(_histories())
 def test_random_chains_in_hdf5(history: _History) -> None:
     with tempfile.TemporaryDirectory() as folder:
         _run(history, lambda number, **options: HDF5TileStore(Path(folder, f"{number}.h5"), **options))
 
 
+@pytest.mark.slow
 @given(_histories())
 def test_random_chains_in_a_third_party_store(history: _History) -> None:
     storages: list[dict[Any, Any]] = [{} for _ in history[0].stages]

@@ -1,0 +1,14 @@
+"""Cases that a test runs on by default, and those that are slow: stores in memory and in Zarr stand for all stores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+
+def sample(names: Iterable[str], *default: str) -> list[Any]:
+    """The names as parameters, of which all are slow but those in `default`: by default memory and Zarr."""
+    default = default or ("memory", "zarr")
+    return [pytest.param(name, marks=() if name in default else pytest.mark.slow) for name in names]
