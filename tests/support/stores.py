@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 
-def sample(names: Iterable[str], *default: str) -> list[Any]:
-    """The names as parameters, of which all are slow but those in `default`: by default memory and Zarr."""
+def sample(cases: Iterable[Any], *default: Any) -> list[Any]:
+    """The cases as parameters, of which all are slow but those in `default`: by default memory and Zarr."""
     default = default or ("memory", "zarr")
-    return [pytest.param(name, marks=() if name in default else pytest.mark.slow) for name in names]
+    return [pytest.param(case, marks=() if case in default else pytest.mark.slow) for case in cases]

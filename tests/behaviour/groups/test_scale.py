@@ -14,6 +14,7 @@ from tensordict import TensorDict
 
 from infinite_tensor import InfiniteTensor, RegionError, TensorGroup, ValidationError, from_array, sl
 from tests.behaviour.groups.world import plain
+from tests.support.stores import sample
 
 COARSE, FINE, SAME = plain((None, None)), plain((None, None), 0.5), plain((3, None, None), 0.25)
 
@@ -115,7 +116,7 @@ def every(step: int) -> InfiniteTensor:
     return from_array(LINE[::step])
 
 
-@pytest.mark.parametrize("steps", list(itertools.permutations((1, 2, 5))), ids=str)
+@pytest.mark.parametrize("steps", sample(itertools.permutations((1, 2, 5)), (1, 2, 5), (5, 2, 1)), ids=str)
 @pytest.mark.parametrize("extent", [29, 30, 31])
 def test_tensors_of_one_image_keep_their_last_pixels_where_extents_do_not_divide(
     steps: tuple[int, ...], extent: int, tmp_path: Path

@@ -119,10 +119,15 @@ def corner(t: Any) -> torch.Tensor:
     return part
 
 
-def test_another_process_opens_it_by_its_pickle(array: Any) -> None:
+@pytest.fixture(scope="module")
+def child() -> Iterator[ProcessPoolExecutor]:
+    with ProcessPoolExecutor(1, CONTEXT) as pool:
+        yield pool
+
+
+def test_another_process_opens_it_by_its_pickle(array: Any, child: ProcessPoolExecutor) -> None:
     t = from_array(array)
-    with ProcessPoolExecutor(1, CONTEXT) as child:
-        assert torch.equal(child.submit(corner, t).result(), EXPECTED[50:, 60:])
+    assert torch.equal(child.submit(corner, t).result(), EXPECTED[50:, 60:])
     assert sent(sent(t)).to_json() == t.to_json()
 
 

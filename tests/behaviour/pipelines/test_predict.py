@@ -438,8 +438,8 @@ def test_background_is_left_out(tmp_path: Path) -> None:
 
 
 def test_a_background_of_half_the_image_halves_the_calls_and_the_report_says_so(tmp_path: Path) -> None:
-    picture, wanted = image(3, 256, 1024), torch.zeros(4, 16)
-    wanted[:, :8] = 1
+    picture, wanted = image(3, 128, 512), torch.zeros(2, 8)
+    wanted[:, :4] = 1
     calls, done = [], list[TensorReport]()
     for name, where in (("all", None), ("half", Mask(wanted, scale=64))):
         net, told = Net(), list[Progress]()
@@ -449,9 +449,9 @@ def test_a_background_of_half_the_image_halves_the_calls_and_the_report_says_so(
         assert told[-1].report
         # Before it stands the image, whose blocks are windows too.
         done.append(told[-1].report.tensors[-1])
-    # 15 rows of windows, 16 pixels apart; those of one column in 32 lie across the border of the mask.
-    assert calls == [15 * 63, 15 * 32]
-    assert [(each.windows, each.tiles, each.skipped) for each in done] == [(945, 64, 0), (480, 32, 32)]
+    # 7 rows of windows, 16 pixels apart; those of one column in 16 lie across the border of the mask.
+    assert calls == [7 * 31, 7 * 16]
+    assert [(each.windows, each.tiles, each.skipped) for each in done] == [(217, 16, 0), (112, 8, 8)]
 
 
 @pytest.mark.parametrize("count", [2, 3])
