@@ -83,7 +83,8 @@ class TensorBlob(Dataset[torch.Tensor]):
             ``r`` reads; ``r+`` reads, overwrites and appends from the cursor; ``a`` appends, ``a+`` reads too; ``w``
             creates a blob, in place of one that is there, and ``w+`` reads it too. Only ``w`` and ``w+`` create.
         dtype : torch.dtype or str, optional
-            Of the rows of a new blob. Where one is replaced, it is as before by default. In other modes it is compared.
+            Of the rows of a new blob. Where one is replaced, it is as before by default. In other modes it is compared,
+            and with `shape` has ``r+`` and ``a`` find the rows of a blob whose ``zarr.json`` is empty.
         shape : int or sequence of int, optional
             Of a row of a new blob, as `dtype`; ``()`` for numbers.
         block_size : int, optional

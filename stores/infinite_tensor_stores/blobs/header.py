@@ -40,6 +40,10 @@ _FITS: dict[str, Callable[[Any], bool]] = {
 }
 
 
+class EmptyDocumentError(StoreError):
+    """Nothing is left of a ``zarr.json``: the power failed before its content was on the disk."""
+
+
 @contextmanager
 def explained() -> Iterator[None]:
     """Within it, what is raised by a ``zarr.json`` that cannot be read becomes a StoreError."""
@@ -87,6 +91,12 @@ class Header:
     @explained()
     def from_bytes(cls, document: bytes) -> Header:
         """What `to_bytes` returned; StoreError for what it cannot have returned."""
+        if is_empty(document):
+            raise EmptyDocumentError(
+                "its zarr.json is empty, as a power failure may leave it. Mode 'a' or 'r+', with dtype and shape as "
+                "they were (and block_size and compressors if they were given), finds the rows again; mode 'w' and "
+                "unlink delete them"
+            )
         found = parsed(document)
         attributes = dict(found.get("attributes") or {})
         ours = attributes.pop(BLOB, None)
@@ -158,6 +168,11 @@ class Header:
     def key(self, number: int) -> str:
         """Where a block is."""
         return ".".join(["c", str(number), *["0"] * len(self.shape)])
+
+
+def is_empty(document: bytes) -> bool:
+    """Whether nothing is left of a ``zarr.json``; some file systems leave zeros."""
+    return not document.strip(b"\0")
 
 
 def _zero(dtype: torch.dtype) -> Any:

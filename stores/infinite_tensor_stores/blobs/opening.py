@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import threading
+import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 
-from infinite_tensor.errors import StoreError, ValidationError
+from infinite_tensor.errors import DamagedDataWarning, StoreError, ValidationError
 from infinite_tensor.geometry.window import LARGEST
 from infinite_tensor.support.given import as_index
 from infinite_tensor.tilestore.layout import LARGEST_TILE_BYTES
-from infinite_tensor.values.dtypes import checked_dtype, stored_dtype
-from infinite_tensor_stores.blobs.header import Header
+from infinite_tensor.values.dtypes import checked_dtype, stored_dtype, to_stored
+from infinite_tensor_stores.blobs.blocks import CRC_BYTES, DamagedBlockError, blocks_of
+from infinite_tensor_stores.blobs.header import EmptyDocumentError, Header, is_empty
 from infinite_tensor_stores.blobs.location import Document, Location, Right
 from infinite_tensor_stores.blobs.rows import Rows
 from infinite_tensor_stores.zarr.codec import codecs_of
@@ -25,6 +30,7 @@ from infinite_tensor_stores.zarr.layout import BLOB, DOCUMENT
 
 _BLOCK_BYTES = 4 * 2**20
 _MOST_ROWS = 8192
+_BLOCK = re.compile(r"c\.(0|[1-9][0-9]{0,8})(\.0)*")
 
 _closing: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
@@ -102,11 +108,69 @@ def opened_for_writing(location: Location, most_blocks: int | None, wanted: Want
     wait_for_dropped()
     with location.reporting("cannot be opened"):
         # Nothing is claimed where there is no blob, or another one.
-        wanted.check(location.header()[0])
+        try:
+            wanted.check(location.header()[0])
+        except EmptyDocumentError:
+            if wanted.dtype is None or wanted.shape is None:
+                raise
         with _claimed(location) as right:
             # Somebody may have written it in between.
-            header, _ = location.header()
+            try:
+                header, _ = location.header()
+            except EmptyDocumentError:
+                header = _found_again(location, wanted)
             return Rows(location, header, most_blocks, right=right)
+
+
+def _found_again(location: Location, wanted: Wanted) -> Header:
+    """A blob of whose document nothing is left, as its blocks tell of it.
+
+    Behind the last row a block holds zeros, so that rows of zeros at the very end are not told from none.
+
+    Raises
+    ------
+    StoreError
+        If something else lies there too, or there are blocks, and none is intact for a blob as it is `wanted`.
+    """
+    _document(location, "is there too; choose another place")
+    numbers = [int(found[1]) for name in location.names() if (found := _BLOCK.fullmatch(name))]
+    header = wanted.header(None, is_local=location.is_local)
+    if numbers and header.is_plain and wanted.block_size is None:
+        size = max(location.sizes(map(header.key, numbers))) - CRC_BYTES
+        block_size, rest = divmod(size, header.block_bytes // header.block_size)
+        if rest or not block_size:
+            raise StoreError(
+                f"its {DOCUMENT} is empty, and its blocks of {size} bytes hold no whole number of rows of "
+                f"dtype={header.dtype} and shape={header.shape}; give these as they were when it was created"
+            )
+        header = Wanted(header.dtype, header.shape, block_size, wanted.compressors).header(None, is_local=True)
+    blocks = blocks_of(location, header)
+    for number in sorted(numbers, reverse=True):
+        with suppress(DamagedBlockError):
+            (block,) = blocks.load([number])
+            header = replace(header, rows=number * header.block_size + _rows_in(block))
+            break
+    else:
+        if numbers:
+            raise StoreError(
+                f"its {DOCUMENT} is empty, and none of {len(numbers)} blocks is intact for dtype={header.dtype} and "
+                f"shape={header.shape}; give these, block_size and compressors as they were when it was created"
+            )
+    location.commit(header)
+    warnings.warn(
+        f"{location!r}: its {DOCUMENT} was empty; {header.rows} rows were found in its blocks, of dtype={header.dtype} "
+        f"and shape={header.shape}, {header.block_size} a block, less any of zeros at the end, and perhaps with some "
+        f"that had been truncated. If that is not what it holds, empty {DOCUMENT} again and open it as it was created",
+        DamagedDataWarning,
+        stacklevel=4,
+    )
+    return header
+
+
+def _rows_in(block: torch.Tensor) -> int:
+    """How many rows there are up to the last one that is not all zeros."""
+    written = to_stored(block).reshape(-1).view(np.uint8).reshape(len(block), -1).any(axis=1)
+    return int(np.flatnonzero(written).max(initial=-1)) + 1
 
 
 def created(location: Location, most_blocks: int | None, wanted: Wanted) -> Rows:
@@ -147,8 +211,7 @@ def delete(location: Location) -> None:
 def _document(location: Location, what: str) -> Document | None:
     """The document of a blob, damaged perhaps, None where there is none; StoreError where something else lies."""
     document = location.document()
-    # A power failure may leave an empty one, or zeros.
-    nothing = document is None or not document.content.strip(b"\0")
+    nothing = document is None or is_empty(document.content)
     if nothing and (stranger := location.stranger()) is not None:
         raise StoreError(f"{stranger!r} {what}")
     if document is not None and not nothing and BLOB.encode() not in document.content:
