@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
@@ -27,6 +27,7 @@ from infinite_tensor.pipelines.prediction import (
     returned_before,
     returned_by,
 )
+from infinite_tensor.pipelines.reductions import Reductions
 from infinite_tensor.pipelines.sources import from_array, least_cache_of
 from infinite_tensor.support.arguments import check_fill, checked_device, checked_flag, checked_id
 from infinite_tensor.support.given import as_index, members, quoted, word
@@ -110,7 +111,9 @@ def predict(
         otherwise to float32, where no network that `net` holds has its dtype.
     reduce : str, callable, Reduction or dict, optional
         What is stored of the blended output of a pixel: "argmax", "softmax", "sigmoid", or a function as for
-        `Reduction`. A dict has one for each output of a group.
+        `Reduction`. A dict has one for each output of a group. For a `net` with a single output, a dict gives a group
+        of what each makes of the same scores, which are kept and blended once: one tensor, `tensor_id`, has them as
+        channels.
     dtype : torch.dtype or str, optional
         What is stored. Default: what `net` returns; of "argmax" the smallest integers that hold the labels.
     scale : number, Fraction or tuple of these, optional
@@ -203,10 +206,9 @@ def predict(
         _check_none_is_read((sliding.source, _read_of_mask(where)), store, stored)
     known = {} if overwrite else returned_before(tensor_id, stored, sliding)
     found = (f.looked and known) or _first_windows(f, sliding, scales, region, edge, tensor_id)
-    results = {
-        name: each.reduced_by(reduction_for(name, reduce, found), dtype, sliding.scale_of(each.shape, scales))
-        for name, each in found.items()
-    }
+    results, together = _results(
+        found, reduce, dtype, {name: sliding.scale_of(each.shape, scales) for name, each in found.items()}
+    )
     singles = [name for name, result in results.items() if result.seen.is_single]
     sliding.check_steps([result.scale for name, result in results.items() if name not in singles])
     sliding.check_together(singles, [name for name in results if name not in singles], edge)
@@ -218,7 +220,7 @@ def predict(
         "args_padding": sliding.padding,
         "tensor_id": tensor_id,
         "batch_size": count,
-        "version": _version(results, version),
+        "version": _version(together.told if together else results, version),
     }
     part, batches = _region_of(outputs, sliding, region), _batch_bytes(sliding, found, count)
     if overwrite or store is None:
@@ -255,7 +257,24 @@ def predict(
             where=where,
         )
     f.forget()
-    return made
+    return together.group(made) if together and isinstance(made, InfiniteTensor) else made
+
+
+def _results(
+    found: Mapping[str | None, Returned], reduce: object, dtype: Any, scales: Mapping[str | None, tuple[Fraction, ...]]
+) -> tuple[dict[str | None, Result], Reductions | None]:
+    """What is stored of each output, and how several reductions of the only one are kept together."""
+    scores = found.get(None)
+    if scores is None or not isinstance(reduce, Mapping) or not reduce:
+        return {
+            name: each.reduced_by(reduction_for(name, reduce, found), dtype, scales[name])
+            for name, each in found.items()
+        }, None
+    # In an order of their own: channels must not depend on that of the dict.
+    named = {str(name): each for name, each in reduce.items()}
+    parts = {name: scores.reduced_by(named[name], dtype, scales[None]) for name in sorted(named)}
+    together = Reductions(parts)
+    return {None: together.result(scores, scales[None])}, together
 
 
 @contextmanager
@@ -326,11 +345,11 @@ def _together(outputs: TensorGroup) -> TensorGroup:
     return TensorGroup(tensors, dims=tuple(range(-len(finest), 0)), scale=scale)
 
 
-def _version(results: Mapping[str | None, Result], version: object) -> object:
+def _version(names: Iterable[str | None], version: object) -> object:
     """What the user says of the values, with the names of all outputs of a group."""
-    if None in results:
+    outputs = sorted(str(name) for name in names)
+    if outputs == ["None"]:
         return version
-    outputs = sorted(str(name) for name in results)
     return {"outputs": outputs} if version is None else {"outputs": outputs, "version": version}
 
 

@@ -482,8 +482,6 @@ def reduction_for(name: str | None, reduce: object, outputs: Mapping[str | None,
     if not isinstance(reduce, Mapping):
         return reduce
     names = [str(each) for each in reduce]
-    if None in outputs or not {*names} <= {*outputs}:
-        raise ValidationError(
-            f"reduce has entries for {names}, but net returned {'one tensor' if None in outputs else list(outputs)}"
-        )
+    if not {*names} <= {*outputs}:
+        raise ValidationError(f"reduce has entries for {names}, but net returned {list(outputs)}")
     return {str(each): reduction for each, reduction in reduce.items()}.get(str(name))

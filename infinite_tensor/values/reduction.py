@@ -161,6 +161,14 @@ class Reduction:
         return f"Reduction({', '.join(parts)})"
 
 
+def reduced(reduction: Reduction, values: torch.Tensor) -> torch.Tensor:
+    """What values of shape (in_channels, N), on the CPU, become."""
+    function = reduction.function
+    if function == _ARGMAX:
+        return torch.from_numpy(_numbers_of_largest(values.numpy()))
+    return _KEEPING[function](values) if isinstance(function, str) else function(values)
+
+
 class UnknownReduction(Reduction):
     """Stands for a reduction by a function of which only the name is known."""
 
