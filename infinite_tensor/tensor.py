@@ -805,7 +805,7 @@ class InfiniteTensor(Fillable):
         - ``.zarr``: a group with one array, named after `tensor_id`, and the coordinates of its pixels along each
           dimension, for ``xarray.open_zarr(target)``. A chunk is a tile, and begins at the first pixel of the region.
         - ``.npy``: an array for `numpy.load`.
-        - ``.png``: a grey image, RGB or RGBA of uint8 or uint16.
+        - ``.png``: an image of uint8 in grey, RGB or RGBA, or of uint16 in grey. All of it is in memory until the end.
         - ``.tif``, ``.tiff``: an image of any number of bands, in tiles, compressed; a BigTIFF where it may have 4 GiB.
           If the tensor is a raster of `from_raster`, or computed from one, it is a GeoTIFF: pixels lie where the middle
           of their window lies in the raster, at the scale that strides have to each other.
@@ -815,7 +815,8 @@ class InfiniteTensor(Fillable):
 
         The region is worked through in steps, whatever its size; tensors in memory keep little of it. The target is
         there when all is written, and not before. A process that is killed leaves a hidden ``.<name>.partial`` beside
-        it, in which the next export writes; a store at a URL is no Zarr group until the end.
+        it, in which the next export writes; a store at a URL is no Zarr group until the end, and what is unfinished
+        there is replaced by the next export.
 
         An export to Zarr of a tensor that is stored, with a `tensor_id`, continues where an equal one was stopped: what
         has been written is not written again, even if it was invalidated since. ``overwrite=True`` begins anew.
@@ -857,7 +858,7 @@ class InfiniteTensor(Fillable):
         StoreError
             If something cannot be written or read.
         ImportError
-            If rasterio, which TIFF takes, is missing.
+            If rasterio, which TIFF takes, or pillow, which PNG takes, is missing.
 
         Notes
         -----

@@ -14,10 +14,9 @@ from infinite_tensor.support.arguments import checked_flag
 from infinite_tensor.support.given import as_index, members, quoted, word
 from infinite_tensor.support.tables import count_of
 from infinite_tensor.tensor import InfiniteTensor
-from infinite_tensor.views.frame import Frame, nodata_of
+from infinite_tensor.views.documents import plain_name_of
+from infinite_tensor.views.frame import Frame, Pixels, nodata_of
 from infinite_tensor.views.meanings import attributes_of, coordinates_of
-from infinite_tensor.views.names import plain_name_of
-from infinite_tensor.views.pixels import Pixels
 
 if TYPE_CHECKING:
     import dask.array

@@ -26,10 +26,16 @@ from infinite_tensor.geometry.points import Index
 from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.nested import Key
 from infinite_tensor.tensor import InfiniteTensor
-from infinite_tensor.views.documents import array_document, chunk_bytes, hierarchy
+from infinite_tensor.views.documents import (
+    array_document,
+    array_name_of,
+    chunk_bytes,
+    hierarchy,
+    is_plain_name,
+    path_of,
+)
 from infinite_tensor.views.frame import Frame
 from infinite_tensor.views.meanings import Shown, beside, coordinates_of
-from infinite_tensor.views.names import array_name_of, is_plain_name, path_of
 from infinite_tensor.views.requests import Requests
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from xarray.indexes import PandasIndex
 
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.support.given import number, quoted
-from infinite_tensor.views.pixels import Pixels
+from infinite_tensor.views.frame import Pixels
 
 _MOST_ORDINARY = 2**24
 """Coordinates, of 8 bytes each, that pandas may hold. Longer dimensions have an index of another type, which xarray

@@ -1,24 +1,35 @@
-"""A region of a tensor as it is exported, and where it is written."""
+"""A region of a tensor as it is exported, and its way into what is written of it."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from infinite_tensor.engine.chain import node_of
+from infinite_tensor.engine.chain import chain_of, node_of, resolved
+from infinite_tensor.engine.claims import CLAIMS
+from infinite_tensor.engine.lifetimes import NumberedRegions
+from infinite_tensor.engine.loop import run_steps
+from infinite_tensor.engine.reads import Views
 from infinite_tensor.errors import InfiniteTensorError, StoreError, ValidationError
+from infinite_tensor.filling.cutting import cut_into_bands
+from infinite_tensor.filling.mask import Target
+from infinite_tensor.filling.progress import Tally
+from infinite_tensor.filling.stored_only import StoredOnly
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.geometry.regions import parse
 from infinite_tensor.pipelines.sliding import CHANNELS
+from infinite_tensor.support.allocation import new_block
 from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.given import quoted
+from infinite_tensor.support.interrupts import Mark, store_call
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.values.definition import Number
 from infinite_tensor.values.meaning import Meaning
@@ -26,6 +37,9 @@ from infinite_tensor.views.frame import Frame, nodata_of, shown, shown_dtype
 
 Pixels: TypeAlias = npt.NDArray[Any]
 Place: TypeAlias = tuple[slice, ...]
+
+_HELD_BYTES = 2**26
+"""About as much is held of the tensors that are read, and as much may each of their stores keep."""
 
 
 @dataclass(frozen=True)
@@ -135,24 +149,22 @@ class Cutout:
         return bands, extents[0], extents[1]
 
 
-class Sink(ABC):
+class Sink(NamedTuple):
     """Where a cutout is written, box by box.
 
     Attributes
     ----------
     unit : tuple of int
         Extents, per dimension of the tensor, of the boxes of which whole ones are written.
+    put : callable
+        ``put(place, pixels)`` writes some pixels, whole units of them.
+    has : callable
+        Whether those at a place have been written before; most begin anew.
     """
 
     unit: Index
-
-    @abstractmethod
-    def put(self, place: Place, pixels: Pixels) -> None:
-        """Write some pixels, whole units of them."""
-
-    def has(self, place: Place) -> bool:  # noqa: ARG002  (most begin anew)
-        """Whether these have been written before."""
-        return False
+    put: Callable[[Place, Pixels], object]
+    has: Callable[[Place], bool] = lambda _place: False
 
 
 @contextmanager
@@ -164,3 +176,76 @@ def explained(target: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise StoreError(f"cannot write {target!r}: {type(error).__name__}: {error}") from error
+
+
+# Step by step, in bounded memory, whatever the region is.
+
+Use: TypeAlias = Callable[[Sequence[int], torch.Tensor], None]
+Source: TypeAlias = Callable[[NumberedRegions, Use], None]
+"""Calls ``use(start, pixels)`` for each of some boxes of a tensor."""
+
+
+def computed(tensor: InfiniteTensor, workers: int | None, boxes: NumberedRegions, use: Use) -> None:
+    """Pixels as a read gives them: what is missing is computed, and stored."""
+    (node,) = resolved([node_of(tensor)])
+    call, spec = store_call(), node.spec
+    with call.running:
+        call.begin(node.contents, reads=True)
+        node.contents.flush_if_requested()
+        with Views(CLAIMS.reader(workers)) as views:
+
+            def ready(number: int) -> None:
+                start, stop = boxes.starts[number].tolist(), boxes.stops[number].tolist()
+                pixels = new_block([b - a for a, b in zip(start, stop, strict=True)], spec.dtype, spec.device)
+                views.of(node).read(start, pixels)
+                if views.moved:
+                    raise ValidationError(
+                        f"tensor {spec.tensor_id!r} was moved to another dtype or device while it was exported; "
+                        "export it again"
+                    )
+                use(start, pixels)
+
+            run_steps({node: boxes}, [range(n, n + 1) for n in range(len(boxes.numbers))], views, ready)
+
+
+def stored(view: StoredOnly, boxes: NumberedRegions, use: Use) -> None:
+    """Pixels of tiles that are stored, and a fill value elsewhere."""
+    for start, stop in zip(boxes.starts.tolist(), boxes.stops.tolist(), strict=True):
+        use(start, view[tuple(itertools.starmap(slice, zip(start, stop, strict=True)))])
+
+
+def units_in(extents: Sequence[int], unit: Sequence[int]) -> int:
+    """How many units some pixels are written in."""
+    return math.prod(-(-extent // n) for extent, n in zip(extents, unit, strict=True))
+
+
+@torch.inference_mode(mode=False)
+def stream(cutout: Cutout, sink: Sink, source: Source, tally: Tally, target: str) -> None:
+    """Write all pixels of a cutout that its sink does not have, and count its units.
+
+    Raises
+    ------
+    StoreError
+        If they cannot be written; it names `target`.
+    """
+    node, origin = node_of(cutout.tensor), cutout.frame.origin
+    end = tuple([a + n for a, n in zip(origin, cutout.frame.shape, strict=True)])
+    bands = cut_into_bands(Target(node, origin, end), _HELD_BYTES, unit=sink.unit)
+
+    def use(start: Sequence[int], pixels: torch.Tensor) -> None:
+        stop = [a + n for a, n in zip(start, pixels.shape, strict=True)]
+        with explained(target):
+            sink.put(cutout.place(start, stop), cutout.pixels(pixels))
+        tally.count(node, units_in(pixels.shape, sink.unit))
+
+    lent = Mark()
+    with lent.running:
+        for store in {id(each.store): each.store for each in chain_of([node])}.values():
+            store.contents.lend(lent, _HELD_BYTES)
+        for band in bands:
+            boxes = zip(band.starts.tolist(), band.stops.tolist(), strict=True)
+            left = np.array([not sink.has(cutout.place(start, stop)) for start, stop in boxes])
+            extents = band.stops[~left] - band.starts[~left]
+            tally.count(node, sum(units_in(each, sink.unit) for each in extents.tolist()))
+            if left.any():
+                source(NumberedRegions.alone(band.starts[left], band.stops[left]), use)

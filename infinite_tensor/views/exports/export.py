@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,17 +23,14 @@ from infinite_tensor.support.publishing import publish, synchronize, unfinished_
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore.messages import warn_of_lost
 from infinite_tensor.values.definition import Number
-from infinite_tensor.views.exports.cutout import Cutout, Sink, explained
-from infinite_tensor.views.exports.npy import opened_npy
-from infinite_tensor.views.exports.png import check_png, opened_png
-from infinite_tensor.views.exports.streaming import Computed, Source, Stored, stream, units_in
-from infinite_tensor.views.exports.tiff import check_tiff, opened_tiff
-from infinite_tensor.views.exports.tiff_tags import unsaid_by_tiff
-from infinite_tensor.views.exports.zarrs import Content, Identity, opened_zarr
+from infinite_tensor.views.documents import array_name_of, path_of
+from infinite_tensor.views.exports.cutout import Cutout, Sink, Source, computed, explained, stored, stream, units_in
+from infinite_tensor.views.exports.files import check_png, opened_npy, opened_png
+from infinite_tensor.views.exports.tiff import check_tiff, opened_tiff, unsaid_by_tiff
+from infinite_tensor.views.exports.zarrs import Content, opened_zarr
 from infinite_tensor.views.face import Face, with_distinct_dims
 from infinite_tensor.views.frame import shown_value, state_of
 from infinite_tensor.views.meanings import unsaid_by_attributes
-from infinite_tensor.views.names import array_name_of, path_of
 from infinite_tensor_stores.targets import is_local, local_path, text_of
 from infinite_tensor_stores.targets import shown as shown_target
 
@@ -109,7 +107,7 @@ def export(tensor: InfiniteTensor, region: object, target: object, options: Opti
     with _explaining(_begun(path, sidecars, overwrite=options.overwrite), str(path)) as unfinished:
         with (
             _explaining(_FORMS[form].opened(cutout, unfinished), str(path)) as sink,
-            Tally(units_in(cutout, sink.unit), options.progress, unit="tile") as tally,
+            Tally(units_in(cutout.frame.shape, sink.unit), options.progress, unit="tile") as tally,
         ):
             stream(cutout, sink, source, tally, str(path))
         with explained(str(path)):
@@ -150,11 +148,11 @@ def _export_zarr(
 ) -> None:
     unsaid = [label for cutout in cutouts.values() for label in unsaid_by_attributes(cutout.meaning)]
     warn_of_lost(shown_target(place), list(dict.fromkeys(unsaid)))
-    content = Content(cutouts, dims, _fill_values(sources), _identity(cutouts, dims, options))
+    content = Content(cutouts, dims, _fill_values(cutouts, options), _identity(cutouts, dims, options))
     opened = opened_zarr(content, place, options.storage_options, overwrite=options.overwrite)
     try:
         with _explaining(opened, shown_target(place)) as sinks:
-            total = sum(units_in(cutout, sinks[path].unit) for path, cutout in cutouts.items())
+            total = sum(units_in(cutout.frame.shape, sinks[path].unit) for path, cutout in cutouts.items())
             with Tally(total, options.progress, unit="tile") as tally:
                 for path, cutout in cutouts.items():
                     stream(cutout, sinks[path], sources[path], tally, shown_target(place))
@@ -241,17 +239,19 @@ def _format_of(place: str, given: object) -> str:
 
 def _source_of(tensor: InfiniteTensor, options: Options) -> Source:
     if not options.compute:
-        return Stored(StoredOnly(tensor, options.fill_value))
-    return Computed(None if options.workers is None else int(options.workers))
+        return partial(stored, StoredOnly(tensor, options.fill_value))
+    return partial(computed, tensor, None if options.workers is None else int(options.workers))
 
 
-def _fill_values(sources: Mapping[str, Source]) -> dict[str, Any] | None:
+def _fill_values(cutouts: Mapping[str, Cutout], options: Options) -> dict[str, Any] | None:
     """What arrays show where nothing is written; None where all is."""
-    views = {path: source.view for path, source in sources.items() if isinstance(source, Stored)}
-    return {path: shown_value(view.fill_value, view.dtype) for path, view in views.items()} or None
+    if options.compute:
+        return None
+    views = {path: StoredOnly(cutout.tensor, options.fill_value) for path, cutout in cutouts.items()}
+    return {path: shown_value(view.fill_value, view.dtype) for path, view in views.items()}
 
 
-def _identity(cutouts: Mapping[str, Cutout], dims: Mapping[str, tuple[str, ...]], options: Options) -> Identity | None:
+def _identity(cutouts: Mapping[str, Cutout], dims: Mapping[str, tuple[str, ...]], options: Options) -> str | None:
     """What names an export that gives the same pixels whenever it is done; None where it may give others.
 
     What is shown of what is stored changes with that. Of a tensor that is not stored, the definition does not say all.
@@ -264,8 +264,7 @@ def _identity(cutouts: Mapping[str, Cutout], dims: Mapping[str, tuple[str, ...]]
         [path, node.spec.tensor_id, cutout.frame.origin, cutout.frame.shape, cutout.frame.tile, cutout.kept, dims[path]]
         for (path, cutout), node in zip(cutouts.items(), nodes, strict=True)
     ]
-    what, state = (hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest() for said in (places, states))
-    return Identity(what, state)
+    return hashlib.sha256(json.dumps([places, states], sort_keys=True).encode()).hexdigest()
 
 
 def _check_free(path: Path, *, overwrite: bool) -> None:

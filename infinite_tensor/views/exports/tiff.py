@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.points import Index
+from infinite_tensor.pipelines.readers import RasterReader
+from infinite_tensor.pipelines.sliding import CHANNELS
+from infinite_tensor.values.meaning import Attribute, Code, Coordinate, Georeference, crs_of
 from infinite_tensor.views.exports.cutout import Cutout, Pixels, Place, Sink
-from infinite_tensor.views.exports.tiff_tags import dtype_of, mask_of, said_of
+from infinite_tensor.views.meanings import nodata_in
 
-_DTYPES = frozenset(
-    [
-        "uint8",
-        "int8",
-        "uint16",
-        "int16",
-        "uint32",
-        "int32",
-        "uint64",
-        "int64",
-        "float32",
-        "float64",
-        "complex64",
-        "complex128",
-    ]
-)
 _BLOCK = 512
 _LONGEST = 2**31 - 1
 _MOST_BANDS = 65_535
@@ -38,13 +26,17 @@ _TOGETHER = 4
 """So many bands are stored pixel by pixel, as the colours of an image; more are stored band by band."""
 _CACHE_BYTES = 2**25
 """GDAL would take a twentieth of the machine's memory."""
+_ACROSS = frozenset({"x", "lon", "longitude", "easting"})
+"""What coordinates along columns are called."""
+_EVEN = 1e-3
+"""Rounding moves no pixel by more than this, in pixels."""
 
 
 def check_tiff(cutout: Cutout) -> None:
     """ValidationError if a region is no image that TIFF has."""
     _rasterio()
     bands, rows, columns = cutout.image("tiff")
-    if dtype_of(cutout).name not in _DTYPES:
+    if cutout.dtype.kind not in "iufc":
         raise ValidationError(
             f"format 'tiff' holds integers, floats and complex numbers, and the tensor is "
             f"{cutout.tensor.dtype}; convert it first, as in t.map(lambda x: x.to(torch.uint8), "
@@ -55,7 +47,7 @@ def check_tiff(cutout: Cutout) -> None:
             f"a TIFF has at most {_MOST_BANDS} bands and {_LONGEST} rows and columns, and the region {bands} of "
             f"{rows} x {columns}; write .zarr"
         )
-    crs = said_of(cutout).profile.get("crs")
+    crs = _said_of(cutout).profile.get("crs")
     if crs and not _is_held(crs):
         raise ValidationError(f"no GeoTIFF holds the CRS of the raster, {crs.to_string()}; write .npy or .zarr")
 
@@ -72,9 +64,53 @@ def _is_held(crs: Any) -> bool:
 @contextmanager
 def opened_tiff(cutout: Cutout, path: Path) -> Iterator[Sink]:
     """A file for an image."""
-    sink = _Tiff(cutout, path)
-    with sink.file:
-        yield sink
+    from rasterio.windows import Window  # noqa: PLC0415  (of an extra)
+
+    bands, rows, columns = cutout.image("tiff")
+    unit, block = _unit_of(cutout, bands)
+    said, dtype, mask = _said_of(cutout), _dtype_of(cutout), _mask_of(cutout)
+    settings = {"GDAL_CACHEMAX": _CACHE_BYTES, "GDAL_TIFF_INTERNAL_MASK": True}
+
+    def put(place: Place, pixels: Pixels) -> None:
+        box = list(place)
+        channels = slice(0, 1) if cutout.channels is None else box.pop(cutout.channels)
+        pixels = pixels[None] if cutout.channels is None else np.moveaxis(pixels, cutout.channels, 0)
+        window = Window.from_slices(*box)
+        with _rasterio().Env(**settings):
+            indexes = list(range(channels.start + 1, channels.stop + 1))
+            file.write(pixels.astype(dtype, copy=False), indexes=indexes, window=window)
+            if mask is not None and channels.start == 0:
+                file.write_mask(mask(*box), window=window)
+
+    with _rasterio().Env(**settings), _without_georeference():
+        file = _rasterio().open(
+            path,
+            "w",
+            driver="GTiff",
+            count=bands,
+            height=rows,
+            width=columns,
+            dtype=dtype.name,
+            tiled=True,
+            blockysize=block[0],
+            blockxsize=block[1],
+            interleave="pixel" if bands <= _TOGETHER else "band",
+            compress="deflate",
+            # The libtiff of older wheels predicts no integers of 64 bits.
+            predictor={"f": 3, "c": 1}.get(dtype.kind, 2 if dtype.itemsize < 8 else 1),
+            # Wherever the file might have 4 GiB, which others cannot have.
+            BIGTIFF="IF_SAFER",
+            **said.profile,
+        )
+    with file:
+        # Colours cannot be set after pixels.
+        for name, value in said.attributes.items():
+            if name == "colormap":
+                file.write_colormap(1, value)
+            else:
+                setattr(file, name, value)
+        file.update_tags(**said.tags)
+        yield Sink(unit, put)
 
 
 def _rasterio() -> Any:
@@ -83,67 +119,6 @@ def _rasterio() -> Any:
     except ImportError as error:
         raise ImportError("format 'tiff' needs the package rasterio: pip install rasterio") from error
     return rasterio
-
-
-class _Tiff(Sink):
-    def __init__(self, cutout: Cutout, path: Path) -> None:
-        bands, rows, columns = cutout.image("tiff")
-        self._channels = cutout.channels
-        self.unit, block = _unit_of(cutout, bands)
-        self._dtype, self._mask = dtype_of(cutout), mask_of(cutout)
-        said = said_of(cutout)
-        with self._settings(), _without_georeference():
-            self.file = _rasterio().open(
-                path,
-                "w",
-                driver="GTiff",
-                count=bands,
-                height=rows,
-                width=columns,
-                dtype=self._dtype.name,
-                tiled=True,
-                blockysize=block[0],
-                blockxsize=block[1],
-                interleave="pixel" if bands <= _TOGETHER else "band",
-                compress="deflate",
-                # The libtiff of older wheels predicts no integers of 64 bits.
-                predictor={"f": 3, "c": 1}.get(self._dtype.kind, 2 if self._dtype.itemsize < 8 else 1),
-                # Wherever the file might have 4 GiB, which others cannot have.
-                BIGTIFF="IF_SAFER",
-                **said.profile,
-            )
-            # Colours cannot be set after pixels.
-            for name, value in said.attributes.items():
-                if name == "colormap":
-                    self.file.write_colormap(1, value)
-                else:
-                    setattr(self.file, name, value)
-            self.file.update_tags(**said.tags)
-
-    def put(self, place: Place, pixels: Pixels) -> None:
-        """See `Sink`."""
-        from rasterio.windows import Window  # noqa: PLC0415  (of an extra)
-
-        if self._channels is None:
-            bands, (rows, columns) = slice(0, 1), place
-            pixels = pixels[None]
-        else:
-            bands = place[self._channels]
-            rows, columns = (part for d, part in enumerate(place) if d != self._channels)
-            pixels = np.moveaxis(pixels, self._channels, 0)
-        window = Window.from_slices(rows, columns)
-        with self._settings():
-            self.file.write(
-                pixels.astype(self._dtype, copy=False),
-                indexes=list(range(bands.start + 1, bands.stop + 1)),
-                window=window,
-            )
-            if self._mask is not None and bands.start == 0:
-                self.file.write_mask(self._mask(rows, columns), window=window)
-
-    @staticmethod
-    def _settings() -> Any:
-        return _rasterio().Env(GDAL_CACHEMAX=_CACHE_BYTES, GDAL_TIFF_INTERNAL_MASK=True)
 
 
 def _unit_of(cutout: Cutout, bands: int) -> tuple[Index, tuple[int, int]]:
@@ -166,3 +141,168 @@ def _without_georeference() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", _rasterio().errors.NotGeoreferencedWarning)
         yield
+
+
+# What a file says beside pixels.
+
+
+def _dtype_of(cutout: Cutout) -> np.dtype[Any]:
+    """The dtype of the file; GDAL has no float16."""
+    return np.dtype(np.float32) if cutout.dtype == np.float16 else cutout.dtype
+
+
+def _mask_of(cutout: Cutout) -> Callable[[slice, slice], Any] | None:
+    """What reads the mask of some rows and columns of the file; None where there is none."""
+    reader, (y, x) = getattr(cutout.tensor.f, "reader", None), cutout.frame.origin[-2:]
+    known = [code for code in cutout.meaning.of(Code) if code.called == "mask"]
+    if not known or not isinstance(reader, RasterReader) or cutout.kept[-2:] != (1, 2):
+        return None
+    return lambda rows, columns: reader.read_mask(
+        slice(rows.start + y, rows.stop + y), slice(columns.start + x, columns.stop + x)
+    )
+
+
+def unsaid_by_tiff(cutout: Cutout) -> list[str]:
+    """What is known of pixels that the file does not say, as messages call it."""
+    said = _said_of(cutout).said
+    return [label for label in cutout.meaning.labels if label not in said]
+
+
+class _Said(NamedTuple):
+    """What a file says beside pixels.
+
+    Attributes
+    ----------
+    profile : dict
+        With what it is opened.
+    attributes : dict
+        What is set of the open file, as rasterio calls it.
+    tags : dict of str to str
+        All else that has a name.
+    said : set of str
+        All of it, as messages call it.
+    """
+
+    profile: dict[str, Any]
+    attributes: dict[str, Any]
+    tags: dict[str, str]
+    said: set[str]
+
+
+def _said_of(cutout: Cutout) -> _Said:
+    """What the file of a cutout says."""
+    bands, _, _ = cutout.image("tiff")
+    rows, columns = (number for number in range(len(cutout.kept)) if number != cutout.channels)
+    found = _Said({}, {}, {}, set())
+    for fact in cutout.meaning.facts:
+        if isinstance(fact, Georeference):
+            if (fact.rows, fact.columns) == (rows, columns):
+                _say_place(fact, found)
+        elif isinstance(fact, Coordinate):
+            _say_coordinate(fact, cutout, bands, found)
+        elif isinstance(fact, Code):
+            _say_code(fact, cutout, bands, found)
+        elif isinstance(fact, Attribute):
+            found.said.update(fact.labels)
+            if fact.called == "units":
+                found.attributes["units"] = [str(fact.value)] * bands
+            else:
+                found.tags[fact.called] = fact.value if isinstance(fact.value, str) else json.dumps(fact.value)
+    if "transform" not in found.profile and "gcps" not in found.profile:
+        _say_coordinates(cutout, rows, columns, found)
+    if cutout.nodata is not None:
+        found.profile["nodata"] = cutout.nodata
+    return found
+
+
+def _say_place(place: Georeference, found: _Said) -> None:
+    """A file has a transform, or else ground control points."""
+    from rasterio import Affine  # noqa: PLC0415  (of an extra)
+    from rasterio.control import GroundControlPoint  # noqa: PLC0415
+    from rasterio.crs import CRS  # noqa: PLC0415
+    from rasterio.rpc import RPC  # noqa: PLC0415
+
+    crs = None if place.crs is None else crs_of(place.crs)
+    if crs is not None:
+        found.profile["crs"] = crs
+    if place.transform is not None:
+        found.profile["transform"] = Affine(*place.transform)
+    elif place.gcps:
+        # They are written with one, which may be empty.
+        found.profile.setdefault("crs", CRS())
+        found.profile["gcps"] = [GroundControlPoint(row, column, x, y, z) for row, column, x, y, z in place.gcps]
+    if place.rpcs is not None:
+        found.attributes["rpcs"] = RPC(**place.rpcs)
+    unsaid = {"CRS": crs is None, "GCPs": place.transform is not None}
+    found.said.update(label for label in place.labels if not unsaid.get(label))
+
+
+def _say_coordinate(coordinate: Coordinate, cutout: Cutout, bands: int, found: _Said) -> None:
+    """Those of the channels are their names, and what stands for all pixels is a tag."""
+    texts = coordinate.values.reshape(-1).astype(str).tolist()
+    called, dims = coordinate.called, [*coordinate.dims]
+    of_channels = called.lower() in CHANNELS if not dims else called == cutout.dims[dims[0]]
+    if dims not in ([], [cutout.channels]) or "crs_wkt" in coordinate.attrs:
+        return
+    if called == "units":
+        found.attributes["units"] = texts if dims else texts * bands
+    elif of_channels:
+        found.attributes["descriptions"] = texts if dims else texts * bands
+    elif not dims:
+        found.tags[called] = texts[0]
+    else:
+        return
+    found.said.update(coordinate.labels)
+
+
+def _say_code(code: Code, cutout: Cutout, bands: int, found: _Said) -> None:
+    values, dtype = code.value if code.along is not None else [code.value] * bands, _dtype_of(cutout)
+    if code.along not in (None, cutout.channels):
+        return
+    if code.called == "nodata":
+        nodata = None if code.along is not None else nodata_in(code.value, dtype)
+        if nodata is None:
+            return
+        found.profile["nodata"] = nodata
+    elif code.called in ("scale", "offset"):
+        found.attributes[f"{code.called}s"] = values
+    elif code.called == "colour map":
+        if bands > 1 or dtype.name not in ("uint8", "uint16"):
+            return
+        found.attributes["colormap"] = {value: tuple(colour) for value, *colour in code.value}
+    elif code.called == "mask":
+        if _mask_of(cutout) is None:
+            return
+    else:
+        found.tags[code.called] = json.dumps(code.value)
+    found.said.update(code.labels)
+
+
+def _say_coordinates(cutout: Cutout, rows: int, columns: int, found: _Said) -> None:
+    """The transform of coordinates that lie in even steps, and the CRS that is said of them."""
+    from rasterio import Affine  # noqa: PLC0415  (of an extra)
+
+    known = cutout.meaning.of(Coordinate)
+    own = {fact.dims[0]: fact for fact in known if len(fact.dims) == 1 and fact.called == cutout.dims[fact.dims[0]]}
+    if rows not in own or columns not in own or own[columns].called.lower() not in _ACROSS:
+        return
+    (a, c), (e, f) = (_even_steps(own[d].values) for d in (columns, rows))
+    if not a or not e:
+        return
+    found.profile["transform"] = Affine(a, 0, c, 0, e, f)
+    found.said.update(own[rows].labels + own[columns].labels)
+    for fact in known:
+        crs = crs_of(fact.attrs["crs_wkt"]) if "crs_wkt" in fact.attrs else None
+        if crs is not None:
+            found.profile["crs"] = crs
+            found.said.update(fact.labels)
+
+
+def _even_steps(values: Pixels) -> tuple[float, float]:
+    """From one number to the next, and where the first pixel begins; no step where there is none that is even."""
+    if values.dtype.kind not in "iuf" or len(values) < 2:
+        return 0.0, 0.0
+    numbers = values.astype(np.float64)
+    step = float(numbers[-1] - numbers[0]) / (len(numbers) - 1)
+    even = np.abs(numbers - (numbers[0] + step * np.arange(len(numbers)))).max() <= _EVEN * abs(step)
+    return (step if even else 0.0), float(numbers[0]) - step / 2

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numcodecs import Zstd  # type: ignore[import-untyped]
@@ -27,10 +27,9 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.support.publishing import publish, remove, unfinished_folder
 from infinite_tensor.support.threads import on_threads
-from infinite_tensor.views.documents import array_document, chunk_bytes, hierarchy
+from infinite_tensor.views.documents import DOCUMENT, UNFINISHED, array_document, chunk_bytes, hierarchy, is_name
 from infinite_tensor.views.exports.cutout import Cutout, Pixels, Place, Sink
 from infinite_tensor.views.meanings import Shown, beside, zarr_attributes
-from infinite_tensor.views.names import DOCUMENT, UNFINISHED, is_name
 from infinite_tensor_stores.targets import is_local, local_path, shown, zarr_store
 from infinite_tensor_stores.zarr.codec import threads_for
 from infinite_tensor_stores.zarr.objects import Objects
@@ -41,21 +40,6 @@ _COMPRESSORS = [{"name": "zstd", "configuration": {"level": 0, "checksum": False
 """What zarr itself compresses new arrays by."""
 
 _CHUNK = re.compile(r"c(/[0-9]+)*")
-
-
-class Identity(NamedTuple):
-    """What names an export that gives the same pixels whenever it is done.
-
-    Attributes
-    ----------
-    what : str
-        Which pixels of which tensors.
-    state : str
-        What these are computed by, and when windows of them were last dropped. What is begun is of use in one state.
-    """
-
-    what: str
-    state: str
 
 
 @dataclass(frozen=True)
@@ -70,14 +54,14 @@ class Content:
         The names of their dimensions.
     fill_values : mapping of str to number, or None
         What stands in chunks that are not written; None where all are.
-    identity : Identity or None
-        Names what is exported; None where that may give other pixels when it is done again.
+    identity : str or None
+        Names the pixels that are exported; None where an export may give others when it is done again.
     """
 
     cutouts: Mapping[str, Cutout]
     dims: Mapping[str, tuple[str, ...]]
     fill_values: Mapping[str, Any] | None
-    identity: Identity | None
+    identity: str | None
 
 
 @contextmanager
@@ -85,43 +69,39 @@ def opened_zarr(
     content: Content, target: str, storage_options: dict[str, Any] | None, *, overwrite: bool
 ) -> Iterator[dict[str, Sink]]:
     """The arrays of a group, by their paths, which is there when this ends without an error."""
-    opened = _opened_folder(content, local_path(target).absolute(), overwrite=overwrite) if is_local(target) else None
-    with opened or _opened_in_place(content, target, storage_options, overwrite=overwrite) as hierarchy:
-        yield hierarchy.sinks()
-        hierarchy.finish()
+    if is_local(target):
+        with _opened_folder(content, local_path(target).absolute(), overwrite=overwrite) as group:
+            yield group.sinks()
+            group.finish()
+        return
+    group = _Group(content, zarr_store(target, storage_options, read_only=False))
+    if overwrite or not group.is_begun:
+        group.make_room(shown(target), overwrite=overwrite)
+    group.begin()
+    yield group.sinks()
+    group.finish()
 
 
 @contextmanager
-def _opened_folder(content: Content, path: Path, *, overwrite: bool) -> Iterator[_Hierarchy]:
+def _opened_folder(content: Content, path: Path, *, overwrite: bool) -> Iterator[_Group]:
     _check_free(path, overwrite=overwrite)
     path.parent.mkdir(parents=True, exist_ok=True)
     with unfinished_folder(path) as (folder, is_left):
-        hierarchy = _Hierarchy(content, zarr_store(folder, None, read_only=False))
-        if overwrite or not hierarchy.is_begun:
+        group = _Group(content, zarr_store(folder, None, read_only=False))
+        if overwrite or not group.is_begun:
             for each in folder.iterdir():
                 remove(each)
         try:
-            hierarchy.begin()
-            yield hierarchy
+            group.begin()
+            yield group
             for left in folder.rglob("*.partial"):
                 # Of a process that was killed in the middle of a chunk; a folder is an array of such a name.
                 if left.is_file():
                     remove(left)
             publish(folder, path, overwrite=overwrite)
         finally:
-            if is_left() and not hierarchy.may_continue:
+            if is_left() and not group.may_continue:
                 remove(folder)
-
-
-@contextmanager
-def _opened_in_place(
-    content: Content, target: str, storage_options: dict[str, Any] | None, *, overwrite: bool
-) -> Iterator[_Hierarchy]:
-    hierarchy = _Hierarchy(content, zarr_store(target, storage_options, read_only=False))
-    if overwrite or not hierarchy.is_begun:
-        hierarchy.make_room(shown(target), overwrite=overwrite)
-    hierarchy.begin()
-    yield hierarchy
 
 
 def _check_free(path: Path, *, overwrite: bool) -> None:
@@ -134,22 +114,19 @@ def _check_free(path: Path, *, overwrite: bool) -> None:
         raise ValidationError(f"what is at {str(path)!r} was not written by export, so it is not overwritten")
 
 
-def _is_export(document: bytes) -> bool:
+def _is_export(document: bytes | None) -> bool:
+    """Whether a document is the root of an export, or tells of one that has not come to its end."""
     try:
-        return _MARK in json.loads(document)["attributes"]
+        return _MARK in json.loads(document or b"{}")["attributes"]
     except (ValueError, KeyError, TypeError):
         return False
 
 
-def _is_note(document: bytes) -> bool:
-    """Whether it tells of an export that has not come to its end: any program may call a document so."""
-    try:
-        return bool(json.loads(document).keys() == {_MARK})
-    except (ValueError, AttributeError):
-        return False
+def _note(identity: str | None) -> dict[str, bytes]:
+    return {UNFINISHED: json.dumps({"attributes": {_MARK: identity}}).encode()}
 
 
-class _Hierarchy:
+class _Group:
     """The group, in a store.
 
     Parameters
@@ -179,59 +156,40 @@ class _Hierarchy:
             }
         }
         nodata = {} if cutout.nodata is None else {"_FillValue": cutout.nodata}
-        attributes |= self._said[path] | zarr_attributes(nodata)
         return array_document(
             cutout.shape,
             cutout.of_kept(cutout.frame.chunk_shape),
             cutout.dtype,
             self._content.dims[path],
-            attributes,
+            attributes | self._said[path] | zarr_attributes(nodata),
             0 if fill_values is None else fill_values[path],
             _COMPRESSORS,
         )
 
-    # What is there.
-
     @property
     def is_begun(self) -> bool:
         """Whether the same export has been begun, and can be continued."""
-        return self._content.identity is not None and self._objects.get([UNFINISHED]) == [self._note]
+        identity = self._content.identity
+        return identity is not None and self._objects.get([UNFINISHED]) == [*_note(identity).values()]
 
     @property
     def may_continue(self) -> bool:
         """Whether it is worth to continue."""
         return self._content.identity is not None and any(map(self._chunks, self._documents))
 
-    @property
-    def _note(self) -> bytes:
-        return json.dumps({_MARK: self._content.identity}).encode()
-
-    def _is_outdated(self, note: bytes | None) -> bool:
-        """Whether an export of the same pixels has been begun before they changed."""
-        begun, own = json.loads(note or b"{}").get(_MARK), self._content.identity
-        return isinstance(begun, list) and own is not None and begun[:1] == [own.what]
-
     def make_room(self, target: str, *, overwrite: bool) -> None:
-        """Delete what an export has written there; ValidationError for what else is there, or if it is not to be."""
+        """Delete an export that is to be overwritten, or is unfinished; ValidationError for what else is there."""
         root, note = self._objects.get([DOCUMENT, UNFINISHED])
-        is_begun = note is not None and _is_note(note)
-        if root is None and not is_begun:
+        if root is None and not _is_export(note):
             if next(self._objects.pages("", 1), None) is None:
                 return
             raise ValidationError(f"what is at {target!r} was not written by export; give another place")
-        if not overwrite and not (root is None and self._is_outdated(note)):
-            found = "an export of something else that has not come to its end" if is_begun else "something"
-            raise ValidationError(f"there is {found} at {target!r} already; give another place, or overwrite=True")
+        if root is not None and not overwrite:
+            raise ValidationError(f"there is something at {target!r} already; give another place, or overwrite=True")
         if root is not None and not _is_export(root):
             raise ValidationError(f"what is at {target!r} was not written by export, so it is not overwritten")
-        self._delete_all()
-
-    def _delete_all(self) -> None:
-        """Delete all but a note that something was being written, of no export that could be continued.
-
-        Killed in between, what is left can be overwritten, and is not taken for chunks of the export to come.
-        """
-        self._objects.put({UNFINISHED: json.dumps({_MARK: None}).encode()})
+        # Killed in between, what is left is not taken for chunks of the export to come.
+        self._objects.put(_note(None))
         # First, so that nobody finds a group that lacks something.
         self._objects.delete([DOCUMENT])
         names = [name for name in self._objects.children("") if name != UNFINISHED]
@@ -243,19 +201,19 @@ class _Hierarchy:
         keys = itertools.chain.from_iterable(self._objects.pages(path))
         return set(filter(_CHUNK.fullmatch, (key.removeprefix(f"{path}/") for key in keys)))
 
-    # What is written.
-
     def begin(self) -> None:
         """Say what is being written."""
-        self._objects.put({UNFINISHED: self._note})
+        self._objects.put(_note(self._content.identity))
 
     def sinks(self) -> dict[str, Sink]:
         """Where the arrays are written."""
         fills = self._content.fill_values
-        return {
-            path: _Array(self._objects, path, cutout, None if fills is None else fills[path], self._chunks(path))
-            for path, cutout in self._content.cutouts.items()
-        }
+        sinks = {}
+        for path, cutout in self._content.cutouts.items():
+            fill_value = None if fills is None else fills[path]
+            array = _Array(self._objects, path, cutout, fill_value, self._chunks(path))
+            sinks[path] = Sink(cutout.frame.chunk_shape, array.put, array.has)
+        return sinks
 
     def finish(self) -> None:
         """Write all that is not chunks, last of all what makes it a group."""
@@ -268,22 +226,20 @@ class _Hierarchy:
         self._objects.delete([UNFINISHED])
 
 
-def _encoded(pixels: Pixels) -> bytes:
-    return bytes(_ZSTD.encode(chunk_bytes(pixels)))
+class _Array:
+    """The chunks of an array, of which some may be there already."""
 
-
-class _Array(Sink):
     def __init__(self, objects: Objects, path: str, cutout: Cutout, fill_value: Any, written: set[str]) -> None:
-        self.unit = cutout.frame.chunk_shape
         self._objects = objects
         self._path = path
-        self._chunk_shape = cutout.of_kept(self.unit)
+        self._chunk_shape = cutout.of_kept(cutout.frame.chunk_shape)
         self._filled = np.full(self._chunk_shape, 0 if fill_value is None else fill_value, cutout.dtype)
         # Where all chunks are written, one that is not there is known to be missing.
         self._left_out = None if fill_value is None else self._filled.tobytes()
         self._written = written
 
     def put(self, place: Place, pixels: Pixels) -> None:
+        """See `Sink`."""
         missing = [chunk for chunk in self._chunks_in(place) if _key(chunk) not in self._written]
         encoded = on_threads(partial(self._encoded, place, pixels), missing, threads_for(pixels.nbytes))
         found = zip(missing, encoded, strict=True)
@@ -300,9 +256,12 @@ class _Array(Sink):
             whole = self._filled.copy()
             whole[tuple(map(slice, part.shape))] = part
             part = whole
-        return None if self._left_out is not None and part.tobytes() == self._left_out else _encoded(part)
+        if self._left_out is not None and part.tobytes() == self._left_out:
+            return None
+        return bytes(_ZSTD.encode(chunk_bytes(part)))
 
     def has(self, place: Place) -> bool:
+        """See `Sink`."""
         return bool(self._written) and all(_key(chunk) in self._written for chunk in self._chunks_in(place))
 
     def _chunks_in(self, place: Place) -> Iterator[Index]:

@@ -112,7 +112,7 @@ def test_a_kill_leaves_no_group_and_the_next_export_goes_on(
     assert "export.json" not in keys(bucket, url)
 
 
-def test_a_half_done_export_of_something_else_is_refused_unless_it_is_to_be_overwritten(
+def test_a_half_done_export_of_something_else_is_replaced(
     server: S3Server, url: str, bucket: S3FileSystem, tmp_path: Path
 ) -> None:
     def stops(_ctx: object) -> None:
@@ -124,9 +124,7 @@ def test_a_half_done_export_of_something_else_is_refused_unless_it_is_to_be_over
     with pytest.raises(RuntimeError, match="no more"):
         t.export(sl[0:256, 0:256], url, storage_options=server.options())
     assert "export.json" in keys(bucket, url)
-    with pytest.raises(ValidationError, match="an export of something else that has not come to its end at 's3://"):
-        plane().export(sl[REGION], url, storage_options=server.options())
-    plane().export(sl[REGION], url, storage_options=server.options(), overwrite=True)
+    plane().export(sl[REGION], url, storage_options=server.options())
     assert np.array_equal(read(url, server.options()), truth())
     assert not any(key.startswith("height/c/9/") for key in keys(bucket, url))
 

@@ -96,9 +96,8 @@ def test_an_int_picks_a_pixel_of_a_dimension_and_drops_it(form: str, tmp_path: P
 # Images.
 
 
-@pytest.mark.parametrize("channels", [1, 3, 4])
-@pytest.mark.parametrize("dtype", ["uint8", "uint16"])
-def test_a_png_has_one_three_or_four_channels_of_8_or_16_bits(channels: int, dtype: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("channels", "dtype"), [(1, "uint8"), (3, "uint8"), (4, "uint8"), (1, "uint16")])
+def test_a_png_has_one_three_or_four_channels_of_8_bits_or_one_of_16(channels: int, dtype: str, tmp_path: Path) -> None:
     high = np.iinfo(dtype).max
     pixels = np.random.default_rng(0).integers(0, high, (channels, 70, 50), dtype, endpoint=True)
     from_array(pixels, chunks=(1, 16, 16)).export(sl[:, 5:69, 1:50], tmp_path / "out.png")
@@ -111,28 +110,18 @@ def test_a_png_has_one_three_or_four_channels_of_8_or_16_bits(channels: int, dty
     "region", [sl[:, 5:6, 1:50], sl[:, 5:69, 1:2], sl[:, 5:6, 1:2]], ids=["row", "column", "pixel"]
 )
 def test_a_png_may_be_a_row_or_a_column(region: tuple[slice, ...], tmp_path: Path) -> None:
-    pixels = np.random.default_rng(0).integers(0, 2**16, (3, 70, 50), np.uint16)
+    pixels = np.random.default_rng(0).integers(0, 2**8, (3, 70, 50), np.uint8)
     from_array(pixels).export(region, tmp_path / "out.png")
     assert np.array_equal(opened(tmp_path / "out.png"), pixels[region])
 
 
 @pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (3, "RGB"), (4, "RGBA")])
 def test_pillow_opens_a_png_as_an_image_of_these_colours(channels: int, mode: str, tmp_path: Path) -> None:
-    # Smooth, so that each way to filter rows is the best somewhere.
-    y, x = np.mgrid[:300, :400]
-    pixels = np.stack([(x * y // 97 + 40 * np.sin(x / 9)) % 256, y % 256, (x // 7) % 2 * 255, x * 0 + 200])[:channels]
-    from_array(pixels.astype(np.uint8)).export(..., tmp_path / "out.png")
+    pixels = np.random.default_rng(0).integers(0, 256, (channels, 30, 40), np.uint8)
+    from_array(pixels).export(..., tmp_path / "out.png")
     with Image.open(tmp_path / "out.png") as image:
         assert image.mode == mode
-        assert np.array_equal(
-            np.asarray(image).reshape(300, 400, channels), np.moveaxis(pixels, 0, -1).astype(np.uint8)
-        )
-        assert (tmp_path / "out.png").stat().st_size < 1.2 * _size_by_pillow(image, tmp_path / "pillow.png")
-
-
-def _size_by_pillow(image: Image.Image, path: Path) -> int:
-    image.save(path)
-    return path.stat().st_size
+        assert np.array_equal(np.asarray(image).reshape(30, 40, channels), np.moveaxis(pixels, 0, -1))
 
 
 @pytest.mark.parametrize("form", ["png", "tif"])
@@ -172,14 +161,14 @@ def test_a_tiff_that_may_have_4_gib_is_a_bigtiff(tmp_path: Path) -> None:
             plane(dtype="float32"),
             sl[REGION],
             "png",
-            r"holds uint8 and uint16, and the tensor is torch.float32; convert",
+            r"of uint8, or 1 of uint16, and the region has 1 of torch.float32; convert",
         ),
         (plane(dtype="bool"), sl[REGION], "tif", r"the tensor is torch.bool; convert it first, as in t.map\("),
         (
             from_array(np.zeros((2, 9, 9), np.uint8)),
             ...,
             "png",
-            r"1, 3 or 4 channels, and the region has 2 along .*dim_0",
+            r"1, 3 or 4 channels of uint8, or 1 of uint16, and the region has 2 of torch.uint8",
         ),
         (from_array(np.zeros((2, 3, 9, 9), np.uint8)), ..., "tif", r"shape \(2, 3, 9, 9\): pick a pixel of the others"),
         (from_array(np.zeros(9, np.uint8)), ..., "png", r"holds images, of 2 dimensions or with channels of 3"),

@@ -16,7 +16,7 @@ from tests.support.interpreters import CONTEXT
 from tests.support.reference import Index
 
 MB = 10**6
-FORMS = ["zarr", "npy", "png", "tif"]
+FORMS = ["zarr", "npy", "tif"]
 
 _M_MMAP_THRESHOLD = -3
 """An option of glibc's ``mallopt``."""

@@ -257,13 +257,6 @@ def test_an_export_to_a_url_that_is_outdated_begins_anew(change: str, scene: Sce
         scene.export(target=target)
 
 
-def test_an_outdated_export_over_another_is_not_taken_for_that(scene: Scene) -> None:
-    target = f"memory://{scene.folder.name}/out.zarr"
-    scene.stopped(target=target)
-    with pytest.raises(ValidationError, match="an export of something else that has not come to its end"):
-        scene.export(sl[0:64, 0:64], target=target)
-
-
 def test_what_another_f_has_written_is_not_kept(scene: Scene) -> None:
     scene.stopped()
     before = scene.chunks()
