@@ -4,153 +4,116 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from operator import attrgetter
 from pathlib import Path
-from types import FunctionType, ModuleType
 from typing import Any, TypeVar
 
 import click
 
+import infinite_tensor
 from infinite_tensor.cli.output import keep_for_json
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_INT = re.compile(r"[+-]?\d[\d_]*", re.ASCII)
+
+class _Written(click.ParamType[Any, str]):
+    """What a function makes of a text; a text that it refuses is told with an example."""
+
+    def __init__(self, name: str, read: Callable[[str], Any], example: str) -> None:
+        self.name, self._read, self._example = name, read, example
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return self._read(value)
+        except (TypeError, ValueError):
+            self.fail(f"{value!r} is no {self.name}: write it as in {self._example}", param, ctx)
 
 
-def _int(text: str) -> int:
-    """An int with nothing else; ValueError otherwise."""
-    if not _INT.fullmatch(text.strip()):
-        raise ValueError(text)
-    return int(text)
-
-
-def region(text: str) -> Any:
-    """What stands between the brackets of a read: ints, slices and one Ellipsis, as in ``0:64,-32:32``."""
-    inner = text.strip()
-    if inner[:1] + inner[-1:] in ("[]", "()"):
-        inner = inner[1:-1]
-    try:
-        return tuple(map(_entry, inner.split(",")))
-    except ValueError as error:
-        raise click.BadParameter(
-            f'{text!r} is no region: write ints, slices and ... for each dimension, as in "0:64,-32:32"'
-        ) from error
+def _region(text: str) -> Any:
+    return tuple(map(_entry, text.strip(" []()").split(",")))
 
 
 def _entry(text: str) -> Any:
     if text.strip() == "...":
         return ...
-    parts = [None if not part.strip() else _int(part) for part in text.split(":")]
-    if len(parts) == 1 and parts[0] is not None:
-        return parts[0]
-    if not 2 <= len(parts) <= 3:
-        raise ValueError(text)
-    return slice(*parts)
+    return slice(*map(_end, text.split(":"))) if ":" in text else int(text)
 
 
-def ints(text: str) -> Any:
-    """An int for all dimensions, or a tuple with one for each."""
-    return _numbers(_int, text)
+def _end(text: str) -> int | None:
+    return int(text) if text.strip() else None
 
 
-def floats(text: str) -> Any:
-    """A number for all dimensions, or a tuple with one for each."""
-    return _numbers(float, text)
+def _several(kind: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Reads a number for all dimensions, or one for each."""
 
-
-def _numbers(kind: Callable[[str], Any], text: str) -> Any:
-    try:
+    def read(text: str) -> Any:
         found = tuple(map(kind, text.split(",")))
-    except ValueError as error:
-        raise click.BadParameter(f"{text!r} is neither a number nor numbers with commas between them") from error
-    return found[0] if len(found) == 1 else found
+        return found[0] if len(found) == 1 else found
+
+    return read
 
 
-def shard(text: str) -> tuple[int, int]:
-    """Which part of a region a process fills: its rank, and how many there are."""
-    try:
-        rank, count = map(_int, text.split("/"))
-    except ValueError as error:
-        raise click.BadParameter(
-            f'{text!r} is no shard: write its number and how many there are, as in "0/4"'
-        ) from error
+def _shard(text: str) -> tuple[int, int]:
+    rank, count = map(int, text.split("/"))
     return rank, count
 
 
-def names(text: str) -> tuple[str, ...]:
-    """Names with commas between them."""
-    return tuple(name.strip() for name in text.split(","))
-
-
-def padding(text: str) -> Any:
-    """What stands beyond the ends of a source: a mode, or a constant one with its value."""
+def _padding(text: str) -> Any:
     mode, colon, constant = text.partition(":")
-    if not colon:
-        return text
-    try:
-        return mode, int(constant) if _INT.fullmatch(constant) else float(constant)
-    except ValueError as error:
-        raise click.BadParameter(
-            f'{constant!r} is no number: write a mode, or a constant one with its value, as in "constant:0"'
-        ) from error
+    return (mode, float(constant)) if colon else mode
 
 
-def reference(text: str) -> Any:
+REGION = _Written("region", _region, '"0:64,-32:32"')
+INTS = _Written("size", _several(int), "256, or 256,128")
+FLOATS = _Written("number", _several(float), "0.5, or 0.5,0.25")
+SHARD = _Written("shard", _shard, "0/4")
+PADDING = _Written("padding", _padding, "reflect, or constant:0")
+NAMES = _Written("name", lambda text: tuple(name.strip() for name in text.split(",")), "c,y,x")
+
+_REFERENCE = re.compile(r"(.+\.py|\w+(?:\.\w+)*):(\w+(?:\.\w+)*)")
+
+
+class _Reference(click.ParamType[Any, str]):
     """What a file of the user, or a module on Python's path, has under a name: ``world.py:tensor``."""
-    place, colon, name = text.rpartition(":")
-    if not colon or not place or not all(part.isidentifier() for part in name.split(".")):
-        raise click.BadParameter(f'{text!r} names nothing: write a file and a name in it, as in "world.py:tensor"')
-    found = _module(place)
-    for part in name.split("."):
-        if not hasattr(found, part):
-            raise click.BadParameter(f"{place} has no {name!r}{_offered(found)}")
-        found = getattr(found, part)
-    return found
 
+    name = "reference"
 
-def taken_reference(_context: click.Context, _option: click.Parameter, text: str | None) -> Any:
-    """`reference` of an option. Of a type that is a function click would take a ValueError in the file for its own."""
-    return None if text is None else reference(text)
-
-
-def reductions(_context: click.Context, _option: click.Parameter, texts: Sequence[str]) -> Any:
-    """What reduces all outputs, or as in ``labels=argmax`` those that are named: each a name, or a `reference`."""
-    found: dict[str | None, Any] = {}
-    for text in texts:
-        output, equals, given = text.partition("=")
-        name, value = (output, given) if equals and not is_reference(output) else (None, text)
-        if name in found:
-            raise click.BadParameter(f"{text!r} is a second one for the same output")
-        found[name] = reference(value) if is_reference(value) else value
-    if None in found and len(found) > 1:
-        raise click.BadParameter('name the output of each, as in "labels=argmax"')
-    return found.get(None, found or None)
-
-
-def is_reference(value: str) -> bool:
-    """Whether a text names something in a file, and is no path or URL itself."""
-    place, colon, _ = value.rpartition(":")
-    return bool(colon) and place.endswith(".py")
-
-
-def _module(place: str) -> Any:
-    if not place.endswith(".py"):
-        if not all(part.isidentifier() for part in place.split(".")):
-            raise _no_module(place)
-        # As for a script: what lies in the current folder is found.
-        sys.path.insert(0, str(Path.cwd()))
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = _REFERENCE.fullmatch(value)
+        if found is None:
+            self.fail(f'{value!r} names nothing: write a file and a name in it, as in "world.py:tensor"', param, ctx)
+        place, name = found.groups()
+        module = _file_module(place) if place.endswith(".py") else _path_module(place)
+        if module is None:
+            self.fail(f"there is no {'file' if place.endswith('.py') else 'module'} {place!r}", param, ctx)
         try:
-            return import_module(place)
-        except ModuleNotFoundError as error:
-            if error.name is None or not f"{place}.".startswith(f"{error.name}."):
-                raise
-            raise _no_module(place) from error
+            return attrgetter(name)(module)
+        except AttributeError:
+            offered = ", ".join(each for each in vars(module) if not each.startswith("_"))
+            self.fail(f"{place} has no {name!r}; it has {offered or 'nothing'}", param, ctx)
+
+
+REFERENCE = _Reference()
+
+
+def _path_module(place: str) -> Any:
+    # As for a script: what lies in the current folder is found.
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return import_module(place)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{place}.".startswith(f"{error.name}."):
+            raise
+        return None
+
+
+def _file_module(place: str) -> Any:
     path = Path(place)
     if not path.is_file():
-        raise click.BadParameter(f"there is no file {place!r}")
+        return None
     path = path.resolve()
     known = sys.modules.get(path.stem)
     if known is not None and getattr(known, "__file__", None) == str(path):
@@ -164,88 +127,51 @@ def _module(place: str) -> Any:
     return module
 
 
-def _no_module(place: str) -> click.BadParameter:
-    return click.BadParameter(f"there is no module {place!r}; a file is written with its ending, as in world.py:name")
+def _is_reference(text: str) -> bool:
+    """Whether it names something in a file, and is no path or URL itself."""
+    return ".py:" in text and _REFERENCE.fullmatch(text) is not None
 
 
-_MOST_OFFERED = 8
+def _reduction(text: str) -> tuple[str | None, Any]:
+    output, equals, given = text.partition("=")
+    name, value = (output, given) if equals and not _is_reference(output) else (None, text)
+    return name, REFERENCE(value) if _is_reference(value) else value
 
 
-def _offered(module: Any) -> str:
-    """What a module defines itself, for a message."""
-    found = vars(module).items() if isinstance(module, ModuleType) else ()
-    names = [
-        name
-        for name, value in found
-        if not name.startswith("_")
-        and not isinstance(value, ModuleType | type)
-        and not (isinstance(value, FunctionType) and value.__module__ != module.__name__)
-    ]
-    return f"; it has {', '.join(names[:_MOST_OFFERED])}{', ...' * (len(names) > _MOST_OFFERED)}" if names else ""
+def reductions(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> Any:
+    """What reduces all outputs, or as in ``labels=argmax`` those that are named: each a name, or a reference."""
+    found = dict(map(_reduction, texts))
+    if len(found) < len(texts) or (None in found and len(found) > 1):
+        raise click.BadParameter('name each output once, as in "--reduce labels=argmax --reduce sure=softmax"')
+    return found.get(None, found or None)
 
 
-def option_json(command: F) -> F:
-    """``--json``, of every command."""
-    # Before a file of the user is loaded.
-    return click.option(
-        "--json", "as_json", is_flag=True, is_eager=True, callback=keep_for_json, help="Print JSON, for programs."
-    )(command)
+store = click.argument("store")
+tensor_id = click.argument("tensor_id", metavar="ID")
+region = click.option(
+    "--region", type=REGION, metavar="REGION", help='Pixels, as in "0:64,-32:32"; by default all of a finite tensor.'
+)
+group = click.option("--group", is_flag=True, help="ID is that of a group; needed only where a tensor has it too.")
+overwrite = click.option("--overwrite", is_flag=True, help="Replace what is there already.")
+yes = click.option("--yes", is_flag=True, help="Do not ask before something is deleted.")
+# Before a file of the user is loaded.
+as_json = click.option(
+    "--json", "as_json", is_flag=True, is_eager=True, callback=keep_for_json, help="Print JSON, for programs."
+)
 
 
-def option_yes(command: F) -> F:
-    """``--yes``, of every command that deletes something."""
-    return click.option("--yes", is_flag=True, help="Do not ask before something is deleted.")(command)
-
-
-def option_overwrite(what: str) -> Callable[[F], F]:
-    """``--overwrite``, of every command that writes where something may be already."""
-
-    def decorate(command: F) -> F:
-        return click.option("--overwrite", is_flag=True, help=f"Replace {what}, after a question.")(command)
-
-    return decorate
-
-
-def option_group(command: F) -> F:
-    """``--group``, of commands for tensors and groups."""
-    text = "ID is that of a group; needed only where a tensor has it too."
-    return click.option("--group", is_flag=True, help=text)(command)
-
-
-def option_region(command: F) -> F:
-    """``--region``, of every command for a part of a tensor."""
-    text = 'Pixels, as in "0:64,-32:32"; by default all of a finite tensor.'
-    return click.option("--region", type=region, metavar="REGION", help=text)(command)
-
-
-def options_of_fill(command: F) -> F:
+def fill_options(command: F) -> F:
     """What `fill` and `predict` take alike."""
     options = [
         click.option("--workers", type=int, metavar="N", help="Threads that compute windows."),
         click.option("--max-memory", metavar="SIZE", help='The most memory to hold, as in "400MB".'),
-        click.option("--shard", type=shard, metavar="RANK/COUNT", help='Do one part of several, as in "0/4".'),
+        click.option("--shard", type=SHARD, metavar="RANK/COUNT", help='Do one part of several, as in "0/4".'),
         click.option("--where", metavar="MASK", help="Only what a mask takes: a .npy file, an image, or FILE.py:NAME."),
-        click.option(
-            "--where-scale",
-            type=floats,
-            default="1",
-            metavar="N",
-            help="Pixels of the tensor along one of the mask.",
-        ),
+        click.option("--where-scale", type=FLOATS, default="1", metavar="N", help="Pixels along one of the mask."),
     ]
     for option in reversed(options):
         command = option(command)
     return command
-
-
-def argument_store(command: F) -> F:
-    """The store, of most commands."""
-    return click.argument("store")(command)
-
-
-def argument_id(command: F) -> F:
-    """A tensor in it; or a group, of commands with ``--group``."""
-    return click.argument("tensor_id", metavar="ID")(command)
 
 
 def region_of(tensor: Any, given: Any) -> Any:
@@ -260,13 +186,46 @@ def region_of(tensor: Any, given: Any) -> Any:
     return ... if given is None else given
 
 
-def exists(target: str) -> bool:
-    """Whether something lies at a path or URL."""
-    from fsspec.core import url_to_fs  # noqa: PLC0415  (most commands do without it)
+def source_at(place: str, dims: tuple[str, ...] | None) -> Any:
+    """What `predict` slides over: an array, image or raster in a file, a Zarr array, or something in a Python file."""
+    if _is_reference(place):
+        return REFERENCE(place)
+    path = Path(place)
+    if "://" in place or path.is_dir():
+        return _zarr_array(place, dims)
+    if not path.is_file():
+        raise click.UsageError(f"there is no file {place!r}")
+    suffix = path.suffix.lower()
+    if suffix == ".npy":
+        import numpy as np  # noqa: PLC0415  (as long as a command takes without it)
+
+        try:
+            return infinite_tensor.from_array(np.load(path, mmap_mode="r"), dims=dims)
+        except ValueError as error:
+            raise click.UsageError(f"{path} holds no array of numbers as numpy.save writes it") from error
+    if suffix in (".tif", ".tiff", ".vrt", ".jp2", ".img") and find_spec("rasterio") is not None:
+        return infinite_tensor.from_raster(path)
+    return infinite_tensor.from_image(path)
+
+
+def _zarr_array(place: str, dims: tuple[str, ...] | None) -> Any:
+    import zarr  # noqa: PLC0415
 
     try:
-        files, path = url_to_fs(target)
-    except (ImportError, ValueError):
-        # Which the library tells.
-        return False
-    return bool(files.exists(path))
+        found = zarr.open_array(place, mode="r")
+    except Exception as error:
+        # zarr has no error of its own that all others are.
+        raise click.UsageError(
+            f"{place!r} is no Zarr array ({type(error).__name__}); of a tensor in a store, give its id with "
+            "--source-tensor"
+        ) from error
+    names = getattr(found.metadata, "dimension_names", None)
+    return infinite_tensor.from_array(found, dims=names if dims is None and names and all(names) else dims)
+
+
+def mask_at(place: str | None, scale: object) -> Any:
+    """The mask at a path, or of a name in a Python file; None where none is given."""
+    if place is None:
+        return None
+    found = source_at(place, None)
+    return found if isinstance(found, infinite_tensor.Mask) else infinite_tensor.Mask(found, scale=scale)

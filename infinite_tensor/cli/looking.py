@@ -1,264 +1,203 @@
-"""Commands that look at what is stored: ls, info, read and coverage."""
+"""Commands that change nothing in a store: ls, info, read, coverage and plan."""
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
 
 import infinite_tensor
-from infinite_tensor.cli.arguments import (
-    argument_id,
-    argument_store,
-    option_group,
-    option_json,
-    option_overwrite,
-    option_region,
-    option_yes,
-    region_of,
-)
+from infinite_tensor.cli import arguments
 from infinite_tensor.cli.output import (
-    ask,
-    in_lines,
+    counted,
     note,
     plain,
     print_facts,
     print_json,
+    print_report,
     print_table,
-    shown_number,
-    shown_shape,
     tell,
-    width,
 )
-from infinite_tensor.cli.saved_groups import means_group, members_of, print_members
 from infinite_tensor.errors import StoreError, TileAccessError
-from infinite_tensor.support.tables import bytes_of, count_if_any, count_of
 
 
 @click.command("ls", short_help="List tensors and groups.")
-@argument_store
+@arguments.store
 @click.option("-l", "--long", is_flag=True, help="Count tiles and bytes too, which takes a listing of each tensor.")
-@option_json
+@arguments.as_json
 def ls(store: str, long: bool, as_json: bool) -> int:
     """List the tensors and groups of STORE."""
+    tensors, errors = [], {}
     with infinite_tensor.open_store(store, mode="r") as opened:
-        ids, groups = opened.tensor_ids(), opened.group_ids()
-        found, errors = _definitions(opened, ids)
-        counts = {name: opened.tensor_info(name) for name in found} if long else {}
-    tensors = {name: _line_of(definition) for name, definition in found.items()}
-    for name, info in counts.items():
-        tensors[name] |= {"tiles": info.tiles_complete, "partial": info.tiles_partial, "bytes": info.bytes_stored}
+        groups = opened.group_ids()
+        for name in opened.tensor_ids():
+            try:
+                tensors.append(_record(opened.tensor_definition(name)))
+            except StoreError as error:
+                errors[name] = error
+                continue
+            if long:
+                info = opened.tensor_info(name)
+                counts = {"tiles": info.tiles_complete, "partial": info.tiles_partial, "bytes": info.bytes_stored}
+                tensors[-1].update(counts)
     if as_json:
-        damaged = [{"tensor_id": name, "error": str(error)} for name, error in errors.items()]
-        listed = [{"tensor_id": name, **line} for name, line in tensors.items()]
-        print_json({"store": store, "tensors": [*listed, *damaged], "groups": groups})
-    else:
-        _print_listing(store, tensors, groups)
-        for error in errors.values():
-            tell("error", str(error))
+        damaged = [{"tensor_id": name, "error": str(problem)} for name, problem in errors.items()]
+        print_json({"store": store, "tensors": tensors + damaged, "groups": groups})
+        return 1 if errors else 0
+    if tensors:
+        print_table(tensors)
+    if groups:
+        click.echo(f"groups: {', '.join(map(plain, groups))}")
+    if not tensors and not groups:
+        note(f"{store} holds no tensors")
+    for problem in errors.values():
+        tell("Error", str(problem))
     return 1 if errors else 0
 
 
-def _definitions(store: Any, ids: Sequence[str]) -> tuple[dict[str, dict[str, Any]], dict[str, StoreError]]:
-    found, errors = {}, {}
-    for name in ids:
-        try:
-            found[name] = store.tensor_definition(name)
-        except StoreError as error:
-            errors[name] = error
-    return found, errors
-
-
-def _line_of(definition: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "shape": definition["shape"],
-        "dtype": definition["dtype"],
-        "dims": definition.get("dims"),
-        "tile_size": definition["tile_size"],
-    }
-
-
-def _print_listing(store: str, tensors: Mapping[str, Mapping[str, Any]], groups: Sequence[str]) -> None:
-    if not tensors and not groups:
-        note(f"{store} holds no tensors")
-    if tensors:
-        headings = ["tensor", "shape", "dims", "dtype", "tiles", "partial", "stored"]
-        rows = [
-            [
-                name,
-                shown_shape(line["shape"]),
-                ", ".join(line["dims"] or ()),
-                line["dtype"],
-                count_of(line["tiles"]) if "tiles" in line else "",
-                count_if_any(line.get("partial", 0)),
-                bytes_of(line["bytes"]) if "bytes" in line else "",
-            ]
-            for name, line in tensors.items()
-        ]
-        print_table(headings, rows, left=4)
-    if groups:
-        click.echo(f"{chr(10) if tensors else ''}groups: {', '.join(map(plain, groups))}")
+def _record(definition: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: definition.get(name) for name in ("tensor_id", "shape", "dims", "dtype", "tile_size")}
 
 
 @click.command("info", short_help="Tell what is stored of one tensor or group.")
-@argument_store
-@argument_id
-@option_group
-@option_json
+@arguments.store
+@arguments.tensor_id
+@arguments.group
+@arguments.as_json
 def info(store: str, tensor_id: str, group: bool, as_json: bool) -> None:
     """Tell what is known and stored of one tensor, or which tensors a group is made of."""
     with infinite_tensor.open_store(store, mode="r") as opened:
-        if means_group(opened, tensor_id, group=group):
-            members = members_of(opened, tensor_id)
+        if group or (tensor_id not in opened and tensor_id in opened.group_ids()):
+            members = _members(opened.open_group(tensor_id))
             if as_json:
                 print_json({"group_id": tensor_id, "members": members})
             else:
-                print_members(tensor_id, members)
+                print_table(members)
             return
         found = opened.tensor_info(tensor_id)
     if as_json:
         print_json(found)
         return
-    definition = found.definition
+    definition, window = found.definition, found.definition["output_window"]
     print_facts(
         {
-            "tensor": found.tensor_id,
-            "shape": shown_shape(definition["shape"]),
-            "dims": ", ".join(definition.get("dims") or ()),
-            "dtype": definition["dtype"],
-            "window": _shown_window(definition["output_window"]),
-            "blend": _shown_blend(definition["blend"]),
-            "reduce": _shown_reduction(definition.get("reduce")),
-            "reads": ", ".join(_shown_arg(arg) for arg in definition["args"]),
-            "version": "" if definition["version"] is None else definition["version"],
-            "tile": shown_shape(definition["tile_size"]),
-            "tiles": f"{count_of(found.tiles_complete)} complete, {count_of(found.tiles_partial)} partial",
-            "stored": bytes_of(found.bytes_stored),
+            **_record(definition),
+            "window": window["size"],
+            "stride": window.get("stride"),
+            "offset": window.get("offset"),
+            "blend": definition["blend"] or "sum",
+            "reduce": definition.get("reduce"),
+            "reads": [arg["tensor_id"] or "unnamed" for arg in definition["args"]],
+            "version": definition["version"],
+            "tiles": found.tiles_complete,
+            "partial": found.tiles_partial,
+            "bytes": found.bytes_stored,
             "location": found.location,
         }
     )
 
 
-def _shown_window(window: Mapping[str, Any]) -> str:
-    size, stride, offset = (list(window.get(name) or ()) for name in ("size", "stride", "offset"))
-    parts = [shown_shape(size)]
-    if stride and stride != size:
-        parts.append(f"every {shown_shape(stride)}")
-    if any(offset):
-        parts.append(f"from {shown_shape(offset)}")
-    return " ".join(parts)
-
-
-def _shown_blend(blend: Any) -> str:
-    if blend is None:
-        return "sum"
-    return str(blend["weights"] if isinstance(blend, Mapping) else blend)
-
-
-def _shown_reduction(reduction: Any) -> str:
-    return "" if reduction is None else str(reduction["function"])
-
-
-def _shown_arg(arg: Mapping[str, Any]) -> str:
-    return "a tensor without an id" if arg["tensor_id"] is None else str(arg["tensor_id"])
+def _members(group: Any) -> list[dict[str, Any]]:
+    """A record of each tensor of a group."""
+    return [
+        {
+            "name": name if isinstance(name, str) else "/".join(name),
+            "tensor_id": tensor.tensor_id,
+            "shape": tensor.shape,
+            "dtype": str(tensor.dtype).removeprefix("torch."),
+            "shares": [tensor.dims[d] for d in group.dims(name)],
+            "scale": list(map(str, group.scale(name))),
+        }
+        for name, tensor in group.items(True, True)
+    ]
 
 
 @click.command("read", short_help="Read what is stored of a region.")
-@argument_store
-@argument_id
-@option_region
+@arguments.store
+@arguments.tensor_id
+@arguments.region
 @click.option(
     "-o",
     "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Write a .npy file, or a .png to look at: labels in colours, other numbers from the smallest in black to the "
-    "largest in white, bytes of 3 or 4 channels as they are.",
+    help="Write a .npy file, or a .png to look at, with axes and a scale of colours.",
 )
 @click.option("--fill-value", type=float, metavar="N", help="What stands for pixels that are not stored.")
-@option_overwrite("FILE")
-@option_yes
-@option_json
+@arguments.overwrite
+@arguments.as_json
 def read(
     store: str,
     tensor_id: str,
     region: Any,
-    output: Path | None,
+    output: str | None,
     fill_value: float | None,
     overwrite: bool,
-    yes: bool,
     as_json: bool,
 ) -> None:
     """Read what is stored of a region.
 
     Computes nothing. Without --fill-value, pixels that are not stored are an error.
     """
-    from infinite_tensor.cli.pictures import as_array, figures_of, save  # noqa: PLC0415  (needs torch)
-
-    taken = output is not None and _is_taken(output, overwrite=overwrite)
     with infinite_tensor.open_store(store, mode="r") as opened:
         tensor = opened.open(tensor_id)
-        reduction = opened.tensor_definition(tensor_id).get("reduce")
-        region = region_of(tensor, region)
-        source = tensor if fill_value is None else tensor.stored_only(_as_dtype(fill_value))
-        if taken:
-            ask(f"This replaces what is at {output}.", yes=yes)
+        region = arguments.region_of(tensor, region)
+        source = tensor if fill_value is None else tensor.stored_only(fill_value)
         try:
-            values = as_array(source[region])
+            values = source[region]
         except TileAccessError as error:
             error.add_note("Or fill the region first, or give --fill-value.")
             raise
-    if output is not None:
-        save(values, output, labels=_shown_reduction(reduction) == "argmax")
-    facts = {"shape": list(values.shape), "dtype": str(tensor.dtype).removeprefix("torch."), **figures_of(values)}
+        if output is not None:
+            _write(source, region, output, overwrite=overwrite)
+    facts = {"shape": tuple(values.shape), "dtype": str(values.dtype).removeprefix("torch."), **_figures(values)}
     if as_json:
-        print_json(facts | ({"values": values.tolist()} if output is None else {"output": str(output)}))
+        print_json(facts | ({"values": values.tolist()} if output is None else {"output": output}))
         return
     if output is None:
-        click.echo(values)
-    shown = {name: shown_number(value) for name, value in facts.items() if name not in ("shape", "dtype")}
-    print_facts({"shape": shown_shape(values.shape), "dtype": facts["dtype"], **shown})
+        click.echo((values.float() if facts["dtype"] == "bfloat16" else values).numpy())
+    print_facts(facts)
     if output is not None:
         note(f"wrote {output}")
 
 
-def _is_taken(output: Path, *, overwrite: bool) -> bool:
-    """Whether something lies where a file is to be written, which is to be replaced."""
-    from infinite_tensor.cli.pictures import SUFFIXES  # noqa: PLC0415  (needs torch)
-
-    if output.suffix.lower() not in SUFFIXES:
-        raise click.UsageError(f"{str(output)!r}: a file is one of {', '.join(SUFFIXES)}; export writes others")
-    # A path has made one slash of two.
-    if re.match(r"\w\w+:/", str(output)):
-        raise click.UsageError(f"{str(output)!r}: a file is a path on this machine; export writes to URLs")
-    taken = os.path.lexists(output)
-    if taken and not overwrite:
-        raise click.ClickException(f"there is something at {str(output)!r} already; give another path, or --overwrite")
-    return taken
+def _write(source: Any, region: Any, output: str, *, overwrite: bool) -> None:
+    if output.endswith(".npy"):
+        source.export(region, output, overwrite=overwrite)
+        return
+    if not output.endswith(".png"):
+        raise click.UsageError(f"{output!r}: a file is one of .npy, .png; export writes others")
+    if os.path.lexists(output) and not overwrite:
+        raise click.ClickException(f"there is something at {output!r} already; give another path, or --overwrite")
+    source.show(region).figure.savefig(output)
 
 
-def _as_dtype(value: float) -> float:
-    return int(value) if value.is_integer() else value
+def _figures(values: Any) -> dict[str, Any]:
+    """The smallest and largest number and the mean of those that are finite, and how many are not."""
+    if values.is_complex():
+        return {}
+    finite = values[values.isfinite()]
+    count = values.numel() - finite.numel()
+    found = {"not finite": count} if count else {}
+    if not finite.numel():
+        return found
+    return {"min": finite.min().item(), "max": finite.max().item(), "mean": finite.double().mean().item(), **found}
 
 
 @click.command("coverage", short_help="Draw which tiles are stored.")
-@argument_store
-@argument_id
-@option_region
-@option_json
+@arguments.store
+@arguments.tensor_id
+@arguments.region
+@arguments.as_json
 def coverage(store: str, tensor_id: str, region: Any, as_json: bool) -> None:
     """Draw which tiles of a region are stored: by default, of an unbounded tensor, around all that is."""
     with infinite_tensor.open_store(store, mode="r") as opened:
         tensor = opened.open(tensor_id)
         if region is None and None in tensor.shape:
             region = opened.extent(tensor_id)
-        region = region_of(tensor, region)
+        region = arguments.region_of(tensor, region)
         stored = tensor.coverage(region, "stored").numpy()
         uncovered = tensor.coverage(region, "uncovered").numpy()
         tile = opened.tensor_definition(tensor_id)["tile_size"]
@@ -273,35 +212,63 @@ def coverage(store: str, tensor_id: str, region: Any, as_json: bool) -> None:
     _print_map(tensor, region, tile, stored, uncovered)
     whole = counts["tiles"] - counts["uncovered"]
     share = f" ({counts['stored'] / whole:.0%})" if whole else ""
-    click.echo(f"{count_of(counts['stored'])} of {count_of(whole)} tiles stored{share}")
+    click.echo(f"{counts['stored']:,} of {counted(whole, 'tile')} stored{share}")
 
 
-_ROWS = 40
-"""Of a map that is not drawn on a terminal."""
 _OTHER_ROWS = 6
 """What stands around a map on a terminal."""
 
 
 def _print_map(tensor: Any, region: Any, tile: Sequence[int], stored: Any, uncovered: Any) -> None:
-    from infinite_tensor.cli.coverage_map import BLOCKS, draw  # noqa: PLC0415  (needs numpy)
+    """A map of the last two dimensions along which there are several tiles; a cell of it is over all others."""
     from infinite_tensor.geometry.regions import parse  # noqa: PLC0415  (needs torch)
 
-    try:
-        "".join(BLOCKS).encode(sys.stdout.encoding or "utf-8")
-        blocks = True
-    except UnicodeEncodeError:
-        blocks = False
-    rows = max(_ROWS // 4, shutil.get_terminal_size().lines - _OTHER_ROWS) if sys.stdout.isatty() else _ROWS
-    drawing = draw(stored, uncovered, min(width(), 4 * rows), rows, blocks=blocks)
-    click.echo("\n".join(drawing.lines))
-    click.echo("\n".join(in_lines(drawing.legend)))
-    selection, labels = parse(region, tensor.shape), tensor.dims
-    for d, way in zip(drawing.dims, ("down", "right")[-len(drawing.dims) :], strict=True):
+    columns, rows = shutil.get_terminal_size((100, 46))
+    # Where there are too few of them, dimensions with one tile.
+    several = sorted(range(stored.ndim), key=lambda d: (stored.shape[d] > 1, d))
+    dims = sorted(several[-2:])
+    room = max(1, rows - _OTHER_ROWS), columns // 2
+    scale = max(-(-stored.shape[d] // most) for d, most in zip(dims, room[-len(dims) :], strict=True))
+    click.echo("\n".join(_cells(stored, uncovered, dims, scale)))
+    click.echo("##  stored   ++  some of them   ..  missing   ~~  no window")
+    selection = parse(region, tensor.shape)
+    for d, way in zip(dims, ("down", "right")[-len(dims) :], strict=True):
         start = selection.start[d] // tile[d] * tile[d]
         stop = start + stored.shape[d] * tile[d]
-        if tensor.shape[d] is not None:
-            stop = min(stop, tensor.shape[d])
-        click.echo(f"{way:5}  {labels[d]} from {start:,} to {stop:,}, {tile[d] * drawing.scale:,} pixels a cell")
-    others = [labels[d] for d in range(len(labels)) if d not in drawing.dims]
+        stop = stop if tensor.shape[d] is None else min(stop, tensor.shape[d])
+        click.echo(f"{way:5}  {tensor.dims[d]} from {start:,} to {stop:,}, {counted(tile[d] * scale, 'pixel')} a cell")
+    others = [tensor.dims[d] for d in range(tensor.ndim) if d not in dims]
     if others:
         click.echo(f"over all of {', '.join(others)}")
+
+
+def _cells(stored: Any, uncovered: Any, dims: Sequence[int], scale: int) -> list[str]:
+    """A line for each row of a map, of two characters a cell, which stands for `scale` tiles along either side."""
+    import numpy as np  # noqa: PLC0415  (as long as a command takes without it)
+
+    def summed(tiles: Any) -> Any:
+        counts = tiles.sum(axis=tuple(d for d in range(tiles.ndim) if d not in dims))
+        for axis, count in enumerate(counts.shape):
+            counts = np.add.reduceat(counts, np.arange(0, count, scale), axis=axis)
+        return np.atleast_2d(counts)
+
+    have, none, whole = map(summed, (stored, uncovered, np.ones(stored.shape, int)))
+    signs = np.select([none == whole, have == whole - none, have > 0], ["~~", "##", "++"], "..")
+    return ["".join(row) for row in signs.tolist()]
+
+
+@click.command("plan", short_help="Tell what a fill would cost.")
+@arguments.store
+@arguments.tensor_id
+@arguments.region
+@click.option("--max-memory", metavar="SIZE", help="As for fill.")
+@arguments.as_json
+def plan(store: str, tensor_id: str, region: Any, max_memory: str | None, as_json: bool) -> None:
+    """Tell what it would cost to fill a region. Computes nothing."""
+    with infinite_tensor.open_store(store, mode="r") as opened:
+        tensor = opened.open(tensor_id)
+        found = tensor.plan(arguments.region_of(tensor, region), max_memory=max_memory)
+    print_report(found, as_json=as_json)
+
+
+COMMANDS = (ls, info, read, coverage, plan)

@@ -77,20 +77,6 @@ def copy_tensor(
         raise
 
 
-def tensors_in_the_way(
-    store: TileStore, tensor_id: str, other: TileStore, *, upstream: bool
-) -> dict[str, Sequence[str]]:
-    """What a copy with ``overwrite=True`` would delete: ids of `other`, and in what those tensors are other ones.
-
-    Raises
-    ------
-    ValidationError
-        If there could be no such copy.
-    """
-    jobs, _ = _jobs(_checked_contents(store), tensor_id, upstream=upstream)
-    return _all_in_the_way(jobs, store, _checked_store(store, other))
-
-
 _Contents = PersistentContents | MemoryContents
 
 

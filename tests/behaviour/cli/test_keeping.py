@@ -45,7 +45,8 @@ def test_verify_of_a_damaged_store_exits_with_3_and_lists_it(cli: CommandLine, s
     damage(chunks(store, "rows")[0])
     found = cli("verify", store)
     assert found.code == 3
-    assert found.out.splitlines()[1].startswith("rows    tile  (-2, 0)  its checksum")
+    assert found.out.splitlines()[1].startswith("rows       tile  (-2, 0)  t-rows/")
+    assert "its checksum" in found.out
     assert len(chunks(store, "rows")) == 8
     told = cli("verify", store, "--json")
     assert told.code == 3
@@ -58,7 +59,7 @@ def test_a_repair_that_nobody_confirms_changes_nothing(cli: CommandLine, store: 
     damage(chunks(store, "rows")[0])
     found = cli("verify", store, "--repair")
     assert found.code == 2
-    assert "This drops 1 damaged object of 'rows'." in found.err
+    assert "This drops 1 damaged object of 'rows'" in found.err
     assert "give --yes" in found.err
     assert len(chunks(store, "rows")) == 8
 
@@ -115,7 +116,7 @@ def test_gc_deletes_half_computed_tiles_that_are_old_and_says_how_much(cli: Comm
 def test_rm_says_what_it_deletes_and_asks(cli: CommandLine, store: Path) -> None:
     refused = cli("rm", store, "twice")
     assert refused.code == 2
-    assert "twice: 1 tile, " in refused.err
+    assert f"This deletes 'twice' from {store}." in refused.err
     assert ids(store) == ["rows", "twice"]
     assert cli("rm", store, "twice", "--yes").code == 0
     assert ids(store) == ["rows"]
@@ -124,14 +125,14 @@ def test_rm_says_what_it_deletes_and_asks(cli: CommandLine, store: Path) -> None
 def test_rm_warns_of_tensors_that_are_computed_from_it(cli: CommandLine, store: Path) -> None:
     found = cli("rm", store, "rows", "--yes")
     assert found.code == 0
-    assert found.err.startswith("warning: ")
+    assert found.err.startswith("Warning: ")
     assert "'twice' is computed from it" in found.err
     assert ids(store) == ["twice"]
 
 
 def test_rm_with_dependants_lists_and_deletes_them_too(cli: CommandLine, store: Path) -> None:
     refused = cli("rm", store, "rows", "--dependants")
-    assert (refused.code, "rows: 8 tiles, " in refused.err, "twice: 1 tile, " in refused.err) == (2, True, True)
+    assert (refused.code, f"This deletes 'rows', 'twice' from {store}." in refused.err) == (2, True)
     found = cli("rm", store, "rows", "--dependants", "--yes", "--json")
     assert found.json == {"store": str(store), "deleted": ["rows", "twice"], "groups": []}
     assert ids(store) == []
@@ -164,7 +165,7 @@ def test_rm_of_an_id_that_a_tensor_and_a_group_have_is_of_the_tensor_unless_the_
     cli: CommandLine, store: Path
 ) -> None:
     saved(store, "twice")
-    assert "twice: 1 tile, " in cli("rm", store, "twice").err
+    assert "This deletes 'twice'" in cli("rm", store, "twice").err
     found = cli("rm", store, "twice", "--group", "--yes", "--json")
     assert found.json == {"store": str(store), "deleted": [], "groups": ["twice"]}
     assert ids(store) == ["rows", "twice"]
@@ -191,7 +192,6 @@ def test_rm_knows_no_dependants_of_a_group(cli: CommandLine, store: Path) -> Non
 def test_rm_deletes_a_tensor_whose_definition_is_damaged(cli: CommandLine, store: Path) -> None:
     document = store / "t-twice" / "zarr.json"
     document.write_text(document.read_text().replace("float32", "float64"))
-    assert "twice: its definition cannot be read" in cli("rm", store, "twice").err
     assert cli("rm", store, "twice", "--yes").code == 0
     assert ids(store) == ["rows"]
 

@@ -1,0 +1,303 @@
+"""Commands that write: fill, predict, cp, export, verify, gc and rm. None deletes what nobody has agreed to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+import infinite_tensor
+from infinite_tensor.cli import arguments
+from infinite_tensor.cli.output import ask, counted, jsonable, named, note, print_json, print_report, print_table
+from infinite_tensor.support.tables import bytes_of
+
+DAMAGED = 3
+_MOST_SHOWN = 20
+
+
+@click.command("fill", short_help="Compute and store a region of a tensor.")
+@click.option(
+    "--module",
+    "tensor",
+    type=arguments.REFERENCE,
+    metavar="FILE.py:NAME",
+    required=True,
+    help="An InfiniteTensor or TensorGroup that a file defines, with its store; package.module:NAME works too.",
+)
+@arguments.region
+@arguments.fill_options
+@arguments.as_json
+def fill(tensor: Any, region: Any, where: str | None, where_scale: Any, as_json: bool, **options: Any) -> None:
+    """Compute and store a region of a tensor that a Python file defines.
+
+    What is stored already is not computed again. Ctrl-C ends it after what is finished has been stored.
+    """
+    if not isinstance(tensor, infinite_tensor.InfiniteTensor | infinite_tensor.TensorGroup):
+        raise click.UsageError(f"--module must name an InfiniteTensor or a TensorGroup, not a {type(tensor).__name__}")
+    if region is None:
+        if isinstance(tensor, infinite_tensor.TensorGroup):
+            raise click.UsageError('of a group, give a region: --region "0:512,0:512"')
+        region = arguments.region_of(tensor, None)
+    report = tensor.fill(region, where=arguments.mask_at(where, where_scale), **options)
+    print_report(report, as_json=as_json)
+
+
+@click.command("predict", short_help="Slide a network over an image, and store the result.")
+@click.option(
+    "--module",
+    "net",
+    type=arguments.REFERENCE,
+    metavar="FILE.py:NAME",
+    required=True,
+    help="The network, or a function of a batch; package.module:NAME works too.",
+)
+@click.argument("source")
+@click.argument("target")
+@click.option("--window", type=arguments.INTS, required=True, metavar="N[,N...]", help="Pixels of a window.")
+@click.option(
+    "--overlap",
+    type=arguments.FLOATS,
+    default="0.25",
+    show_default=True,
+    metavar="SHARE",
+    help="How much of a window its neighbour shares.",
+)
+@click.option("--blend", default="gaussian", show_default=True, metavar="NAME", help="How windows are blended.")
+@click.option(
+    "--reduce",
+    multiple=True,
+    callback=arguments.reductions,
+    metavar="[OUTPUT=]NAME",
+    help="What is stored of a pixel: argmax, softmax, sigmoid or FILE.py:NAME; of several outputs, once for each.",
+)
+@click.option("--dims", type=arguments.NAMES, metavar="NAMES", help='Names of the dimensions of SOURCE, as in "c,y,x".')
+@click.option("--dtype", metavar="NAME", help="What is stored, as in uint8.")
+@click.option("--scale", type=arguments.FLOATS, metavar="N", help="Output pixels along one of SOURCE.")
+@click.option(
+    "--edge",
+    type=click.Choice(["clip", "drop"]),
+    default="clip",
+    show_default=True,
+    help="What becomes of windows that reach past the end.",
+)
+@click.option(
+    "--padding",
+    type=arguments.PADDING,
+    default="reflect",
+    show_default=True,
+    metavar="MODE[:NUMBER]",
+    help="What stands beyond the ends of SOURCE.",
+)
+@click.option(
+    "--preprocess", type=arguments.REFERENCE, metavar="FILE.py:NAME", help="A function of a batch, before the net."
+)
+@click.option("--batch-size", type=int, default=4, show_default=True, metavar="N", help="Windows the net gets at once.")
+@click.option("--device", metavar="NAME", help="Where batches go, as in cuda.")
+@click.option("--autocast", type=click.Choice(["float16", "bfloat16"]), help="Run the network under torch.autocast.")
+@click.option("--tensor-id", default="prediction", show_default=True, metavar="ID", help="Its name in TARGET.")
+@click.option("--source-tensor", metavar="ID", help="SOURCE is a store, and this a tensor in it.")
+@click.option("--version", metavar="TEXT", help="Anything else that identifies what is computed.")
+@arguments.overwrite
+@arguments.region
+@arguments.fill_options
+@arguments.as_json
+def predict(
+    net: Any,
+    source: str,
+    target: str,
+    dims: tuple[str, ...] | None,
+    autocast: str | None,
+    tensor_id: str,
+    source_tensor: str | None,
+    where: str | None,
+    where_scale: Any,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Slide a network over SOURCE, and store what it makes of it in the store TARGET.
+
+    SOURCE is an image, a raster, a .npy file, a Zarr array, or FILE.py:NAME. Interrupt it and run it again, and it
+    continues.
+    """
+    import torch  # noqa: PLC0415  (every other command is quicker without it)
+
+    if not callable(net):
+        raise click.UsageError(f"--module must name a network, or a function of a batch, not a {type(net).__name__}")
+    if source_tensor is None:
+        tensor = arguments.source_at(source, dims)
+    else:
+        tensor = infinite_tensor.open_store(source, mode="r").open(source_tensor)
+    # By its path: nothing is created there before it is clear that everything fits.
+    made = infinite_tensor.predict(
+        net,
+        tensor,
+        target,
+        dims=dims,
+        autocast=None if autocast is None else getattr(torch, autocast),
+        where=arguments.mask_at(where, where_scale),
+        tensor_id=tensor_id,
+        **options,
+    )
+    outputs = [made] if isinstance(made, infinite_tensor.InfiniteTensor) else list(made.values(True, True))
+    with outputs[0].tile_store:
+        records = [{"tensor_id": t.tensor_id, "shape": t.shape, "dtype": str(t.dtype)[6:]} for t in outputs]
+    if as_json:
+        print_json({"store": target, "tensors": records})
+    else:
+        print_table(records)
+        note(f"stored in {target}")
+
+
+@click.command("cp", short_help="Copy a tensor into another store.")
+@arguments.store
+@arguments.tensor_id
+@click.argument("other")
+@click.option("--upstream", is_flag=True, help="Copy the tensors that it is computed from too.")
+@click.option(
+    "--region",
+    type=arguments.REGION,
+    metavar="REGION",
+    help='Copy only tiles that these pixels touch, as in "0:64,-32:32".',
+)
+@arguments.overwrite
+@arguments.as_json
+def cp(store: str, tensor_id: str, other: str, as_json: bool, **options: Any) -> None:
+    """Copy a tensor into the store OTHER, which is created if need be.
+
+    Run it again after an interruption, and it continues.
+    """
+    with infinite_tensor.open_store(store, mode="r") as source:
+        report = source.copy(tensor_id, other, **options)
+    print_report(report, as_json=as_json)
+
+
+@click.command("export", short_help="Write a region as plain Zarr, NPY, PNG or TIFF.")
+@arguments.store
+@arguments.tensor_id
+@click.argument("target")
+@arguments.region
+@click.option(
+    "--compute/--no-compute",
+    default=True,
+    show_default=True,
+    help="Compute pixels that are not stored, where the store alone says how, or fill them with a number.",
+)
+@click.option("--fill-value", type=float, metavar="N", help="What --no-compute writes, as nodata.  [default: 0]")
+@arguments.overwrite
+@arguments.as_json
+def export(store: str, tensor_id: str, target: str, region: Any, as_json: bool, **options: Any) -> None:
+    """Write a region to TARGET as plain Zarr, NPY, PNG, TIFF or GeoTIFF, as its name ends."""
+    with infinite_tensor.open_store(store, mode="r") as opened:
+        tensor = opened.open(tensor_id)
+        tensor.export(arguments.region_of(tensor, region), target, **options)
+    if as_json:
+        print_json({"target": target, "tensor_id": tensor_id})
+    else:
+        note(f"wrote {target}")
+
+
+@click.command("verify", short_help="Look for damage in what is stored.")
+@arguments.store
+@click.argument("tensor_id", metavar="[ID]", required=False)
+@click.option("--repair", is_flag=True, help="Drop what is damaged, so that it is computed again when it is needed.")
+@arguments.yes
+@arguments.as_json
+def verify(store: str, tensor_id: str | None, repair: bool, yes: bool, as_json: bool) -> int:
+    """Read all that is stored of a tensor, or of all tensors, and list what is damaged.
+
+    Exits with 3 where something is. With --repair, that is what could not be repaired: a damaged definition stays.
+    """
+    with _opened(store) if repair else infinite_tensor.open_store(store, mode="r") as opened:
+        ids = opened.tensor_ids() if tensor_id is None else [tensor_id]
+        damages = [{"tensor_id": name, **jsonable(each)} for name in ids for each in opened.verify(name)]
+        dropped = [each["tensor_id"] for each in damages if repair and each["kind"] != "definition"]
+        if damages and not as_json:
+            print_table(damages[:_MOST_SHOWN])
+        if len(damages) > _MOST_SHOWN and not as_json:
+            note(f"and {len(damages) - _MOST_SHOWN:,} more, which --json lists")
+        if dropped:
+            ids_dropped = list(dict.fromkeys(dropped))
+            told = f"This drops {counted(len(dropped), 'damaged object')} of {named(ids_dropped)}"
+            ask(f"{told}, and in an HDF5 file all of a tensor whose array is damaged.", yes=yes)
+            for name in ids_dropped:
+                opened.verify(name, repair=True)
+    if as_json:
+        print_json({"store": store, "verified": ids, "damages": damages, "repaired": bool(dropped)})
+    elif not damages:
+        note(f"{named(ids) or 'nothing'}: all is as it was written")
+    return DAMAGED if len(damages) > len(dropped) else 0
+
+
+@click.command("gc", short_help="Delete what no tensor refers to.")
+@arguments.store
+@click.option("--partial", is_flag=True, help="Delete what is stored of half-computed tiles too.")
+@click.option(
+    "--older-than",
+    metavar="SECONDS",
+    type=float,
+    default=3600.0,
+    show_default=True,
+    help="With --partial: where nothing has been added for so long.",
+)
+@arguments.yes
+@arguments.as_json
+def gc(store: str, partial: bool, older_than: float, yes: bool, as_json: bool) -> None:
+    """Delete what no tensor of STORE refers to: leavings of killed processes and of cleared tensors."""
+    too = ", and what is stored of half-computed tiles" if partial else ""
+    with _opened(store) as opened:
+        ask(
+            f"This deletes what no tensor of {store} refers to{too}. No process should be creating tensors there "
+            "meanwhile.",
+            yes=yes,
+        )
+        found = opened.gc(partial=partial, older_than=older_than)
+    if as_json:
+        print_json(found)
+        return
+    click.echo(f"deleted {counted(found.objects, 'object')}, {bytes_of(found.bytes)}")
+    if partial:
+        tiles = counted(found.partial_tiles, "half-computed tile")
+        click.echo(f"  of {tiles}: {bytes_of(found.partial_bytes)}")
+
+
+@click.command("rm", short_help="Delete a tensor or a group.")
+@arguments.store
+@arguments.tensor_id
+@click.option("--dependants", is_flag=True, help="Delete the tensors of STORE that are computed from it too.")
+@arguments.group
+@arguments.yes
+@arguments.as_json
+def rm(store: str, tensor_id: str, dependants: bool, group: bool, yes: bool, as_json: bool) -> None:
+    """Delete a tensor, with its definition and all its tiles; or a group, whose tensors stay."""
+    tensors, groups = [], []
+    with _opened(store) as opened:
+        if group or (tensor_id not in opened and tensor_id in opened.group_ids()):
+            if dependants:
+                raise click.UsageError(f"{tensor_id!r} is a group, and --dependants is for tensors")
+            if tensor_id not in opened.group_ids():
+                # Which tells what there is.
+                opened.open_group(tensor_id)
+            ask(f"This deletes group {tensor_id!r} from {store}. Its tensors stay.", yes=yes)
+            opened.clear_group(tensor_id)
+            groups = [tensor_id]
+        else:
+            tensors = [tensor_id, *(opened.dependants(tensor_id) if dependants else ())]
+            if tensor_id not in opened:
+                # Which tells what there is.
+                opened.tensor_info(tensor_id)
+            ask(f"This deletes {named(tensors)} from {store}.", yes=yes)
+            opened.clear_tensor(tensor_id, dependants=dependants)
+    if as_json:
+        print_json({"store": store, "deleted": tensors, "groups": groups})
+    else:
+        note(f"deleted group {tensor_id!r}; its tensors stay" if groups else f"deleted {named(tensors)}")
+
+
+def _opened(store: str) -> infinite_tensor.TileStore:
+    """A store that is there, to change something in it."""
+    # Mode r+ makes a store of a Zarr group or HDF5 file of somebody else.
+    infinite_tensor.open_store(store, mode="r").close()
+    return infinite_tensor.open_store(store, mode="r+")
+
+
+COMMANDS = (fill, predict, cp, export, verify, gc, rm)
