@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import mmap
 import struct
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ import torch
 from infinite_tensor.errors import InfiniteTensorError, StoreError
 from infinite_tensor.pipelines.orientation import turn_of
 from infinite_tensor.pipelines.readers import ArrayReader, RasterReader, Reader, as_tensor, page_of
-from infinite_tensor.support.forks import renew_in_children
+from infinite_tensor.support.forks import Lock
 from infinite_tensor.support.given import as_index
 from infinite_tensor.values.arrays import Box
 from infinite_tensor.values.stamps import Stamps
@@ -42,7 +41,7 @@ class ImageReader(Reader):
     def __init__(self, path: str, name: str | None = None, page: object = None) -> None:
         self._path, self._file = path, None if name else _looked_at(path)
         self._raster: RasterReader | None = None
-        self._page, self._pixels = as_index(page) or 0, None
+        self._lock, self._page, self._pixels = Lock(), as_index(page) or 0, None
         try:
             with _opened_image(path) as image:
                 pages = _pages_of(image)
@@ -60,11 +59,6 @@ class ImageReader(Reader):
             self._raster = _raster_instead(path, page, reason)
             self.shape, self.dtype = self._raster.shape, self._raster.dtype
             self.shape = self.shape[1:] if self.shape[0] == 1 else self.shape
-        self._renew_after_fork()
-        renew_in_children(self)
-
-    def _renew_after_fork(self) -> None:
-        self._lock = threading.RLock()
 
     def _read(self, region: Box) -> torch.Tensor:
         with self._lock:
@@ -93,12 +87,7 @@ class ImageReader(Reader):
         return {} if self._file is None else self._file.stamps
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_lock"} | {"_pixels": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._renew_after_fork()
-        renew_in_children(self)
+        return {**vars(self), "_pixels": None}
 
     def __repr__(self) -> str:
         return f"image({self._path!r})"

@@ -27,7 +27,7 @@ import zarr
 from zarr.abc.store import Store
 from zarr.storage import FsspecStore, LocalStore, ObjectStore, ZipStore
 
-from infinite_tensor.support.forks import renew_in_children
+from infinite_tensor.support.forks import Lock
 from infinite_tensor.values.arrays import memory_map_of
 from infinite_tensor_stores.targets import is_in_memory
 
@@ -188,23 +188,6 @@ def _own_manager(kind: Any, opener: Any, args: Any, mode: Any, kwargs: Any, lock
 
 
 # One thread at a time
-
-
-class Lock:
-    """Lets one thread at a time read from something, by any reader; in a forked child no thread holds it."""
-
-    def __init__(self) -> None:
-        self._renew_after_fork()
-        renew_in_children(self)
-
-    def _renew_after_fork(self) -> None:
-        self._lock = threading.RLock()
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
 
 
 _locks: weakref.WeakValueDictionary[Hashable, Lock] = weakref.WeakValueDictionary()

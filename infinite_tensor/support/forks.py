@@ -6,6 +6,7 @@ A fork copies locks that other threads hold, and none of the threads that would 
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, Self, TypeVar, overload
@@ -36,6 +37,26 @@ def _renew_all() -> None:
 # Windows has no fork.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew_all)
+
+
+class Lock:
+    """Lets one thread at a time work, as often as it asks; in a forked child, or where it is unpickled, none does."""
+
+    def __init__(self) -> None:
+        self._renew_after_fork()
+        renew_in_children(self)
+
+    def _renew_after_fork(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def __reduce__(self) -> tuple[type[Lock], tuple[()]]:
+        return Lock, ()
 
 
 T = TypeVar("T")
