@@ -509,10 +509,11 @@ def derived(definition: Definition, args: Iterable[Definition]) -> tuple[Meaning
     conflicts: dict[tuple[str, str], Fact] = {}
     for fact in (fact for each in found for fact in each.facts):
         key = fact.kind, fact.called
-        if not agreed.setdefault(key, fact).agrees_with(fact):
+        known = agreed.setdefault(key, fact)
+        if known is not fact and not known.agrees_with(fact):
             conflicts[key] = fact
     kept = tuple([fact for key, fact in agreed.items() if key not in conflicts])
-    known = {label for fact in kept for label in fact.labels}
-    lost = dict.fromkeys([label for each in found for label in each.lost if label not in known])
+    held = {label for fact in kept for label in fact.labels}
+    lost = dict.fromkeys([label for each in found for label in each.lost if label not in held])
     labels = dict.fromkeys([label for fact in conflicts.values() for label in fact.labels])
     return Meaning(kept, tuple(lost)) if found else None, [*labels]
