@@ -456,9 +456,14 @@ def by_absolute_path(array: Any) -> Any:
             array.file_like = os.path.abspath(name)  # noqa: PTH100
         return array
     store, path = array.store_path.store, array.store_path.path
-    if type(store) is not LocalStore or store.root.is_absolute():
+    if type(store) is LocalStore and not store.root.is_absolute():
+        store = _open_folder(str(store.root.absolute()), store.read_only)
+    elif type(store) is ZipStore and store.read_only and not store.path.is_absolute():
+        # One that is being written cannot be read by its path.
+        store = _open_zip(str(store.path.absolute()))
+    else:
         return array
-    return _open_zarr(LocalStore(store.root.absolute(), read_only=store.read_only), path, array.metadata.zarr_format)
+    return _open_zarr(store, path, array.metadata.zarr_format)
 
 
 def _open_folder(root: str, read_only: bool) -> LocalStore:

@@ -332,6 +332,17 @@ def test_a_relative_path_means_the_same_file_in_another_folder(
     assert torch.equal(t[...], right(t))
 
 
+@pytest.mark.parametrize("kind", ["Zarr in a folder", "Zarr in a zip", "nibabel"])
+def test_so_it_does_where_it_is_pickled_in_another_folder(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    t = from_array(FILES[kind](Path()), chunks=64, name="a")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert torch.equal(pickle.loads(pickle.dumps(t))[...], right(t))  # noqa: S301  (our own)
+
+
 def test_a_zarr_array_that_is_gone_is_an_error_and_not_fill_values(tmp_path: Path) -> None:
     content = pickle.dumps(from_array(FILES["Zarr in a folder"](tmp_path), name="a"))
     (tmp_path / "a.zarr").rename(tmp_path / "b.zarr")
