@@ -21,7 +21,7 @@ from infinite_tensor.geometry.window import LARGEST
 from infinite_tensor.support.given import as_index
 from infinite_tensor.tilestore.layout import LARGEST_TILE_BYTES
 from infinite_tensor.values.dtypes import checked_dtype, stored_dtype, to_stored
-from infinite_tensor_stores.blobs.blocks import CRC_BYTES, DamagedBlockError, blocks_of
+from infinite_tensor_stores.blobs.blocks import DamagedBlockError, blocks_of
 from infinite_tensor_stores.blobs.header import EmptyDocumentError, Header, is_empty
 from infinite_tensor_stores.blobs.location import Document, Location, Right
 from infinite_tensor_stores.blobs.rows import Rows
@@ -135,15 +135,6 @@ def _found_again(location: Location, wanted: Wanted) -> Header:
     _document(location, "is there too; choose another place")
     numbers = [int(found[1]) for name in location.names() if (found := _BLOCK.fullmatch(name))]
     header = wanted.header(None, is_local=location.is_local)
-    if numbers and header.is_plain and wanted.block_size is None:
-        size = max(location.sizes(map(header.key, numbers))) - CRC_BYTES
-        block_size, rest = divmod(size, header.block_bytes // header.block_size)
-        if rest or not block_size:
-            raise StoreError(
-                f"its {DOCUMENT} is empty, and its blocks of {size} bytes hold no whole number of rows of "
-                f"dtype={header.dtype} and shape={header.shape}; give these as they were when it was created"
-            )
-        header = Wanted(header.dtype, header.shape, block_size, wanted.compressors).header(None, is_local=True)
     blocks = blocks_of(location, header)
     for number in sorted(numbers, reverse=True):
         with suppress(DamagedBlockError):

@@ -11,7 +11,7 @@ import torch
 
 from infinite_tensor import DamagedDataWarning, StoreError, TensorBlob
 from tests.stores.blobs.conftest import Place
-from tests.stores.blobs.rows import SHAPE, made, numbered
+from tests.stores.blobs.rows import SHAPE, numbered
 
 KIND: dict[str, Any] = {"dtype": "float32", "shape": SHAPE, "block_size": 4}
 
@@ -43,27 +43,12 @@ def test_the_error_says_how_rows_are_found_again(emptied: Place, mode: str) -> N
         emptied.open(mode)
 
 
-def test_blocks_that_hold_no_whole_number_of_rows_are_refused(folder: Place) -> None:
-    made(folder)
-    os.truncate(Path(folder.target, "zarr.json"), 0)
-    with pytest.raises(StoreError, match="hold no whole number of rows"):
-        folder.open("a", dtype="float32", shape=101)
-    assert not Path(folder.target, "zarr.json").read_bytes()
-
-
 @pytest.mark.parametrize("mode", ["r+", "a"])
 def test_rows_are_found_again(emptied: Place, mode: str) -> None:
     with pytest.warns(DamagedDataWarning, match="10 rows were found"), emptied.open(mode, **KIND) as blob:
         blob.seek(0, os.SEEK_END)
         blob.write(numbered(3, 10))
     assert torch.equal(emptied.open().read(), numbered(13))
-
-
-def test_the_size_of_uncompressed_blocks_need_not_be_given(folder: Place) -> None:
-    made(folder)
-    os.truncate(Path(folder.target, "zarr.json"), 0)
-    with pytest.warns(DamagedDataWarning), folder.open("a+", dtype="float32", shape=SHAPE) as blob:
-        assert (blob.block_size, len(blob)) == (4, 10)
 
 
 def test_rows_behind_the_last_intact_block_do_not_count_and_those_of_damaged_ones_before_do(emptied: Place) -> None:
