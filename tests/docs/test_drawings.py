@@ -13,7 +13,12 @@ ROOT = Path(__file__).parents[2]
 
 DRAWN = [
     ("borders.py", ["borders.png", "seams.png"], ["docs/borders.md"]),
-    ("endless.py", ["endless.png"], ["README.md", "docs/index.md", "docs/terrain.md"]),
+    pytest.param(
+        "endless.py",
+        ["endless.png"],
+        ["README.md", "docs/index.md", "docs/terrain.md"],
+        marks=pytest.mark.slow,
+    ),
 ]
 
 

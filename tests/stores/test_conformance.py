@@ -1,4 +1,7 @@
-"""The conformance suite, on every backend of ours and on two that a third party could have written."""
+"""The conformance suite: all of it in a Zarr store on disk, one case of each test on the other backends.
+
+These are the others of ours, and those that a third party could have written.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,13 @@ from tests.support.sqlite_store import SQLiteTileStore
 Index = tuple[int, ...]
 
 
-class _ZarrTests(PersistentStoreTests):
+class _Sampled(PersistentStoreTests):
+    """One case of each test by default: see conftest.py."""
+
+    sampled = True
+
+
+class _ZarrTests(_Sampled):
     def open_store(self, location: Any, **options: Any) -> ZarrTileStore:
         return ZarrTileStore(location, **options)
 
@@ -43,7 +52,7 @@ class _ZarrTests(PersistentStoreTests):
 
 
 class TestZarrInADirectory(_ZarrTests):
-    pass
+    sampled = False
 
 
 class TestZarrBehindAUrl(_ZarrTests):
@@ -58,7 +67,7 @@ class TestZarrInAZarrStore(_ZarrTests):
         return MemoryStore()
 
 
-class TestHDF5(PersistentStoreTests):
+class TestHDF5(_Sampled):
     def open_store(self, location: Any, **options: Any) -> HDF5TileStore:
         return HDF5TileStore(location, **options)
 
@@ -71,14 +80,14 @@ class TestHDF5(PersistentStoreTests):
             group["tiles"][slot] = pixels
 
 
-class TestSQLite(PersistentStoreTests):
+class TestSQLite(_Sampled):
     """The backend that the documentation shows."""
 
     def open_store(self, location: Any, **options: Any) -> SQLiteTileStore:
         return SQLiteTileStore(location, **options)
 
 
-class TestFiles(PersistentStoreTests):
+class TestFiles(_Sampled):
     def open_store(self, location: Any, **options: Any) -> FileTileStore:
         return FileTileStore(location, **options)
 
@@ -90,7 +99,7 @@ class TestFiles(PersistentStoreTests):
         path.write_bytes(data[:-1] + bytes([data[-1] ^ 0x10]))
 
 
-class TestDict(PersistentStoreTests):
+class TestDict(_Sampled):
     @pytest.fixture
     def location(self) -> dict[Any, Any]:
         return {}

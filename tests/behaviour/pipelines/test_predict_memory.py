@@ -75,6 +75,7 @@ def growth_over_a_map(folder: Path, longer: int) -> int:
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_windows_of_tensors_upstream(tmp_path: Path) -> None:
     with ProcessPoolExecutor(1, CONTEXT) as child:
         # Where windows were kept, up to 64 MiB of them, it was 116 MiB.

@@ -300,7 +300,7 @@ def _hdf5_rounds(intact: Path, tmp_path: Path, expected: dict[str, Any], seed: i
 
 
 def test_random_damages_of_what_an_hdf5_file_holds(hdf5_file: Path, tmp_path: Path, expected: dict[str, Any]) -> None:
-    _hdf5_rounds(hdf5_file, tmp_path, expected, 1, 15, 5)
+    _hdf5_rounds(hdf5_file, tmp_path, expected, 1, 6, 5)
 
 
 @pytest.mark.slow
