@@ -33,6 +33,7 @@ from infinite_tensor import (
 )
 from infinite_tensor.filling.progress import TensorReport
 from tests.behaviour.pipelines.arrays import Located
+from tests.support.stores import sample
 
 Sizes = tuple[int, ...]
 
@@ -104,7 +105,7 @@ def looped(
     ],
     ids=str,
 )
-@pytest.mark.parametrize("where", ["memory", "zarr", "hdf5"])
+@pytest.mark.parametrize("where", sample(["memory", "zarr", "hdf5"]))
 def test_it_has_the_bits_of_the_loop(
     shape: Sizes, window: Sizes, overlap: Any, stride: Sizes, where: str, tmp_path: Path
 ) -> None:
@@ -198,7 +199,7 @@ def test_a_second_run_calls_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reduce", [None, "argmax"])
-@pytest.mark.parametrize("fails_at", [2, 5, 9])
+@pytest.mark.parametrize("fails_at", sample([2, 5, 9], 5))
 def test_after_an_interruption_only_what_is_missing_is_computed(
     reduce: str | None, fails_at: int, tmp_path: Path
 ) -> None:
@@ -454,7 +455,7 @@ def test_a_background_of_half_the_image_halves_the_calls_and_the_report_says_so(
     assert [(each.windows, each.tiles, each.skipped) for each in done] == [(217, 16, 0), (112, 8, 8)]
 
 
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("count", sample([2, 3], 3))
 def test_shards_make_one_prediction(count: int, tmp_path: Path) -> None:
     picture = image(3, 300, 200)
     options: dict[str, Any] = {"window": (32, 32), "reduce": "argmax", "progress": False}

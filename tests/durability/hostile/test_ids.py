@@ -27,6 +27,7 @@ from infinite_tensor import (
     ZarrTileStore,
 )
 from infinite_tensor.tilestore.persistent.documents import id_of, name_of
+from tests.support.stores import sample
 
 Open: TypeAlias = Callable[[Path], TileStore]
 
@@ -94,6 +95,7 @@ def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], T
     return lambda: STORES[request.param](tmp_path)
 
 
+@pytest.mark.parametrize("open_store", sample(STORES, "zarr"), indirect=True)
 def test_hostile_ids_live_side_by_side(open_store: Callable[[], TileStore], tmp_path: Path) -> None:
     keep_and_find(open_store, HOSTILE)
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
