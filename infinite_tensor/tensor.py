@@ -758,6 +758,7 @@ class InfiniteTensor(Fillable):
             Whether what is not stored is computed and stored, as by a read; otherwise it is left blank.
         **options
             For ``ax.imshow``, or for ``ax.plot`` where one dimension is left: ``cmap``, ``vmin``, ``interpolation``.
+            Default: whole numbers from 0 to 19 are labels, each in a colour of its own.
 
         Returns
         -------

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 _HALF = 256
 """Pixels on each side of 0 that are drawn of an unbounded dimension."""
 _MOST_PIXELS = 2**24
+_OF_LABELS = {"cmap": "tab20", "vmin": -0.5, "vmax": 19.5, "interpolation": "nearest"}
+"""What draws numbers of classes, each in a colour of its own."""
+_MOST_LABELS = 20
 _BLANK = "0.85"
 """The grey of pixels that are not stored."""
 
@@ -50,7 +53,12 @@ def draw(
         ax.plot(np.array(places[0]), values, **options)
         ax.set_xlabel(names[0])
     else:
-        _draw_image(ax, values, places, options)
+        _draw_image(
+            ax,
+            values,
+            places,
+            options if options.keys() & {"cmap", "norm"} or not _are_labels(values) else _OF_LABELS | options,
+        )
         ax.set(ylabel=names[0], xlabel=names[1])
     at = [f"{tensor.dims[d]}={selection.start[d]}" for d in selection.squeezed]
     ax.set_title(", ".join([*([tensor.tensor_id] if node_of(tensor).tensor.named else []), *at]))
@@ -100,6 +108,11 @@ def _pixels(tensor: InfiniteTensor, selection: Selection, channels: int | None, 
         return np.ma.array(values, mask=missing).reshape(values.shape[:2])
     opaque = 255 if values.dtype == np.uint8 else 1
     return values if computed else np.dstack([values, np.where(missing.any(-1), 0, opaque).astype(values.dtype)])
+
+
+def _are_labels(values: npt.NDArray[Any]) -> bool:
+    """Whether a picture shows classes: a few whole numbers from 0 on."""
+    return values.ndim == 2 and values.dtype.kind in "iu" and values.min() >= 0 and values.max() < _MOST_LABELS
 
 
 def _missing(tensor: InfiniteTensor, selection: Selection) -> npt.NDArray[np.bool_]:

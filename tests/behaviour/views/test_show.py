@@ -89,6 +89,16 @@ def test_into_axes_that_are_given_with_options_of_matplotlib() -> None:
     assert ax.images[0].get_clim() == (-1, 7)
 
 
+def test_labels_have_colours_of_their_own() -> None:
+    labels = from_array(torch.arange(16, dtype=torch.uint8).reshape(4, 4))
+    image = show(labels).images[0]
+    assert image.get_cmap().name == "tab20"
+    colours = image.to_rgba(image.get_array()).reshape(-1, 4)
+    assert len(np.unique(colours, axis=0)) == 16
+    assert show(labels, cmap="gray").images[0].get_clim() == (0, 15)
+    assert show(from_array(10 * torch.arange(16).reshape(4, 4))).images[0].get_cmap().name != "tab20"
+
+
 def test_with_a_step() -> None:
     ax = show(tensor_of(), sl[0:8:2, 0:9:4])
     assert extent(ax) == [-2, 10, 7, -1]
