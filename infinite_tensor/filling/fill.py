@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -29,9 +28,10 @@ from infinite_tensor.filling.plan import (
     LeftOut,
     demands,
     estimated,
+    in_shares,
     left_out,
     share_of,
-    tensor_plans,
+    tensor_plan,
     tile_states,
 )
 from infinite_tensor.filling.progress import FillReport, Tally, TensorReport, Watcher
@@ -50,7 +50,6 @@ _CACHE_BYTES = 2**26
 """What a store without a limit may keep."""
 _CACHE_SHARE = 8
 """Of `max_memory`, a store may keep one part of so many."""
-_MOST_BANDS = 2**8
 _OVERHEAD = 2**26
 """What waits to be written, and results that have not been handed to a store yet."""
 
@@ -88,20 +87,6 @@ class Job:
         """How many bands are worked through one after the other."""
         return sum(bands.band_count for each in self.passes for bands in itertools.islice(each.values(), 1))
 
-    def across_bands(self) -> Counter[Node]:
-        """How many windows of each tensor several bands need, once for each of these but one.
-
-        By arithmetic, which sees no mask. Nothing of more than 256 bands: a plan of any region is quick.
-        """
-        if not 1 < self.band_count <= _MOST_BANDS:
-            return Counter()
-        found: Counter[Node] = Counter()
-        for cuts in self.passes:
-            for band in side_by_side(cuts):
-                boxes = {node: (steps.starts[0].tolist(), steps.stops[-1].tolist()) for node, steps in band.items()}
-                found += _needed([Target(node, tuple(start), tuple(stop)) for node, (start, stop) in boxes.items()])
-        return found - _needed(self.targets)
-
     def left_out(self) -> dict[Node, LeftOut]:
         """How many tiles of the regions are not stored, per tensor that is filled."""
         targets: dict[Node, list[Target]] = {}
@@ -114,11 +99,12 @@ class Job:
         """Where these are stored."""
         return _stores_of(self.chain)
 
-    def plan(self) -> FillPlan:
-        """What it costs, beside what is stored."""
+    def plan(self, shards: int | None = None) -> FillPlan:
+        """What it costs, beside what is stored; if every tensor that is stored is filled in so many shards."""
         needs, exact = demands(self.targets)
-        masked = any(target.wanted is not None for target in self.targets)
-        tensors = tensor_plans(self.targets, needs, self.left_out() if masked else {}, self.across_bands())
+        if shards is not None:
+            needs = [in_shares(demand, shards) for demand in needs]
+        tensors = map(tensor_plan, reversed(needs))
         regions = [FilledRegion(target.node.spec.tensor_id, target.start, target.stop) for target in self.targets]
         return FillPlan(tuple(regions), tuple(tensors), self.peak_memory, exact, self.band_count)
 
@@ -144,14 +130,13 @@ def prepare(requests: Sequence[Request], max_memory: int | None, shard: tuple[in
     nodes = resolved([node_of(request.tensor) for request in requests])
     order = chain_of(nodes)
     wanted = sorted(zip(nodes, requests, strict=True), key=lambda each: order.index(each[0]))
-    targets = [target for each in wanted if (target := _to_fill(*each, shard)) is not None]
+    return job_for([target for each in wanted if (target := _to_fill(*each, shard)) is not None], max_memory)
+
+
+def job_for(targets: Sequence[Target], max_memory: int | None) -> Job:
+    """How regions of tensors are filled, each after those that it reads; MemoryTooSmallError if they cannot be."""
     passes = _passes_of(_families(targets), max_memory)
     return Job(tuple(cuts for cuts, _ in passes), max((most for _, most in passes), default=0), max_memory)
-
-
-def _needed(targets: Sequence[Target]) -> Counter[Node]:
-    """How many windows some regions need of each tensor, by arithmetic."""
-    return Counter({demand.node: demand.needed for demand in estimated(targets).demands})
 
 
 def _families(targets: Sequence[Target]) -> list[list[Target]]:
@@ -300,34 +285,39 @@ def fill(job: Job, workers: int | None, progress: bool | str | Watcher) -> FillR
     before = {node: node.contents.written(node.spec.tensor_id) for node in job.chain}
     # What is stored shows as it is met: to look for it beforehand would take a listing.
     targets = job.targets
-    taken, estimate = taken_tiles(targets), estimated(targets)
+    estimate = estimated(targets)
     if estimate.outside is not None and all(target.is_whole for target in targets):
         # Before hours of work that end there. A mask may leave out the windows that are meant.
         raise estimate.outside
     total = int(estimate.windows * share_of(targets))
     with Tally(total, progress, sum(target.tile_count for target in targets)) as tally:
-        try:
-            lent = Mark()
-            with lent.running:
-                _lend(job, lent)
-                for cuts in job.passes:
-                    _fill(cuts, taken, tally, workers)
-        finally:
-            for store in job.stores:
-                store.flush()
+        carry_out(job, workers, tally)
         report = FillReport(tuple(_reports(job, before, tally)), tally.seconds, job.band_count)
         tally.finish(report)
     return report
 
 
+def carry_out(job: Job, workers: int | None, tally: Tally) -> None:
+    """Compute and store what is missing, and count it."""
+    taken, lent = taken_tiles(job.targets), Mark()
+    try:
+        with lent.running:
+            _lend(job, lent)
+            for cuts in job.passes:
+                _fill(cuts, taken, tally, workers)
+    finally:
+        for store in job.stores:
+            store.flush()
+
+
 def _reports(job: Job, before: Mapping[Node, tuple[int, int]], tally: Tally) -> Iterator[TensorReport]:
-    left_out, across = job.left_out(), job.across_bands()
+    left_out = job.left_out()
     for node, earlier in before.items():
         # A tensor that has been cleared meanwhile is counted from 0 again.
         written = zip(node.contents.written(node.spec.tensor_id), earlier, strict=True)
         tiles, nbytes = (max(0, now - then) for now, then in written)
         without = left_out.get(node, NOTHING_LEFT_OUT)
-        yield TensorReport(node.spec.tensor_id, tally.windows[node], tiles, nbytes, *without, across[node])
+        yield TensorReport(node.spec.tensor_id, tally.windows[node], tiles, nbytes, *without)
 
 
 def _fill(cuts: Mapping[Node, Bands], taken: Mapping[Node, TakenTiles], tally: Tally, workers: int | None) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from infinite_tensor.engine.chain import Node, NodeHolder, node_of
+from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.fill import Job, Request, fill, is_filled, prepare, writable
 from infinite_tensor.filling.invalidate import Invalidation, invalidate
 from infinite_tensor.filling.plan import FillPlan
@@ -39,7 +41,9 @@ class Fillable(ABC):
     def _tensors(self) -> Sequence[NodeHolder]:
         """The tensor, or those of the group."""
 
-    def plan(self, region: object, *, max_memory: int | str | None = None, where: object = None) -> FillPlan:
+    def plan(
+        self, region: object, *, max_memory: int | str | None = None, where: object = None, shards: int | None = None
+    ) -> FillPlan:
         """What `fill` would cost; computes nothing, but for a mask that is an `InfiniteTensor`.
 
         Where nothing is stored yet, that is arithmetic, however large the region.
@@ -50,6 +54,10 @@ class Fillable(ABC):
             As a read takes it.
         max_memory, where : optional
             As for `fill`.
+        shards : int, optional
+            Count windows as for a `client` with so many shards, four to each thread of its workers: those across the
+            border of two shards of a tensor in both. Of tensors in memory upstream each shard computes what it needs,
+            which is counted once.
 
         Returns
         -------
@@ -63,7 +71,7 @@ class Fillable(ABC):
         ValidationError
             If the region cannot be filled within `max_memory`, or a mask does not cover it.
         """
-        return plan_together(self._requests(region, where), max_memory=max_memory)
+        return plan_together(self._requests(region, where), max_memory=max_memory, shards=shards)
 
     def fill(
         self,
@@ -94,8 +102,9 @@ class Fillable(ABC):
             The most memory to hold, in bytes or as ``"400MB"``, beside what ``f`` itself takes: caches of the stores
             included. Default: 512 MiB beside the caches.
         client : distributed.Client, optional
-            A Dask cluster to spread the work over. Every tensor with a `tensor_id` must be in a store that its workers
-            can open: Zarr, at a path or URL that all of them reach.
+            A Dask cluster to spread the work over: tensors that are stored are filled one after the other, each in four
+            shards to a thread of the workers that are there, and `max_memory` is that of a shard. Every tensor with a
+            `tensor_id` must be in a store that workers can open: Zarr, at a path or URL that all of them reach.
         progress : bool, "always" or callable
             True shows a bar where standard error is a terminal, or in a notebook, and elsewhere writes a line there
             each minute, with what is left; "always" shows the bar anywhere. It ends with how many tiles were stored,
@@ -196,7 +205,9 @@ class Fillable(ABC):
         return invalidate(parts, dependants=checked_flag("dependants", dependants))
 
 
-def plan_together(requests: Sequence[Request], *, max_memory: int | str | None = None) -> FillPlan:
+def plan_together(
+    requests: Sequence[Request], *, max_memory: int | str | None = None, shards: int | None = None
+) -> FillPlan:
     """What `fill_together` would cost; computes nothing. A tensor upstream of several of them counts once.
 
     Raises
@@ -204,7 +215,9 @@ def plan_together(requests: Sequence[Request], *, max_memory: int | str | None =
     ValidationError
         If the regions cannot be filled within `max_memory`.
     """
-    return _job(requests, max_memory, None).plan()
+    if shards is not None and (operator.index(shards)) < 1:
+        raise ValidationError(f"shards must be a positive int, got {shards}")
+    return _job(requests, max_memory, None).plan(shards)
 
 
 def fill_together(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -24,6 +25,8 @@ from infinite_tensor.values.arrays import check_unmasked
 from infinite_tensor.values.dims import label_of
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
+Boxes: TypeAlias = tuple[IntArray, IntArray]
+"""Bounds of regions of a tensor in pixels: two arrays of shape (N, ndim)."""
 
 _PIECE = 2**22
 """So many pixels of a mask are looked at at once, or those of one tile."""
@@ -184,8 +187,25 @@ class PlacedMask:
         return WantedTiles(layout, tuple(low), np.broadcast_to(wanted, counts))
 
 
+class Wanted(ABC):
+    """Which pixels of a tensor are to be filled, and the tiles that windows over them are stored in."""
+
+    @abstractmethod
+    def __contains__(self, tile: Index) -> bool:
+        """Whether windows are stored in a tile."""
+
+    @property
+    @abstractmethod
+    def count(self) -> int:
+        """How many tiles they are."""
+
+    @abstractmethod
+    def regions(self, start: Sequence[int], stop: Sequence[int]) -> Boxes:
+        """What is wanted of the pixels ``[start, stop)``."""
+
+
 @dataclass(frozen=True)
-class WantedTiles:
+class WantedTiles(Wanted):
     """Which tiles of a box are wanted.
 
     Attributes
@@ -213,22 +233,18 @@ class WantedTiles:
         inside = all(0 <= i < n for i, n in zip(place, self.wanted.shape, strict=True))
         return inside and bool(self.wanted[place])
 
+    @property
+    def count(self) -> int:
+        """How many tiles they are."""
+        return int(np.count_nonzero(self.wanted))
+
     def within(self, start: Sequence[int], stop: Sequence[int]) -> WantedTiles:
         """Those that hold the pixels ``[start, stop)`` of the box."""
         low, high = self.layout.box(start, stop)
         inside = tuple(slice(a - first, b - first) for a, b, first in zip(low, high, self.low, strict=True))
         return WantedTiles(self.layout, tuple(low), self.wanted[inside])
 
-    def shared(self, other: WantedTiles) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-        """The tiles that are in both boxes, which are of one tensor: where they are in this one, and in the other."""
-        here, there = [], []
-        for a, n, b, m in zip(self.low, self.wanted.shape, other.low, other.wanted.shape, strict=True):
-            low, high = max(a, b), max(a, b, min(a + n, b + m))
-            here.append(slice(low - a, high - a))
-            there.append(slice(low - b, high - b))
-        return tuple(here), tuple(there)
-
-    def regions(self, start: Sequence[int], stop: Sequence[int]) -> tuple[IntArray, IntArray]:
+    def regions(self, start: Sequence[int], stop: Sequence[int]) -> Boxes:
         """The wanted tiles that hold the pixels ``[start, stop)`` of the box, as bounds of regions of these.
 
         No two of them share a tile; where all tiles are wanted, there is one.
@@ -249,6 +265,33 @@ class WantedTiles:
         return np.maximum(starts, start), np.minimum(stops, stop)
 
 
+class WantedPixels(Wanted):
+    """Some regions of a tensor, and the tiles that hold them."""
+
+    def __init__(self, layout: TileLayout, regions: Boxes) -> None:
+        self._regions = regions
+        self._tiles = set(layout.grid.indices(*regions))
+
+    def __contains__(self, tile: Index) -> bool:
+        return tile in self._tiles
+
+    @property
+    def count(self) -> int:
+        """How many tiles they are."""
+        return len(self._tiles)
+
+    def regions(self, start: Sequence[int], stop: Sequence[int]) -> Boxes:
+        """What of them lies in the pixels ``[start, stop)``."""
+        return clipped(self._regions, start, stop)
+
+
+def clipped(regions: Boxes, start: Sequence[int], stop: Sequence[int]) -> Boxes:
+    """What of some regions lies in the pixels ``[start, stop)``."""
+    starts, stops = np.maximum(regions[0], start), np.minimum(regions[1], stop)
+    kept = (starts < stops).all(axis=1)
+    return starts[kept], stops[kept]
+
+
 @dataclass(frozen=True)
 class Target:
     """Pixels of a tensor that are to be filled.
@@ -259,36 +302,35 @@ class Target:
         The tensor.
     start, stop : tuple of int
         The first pixel, and the one after the last, per dimension.
-    wanted : WantedTiles or None
-        Which of the tiles that hold them are to be filled, and windows over them stored in. None for all, where what
-        windows add to tiles beside these is stored too.
+    wanted : Wanted or None
+        Which of them; None for all, where what windows add to tiles beside these is stored too.
     """
 
     node: Node
     start: Index
     stop: Index
-    wanted: WantedTiles | None = None
+    wanted: Wanted | None = None
 
-    def regions(self, start: Sequence[int], stop: Sequence[int]) -> tuple[IntArray, IntArray]:
+    def regions(self, start: Sequence[int], stop: Sequence[int]) -> Boxes:
         """What is wanted of some of the pixels, ``[start, stop)``, as bounds of regions of whole tiles of them."""
         if self.wanted is None:
             return np.array([start], dtype=np.int64), np.array([stop], dtype=np.int64)
         return self.wanted.regions(start, stop)
 
     @property
-    def all_regions(self) -> tuple[IntArray, IntArray]:
+    def all_regions(self) -> Boxes:
         """All that is wanted."""
         return self.regions(self.start, self.stop)
 
     @property
     def is_whole(self) -> bool:
         """Whether all tiles are wanted."""
-        return self.wanted is None or bool(self.wanted.wanted.all())
+        return self.tile_count == self.box_count
 
     @property
     def tile_count(self) -> int:
         """How many tiles are wanted."""
-        return self.box_count if self.wanted is None else int(np.count_nonzero(self.wanted.wanted))
+        return self.box_count if self.wanted is None else self.wanted.count
 
     @property
     def box_count(self) -> int:
@@ -301,7 +343,7 @@ class Target:
 class TakenTiles:
     """The tiles that windows of one tensor are stored in, whatever else they touch."""
 
-    parts: tuple[WantedTiles, ...]
+    parts: tuple[Wanted, ...]
 
     def __contains__(self, tile: Index) -> bool:
         return any(tile in part for part in self.parts)
@@ -313,7 +355,7 @@ def taken_tiles(targets: Sequence[Target]) -> dict[Node, TakenTiles]:
     Without those that are filled without either, and those that others read, which may need what is left out.
     """
     read = {each.node for node in chain_of([target.node for target in targets]) for each in node.computation.inputs}
-    parts: dict[Node, list[WantedTiles | None]] = {}
+    parts: dict[Node, list[Wanted | None]] = {}
     for target in targets:
         parts.setdefault(target.node, []).append(target.wanted)
     alone = {node: own for node, own in parts.items() if None not in own and node not in read}

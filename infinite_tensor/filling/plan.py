@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import operator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import reduce
@@ -14,14 +16,15 @@ import numpy.typing as npt
 from infinite_tensor.engine.chain import Computation, Node, consumers_first
 from infinite_tensor.engine.plan import arg_starts, reach_error
 from infinite_tensor.errors import RegionError
-from infinite_tensor.filling.mask import TakenTiles, Target, taken_tiles
-from infinite_tensor.geometry.points import Index, IntArray, as_tuples, joined, unique_points
+from infinite_tensor.filling.cutting import shard_of_tiles
+from infinite_tensor.filling.mask import Boxes, Target, WantedTiles, clipped
+from infinite_tensor.geometry.points import Index, IntArray, as_tuples, joined
 from infinite_tensor.geometry.window_sets import IndexProduct, Intervals, WindowSet, separable
-from infinite_tensor.support.tables import Tabular, bytes_of, count_if_any, count_of, shown_id
-from infinite_tensor.tilestore.inventory import Inventory, TileCounts, windows_over_tiles
-from infinite_tensor.tilestore.layout import TileLayout
+from infinite_tensor.support.tables import Tabular, bytes_of, count_of, shown_id
+from infinite_tensor.tilestore.inventory import Inventory, windows_over_tiles
 
 StateArray: TypeAlias = npt.NDArray[np.str_]
+Pixels: TypeAlias = "list[Intervals] | list[Boxes]"
 
 SKIPPED = "skipped"
 """A mask leaves the tile out, and it is not stored."""
@@ -38,34 +41,27 @@ class Demand:
     ----------
     node : Node
         The tensor.
-    layout : TileLayout
-        Its tiles.
+    pixels : list of Intervals, or of bounds of regions
+        What is read of it; of windows that were named one by one, as regions.
     needed : int
         Windows that are needed.
     missing : int
         How many of these are to be computed.
     runs : int
         Windows that ``f`` is run for: those of several tensors that one computes stand with the first.
-    tiles : TileCounts
-        The tiles that hold what is needed.
-    uncovered : int
-        How many more there are that no window covers.
-    written : int
-        Tiles that windows will be stored in.
-    windows : int64 array of shape (N, ndim), or tuple of IndexProduct
-        The windows to compute, without those that stand with another tensor which the same ``f`` computes; as products
-        where they were counted only.
+    tiles : int
+        Tiles of these pixels that windows will be stored in.
+    inventory : Inventory or None
+        What is stored of the tensor; None where that was not looked at.
     """
 
     node: Node
-    layout: TileLayout
+    pixels: Pixels
     needed: int
     missing: int
     runs: int
-    tiles: TileCounts
-    uncovered: int
-    written: int
-    windows: IntArray | tuple[IndexProduct, ...]
+    tiles: int
+    inventory: Inventory | None = None
 
 
 @dataclass(frozen=True)
@@ -76,8 +72,6 @@ class Estimate:
     ----------
     demands : list of Demand
         Per tensor, consumers first.
-    boxes : dict of Node to (start, stop)
-        The pixels that are read of each tensor lie in this box.
     exact : bool
         Whether the numbers are exact, and not bounds.
     outside : RegionError or None
@@ -85,7 +79,6 @@ class Estimate:
     """
 
     demands: list[Demand]
-    boxes: dict[Node, tuple[list[int], list[int]]]
     exact: bool
     outside: RegionError | None = None
 
@@ -97,74 +90,70 @@ class Estimate:
 
 def estimated(targets: Sequence[Target]) -> Estimate:
     """What some pixels take, by arithmetic alone, which sees no mask."""
-    intervals: dict[Node, list[Intervals]] = {}
+    pixels: dict[Node, list[Intervals]] = {}
     for target in targets:
-        intervals.setdefault(target.node, []).append(Intervals.of_box(target.start, target.stop))
+        pixels.setdefault(target.node, []).append(Intervals.of_box(target.start, target.stop))
     found: list[Demand] = []
     exact, outside = True, None
-    for computation, nodes in consumers_first(list(intervals)).items():
-        needs = {node: WindowSet.touching(node.spec.grid, intervals.get(node, ())) for node in nodes}
+    for computation, nodes in consumers_first(list(pixels)).items():
+        needs = {node: WindowSet.touching(node.spec.grid, pixels.get(node, ())) for node in nodes}
         runs = WindowSet.all_of(
             IndexProduct(part.coordinates[: computation.coordinates]) for need in needs.values() for part in need.parts
         )
         exact &= runs.exact and all(need.exact for need in needs.values())
         for at, upstream in enumerate(computation.inputs):
-            for part in runs.parts if exact and outside is None else ():
-                if part.count:
-                    first, last = zip(
-                        *[(int(indices[0]), int(indices[-1])) for indices in part.coordinates], strict=True
-                    )
-                    outside = outside or reach_error(computation, at, upstream, first, last)
+            if exact and outside is None:
+                outside = _outside(computation, at, runs)
             exact &= separable(upstream.window)
-            read = [upstream.reads.intervals(part) for part in runs.parts]
-            intervals.setdefault(upstream.node, []).extend(pixels for pixels in read if pixels is not None)
-        counted, countable = _counted(computation, needs, runs, intervals)
-        found += [_copied(demand) for demand in counted] if computation.copied else counted
-        exact &= countable
-    return Estimate(found, {node: _hull(parts) for node, parts in intervals.items() if parts}, exact, outside)
+            read = (upstream.reads.intervals(part) for part in runs.parts)
+            pixels.setdefault(upstream.node, []).extend(filter(None, read))
+        for node in computation.nodes:
+            made = WindowSet.all_of(part.within(node.spec.grid) for part in runs.parts)
+            # Of what only runs because the same f computes another tensor, all is there.
+            own = pixels.get(node) or [Intervals.covered(node.spec.grid, part) for part in made.parts]
+            if not own:
+                continue
+            needed = WindowSet.all_of([*made.parts, *needs.get(node, WindowSet()).parts])
+            tiles = WindowSet.touching(node.contents.layout(node.spec).grid, own)
+            exact &= made.exact and needed.exact and tiles.exact
+            counts = needed.count(), made.count(), runs.count(), tiles.count() - uncovered_tiles(node, own)
+            _add(found, node, own, *counts)
+    return Estimate(found, exact, outside)
 
 
-def _counted(
-    computation: Computation, needs: dict[Node, WindowSet], runs: WindowSet, intervals: dict[Node, list[Intervals]]
-) -> tuple[list[Demand], bool]:
-    """What becomes of the windows that a computation runs, for each of its tensors; whether it is exact."""
-    found: list[Demand] = []
-    before: list[IndexProduct] = []
-    exact = True
-    for node in computation.nodes:
-        layout, grid = node.contents.layout(node.spec), node.spec.grid
-        made = WindowSet.all_of(part.within(grid) for part in runs.parts)
-        need = needs.get(node, WindowSet())
-        if not intervals.get(node):
-            intervals[node] = [Intervals.covered(grid, part) for part in made.parts]
-        if not intervals[node]:
-            continue
-        either = WindowSet.all_of([*made.parts, *need.parts])
-        tiles, uncovered = WindowSet.touching(layout.grid, intervals[node]), uncovered_tiles(node, intervals[node])
-        fresh = [part for part in need.parts if not any(part.lies_in(other) for other in before)]
-        before += need.parts
-        runs_here = 0 if found else runs.count()
-        counts = TileCounts(0, 0, tiles.count() - uncovered)
-        found.append(
-            Demand(
-                node, layout, either.count(), made.count(), runs_here, counts, uncovered, counts.missing, tuple(fresh)
-            )
-        )
-        exact &= made.exact and either.exact and tiles.exact
-    return found, exact
+def _outside(computation: Computation, at: int, runs: WindowSet) -> RegionError | None:
+    for part in runs.parts:
+        first, last = zip(*[(int(indices[0]), int(indices[-1])) for indices in part.coordinates], strict=True)
+        error = reach_error(computation, at, computation.inputs[at], first, last)
+        if error is not None:
+            return error
+    return None
 
 
-def _copied(demand: Demand) -> Demand:
-    """What becomes of windows whose pixels are copied from memory: none is computed."""
-    return replace(demand, missing=0, runs=0, written=0, windows=())
+def _add(
+    found: list[Demand],
+    node: Node,
+    pixels: Pixels,
+    needed: int,
+    made: int,
+    runs: int,
+    tiles: int,
+    inventory: Inventory | None = None,
+) -> None:
+    """What becomes of windows that a computation runs; those whose pixels are copied from memory are not computed."""
+    if node.computation.copied:
+        made = runs = tiles = 0
+    if found and found[-1].node.computation == node.computation:
+        runs = 0
+    found.append(Demand(node, pixels, needed, made, runs, tiles, inventory))
 
 
-def uncovered_tiles(node: Node, intervals: Sequence[Intervals]) -> int:
+def uncovered_tiles(node: Node, pixels: Sequence[Intervals]) -> int:
     """How many tiles over some pixels no window covers; where windows move along a diagonal, at least so many."""
     tile_grid, grid = node.contents.layout(node.spec).grid, node.spec.grid
     tiles, covered = WindowSet(), WindowSet()
-    for pixels in intervals:
-        here, windows = IndexProduct.touching(tile_grid, pixels), IndexProduct.touching(grid, pixels)
+    for part in pixels:
+        here, windows = IndexProduct.touching(tile_grid, part), IndexProduct.touching(grid, part)
         tiles.add(here)
         if windows.count:
             covered.add(here.meet(IndexProduct.touching(tile_grid, Intervals.covered(grid, windows))))
@@ -182,7 +171,10 @@ def demands(targets: Sequence[Target], *, named: bool = False) -> tuple[list[Dem
         If a window is met that reads beyond the end of an arg.
     """
     estimate = estimated(targets)
-    inventories = {node: node.contents.inventory(node.spec, *box) for node, box in estimate.boxes.items()}
+    inventories = {
+        demand.node: demand.node.contents.inventory(demand.node.spec, *_hull(demand.pixels))
+        for demand in estimate.demands
+    }
     plain = all(target.is_whole for target in targets)
     if plain and estimate.exact and all(inventory.empty for inventory in inventories.values()):
         if estimate.outside is not None:
@@ -198,89 +190,104 @@ def share_of(targets: Sequence[Target]) -> Fraction:
     return Fraction(sum(target.tile_count for target in targets), sum(target.box_count for target in targets) or 1)
 
 
-def _hull(intervals: Sequence[Intervals]) -> tuple[list[int], list[int]]:
-    starts, stops = zip(*(span.hull for span in intervals), strict=True)
+def _hull(pixels: Pixels) -> tuple[list[int], list[int]]:
+    hulls = [
+        part.hull if isinstance(part, Intervals) else (part[0].min(axis=0), part[1].max(axis=0)) for part in pixels
+    ]
+    starts, stops = zip(*hulls, strict=True)
     return np.min(starts, axis=0).tolist(), np.max(stops, axis=0).tolist()
 
 
 def _named(targets: Sequence[Target], inventories: dict[Node, Inventory]) -> list[Demand]:
     """Window by window, which is exact whatever is stored."""
-    regions: dict[Node, list[tuple[IntArray, IntArray]]] = {}
+    pixels: dict[Node, list[Boxes]] = {}
     for target in targets:
-        regions.setdefault(target.node, []).append(target.all_regions)
-    taken = taken_tiles(targets)
+        pixels.setdefault(target.node, []).append(target.all_regions)
     found: list[Demand] = []
-    for computation, nodes in consumers_first(list(regions)).items():
-        missing = {
-            node: inventories[node].missing(node.spec.grid, *_concatenated(regions[node]))
+    for computation, nodes in consumers_first(list(pixels)).items():
+        missing = [
+            computation.own(inventories[node].missing(node.spec.grid, *_joined(pixels[node])))
             for node in nodes
-            if node in regions
-        }
+            if node in pixels
+        ]
         if not missing:
             continue
-        windows = reduce(joined, [computation.own(own) for own in missing.values()])
+        windows = reduce(joined, missing)
         for at, upstream in enumerate(computation.inputs if len(windows) else ()):
             read = upstream.reads.regions(arg_starts(computation, at, upstream, windows))
             # Where all is constant, no pixel is.
             if len(read[0]):
-                regions.setdefault(upstream.node, []).append(read)
-        before, runs = windows[:0], len(windows)
+                pixels.setdefault(upstream.node, []).append(read)
         for node in computation.nodes:
             if node in inventories:
-                fresh = _without(missing.get(node, node.indices(windows[:0])), node.indices(before))
-                demand = _named_demand(node, regions.get(node), windows, inventories[node], taken.get(node))
-                demand = replace(demand, runs=runs, windows=fresh)
-                found.append(_copied(demand) if computation.copied else demand)
-                before, runs = joined(before, computation.own(fresh)), 0
+                _add_named(found, node, pixels.get(node), windows, inventories[node])
     return found
 
 
-def _named_demand(
-    node: Node,
-    regions: Sequence[tuple[IntArray, IntArray]] | None,
-    windows: IntArray,
-    inventory: Inventory,
-    taken: TakenTiles | None,
-) -> Demand:
+def _add_named(
+    found: list[Demand], node: Node, pixels: list[Boxes] | None, windows: IntArray, inventory: Inventory
+) -> None:
     """What becomes of the windows that a computation runs, for a tensor of which some regions are needed."""
-    grid, computation, tile_grid = node.spec.grid, node.computation, inventory.layout.grid
+    grid, layout = node.spec.grid, inventory.layout
     made = node.indices(windows)
-    if len(computation.tensors) > 1:
+    if len(node.computation.tensors) > 1:
         made = made[grid.exist(made)]
-    covered = grid.bounds(made)
-    starts, stops = covered if regions is None else _concatenated(regions)
-    needed = grid.points(starts, stops) if regions is not None else made
-    if len(computation.tensors) > 1:
-        needed = unique_points(np.concatenate([needed, made]))
-    tiles = tile_grid.points(starts, stops)
-    first, last = windows_over_tiles(grid, inventory.layout, tiles)
-    touched = set(as_tuples(tiles[np.asarray((first < last).all(axis=1))]))
-    into = tile_grid.indices(*covered) if len(made) else []
-    return Demand(
-        node,
-        inventory.layout,
-        len(needed),
-        len(made),
-        len(windows),
-        inventory.counts(len(touched), touched.__contains__),
-        len(tiles) - len(touched),
-        sum(tile not in inventory.complete and (taken is None or tile in taken) for tile in into),
-        made,
-    )
+    needed = made if pixels is None else joined(grid.points(*_joined(pixels)), made)
+    pixels = pixels or [grid.bounds(made)]
+    tiles = layout.grid.points(*_joined(pixels))
+    first, last = windows_over_tiles(grid, layout, tiles)
+    covered = tiles[np.asarray((first < last).all(axis=1))]
+    incomplete = sum(tile not in inventory.complete for tile in as_tuples(covered))
+    _add(found, node, pixels, len(needed), len(made), len(windows), incomplete, inventory)
 
 
-def _concatenated(regions: Sequence[tuple[IntArray, IntArray]]) -> tuple[IntArray, IntArray]:
+def _joined(regions: Sequence[Boxes]) -> Boxes:
     starts, stops = (np.concatenate(bounds) for bounds in zip(*regions, strict=True))
     return starts, stops
 
 
-def _without(windows: IntArray, others: IntArray) -> IntArray:
-    """Those of some windows that are not among others."""
-    if not len(others):
-        return windows
-    known = set(as_tuples(others))
-    fresh: IntArray = windows[np.array([index not in known for index in as_tuples(windows)], dtype=bool)]
-    return fresh
+class Share(NamedTuple):
+    """One of the shards of what a fill needs of a tensor.
+
+    Attributes
+    ----------
+    starts, stops : int64 array of shape (N, ndim)
+        The regions to fill, which lie in tiles that no other share has.
+    missing : int
+        Windows over them that are to be computed.
+    """
+
+    starts: IntArray
+    stops: IntArray
+    missing: int
+
+
+def shares_of(demand: Demand, count: int) -> Iterator[Share]:
+    """What is needed of a tensor in shards, at most so many. Windows across their borders are in several."""
+    layout, grid = demand.node.contents.layout(demand.node.spec), demand.node.spec.grid
+    box = layout.box(*_hull(demand.pixels))
+    for rank in range(min(count, math.prod(map(operator.sub, *reversed(box))))):
+        tiles = shard_of_tiles(*box, rank, count)
+        start, stop = (list(map(operator.mul, side, layout.tile_shape)) for side in tiles)
+        spans = [part.within(start, stop) for part in demand.pixels if isinstance(part, Intervals)]
+        boxes = [clipped(part, start, stop) for part in demand.pixels if not isinstance(part, Intervals)]
+        regions = _joined([*boxes, *(span.boxes for span in spans)])
+        if not len(regions[0]):
+            continue
+        if demand.inventory is None:
+            missing = WindowSet.touching(grid, spans).count()
+        else:
+            missing = len(demand.inventory.missing(grid, *regions))
+        yield Share(*regions, missing)
+
+
+def in_shares(demand: Demand, count: int) -> Demand:
+    """What a fill needs of a tensor that is stored, if its shards are filled by themselves."""
+    if not demand.node.contents.outlives_process:
+        return demand
+    missing = sum(share.missing for share in shares_of(demand, count))
+    needed = demand.needed - demand.missing + missing
+    return replace(demand, needed=needed, missing=missing, runs=missing if demand.runs else 0)
 
 
 @dataclass(frozen=True)
@@ -298,36 +305,18 @@ class TensorPlan:
     calls : int
         Calls of ``f`` for the others, at least: where a region takes several steps, batches may be smaller. Those of
         an ``f`` with several outputs stand with its first.
-    tiles : TileCounts
-        Tiles that hold what is needed, by what is stored of them now: complete, partial, missing.
-    uncovered : int
-        How many more tiles there are that no window covers: nothing is stored of them.
-    skipped : int
-        Tiles of the region that the mask leaves out, and that are not stored.
-    bytes_read : int
-        Complete tiles that are read, in bytes, not compressed.
+    tiles : int
+        Tiles of what is needed that are not complete, and that windows cover.
     bytes_written : int
-        Tiles that windows are stored in, in bytes, not compressed; 0 in memory.
-    amplification : float
-        Windows needed per window that is needed of the tensor that is filled, of several the one that needs most: what
-        halos and overlaps cost.
-    across_bands : int
-        Windows that several bands need, counted once for each of these but one. If the tensor is filled, what they add
-        to later bands is stored until then; otherwise they are read again, or computed again if they are not stored.
-        0 where there are more than 256 bands: nobody counts these.
+        The size of these tiles, in bytes, not compressed; 0 in memory.
     """
 
     tensor_id: str
     needed: int
     stored: int
     calls: int
-    tiles: TileCounts
-    uncovered: int
-    skipped: int
-    bytes_read: int
+    tiles: int
     bytes_written: int
-    amplification: float
-    across_bands: int = 0
 
     @property
     def windows(self) -> int:
@@ -380,22 +369,7 @@ class FillPlan(Tabular):
     exact: bool
     bands: int = 1
 
-    _HEADINGS: ClassVar = (
-        "tensor",
-        "needed",
-        "stored",
-        "to compute",
-        "calls of f",
-        "complete",
-        "partial",
-        "missing",
-        "uncovered",
-        "skipped",
-        "read",
-        "written",
-        "per window",
-        "across bands",
-    )
+    _HEADINGS: ClassVar = ("tensor", "needed", "stored", "to compute", "calls of f", "tiles", "written")
 
     @property
     def windows(self) -> int:
@@ -412,28 +386,17 @@ class FillPlan(Tabular):
         """Bytes of tiles that are stored, not compressed."""
         return sum(tensor.bytes_written for tensor in self.tensors)
 
-    @property
-    def bytes_read(self) -> int:
-        """Bytes of tiles that are read, not compressed."""
-        return sum(tensor.bytes_read for tensor in self.tensors)
-
     def _rows(self) -> list[list[str]]:
         rows = [
             [
                 shown_id(tensor.tensor_id),
-                *map(count_of, (tensor.needed, tensor.stored, tensor.windows, tensor.calls)),
-                *map(count_of, tensor.tiles),
-                count_if_any(tensor.uncovered),
-                count_if_any(tensor.skipped),
-                bytes_of(tensor.bytes_read),
+                *map(count_of, (tensor.needed, tensor.stored, tensor.windows, tensor.calls, tensor.tiles)),
                 bytes_of(tensor.bytes_written),
-                f"{tensor.amplification:.2f}",
-                count_if_any(tensor.across_bands),
             ]
             for tensor in self.tensors
         ]
-        total = ["all", "", "", count_of(self.windows), count_of(self.calls), "", "", "", "", ""]
-        return [*rows, [*total, bytes_of(self.bytes_read), bytes_of(self.bytes_written), "", ""]]
+        total = ["all", "", "", count_of(self.windows), count_of(self.calls), "", bytes_of(self.bytes_written)]
+        return [*rows, total]
 
     @property
     def _title(self) -> str:
@@ -444,38 +407,13 @@ class FillPlan(Tabular):
         return f"fill {filled or 'nothing'}{bands}, about {bytes_of(self.peak_memory)} of memory{bound}"
 
 
-def tensor_plans(
-    targets: Sequence[Target],
-    demands: Sequence[Demand],
-    left_out: Mapping[Node, LeftOut],
-    across_bands: Mapping[Node, int],
-) -> list[TensorPlan]:
-    """What filling some pixels takes of each tensor, by these demands, which come consumers first."""
-    roots = {target.node for target in targets}
-    read = {upstream.node for demand in demands for upstream in demand.node.computation.inputs}
-    of_root = max((demand.needed for demand in demands if demand.node in roots), default=0)
-    found = []
-    for demand in reversed(demands):
-        node = demand.node
-        tile_bytes = demand.layout.tile_bytes if node.contents.outlives_process else 0
-        uncovered, skipped = left_out.get(node, (demand.uncovered, 0))
-        found.append(
-            TensorPlan(
-                node.spec.tensor_id,
-                demand.needed,
-                demand.needed - demand.missing,
-                node.computation.batching.calls(demand.runs),
-                demand.tiles,
-                uncovered,
-                skipped,
-                # What is complete of a tensor that is filled is passed over.
-                demand.tiles.complete * tile_bytes if node in read else 0,
-                demand.written * tile_bytes,
-                demand.needed / of_root if of_root else 0.0,
-                across_bands.get(node, 0),
-            )
-        )
-    return found
+def tensor_plan(demand: Demand) -> TensorPlan:
+    """What a fill takes of one tensor."""
+    node, missing = demand.node, demand.missing
+    tile_bytes = node.contents.layout(node.spec).tile_bytes if node.contents.outlives_process else 0
+    calls = node.computation.batching.calls(demand.runs)
+    stored = demand.needed - missing
+    return TensorPlan(node.spec.tensor_id, demand.needed, stored, calls, demand.tiles, demand.tiles * tile_bytes)
 
 
 class LeftOut(NamedTuple):
@@ -493,25 +431,20 @@ def tile_states(target: Target) -> StateArray:
     node, start, stop = target.node, target.start, target.stop
     inventory = node.contents.inventory(node.spec, start, stop)
     states = inventory.states(node.spec.grid, *inventory.layout.box(start, stop))
-    if target.wanted is not None:
+    if isinstance(target.wanted, WantedTiles):
         states[(states == "missing") & ~target.wanted.wanted] = SKIPPED
     return states
 
 
 def left_out(targets: Sequence[Target]) -> LeftOut:
     """How many tiles of some regions of one tensor a fill does not store, each once."""
-    wanted = [target.wanted for target in targets if target.wanted is not None]
-    if len(wanted) < len(targets) or all(target.is_whole for target in targets):
+    if all(target.is_whole for target in targets):
         regions = [Intervals.of_box(target.start, target.stop) for target in targets]
         return LeftOut(uncovered_tiles(targets[0].node, regions), 0)
-    uncovered = skipped = 0
-    for number, (target, own) in enumerate(zip(targets, wanted, strict=True)):
+    tiles: dict[str, set[Index]] = {"uncovered": set(), SKIPPED: set(), "missing": set(), "stored": set()}
+    for target in targets:
         states = tile_states(target)
-        for other in wanted[number + 1 :]:
-            here, there = own.shared(other)
-            states[here][(states[here] == SKIPPED) & other.wanted[there]] = "missing"
-        for other in wanted[:number]:
-            states[own.shared(other)[0]] = "counted"
-        uncovered += int(np.count_nonzero(states == "uncovered"))
-        skipped += int(np.count_nonzero(states == SKIPPED))
-    return LeftOut(uncovered, skipped)
+        low, _ = target.node.contents.layout(target.node.spec).box(target.start, target.stop)
+        for state, known in tiles.items():
+            known.update(as_tuples(np.argwhere(states == state) + low))
+    return LeftOut(len(tiles["uncovered"]), len(tiles[SKIPPED] - tiles["missing"] - tiles["stored"]))

@@ -202,8 +202,6 @@ class TensorReport:
         Tiles of the region that no window covers: nothing is stored of them.
     skipped : int
         Tiles of the region that the mask leaves out, and that are not stored.
-    across_bands : int
-        Windows that several bands need, as in `TensorPlan`.
     """
 
     tensor_id: str
@@ -212,7 +210,6 @@ class TensorReport:
     bytes: int
     uncovered: int = 0
     skipped: int = 0
-    across_bands: int = 0
 
 
 @dataclass(frozen=True)
@@ -233,7 +230,7 @@ class FillReport(Tabular):
     seconds: float
     bands: int = 1
 
-    _HEADINGS: ClassVar = ("tensor", "windows", "tiles", "stored", "uncovered", "skipped", "across bands")
+    _HEADINGS: ClassVar = ("tensor", "windows", "tiles", "stored", "uncovered", "skipped")
 
     @property
     def windows(self) -> int:
@@ -266,8 +263,7 @@ class FillReport(Tabular):
         return f"filled in {self.seconds:.1f} s{bands}"
 
     def _rows(self) -> list[list[str]]:
-        rows = [[shown_id(t.tensor_id), *_cells(t), count_if_any(t.across_bands)] for t in self.tensors]
-        return [*rows, ["all", *_cells(self), ""]]
+        return [*([shown_id(tensor.tensor_id), *_cells(tensor)] for tensor in self.tensors), ["all", *_cells(self)]]
 
 
 def _cells(figures: TensorReport | FillReport) -> list[str]:

@@ -77,6 +77,25 @@ class Intervals:
         stops = [np.minimum(b, high) for b, (high, _) in zip(reached.stops, ends, strict=True)]
         return cls(tuple(starts), tuple(stops))
 
+    def within(self, start: Sequence[int], stop: Sequence[int]) -> Intervals:
+        """What of the pixels lies in the box ``[start, stop)``."""
+        kept = [
+            (low < last) & (high > first)
+            for low, high, first, last in zip(self.starts, self.stops, start, stop, strict=True)
+        ]
+        starts = [np.maximum(low[each], first) for low, each, first in zip(self.starts, kept, start, strict=True)]
+        stops = [np.minimum(high[each], last) for high, each, last in zip(self.stops, kept, stop, strict=True)]
+        return Intervals(tuple(starts), tuple(stops))
+
+    @property
+    def boxes(self) -> tuple[IntArray, IntArray]:
+        """The pixels as bounds of boxes: two arrays of shape (N, ndim)."""
+        starts, stops = (
+            np.stack([axis.ravel() for axis in np.meshgrid(*of, indexing="ij")], axis=1)
+            for of in (self.starts, self.stops)
+        )
+        return starts, stops
+
     @property
     def hull(self) -> tuple[list[int], list[int]]:
         """The smallest box that holds all of the pixels, of which there is at least one."""

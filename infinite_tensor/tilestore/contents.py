@@ -242,10 +242,6 @@ class Contents(ABC):
         Reads no pixel of a complete tile.
         """
 
-    def unfinished(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> list[Index]:  # noqa: ARG002
-        """Tiles of a region of which parts are stored, in lexicographic order; some may be complete by now."""
-        return []
-
     def is_complete(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> bool:  # noqa: ARG002
         """Whether all tiles that hold the pixels ``[start, stop)`` are stored; False is a maybe. Reads none of them."""
         return False

@@ -162,14 +162,6 @@ TILE_STATES = ("stored", "missing", "uncovered")
 """All windows over a tile are there; some are not; no window covers it, so that nothing is ever stored of it."""
 
 
-class TileCounts(NamedTuple):
-    """How many of the tiles that windows cover are in which state."""
-
-    complete: int
-    partial: int
-    missing: int
-
-
 @dataclass(frozen=True)
 class Inventory:
     """What a store holds of a box of tiles of one tensor.
@@ -219,11 +211,6 @@ class Inventory:
         if self.empty:
             return grid.points(starts, stops)
         return missing_windows(grid, self.layout, starts, stops, self.known)
-
-    def counts(self, tiles: int, inside: Callable[[Index], bool]) -> TileCounts:
-        """The states of a number of tiles, those that are `inside`."""
-        complete, partial = sum(map(inside, self.complete)), sum(map(inside, self.partial))
-        return TileCounts(complete, partial, tiles - complete - partial)
 
     def states(self, grid: WindowGrid, low: Sequence[int], high: Sequence[int]) -> npt.NDArray[np.str_]:
         """For each tile of a box ``[low, high)``, an array of its shape, the one of `TILE_STATES` that it is in."""

@@ -312,14 +312,12 @@ class TestStates:
         with pytest.raises(ValidationError, match="state must be None or one of 'stored', 'missing', 'uncovered'"):
             t.coverage(sl[0:20], "skipped!")
 
-    def test_a_plan_counts_them_apart(self, t: InfiniteTensor) -> None:
+    def test_a_plan_counts_tiles_that_are_to_be_stored(self, t: InfiniteTensor) -> None:
         (plan,) = t.plan(sl[0:50]).tensors
-        assert (tuple(plan.tiles), plan.uncovered) == ((0, 0, 3), 7)
+        assert plan.tiles == 3
         t[0:5]
         (plan,) = t.plan(sl[0:50]).tensors
-        assert (tuple(plan.tiles), plan.uncovered) == ((1, 0, 2), 7)
-        assert "uncovered" in str(t.plan(sl[0:50]))
-        assert "uncovered" not in str(t.plan(sl[0:5]))
+        assert plan.tiles == 2
 
     def test_a_report_tells_them(self, t: InfiniteTensor) -> None:
         report = t.fill(sl[0:50], progress=False)
@@ -330,7 +328,7 @@ class TestStates:
     def test_nothing_is_filled_where_no_window_is(self, t: InfiniteTensor) -> None:
         assert t.is_filled(sl[5:20])
         (plan,) = t.plan(sl[5:20]).tensors
-        assert (plan.windows, tuple(plan.tiles), plan.uncovered) == (0, (0, 0, 0), 3)
+        assert (plan.windows, plan.tiles) == (0, 0)
         assert t.fill(sl[5:20], progress=False).uncovered == 3
 
     def test_nothing_is_filled_beyond_the_last_window(self, tmp_path: Path) -> None:
@@ -344,7 +342,8 @@ class TestStates:
         store = ZarrTileStore(tmp_path / "rows.zarr", tile_size=(4, 4))
         with pytest.warns(UncoveredPixelsWarning):
             t = InfiniteTensor((6, None), numbered, TensorWindow((4, 4)), tile_store=store)
-        for expected in ((0, 0, 2), (1, 0, 1)):
+        for expected in (2, 1):
             (plan,) = t.plan(sl[:, 0:8]).tensors
-            assert (tuple(plan.tiles), plan.uncovered) == (expected, 2)
+            assert plan.tiles == expected
+            assert t.coverage(sl[:, 0:8], "uncovered").sum() == 2
             t[0:4, 0:4]

@@ -113,20 +113,8 @@ class TestPlan:
         t, _ = chain(store, depth=1)
         t[0:64, 0:80]
         (tensor,) = t.plan(sl[0:64, 0:192]).tensors
-        assert tensor.tiles == (1, 1, 1)
         assert (tensor.needed, tensor.stored) == (48, 20)
-        assert tensor.bytes_written == 2 * 64 * 64 * 4
-
-    def test_it_reads_tiles_of_what_it_computes_from_and_none_of_what_it_fills(self, store: ZarrTileStore) -> None:
-        t, _ = chain(store, depth=2)
-        t[0:64, 0:64]
-        source, filled = t.plan(sl[0:64, 0:128]).tensors
-        assert filled.tiles == (1, 0, 1)
-        assert (source.bytes_read, filled.bytes_read) == (64 * 64 * 4, 0)
-
-    def test_halos_and_overlaps_show_as_windows_per_window_of_the_output(self) -> None:
-        t, _ = chain(MemoryTileStore(), depth=2)
-        assert [tensor.amplification for tensor in t.plan(sl[0:64, 0:64]).tensors] == [36 / 16, 1.0]
+        assert (tensor.tiles, tensor.bytes_written) == (2, 2 * 64 * 64 * 4)
 
     def test_a_million_by_a_million_pixels_take_no_time(self, store: ZarrTileStore) -> None:
         t, _ = chain(store)
@@ -353,12 +341,10 @@ class TestUpstream:
         region = sl[0:2048, 0:1024]
         plan = t.plan(region, max_memory=68 * MIB)
         report = t.fill(region, max_memory=68 * MIB, progress=False)
-        # One more window on each side of the border for each tensor that is read, and at both ends of it.
-        across = [6 * (128 + 6), 4 * (128 + 4), 2 * (128 + 2), 0]
         for told in (plan, report):
-            assert (told.bands, [tensor.across_bands for tensor in told.tensors]) == (2, across)
+            assert told.bands == 2
             assert "in 2 bands" in str(told)
-        assert plan.windows < sum(made(functions)) <= plan.windows + sum(across) <= 1.05 * plan.windows
+        assert plan.windows < sum(made(functions)) <= 1.05 * plan.windows
 
     def test_an_upstream_tensor_in_memory_does_not_outgrow_it(self, tmp_path: Path) -> None:
         memory, window = MemoryTileStore(), TensorWindow((512, 512))

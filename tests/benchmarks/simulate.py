@@ -36,11 +36,11 @@ from zarr.storage import LocalStore, MemoryStore, WrapperStore
 
 from infinite_tensor import InfiniteTensor, TensorWindow, TileStore, ZarrTileStore
 from infinite_tensor.engine.chain import node_of
-from infinite_tensor.filling.cluster import _extents
+from infinite_tensor.filling.cluster import _SHARDS_PER_THREAD
 from infinite_tensor.filling.cutting import shard_of_tiles
 from infinite_tensor.filling.fill import Request, prepare
 from infinite_tensor.filling.mask import Target
-from infinite_tensor.filling.plan import FillPlan, TensorPlan, demands
+from infinite_tensor.filling.plan import FillPlan, TensorPlan, demands, in_shares
 from infinite_tensor.geometry.regions import parse
 from infinite_tensor.tilestore.persistent.writer import _BATCH_BYTES, _BATCH_JOBS
 from infinite_tensor_stores.zarr.objects import DEFAULT_CONCURRENCY
@@ -86,11 +86,6 @@ class Work:
         """Whether a tile takes several windows, so that it may be stored in part."""
         return self.window > self.stride or self.stride != self.tile
 
-    @property
-    def spills(self) -> bool:
-        """Whether windows reach beyond the tile that they begin in."""
-        return self.window > self.stride or self.tile % self.stride > 0
-
     def moved(self, windows: float, args: float) -> float:
         """Bytes that are copied into tiles or out of them for that many windows and regions of args."""
         return (windows * self.window**2 + args * (self.window + 2 * self.halo) ** 2) * self.itemsize
@@ -120,7 +115,6 @@ class Storage:
     gets: float = math.inf
     prefixes: int = 1  # over how many the keys of a tensor are spread by now
     concurrency: int = DEFAULT_CONCURRENCY  # requests of one call that are under way at a time
-    listing: float = 0.0  # seconds to list 1,000 keys
 
     def rounds(self, requests: float) -> float:
         """Seconds to wait for the answers of one call."""
@@ -138,7 +132,7 @@ class Fleet:
     task_seconds: float = 0.001  # what the scheduler of a cluster takes for a task
 
 
-S3 = Storage(latency=0.03, bandwidth=100e6, puts=3500, gets=5500, listing=0.1)
+S3 = Storage(latency=0.03, bandwidth=100e6, puts=3500, gets=5500)
 S3_COSTS = Costs(store=2.3e-3, encode=5e-9, fetch=1.2e-3, decode=1.6e-9)
 """A request to S3 takes more work than one to a local disk: what ``--calibrate-s3`` prints."""
 
@@ -301,7 +295,7 @@ class _Model:
         windows = times * made.windows
         args = windows - times * made.tensors[0].windows
         tiles = [times * self._tiles(tensor) for tensor in made.tensors if self._is_stored(tensor, made)]
-        whole = times * made.tensors[-1].tiles.missing
+        whole = times * made.tensors[-1].tiles
         again = sum(bands * self._tiles(tensor) for tensor in band.tensors if self._is_stored(tensor, band))
         again = max(0.0, again - sum(tiles))
         # Who has created the tensors asks once for all tiles of a step, whether somebody else writes them.
@@ -326,22 +320,20 @@ class _Model:
         for demand in reversed(demands([Target(node_of(tensors[-1]), (0, 0), (self.work.side,) * 2)])[0]):
             if not demand.node.store.contents.outlives_process:
                 continue
-            extents = _extents(demand, self.fleet.processes * self.fleet.threads).tolist()
+            tiles = -(-self.work.side // self.work.tile)
+            count = min(_SHARDS_PER_THREAD * self.fleet.processes * self.fleet.threads, tiles**2)
+            low, high = shard_of_tiles((0, 0), (tiles, tiles), 0, count)
             tensor = next(t for t in tensors if node_of(t) == demand.node)
-            tasks = max(1.0, demand.missing * self.work.stride**2 / math.prod(extents))
-            block = tensor.plan(_region((0, 0), extents))
-            one = self._in_tasks(block, tasks, demand.missing / tasks)
+            block = tensor.plan(_region((0, 0), [(b - a) * self.work.tile for a, b in zip(low, high, strict=True)]))
+            one = self._in_tasks(block, count, in_shares(demand, count).missing / count)
             total.add(one)
             total.seconds += one.seconds
             total.stages = {name: total.stages.get(name, 0.0) + each for name, each in one.stages.items()}
             total.output_windows = demand.needed
-        # Which tiles are left in parts is found by looking through all of them.
-        total.stages["listing"] = (self.work.side / self.work.tile) ** 2 / 1000 * self.storage.listing
-        total.seconds += total.stages["listing"]
         return total
 
-    def _in_tasks(self, block: FillPlan, tasks: float, windows: float) -> Prediction:
-        """One tensor, of which each task is a block."""
+    def _in_tasks(self, block: FillPlan, tasks: int, windows: float) -> Prediction:
+        """One tensor, of which each task is a shard."""
         work, fleet = self.work, self.fleet
         upstream = block.tensors[:-1]
         # What is in memory is computed by every task that needs it.
@@ -350,27 +342,21 @@ class _Model:
             windows += sum(tensor.windows for tensor in upstream)
             args = windows - upstream[0].windows if upstream else 0.0
         read = self._tiles(upstream[-1]) if upstream and work.stored else 0.0
-        wide, high = (extent / work.tile for extent in block.regions[0].stop)
-        whole = wide * high
-        # Windows that reach into the blocks around leave parts of tiles, which somebody puts together.
-        parts, borders = (2 * (wide + high), wide + high - 1) if work.spills else (0.0, 0.0)
-        stored = whole + parts
-        begun = whole + (wide + high + 1 if work.spills else 0.0)
+        stored = (work.side / work.tile) ** 2 / tasks
         # Each call also makes sure that the tensor is still there.
-        gets = self._gets_per_missing * begun + read + 5 * borders + 2 + stored / self._batch
-        waits = self._look_up_rounds(begun) + self.storage.rounds(read) + 5 * self.storage.rounds(borders)
-        sending = self._write_rounds(stored - parts) + self._log_rounds(parts)
-        load = self._load(windows, args, begun, stored, waits + (read + borders) * self._fetch_seconds(), sending)
+        gets = self._gets_per_missing * stored + read + 2 + stored / self._batch
+        waits = self._look_up_rounds(stored) + self.storage.rounds(read)
+        sending = self._write_rounds(stored)
+        load = self._load(windows, args, stored, stored, waits + read * self._fetch_seconds(), sending)
         task = load.seconds(math.ceil(stored / self._batch))
         stages = {name: each * tasks / fleet.processes for name, each in load.stages().items()}
         stages["scheduler"] = tasks * fleet.task_seconds
-        # Parts are deleted once the tile is complete.
-        puts = tasks * (stored + parts)
-        stages |= self._limits(puts, tasks * max(gets - read, read))
+        stages |= self._limits(tasks * stored, tasks * max(gets - read, read))
         turns = math.ceil(tasks / fleet.processes / fleet.threads)
         seconds = max(turns * task, *stages.values())
-        read += 2 * borders
-        return self._prediction(seconds, tasks * windows, tasks * stored, puts, tasks * gets, tasks * read, stages)
+        return self._prediction(
+            seconds, tasks * windows, tasks * stored, tasks * stored, tasks * gets, tasks * read, stages
+        )
 
     # What both take.
 
@@ -378,7 +364,7 @@ class _Model:
         return self.work.stored or tensor is plan.tensors[-1]
 
     def _tiles(self, tensor: TensorPlan) -> float:
-        return max(tensor.tiles.missing, tensor.bytes_written / self.work.tile_bytes)
+        return tensor.tiles
 
     @property
     def _batch(self) -> int:
@@ -582,7 +568,7 @@ def _trial(work: Work, folder: Path) -> _Trial:
         output[square]
         read_seconds = time.perf_counter() - begun
     args, tiles = plan.windows - plan.tensors[0].windows, plan.bytes_written / work.tile_bytes
-    outputs = plan.tensors[-1].tiles.missing
+    outputs = plan.tensors[-1].tiles
     return _Trial(work, plan.windows, args, tiles, outputs, thread_seconds, seconds, read_seconds)
 
 

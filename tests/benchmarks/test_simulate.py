@@ -145,11 +145,11 @@ def test_more_shards_than_tiles_are_no_quicker() -> None:
     assert more.seconds == sixteen.seconds
 
 
-def test_windows_that_overlap_leave_parts_of_tiles_to_put_together() -> None:
+def test_windows_across_the_borders_of_shards_are_computed_twice() -> None:
     flush = Work(4096, tile=256, window=128, stride=128)
-    whole, parts = (predict(work, FREE, NEAR, cluster(16)) for work in (flush, replace(flush, window=160)))
-    assert whole.puts == 16**2
-    assert parts.puts > 1.5 * whole.puts
+    whole, overlapping = (predict(work, FREE, NEAR, cluster(16)) for work in (flush, replace(flush, window=160)))
+    assert whole.puts == overlapping.puts == 16**2
+    assert whole.amplification == 1 < overlapping.amplification
 
 
 def test_latency_is_waited_for_once_for_many_requests() -> None:

@@ -157,11 +157,6 @@ class PersistentContents(Contents):
         return Inventory(record.layout, frozenset(complete), {t: w for t, w in known.items() if t not in complete})
 
     @store_method
-    def unfinished(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> list[Index]:
-        """Tiles of which there are parts in storage."""
-        return sorted(self.storage.find_partials(spec.tensor_id, *self.layout(spec).box(start, stop)))
-
-    @store_method
     def is_complete(self, spec: TensorSpec, start: Sequence[int], stop: Sequence[int]) -> bool:
         """Whether all tiles of a region are in storage."""
         self.raise_failure()

