@@ -776,13 +776,13 @@ class InfiniteTensor(Fillable):
             If it is empty, has other dimensions, or is too large to draw. Nothing has been computed then.
         """
         # What is seen of a tensor stands on tensors.
-        from infinite_tensor.views.drawing import draw  # noqa: PLC0415
+        from infinite_tensor.views.showing import draw  # noqa: PLC0415
 
         return draw(self, region, ax=ax, compute=compute, **options)
 
     def _repr_html_(self) -> str:
         # What is seen of a tensor stands on tensors.
-        from infinite_tensor.views.notebook import html_of_tensor  # noqa: PLC0415
+        from infinite_tensor.views.showing import html_of_tensor  # noqa: PLC0415
 
         return html_of_tensor(self)
 

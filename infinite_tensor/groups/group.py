@@ -567,7 +567,7 @@ class TensorGroup(Fillable):
 
     def _repr_html_(self) -> str:
         # What is seen of a group stands on groups.
-        from infinite_tensor.views.notebook import html_of_group  # noqa: PLC0415
+        from infinite_tensor.views.showing import html_of_group  # noqa: PLC0415
 
         return html_of_group(self)
 

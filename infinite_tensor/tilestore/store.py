@@ -443,7 +443,7 @@ class TileStore:
 
     def _repr_html_(self) -> str:
         # What is seen of a store stands on tensors.
-        from infinite_tensor.views.notebook import html_of_store  # noqa: PLC0415
+        from infinite_tensor.views.showing import html_of_store  # noqa: PLC0415
 
         return html_of_store(self)
 

@@ -14,9 +14,8 @@ from infinite_tensor.support.arguments import checked_flag
 from infinite_tensor.support.given import as_index, members, quoted, word
 from infinite_tensor.support.tables import count_of
 from infinite_tensor.tensor import InfiniteTensor
-from infinite_tensor.views.documents import plain_name_of
 from infinite_tensor.views.frame import Frame, Pixels, nodata_of
-from infinite_tensor.views.meanings import attributes_of, coordinates_of
+from infinite_tensor.views.metadata import attributes_of, coordinates_of, plain_name_of
 
 if TYPE_CHECKING:
     import dask.array
@@ -99,9 +98,7 @@ def _count(frame: Frame, chunks: Any) -> int:
     elif len(frame.shape) == 1 < len(entries):
         # All are chunks of the one dimension.
         entries = (entries,)
-    nbytes = math.prod(frame.shape) * frame.dtype.itemsize
-    counts = [nbytes // most for most in map(_most_bytes, entries) if most]
-    return max([math.prod(map(_count_along, frame.shape, entries)), *counts])
+    return math.prod(map(_count_along, frame.shape, entries))
 
 
 def _count_along(extent: int, entry: object) -> int:
@@ -116,17 +113,3 @@ def _count_along(extent: int, entry: object) -> int:
             f"{quoted(entry)}; by default they are tiles"
         )
     return len(numbers) if sizes is not None else -(-extent // (numbers[0] or 1))
-
-
-def _most_bytes(entry: object) -> int | None:
-    """How many bytes a chunk may have by a text such as "16 MiB"; None for everything else."""
-    from dask.utils import parse_bytes  # noqa: PLC0415  (an extra)
-
-    text = word(entry)
-    if text in (None, "auto"):
-        return None
-    try:
-        return max(1, int(parse_bytes(text)))
-    except ValueError:
-        # Dask says what it is.
-        return None

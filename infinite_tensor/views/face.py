@@ -26,16 +26,18 @@ from infinite_tensor.geometry.points import Index
 from infinite_tensor.support.forks import cached_property
 from infinite_tensor.support.nested import Key
 from infinite_tensor.tensor import InfiniteTensor
-from infinite_tensor.views.documents import (
+from infinite_tensor.views.frame import Frame
+from infinite_tensor.views.metadata import (
+    Shown,
     array_document,
     array_name_of,
+    beside,
     chunk_bytes,
+    coordinates_of,
     hierarchy,
     is_plain_name,
     path_of,
 )
-from infinite_tensor.views.frame import Frame
-from infinite_tensor.views.meanings import Shown, beside, coordinates_of
 from infinite_tensor.views.requests import Requests
 
 if TYPE_CHECKING:

@@ -23,14 +23,13 @@ from infinite_tensor.support.publishing import publish, synchronize, unfinished_
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore.messages import warn_of_lost
 from infinite_tensor.values.definition import Number
-from infinite_tensor.views.documents import array_name_of, path_of
 from infinite_tensor.views.exports.cutout import Cutout, Sink, Source, computed, explained, stored, stream, units_in
 from infinite_tensor.views.exports.files import check_png, opened_npy, opened_png
 from infinite_tensor.views.exports.tiff import check_tiff, opened_tiff, unsaid_by_tiff
 from infinite_tensor.views.exports.zarrs import Content, opened_zarr
 from infinite_tensor.views.face import Face, with_distinct_dims
 from infinite_tensor.views.frame import shown_value, state_of
-from infinite_tensor.views.meanings import unsaid_by_attributes
+from infinite_tensor.views.metadata import array_name_of, path_of, unsaid_by_attributes
 from infinite_tensor_stores.targets import is_local, local_path, text_of
 from infinite_tensor_stores.targets import shown as shown_target
 

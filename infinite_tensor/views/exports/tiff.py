@@ -17,7 +17,7 @@ from infinite_tensor.pipelines.readers import RasterReader
 from infinite_tensor.pipelines.sliding import CHANNELS
 from infinite_tensor.values.meaning import Attribute, Code, Coordinate, Georeference, crs_of
 from infinite_tensor.views.exports.cutout import Cutout, Pixels, Place, Sink
-from infinite_tensor.views.meanings import nodata_in
+from infinite_tensor.views.metadata import nodata_in
 
 _BLOCK = 512
 _LONGEST = 2**31 - 1

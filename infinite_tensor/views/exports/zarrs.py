@@ -27,9 +27,18 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.support.publishing import publish, remove, unfinished_folder
 from infinite_tensor.support.threads import on_threads
-from infinite_tensor.views.documents import DOCUMENT, UNFINISHED, array_document, chunk_bytes, hierarchy, is_name
 from infinite_tensor.views.exports.cutout import Cutout, Pixels, Place, Sink
-from infinite_tensor.views.meanings import Shown, beside, zarr_attributes
+from infinite_tensor.views.metadata import (
+    DOCUMENT,
+    UNFINISHED,
+    Shown,
+    array_document,
+    beside,
+    chunk_bytes,
+    hierarchy,
+    is_name,
+    zarr_attributes,
+)
 from infinite_tensor_stores.targets import is_local, local_path, shown, zarr_store
 from infinite_tensor_stores.zarr.codec import threads_for
 from infinite_tensor_stores.zarr.objects import Objects

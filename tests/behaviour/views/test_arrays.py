@@ -318,7 +318,7 @@ class TestDask:
         with pytest.raises(ValidationError, match=r"^chunks must have 1 pixel or more .*; by default they are tiles"):
             tensor_of().to_dask(REGION, chunks)
 
-    @pytest.mark.parametrize("chunks", ["tiles", 1, (2**10, 2**10), {0: 2**10, 1: 1}, "1 kiB", ("1 kiB", -1)])
+    @pytest.mark.parametrize("chunks", ["tiles", 1, (2**10, 2**10), {0: 2**10, 1: 1}])
     def test_more_chunks_than_dask_holds(self, chunks: Any) -> None:
         with pytest.raises(ValidationError, match=r"may have 4,194,304 chunks, .*; give a smaller region, or larger"):
             tensor_of().to_dask(sl[0 : 2**40, 0 : 2**21], chunks)

@@ -28,7 +28,7 @@ from infinite_tensor import (
     sl,
 )
 from infinite_tensor.tilestore import TileStore
-from infinite_tensor.views import notebook
+from infinite_tensor.views import showing
 from tests.support.counting import Counted
 from tests.support.dict_store import DictTileStore
 from tests.support.html import Page
@@ -292,7 +292,7 @@ class TestWhateverHappens:
             def _stored_size(self, *_: Any) -> None:
                 released.wait()
 
-        monkeypatch.setattr(notebook, "LONGEST_SECONDS", 0.05)
+        monkeypatch.setattr(showing, "LONGEST_SECONDS", 0.05)
         store = Hanging({}, tile_size=16)
         t = tensor_of(tile_store=store)
         begun = time.monotonic()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from infinite_tensor import InfiniteTensor, TensorWindow, ZarrTileStore
-from infinite_tensor.views import notebook
+from infinite_tensor.views import showing
 from tests.support.counting import Constant, Counted
 from tests.support.html import Page
 from tests.support.s3_proxy import Proxy
@@ -55,5 +55,5 @@ def test_a_server_that_is_down_is_told_of_in_time(server: S3Server, url: str) ->
     t = tensor_in(store, Counted(Constant((TILE, TILE))))
     proxy.close()
     text = Page(t._repr_html_()).text
-    assert "could not" in text or f"not answered within {notebook.LONGEST_SECONDS:g} s" in text
+    assert "could not" in text or f"not answered within {showing.LONGEST_SECONDS:g} s" in text
     store.close(discard=True)
