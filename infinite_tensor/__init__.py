@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from infinite_tensor.values.digest import digest
     from infinite_tensor.values.reduction import Reduction
     from infinite_tensor.values.weights import WeightedMean
-    from infinite_tensor.views.copied import CopyProgress, CopyReport
+    from infinite_tensor.views.copying import CopyReport
     from infinite_tensor_stores import HDF5TileStore, ZarrTileStore, open_store
     from infinite_tensor_stores.blobs import TensorBlob
 
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 __all__ = [
     "BlobModeError",
     "BlobNotFoundError",
-    "CopyProgress",
     "CopyReport",
     "Damage",
     "DamagedDataWarning",
@@ -124,7 +123,7 @@ _find, _names = offered_by(
         "infinite_tensor.values.digest": ["digest"],
         "infinite_tensor.values.reduction": ["Reduction"],
         "infinite_tensor.values.weights": ["WeightedMean"],
-        "infinite_tensor.views.copied": ["CopyProgress", "CopyReport"],
+        "infinite_tensor.views.copying": ["CopyReport"],
         "infinite_tensor_stores": ["HDF5TileStore", "ZarrTileStore", "open_store"],
         "infinite_tensor_stores.blobs": ["TensorBlob"],
     },

@@ -1,4 +1,4 @@
-"""How far a fill has come, and in the end what it has done."""
+"""How far a fill, an export or a copy has come, and in the end what it has done."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from infinite_tensor.engine.chain import Node
 from infinite_tensor.support.arguments import checked_progress
@@ -20,85 +20,32 @@ from infinite_tensor.support.tables import Tabular, bytes_of, count_if_any, coun
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a fill has come.
+    """How far a fill, an export or a copy has come.
 
     Attributes
     ----------
     done : int
-        Windows that have been computed, of all tensors.
+        Windows that have been computed, of all tensors. Of an export or a copy, tiles that are there.
     total : int
-        Windows that it is expected to compute in all: fewer as it meets what was stored before.
+        Windows that it is expected to compute in all: fewer as it meets what was stored before. Of an export or a copy,
+        tiles; a copy counts those of the tensors that it has looked at so far.
     seconds : float
         How long it has been at it.
-    report : FillReport or None
-        In the last call, at the end of a fill that was not interrupted: what it has done, and what a mask left out.
+    report : FillReport, CopyReport or None
+        In the last call, at the end of a fill or a copy that was not interrupted: what it has done.
     """
 
     done: int
     total: int
     seconds: float
-    report: FillReport | None = None
+    report: Any = None
 
 
 Watcher: TypeAlias = Callable[[Progress], object]
 
 
-class Shown(AbstractContextManager[Any]):
-    """Work whose progress is shown: by a bar, by lines in a log, or by a function of a user.
-
-    Parameters
-    ----------
-    progress : bool, "always" or callable
-        As for `Fillable.fill`.
-    total : int
-        How many units there are.
-    unit : str
-        What is counted.
-    """
-
-    def __init__(self, progress: object, total: int, unit: str) -> None:
-        self._begun = time.monotonic()
-        self._told = -1.0
-        checked = checked_progress(progress)
-        self._watcher: Callable[[Any], object] | None = checked if callable(checked) else None
-        # A log is told of what is left, and not that nothing is.
-        self._tells_end = self._watcher is not None
-        self._every = _TELL_SECONDS
-        self._bar: Any = None
-        if progress == "always" or (progress is True and is_watched()):
-            # Which takes as long to import as all the rest.
-            from tqdm.auto import tqdm  # noqa: PLC0415
-
-            self._bar = tqdm(total=total, unit=unit, smoothing=0.1)
-        elif progress is True:
-            self._watcher, self._every, self._told = _line_in(unit), LINE_SECONDS, 0.0
-
-    @property
-    def seconds(self) -> float:
-        """How long it has been at it."""
-        return time.monotonic() - self._begun
-
-    @property
-    def _is_due(self) -> bool:
-        return self._watcher is not None and self.seconds - self._told >= self._every
-
-    def _show(self, progress: Any) -> None:
-        assert self._watcher is not None
-        self._told = progress.seconds
-        # The user's: it may use any store.
-        with running_f():
-            self._watcher(progress)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, _kind: object, *_exc: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-
-class Tally(Shown):
-    """Counts the windows of a fill, and shows them.
+class Tally(AbstractContextManager["Tally"]):
+    """Counts what work has done, and shows it: by a bar, by lines in a log, or by a function of a user.
 
     Parameters
     ----------
@@ -115,41 +62,73 @@ class Tally(Shown):
     """
 
     def __init__(self, total: int, progress: bool | str | Watcher, parts: int = 1, *, unit: str = "window") -> None:
-        super().__init__(progress, total, unit)
+        self._begun = time.monotonic()
+        self._told = -1.0
+        checked = checked_progress(progress)
+        self._watcher: Watcher | None = checked if callable(checked) else None
+        # A log is told of what is left, and not that nothing is.
+        self._tells_end = self._watcher is not None
+        self._every = _TELL_SECONDS
+        self._bar: Any = None
+        if progress == "always" or (progress is True and is_watched()):
+            # Which takes as long to import as all the rest.
+            from tqdm.auto import tqdm  # noqa: PLC0415
+
+            self._bar = tqdm(total=total, unit=unit, smoothing=0.1)
+        elif progress is True:
+            self._watcher, self._every, self._told = _line_in(unit), LINE_SECONDS, 0.0
         self.total = self._most = total
         self._parts = self._left = max(1, parts)
-        self.windows: Counter[Node] = Counter()
-        self._report: FillReport | None = None
+        self.windows: Counter[Any] = Counter()
+        self._report: Tabular | None = None
         self._lock = threading.Lock()
 
-    def count(self, node: Node, windows: int) -> None:
+    @property
+    def seconds(self) -> float:
+        """How long it has been at it."""
+        return time.monotonic() - self._begun
+
+    def expect(self, count: int) -> None:
+        """So many more are to come."""
+        with self._lock:
+            self._set_total(self.total + count)
+
+    def count(self, tensor: Node | str, windows: int) -> None:
         """So many windows of a tensor are there."""
         with self._lock:
-            self.windows[node] += windows
+            self.windows[tensor] += windows
             if self._bar is not None:
                 self._bar.update(windows)
-            if self._is_due:
+            if self._watcher is not None and self.seconds - self._told >= self._every:
                 self._tell()
 
     def pass_parts(self, count: int) -> None:
         """So many parts are done: what they have not computed was stored, and is not expected any more."""
         with self._lock:
             self._left -= count
-            self.total = self.windows.total() + self._most * self._left // self._parts
-            if self._bar is not None:
-                self._bar.total = self.total
+            self._set_total(self.windows.total() + self._most * self._left // self._parts)
 
-    def finish(self, report: FillReport) -> None:
+    def _set_total(self, total: int) -> None:
+        self.total = total
+        if self._bar is not None:
+            self._bar.total = total
+
+    def finish(self, report: Tabular) -> None:
         """All is done: the last that is shown says so."""
         self._report = report
-        if self._bar is not None:
+        if self._bar is not None and isinstance(report, FillReport):
             self._bar.set_postfix_str(_tiles_of(report), refresh=False)
 
     def _tell(self) -> None:
-        self._show(Progress(self.windows.total(), self.total, self.seconds, self._report))
+        assert self._watcher is not None
+        self._told = self.seconds
+        # The user's: it may use any store.
+        with running_f():
+            self._watcher(Progress(self.windows.total(), self.total, self._told, self._report))
 
-    def __exit__(self, kind: object, *exc: object) -> None:
-        super().__exit__(kind, *exc)
+    def __exit__(self, kind: object, *_exc: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
         if self._tells_end and kind is None:
             with self._lock:
                 self._tell()

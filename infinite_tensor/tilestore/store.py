@@ -22,9 +22,10 @@ from infinite_tensor.values.reduction import Reduction
 if TYPE_CHECKING:
     import os
 
+    from infinite_tensor.filling.progress import Watcher
     from infinite_tensor.groups import TensorGroup
     from infinite_tensor.tensor import InfiniteTensor, SupportsAsTensor
-    from infinite_tensor.views.copied import CopyReport, CopyWatcher
+    from infinite_tensor.views.copying import CopyReport
 
 
 class TileStore:
@@ -306,7 +307,7 @@ class TileStore:
         upstream: bool = False,
         region: object = None,
         overwrite: bool = False,
-        progress: bool | str | CopyWatcher = True,
+        progress: bool | str | Watcher = True,
     ) -> CopyReport:
         """Copy a tensor into another store, of whatever kind: its definition, and all that is stored of it.
 
@@ -336,7 +337,7 @@ class TileStore:
             Delete what `other_store` has under an id, if it is another tensor. Nothing is deleted before all arguments
             and definitions have been checked.
         progress : bool, "always" or callable
-            As for `InfiniteTensor.fill`; a callable is given a `CopyProgress`.
+            As for `InfiniteTensor.fill`; what a `Progress` counts is tiles, not windows.
 
         Returns
         -------
@@ -347,8 +348,8 @@ class TileStore:
         ------
         ValidationError
             If `other_store` holds a tensor of that id with another definition, and is not to overwrite it; the message
-            lists what differs. If it is read-only, or this store itself; or if it keeps windows in memory and these
-            cannot be had back from tiles, as they overlap. Nothing has been copied then.
+            lists what differs. If it is read-only, a `MemoryTileStore`, or this store itself. Nothing has been copied
+            then.
         StoreError
             If this store holds no tensor of that id, if somebody clears or invalidates the tensor in either
             store meanwhile, or if something cannot be read or stored. Copy again to continue.

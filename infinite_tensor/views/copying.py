@@ -3,39 +3,82 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
-import torch
-
-from infinite_tensor.errors import StoreError, ValidationError
-from infinite_tensor.geometry.points import Index, is_empty
+from infinite_tensor.errors import ValidationError
+from infinite_tensor.filling.progress import Tally, Watcher
 from infinite_tensor.geometry.regions import Selection, parse
 from infinite_tensor.support.arguments import checked_flag, checked_id, checked_progress
 from infinite_tensor.support.given import quoted
 from infinite_tensor.support.interrupts import store_call
+from infinite_tensor.support.tables import Tabular, bytes_of, count_if_any, count_of, shown_id
 from infinite_tensor.tilestore.layout import Record
 from infinite_tensor.tilestore.memory.contents import MemoryContents
-from infinite_tensor.tilestore.partial import PartialTile
 from infinite_tensor.tilestore.persistent.contents import PersistentContents
 from infinite_tensor.tilestore.store import TileStore
 from infinite_tensor.tilestore.stored_definition import StoredTensor
 from infinite_tensor.values.definition import differences
 from infinite_tensor.values.functions import changes
 from infinite_tensor.values.spec import TensorSpec
-from infinite_tensor.views.copied import CopyReport, CopyTally, CopyWatcher, TensorCopy
-from infinite_tensor.views.copying_windows import tiles_into_windows, windows_into_tiles, windows_into_windows
+from infinite_tensor.views.moving import TensorCopy, Tiles, windows_into_tiles
 from infinite_tensor_stores import shared_store
 from infinite_tensor_stores.targets import is_local, local_path
-
-_BATCH_TILES = 256
-_BATCH_BYTES = 2**25
-"""About so much of pixels is on its way at a time."""
 
 _INTERRUPTED = (
     "The copy was interrupted; what it has moved is there. Call store.copy again with the same arguments to continue."
 )
+
+
+@dataclass(frozen=True)
+class CopyReport(Tabular):
+    """What a copy has moved. It prints as a table.
+
+    Attributes
+    ----------
+    tensors : tuple of TensorCopy
+        The tensors, each after those that it reads.
+    absent : tuple of str
+        Ids of upstream tensors that were to be copied too, and that the store does not hold.
+    target : str
+        Where they were copied to.
+    seconds : float
+        How long it took.
+    """
+
+    tensors: tuple[TensorCopy, ...]
+    absent: tuple[str, ...]
+    target: str
+    seconds: float
+
+    _HEADINGS: ClassVar = ("tensor", "tiles", "partial", "windows", "there already", "damaged", "moved")
+
+    @property
+    def tiles(self) -> int:
+        """Complete tiles that were moved, of all tensors."""
+        return sum(tensor.tiles for tensor in self.tensors)
+
+    @property
+    def bytes(self) -> int:
+        """All that was moved, in bytes."""
+        return sum(tensor.bytes for tensor in self.tensors)
+
+    @property
+    def _title(self) -> str:
+        left = f"; upstream and not in the store: {', '.join(map(repr, self.absent))}" if self.absent else ""
+        return f"copied to {self.target} in {self.seconds:.1f} s{left}"
+
+    def _rows(self) -> list[list[str]]:
+        return [
+            [
+                shown_id(each.tensor_id),
+                count_of(each.tiles),
+                *map(count_if_any, (each.partial, each.windows, each.there, each.damaged)),
+                bytes_of(each.bytes),
+            ]
+            for each in self.tensors
+        ]
 
 
 def copy_tensor(
@@ -46,7 +89,7 @@ def copy_tensor(
     upstream: bool,
     region: object,
     overwrite: bool,
-    progress: bool | str | CopyWatcher,
+    progress: bool | str | Watcher,
 ) -> CopyReport:
     """`TileStore.copy`; see there."""
     tensor_id, watcher = checked_id(tensor_id), checked_progress(progress)
@@ -56,8 +99,7 @@ def copy_tensor(
     jobs[-1] = jobs[-1].within(region)
     # Last, as it may create one. What a store holds does not keep it alive.
     other = _checked_store(store, other_store)
-    target = _checked_contents(other)
-    target.check_writable("take a copy")
+    target = _checked_target(other)
     in_the_way = _all_in_the_way(jobs, store, other)
     if in_the_way and not overwrite:
         raise _taken(target, *next(iter(in_the_way.items())))
@@ -66,12 +108,14 @@ def copy_tensor(
         other.clear_tensor(name)
     call = store_call()
     try:
-        with call.running, CopyTally(watcher) as tally:
+        with call.running, Tally(0, watcher, unit="tile") as tally:
             call.begin(source, target)
             source.flush()
             target.flush()
             copies = tuple([_copy(job, source, target, tally) for job in jobs])
-            return tally.finish(CopyReport(copies, absent, str(other), tally.seconds))
+            report = CopyReport(copies, absent, str(other), tally.seconds)
+            tally.finish(report)
+            return report
     except KeyboardInterrupt as interrupt:
         interrupt.add_note(_INTERRUPTED)
         raise
@@ -113,6 +157,17 @@ def _checked_contents(store: TileStore) -> _Contents:
     if not isinstance(contents, PersistentContents | MemoryContents):
         raise ValidationError(f"{store} is not a store that tensors can be copied from or to; save what it is made of")
     contents.check_open()
+    return contents
+
+
+def _checked_target(other: TileStore) -> PersistentContents:
+    contents = _checked_contents(other)
+    if isinstance(contents, MemoryContents):
+        raise ValidationError(
+            f"{other} keeps windows, and takes no copies, which are tiles; ZarrTileStore('memory://name') keeps tiles "
+            "in memory"
+        )
+    contents.check_writable("take a copy")
     return contents
 
 
@@ -192,7 +247,7 @@ def _job(source: _Contents, tensor_id: str) -> _Job:
 
 
 def _all_in_the_way(jobs: Sequence[_Job], store: TileStore, other: TileStore) -> dict[str, Sequence[str]]:
-    source, target = _checked_contents(store), _checked_contents(other)
+    source, target = _checked_contents(store), _checked_target(other)
     if _share_a_place(store, other):
         _check_other(jobs, source, target)
     found = {job.spec.tensor_id: _in_the_way(job, source, target) for job in jobs}
@@ -205,8 +260,6 @@ def _in_the_way(job: _Job, source: _Contents, target: _Contents) -> Sequence[str
     ValidationError where the target can hold nothing of this one, or is where it comes from.
     """
     spec = job.spec
-    if isinstance(target, MemoryContents) and isinstance(source, PersistentContents):
-        _check_separable(spec, target)
     if isinstance(source, PersistentContents) and not source.storage.finds_tiles and job.selection is None:
         _check_finite(spec, source)
     if not target.holds(spec.tensor_id):
@@ -234,16 +287,6 @@ def _differences(there: StoredTensor, spec: TensorSpec) -> list[str]:
     return [*differences(before, now), *(f"{line}, since what is there was computed" for line in changed)]
 
 
-def _check_separable(spec: TensorSpec, target: MemoryContents) -> None:
-    plain = spec.blend in (None, "first", "last") and spec.blend_init is None and spec.reduction is None
-    if not (plain and spec.grid.overlap_free):
-        raise ValidationError(
-            f"tensor {spec.tensor_id!r} cannot be copied to {target}, which keeps windows: what is stored of it is "
-            "blended or reduced, and its windows cannot be had back. ZarrTileStore('memory://name') keeps tiles in "
-            "memory"
-        )
-
-
 def _check_finite(spec: TensorSpec, source: PersistentContents) -> None:
     if None in spec.shape:
         raise ValidationError(
@@ -255,16 +298,12 @@ def _check_finite(spec: TensorSpec, source: PersistentContents) -> None:
 # Its tiles.
 
 
-def _copy(job: _Job, source: _Contents, target: _Contents, tally: CopyTally) -> TensorCopy:
-    spec, selection = job.spec, job.selection
+def _copy(job: _Job, source: _Contents, target: PersistentContents, tally: Tally) -> TensorCopy:
+    spec, selection, record = job.spec, job.selection, job.record
     if isinstance(source, MemoryContents):
-        move = windows_into_windows if isinstance(target, MemoryContents) else windows_into_tiles
-        return move(spec, source, target, selection, tally)  # type: ignore[arg-type]
-    record = job.record
+        return windows_into_tiles(spec, source, target, selection, tally)
     assert record is not None
     source.check_current(record)
-    if isinstance(target, MemoryContents):
-        return tiles_into_windows(record, source, target, _stored(record, source, selection), tally)
     with target.lock:
         known = target.registry.records.get(spec.tensor_id)
         if known is None:
@@ -272,187 +311,10 @@ def _copy(job: _Job, source: _Contents, target: _Contents, tally: CopyTally) -> 
         else:
             target.check_there(known)
         there = target.registry.record_of(spec)
-    copied = _Tiles(record, source, there, target, tally).copy(selection)
+    copied = Tiles(record, source, there, target, tally).copy(selection)
     source.check_there(record)
     target.check_there(there)
     target.storage.flush()
     # What was known of incomplete tiles may be less than is stored by now.
     target.tiles.drop_in_progress(spec.tensor_id)
     return copied
-
-
-def _stored(record: Record, source: PersistentContents, selection: Selection | None) -> tuple[list[Index], list[Index]]:
-    """The complete tiles that are stored of a tensor, or of a region, and the incomplete ones, in order."""
-    if selection is not None and is_empty(selection.start, selection.stop):
-        return [], []
-    layout = record.layout
-    start, stop = layout.pixels if selection is None else (selection.start, selection.stop)
-    complete, begun = source.storage.find(record.spec.tensor_id, *layout.box(start, stop))
-    return sorted(complete), sorted(begun - complete)
-
-
-class _Tiles:
-    """Moves the tiles of one tensor between two storages, some at a time, and looks at each again once it is there."""
-
-    def __init__(
-        self,
-        record: Record,
-        source: PersistentContents,
-        there: Record,
-        target: PersistentContents,
-        tally: CopyTally,
-    ) -> None:
-        self._record = record
-        self._source = source
-        self._there = there
-        self._target = target
-        self._tally = tally
-        self._tensor_id = tensor_id = record.spec.tensor_id
-        encoding = source.storage.encoding(tensor_id)
-        self._alike = encoding is not None and encoding == target.storage.encoding(tensor_id)
-        self._copied = TensorCopy(tensor_id)
-        self._begun_there: set[Index] = set()
-
-    def copy(self, selection: Selection | None) -> TensorCopy:
-        """Copy all that is stored, or what is stored of a region."""
-        complete, begun = _stored(self._record, self._source, selection)
-        self._tally.expect(len(complete) + len(begun))
-        there = self._find(complete, begun)
-        for some in self._batches(complete):
-            missing = [tile for tile in some if tile not in there] if there is not None else self._missing(some)
-            self._move(missing)
-            self._add(there=len(some) - len(missing))
-            self._tally.count(len(some))
-        for some in self._batches(begun):
-            self._move_partials(some if there is None else [tile for tile in some if tile not in there])
-            self._tally.count(len(some))
-        return self._copied
-
-    def _find(self, *tiles: Sequence[Index]) -> set[Index] | None:
-        """Which tiles of the target are complete, where it can list them."""
-        wanted = [tile for some in tiles for tile in some]
-        if not wanted or not self._target.storage.finds_tiles:
-            return None
-        low = [min(along) for along in zip(*wanted, strict=True)]
-        high = [max(along) + 1 for along in zip(*wanted, strict=True)]
-        complete, self._begun_there = self._target.storage.find(self._tensor_id, low, high)
-        return complete
-
-    def _missing(self, tiles: Sequence[Index]) -> list[Index]:
-        there = set(self._target.storage.those_there(self._tensor_id, tiles))
-        self._begun_there.update(tile for tile in tiles if tile not in there)
-        return [tile for tile in tiles if tile not in there]
-
-    def _batches(self, tiles: Sequence[Index]) -> Iterator[Sequence[Index]]:
-        length = max(1, min(_BATCH_TILES, _BATCH_BYTES // self._record.layout.tile_bytes))
-        return (tiles[begin : begin + length] for begin in range(0, len(tiles), length))
-
-    def _add(self, **more: int) -> None:
-        self._copied = replace(
-            self._copied, **{name: getattr(self._copied, name) + count for name, count in more.items()}
-        )
-
-    def _move(self, tiles: Sequence[Index]) -> None:
-        """Move complete tiles that are missing; then what is there of their windows is of no use any more."""
-        if not tiles:
-            return
-        moved = self._move_encoded(tiles) if self._alike else self._move_decoded(tiles)
-        begun = [tile for tile in moved if tile in self._begun_there]
-        with self._target.storing(self._there) as storage:
-            if begun:
-                # A backend may know of no more parts than it has read.
-                storage.read_partials(self._there, begun)
-            storage.write(self._tensor_id, {}, dict.fromkeys(begun), "copy")
-        self._add(tiles=len(moved), bytes=sum(moved.values()), damaged=len(tiles) - len(moved))
-
-    def _move_encoded(self, tiles: Sequence[Index]) -> dict[Index, int]:
-        found = self._source.storage.read_encoded(self._tensor_id, tiles)
-        self._source.check_current(self._record)
-        present = {tile: data for tile, data in found.items() if data is not None}
-        with self._target.storing(self._there) as storage:
-            storage.write_encoded(self._tensor_id, present)
-        again = self._target.storage.read_encoded(self._tensor_id, list(present))
-        self._target.check_current(self._there)
-        _check(self._there, self._target, (tile for tile, data in present.items() if again[tile] != data))
-        return {tile: len(data) for tile, data in present.items()}
-
-    def _move_decoded(self, tiles: Sequence[Index]) -> dict[Index, int]:
-        found = self._source.storage.read_tiles(self._record, tiles)
-        self._source.check_current(self._record)
-        present = {tile: block for tile, block in found.items() if block is not None}
-        store_blocks(self._there, self._target, present)
-        return {tile: block.nbytes for tile, block in present.items()}
-
-    def _move_partials(self, tiles: Sequence[Index]) -> None:
-        """Add what is known of incomplete tiles to what is known there."""
-        if not tiles:
-            return
-        target = self._target.storage
-        found = self._source.storage.read_partials(self._record, tiles)
-        self._source.check_current(self._record)
-        known = target.read_partials(self._there, tiles)
-        news = {tile: _news(part, known[tile]) for tile, part in found.items() if part is not None}
-        parts = {tile: part for tile, part in news.items() if part is not None}
-        if parts:
-            with self._target.storing(self._there):
-                target.write(self._tensor_id, {}, parts, "copy")
-            again = target.read_partials(self._there, list(parts))
-            self._target.check_current(self._there)
-            lacking = [tile for tile, part in parts.items() if not _knows(again[tile], part)]
-            # Somebody else may have completed it there meanwhile.
-            _check(self._there, self._target, set(lacking) - set(target.those_there(self._tensor_id, lacking)))
-        self._add(partial=len(parts), there=len(news) - len(parts), bytes=sum(part.nbytes for part in parts.values()))
-        # Somebody else may have completed it here meanwhile.
-        gone = [tile for tile, part in found.items() if part is None]
-        self._begun_there.update(tile for tile in gone if known[tile] is not None)
-        self._move(self._source.storage.those_there(self._tensor_id, gone) if gone else [])
-
-
-def store_blocks(record: Record, target: PersistentContents, blocks: Mapping[Index, torch.Tensor]) -> None:
-    """Store complete tiles, and read them back."""
-    with target.storing(record) as storage:
-        storage.write(record.spec.tensor_id, blocks, {}, "copy")
-    again = target.storage.read_tiles(record, list(blocks))
-    target.check_current(record)
-    _check(record, target, (tile for tile, block in blocks.items() if not _same_bits(again[tile], block)))
-
-
-def _check(record: Record, target: PersistentContents, wrong: Iterable[Index]) -> None:
-    """StoreError where a tile that was just written is not read back as it was."""
-    tiles = sorted(wrong)
-    if tiles:
-        more = f" and {len(tiles) - 1} more" if len(tiles) > 1 else ""
-        raise StoreError(
-            f"{target}: tile {tiles[0]}{more} of tensor {record.spec.tensor_id!r} was copied, and is not read back as "
-            "it was written; its storage may be damaged. The original is as it was: copy again"
-        )
-
-
-def _same_bits(found: torch.Tensor | None, expected: torch.Tensor) -> bool:
-    return found is not None and torch.equal(
-        found.contiguous().view(torch.uint8), expected.contiguous().view(torch.uint8)
-    )
-
-
-def _news(part: PartialTile, known: PartialTile | None) -> PartialTile | None:
-    """What of a part is not known yet; None where all is."""
-    if known is None:
-        return part
-    longer = part.prefix_length > known.prefix_length
-    pieces = {index: piece for index, piece in part.pieces.items() if index not in known.pieces}
-    if not longer and not pieces:
-        return None
-    return PartialTile(part.prefix if longer else None, part.prefix_length if longer else 0, pieces)
-
-
-def _knows(found: PartialTile | None, part: PartialTile) -> bool:
-    """Whether what is read back of an incomplete tile holds what was written."""
-    if found is None or found.prefix_length < part.prefix_length:
-        return False
-    if (
-        part.prefix is not None
-        and found.prefix_length == part.prefix_length
-        and not _same_bits(found.prefix, part.prefix)
-    ):
-        return False
-    return all(_same_bits(found.pieces.get(index), piece) for index, piece in part.pieces.items())

@@ -303,7 +303,7 @@ def test_another_tile_size_or_other_names_of_dimensions_are_listed(tmp_path: Pat
         store.copy("t", copy, progress=False)
 
 
-# From and to memory.
+# From memory.
 
 
 def test_windows_in_memory_are_copied_into_tiles_and_continue_there(tmp_path: Path) -> None:
@@ -336,57 +336,15 @@ def test_windows_that_leave_memory_while_they_are_copied_are_computed_in_the_cop
     assert len(f.calls) == 36**2 - 1024
 
 
-def test_windows_in_memory_are_copied_into_memory() -> None:
-    store, copy, f = MemoryTileStore(), MemoryTileStore(), Counted(noise)
-    expected = made(store, f, blend=torch.maximum)[0:20, 0:20]
-    calls = len(f.calls)
-    (copied,) = store.copy("t", copy, progress=False).tensors
-    assert copied.windows == calls
-    store.clear_tensor("t")
-    assert same_bits(made(copy, f, blend=torch.maximum)[0:20, 0:20], expected)
-    assert len(f.calls) == calls
-
-
-@pytest.mark.parametrize("blend", [None, "first", "last"])
-def test_tiles_whose_windows_do_not_overlap_are_copied_into_memory(tmp_path: Path, blend: Any) -> None:
-    store, copy, f = ZarrTileStore(tmp_path / "s.zarr", tile_size=8), MemoryTileStore(), Counted(noise)
-    expected = made(store, f, APART, blend=blend)[-5:21, 0:20]
-    (copied,) = store.copy("t", copy, progress=False).tensors
-    assert copied.windows == len(f.calls)
-    assert same_bits(made(copy, f, APART, blend=blend)[-5:21, 0:20], expected)
-    assert len(f.calls) == copied.windows
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"window": OVERLAPPING}, {"blend": torch.maximum}, {"blend_init": 3}, {"blend": WeightedMean("mean")}],
-    ids=["overlapping", "maximum", "blend_init", "mean"],
-)
-def test_windows_that_cannot_be_had_back_from_tiles_are_not_copied_into_memory(
-    tmp_path: Path, options: dict[str, Any]
-) -> None:
-    store, copy = ZarrTileStore(tmp_path / "s.zarr", tile_size=8), MemoryTileStore()
-    made(store, **{"window": APART, **options})[0:6, 0:6]
-    with pytest.raises(ValidationError, match=r"its windows cannot be had back. ZarrTileStore\('memory://name'\)"):
-        store.copy("t", copy, progress=False)
-    assert copy.tensor_ids() == []
-
-
-def test_windows_beyond_the_ends_of_a_tensor_come_back_from_memory(tmp_path: Path) -> None:
-    shape = (10, 10)
-    f = Counted(lambda _: torch.ones(6, 6))
-    store, copy = ZarrTileStore(tmp_path / "s.zarr", tile_size=8), MemoryTileStore()
-
-    def clipped(on: TileStore) -> InfiniteTensor:
-        return InfiniteTensor(shape, f, APART, edge="clip", tile_store=on, tensor_id="t")
-
-    expected = clipped(store)[...]
-    store.copy("t", copy, progress=False)
-    calls = len(f.calls)
-    assert same_bits(clipped(copy)[...], expected)
-    copy.copy("t", ZarrTileStore(tmp_path / "c.zarr", tile_size=8), progress=False)
-    assert same_bits(clipped(ZarrTileStore(tmp_path / "c.zarr"))[...], expected)
-    assert len(f.calls) == calls
+def test_a_store_that_keeps_windows_takes_no_copies(tmp_path: Path) -> None:
+    store = ZarrTileStore(tmp_path / "s.zarr", tile_size=8)
+    made(store, window=APART)[0:12, 0:12]
+    for source in (store, MemoryTileStore()):
+        made(source, window=APART)
+        with pytest.raises(
+            ValidationError, match=r"takes no copies, which are tiles; ZarrTileStore\('memory://name'\)"
+        ):
+            source.copy("t", MemoryTileStore(), progress=False)
 
 
 # What is refused.

@@ -84,6 +84,7 @@ def opens(request: pytest.FixtureRequest) -> Opens:
 # In this process.
 
 
+@pytest.mark.parametrize("opens", [opens_zarr, opens_hdf5], ids=["zarr", "hdf5"])
 def test_another_tensor_that_takes_the_place_of_the_copy_shows_none_of_it(tmp_path: Path, opens: Opens) -> None:
     store, copy = ZarrTileStore(tmp_path / "source.zarr", tile_size=TILE_SIZE), opens(tmp_path)
     made(store)[REGION]
@@ -99,14 +100,6 @@ def test_another_tensor_that_takes_the_place_of_the_copy_shows_none_of_it(tmp_pa
 
 def test_what_takes_the_place_of_the_original_is_not_copied(tmp_path: Path, opens: Opens) -> None:
     store, copy = opens(tmp_path), ZarrTileStore(tmp_path / "copy.zarr", tile_size=TILE_SIZE)
-    expected = made(store)[REGION]
-    with pytest.raises(StoreError, match="'t' was cleared or invalidated while it was copied"):
-        store.copy("t", copy, progress=Once(recreates(store)))
-    assert torch.equal(made(copy)[REGION], expected)
-
-
-def test_windows_that_take_the_place_of_others_in_memory_are_not_copied() -> None:
-    store, copy = MemoryTileStore(), MemoryTileStore()
     expected = made(store)[REGION]
     with pytest.raises(StoreError, match="'t' was cleared or invalidated while it was copied"):
         store.copy("t", copy, progress=Once(recreates(store)))
