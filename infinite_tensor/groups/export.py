@@ -17,9 +17,8 @@ from infinite_tensor.errors import InfiniteTensorError, StoreError, ValidationEr
 from infinite_tensor.geometry.regions import Selection
 from infinite_tensor.groups.members import GroupMember, Members, read_members, unit_of
 from infinite_tensor.groups.tensordicts import assembled
-from infinite_tensor.support.disks import allocate_file
+from infinite_tensor.support.disks import allocate_file, publish, remove, synchronize
 from infinite_tensor.support.nested import Key, show
-from infinite_tensor.support.publishing import publish, remove, synchronize
 
 _BLOCK_BYTES = 2**25
 """How much is read and written at a time, of all tensors together."""

@@ -29,10 +29,17 @@ from infinite_tensor.pipelines.prediction import (
 )
 from infinite_tensor.pipelines.reductions import Reductions
 from infinite_tensor.pipelines.sources import from_array, least_cache_of
-from infinite_tensor.support.arguments import check_fill, checked_device, checked_flag, checked_id
+from infinite_tensor.support.arguments import (
+    MemoryTooSmallError,
+    check_fill,
+    checked_bytes,
+    checked_device,
+    checked_flag,
+    checked_id,
+    whole_mebibytes,
+)
 from infinite_tensor.support.given import as_index, members, quoted, word
 from infinite_tensor.support.interrupts import Mark
-from infinite_tensor.support.sizes import MemoryTooSmallError, checked_bytes, whole_mebibytes
 from infinite_tensor.support.tables import bytes_of
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import MemoryTileStore, TileStore

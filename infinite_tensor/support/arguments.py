@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from fractions import Fraction
 from typing import Any
 from uuid import UUID
 
@@ -92,3 +94,44 @@ def checked_shard(shard: object) -> tuple[int, int] | None:
         case [int(rank), int(count)] if 0 <= rank < count:
             return rank, count
     raise ValidationError(f"shard must be (rank, world_size) with 0 <= rank < world_size, got {quoted(shard)}")
+
+
+_SIZE = re.compile(r"(\d{1,30}(?:\.\d{1,30})?) ?(?:([KMGTPE])(I?))?B", re.ASCII | re.IGNORECASE)
+
+
+def checked_bytes(name: str, value: object) -> int | None:
+    """`value` as a number of bytes: an int, a str such as ``"400MB"``, or None for none; else ValidationError.
+
+    ``"MB"`` is 10^6 bytes and ``"MiB"`` 2^20; capitals do not matter, and a fraction of a byte is left out.
+    """
+    size = as_index(value)
+    if isinstance(value, str) and (found := _SIZE.fullmatch(value.strip())):
+        number, prefix, binary = found.groups()
+        power = 0 if prefix is None else 1 + "KMGTPE".index(prefix.upper())
+        size = int(Fraction(number) * (1024 if binary else 1000) ** power)
+    if value is not None and (size is None or size < 1):
+        raise ValidationError(
+            f"{name} must be a positive number of bytes, such as 400_000_000, '400MB' or '1.5 GiB', or None, "
+            f"got {quoted(value)}"
+        )
+    return size
+
+
+class MemoryTooSmallError(ValidationError):
+    """`max_memory` is not enough."""
+
+    def __init__(self, message: str, least: int) -> None:
+        super().__init__(message, least)
+
+    @property
+    def least(self) -> int:
+        """What is enough, in bytes."""
+        return int(self.args[1])
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+def whole_mebibytes(nbytes: int) -> str:
+    """At least so many bytes, as a limit that may be given."""
+    return f"{-(-nbytes // 2**20)} MiB"

@@ -1,13 +1,11 @@
-"""Tables of figures, as text and as HTML."""
+"""Tables of figures, as text and as HTML for notebooks, in which every text is escaped."""
 
 from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
-
-from infinite_tensor.support.html import escaped, table
 
 _RANDOM_ID = re.compile(r"([0-9a-f]{8})(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}(/.*)?")
 """That of a tensor, or of an output of one ``f``, whose key stands behind it."""
@@ -73,3 +71,50 @@ def bytes_of(number: int) -> str:
     while size >= 1024 and len(units) > 1:
         size, units = size / 1024, units[1:]
     return f"{size:.0f} {units[0]}" if units[0] == "B" or size >= 100 else f"{size:.1f} {units[0]}"
+
+
+_LONGEST = 300
+"""Characters that are shown of a text,"""
+_LONGEST_NOTE = 1200
+"""and of a line that says what is wrong."""
+
+# As `html.escape` does, whose module takes long to import.
+_ESCAPED = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#x27;"})
+_LEFT = ' style="text-align:left"'
+
+
+def escaped(text: object, longest: int = _LONGEST) -> str:
+    """The text of a value, to stand between tags or in an attribute; what is very long is cut."""
+    found = str(text)
+    return (found if len(found) <= longest else f"{found[:longest]}...").translate(_ESCAPED)
+
+
+def code(text: object) -> str:
+    """A value as it stands in code."""
+    return f"<code>{escaped(text)}</code>"
+
+
+def note(text: str) -> str:
+    """A line that says why something is not shown."""
+    return f"<div>{escaped(text, _LONGEST_NOTE)}</div>"
+
+
+def facts(rows: Iterable[tuple[str, str]]) -> str:
+    """A table of names, and what they have: HTML."""
+    body = "".join(f"<tr><th{_LEFT}>{escaped(name)}</th><td{_LEFT}>{value}</td></tr>" for name, value in rows)
+    return f"<table><tbody>{body}</tbody></table>"
+
+
+def table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
+    """Columns of HTML under headings of text; the first `left` columns to the left, figures to the right."""
+    sides = [_LEFT if d < left else "" for d in range(len(headings))]
+    head = "".join(f"<th{side}>{escaped(heading)}</th>" for side, heading in zip(sides, headings, strict=True))
+    cells = ("".join(f"<td{side}>{cell}</td>" for side, cell in zip(sides, row, strict=True)) for row in rows)
+    body = "".join(f"<tr>{row}</tr>" for row in cells)
+    caption = f"<caption{_LEFT}>{escaped(title)}</caption>" if title else ""
+    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def panel(kind: str, name: str, *inside: str) -> str:
+    """What is shown of an object: its class, its name (HTML), and what is told of it (HTML)."""
+    return f"<div><div><strong>{escaped(kind)}</strong> {name}</div>{''.join(inside)}</div>"

@@ -16,8 +16,7 @@ import numpy.typing as npt
 
 from infinite_tensor.geometry.points import Index, IntArray, as_tuples, points_of_boxes, unique_points
 from infinite_tensor.geometry.window import WindowGrid
-from infinite_tensor.support.html import code, escaped, facts, panel
-from infinite_tensor.support.tables import bytes_of, count_of
+from infinite_tensor.support.tables import bytes_of, code, count_of, escaped, facts, panel
 from infinite_tensor.tilestore.layout import TileLayout
 
 

@@ -23,9 +23,8 @@ from infinite_tensor.groups.group import TensorGroup
 from infinite_tensor.groups.members import shown_scale
 from infinite_tensor.support.arguments import checked_flag
 from infinite_tensor.support.given import quoted
-from infinite_tensor.support.html import code, escaped, facts, note, panel, table
 from infinite_tensor.support.nested import show
-from infinite_tensor.support.tables import bytes_of, count_of, shown_id
+from infinite_tensor.support.tables import bytes_of, code, count_of, escaped, facts, note, panel, shown_id, table
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore import TileStore
 from infinite_tensor.tilestore.stored_definition import StoredTensor

@@ -22,8 +22,7 @@ from zarr.abc.buffer import Buffer
 from zarr.storage import LocalStore
 
 from infinite_tensor.errors import LinkNotFollowedWarning, StoreError
-from infinite_tensor.support.disks import give_name
-from infinite_tensor.support.publishing import remove
+from infinite_tensor.support.disks import give_name, remove
 from infinite_tensor.support.threads import on_threads
 
 LARGEST_DOCUMENT = 2**25

@@ -17,9 +17,9 @@ from infinite_tensor.errors import ValidationError
 from infinite_tensor.filling.progress import Tally, Watcher
 from infinite_tensor.filling.stored_only import StoredOnly
 from infinite_tensor.support.arguments import checked_flag, checked_progress, checked_workers
+from infinite_tensor.support.disks import publish, synchronize, unfinished_file
 from infinite_tensor.support.given import quoted, word
 from infinite_tensor.support.nested import Key
-from infinite_tensor.support.publishing import publish, synchronize, unfinished_file
 from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.tilestore.messages import warn_of_lost
 from infinite_tensor.values.definition import Number

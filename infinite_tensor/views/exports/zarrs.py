@@ -25,7 +25,7 @@ from zarr.abc.store import Store
 
 from infinite_tensor.errors import ValidationError
 from infinite_tensor.geometry.points import Index
-from infinite_tensor.support.publishing import publish, remove, unfinished_folder
+from infinite_tensor.support.disks import publish, remove, unfinished_folder
 from infinite_tensor.support.threads import on_threads
 from infinite_tensor.views.exports.cutout import Cutout, Pixels, Place, Sink
 from infinite_tensor.views.metadata import (
