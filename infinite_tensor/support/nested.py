@@ -18,23 +18,12 @@ def leaves(
     given: Mapping[Any, Any], above: Key = (), parts: Callable[[Any], Key] = lambda name: (name,)
 ) -> Iterator[tuple[Key, Any]]:
     """The entries that are no dictionaries themselves, each with its keys; ``parts(name)`` are those in one name."""
-    _check_depth(above)
     for name, value in given.items():
         key = (*above, *parts(name))
         if isinstance(value, Mapping):
             yield from leaves(value, key, parts)
         else:
             yield key, value
-
-
-_DEEPEST = 100
-
-
-def _check_depth(key: Key) -> None:
-    if len(key) > _DEEPEST:
-        raise ValidationError(
-            f"{show(key[:2])} lies too deep: dictionaries may nest {_DEEPEST} levels, and none may hold itself"
-        )
 
 
 def show(key: Key) -> str:
@@ -64,7 +53,6 @@ def named_leaves(given: Mapping[Any, Any], above: Key = ()) -> Iterator[tuple[Ke
     ValidationError
         If a name is no str or empty, or a mapping holds nothing.
     """
-    _check_depth(above)
     if not given:
         raise ValidationError(f"a group holds at least one tensor{f', {show(above)} is empty' if above else ''}")
     for name, value in given.items():
