@@ -820,7 +820,7 @@ class InfiniteTensor(Fillable):
         there is replaced by the next export.
 
         An export to Zarr of a tensor that is stored, with a `tensor_id`, continues where an equal one was stopped: what
-        has been written is not written again, even if it was invalidated since. ``overwrite=True`` begins anew.
+        has been written is not written again, unless pixels were invalidated since. ``overwrite=True`` begins anew.
 
         Parameters
         ----------
