@@ -61,7 +61,8 @@ def meaning_of_array(array: Any, dims: Sequence[str]) -> Meaning | None:
     """What xarray knows of an array, whose dimensions have these names here; None of other arrays."""
     if not type(array).__module__.startswith("xarray."):
         return None
-    said, lost = _said(array.attrs)
+    # What an export says of the origin holds of the export.
+    said, lost = _said({name: value for name, value in array.attrs.items() if name != "infinite_tensor"})
     codes = {_CODES[name]: value for name, value in reversed(said.items()) if name in _CODES}
     facts: list[Fact] = [Attribute(name, value) for name, value in said.items() if name not in _CODES]
     facts += [Code(name, float(value) if value == "NaN" else value) for name, value in codes.items()]

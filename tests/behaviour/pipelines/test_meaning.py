@@ -13,6 +13,7 @@ import pytest
 import rasterio
 import torch
 import xarray
+import zarr
 from rasterio.control import GroundControlPoint
 from rasterio.crs import CRS
 from rasterio.rpc import RPC
@@ -392,6 +393,17 @@ def test_views_and_files_of_it_have_them_too(tmp_path: Path) -> None:
     with xarray.open_zarr(tmp_path / "one.zarr") as found:
         assert found["time"] == given["time"][1]
         assert found["station"] == "süd"
+
+
+def test_what_is_made_of_an_export_says_its_own_origin(tmp_path: Path) -> None:
+    from_array(np.ones((20, 30)), dims=("y", "x")).export(sl[5:, 7:], tmp_path / "first.zarr")
+    with xarray.open_zarr(tmp_path / "first.zarr") as found:
+        t = from_array(found["values"]).map(lambda x: x, window=8, store=tmp_path / "own.zarr", tensor_id="own")
+    t.export(sl[1:, 2:], tmp_path / "second.zarr")
+    own = {"tensor_id": "own", "origin": [-1, -2]}
+    for array in (zarr.open_array(tmp_path / "second.zarr" / "own"), t.as_zarr(sl[1:, 2:])):
+        assert array.attrs["infinite_tensor"] == own
+    assert "infinite_tensor" not in t.to_xarray().attrs
 
 
 @pytest.mark.parametrize("scale", [Fraction(1, 2), 2])
