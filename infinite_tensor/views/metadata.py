@@ -247,7 +247,7 @@ def beside(
             key_of_chunk = "/".join([at, "c", *["0"] * len(coordinate.dims)])
             documents[at], chunks[key_of_chunk] = _array_of(coordinate, [dims[d] for d in coordinate.dims], compressors)
             others += [] if called in dims else [name]
-            if called == SPATIAL_REF:
+            if called in (SPATIAL_REF, attributes.get("grid_mapping")):
                 attributes["grid_mapping"] = name
         if others:
             attributes["coordinates"] = " ".join(others)

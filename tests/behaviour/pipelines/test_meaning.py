@@ -406,6 +406,17 @@ def test_what_is_made_of_an_export_says_its_own_origin(tmp_path: Path) -> None:
     assert "infinite_tensor" not in t.to_xarray().attrs
 
 
+def test_tensors_of_a_group_say_which_coordinate_has_their_crs(tmp_path: Path) -> None:
+    given = xarray.DataArray(
+        np.ones((4, 5)), {"crs": ((), 0, {"crs_wkt": UTM.to_wkt()})}, ("y", "x"), attrs={"grid_mapping": "crs"}
+    )
+    group = TensorGroup({name: from_array(given) for name in ("one", "other")}, dims=(0, 1))
+    group.export(..., tmp_path / "out.zarr", progress=False)
+    with xarray.open_zarr(tmp_path / "out.zarr", decode_coords="all") as found:
+        for each in found.data_vars.values():
+            assert CRS.from_wkt(found[each.encoding["grid_mapping"]].attrs["crs_wkt"]) == UTM
+
+
 @pytest.mark.parametrize("scale", [Fraction(1, 2), 2])
 def test_coordinates_of_another_scale_are_those_of_the_middles_of_pixels(scale: Any) -> None:
     fn = halved if scale < 1 else doubled
