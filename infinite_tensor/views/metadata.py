@@ -23,6 +23,7 @@ from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.values.definition import Number, json_number
 from infinite_tensor.values.meaning import MOST_COORDINATES, Attribute, Code, Coordinate, Georeference, Meaning
 from infinite_tensor.views.frame import Frame
+from infinite_tensor.views.names import is_name
 
 DOCUMENT = "zarr.json"
 UNFINISHED = "export.json"
@@ -171,7 +172,12 @@ def attributes_of(meaning: Meaning, dtype: np.dtype[Any]) -> dict[str, Any]:
 
 def unsaid_by_attributes(meaning: Meaning) -> list[str]:
     """What neither attributes nor coordinates say."""
-    return [*meaning.lost, *[label for fact in meaning.facts for label in fact.labels if label in _ELSEWHERE]]
+    nameless = [label for fact in meaning.of(Coordinate) if not is_name(fact.called) for label in fact.labels]
+    return [
+        *meaning.lost,
+        *[label for fact in meaning.facts for label in fact.labels if label in _ELSEWHERE],
+        *nameless,
+    ]
 
 
 def coordinates_of(meaning: Meaning, dims: Sequence[str], shape: Sequence[int]) -> dict[str, Coordinate]:
@@ -225,7 +231,7 @@ class Shown(NamedTuple):
 
 
 def beside(
-    shown: Mapping[str, Shown], is_name: Callable[[str], bool], compressors: Sequence[Mapping[str, Any]] = ()
+    shown: Mapping[str, Shown], may_be: Callable[[str], bool], compressors: Sequence[Mapping[str, Any]] = ()
 ) -> tuple[dict[str, dict[str, Any]], dict[str, bytes], dict[str, dict[str, Any]]]:
     """What stands beside the arrays of a Zarr hierarchy.
 
@@ -241,8 +247,10 @@ def beside(
         for called, coordinate in each.coordinates().items():
             # Names of dimensions stand for the same in all arrays; others are of one.
             name = called if called in dims or len(shown) == 1 else f"{key}_{called}"
+            while called not in dims and f"{above}/{name}".lstrip("/") in taken:
+                name += "_"
             at = f"{above}/{name}".lstrip("/")
-            if at in taken or not is_name(name):
+            if at in taken or not may_be(name):
                 continue
             key_of_chunk = "/".join([at, "c", *["0"] * len(coordinate.dims)])
             documents[at], chunks[key_of_chunk] = _array_of(coordinate, [dims[d] for d in coordinate.dims], compressors)

@@ -406,6 +406,17 @@ def test_what_is_made_of_an_export_says_its_own_origin(tmp_path: Path) -> None:
     assert "infinite_tensor" not in t.to_xarray().attrs
 
 
+def test_a_coordinate_that_cannot_have_its_name_beside_an_array_is_not_dropped_in_silence(tmp_path: Path) -> None:
+    given = xarray.DataArray(np.ones((4, 5)), {"height": 2.0, "m/s": ("y", np.arange(4))}, ("y", "x"))
+    t = from_array(given).map(lambda x: x, window=4, store=tmp_path / "own.zarr", tensor_id="height")
+    with pytest.warns(MeaningLostWarning, match="out.zarr is without coordinate 'm/s': "):
+        t.export(..., tmp_path / "out.zarr")
+    for place in (tmp_path / "out.zarr", t.as_zarr().store):
+        with xarray.open_zarr(place) as found:
+            assert found["height"].shape == (4, 5)
+            assert found["height"].coords["height_"] == 2.0
+
+
 def test_tensors_of_a_group_say_which_coordinate_has_their_crs(tmp_path: Path) -> None:
     given = xarray.DataArray(
         np.ones((4, 5)), {"crs": ((), 0, {"crs_wkt": UTM.to_wkt()})}, ("y", "x"), attrs={"grid_mapping": "crs"}
