@@ -152,18 +152,8 @@ class Objects:
             concurrently(put, objects.items(), self.concurrency)
 
     def put_encoded(self, blocks: Mapping[str, npt.NDArray[Any]], codec: ChunkCodec) -> None:
-        """Write each block as a chunk under its key; from afar, some while others are encoded."""
-        store = self.store
-        if isinstance(store, LocalStore | MemoryStore):
-            self.put(dict(zip(blocks, codec.encode(list(blocks.values())), strict=True)))
-            return
-
-        async def put(item: tuple[str, npt.NDArray[Any]]) -> None:
-            key, block = item
-            (data,) = await asyncio.to_thread(codec.encode, [block])
-            await store.set(key, PROTOTYPE.buffer.from_bytes(data))
-
-        self.each(put, blocks.items())
+        """Write each block as a chunk under its key."""
+        self.put(dict(zip(blocks, codec.encode(list(blocks.values())), strict=True)))
 
     def exist(self, keys: Iterable[str]) -> list[bool]:
         """Whether there is an object under each key."""
