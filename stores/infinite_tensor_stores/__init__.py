@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
-import threading
 from typing import Any
 from weakref import WeakValueDictionary
 
 from zarr.abc.store import Store
 
 from infinite_tensor.errors import ValidationError
-from infinite_tensor.support.forks import renew_in_children
+from infinite_tensor.support.forks import Lock
 from infinite_tensor.support.given import quoted
 from infinite_tensor_stores.files import HDF5_SUFFIXES
 from infinite_tensor_stores.hdf5.store import HDF5TileStore
@@ -21,19 +20,8 @@ from infinite_tensor_stores.zarr.store import ZarrTileStore
 __all__ = ["HDF5TileStore", "ZarrTileStore", "open_store", "shared_store"]
 
 
-class _Opening:
-    """Its lock is held while a shared store is opened: threads that name one place at once get one store."""
-
-    def __init__(self) -> None:
-        self._renew_after_fork()
-        renew_in_children(self)
-
-    def _renew_after_fork(self) -> None:
-        # A signal handler may come in between.
-        self.lock = threading.RLock()
-
-
-_opening = _Opening()
+_opening = Lock()
+"""Held while a shared store is opened: threads that name one place at once get one store."""
 
 _shared: WeakValueDictionary[str, HDF5TileStore | ZarrTileStore] = WeakValueDictionary()
 """What `shared_store` has opened, by its place."""
@@ -64,7 +52,7 @@ def open_store(target: str | os.PathLike[str] | Store, **options: Any) -> HDF5Ti
 def shared_store(target: str | os.PathLike[str]) -> HDF5TileStore | ZarrTileStore:
     """What `open_store` opens at a path or URL: the same object for all who name it while one of them uses it."""
     place = os.fspath(absolute(target))
-    with _opening.lock:
+    with _opening:
         store = _shared.get(place)
         # Where all have dropped it, the writer may still store what was pending; it would not be told of more.
         if store is None or store.closed or gc.is_finalized(store) or store._vanished:  # noqa: SLF001  (our own)

@@ -19,7 +19,7 @@ from typing import Any
 from infinite_tensor.errors import StoreError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.support.disks import allocate
-from infinite_tensor.support.forks import renew_in_children
+from infinite_tensor.support.forks import Lock, renew_in_children
 from infinite_tensor.tilestore.inventory import Garbage
 from infinite_tensor.tilestore.persistent.documents import checked
 from infinite_tensor.tilestore.stored_definition import FORMAT
@@ -225,19 +225,9 @@ _TOLD = 5
 """Names that one error tells."""
 
 
-class _OpenFiles:
-    """The files that are open in this process, by device and inode. To be used with `lock` held."""
-
-    def __init__(self) -> None:
-        self.known: weakref.WeakValueDictionary[tuple[int, int], SharedFile] = weakref.WeakValueDictionary()
-        self._renew_after_fork()
-        renew_in_children(self)
-
-    def _renew_after_fork(self) -> None:
-        self.lock = threading.Lock()
-
-
-_files = _OpenFiles()
+_known: weakref.WeakValueDictionary[tuple[int, int], SharedFile] = weakref.WeakValueDictionary()
+"""The files that are open in this process, by device and inode; to be used with `_opening_lock` held."""
+_opening_lock = Lock()
 _inherited: list[SharedFile] = []
 """Those that the parents of this process have open."""
 
@@ -250,7 +240,7 @@ class _Forks(threading.local):
 
     def begin(self) -> None:
         """Bring all open files up to date, and have nothing written to them until the fork is done."""
-        for file in list(_files.known.values()):
+        for file in list(_known.values()):
             if file.writable and file.process == os.getpid():
                 file.lock.acquire()
                 self._held.append(file)
@@ -323,7 +313,7 @@ def reopen_file(path: Path, mode: str, owner: object) -> SharedFile:
 
 def leave_file(file: SharedFile, owner: object) -> None:
     """End what `open_file` began: the last user closes the file."""
-    with _files.lock:
+    with _opening_lock:
         file.release(owner)
 
 
@@ -331,7 +321,7 @@ def leave_file(file: SharedFile, owner: object) -> None:
 def _opening(path: Path, owner: object) -> Iterator[None]:
     """Alone in this process, with errors that name the store."""
     try:
-        with _files.lock:
+        with _opening_lock:
             yield
     except StoreError:
         raise
@@ -352,7 +342,7 @@ def _is_other_file(path: Path) -> bool:
 
 def _shared(path: Path, mode: str, owner: object) -> SharedFile | None:
     """The file as another store of this process has it open."""
-    shared = _files.known.get(_identity(path.stat())) if path.exists() else None
+    shared = _known.get(_identity(path.stat())) if path.exists() else None
     if shared is None or not shared.h5:
         return None
     if mode == "w":
@@ -421,7 +411,7 @@ def _create(path: Path, *, exclusive: bool) -> None:
 def _opened(path: Path, mode: str) -> SharedFile:
     h5 = opened(path, mode)
     shared = SharedFile(h5, writable=mode != "r")
-    _files.known[_identity(os.fstat(h5.id.get_vfd_handle()))] = shared
+    _known[_identity(os.fstat(h5.id.get_vfd_handle()))] = shared
     return shared
 
 
