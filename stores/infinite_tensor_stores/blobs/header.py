@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 
 from infinite_tensor.errors import StoreError
@@ -17,6 +18,7 @@ from infinite_tensor.geometry.window import LARGEST
 from infinite_tensor.support.forks import cached_property
 from infinite_tensor.tilestore.layout import LARGEST_TILE_BYTES
 from infinite_tensor.tilestore.persistent.documents import sealed
+from infinite_tensor.values.definition import json_number
 from infinite_tensor.values.dtypes import dtype_name, dtype_of, stored_dtype
 from infinite_tensor_stores.files import parsed
 from infinite_tensor_stores.zarr.layout import BLOB
@@ -136,7 +138,7 @@ class Header:
             "data_type": stored_dtype(self.dtype),
             "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [self.block_size, *self.shape]}},
             "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
-            "fill_value": _zero(self.dtype),
+            "fill_value": json_number(np.zeros((), stored_dtype(self.dtype)).item()),
             "codecs": list(self.codecs),
         }
 
@@ -173,9 +175,3 @@ class Header:
 def is_empty(document: bytes) -> bool:
     """Whether nothing is left of a ``zarr.json``; some file systems leave zeros."""
     return not document.strip(b"\0")
-
-
-def _zero(dtype: torch.dtype) -> Any:
-    if dtype.is_complex:
-        return [0.0, 0.0]
-    return False if dtype is torch.bool else 0.0 if dtype.is_floating_point and dtype is not torch.bfloat16 else 0

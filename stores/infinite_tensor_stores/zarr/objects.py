@@ -18,7 +18,7 @@ import numpy.typing as npt
 from zarr.abc.buffer import Buffer
 from zarr.abc.store import Store
 from zarr.buffer import default_buffer_prototype
-from zarr.storage import LocalStore, MemoryStore, StorePath
+from zarr.storage import LocalStore, MemoryStore
 
 from infinite_tensor.support.disks import alone_in
 from infinite_tensor.support.interrupts import Mark
@@ -26,7 +26,6 @@ from infinite_tensor.support.threads import on_threads
 from infinite_tensor_stores.files import LARGEST_DOCUMENT, FileStore, bounded, left_alone, own_path, read_file
 from infinite_tensor_stores.loop import sync
 from infinite_tensor_stores.remote import RemoteStore, Stored
-from infinite_tensor_stores.targets import innermost
 from infinite_tensor_stores.zarr.codec import ChunkCodec, threads_for
 
 T = TypeVar("T")
@@ -76,18 +75,9 @@ class Objects:
         return store.root if isinstance(store, LocalStore) else None
 
     @property
-    def tells_times(self) -> bool:
-        """Whether `stored_pages` tells when objects were written, as far as a file system does."""
-        return isinstance(self.store, LocalStore | RemoteStore)
-
-    @property
     def is_of_others(self) -> bool:
         """Whether the Store is of a kind of which nothing is known here but what zarr says of all."""
         return not isinstance(self.store, LocalStore | MemoryStore | RemoteStore)
-
-    def open_of_others(self) -> None:
-        """Open the Store, as zarr does with one that it is given, if nobody has done so."""
-        sync(StorePath.open, self.store, "")
 
     def forget(self) -> None:
         """Open another Store when one is next used; a forked child calls this."""
@@ -294,11 +284,6 @@ class Objects:
         keys = next(self.pages(prefix, most), [])
         known = isinstance(store, LocalStore | MemoryStore)
         return keys, sum(self.sizes(keys)) if known else None, len(keys) < most
-
-    @property
-    def may_hold_temporary_files(self) -> bool:
-        """Whether processes that were killed may have left files behind that stand for no object."""
-        return isinstance(innermost(self.store), LocalStore)
 
 
 def concurrently(

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from zarr.storage import LocalStore, StorePath
+
 from infinite_tensor.errors import StoreError
 from infinite_tensor.geometry.points import Index
 from infinite_tensor.tilestore.inventory import Garbage
@@ -26,8 +28,9 @@ from infinite_tensor.tilestore.messages import in_the_way
 from infinite_tensor.tilestore.persistent.documents import GROUP, TENSOR
 from infinite_tensor.tilestore.stored_definition import FORMAT
 from infinite_tensor_stores.files import LARGEST_DOCUMENT, Unreadable, left_alone, read_file
+from infinite_tensor_stores.loop import sync
 from infinite_tensor_stores.remote import Stored
-from infinite_tensor_stores.targets import check_format, check_found
+from infinite_tensor_stores.targets import check_format, check_found, innermost
 from infinite_tensor_stores.zarr.layout import (
     DOCUMENT,
     Place,
@@ -123,14 +126,18 @@ class Root:
         if ours is not None:
             check_format(ours["format"], self._owner)
         found = "a Zarr group" if document is not None else None
-        if mode == "w-" and found is None and not self._is_empty():
+        if mode == "w-" and found is None and self._objects.run(self._names, ""):
             found = "something"
         check_found(mode, self._owner, found, is_store=ours is not None, place=_PLACE)
         if mode != "r":
             self._check_writable()
         if document is None:
             self._check_outside()
-            self._check_no_strangers()
+        if document is None and (strangers := self._strangers()):
+            raise StoreError(
+                f"{self._owner}: there is no store, but something that is not of this library: "
+                f"{', '.join(map(repr, strangers))}; choose an empty folder"
+            )
         if mode == "w":
             self._delete_ours()
         if document is None:
@@ -161,7 +168,8 @@ class Root:
 
     def _open_of_others(self, mode: str) -> None:
         """Open a Store of others; StoreError where one that is written to keeps not all that a store writes."""
-        self._objects.open_of_others()
+        # As zarr does with one that it is given, if nobody has done so.
+        sync(StorePath.open, self._objects.store, "")
         if mode == "r":
             return
         kind = type(self._objects.store).__name__
@@ -191,14 +199,6 @@ class Root:
                     f"{self._owner}: there is no store, and the folder lies in the store {str(inner.parent)!r}; open "
                     "that one, and a tensor in it by its id, or choose a folder outside of it"
                 )
-
-    def _check_no_strangers(self) -> None:
-        strangers = self._strangers()
-        if strangers:
-            raise StoreError(
-                f"{self._owner}: there is no store, but something that is not of this library: "
-                f"{', '.join(map(repr, strangers))}; choose an empty folder"
-            )
 
     def _check_writable(self) -> None:
         """A folder tells at once that it cannot be written to; elsewhere the first write does."""
@@ -234,10 +234,6 @@ class Root:
                 advice = "It holds nothing but the version of the store: delete it, and open the store with mode 'a'"
             raise StoreError(f"{self._owner}: {DOCUMENT} of the store is damaged ({error}). {advice}") from error
         return ours
-
-    def _is_empty(self) -> bool:
-        """Whether nothing lies at the root."""
-        return not self._objects.run(self._names, "")
 
     def _strangers(self) -> list[str]:
         """Some of what lies at the root and is not ours; none where nothing does."""
@@ -324,14 +320,11 @@ class Root:
             document = await self._objects.get_one(f"{name}/{DOCUMENT}")
         if document is not None and is_zarr_of_others(document):
             strangers.append(f"{name}/{DOCUMENT}")
-        if not inside and await self._is_object(name):
+        # Elsewhere an object is not in the way of a folder of its name.
+        if not inside and self._objects.root is not None and await self._objects.store.exists(name):
             strangers.append(name)
         marked = document is not None and has_our_mark(document)
         return _Folder(name, inside, strangers[0] if strangers else None, marked)
-
-    async def _is_object(self, name: str) -> bool:
-        # Elsewhere an object is not in the way of a folder of its name.
-        return self._objects.root is not None and await self._objects.store.exists(name)
 
     async def _names(self, prefix: str) -> list[str]:
         """What lies right below a folder, without what counts for nothing."""
@@ -391,7 +384,8 @@ class Sweep:
                     self._sweep_incarnations(name, inside)
                 if DOCUMENT in inside and any(f"partial-{incarnation}" in inside for incarnation in incarnations):
                     self._sweep_logs(name)
-        if self._objects.may_hold_temporary_files:
+        # Processes that were killed may have left files behind that stand for no object.
+        if isinstance(innermost(self._objects.store), LocalStore):
             self._sweep_temporary_files([name for name in self._objects.children("") if is_temporary(name, DOCUMENT)])
             for name in ours:
                 with left_alone():

@@ -17,6 +17,7 @@ from infinite_tensor.tilestore.messages import keeps_no_times, vanished
 from infinite_tensor.tilestore.persistent.documents import GROUP, layout_of
 from infinite_tensor.values.dtypes import stored_dtype
 from infinite_tensor_stores.handles import HandleStore
+from infinite_tensor_stores.remote import RemoteStore
 from infinite_tensor_stores.targets import (
     DEFAULT_TIMEOUT,
     absolute,
@@ -308,7 +309,7 @@ class ZarrTileStore(HandleStore[ZarrTensor]):
         return self._swept(Sweep.run)
 
     def _drop_partials(self, older_than: float) -> Garbage:
-        if older_than and not self._objects.tells_times:
+        if older_than and not isinstance(self._objects.store, LocalStore | RemoteStore):
             raise keeps_no_times(self)
         return self._swept(lambda sweep: sweep.drop_partials(older_than))
 
