@@ -154,8 +154,7 @@ class _Job:
 
 def _checked_contents(store: TileStore) -> _Contents:
     contents = store.contents
-    if not isinstance(contents, PersistentContents | MemoryContents):
-        raise ValidationError(f"{store} is not a store that tensors can be copied from or to; save what it is made of")
+    assert isinstance(contents, PersistentContents | MemoryContents)
     contents.check_open()
     return contents
 

@@ -22,7 +22,6 @@ from infinite_tensor import (
     MemoryTileStore,
     RegionError,
     StoreError,
-    TensorBlob,
     TensorWindow,
     TileStore,
     ValidationError,
@@ -402,15 +401,6 @@ def test_bad_arguments_are_told_before_anything_is_touched(tmp_path: Path) -> No
     for other in (5, None, MemoryStore(), Path):
         with pytest.raises(ValidationError, match="other_store must be a TileStore, a path or a URL"):
             store.copy("t", other)  # type: ignore[arg-type]
-
-
-def test_a_blob_is_no_store_to_copy(tmp_path: Path) -> None:
-    with TensorBlob.open(tmp_path / "b", mode="w", shape=(4,), dtype="float32") as blob:
-        blob.write(torch.ones(3, 4))
-    with TensorBlob.open(tmp_path / "b") as blob:
-        t = blob.as_tensor()
-        with pytest.raises(ValidationError, match="is not a store that tensors can be copied from or to"):
-            t.tile_store.copy(t.tensor_id, tmp_path / "c.zarr", progress=False)
 
 
 def test_a_closed_store_copies_nothing(tmp_path: Path) -> None:
