@@ -129,6 +129,7 @@ def test_what_is_covered_is_listed_a_thousand_tiles_at_a_time(filled: Filled) ->
     assert covered == planned == {"LIST": pages(filled.tiles) + 1}
 
 
+@pytest.mark.slow
 def test_a_tensor_is_described_by_listing_a_thousand_tiles_at_a_time(filled: Filled) -> None:
     with filled.proxy.counting() as kinds:
         assert filled.store.tensor_info("t").tiles_complete == filled.tiles
@@ -136,6 +137,7 @@ def test_a_tensor_is_described_by_listing_a_thousand_tiles_at_a_time(filled: Fil
     assert kinds["HEAD"] == 0
 
 
+@pytest.mark.slow
 def test_a_tensor_is_verified_by_listing_a_thousand_tiles_at_a_time_and_getting_each_once(filled: Filled) -> None:
     before = len(filled.proxy.requests)
     with filled.proxy.counting() as kinds:
@@ -154,6 +156,7 @@ def test_gc_does_not_list_the_tiles_of_a_tensor(filled: Filled) -> None:
     assert kinds["LIST"] == 2
 
 
+@pytest.mark.slow
 def test_gc_lists_and_deletes_a_thousand_objects_at_a_time(proxy: Proxy, server: S3Server, url: str) -> None:
     with opened(proxy.url, server, url) as store:
         tensor(store)
