@@ -26,7 +26,7 @@ steps = pytest.mark.parametrize("step", sample([29, 1], 29), ids=["some", "all"]
 @pytest.mark.parametrize("seed", sample(range(2), 0))
 def test_a_file_holds_all_that_was_flushed_after_kills_while_idle(tmp_path: Path, seed: int) -> None:
     witness = Witness(tmp_path / "store.h5")
-    for number in range(2):
+    for number in range(4):
         assert witness.see(fill_and_idle, 100 * seed + number) == -signal.SIGKILL
         assert witness.flushed
         witness.check()
