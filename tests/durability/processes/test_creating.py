@@ -14,6 +14,7 @@ from tests.support.files_of_a_store import Files
 from tests.support.interpreters import Paused, Team
 from tests.support.members import create, create_in, create_in_path, keep_open, open_and_create, plain
 from tests.support.moments import Moment
+from tests.support.stores import sample
 
 RACES = 30
 ROOTS = pytest.mark.parametrize("theirs", [None, {"instrument": "S-1"}], ids=["a new store", "a group of others"])
@@ -24,7 +25,7 @@ def race(team: Team, tensor_id: str, numbers: list[int]) -> list[str | None]:
     return team.together(*[(create, tensor_id, number) for number in numbers])
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", sample([2, 4], 4))
 def test_processes_that_create_equal_tensors_at_once_share_one(tmp_path: Path, size: int) -> None:
     with Team(size) as team:
         team.together(*[(keep_open, tmp_path)] * size)
@@ -35,7 +36,7 @@ def test_processes_that_create_equal_tensors_at_once_share_one(tmp_path: Path, s
     assert Files(tmp_path).tensors.keys() == {f"race {number}" for number in range(RACES)}
 
 
-@pytest.mark.parametrize("numbers", [[1, 2], [1, 2, 3, 4], [1, 2, 1, 2]], ids=str)
+@pytest.mark.parametrize("numbers", sample([[1, 2], [1, 2, 3, 4], [1, 2, 1, 2]], [1, 2, 1, 2]), ids=str)
 def test_of_processes_that_create_different_tensors_at_once_one_wins(tmp_path: Path, numbers: list[int]) -> None:
     with Team(len(numbers)) as team:
         team.together(*[(keep_open, tmp_path)] * len(numbers))

@@ -11,6 +11,7 @@ import pytest
 
 from tests.behaviour.views.exports.scenes import opened as read
 from tests.support.interpreters import run
+from tests.support.stores import sample
 
 PLACES = ["world.zarr", "world.h5", "remote"]
 
@@ -94,7 +95,7 @@ def computed_again(region: str, place: str, folder: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", sample(PLACES, "world.zarr"))
 def test_what_is_pending_is_stored_where_no_thread_can_be_started(place: str, tmp_path: Path) -> None:
     assert len(ended(_BEGIN + _READ + _NO_THREADS, place, tmp_path)) == 2
     assert computed_again("0:2, 0:6", place, tmp_path) == []
@@ -111,7 +112,12 @@ blob.write(torch.ones(10, 2))
 
 
 @pytest.mark.parametrize(
-    ("place", "opening"), [*((place, _OPENED_BEFORE) for place in PLACES), ("world.zarr", _OPENED_AFTER)]
+    ("place", "opening"),
+    [
+        *(pytest.param(place, _OPENED_BEFORE, marks=pytest.mark.slow) for place in PLACES if place != "remote"),
+        ("remote", _OPENED_BEFORE),
+        ("world.zarr", _OPENED_AFTER),
+    ],
 )
 def test_a_thread_that_outlives_the_main_thread_reads_fills_flushes_and_exports(
     place: str, opening: str, tmp_path: Path
