@@ -23,7 +23,6 @@ from infinite_tensor.tensor import InfiniteTensor
 from infinite_tensor.values.definition import Number, json_number
 from infinite_tensor.values.meaning import MOST_COORDINATES, Attribute, Code, Coordinate, Georeference, Meaning
 from infinite_tensor.views.frame import Frame
-from infinite_tensor.views.names import is_name
 
 DOCUMENT = "zarr.json"
 UNFINISHED = "export.json"

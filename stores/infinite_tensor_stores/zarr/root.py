@@ -132,12 +132,7 @@ class Root:
         if mode != "r":
             self._check_writable()
         if document is None:
-            self._check_outside()
-        if document is None and (strangers := self._strangers()):
-            raise StoreError(
-                f"{self._owner}: there is no store, but something that is not of this library: "
-                f"{', '.join(map(repr, strangers))}; choose an empty folder"
-            )
+            self._check_free()
         if mode == "w":
             self._delete_ours()
         if document is None:
@@ -187,8 +182,13 @@ class Root:
                 "zarr.from_array(store, data=t.as_zarr(region), name='map')"
             ) from error
 
-    def _check_outside(self) -> None:
-        """StoreError where the folder of a new store lies in another store: right in it, or in a tensor of it."""
+    def _check_free(self) -> None:
+        """StoreError where a new store would lie beside something else, or on this machine in another store."""
+        if strangers := self._strangers():
+            raise StoreError(
+                f"{self._owner}: there is no store, but something that is not of this library: "
+                f"{', '.join(map(repr, strangers))}; choose an empty folder"
+            )
         if self._objects.root is None:
             # Elsewhere it would cost requests.
             return
