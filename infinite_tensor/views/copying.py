@@ -96,11 +96,15 @@ def copy_tensor(
     source = _checked_contents(store)
     overwrite = checked_flag("overwrite", overwrite)
     jobs, absent = _jobs(source, tensor_id, upstream=checked_flag("upstream", upstream))
-    jobs[-1] = jobs[-1].within(region)
+    if region is not None:
+        spec = jobs[-1].spec
+        jobs[-1] = replace(jobs[-1], selection=parse(region, spec.shape, spec.labels))
     # Last, as it may create one. What a store holds does not keep it alive.
     other = _checked_store(store, other_store)
     target = _checked_target(other)
-    in_the_way = _all_in_the_way(jobs, store, other)
+    if _share_a_place(store, other):
+        _check_other(jobs, source, target)
+    in_the_way = {job.spec.tensor_id: lines for job in jobs if (lines := _in_the_way(job, source, target))}
     if in_the_way and not overwrite:
         raise _taken(target, *next(iter(in_the_way.items())))
     # What is computed from another comes first, as it would be warned of otherwise.
@@ -145,12 +149,6 @@ class _Job:
     record: Record | None = None
     selection: Selection | None = None
 
-    def within(self, region: object) -> _Job:
-        """The same, of a region alone."""
-        if region is None:
-            return self
-        return replace(self, selection=parse(region, self.spec.shape, self.spec.labels))
-
 
 def _checked_contents(store: TileStore) -> _Contents:
     contents = store.contents
@@ -190,7 +188,7 @@ def _share_a_place(store: TileStore, other: TileStore) -> bool:
     return here.exists() and there.exists() and here.samefile(there)
 
 
-def _check_other(jobs: Sequence[_Job], source: _Contents, target: _Contents) -> None:
+def _check_other(jobs: Sequence[_Job], source: _Contents, target: PersistentContents) -> None:
     """ValidationError where the tensors of two stores at one place are the same; a copy of all its files is another."""
     for job in jobs:
         tensor_id, incarnation = job.spec.tensor_id, job.stored.get("incarnation")
@@ -245,29 +243,25 @@ def _job(source: _Contents, tensor_id: str) -> _Job:
     return _Job(spec, stored, record)
 
 
-def _all_in_the_way(jobs: Sequence[_Job], store: TileStore, other: TileStore) -> dict[str, Sequence[str]]:
-    source, target = _checked_contents(store), _checked_target(other)
-    if _share_a_place(store, other):
-        _check_other(jobs, source, target)
-    found = {job.spec.tensor_id: _in_the_way(job, source, target) for job in jobs}
-    return {name: lines for name, lines in found.items() if lines}
-
-
-def _in_the_way(job: _Job, source: _Contents, target: _Contents) -> Sequence[str]:
+def _in_the_way(job: _Job, source: _Contents, target: PersistentContents) -> Sequence[str]:
     """In what the tensor that has taken the id is another one; nothing where the id is free.
 
     ValidationError where the target can hold nothing of this one, or is where it comes from.
     """
     spec = job.spec
-    if isinstance(source, PersistentContents) and not source.storage.finds_tiles and job.selection is None:
-        _check_finite(spec, source)
+    lists = isinstance(source, MemoryContents) or source.storage.finds_tiles
+    if not lists and job.selection is None and None in spec.shape:
+        raise ValidationError(
+            f"{source} cannot tell where tiles of tensor {spec.tensor_id!r}, which is unbounded, are stored: its "
+            "backend has no _find_tiles. Give region=..., the pixels to copy"
+        )
     if not target.holds(spec.tensor_id):
         return ()
     stored = target.definition_of(spec.tensor_id)
     return _differences(StoredTensor.of(target, spec.tensor_id, stored), spec)
 
 
-def _taken(target: _Contents, tensor_id: str, lines: Sequence[str]) -> ValidationError:
+def _taken(target: PersistentContents, tensor_id: str, lines: Sequence[str]) -> ValidationError:
     listed = "".join(f"\n  {line}" for line in lines)
     return ValidationError(
         f"{target} already holds a tensor {tensor_id!r} with another definition:{listed}\n"
@@ -284,14 +278,6 @@ def _differences(there: StoredTensor, spec: TensorSpec) -> list[str]:
         before, now = before | {"dims": list(there.definition.dims)}, now | {"dims": list(spec.definition.dims)}
     changed = changes(there.definition.functions.record, spec.definition.functions.record).lines()
     return [*differences(before, now), *(f"{line}, since what is there was computed" for line in changed)]
-
-
-def _check_finite(spec: TensorSpec, source: PersistentContents) -> None:
-    if None in spec.shape:
-        raise ValidationError(
-            f"{source} cannot tell where tiles of tensor {spec.tensor_id!r}, which is unbounded, are stored: its "
-            "backend has no _find_tiles. Give region=..., the pixels to copy"
-        )
 
 
 # Its tiles.

@@ -55,10 +55,6 @@ class _Form(NamedTuple):
     unsaid: Callable[[Cutout], list[str]]
     sidecars: tuple[str, ...] = ()
 
-    def sidecars_of(self, path: Path) -> list[Path]:
-        """Where they are."""
-        return [path.with_name(path.name + ending) for ending in self.sidecars]
-
 
 _OF_GDAL = (".aux.xml", ".ovr", ".msk")
 _FORMS = {
@@ -102,7 +98,7 @@ def export(tensor: InfiniteTensor, region: object, target: object, options: Opti
     _FORMS[form].check(cutout)
     warn_of_lost(shown_target(place), _FORMS[form].unsaid(cutout))
     path = local_path(place).absolute()
-    sidecars = _FORMS[form].sidecars_of(path)
+    sidecars = [path.with_name(path.name + ending) for ending in _FORMS[form].sidecars]
     with _explaining(_begun(path, sidecars, overwrite=options.overwrite), str(path)) as unfinished:
         with (
             _explaining(_FORMS[form].opened(cutout, unfinished), str(path)) as sink,
@@ -111,7 +107,9 @@ def export(tensor: InfiniteTensor, region: object, target: object, options: Opti
             stream(cutout, sink, source, tally, str(path))
         with explained(str(path)):
             synchronize(unfinished)
-            _make_way(path, sidecars, overwrite=options.overwrite)
+            # They say more of a former file, and nobody is to take it for this one.
+            for each in sidecars:
+                each.unlink(missing_ok=True)
             publish(unfinished, path, overwrite=options.overwrite)
 
 
@@ -169,16 +167,6 @@ def _begun(path: Path, sidecars: Sequence[Path], *, overwrite: bool) -> Iterator
     path.parent.mkdir(parents=True, exist_ok=True)
     with unfinished_file(path) as unfinished:
         yield unfinished
-
-
-def _make_way(path: Path, sidecars: Sequence[Path], *, overwrite: bool) -> None:
-    """Delete what says more of a former file, before another one can be taken for it."""
-    there = [each for each in sidecars if os.path.lexists(each)]
-    for each in there:
-        _check_free(each, overwrite=overwrite)
-        each.unlink()
-    if there:
-        synchronize(path.parent, deep=False)
 
 
 @contextmanager
