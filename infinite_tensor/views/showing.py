@@ -134,7 +134,7 @@ def _dtype_told(dtype: object) -> str:
 def _stored(tensor: InfiniteTensor) -> str:
     node = node_of(tensor)
     if node.computation.copied:
-        return "all of it lies in memory"
+        return "nothing: its source is read each time"
     node.contents.check_open()
     return _size_told(node.store, tensor.tensor_id, node.contents.definition_of(tensor.tensor_id))
 

@@ -448,7 +448,7 @@ def test_the_report_is_a_table_and_cannot_be_changed(tmp_path: Path) -> None:
     assert title.startswith(f"copied to ZarrTileStore('{tmp_path}/c.zarr', mode='a') in ")
     assert headings.split() == ["tensor", "tiles", "partial", "moved"]
     assert row.split()[:3] == ["t", str(report.tensors[0].tiles), str(report.tensors[0].partial)]
-    assert "<table " in report._repr_html_()
+    assert "<table>" in report._repr_html_()
     with pytest.raises(AttributeError):
         report.seconds = 0.0  # type: ignore[misc]
 
