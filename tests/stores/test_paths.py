@@ -52,7 +52,7 @@ def place(request: pytest.FixtureRequest) -> Iterator[str]:
 
 def close_all() -> None:
     """Close what is open before its place is deleted."""
-    for store in list(infinite_tensor_stores._shared.values()):
+    for store in list(infinite_tensor_stores.opening._shared.values()):
         store.close()
 
 

@@ -1,0 +1,57 @@
+"""The store that lives at a path or URL."""
+
+from __future__ import annotations
+
+import gc
+import os
+from typing import Any
+from weakref import WeakValueDictionary
+
+from zarr.abc.store import Store
+
+from infinite_tensor.errors import ValidationError
+from infinite_tensor.support.forks import Lock
+from infinite_tensor.support.given import quoted
+from infinite_tensor_stores.files import HDF5_SUFFIXES
+from infinite_tensor_stores.hdf5.store import HDF5TileStore
+from infinite_tensor_stores.targets import absolute, local_path, text_of
+from infinite_tensor_stores.zarr.store import ZarrTileStore
+
+_opening = Lock()
+"""Held while a shared store is opened: threads that name one place at once get one store."""
+
+_shared: WeakValueDictionary[str, HDF5TileStore | ZarrTileStore] = WeakValueDictionary()
+"""What `shared_store` has opened, by its place."""
+
+
+def open_store(target: str | os.PathLike[str] | Store, **options: Any) -> HDF5TileStore | ZarrTileStore:
+    """The persistent store that lives at `target`.
+
+    Parameters
+    ----------
+    target : str, path or zarr Store
+        A path that ends in ``.h5``, ``.hdf5`` or ``.hdf`` is an `HDF5TileStore`, everything else a `ZarrTileStore`.
+    **options
+        Passed on to the store.
+
+    Raises
+    ------
+    ValidationError
+        If `target` is none of these.
+    """
+    if not isinstance(target, str | os.PathLike | Store):
+        raise ValidationError(f"target must be a path, an fsspec URL or a zarr Store, got {quoted(target)}")
+    if not isinstance(target, Store) and text_of(target).lower().endswith(HDF5_SUFFIXES):
+        return HDF5TileStore(local_path(text_of(target)), **options)
+    return ZarrTileStore(target, **options)
+
+
+def shared_store(target: str | os.PathLike[str]) -> HDF5TileStore | ZarrTileStore:
+    """What `open_store` opens at a path or URL: the same object for all who name it while one of them uses it."""
+    place = os.fspath(absolute(target))
+    with _opening:
+        store = _shared.get(place)
+        # Where all have dropped it, the writer may still store what was pending; it would not be told of more.
+        if store is None or store.closed or gc.is_finalized(store) or store._vanished:  # noqa: SLF001  (our own)
+            store = _shared[place] = open_store(target)
+        return store
