@@ -8,6 +8,8 @@ Subclass `PersistentStoreTests` in a test module, say how the store is opened, a
         def open_store(self, location, **options):
             return MyTileStore(location, **options)
 
+It tests what a backend does; what all stores do above their backends is tested where the library is developed.
+
 What a test has written it looks at through another store object on the same location, so that neither a cache
 nor the store object itself can vouch for what is stored.
 """
@@ -17,7 +19,7 @@ import pytest
 # Before they are imported: then a failing assert says what it has compared.
 pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in ("copies", "definitions", "life", "tiles")))
 
-from infinite_tensor.testing.copies import CollectionTests, CopyTests  # noqa: E402
+from infinite_tensor.testing.copies import CopyTests  # noqa: E402
 from infinite_tensor.testing.definitions import DefinitionTests, GroupTests  # noqa: E402
 from infinite_tensor.testing.life import LifeTests, UpkeepTests  # noqa: E402
 from infinite_tensor.testing.tiles import PartialTileTests, TileTests  # noqa: E402
@@ -27,7 +29,6 @@ __all__ = ["PersistentStoreTests"]
 
 class PersistentStoreTests(
     DefinitionTests,
-    CollectionTests,
     TileTests,
     PartialTileTests,
     CopyTests,

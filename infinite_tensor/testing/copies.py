@@ -1,4 +1,4 @@
-"""Copies from the backend into another store and back, other ids, and a store as a collection of ids."""
+"""Copies from the backend into another store and back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from infinite_tensor.testing.fixtures import (
     declare,
     each_dtype,
     pixels,
-    reader_of,
     same_bits,
     tensor_on,
 )
@@ -78,87 +77,6 @@ class CopyTests(BackendTests):
             assert same_bits(copy[-6:24, -6:24], expected)
         assert len(f.calls) == len(set(f.calls))
 
-    def test_the_definition_is_the_same_there(self, location: Any, beside: ZarrTileStore) -> None:
-        """With the size of its tiles, the names of its dimensions, its version and the fingerprint of its function."""
-        with self._open(location, tile_size=7) as store:
-            given = tensor_on(store, Ramp(), dims=("y", "x"), version={"seed": 3}).to_json()
-            store.copy("t", beside, region=_REGION, progress=False)
-            stored, found = store.tensor_definition("t"), beside.tensor_definition("t")
-        # A backend may add fields, which are its own.
-        fields = {*given, "format", "tensor_id", "tile_size"} - {"device"}
-        assert {field: found[field] for field in fields} == {field: stored[field] for field in fields}
-        assert stored["tile_size"] == [7, 7]
-
-    def test_a_copy_into_the_backend_can_be_opened_again(self, location: Any, beside: ZarrTileStore) -> None:
-        """By another store object, from its id alone."""
-        expected = tensor_on(beside, Ramp(), "t")[0:12, 0:12]
-        with self._open(location) as store:
-            beside.copy("t", store, progress=False)
-        with self._open(location) as store:
-            assert same_bits(store.open("t")[0:12, 0:12], expected)
-
-    @pytest.mark.parametrize("forth", [True, False], ids=["from it", "to it"])
-    def test_copying_again_moves_only_what_is_missing(self, location: Any, beside: ZarrTileStore, forth: bool) -> None:
-        """Nothing at first; then what has come since, and tiles that have become complete leave no parts behind."""
-        f = Ramp()
-        with self._open(location) as store:
-            source, target = (store, beside) if forth else (beside, store)
-            tensor = tensor_on(source, f)
-            tensor[0:12, 0:12]
-            (first,) = source.copy("t", target, region=_REGION, progress=False).tensors
-            (again,) = source.copy("t", target, region=_REGION, progress=False).tensors
-            assert (again.tiles, again.partial, again.bytes) == (0, 0, 0)
-            assert again.there == first.tiles + first.partial > first.tiles > 0
-            tensor[0:20, 0:12]
-            (more,) = source.copy("t", target, region=_REGION, progress=False).tensors
-            assert more.tiles > 0
-            copy = tensor_on(target, f)
-            calls = len(f.calls)
-            assert same_bits(copy[0:20, 0:12], tensor[0:20, 0:12])
-            assert len(f.calls) == calls
-            if offers(target, "_collect_garbage"):
-                assert target.gc().objects == 0
-
-    def test_what_others_know_of_a_tile_is_added_to_what_is_known_there(
-        self, location: Any, beside: ZarrTileStore
-    ) -> None:
-        """A copy that was continued keeps what it has computed."""
-        f = Ramp()
-        with self._open(location) as store:
-            tensor_on(beside, f)[0:3, 0:3]
-            tensor_on(store, f)[8:11, 8:11]
-            store.flush()
-            beside.copy("t", store, progress=False)
-            calls = len(f.calls)
-            copy = tensor_on(store, f)
-            copy[0:3, 0:3]
-            copy[8:11, 8:11]
-        assert len(f.calls) == calls
-
-    def test_a_tensor_of_another_definition_is_left_alone(self, location: Any, beside: ZarrTileStore) -> None:
-        """The error lists what differs, and nothing is copied."""
-        with self._open(location) as store:
-            tensor_on(store, Ramp(), version=1)[0:10, 0:10]
-            expected = tensor_on(beside, Ramp(), version=2, blend_init=3)[0:10, 0:10]
-            differing = r"(?s)already holds a tensor 't'.*blend_init: stored .*\n  version: stored .*, given "
-            for source, target in ((store, beside), (beside, store)):
-                with pytest.raises(ValidationError, match=differing):
-                    source.copy("t", target, region=_REGION, progress=False)
-            assert same_bits(beside.open("t")[0:10, 0:10], expected)
-
-    def test_upstream_tensors_are_copied_with_it(self, location: Any, beside: ZarrTileStore) -> None:
-        """Before it; the chain opens there, and its functions run no more."""
-        f, g = Ramp(), Ramp()
-        with self._open(location) as store:
-            expected = reader_of(beside, g, tensor_on(beside, f))[0:12, 0:12]
-            report = beside.copy("top", store, upstream=True, progress=False)
-            assert [each.tensor_id for each in report.tensors] == ["t", "top"]
-        calls = len(f.calls), len(g.calls)
-        with self._open(location) as store:
-            assert [arg.tensor_id for arg in store.open("top").args] == ["t"]
-            assert same_bits(reader_of(store, g, tensor_on(store, f))[0:12, 0:12], expected)
-        assert (len(f.calls), len(g.calls)) == calls
-
     def test_a_damaged_tile_is_left_out_of_a_copy(self, location: Any, beside: ZarrTileStore) -> None:
         """It is told of, and missing there."""
         if type(self).damage_tile is BackendTests.damage_tile:
@@ -199,26 +117,3 @@ class CopyTests(BackendTests):
             assert store._read_encoded("u", [(4, 5)]) == [encoded]
         with self._open(location, "u") as store:
             assert same_bits(store._read_tiles("u", [(4, 5)])[0], tile)
-
-
-class CollectionTests(BackendTests):
-    """A store as a collection of ids."""
-
-    def test_a_store_tells_which_tensors_it_holds(self, location: Any) -> None:
-        """Those of an earlier store object, too; its repr lists them where the backend does."""
-        with self._open(location, "b", "a"):
-            pass
-        with self._open(location) as store:
-            assert "a" in store
-            assert "c" not in store
-            assert store
-            if offers(store, "_list_tensors"):
-                assert (len(store), [*store]) == (2, ["a", "b"])
-                assert repr(store) == f"{store}: 2 tensors 'a', 'b'"
-
-    def test_the_name_of_a_store_in_messages_is_short(self, location: Any) -> None:
-        """Whatever it holds; its repr is bounded."""
-        with self._open(location, *(f"t{number}" for number in range(20))) as store:
-            assert "t7" not in str(store)
-            assert len(repr(store)) < len(str(store)) + 300
-        assert repr(store) == f"{store}: closed"

@@ -9,7 +9,6 @@ import torch
 
 from infinite_tensor.errors import DamagedDataWarning, StoreError, TileAccessError
 from infinite_tensor.geometry.points import Index
-from infinite_tensor.geometry.window import TensorWindow
 from infinite_tensor.testing.fixtures import (
     TILE,
     BackendTests,
@@ -61,33 +60,6 @@ class LifeTests(BackendTests):
             assert same_bits(tensor_on(store, f)[-6:18, -6:18], expected)
         assert len(f.calls) == len(set(f.calls))
 
-    def test_a_chain_reopens(self, location: Any) -> None:
-        """Neither ``f`` of it runs again."""
-        halo = TensorWindow((6, 6), stride=3, offset=-1)
-        functions = [Ramp(), Ramp()]
-        results = []
-        for _ in range(2):
-            with self._open(location) as store:
-                source = tensor_on(store, functions[0], "source")
-                end = tensor_on(store, functions[1], "end", args=(source,), args_windows=(halo,))
-                results.append(end[0:20, 0:20])
-                calls = [len(f.calls) for f in functions]
-        assert same_bits(*results)
-        assert calls == [len(set(f.calls)) for f in functions]
-
-    def test_clear_cache_drops_only_what_can_be_had_again(self, location: Any) -> None:
-        """Also tiles that are not complete, and only of one tensor."""
-        f = Ramp()
-        with self._open(location) as store:
-            tensor, other = tensor_on(store, f), tensor_on(store, f, "other")
-            expected = tensor[0:7, 0:7]
-            other[0:1, 0:1]
-            calls = len(f.calls)
-            tensor.clear_cache()
-            assert {record.spec.tensor_id for record, _ in store.contents.tiles.entries} == {"other"}
-            assert same_bits(tensor[0:7, 0:7], expected)
-        assert len(f.calls) == calls
-
     def test_a_cleared_tensor_starts_anew(self, location: Any) -> None:
         """The object that is there already, and one of another definition; other tensors keep what they have."""
         f, g = Ramp(), Ramp()
@@ -124,25 +96,6 @@ class LifeTests(BackendTests):
         assert (0, 0) in f.calls
         assert (0, 0) in g.calls
         assert not {index for index in f.calls + g.calls if max(index) > 3}
-
-    @pytest.mark.parametrize(
-        "limits",
-        [{"cache_size_tiles": 1}, {"cache_size_tiles": 3}, {"cache_size_bytes": 1}, {"cache_size_bytes": 350}],
-        ids=str,
-    )
-    def test_cache_limits_hold_and_lose_nothing(self, location: Any, limits: dict[str, Any]) -> None:
-        """Also where a read alone needs more than that."""
-        expected = tensor_on(MemoryTileStore(), Ramp())[-20:20, -20:20]
-        f = Ramp()
-        with self._open(location, **limits) as store:
-            tensor = tensor_on(store, f)
-            for y in range(-20, 20, 10):
-                for x in range(-20, 20, 10):
-                    tensor[y : y + 10, x : x + 10]
-                    assert len(store.contents.tiles.entries) <= limits.get("cache_size_tiles", 100)
-                    assert store.contents.tiles.entries.total_bytes <= limits.get("cache_size_bytes", 2**20)
-            assert same_bits(tensor[-20:20, -20:20], expected)
-        assert len(f.calls) == len(set(f.calls))
 
     def test_a_closed_store_says_so_and_with_opens_it_again(self, location: Any) -> None:
         """Closing twice is no error, and tensors made before work again."""
