@@ -18,7 +18,7 @@ _LARGEST = 2**31
 
 def quoted(value: object) -> str:
     """A value for messages: the beginning of its repr; of arrays their shape."""
-    if getattr(value, "ndim", 0) and hasattr(value, "dtype"):
+    if not isinstance(value, type) and getattr(value, "ndim", None) and hasattr(value, "dtype"):
         return f"<{type(value).__name__} of shape {tuple(value.shape)}, {value.dtype}>"  # type: ignore[attr-defined]
     # The repr of a store takes a look at what it holds.
     text = str(value) if getattr(type(value), "_named_by_str", False) else repr(value)
@@ -68,7 +68,7 @@ def as_ratio(value: object) -> Fraction | None:
 
 def array_advice(value: object) -> str:
     """What a message adds about an array that is given in place of an InfiniteTensor; nothing about other things."""
-    is_array = all(hasattr(value, part) for part in ("shape", "dtype", "__getitem__"))
+    is_array = all(hasattr(type(value), part) for part in ("shape", "dtype", "__getitem__"))
     return "; give from_array(a), which makes a tensor of an array" if is_array else ""
 
 
