@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -32,8 +33,6 @@ _STEP_BYTES = 2**23
 """About as much of the tensor is worked on in one step."""
 _ENOUGH_STEPS = 64
 """So many steps of a band tell how much it holds."""
-_NEAR_HALF = 4
-"""So many cuts to either side of the middle are tried."""
 
 
 @dataclass(frozen=True)
@@ -140,14 +139,6 @@ def held_bytes(cuts: Mapping[Node, Bands]) -> int:
     return Lifetimes({node: band.before(_ENOUGH_STEPS * len(cuts)) for node, band in bands.items()}).held_bytes
 
 
-class _Halving(NamedTuple):
-    """A box is cut at `at` along dimension `d`; what is before goes to `ranks` processes."""
-
-    d: int
-    at: int
-    ranks: int
-
-
 def shard_of(
     layout: TileLayout, start: Sequence[int], stop: Sequence[int], rank: int, count: int
 ) -> tuple[Index, Index]:
@@ -182,8 +173,10 @@ def shard_of_tiles(low: Sequence[int], high: Sequence[int], rank: int, count: in
         return first, first
     count = min(count, tiles)
     while count > 1:
-        extents = [b - a for a, b in zip(first, last, strict=True)]
-        d, at, ranks = min(_cuts(extents, count), key=lambda cut: _judged(extents, count, cut))
+        extents = list(map(operator.sub, last, first))
+        _, _, d, at, ranks = min(
+            _halved(extents, d, count) for d in range(len(extents)) if 2 * extents[d] > max(extents)
+        )
         if rank < ranks:
             last[d], count = first[d] + at, ranks
         else:
@@ -191,27 +184,13 @@ def shard_of_tiles(low: Sequence[int], high: Sequence[int], rank: int, count: in
     return first, last
 
 
-def _cuts(extents: Sequence[int], count: int) -> Iterator[_Halving]:
-    """Cuts of long dimensions near the middle, with as many processes for either part as suit it best."""
-    for d, extent in enumerate(extents):
-        if 2 * extent < max(extents):
-            continue
-        parts = min(extent, count)
-        # Less than a third could be more even, but would be a slab.
-        first = max(1, -(-parts // 3), parts // 2 - _NEAR_HALF)
-        for part in range(first, parts - first + 1):
-            if parts == count:
-                yield _Halving(d, _rounded(extent * part, count), part)
-            else:
-                yield _Halving(d, part, _rounded(count * part, extent))
-
-
-def _judged(extents: Sequence[int], count: int, cut: _Halving) -> tuple[int, int, int]:
-    """The least is best: by the most tiles that a process would get, then by what makes cubes, then by halves."""
-    d, at, ranks = cut
+def _halved(extents: Sequence[int], d: int, count: int) -> tuple[int, int, int, int, int]:
+    """A cut along one dimension, the better the less: most tiles of a shard, extent, where, and shards before it."""
     across = math.prod(extents) // extents[d]
-    most = max(-(-at * across // ranks), -(-(extents[d] - at) * across // (count - ranks)))
-    return most, -extents[d], abs(count - 2 * ranks)
+    at = min(max(1, _rounded(extents[d] * (count // 2), count)), extents[d] - 1)
+    rest = extents[d] - at
+    ranks = min(max(1, _rounded(count * at, extents[d]), count - rest * across), count - 1, at * across)
+    return max(-(-at * across // ranks), -(-rest * across // (count - ranks))), -extents[d], d, at, ranks
 
 
 def _rounded(numerator: int, denominator: int) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -290,11 +289,15 @@ def fill(job: Job, workers: int | None, progress: bool | str | Watcher) -> FillR
         # Before hours of work that end there. A mask may leave out the windows that are meant.
         raise estimate.outside
     total = int(estimate.windows * share_of(targets))
-    with Tally(total, progress, sum(target.tile_count for target in targets)) as tally:
+    with Tally(total, progress, _pixels(targets)) as tally:
         carry_out(job, workers, tally)
         report = FillReport(tuple(_reports(job, before, tally)), tally.seconds, job.band_count)
         tally.finish(report)
     return report
+
+
+def _pixels(targets: Sequence[Target]) -> int:
+    return sum(int((stops - starts).prod(axis=1).sum()) for starts, stops in (each.all_regions for each in targets))
 
 
 def carry_out(job: Job, workers: int | None, tally: Tally) -> None:
@@ -304,7 +307,10 @@ def carry_out(job: Job, workers: int | None, tally: Tally) -> None:
         with lent.running:
             _lend(job, lent)
             for cuts in job.passes:
-                _fill(cuts, taken, tally, workers)
+                for bands in side_by_side(cuts):
+                    _fill(
+                        {node: _wanted(cuts[node].target, band) for node, band in bands.items()}, taken, tally, workers
+                    )
     finally:
         for store in job.stores:
             store.flush()
@@ -320,26 +326,16 @@ def _reports(job: Job, before: Mapping[Node, tuple[int, int]], tally: Tally) -> 
         yield TensorReport(node.spec.tensor_id, tally.windows[node], tiles, nbytes, *without)
 
 
-def _fill(cuts: Mapping[Node, Bands], taken: Mapping[Node, TakenTiles], tally: Tally, workers: int | None) -> None:
-    for bands in side_by_side(cuts):
-        wanted = {node: _wanted(cuts[node].target, band) for node, band in bands.items()}
-        rest, steps = _renumbered({node: _unfinished(node, band) for node, band in wanted.items()})
-        tally.pass_parts(sum(_tile_counts(wanted)) - sum(_tile_counts(rest)))
-        _fill_steps(rest, steps, taken, tally, workers)
-
-
-def _fill_steps(
-    regions: Mapping[Node, NumberedRegions],
-    steps: Sequence[range],
-    taken: Mapping[Node, TakenTiles],
-    tally: Tally,
-    workers: int | None,
+def _fill(
+    wanted: Mapping[Node, NumberedRegions], taken: Mapping[Node, TakenTiles], tally: Tally, workers: int | None
 ) -> None:
-    tiles = _tile_counts(regions)
-    call = store_call()
+    """Compute and store what is missing of regions side by side."""
+    rest, steps = _renumbered({node: _unfinished(node, band) for node, band in wanted.items()})
+    sizes, call = _sizes(rest) if rest else [], store_call()
+    tally.pass_parts(sum(_sizes(wanted)) - sum(sizes))
     with call.running, Views(CLAIMS.reader(workers, tally.count), taken) as views:
-        call.begin(*[node.contents for node in regions], reads=True)
-        run_steps(regions, steps, views, lambda number: tally.pass_parts(tiles[number]))
+        call.begin(*[node.contents for node in rest], reads=True)
+        run_steps(rest, steps, views, lambda number: tally.pass_parts(sizes[number]))
 
 
 def _wanted(target: Target, band: NumberedRegions) -> NumberedRegions:
@@ -378,17 +374,12 @@ def _renumbered(bands: Mapping[Node, NumberedRegions]) -> tuple[dict[Node, Numbe
     )
 
 
-def _tile_counts(bands: Mapping[Node, NumberedRegions]) -> list[int]:
-    """How many tiles each region has, by its number where it has one of its own."""
-    counts = [
-        (node.contents.layout(node.spec).grid.boxes(band.starts, band.stops), band) for node, band in bands.items()
-    ]
-    counted = [
-        (number, math.prod(extents))
-        for (low, high), band in counts
-        for number, extents in zip(band.numbers.tolist(), (high - low).tolist(), strict=True)
-    ]
-    return [count for _, count in sorted(counted)]
+def _sizes(bands: Mapping[Node, NumberedRegions]) -> list[int]:
+    """How many pixels each region has, in the order of their numbers."""
+    numbers = np.concatenate([band.numbers for band in bands.values()])
+    sizes = np.concatenate([(band.stops - band.starts).prod(axis=1) for band in bands.values()])
+    found: list[int] = sizes[np.argsort(numbers, kind="stable")].tolist()
+    return found
 
 
 def writable(job: Job) -> Job:

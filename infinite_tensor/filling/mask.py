@@ -113,12 +113,25 @@ def placed(where: object, names: Sequence[str], region: Selection) -> PlacedMask
     own = tuple(d % ndim for d in dims)
     if len(set(own)) < count:
         raise ValidationError(f"dims of a mask must differ, got {quoted(mask.dims)}")
-    scale, origin = _each("scale", mask.scale, count), _each("origin", mask.origin, count)
-    over = tuple([_over(region.start[d], region.stop[d], a, b) for d, a, b in zip(own, scale, origin, strict=True)])
-    result = PlacedMask(mask.values, own, scale, origin, over)
+    lies = []
+    for name, given in (("scale", mask.scale), ("origin", mask.origin)):
+        lies.append(given if isinstance(given, tuple) else (given,) * count)
+        if len(lies[-1]) != count:
+            raise ValidationError(
+                f"{name} of a mask must have one entry per dimension of it ({count}), got {len(lies[-1])}"
+            )
+    scale, origin = lies
+    over = [_over(region.start[d], region.stop[d], a, b) for d, a, b in zip(own, scale, origin, strict=True)]
     if sliced and 0 not in region.shape:
-        result.check_covers(region, [label_of(d, name) for d, name in enumerate(names)])
-    return result
+        for d, extent, a, b, (first, last) in zip(own, mask.values.shape, scale, origin, over, strict=True):
+            if extent is not None and (first < 0 or last > extent):
+                raise ValidationError(
+                    f"the mask does not cover the region: along dimension {label_of(d, names[d])} its {extent} pixels "
+                    f"lie over {float(b):.10g}:{float(b + extent * a):.10g}, and the region is "
+                    f"{region.start[d]}:{region.stop[d]}; give a larger mask, another scale or origin, or a smaller "
+                    "region"
+                )
+    return PlacedMask(mask.values, own, scale, origin, tuple(over))
 
 
 @dataclass(frozen=True)
@@ -155,23 +168,6 @@ class PlacedMask:
             self.over,
         )
 
-    def check_covers(self, region: Selection, labels: Sequence[str]) -> None:
-        """ValidationError if what has a shape does not cover a region; `labels` are what messages call dimensions."""
-        for axis, (d, extent) in enumerate(zip(self.dims, self.values.shape, strict=True)):
-            first, last = self.over[axis]
-            if extent is not None and (first < 0 or last > extent):
-                begin, end = (float(self.origin[axis] + at * self.scale[axis]) for at in (0, extent))
-                raise ValidationError(
-                    f"the mask does not cover the region: along dimension {labels[d]} its {extent} pixels lie over "
-                    f"{begin:.10g}:{end:.10g}, and the region is {region.start[d]}:{region.stop[d]}; give a larger "
-                    "mask, another scale or origin, or a smaller region"
-                )
-
-    def _pixels(self, axis: int, start: int, stop: int) -> tuple[int, int]:
-        """The pixels of the mask, along one of its dimensions, that lie over those of the tensor ``[start, stop)``."""
-        first, last = _over(start, stop, self.scale[axis], self.origin[axis])
-        return max(first, self.over[axis][0]), min(last, self.over[axis][1])
-
     def tiles(self, layout: TileLayout, start: Index, stop: Index) -> WantedTiles:
         """Which tiles over the pixels ``[start, stop)``, of which there is at least one, are wanted."""
         low, high = layout.box(start, stop)
@@ -179,7 +175,9 @@ class PlacedMask:
         for axis, d in enumerate(self.dims):
             size = layout.tile_shape[d]
             tiles = [(max(i * size, start[d]), min((i + 1) * size, stop[d])) for i in range(low[d], high[d])]
-            ranges.append([self._pixels(axis, a, b) for a, b in tiles])
+            pixels = [_over(a, b, self.scale[axis], self.origin[axis]) for a, b in tiles]
+            first, last = self.over[axis]
+            ranges.append([(max(a, first), min(b, last)) for a, b in pixels])
         any_in = _any_in_slices if _is_sliced(self.values) else _any_by_call
         wanted, order = any_in(self.values, ranges), sorted(range(len(self.dims)), key=self.dims.__getitem__)
         counts = [b - a for a, b in zip(low, high, strict=True)]
@@ -431,33 +429,27 @@ def _number_of(dim: int | str, names: Sequence[str]) -> int:
 
 
 def _fractions(name: str, given: object) -> Fraction | tuple[Fraction, ...]:
+    """One number for all dimensions, or one for each."""
     entries = members(given)
+    if entries is None:
+        return _fraction(name, given, given)
+    return tuple([_fraction(name, given, entry) for entry in entries])
+
+
+def _fraction(name: str, given: object, entry: object) -> Fraction:
+    plain: Any = entry if isinstance(entry, Fraction) else number(entry)
     try:
-        return _fraction(given) if entries is None else tuple(map(_fraction, entries))
+        exact = Fraction(plain)
+        if abs(exact) > LARGEST:
+            raise OverflowError
     except (TypeError, ValueError, OverflowError) as error:
         raise ValidationError(
             f"{name} of a mask must be a finite number of pixels up to 2**53, or a tuple of one per dimension, "
             f"got {quoted(given)}"
         ) from error
-
-
-def _fraction(given: Any) -> Fraction:
-    if isinstance(given, str):
-        raise TypeError
-    plain = number(given)
-    exact = Fraction(given if plain is None else plain)  # type: ignore[arg-type]
-    if abs(exact) > LARGEST:
-        raise OverflowError
     # 1/3 as a float is not a third, and means one.
     near = exact.limit_denominator(_ROUND)
     return near if isinstance(plain, float) and float(near) == plain else exact
-
-
-def _each(name: str, given: Fraction | tuple[Fraction, ...], count: int) -> tuple[Fraction, ...]:
-    entries = given if isinstance(given, tuple) else (given,) * count
-    if len(entries) != count:
-        raise ValidationError(f"{name} of a mask must have one entry per dimension of it ({count}), got {len(entries)}")
-    return entries
 
 
 def _truth(values: Any) -> BoolArray:
