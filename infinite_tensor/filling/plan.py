@@ -18,7 +18,7 @@ from infinite_tensor.engine.plan import arg_starts, reach_error
 from infinite_tensor.errors import RegionError
 from infinite_tensor.filling.cutting import shard_of_tiles
 from infinite_tensor.filling.mask import Boxes, Target, WantedTiles, clipped
-from infinite_tensor.geometry.points import Index, IntArray, as_tuples, joined
+from infinite_tensor.geometry.points import Index, IntArray, as_tuples, joined, unique_points
 from infinite_tensor.geometry.window_sets import IndexProduct, Intervals, WindowSet, separable
 from infinite_tensor.support.tables import Tabular, bytes_of, count_of, shown_id
 from infinite_tensor.tilestore.inventory import Inventory, windows_over_tiles
@@ -232,7 +232,11 @@ def _add_named(
     made = node.indices(windows)
     if len(node.computation.tensors) > 1:
         made = made[grid.exist(made)]
-    needed = made if pixels is None else joined(grid.points(*_joined(pixels)), made)
+        needed = made if pixels is None else unique_points(np.concatenate([grid.points(*_joined(pixels)), made]))
+    else:
+        # It is there because it is read.
+        assert pixels is not None
+        needed = grid.points(*_joined(pixels))
     pixels = pixels or [grid.bounds(made)]
     tiles = layout.grid.points(*_joined(pixels))
     first, last = windows_over_tiles(grid, layout, tiles)
