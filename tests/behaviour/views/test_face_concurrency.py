@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import itertools
 import pickle
 import signal
 import sys
@@ -455,8 +456,14 @@ WAYS: dict[str, Callable[[InfiniteTensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("scheduler", ["synchronous", "threads", "processes", "distributed"])
-@pytest.mark.parametrize("way", WAYS)
+# Processes import all that a task needs, each for itself.
+SCHEDULED = [*itertools.product(["synchronous", "threads", "distributed"], WAYS), ("processes", "to_dask")]
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "way"),
+    [*SCHEDULED, *(pytest.param("processes", way, marks=pytest.mark.slow) for way in WAYS if way != "to_dask")],
+)
 def test_dask_computes_it(scheduler: str, way: str, client: Client, tmp_path: Path) -> None:
     with ZarrTileStore(tmp_path, tile_size=4) as store:
         array = WAYS[way](tensor_of(store=store))
