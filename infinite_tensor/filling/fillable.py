@@ -193,7 +193,7 @@ class Fillable(ABC):
         RegionError
             (an IndexError) If `region` is no region of the tensor or the group.
         ValidationError
-            If a store, or that of a dependant, is read-only, as a blob is. Nothing is dropped then; `exclude` leaves a
+            If a store, or that of a dependant, is read-only. Nothing is dropped then; `exclude` leaves a
             tensor of a group out.
         StoreError
             If a store is closed, or something could not be stored or deleted; call it again.
