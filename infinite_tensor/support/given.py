@@ -17,12 +17,26 @@ _LARGEST = 2**31
 
 
 def quoted(value: object) -> str:
-    """A value for messages: the beginning of its repr; of arrays their shape."""
-    if not isinstance(value, type) and getattr(value, "ndim", None) and hasattr(value, "dtype"):
-        return f"<{type(value).__name__} of shape {tuple(value.shape)}, {value.dtype}>"  # type: ignore[attr-defined]
-    # The repr of a store takes a look at what it holds.
-    text = str(value) if getattr(type(value), "_named_by_str", False) else repr(value)
+    """A value for messages: the beginning of its repr; of arrays their shape, also of those in a dict or a list."""
+    try:
+        text = _text(value)
+    except (ValueError, RecursionError):
+        # An int of 5,000 digits, a list in itself.
+        text = f"<{type(value).__name__}>"
     return text if len(text) <= _MOST else f"{text[:_MOST]}..."
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, type) and getattr(value, "ndim", None) and hasattr(value, "dtype"):
+        return f"<{type(value).__name__} of shape {tuple(value.shape)}, {value.dtype}>"
+    if type(value) is dict:
+        return f"{{{', '.join(f'{_text(key)}: {_text(each)}' for key, each in value.items())}}}"
+    if type(value) is list:
+        return f"[{', '.join(map(_text, value))}]"
+    if type(value) is tuple:
+        return f"({', '.join(map(_text, value))}{',' * (len(value) == 1)})"
+    # The repr of a store takes a look at what it holds.
+    return str(value) if getattr(type(value), "_named_by_str", False) else repr(value)
 
 
 def word(value: object) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -128,7 +127,7 @@ def test_no_command_is_answered_with_the_help(cli: CommandLine) -> None:
 
 @pytest.mark.parametrize("name", ["", *commands.commands])
 def test_help_fits_a_terminal_of_80_columns(name: str, cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shutil.get_terminal_size", lambda *_: os.terminal_size((80, 24)))
+    monkeypatch.setenv("COLUMNS", "80")
     assert max(map(len, cli(*[name] * bool(name), "--help").out.splitlines())) <= 80
 
 
